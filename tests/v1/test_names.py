@@ -33,6 +33,12 @@ def test_names_are_made_unique(asked, given):
     assert [const(name) for name in asked.split()] == given.split()
 
 
+def test_a_graph_that_is_open_cannot_be_reset(graph):
+    with pytest.raises(AssertionError, match="nested graphs"):
+        tf.reset_default_graph()
+    assert tf.get_default_graph() is graph
+
+
 def test_names_are_unique_per_graph():
     const("a")
     with tf.Graph().as_default():

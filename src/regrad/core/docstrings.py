@@ -159,7 +159,7 @@ def _with_errors(head: str, errors: list[str]) -> str:
     if "\nRaises:\n" not in head:
         return f"{head}\n\n{_section('Raises', *errors)}"
     said = head.partition("\nRaises:\n")[2]
-    more = [INDENT + line for line in errors if line not in said]
+    more = [INDENT + line for line in errors if line.rstrip(".") not in said]  # or goes on
     return "\n".join([head, *more])
 
 

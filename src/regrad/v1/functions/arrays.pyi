@@ -130,7 +130,12 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
-    Op type: `Reshape`. Source: `tf.reshape`."""
+    Op type: `Reshape`. Source: `tf.reshape`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reshape(rg.asarray([[1, 2], [3, 4]]), shape=[-1])
+    Tensor([1, 2, 3, 4], dtype=int64)"""
 
 def expand_dims(
     input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
@@ -186,7 +191,13 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `BroadcastTo`. Source: `tf.broadcast_to`."""
+    Op type: `BroadcastTo`. Source: `tf.broadcast_to`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.broadcast_to(rg.asarray([1, 2]), shape=[2, 2])
+    Tensor([[1, 2],
+            [1, 2]], dtype=int64)"""
 
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any: ...
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
@@ -200,7 +211,12 @@ def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
-    Op type: `ReverseV2`. Source: `tf.reverse`."""
+    Op type: `ReverseV2`. Source: `tf.reverse`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reverse(rg.asarray([1, 2, 3]), axis=[0])
+    Tensor([3, 2, 1], dtype=int64)"""
 
 def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any:
     """Return the tensor with its elements reversed along the axes of a list.
@@ -213,20 +229,31 @@ def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
-    Op type: `ReverseV2`. Source: `tf.reverse`."""
+    Op type: `ReverseV2`. Source: `tf.reverse`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reverse(rg.asarray([1, 2, 3]), axis=[0])
+    Tensor([3, 2, 1], dtype=int64)"""
 
 def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
-    """Return x with its elements rolled: those that leave at one end enter at the other.
+    """Return the input with its elements shifted along axes; what leaves at an end enters at the other.
 
     Args:
         input: A tensor or array, or a number.
+        shift: The number of places, or a list with one for each axis.
         axis: The axis. It must be known when the graph is built.
         name: The name of the op in the graph, by default 'Roll'.
 
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `Roll`. Source: `tf.roll`."""
+    Op type: `Roll`. Source: `tf.roll`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.roll(rg.asarray([1, 2, 3]), shift=1, axis=0)
+    Tensor([3, 1, 2], dtype=int64)"""
 
 def pad(
     tensor: TensorLike,
@@ -243,63 +270,93 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any: ...
 def _stack(*xs: TensorLike, axis: int) -> Any: ...
 def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]: ...
 def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unstack") -> Any:
-    """Return the slices along an axis, without it. An axis of unknown size needs `num`.
-
-    Raises ValueError if the size is unknown, or is not `num`.
+    """Return the slices along an axis, without it, as a list.
 
     Args:
         value: A tensor or array, or a number.
+        num: The size of the axis; needed only if that is unknown.
         axis: The axis. It must be known when the graph is built.
         name: The name of the op in the graph, by default 'unstack'.
 
     Raises:
-        DTypeError: when a graph is built, `value` cannot become a tensor.
+        ShapeError: the size is not `num`.
+        GraphError: the size is unknown, and `num` is None.
 
-    Op type: `Unpack`. Source: `tf.unstack`."""
+    Op type: `Unpack`. Source: `tf.unstack`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.unstack(rg.asarray([1, 2]))
+    [Tensor(1, dtype=int64), Tensor(2, dtype=int64)]"""
 
 def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]: ...
 def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = "split"
 ) -> Any:
-    """Split the tensor along an axis into a number of equal parts, or parts of given sizes.
-
-    One of the sizes may be -1.
+    """Return the parts of a tensor along an axis, as a list.
 
     Args:
         value: A tensor or array, or a number.
+        num_or_size_splits: A number of equal parts, or a list of sizes, of which one may be -1.
         axis: The axis. It must be known when the graph is built.
         num: Without effect.
         name: The name of the op in the graph, by default 'split'.
 
     Raises:
-        DTypeError: when a graph is built, `value` cannot become a tensor.
+        ShapeError: the size of the axis is not the sum of the parts.
 
-    Op type: `Split`. Source: `tf.split`."""
+    Op type: `Split`. Source: `tf.split`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.split(rg.asarray([1, 2, 3]), num_or_size_splits=[1, -1])
+    [Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]"""
 
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]: ...
 def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> Any:
-    """Move blocks of the spatial axes into the batch.
+    """Return the tensor with blocks of its axes after the first moved to the batch axis.
 
     Args:
         input: A tensor or array, or a number.
+        block_shape: The sizes of a block, one for each axis that is cut.
+        paddings: Pairs (before, after) of zeros that are added to these axes first.
         name: The name of the op in the graph, by default 'SpaceToBatchND'.
 
+    Returns:
+        A tensor whose first size is the input's times that of a block.
+
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `SpaceToBatchND`. Source: `tf.space_to_batch_nd`."""
+    Op type: `SpaceToBatchND`. Source: `tf.space_to_batch_nd`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.space_to_batch_nd(rg.asarray([[1, 2, 3, 4]]), block_shape=[2], paddings=[[0, 0]])
+    Tensor([[1, 3],
+            [2, 4]], dtype=int64)"""
 
 def batch_to_space_nd(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> Any:
-    """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`.
+    """Return the tensor with parts of the batch axis moved to blocks of the axes after it.
 
     Args:
         input: A tensor or array, or a number.
+        block_shape: The sizes of a block, one for each axis that grows.
+        crops: Pairs (before, after) of elements that are cut off these axes last.
         name: The name of the op in the graph, by default 'BatchToSpaceND'.
+
+    Returns:
+        A tensor whose first size is the input's divided by that of a block.
 
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `BatchToSpaceND`. Source: `tf.batch_to_space_nd`."""
+    Op type: `BatchToSpaceND`. Source: `tf.batch_to_space_nd`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.batch_to_space_nd(rg.asarray([[1, 3], [2, 4]]), block_shape=[2], crops=[[0, 0]])
+    Tensor([[1, 2, 3, 4]], dtype=int64)"""
 
 def space_to_batch(
     input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None

@@ -31,11 +31,11 @@ def zeros(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = N
 def ones(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = None) -> Any: ...
 def _full(value: int, shape: TensorLike, dtype: dtypes.DTypeLike, name: str) -> Any: ...
 def _asks_eager(sizes: TensorLike) -> bool: ...
-def _like(name: str, op_type: str, function: Any, values: str) -> Any: ...
+def _like(name: str, op_type: str, function: Any, values: str, shown: str) -> Any: ...
 def zeros_like(
     tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
 ) -> Any:
-    """Zeros of the shape of a tensor, and of its dtype unless one is given.
+    """Return zeros of the shape of a tensor, and of its dtype unless one is given.
 
     Args:
         tensor: A tensor or array, or a number.
@@ -46,10 +46,15 @@ def zeros_like(
     Raises:
         DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
-    Op type: `ZerosLike`. Source: `tf.zeros_like`."""
+    Op type: `ZerosLike`. Source: `tf.zeros_like`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.zeros_like(rg.asarray([1.5, 2.5]))
+    Tensor([0., 0.], dtype=float32)"""
 
 def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True) -> Any:
-    """Ones of the shape of a tensor, and of its dtype unless one is given.
+    """Return ones of the shape of a tensor, and of its dtype unless one is given.
 
     Args:
         tensor: A tensor or array, or a number.
@@ -60,7 +65,12 @@ def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize:
     Raises:
         DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
-    Op type: `OnesLike`. Source: `tf.ones_like`."""
+    Op type: `OnesLike`. Source: `tf.ones_like`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.ones_like(rg.asarray([1.5, 2.5]))
+    Tensor([1., 1.], dtype=float32)"""
 
 def _source(op_type: str, kernel: Callable[..., Any], inputs: str, *attrs: str) -> Op: ...
 def _count_up(xp: Any, start: Any, limit: Any, delta: Any) -> Any: ...
@@ -82,28 +92,40 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any: ...
 def _known_number(x: Tensor) -> Any: ...
 def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor: ...
 def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """Return `num` evenly spaced numbers from `start` to `stop`, both of them included.
+    """Return evenly spaced numbers from `start` to `stop`, both of them included.
 
     Args:
         start, stop: Tensors or arrays of real floats, or numbers, of one dtype.
+        num: How many there are.
         name: The name of the op in the graph, by default 'LinSpace'.
 
     Raises:
         DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
-    Op type: `LinSpace`. Source: `tf.lin_space`."""
+    Op type: `LinSpace`. Source: `tf.lin_space`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.lin_space(rg.asarray(0.0), rg.asarray(1.0), num=3)
+    Tensor([0. , 0.5, 1. ], dtype=float32)"""
 
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """Return `num` evenly spaced numbers from `start` to `stop`, both of them included.
+    """Return evenly spaced numbers from `start` to `stop`, both of them included.
 
     Args:
         start, stop: Tensors or arrays of real floats, or numbers, of one dtype.
+        num: How many there are.
         name: The name of the op in the graph, by default 'LinSpace'.
 
     Raises:
         DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
-    Op type: `LinSpace`. Source: `tf.lin_space`."""
+    Op type: `LinSpace`. Source: `tf.lin_space`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.lin_space(rg.asarray(0.0), rg.asarray(1.0), num=3)
+    Tensor([0. , 0.5, 1. ], dtype=float32)"""
 
 def eye(
     num_rows: TensorLike,

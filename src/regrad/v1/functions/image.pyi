@@ -72,16 +72,34 @@ def _flip(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]: ...
 def _where_less(noise: Tensor, yes: Tensor, no: Tensor) -> Any: ...
 def flip_left_right(image: TensorLike) -> Any:
-    """Images (or one image) flipped left to right."""
+    """Images (or one image) flipped left to right.
+
+    Raises:
+        DTypeError: an argument cannot become a tensor."""
 
 def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
-    """Each image flipped left to right with probability 1/2, anew in each run."""
+    """Each image flipped left to right with probability 1/2, anew in each run.
+
+    Args:
+        seed: The seed of the op; see `set_random_seed`.
+
+    Raises:
+        DTypeError: an argument cannot become a tensor."""
 
 def flip_up_down(image: TensorLike) -> Any:
-    """Images (or one image) flipped upside down."""
+    """Images (or one image) flipped upside down.
+
+    Raises:
+        DTypeError: an argument cannot become a tensor."""
 
 def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
-    """Each image flipped upside down with probability 1/2, anew in each run."""
+    """Each image flipped upside down with probability 1/2, anew in each run.
+
+    Args:
+        seed: The seed of the op; see `set_random_seed`.
+
+    Raises:
+        DTypeError: an argument cannot become a tensor."""
 
 def per_image_standardization(image: TensorLike) -> Any: ...
 def _standardize(x: Tensor) -> Any: ...

@@ -30,16 +30,23 @@ def _block(x: Tensor, begin: Any, size: Any) -> Any: ...
 def _is_open(size: int | Dim) -> bool: ...
 def _is_within(n: Any, begin: Any, size: Any) -> bool: ...
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """Return the block that starts at `begin` and has the shape `size`; -1 means to the end.
+    """Return the block that starts at `begin` and has the shape `size`.
 
     Args:
         input_: A tensor or array, or a number.
+        begin: The first index, one number for each axis.
+        size: The sizes, one for each axis; -1 means to the end.
         name: The name of the op in the graph, by default 'Slice'.
 
     Raises:
-        DTypeError: when a graph is built, `input_` cannot become a tensor.
+        IndexRangeError: the block is not within the tensor.
 
-    Op type: `Slice`. Source: `tf.slice`."""
+    Op type: `Slice`. Source: `tf.slice`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
+    Tensor([2, 3], dtype=int64)"""
 
 def strided_slice(
     input_: TensorLike,
@@ -77,7 +84,12 @@ def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor.
 
-    Op type: `GatherNd`. Source: `tf.gather_nd`."""
+    Op type: `GatherNd`. Source: `tf.gather_nd`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.gather_nd(rg.asarray([[1, 2], [3, 4]]), rg.asarray([[0, 1], [1, 0]]))
+    Tensor([2, 3], dtype=int64)"""
 
 def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
     """Return zeros of the given shape with `updates` added at index vectors.
@@ -91,7 +103,12 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) 
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor.
 
-    Op type: `ScatterNd`. Source: `tf.scatter_nd`."""
+    Op type: `ScatterNd`. Source: `tf.scatter_nd`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.scatter_nd(rg.asarray([[2], [0]]), rg.asarray([5, 6]), shape=[3])
+    Tensor([6, 0, 5], dtype=int64)"""
 
 def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
     """Return the tensor with `updates` at index vectors.
@@ -105,7 +122,12 @@ def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | N
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor.
 
-    Op type: `TensorScatterUpdate`. Source: `tf.tensor_scatter_update`."""
+    Op type: `TensorScatterUpdate`. Source: `tf.tensor_scatter_update`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.tensor_scatter_update(rg.asarray([1, 2, 3]), rg.asarray([[1]]), rg.asarray([9]))
+    Tensor([1, 9, 3], dtype=int64)"""
 
 def boolean_mask(
     tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None

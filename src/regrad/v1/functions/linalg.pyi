@@ -47,16 +47,22 @@ def _product(
 def _check_matrices(name: str, *xs: TensorLike) -> None: ...
 def _axes(axes: TensorLike) -> Any: ...
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
-    """Return the sum of products over some axes of a and of b.
+    """Return the sum of products of two tensors over axes of both.
 
     Args:
         a, b: Tensors or arrays of real or complex numbers, or numbers, of one dtype.
+        axes: A number, of last axes of a and first axes of b, or a pair of lists of axes.
         name: The name of the op in the graph, by default 'Tensordot'.
 
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
 
-    A composition. Source: `tf.tensordot`."""
+    A composition. Source: `tf.tensordot`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.tensordot(rg.asarray([1.0, 2.0]), rg.asarray([3.0, 4.0]), axes=1)
+    Tensor(11., dtype=float32)"""
 
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any: ...
 def _einsum(*xs: Tensor, equation: str) -> Any: ...
@@ -70,7 +76,12 @@ def cross(a: Any, b: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
 
-    Op type: `Cross`. Source: `tf.cross`."""
+    Op type: `Cross`. Source: `tf.cross`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cross(rg.asarray([1, 0, 0]), rg.asarray([0, 1, 0]))
+    Tensor([0, 0, 1], dtype=int64)"""
 
 def matrix_transpose(
     a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False
@@ -161,7 +172,13 @@ def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
-    A composition. Source: `tf.matrix_set_diag`."""
+    A composition. Source: `tf.matrix_set_diag`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_set_diag(rg.asarray([[1, 2], [3, 4]]), rg.asarray([5, 6]))
+    Tensor([[5, 2],
+            [3, 6]], dtype=int64)"""
 
 def set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
     """Return matrices with other diagonals.
@@ -173,7 +190,13 @@ def set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
-    A composition. Source: `tf.matrix_set_diag`."""
+    A composition. Source: `tf.matrix_set_diag`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_set_diag(rg.asarray([[1, 2], [3, 4]]), rg.asarray([5, 6]))
+    Tensor([[5, 2],
+            [3, 6]], dtype=int64)"""
 
 def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
     """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere.
@@ -213,6 +236,12 @@ def tensor_diag_part(input: Any, name: str | None = None) -> Any:
 def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
     """Return matrices with zeros outside a band of diagonals around the main one.
 
+        Args:
+            x: A Tensor or array of numbers, or a number.
+
+        Raises:
+            ArgumentError: an argument is not a Tensor, an array or a number.
+
     Args:
         input: A tensor or array, or a number.
         num_lower: Diagonals below; a negative one keeps all.
@@ -222,11 +251,23 @@ def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | Non
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    A composition. Source: `tf.matrix_band_part`."""
+    A composition. Source: `tf.matrix_band_part`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_band_part(rg.asarray([[1, 2], [3, 4]]), num_lower=0, num_upper=-1)
+    Tensor([[1, 2],
+            [0, 4]], dtype=int64)"""
 
 def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
     """Return matrices with zeros outside a band of diagonals around the main one.
 
+        Args:
+            x: A Tensor or array of numbers, or a number.
+
+        Raises:
+            ArgumentError: an argument is not a Tensor, an array or a number.
+
     Args:
         input: A tensor or array, or a number.
         num_lower: Diagonals below; a negative one keeps all.
@@ -236,7 +277,13 @@ def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = Non
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    A composition. Source: `tf.matrix_band_part`."""
+    A composition. Source: `tf.matrix_band_part`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_band_part(rg.asarray([[1, 2], [3, 4]]), num_lower=0, num_upper=-1)
+    Tensor([[1, 2],
+            [0, 4]], dtype=int64)"""
 
 def trace(x: TensorLike, name: str | None = None) -> Any: ...
 def norm(
@@ -328,7 +375,13 @@ def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) ->
     Raises:
         DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
-    Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
+    Op type: `MatrixInverse`. Source: `tf.matrix_inverse`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_inverse(rg.asarray([[2.0, 0.0], [0.0, 4.0]]))
+    Tensor([[0.5 , 0.  ],
+            [0.  , 0.25]], dtype=float32)"""
 
 def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
     """Return the inverses of matrices, or of their adjoints.
@@ -341,10 +394,16 @@ def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
-    Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
+    Op type: `MatrixInverse`. Source: `tf.matrix_inverse`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_inverse(rg.asarray([[2.0, 0.0], [0.0, 4.0]]))
+    Tensor([[0.5 , 0.  ],
+            [0.  , 0.25]], dtype=float32)"""
 
 def expm(input: Any, name: str | None = None) -> Any:
-    """The exponential of square matrices, `I + x + x @ x / 2 + …`.
+    """Return the exponential of square matrices, `I + x + x @ x / 2 + …`.
 
     Args:
         input: A tensor or array of real or complex floats, or a number.
@@ -366,7 +425,13 @@ def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None =
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
-    Op type: `MatrixSolve`. Source: `tf.matrix_solve`."""
+    Op type: `MatrixSolve`. Source: `tf.matrix_solve`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_solve(rg.asarray([[2.0, 0.0], [0.0, 4.0]]), rg.asarray([[2.0], [8.0]]))
+    Tensor([[1.],
+            [2.]], dtype=float32)"""
 
 def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
     """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
@@ -379,7 +444,13 @@ def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) 
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
-    Op type: `MatrixSolve`. Source: `tf.matrix_solve`."""
+    Op type: `MatrixSolve`. Source: `tf.matrix_solve`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_solve(rg.asarray([[2.0, 0.0], [0.0, 4.0]]), rg.asarray([[2.0], [8.0]]))
+    Tensor([[1.],
+            [2.]], dtype=float32)"""
 
 def matrix_triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
@@ -395,7 +466,13 @@ def matrix_triangular_solve(
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
-    Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`."""
+    Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_triangular_solve(rg.asarray([[2.0, 0.0], [1.0, 1.0]]), rg.asarray([[2.0], [3.0]]))
+    Tensor([[1.],
+            [2.]], dtype=float32)"""
 
 def triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
@@ -411,7 +488,13 @@ def triangular_solve(
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
-    Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`."""
+    Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_triangular_solve(rg.asarray([[2.0, 0.0], [1.0, 1.0]]), rg.asarray([[2.0], [3.0]]))
+    Tensor([[1.],
+            [2.]], dtype=float32)"""
 
 def cholesky(input: Any, name: str | None = None) -> Any:
     """Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.
@@ -441,7 +524,13 @@ def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
-    A composition. Source: `tf.cholesky_solve`."""
+    A composition. Source: `tf.cholesky_solve`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cholesky_solve(rg.asarray([[2.0, 0.0], [0.0, 1.0]]), rg.asarray([[4.0], [3.0]]))
+    Tensor([[1.],
+            [3.]], dtype=float32)"""
 
 class Qr(NamedTuple):
     """Orthonormal columns and an upper triangle."""
@@ -468,7 +557,14 @@ def qr(input: Any, full_matrices: Any = False, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
-    Op type: `Qr`. Source: `tf.qr`."""
+    Op type: `Qr`. Source: `tf.qr`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x = rg.asarray([[3.0, 1.0], [4.0, 2.0]])
+    >>> q, r = tf.qr(x)
+    >>> (q @ r).numpy().round(4).tolist()
+    [[3.0, 1.0], [4.0, 2.0]]"""
 
 def self_adjoint_eig(tensor: Any, name: str | None = None) -> Any:
     """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
@@ -480,7 +576,13 @@ def self_adjoint_eig(tensor: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
 
-    Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`."""
+    Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
+    >>> values.tolist(), abs(vectors).tolist()
+    ([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])"""
 
 def eigh(tensor: Any, name: str | None = None) -> Any:
     """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
@@ -492,7 +594,13 @@ def eigh(tensor: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
 
-    Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`."""
+    Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
+    >>> values.tolist(), abs(vectors).tolist()
+    ([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])"""
 
 def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any:
     """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
@@ -504,7 +612,12 @@ def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
 
-    Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`."""
+    Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.self_adjoint_eigvals(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
+    Tensor([1., 2.], dtype=float32)"""
 
 def eigvalsh(tensor: Any, name: str | None = None) -> Any:
     """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
@@ -516,4 +629,9 @@ def eigvalsh(tensor: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
 
-    Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`."""
+    Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.self_adjoint_eigvals(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
+    Tensor([1., 2.], dtype=float32)"""

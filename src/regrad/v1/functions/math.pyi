@@ -1417,6 +1417,7 @@ def divide(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument is not numeric, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
+        DTypeError: an argument cannot become a tensor.
 
     Source: `tf.truediv`.
 
@@ -1502,7 +1503,12 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
         DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `ClipByValue`. Source: `tf.clip_by_value`."""
+    Op type: `ClipByValue`. Source: `tf.clip_by_value`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.clip_by_value(rg.asarray([-2.0, 0.5, 3.0]), clip_value_min=0.0, clip_value_max=1.0)
+    Tensor([0. , 0.5, 1. ], dtype=float32)"""
 
 def where(
     condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
@@ -1526,7 +1532,12 @@ def to_float(x: Any, name: str | None = "ToFloat") -> Any:
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    Op type: `Cast`. Source: `tf.to_float`."""
+    Op type: `Cast`. Source: `tf.to_float`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.to_float(rg.asarray([True, False]))
+    Tensor([1., 0.], dtype=float32)"""
 
 def to_double(x: Any, name: str | None = "ToDouble") -> Any:
     """Return x as float64.
@@ -1541,7 +1552,12 @@ def to_double(x: Any, name: str | None = "ToDouble") -> Any:
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    Op type: `Cast`. Source: `tf.to_double`."""
+    Op type: `Cast`. Source: `tf.to_double`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.to_double(rg.asarray([True, False]))
+    Tensor([1., 0.], dtype=float64)"""
 
 def to_int32(x: Any, name: str | None = "ToInt32") -> Any:
     """Return x as int32.
@@ -1556,7 +1572,12 @@ def to_int32(x: Any, name: str | None = "ToInt32") -> Any:
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    Op type: `Cast`. Source: `tf.to_int32`."""
+    Op type: `Cast`. Source: `tf.to_int32`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.to_int32(rg.asarray([True, False]))
+    Tensor([1, 0], dtype=int32)"""
 
 def to_int64(x: Any, name: str | None = "ToInt64") -> Any:
     """Return x as int64.
@@ -1571,7 +1592,12 @@ def to_int64(x: Any, name: str | None = "ToInt64") -> Any:
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    Op type: `Cast`. Source: `tf.to_int64`."""
+    Op type: `Cast`. Source: `tf.to_int64`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.to_int64(rg.asarray([True, False]))
+    Tensor([1, 0], dtype=int64)"""
 
 def to_complex64(x: Any, name: str | None = "ToComplex64") -> Any:
     """Return x as complex64.
@@ -1586,7 +1612,12 @@ def to_complex64(x: Any, name: str | None = "ToComplex64") -> Any:
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    Op type: `Cast`. Source: `tf.to_complex64`."""
+    Op type: `Cast`. Source: `tf.to_complex64`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.to_complex64(rg.asarray([True, False]))
+    Tensor([1.+0.j, 0.+0.j], dtype=complex64)"""
 
 def to_complex128(x: Any, name: str | None = "ToComplex128") -> Any:
     """Return x as complex128.
@@ -1601,7 +1632,12 @@ def to_complex128(x: Any, name: str | None = "ToComplex128") -> Any:
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    Op type: `Cast`. Source: `tf.to_complex128`."""
+    Op type: `Cast`. Source: `tf.to_complex128`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.to_complex128(rg.asarray([True, False]))
+    Tensor([1.+0.j, 0.+0.j], dtype=complex128)"""
 
 def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any: ...
 def _limits(dtype: np.dtype) -> tuple[Any, Any]: ...
@@ -1617,7 +1653,12 @@ def real(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `Real`. Source: `tf.real`."""
+    Op type: `Real`. Source: `tf.real`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.real(rg.asarray([1.0 + 2.0j]))
+    Tensor([1.], dtype=float32)"""
 
 def imag(input: TensorLike, name: str | None = None) -> Any: ...
 def conj(x: Any, name: str | None = None) -> Any:
@@ -1630,12 +1671,17 @@ def conj(x: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    Op type: `Conj`. Source: `tf.conj`."""
+    Op type: `Conj`. Source: `tf.conj`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.conj(rg.asarray([1.0 + 2.0j]))
+    Tensor([1.-2.j], dtype=complex64)"""
 
 def _complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor: ...
 def _angle(x: rg.Tensor) -> rg.Tensor: ...
 def complex(real: Any, imag: Any, name: str | None = None) -> Any:
-    """Complex numbers from their parts, two tensors of float32 or float64.
+    """Return complex numbers (complex64, complex128) of their parts (float32, float64).
 
     Args:
         real, imag: Tensors or arrays of real floats, or numbers, of one dtype.
@@ -1644,10 +1690,15 @@ def complex(real: Any, imag: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
-    A composition. Source: `tf.complex`."""
+    A composition. Source: `tf.complex`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.complex(rg.asarray([1.0]), rg.asarray([2.0]))
+    Tensor([1.+2.j], dtype=complex64)"""
 
 def angle(input: Any, name: str | None = None) -> Any:
-    """The angle of complex numbers, from -π to π.
+    """Return the angles of complex numbers, from -π to π, as real floats of the same shape.
 
     Args:
         input: A tensor or array of real or complex floats, or a number.
@@ -1656,4 +1707,9 @@ def angle(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
-    A composition. Source: `tf.angle`."""
+    A composition. Source: `tf.angle`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.angle(rg.asarray([2.0j]))
+    Tensor([1.5707964], dtype=float32)"""

@@ -78,15 +78,25 @@ def random_normal(
     seed: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.
+    """Return normal (Gaussian) numbers.
 
     Args:
         shape: The sizes: numbers, or a tensor of integers.
+        mean: The mean, which may be a tensor, and has a gradient.
+        stddev: The standard deviation, likewise.
         dtype: The dtype of the result.
         seed: The seed of the op; see `set_random_seed`.
         name: The name of the op in the graph, by default 'random_normal'.
 
-    Op type: `AddV2`. Source: `tf.random_normal`."""
+    Raises:
+        DTypeError: the dtype is not one of floats.
+
+    Op type: `AddV2`. Source: `tf.random_normal`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.random_normal([2], mean=5.0, stddev=0.0)))
+    [5. 5.]"""
 
 def truncated_normal(
     shape: Any,
@@ -96,15 +106,25 @@ def truncated_normal(
     seed: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Normal numbers that are at most two standard deviations away from the mean.
+    """Return normal numbers that are at most two standard deviations away from the mean.
 
     Args:
         shape: The sizes: numbers, or a tensor of integers.
+        mean: The mean, which may be a tensor, and has a gradient.
+        stddev: The standard deviation of the normal numbers, likewise.
         dtype: The dtype of the result.
         seed: The seed of the op; see `set_random_seed`.
         name: The name of the op in the graph, by default 'truncated_normal'.
 
-    Op type: `AddV2`. Source: `tf.truncated_normal`."""
+    Raises:
+        DTypeError: the dtype is not one of floats.
+
+    Op type: `AddV2`. Source: `tf.truncated_normal`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.truncated_normal([2], mean=5.0, stddev=0.0)))
+    [5. 5.]"""
 
 def random_uniform(
     shape: TensorLike,
@@ -134,23 +154,32 @@ def multinomial(
     name: str | None = None,
     output_dtype: Any = None,
 ) -> Any:
-    """For each row of logits, `num_samples` classes drawn from `softmax(logits)`.
+    """Return, for each row of logits, classes drawn from `softmax(logits)`.
 
     Args:
-        logits, num_samples: Tensors or arrays, or numbers, of one dtype.
+        logits: Of the shape (rows, classes).
+        num_samples: How many classes are drawn for a row.
         seed: The seed of the op; see `set_random_seed`.
         name: The name of the op in the graph, by default 'multinomial'.
         output_dtype: The dtype of the result.
 
+    Returns:
+        A tensor of integers (int64), of the shape (rows, num_samples).
+
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
-    Op type: `Multinomial`. Source: `tf.multinomial`."""
+    Op type: `Multinomial`. Source: `tf.multinomial`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.multinomial([[0.0, 100.0]], 3)))
+    [[1 1 1]]"""
 
 def categorical(
     logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: str | None = None
 ) -> Any:
-    """`multinomial`.
+    """Return, for each row of logits, classes drawn from `softmax(logits)`; see `multinomial`.
 
     Args:
         logits, num_samples: Tensors or arrays, or numbers, of one dtype.

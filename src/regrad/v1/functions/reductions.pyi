@@ -39,6 +39,7 @@ def _keep_dtype(
     **options: Any,
 ) -> Any: ...
 
+AXIS: str
 AXES: str
 
 def _reduction(
@@ -56,7 +57,7 @@ def reduce_sum(
 
     Args:
         input_tensor: A tensor or array of real or complex numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'Sum'.
         reduction_indices: The old name of `axis`.
@@ -84,7 +85,7 @@ def reduce_mean(
 
     Args:
         input_tensor: A tensor or array of real or complex numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'Mean'.
         reduction_indices: The old name of `axis`.
@@ -112,7 +113,7 @@ def reduce_prod(
 
     Args:
         input_tensor: A tensor or array of real or complex numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'Prod'.
         reduction_indices: The old name of `axis`.
@@ -140,7 +141,7 @@ def reduce_max(
 
     Args:
         input_tensor: A tensor or array of real numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'Max'.
         reduction_indices: The old name of `axis`.
@@ -168,7 +169,7 @@ def reduce_min(
 
     Args:
         input_tensor: A tensor or array of real numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'Min'.
         reduction_indices: The old name of `axis`.
@@ -196,7 +197,7 @@ def reduce_any(
 
     Args:
         input_tensor: A tensor or array of bools, or a bool.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'Any'.
         reduction_indices: The old name of `axis`.
@@ -224,7 +225,7 @@ def reduce_all(
 
     Args:
         input_tensor: A tensor or array of bools, or a bool.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'All'.
         reduction_indices: The old name of `axis`.
@@ -252,7 +253,7 @@ def reduce_logsumexp(
 
     Args:
         input_tensor: A tensor or array of real or complex floats, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'ReduceLogSumExp'.
         reduction_indices: The old name of `axis`.
@@ -280,7 +281,7 @@ def reduce_variance(
 
     Args:
         input_tensor: A tensor or array of real or complex floats, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'reduce_variance'.
         reduction_indices: The old name of `axis`.
@@ -308,7 +309,7 @@ def reduce_std(
 
     Args:
         input_tensor: A tensor or array of real or complex floats, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         name: The name of the op in the graph, by default 'reduce_std'.
         reduction_indices: The old name of `axis`.
@@ -341,11 +342,11 @@ def count_nonzero(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return how many elements over `axis` are not 0.
+    """Return how many elements are not zero.
 
     Args:
         input_tensor: A tensor or array, or a number.
-        axis: The axis. It must be known when the graph is built.
+        axis: An axis, or a list of axes; None for all.
         keepdims: Keep the reduced axes, with size 1.
         dtype: The dtype of the result.
         name: The name of the op in the graph, by default 'count_nonzero'.
@@ -392,7 +393,12 @@ def argmax(
     Raises:
         DTypeError: when a graph is built, `input` does not hold real numbers.
 
-    Op type: `ArgMax`. Source: `tf.argmax`."""
+    Op type: `ArgMax`. Source: `tf.argmax`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argmax(rg.asarray([3, 9, 1]))
+    Tensor(1, dtype=int64)"""
 
 def argmin(
     input: Any,
@@ -413,10 +419,15 @@ def argmin(
     Raises:
         DTypeError: when a graph is built, `input` does not hold real numbers.
 
-    Op type: `ArgMin`. Source: `tf.argmin`."""
+    Op type: `ArgMin`. Source: `tf.argmin`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argmin(rg.asarray([3, 9, 1]))
+    Tensor(2, dtype=int64)"""
 
 def _scan(
-    name: str, op_type: str, function: Callable[..., Any], what: str
+    name: str, op_type: str, function: Callable[..., Any], what: str, shown: str
 ) -> Callable[..., Any]: ...
 def cumsum(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
@@ -433,7 +444,12 @@ def cumsum(
     Raises:
         DTypeError: when a graph is built, `x` does not hold real or complex numbers.
 
-    Op type: `Cumsum`. Source: `tf.cumsum`."""
+    Op type: `Cumsum`. Source: `tf.cumsum`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cumsum(rg.asarray([1.0, 2.0, 4.0]))
+    Tensor([1., 3., 7.], dtype=float32)"""
 
 def cumprod(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
@@ -450,7 +466,12 @@ def cumprod(
     Raises:
         DTypeError: when a graph is built, `x` does not hold real or complex numbers.
 
-    Op type: `Cumprod`. Source: `tf.cumprod`."""
+    Op type: `Cumprod`. Source: `tf.cumprod`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cumprod(rg.asarray([1.0, 2.0, 4.0]))
+    Tensor([1., 2., 8.], dtype=float32)"""
 
 def _descends(direction: str) -> bool: ...
 def _sort(
@@ -530,7 +551,12 @@ def unsorted_segment_sum(
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex numbers.
 
-    Op type: `UnsortedSegmentSum`. Source: `tf.unsorted_segment_sum`."""
+    Op type: `UnsortedSegmentSum`. Source: `tf.unsorted_segment_sum`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.unsorted_segment_sum(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([1, 0, 1]), num_segments=2)
+    Tensor([2., 5.], dtype=float32)"""
 
 def unsorted_segment_mean(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
@@ -563,7 +589,12 @@ def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
-    Op type: `UnsortedSegmentSum`. Source: `tf.segment_sum`."""
+    Op type: `UnsortedSegmentSum`. Source: `tf.segment_sum`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.segment_sum(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([0, 0, 1]))
+    Tensor([3., 4.], dtype=float32)"""
 
 def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any:
     """Return the means of the slices of `data` that share an id; see `segment_sum`.
@@ -575,7 +606,12 @@ def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
-    A composition. Source: `tf.segment_mean`."""
+    A composition. Source: `tf.segment_mean`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.segment_mean(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([0, 0, 1]))
+    Tensor([1.5, 4. ], dtype=float32)"""
 
 def _segments(ids: TensorLike) -> Any: ...
 def _add_rows(slices: IndexedSlices, dtype: dtypes.DTypeLike | None, name: str | None) -> Any: ...

@@ -23,8 +23,9 @@ __all__ = [
 ]
 
 def _along(op_type: str, count: int) -> Callable[[rg.Tensor], Any]: ...
+def _transform(name: str, op_type: str, count: int) -> Callable[..., Any]: ...
 def fft(input: Any, name: str | None = None) -> Any:
-    """The Fourier transform along the last axis.
+    """Return the Fourier transform along the last axis, of the input's shape and dtype.
 
     Args:
         input: A tensor or array, or a number.
@@ -33,10 +34,15 @@ def fft(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `FFT`. Source: `tf.fft`."""
+    Op type: `FFT`. Source: `tf.fft`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.fft(rg.asarray([1 + 0j]))
+    Tensor([1.+0.j], dtype=complex64)"""
 
 def ifft(input: Any, name: str | None = None) -> Any:
-    """The inverse Fourier transform along the last axis.
+    """Return the inverse Fourier transform along the last axis, of the input's shape and dtype.
 
     Args:
         input: A tensor or array, or a number.
@@ -45,10 +51,15 @@ def ifft(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `IFFT`. Source: `tf.ifft`."""
+    Op type: `IFFT`. Source: `tf.ifft`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.ifft(rg.asarray([1 + 0j]))
+    Tensor([1.+0.j], dtype=complex64)"""
 
 def fft2d(input: Any, name: str | None = None) -> Any:
-    """The Fourier transform along the last two axes.
+    """Return the Fourier transform along the last two axes, of the input's shape and dtype.
 
     Args:
         input: A tensor or array, or a number.
@@ -57,10 +68,15 @@ def fft2d(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `FFT`. Source: `tf.fft2d`."""
+    Op type: `FFT`. Source: `tf.fft2d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.fft2d(rg.asarray([[1 + 0j]]))
+    Tensor([[1.+0.j]], dtype=complex64)"""
 
 def ifft2d(input: Any, name: str | None = None) -> Any:
-    """The inverse Fourier transform along the last two axes.
+    """Return the inverse Fourier transform along the last two axes, of the input's shape and dtype.
 
     Args:
         input: A tensor or array, or a number.
@@ -69,10 +85,15 @@ def ifft2d(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `IFFT`. Source: `tf.ifft2d`."""
+    Op type: `IFFT`. Source: `tf.ifft2d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.ifft2d(rg.asarray([[1 + 0j]]))
+    Tensor([[1.+0.j]], dtype=complex64)"""
 
 def fft3d(input: Any, name: str | None = None) -> Any:
-    """The Fourier transform along the last three axes.
+    """Return the Fourier transform along the last three axes, of the input's shape and dtype.
 
     Args:
         input: A tensor or array, or a number.
@@ -81,10 +102,15 @@ def fft3d(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `FFT`. Source: `tf.fft3d`."""
+    Op type: `FFT`. Source: `tf.fft3d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.fft3d(rg.asarray([[[1 + 0j]]]))
+    Tensor([[[1.+0.j]]], dtype=complex64)"""
 
 def ifft3d(input: Any, name: str | None = None) -> Any:
-    """The inverse Fourier transform along the last three axes.
+    """Return the inverse Fourier transform along the last three axes, of the input's shape and dtype.
 
     Args:
         input: A tensor or array, or a number.
@@ -93,7 +119,12 @@ def ifft3d(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` cannot become a tensor.
 
-    Op type: `IFFT`. Source: `tf.ifft3d`."""
+    Op type: `IFFT`. Source: `tf.ifft3d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.ifft3d(rg.asarray([[[1 + 0j]]]))
+    Tensor([[[1.+0.j]]], dtype=complex64)"""
 
 def _lengths(value: Any) -> Any: ...
 def _real(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor: ...

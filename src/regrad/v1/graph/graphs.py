@@ -336,11 +336,15 @@ def get_default_graph() -> Graph:
     return _DEFAULT.get() or _GLOBAL[0]
 
 
+class OpenBlockError(GraphError, AssertionError):
+    """A reset within an `as_default()` block (TensorFlow raises AssertionError here)."""
+
+
 def reset_default_graph() -> None:
     """Begin a new global graph.
 
     Raises:
-        AssertionError: a `with graph.as_default()` is open.
+        GraphError: a `with graph.as_default()` is open; it is an AssertionError as well.
 
     Source: `tf.reset_default_graph`.
 
@@ -350,7 +354,7 @@ def reset_default_graph() -> None:
     []
     """
     if _DEFAULT.get() is not None:
-        raise AssertionError(
+        raise OpenBlockError(
             "Do not use tf.reset_default_graph() to clear nested graphs. If you need a cleared "
             "graph, exit the nesting and create a new graph."
         )

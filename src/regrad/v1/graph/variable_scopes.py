@@ -356,7 +356,7 @@ def variable_op_scope(
         yield scope
 
 
-def no_regularizer(_: TensorLike) -> None:
+def no_regularizer(_: object) -> None:
     """Return None: a regularizer that adds nothing, for scopes whose default is another.
 
     Source: `tf.no_regularizer`.

@@ -108,14 +108,25 @@ def dense(
     bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
     reuse: bool | AutoReuse | None = None,
 ) -> Tensor:  # fmt: skip
-    """`activation(inputs @ kernel + bias)`, along the last axis.
+    """Return `activation(inputs @ kernel + bias)`, along the last axis.
 
-    Makes, or with `reuse` finds, the variables `kernel` and `bias` in the scope `name` (`dense`,
-    `dense_1`, …).
+    Makes, or with `reuse` finds, the variables `kernel` and `bias` in the scope `name`.
+
+    Args:
+        inputs: A tensor of floats, whose last size must be known.
+        units: The last size of the result.
+        name: The name of the variable scope, by default 'dense', 'dense_1', ….
+
+    Returns:
+        A tensor of the inputs' dtype, and of their shape except for the last size.
+
+    Raises:
+        GraphError: the last size is not known, or the variables exist and `reuse` is not set, or
+            they have other shapes. A ValueError.
+        DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
     Source: `tf.layers.dense`.
 
-    >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default():
     ...     y = tf.layers.dense(tf.placeholder(tf.float32, [None, 3]), 2, tf.nn.relu)
     ...     print(y, [v.name for v in tf.trainable_variables()])
@@ -179,11 +190,34 @@ def conv2d_transpose(
     bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
     reuse: bool | AutoReuse | None = None,
 ) -> Tensor:  # fmt: skip
-    """The adjoint of a convolution, which makes images larger, then bias and activation.
+    """Return the adjoint of a convolution, which makes images larger, then bias and activation.
 
-    Variables: `kernel` (height, width, filters, in) and `bias`; see `dense`.
+    Variables: `kernel` (height, width, filters, in) and `bias`.
+
+    Args:
+        inputs: Images: a tensor of floats of the shape (batch, height, width, channels).
+        filters: The channels of the result.
+        kernel_size: The size of the window: an int, or one per axis.
+        strides: The factors by which height and width grow, likewise.
+        padding: `"same"`, or `"valid"`, by which the window's overhang is added to the sizes.
+        data_format: `"channels_last"` or `"channels_first"`.
+        name: The name of the variable scope, by default 'conv2d_transpose', 'conv2d_transpose_1',
+            ….
+
+    Returns:
+        A tensor of the inputs' dtype, of the shape (batch, height, width, filters).
+
+    Raises:
+        GraphError: the channels are not known, an option is unknown, or the variables exist and
+            `reuse` is not set. A ValueError.
+        DTypeError: an argument cannot become a tensor, or the inputs are not floats.
 
     Source: `tf.layers.conv2d_transpose`.
+
+    >>> with tf.Graph().as_default():
+    ...     y = tf.layers.conv2d_transpose(tf.zeros([1, 4, 4, 3]), 2, 3, strides=2, padding="same")
+    ...     print(y.shape)
+    (1, 8, 8, 2)
     """
     x = _input("conv2d_transpose", inputs)
     layout, axis = _layout(data_format, 2)
@@ -216,7 +250,7 @@ def batch_normalization(
     renorm_clipping: Mapping[str, TensorLike] | None = None, renorm_momentum: float = 0.99,
     fused: bool | None = None, virtual_batch_size: int | None = None, adjustment: Function = None,
 ) -> Tensor:  # fmt: skip
-    """Inputs with mean 0 and variance 1 along all axes but `axis`, times gamma, plus beta.
+    """Return inputs with mean 0 and variance 1 along all axes but `axis`, times gamma, plus beta.
 
     While training the moments are those of the batch, else moving averages. Their updates are
     in `GraphKeys.UPDATE_OPS`, and have to be run with the train op:
@@ -224,16 +258,42 @@ def batch_normalization(
         with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss)
 
-    Args:
-        training: A bool, or a tensor such as a placeholder.
-        fused: Whether the moving variance is the unbiased estimate, as TensorFlow has it by
-            default for images (rank 4).
-        momentum, epsilon, …: As in TensorFlow; renorm, virtual batches and adjustment are not
-            offered.
-
     Variables: `gamma`, `beta`, `moving_mean`, `moving_variance` (the last two not trainable).
 
-    Source: `tf.layers.batch_normalization`.
+    Args:
+        inputs: A tensor of floats of known rank, whose size along `axis` is known too.
+        axis: The axis of the features; -1 is the last.
+        momentum: The weight of the past in the moving averages.
+        epsilon: What is added to the variance.
+        center: Add `beta`.
+        scale: Multiply by `gamma`.
+        training: A bool, or a tensor such as a placeholder.
+        name: The name of the variable scope, by default 'batch_normalization' (numbered).
+        renorm: Must be False: not offered.
+        renorm_clipping: Without effect.
+        renorm_momentum: Without effect.
+        fused: Let the moving variance be the unbiased estimate, as TensorFlow has it by default for
+            images (rank 4).
+        virtual_batch_size: Must be None: not offered.
+        adjustment: Must be None: not offered.
+
+    Returns:
+        A tensor of the inputs' shape and dtype.
+
+    Raises:
+        GraphError: there is no such axis, its size is not known, or the variables exist and `reuse`
+            is not set. A ValueError.
+        ArgumentError: an argument asks for what is not offered.
+        DTypeError: an argument cannot become a tensor, or the inputs are not floats.
+
+    Source: `tf.layers.batch_normalization`; Ioffe and Szegedy (2015), arXiv:1502.03167.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([[1.0], [3.0]])
+    ...     y = tf.layers.batch_normalization(x, epsilon=0.0, training=True)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(y).tolist(), len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)))
+    [[-1.0], [1.0]] 2
     """
     if renorm or virtual_batch_size is not None or adjustment is not None:
         raise ArgumentError(
@@ -309,9 +369,30 @@ def dropout(
     inputs: TensorLike, rate: TensorLike = 0.5, noise_shape: TensorLike = None,
     seed: int | None = None, training: TensorLike = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """`tf.nn.dropout` while training (a bool or a tensor), the inputs otherwise.
+    """Return the result of `tf.nn.dropout` while training, the inputs otherwise.
+
+    Args:
+        inputs: A tensor of floats.
+        rate: The probability with which an element is dropped, at least 0 and below 1.
+        noise_shape: A shape that broadcasts to the inputs', if elements are to be dropped together.
+        training: A bool, or a tensor such as a placeholder.
+        name: The name of the scope, by default 'dropout' (numbered).
+
+    Returns:
+        A tensor of the inputs' shape and dtype. What is not dropped is divided by `1 - rate`.
+
+    Raises:
+        DTypeError: an argument cannot become a tensor, or the inputs are not floats.
+        GraphError: `rate` is out of range, while training. A ValueError.
 
     Source: `tf.layers.dropout`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([1.0, 2.0])
+    ...     print(sess.run(tf.layers.dropout(x, 0.5)))
+    ...     print(set(sess.run(tf.layers.dropout(tf.ones([99]), 0.5, training=True)).tolist()))
+    [1. 2.]
+    {0.0, 2.0}
     """
     x = _input("dropout", inputs)
     with variable_scope(name, "dropout"):
@@ -323,7 +404,24 @@ def dropout(
 
 
 def flatten(inputs: TensorLike, name: str | None = None) -> Tensor:
-    """Each example as a vector: the shape (batch, everything else). Source: `tf.layers.flatten`."""
+    """Return each example as a vector.
+
+    Args:
+        inputs: A tensor of one axis or more, the first of which counts examples.
+        name: The name of the scope, by default 'flatten' (numbered).
+
+    Returns:
+        A tensor of the inputs' dtype, of the shape (batch, everything else).
+
+    Raises:
+        InvalidValueError: the inputs are a scalar. A ValueError.
+
+    Source: `tf.layers.flatten`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.layers.flatten(tf.placeholder(tf.float32, [None, 3, 4])).shape)
+    (?, 12)
+    """
 
     def reshape(x: rg.Tensor) -> rg.Tensor:
         batch, *rest = x.shape

@@ -46,7 +46,23 @@ class Optimizer:
     A subclass of yours overrides `_apply_dense(grad, var)`, which returns an op, and as needed
     `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops, name_scope)`.
 
+    Args:
+        use_locking: Without effect.
+        name: The name of the train op. An empty one is a ValueError (GraphError).
+
     Source: `tf.train.Optimizer`.
+
+    >>> import regrad.v1 as tf
+    >>> class SignDescent(tf.train.Optimizer):
+    ...     def _apply_dense(self, grad, var):
+    ...         return var.assign_sub(0.5 * tf.sign(grad))
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     w = tf.Variable([4.0, -2.0])
+    ...     step = SignDescent(name="sign").minimize(tf.reduce_sum(w * w))
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(step)
+    ...     print(sess.run(w))
+    [ 3.5 -1.5]
     """
 
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
@@ -343,9 +359,13 @@ _LONG = {"lr": "learning_rate", "alpha": "learning_rate"}
 
 
 class GradientDescentOptimizer(_FormulaOptimizer):
-    """`var -= learning_rate * grad`.
+    """Gradient descent: `var -= learning_rate * grad`.
 
-    `learning_rate` is a number or a tensor (a placeholder, a decaying one).
+    Args:
+        learning_rate: A number, a tensor (a placeholder, a decaying one), or a function that
+            returns one.
+        use_locking: Without effect.
+        name: The name of the train op.
 
     Source: `tf.train.GradientDescentOptimizer`.
 
@@ -373,12 +393,28 @@ class GradientDescentOptimizer(_FormulaOptimizer):
 
 
 class MomentumOptimizer(_FormulaOptimizer):
-    """`accum = momentum * accum + grad; var -= learning_rate * accum`.
+    """Gradient descent with momentum.
 
-    With `use_nesterov`, `var -= learning_rate * (grad + momentum * accum)`.
+        accum = momentum * accum + grad
+        var -= learning_rate * accum
+
+    Args:
+        learning_rate: A number, a tensor, or a function that returns one.
+        momentum: The weight of the past, likewise.
+        use_locking: Without effect.
+        name: The name of the train op, and of the slots.
+        use_nesterov: Subtract `learning_rate * (grad + momentum * accum)`.
 
     Source: `tf.train.MomentumOptimizer`; Sutskever et al., "On the importance of initialization
     and momentum in deep learning", ICML 2013.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     w = tf.Variable(8.0)
+    ...     step = tf.train.MomentumOptimizer(1.0, 0.5).minimize(w)  # the gradient is 1
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print([sess.run([step, w.read_value()])[1] for _ in range(2)])
+    [7.0, 5.5]
     """
 
     def __init__(
@@ -403,8 +439,25 @@ class AdamOptimizer(_FormulaOptimizer):
         v = beta2 * v + (1 - beta2) * grad**2
         var -= rate * m / (sqrt(v) + epsilon)
 
+    Args:
+        learning_rate: A number, a tensor, or a function that returns one.
+        beta1: The decay of the mean of gradients, likewise.
+        beta2: The decay of the mean of their squares, likewise.
+        epsilon: What is added to the root, likewise.
+        use_locking: Without effect.
+        name: The name of the train op, and of the slots.
+
     Source: `tf.train.AdamOptimizer`; Kingma and Ba, "Adam: a method for stochastic optimization",
     2014 (arXiv:1412.6980).
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     w = tf.Variable(3.0)
+    ...     step = tf.train.AdamOptimizer(0.5).minimize(w * w)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(step)
+    ...     print(f"{sess.run(w):.4f}")  # the first step is as large as the learning rate
+    2.5000
     """
 
     dense_only = True
@@ -448,11 +501,26 @@ class RMSPropOptimizer(_FormulaOptimizer):
         mom = momentum * mom + learning_rate * grad / sqrt(mean_square + epsilon)
         var -= mom
 
-    With `centered`, the mean gradient (which decays likewise) is squared and subtracted within
-    the root.
+    Args:
+        learning_rate: A number, a tensor, or a function that returns one.
+        decay: The decay of the mean square, likewise. It begins at 1.
+        momentum: The weight of the step before, likewise.
+        epsilon: What is added within the root, likewise.
+        use_locking: Without effect.
+        centered: Square the mean gradient (which decays likewise) and subtract it within the root.
+        name: The name of the train op, and of the slots.
 
     Source: `tf.train.RMSPropOptimizer`; Tieleman and Hinton, lecture 6.5 of "Neural networks for
     machine learning", 2012; for `centered`, Graves, 2013 (arXiv:1308.0850).
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     w = tf.Variable(3.0)
+    ...     step = tf.train.RMSPropOptimizer(0.5, decay=0.0).minimize(w * w)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(step)
+    ...     print(f"{sess.run(w):.4f}")
+    2.5000
     """
 
     def __init__(
@@ -481,10 +549,26 @@ class RMSPropOptimizer(_FormulaOptimizer):
 
 
 class AdagradOptimizer(_FormulaOptimizer):
-    """`accum += grad**2; var -= learning_rate * grad / sqrt(accum)`.
+    """Adagrad: `accum += grad**2; var -= learning_rate * grad / sqrt(accum)`.
+
+    Args:
+        learning_rate: A number, a tensor, or a function that returns one.
+        initial_accumulator_value: What `accum` begins with. Unless it is positive, it is a
+            ValueError (GraphError).
+        use_locking: Without effect.
+        name: The name of the train op, and of the slots.
 
     Source: `tf.train.AdagradOptimizer`; Duchi, Hazan and Singer, "Adaptive subgradient methods
     for online learning and stochastic optimization", JMLR 12, 2011.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     w = tf.Variable(2.0)
+    ...     step = tf.train.AdagradOptimizer(1.0, initial_accumulator_value=9.0).minimize(w * w)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(step)
+    ...     print(f"{sess.run(w):.4f}")  # 2 - 4 / sqrt(9 + 16)
+    1.2000
     """
 
     dense_only = True  # rows of zeros do nothing
@@ -507,15 +591,31 @@ class AdagradOptimizer(_FormulaOptimizer):
 
 
 class AdadeltaOptimizer(_FormulaOptimizer):
-    """Steps as large as the steps before, relative to the gradients.
+    """Adadelta: steps as large as the steps before, relative to the gradients.
 
         accum = rho * accum + (1 - rho) * grad**2
         step = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) * grad
         accum_update = rho * accum_update + (1 - rho) * step**2
         var -= learning_rate * step
 
+    Args:
+        learning_rate: A number, a tensor, or a function that returns one.
+        rho: The decay of the means, likewise.
+        epsilon: What is added within the roots, likewise.
+        use_locking: Without effect.
+        name: The name of the train op, and of the slots.
+
     Source: `tf.train.AdadeltaOptimizer`; Zeiler, "ADADELTA: an adaptive learning rate method",
     2012 (arXiv:1212.5701), whose learning rate is 1.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     w = tf.Variable(3.0)
+    ...     step = tf.train.AdadeltaOptimizer(1.0, rho=0.0, epsilon=4.0).minimize(w)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(step)
+    ...     print(f"{sess.run(w):.4f}")  # 3 - sqrt(4) / sqrt(1 + 4)
+    2.1056
     """
 
     def __init__(
@@ -543,8 +643,31 @@ class FtrlOptimizer(_FormulaOptimizer):
               if abs(linear) > l1 else 0
         accum = grown
 
+    Args:
+        learning_rate: A number, a tensor, or a function that returns one.
+        learning_rate_power: `power`, 0 or less.
+        initial_accumulator_value: What `accum` begins with.
+        l1_regularization_strength: `l1`.
+        l2_regularization_strength: `l2`.
+        use_locking: Without effect.
+        name: The name of the train op, and of the slots.
+        accum_name: Without effect.
+        linear_name: Without effect.
+        l2_shrinkage_regularization_strength: `shrinkage`.
+
+    The strengths and the first value must not be negative, or it is a ValueError (GraphError).
+
     Source: `tf.train.FtrlOptimizer`; McMahan et al., "Ad click prediction: a view from the
     trenches", KDD 2013.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     w = tf.Variable(0.0)
+    ...     step = tf.train.FtrlOptimizer(1.0, l1_regularization_strength=2.0).minimize(w)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(step)
+    ...     print(sess.run(w))  # l1 is larger than the gradient, 1
+    0.0
     """
 
     def __init__(

@@ -51,12 +51,54 @@ def _open(path: PathLike) -> Archive:
 
 
 def checkpoint_exists(checkpoint_prefix: PathLike) -> bool:
-    """Return whether there is a checkpoint of this path (as `save` returned it)."""
+    """Return whether there is a checkpoint of this path.
+
+    Args:
+        checkpoint_prefix: The path, as `Saver.save` returned it.
+
+    Returns:
+        A bool.
+
+    Raises:
+        ArgumentError: the argument is not a path.
+
+    Source: `tf.train.checkpoint_exists`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     sess.run(v.initializer)
+    ...     path = tf.train.Saver().save(sess, d + "/model")
+    ...     print(tf.train.checkpoint_exists(path), tf.train.checkpoint_exists(d + "/other"))
+    True False
+    """
     return os.path.exists(os.fspath(checkpoint_prefix) + SUFFIX)
 
 
 def remove_checkpoint(checkpoint_prefix: PathLike) -> None:
-    """Delete a checkpoint, if it exists."""
+    """Delete a checkpoint, if it exists.
+
+    The file that names the latest one stays as it is.
+
+    Args:
+        checkpoint_prefix: The path, as `Saver.save` returned it.
+
+    Raises:
+        ArgumentError: the argument is not a path.
+
+    Source: `tf.train.remove_checkpoint`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     sess.run(v.initializer)
+    ...     path = tf.train.Saver().save(sess, d + "/model")
+    ...     tf.train.remove_checkpoint(path)
+    ...     print(tf.train.latest_checkpoint(d))
+    None
+    """
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.fspath(checkpoint_prefix) + SUFFIX)
 
@@ -81,8 +123,26 @@ def update_checkpoint_state(
 ) -> None:  # fmt: skip
     """Write the file that names the latest checkpoint of a folder; paths in it are relative.
 
-    Raises ValueError for a path outside the folder: no program that reads the file may be led
-    to use, or to delete, a file elsewhere.
+    Args:
+        save_dir: The folder.
+        model_checkpoint_path: The path of the latest checkpoint.
+        all_model_checkpoint_paths: The paths of all that are kept, oldest first; the latest is
+            added.
+        latest_filename: The name of the file, by default 'checkpoint'.
+
+    Raises:
+        GraphError: a path is outside the folder: no program that reads the file may be led to use,
+            or to delete, a file elsewhere. A ValueError.
+        FileNotFoundError: the folder does not exist.
+
+    Source: `tf.train.update_checkpoint_state`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tempfile.TemporaryDirectory() as d:
+    ...     tf.train.update_checkpoint_state(d, d + "/model-7")
+    ...     print(tf.train.get_checkpoint_state(d).model_checkpoint_path == d + "/model-7")
+    True
     """
     latest, paths = os.fspath(model_checkpoint_path), list(all_model_checkpoint_paths or [])
     folder = os.fspath(save_dir)
@@ -123,8 +183,27 @@ def get_checkpoint_state(
 ) -> CheckpointState | None:
     """Return the checkpoints of a folder; None if none was saved there.
 
-    Raises `tf.errors.DataLossError` for a file that is damaged, or that names a checkpoint
-    outside the folder.
+    Args:
+        checkpoint_dir: The folder.
+        latest_filename: The name of the file that names the checkpoints, by default 'checkpoint'.
+
+    Returns:
+        A CheckpointState with `model_checkpoint_path`, the latest, and
+        `all_model_checkpoint_paths`; or None.
+
+    Raises:
+        tf.errors.DataLossError: the file is damaged, or names a checkpoint outside the folder.
+
+    Source: `tf.train.get_checkpoint_state`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     sess.run(v.initializer)
+    ...     path = tf.train.Saver().save(sess, d + "/model")
+    ...     print(tf.train.get_checkpoint_state(d).all_model_checkpoint_paths == [path])
+    True
     """
     folder = os.fspath(checkpoint_dir)
     state = os.path.join(folder, latest_filename or "checkpoint")
@@ -160,7 +239,26 @@ def _entries(text: str, folder: str) -> Iterator[tuple[str, str]]:
 def latest_checkpoint(checkpoint_dir: PathLike, latest_filename: str | None = None) -> str | None:
     """Return the path of the latest checkpoint in a folder, None if there is none.
 
+    Args:
+        checkpoint_dir: The folder.
+        latest_filename: The name of the file that names the checkpoints, by default 'checkpoint'.
+
+    Returns:
+        A path for `Saver.restore`, or None.
+
+    Raises:
+        tf.errors.DataLossError: the file is damaged, or names a checkpoint outside the folder.
+
     Source: `tf.train.latest_checkpoint`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     sess.run(v.initializer)
+    ...     path = tf.train.Saver().save(sess, d + "/model")
+    ...     print(tf.train.latest_checkpoint(d) == path)
+    True
     """
     state = get_checkpoint_state(checkpoint_dir, latest_filename)
     if state is None or not checkpoint_exists(state.model_checkpoint_path):
@@ -177,7 +275,21 @@ class CheckpointReader:
     What is not asked for is not read. A checkpoint that is replaced or deleted later is still
     this one to the reader.
 
+    Args:
+        filepattern: The path of the checkpoint, as `Saver.save` returned it. One that does not
+            exist is a `tf.errors.NotFoundError`.
+
     Source: `tf.train.NewCheckpointReader`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     sess.run(v.initializer)
+    ...     path = tf.train.Saver().save(sess, d + "/model")
+    ...     reader = tf.train.NewCheckpointReader(path)
+    >>> reader.get_variable_to_shape_map(), reader.get_tensor("v")
+    ({'v': [2]}, array([1., 2.], dtype=float32))
     """
 
     def __init__(self, filepattern: PathLike) -> None:
@@ -209,7 +321,30 @@ NewCheckpointReader = CheckpointReader
 
 
 def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
-    """Return a reader of a checkpoint, or of the latest one in a folder."""
+    """Return a reader of a checkpoint, or of the latest one in a folder.
+
+    Args:
+        ckpt_dir_or_file: The folder, or the path of a checkpoint.
+
+    Returns:
+        A CheckpointReader.
+
+    Raises:
+        tf.errors.NotFoundError: there is no such checkpoint.
+        tf.errors.DataLossError: the file is damaged.
+
+    Source: `tf.train.load_checkpoint`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     sess.run(v.initializer)
+    ...     path = tf.train.Saver().save(sess, d + "/model")
+    ...     reader = tf.train.load_checkpoint(d)
+    >>> reader.has_tensor("v"), reader.has_tensor("w")
+    (True, False)
+    """
     path: str | None = os.fspath(ckpt_dir_or_file)
     if os.path.isdir(path):
         path = latest_checkpoint(folder := path)
@@ -219,12 +354,57 @@ def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
 
 
 def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
-    """Return the names and shapes of the variables in a checkpoint, sorted."""
+    """Return the names and shapes of the variables in a checkpoint, sorted.
+
+    Args:
+        ckpt_dir_or_file: The path of a checkpoint, or a folder, whose latest one is taken.
+
+    Returns:
+        A list of pairs of a name and a list of sizes.
+
+    Raises:
+        tf.errors.NotFoundError: there is no such checkpoint.
+        tf.errors.DataLossError: the file is damaged.
+
+    Source: `tf.train.list_variables`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     sess.run(v.initializer)
+    ...     path = tf.train.Saver().save(sess, d + "/model")
+    ...     print(tf.train.list_variables(d))
+    [('v', [2])]
+    """
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
 def load_variable(ckpt_dir_or_file: PathLike, name: str) -> np.ndarray:
-    """Return the value of a variable in a checkpoint."""
+    """Return the value of a variable in a checkpoint.
+
+    Args:
+        ckpt_dir_or_file: The path of a checkpoint, or a folder, whose latest one is taken.
+        name: The name of the variable.
+
+    Returns:
+        An array of the variable's shape and dtype.
+
+    Raises:
+        tf.errors.NotFoundError: there is no such checkpoint, or it has no such variable.
+        tf.errors.DataLossError: the file is damaged.
+
+    Source: `tf.train.load_variable`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     sess.run(v.initializer)
+    ...     path = tf.train.Saver().save(sess, d + "/model")
+    ...     print(tf.train.load_variable(path, "v"))
+    [1. 2.]
+    """
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
 
 
@@ -240,10 +420,20 @@ class Saver:
 
     Args:
         var_list: Variables, or a dict of names to variables (by default all of the graph).
-        reshape: Whether a value may be restored to a variable of another shape of its size.
+        reshape: Let a value be restored to a variable of another shape of its size.
+        sharded: Without effect: a checkpoint is one file.
         max_to_keep: How many checkpoints to keep; None or 0 keeps all.
         keep_checkpoint_every_n_hours: Of those that would be deleted, one in so many hours stays.
-        pad_step_number: Whether step numbers in paths get leading zeros.
+        name: Without effect: saving adds no ops to the graph.
+        restore_sequentially: Without effect.
+        saver_def: Without effect.
+        builder: Without effect.
+        defer_build: Settle which variables are saved when `build` is called.
+        allow_empty: Let there be no variables, which otherwise is a ValueError (GraphError).
+        write_version: Without effect: a checkpoint is an `.npz` file.
+        pad_step_number: Write step numbers in paths with leading zeros.
+        save_relative_paths: Without effect: they are always relative.
+        filename: Without effect.
 
     The graph itself is not saved: build it again, then restore. Restoring needs no initializing.
 

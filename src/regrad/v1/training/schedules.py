@@ -44,9 +44,22 @@ Number = float | np.ndarray | Readable
 
 
 def get_global_step(graph: Graph | None = None) -> Any:
-    """The variable that counts the steps of a graph, None if there is none.
+    """Return the variable that counts the steps of a graph, None if there is none.
+
+    Args:
+        graph: The graph, by default the default one.
+
+    Returns:
+        A Variable: that of the collection GLOBAL_STEP, else one named `global_step`. Or None.
+
+    Raises:
+        GraphError: several variables are in the collection.
 
     Source: `tf.train.get_global_step`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.train.get_global_step())
+    None
     """
     graph = graph or get_default_graph()
     found = graph.get_collection(GraphKeys.GLOBAL_STEP)
@@ -59,9 +72,22 @@ def get_global_step(graph: Graph | None = None) -> Any:
 
 
 def create_global_step(graph: Graph | None = None) -> Variable:
-    """A new variable `global_step` of int64; ValueError if there is one.
+    """Return a new variable `global_step` of int64, which begins at 0.
+
+    Args:
+        graph: The graph, by default the default one.
+
+    Returns:
+        A Variable, in the collections GLOBAL_VARIABLES and GLOBAL_STEP. It is not trainable.
+
+    Raises:
+        GraphError: the graph has such a variable; a ValueError.
 
     Source: `tf.train.create_global_step`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.train.create_global_step() is tf.train.get_global_step())
+    True
     """
     graph = graph or get_default_graph()
     if get_global_step(graph) is not None:
@@ -77,11 +103,19 @@ def create_global_step(graph: Graph | None = None) -> Variable:
 
 
 def get_or_create_global_step(graph: Graph | None = None) -> Any:
-    """The variable that counts the steps, made if there is none.
+    """Return the variable that counts the steps, made if there is none.
+
+    Args:
+        graph: The graph, by default the default one.
+
+    Returns:
+        A Variable, as `create_global_step` makes it.
+
+    Raises:
+        GraphError: several variables are in the collection GLOBAL_STEP.
 
     Source: `tf.train.get_or_create_global_step`.
 
-    >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     step = tf.train.get_or_create_global_step()
     ...     w = tf.Variable(1.0)
@@ -96,12 +130,43 @@ def get_or_create_global_step(graph: Graph | None = None) -> Any:
 
 
 def global_step(sess: Session, global_step_tensor: TensorLike) -> int:
-    """The value of a count of steps in a session."""
+    """Return the value of a count of steps in a session.
+
+    Args:
+        sess: The session.
+        global_step_tensor: The Variable, or a tensor.
+
+    Returns:
+        An int.
+
+    Raises:
+        tf.errors.FailedPreconditionError: the variable has no value yet.
+
+    Source: `tf.train.global_step`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     step = tf.train.create_global_step()
+    ...     sess.run(step.initializer)
+    ...     print(tf.train.global_step(sess, step))
+    0
+    """
     return int(sess.run(global_step_tensor))
 
 
 def assert_global_step(global_step_tensor: TensorLike) -> None:
-    """Raise TypeError unless this is a scalar of integers."""
+    """Raise TypeError unless this is a scalar of integers.
+
+    Args:
+        global_step_tensor: The Variable, or a tensor.
+
+    Raises:
+        ArgumentError: it has another dtype or rank; a TypeError.
+
+    Source: `tf.train.assert_global_step`.
+
+    >>> with tf.Graph().as_default():
+    ...     tf.train.assert_global_step(tf.constant(0))
+    """
     step = convert_to_tensor(global_step_tensor)
     if not step.dtype.is_integer or step.shape.ndims not in (0, None):
         raise ArgumentError(f"a global step is a scalar of integers, got {step}")
@@ -137,11 +202,26 @@ def exponential_decay(
     learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
     staircase: bool = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """`learning_rate * decay_rate ** (global_step / decay_steps)`.
+    """Return `learning_rate * decay_rate ** (global_step / decay_steps)`.
 
-    With `staircase` the quotient is rounded down, so that the rate falls every `decay_steps`.
+    Args:
+        decay_steps: The number of steps in which the rate is multiplied by `decay_rate` once.
+        decay_rate: The factor.
+
+    Returns:
+        A tensor of the dtype of the learning rate.
+
+    Raises:
+        DTypeError: the learning rate is not a float.
+        GraphError: `global_step` is None.
 
     Source: `tf.train.exponential_decay`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     step = tf.placeholder(tf.int32, [])
+    ...     rate = tf.train.exponential_decay(1.0, step, 10, 0.5)
+    ...     print([sess.run(rate, {step: n}) for n in (0, 10, 20)])
+    [1.0, 0.5, 0.25]
     """
     numbers = learning_rate, global_step, decay_steps, decay_rate
     with _as_tensors("ExponentialDecay", name, *numbers) as (scope, rate, step, steps, factor):
@@ -152,11 +232,25 @@ def natural_exp_decay(
     learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
     staircase: bool = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """`learning_rate * exp(-decay_rate * global_step / decay_steps)`.
+    """Return `learning_rate * exp(-decay_rate * global_step / decay_steps)`.
 
-    With `staircase` the quotient of the steps is rounded down.
+    Args:
+        decay_steps: The unit of the steps.
+        decay_rate: The exponent per `decay_steps`.
+
+    Returns:
+        A tensor of the dtype of the learning rate.
+
+    Raises:
+        DTypeError: the learning rate is not a float.
+        GraphError: `global_step` is None.
 
     Source: `tf.train.natural_exp_decay`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     rate = tf.train.natural_exp_decay(1.0, 19, 10, 2.0, staircase=True)
+    ...     print(f"{sess.run(rate):.4f}")  # exp(-2)
+    0.1353
     """
     numbers = learning_rate, global_step, decay_steps, decay_rate
     with _as_tensors("NaturalExpDecay", name, *numbers) as (scope, rate, step, steps, factor):
@@ -168,11 +262,26 @@ def inverse_time_decay(
     learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
     staircase: bool = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """`learning_rate / (1 + decay_rate * global_step / decay_steps)`.
+    """Return `learning_rate / (1 + decay_rate * global_step / decay_steps)`.
 
-    With `staircase` the quotient of the steps is rounded down.
+    Args:
+        decay_steps: The unit of the steps.
+        decay_rate: What the denominator grows by per `decay_steps`.
+
+    Returns:
+        A tensor of the dtype of the learning rate.
+
+    Raises:
+        DTypeError: the learning rate is not a float.
+        GraphError: `global_step` is None.
 
     Source: `tf.train.inverse_time_decay`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     step = tf.placeholder(tf.int32, [])
+    ...     rate = tf.train.inverse_time_decay(1.0, step, 10, 1.0)
+    ...     print([sess.run(rate, {step: n}) for n in (0, 10, 30)])
+    [1.0, 0.5, 0.25]
     """
     numbers = learning_rate, global_step, decay_steps, decay_rate
     with _as_tensors("InverseTimeDecay", name, *numbers) as (scope, rate, step, steps, factor):
@@ -185,12 +294,32 @@ def polynomial_decay(
     end_learning_rate: Number = 0.0001, power: Number = 1.0, cycle: bool = False,
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """From `learning_rate` to `end_learning_rate` in `decay_steps`, as a power of what is left.
+    """Return a rate that falls from `learning_rate` to `end_learning_rate` in `decay_steps`.
 
-    `(learning_rate - end) * (1 - global_step / decay_steps) ** power + end`, and `end` after
-    `decay_steps`; with `cycle` these become twice, three times, … as many instead.
+    It is `(learning_rate - end) * (1 - global_step / decay_steps) ** power + end`, and `end` after
+    `decay_steps`.
+
+    Args:
+        decay_steps: The number of steps to the end.
+        end_learning_rate: The rate at the end.
+        power: The exponent; 1 is a straight line.
+        cycle: Begin again after `decay_steps`, from lower rates: let these become twice, three
+            times, … as many.
+
+    Returns:
+        A tensor of the dtype of the learning rate.
+
+    Raises:
+        DTypeError: the learning rate is not a float.
+        GraphError: `global_step` is None.
 
     Source: `tf.train.polynomial_decay`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     step = tf.placeholder(tf.int32, [])
+    ...     rate = tf.train.polynomial_decay(1.0, step, 10, 0.5)
+    ...     print([sess.run(rate, {step: n}) for n in (0, 5, 10, 15)])
+    [1.0, 0.75, 0.5, 0.5]
     """
     numbers = learning_rate, global_step, decay_steps, end_learning_rate, power
     with _as_tensors("PolynomialDecay", name, *numbers) as (scope, rate, step, steps, end, power):
@@ -205,10 +334,27 @@ def cosine_decay(
     learning_rate: Number, global_step: Number, decay_steps: Number, alpha: Number = 0.0,
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Half a cosine wave from `learning_rate` to `alpha * learning_rate` in `decay_steps`.
+    """Return a rate that falls along half a cosine wave, from `learning_rate` to `alpha` times it.
+
+    Args:
+        decay_steps: The number of steps to the end, after which the rate stays.
+        alpha: The last rate, as a fraction of the first.
+
+    Returns:
+        A tensor of the dtype of the learning rate.
+
+    Raises:
+        DTypeError: the learning rate is not a float.
+        GraphError: `global_step` is None.
 
     Source: `tf.train.cosine_decay`; Loshchilov and Hutter, "SGDR: stochastic gradient descent
     with warm restarts", 2016 (arXiv:1608.03983).
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     step = tf.placeholder(tf.int32, [])
+    ...     rate = tf.train.cosine_decay(1.0, step, 10)
+    ...     print([f"{sess.run(rate, {step: n}):.2f}" for n in (0, 5, 10)])
+    ['1.00', '0.50', '0.00']
     """
     numbers = learning_rate, global_step, decay_steps, alpha
     with _as_tensors("CosineDecay", name, *numbers) as (scope, rate, step, steps, least):
@@ -220,13 +366,23 @@ def piecewise_constant(
     x: TensorLike, boundaries: Sequence[TensorLike], values: Sequence[TensorLike],
     name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """`values[0]` up to and including the first boundary, `values[1]` up to the second, …
+    """Return the value of the piece in which x lies.
 
-    Raises ValueError unless there is one value more than boundaries.
+    Args:
+        x: The number of steps done: a tensor, Variable or number.
+        boundaries: The last x of each piece but the last, increasing: numbers or tensors of x's
+            dtype.
+        values: The values of the pieces, one more than boundaries: numbers or tensors of one dtype.
+
+    Returns:
+        A tensor of the dtype of the values.
+
+    Raises:
+        GraphError: there is not one value more than boundaries; a ValueError.
+        DTypeError: an argument cannot become a tensor, or a boundary has another dtype than x.
 
     Source: `tf.train.piecewise_constant`.
 
-    >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     step = tf.placeholder(tf.int32, [])
     ...     rate = tf.train.piecewise_constant(step, [10, 20], [1.0, 0.5, 0.1])
@@ -262,8 +418,14 @@ def _zeros_for(v: Readable) -> Any:
 class ExponentialMovingAverage:
     """Averages of variables in which the past weighs less and less.
 
-    `average -= (1 - decay) * (average - variable)`; with `num_updates` (a step count) the decay
-    is at most `(1 + num_updates) / (10 + num_updates)`, so that averages move faster at first.
+    `average -= (1 - decay) * (average - variable)` is what each update does.
+
+    Args:
+        decay: The weight of the past, a number or a tensor.
+        num_updates: A step count. With it the decay is at most
+            `(1 + num_updates) / (10 + num_updates)`, so that averages move faster at first.
+        zero_debias: Must be False: True is an ArgumentError, which says what to do instead.
+        name: The name of the scope, and of the averages after that of their variable.
 
     Source: `tf.train.ExponentialMovingAverage`.
 
