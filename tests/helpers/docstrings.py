@@ -17,7 +17,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, _GenericAlias  # pyright: ignore
 
 from tests.helpers.paths import DOCS
@@ -27,6 +27,13 @@ MODULES = [
     "regrad.rules", "regrad.extend", "regrad.testing", "regrad.plot", "regrad.train", "regrad.jax",
     "regrad.torch", "regrad.v1",
 ]  # fmt: skip
+# The namespaces of `regrad.v1`; they are modules in which helpers lie as well.
+NAMESPACES = [
+    "nn", "train", "layers", "losses", "image", "initializers", "linalg", "math", "random",
+    "spectral", "signal", "bitwise",
+]  # fmt: skip
+MODULES += [f"regrad.v1.{name}" for name in NAMESPACES]
+HELPERS = {"bessel", "channels_last", "fans", "sparse_cross_entropy", "to_first", "to_last"}
 HEADLESS = re.compile(r"(The|A|An|What|Whether|Which|How|As|[a-z`\d-].*?|\W.*?|[a-z]+,)\b")
 
 
@@ -43,6 +50,9 @@ def _origins() -> Any:
 
 def public(module: str) -> Iterator[tuple[str, Any]]:
     """Yield the public callables of a module by their full names."""
+    if module.startswith("regrad.v1."):
+        yield from _in_namespace(module)
+        return
     found = import_module(module)
     v1 = module == "regrad.v1"  # whose names are those of TensorFlow's index
     names = [n for n in dir(found) if n[0] != "_"] if v1 else _origins()(module)
@@ -50,6 +60,16 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
         value = getattr(found, name)
         theirs = v1 and not (getattr(value, "__module__", None) or "").startswith("regrad")
         if callable(value) and not isinstance(value, ModuleType | _GenericAlias) and not theirs:
+            yield f"{module}.{name}", value
+
+
+def _in_namespace(module: str) -> Iterator[tuple[str, Any]]:
+    found = getattr(import_module("regrad.v1"), module.rpartition(".")[2])
+    for name, value in sorted(vars(found).items()):
+        origin = getattr(value, "__module__", None) or ""
+        ours = origin.startswith(("regrad.v1.functions", "regrad.v1.training", "regrad.v1.train"))
+        public = name not in HELPERS and not name.startswith("_")
+        if ours and public and isinstance(value, type | FunctionType):
             yield f"{module}.{name}", value
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import regrad.v1 as tf
 from regrad.v1.graph.row_docs import Row, complete
-from tests.helpers.docstrings import public
+from tests.helpers.docstrings import MODULES, public
 
 ROW = Row("tf.f", "Sqrt", "F", ["x", "axis", "name"], ["x"], {}, set(), "f", True, True)
 
@@ -22,7 +22,9 @@ def is_skipped(value):
 
 EXAMPLES = [
     pytest.param(value, id=name)
-    for name, value in public("regrad.v1")
+    for module in MODULES
+    if module.startswith("regrad.v1")
+    for name, value in public(module)
     if ">>>" in value.__doc__ and is_skipped(value)
 ]
 

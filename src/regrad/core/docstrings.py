@@ -148,9 +148,8 @@ def _with_arguments(head: str, texts: Texts, annotations: Mapping[str, Any]) -> 
 
 def _shared(name: str, annotation: Any, texts: Texts) -> str:
     """Return the text of an argument that many functions have; empty for others."""
-    if annotation in ("TensorLike", "Tensor"):
-        return texts.numbers
-    return texts.shared.get(f"{name}: {annotation}", "")
+    text = texts.shared.get(f"{name}: {annotation}", "")
+    return text or (texts.numbers if annotation in ("TensorLike", "Tensor") else "")
 
 
 def _with_errors(head: str, errors: list[str]) -> str:

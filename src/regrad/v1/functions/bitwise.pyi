@@ -17,7 +17,12 @@ def bitwise_and(x: Any, y: Any, name: str | None = None) -> Any:
         DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `BitwiseAnd`. Source: `tf.bitwise.bitwise_and`."""
+    Op type: `BitwiseAnd`. Source: `tf.bitwise.bitwise_and`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.bitwise_and(rg.asarray([6]), rg.asarray([3]))
+    Tensor([2], dtype=int64)"""
 
 def bitwise_or(x: Any, y: Any, name: str | None = None) -> Any:
     """Return `a | b`: the bits that are set in either, of integers or bools.
@@ -34,7 +39,12 @@ def bitwise_or(x: Any, y: Any, name: str | None = None) -> Any:
         DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `BitwiseOr`. Source: `tf.bitwise.bitwise_or`."""
+    Op type: `BitwiseOr`. Source: `tf.bitwise.bitwise_or`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.bitwise_or(rg.asarray([6]), rg.asarray([3]))
+    Tensor([7], dtype=int64)"""
 
 def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any:
     """Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
@@ -51,7 +61,12 @@ def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any:
         DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `BitwiseXor`. Source: `tf.bitwise.bitwise_xor`."""
+    Op type: `BitwiseXor`. Source: `tf.bitwise.bitwise_xor`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.bitwise_xor(rg.asarray([6]), rg.asarray([3]))
+    Tensor([5], dtype=int64)"""
 
 def invert(x: Any, name: str | None = None) -> Any:
     """Return `~x`: every bit of an integer inverted, or `not x` for bools.
@@ -67,7 +82,12 @@ def invert(x: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `x` does not hold integers.
 
-    Op type: `Invert`. Source: `tf.bitwise.invert`."""
+    Op type: `Invert`. Source: `tf.bitwise.invert`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.invert(rg.asarray([6]))
+    Tensor([-7], dtype=int64)"""
 
 def left_shift(x: Any, y: Any, name: str | None = None) -> Any:
     """Return `a << b`: the bits of integers moved up by b places.
@@ -84,7 +104,12 @@ def left_shift(x: Any, y: Any, name: str | None = None) -> Any:
         DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `LeftShift`. Source: `tf.bitwise.left_shift`."""
+    Op type: `LeftShift`. Source: `tf.bitwise.left_shift`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.left_shift(rg.asarray([6]), rg.asarray([3]))
+    Tensor([48], dtype=int64)"""
 
 def right_shift(x: Any, y: Any, name: str | None = None) -> Any:
     """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
@@ -101,4 +126,9 @@ def right_shift(x: Any, y: Any, name: str | None = None) -> Any:
         DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `RightShift`. Source: `tf.bitwise.right_shift`."""
+    Op type: `RightShift`. Source: `tf.bitwise.right_shift`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.right_shift(rg.asarray([6]), rg.asarray([3]))
+    Tensor([0], dtype=int64)"""

@@ -15,7 +15,14 @@ from regrad.v1.graph.tensors import build, convert_to_tensor, sizes
 
 
 class ResizeMethod:
-    """The methods of `resize_images`; the bicubic one and the one by area are not offered."""
+    """The methods of `resize_images`; the bicubic one and the one by area are not offered.
+
+    Source: `tf.image.ResizeMethod`.
+
+    >>> import regrad.v1 as tf
+    >>> tf.image.ResizeMethod.NEAREST_NEIGHBOR
+    1
+    """
 
     BILINEAR = 0
     NEAREST_NEIGHBOR = 1
@@ -36,12 +43,17 @@ def _resize_bilinear(
 LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
 resize_bilinear = define(
     f"tf.image.resize_bilinear{LISTED}", "ResizeBilinear", _resize_bilinear, ANY,
-    "Images of another (height, width), each pixel interpolated between four, as floats.",
+    "Return images of another size, each pixel interpolated between four, as floats.",
     size=sizes,
+    shows=("[[[[1.0], [2.0]]]]", "size=[1, 4]",
+           "Tensor([[[[1. ],\n          [1.5],\n          [2. ],\n"
+           "          [2. ]]]], dtype=float32)"),
 )  # fmt: skip
 resize_nearest_neighbor = define(
     f"tf.image.resize_nearest_neighbor{LISTED}", "ResizeNearestNeighbor", rg.nn.resize_nearest, ANY,
-    "Images of another (height, width), each pixel that of the nearest old one.", size=sizes,
+    "Return images of another size, each pixel that of the nearest old one.", size=sizes,
+    shows=("[[[[1.0], [2.0]]]]", "size=[1, 4]",
+           "Tensor([[[[1.],\n          [1.],\n          [2.],\n          [2.]]]], dtype=float32)"),
 )  # fmt: skip
 RESIZE = {
     ResizeMethod.BILINEAR: resize_bilinear,
@@ -53,7 +65,27 @@ def resize_images(
     images: TensorLike, size: TensorLike, method: int = ResizeMethod.BILINEAR,
     align_corners: bool = False, preserve_aspect_ratio: bool = False, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Images, or one image, of another (height, width). Source: `tf.image.resize_images`."""
+    """Return images, or one image, of another size.
+
+    Args:
+        images: A tensor or array of the shape (batch, height, width, channels), or without batch.
+        size: The new height and width.
+        method: `ResizeMethod.BILINEAR` or `NEAREST_NEIGHBOR`.
+        align_corners: Let the centers of the corner pixels coincide.
+        preserve_aspect_ratio: Must be false.
+
+    Returns:
+        A tensor of floats.
+
+    Raises:
+        GraphError: the method is another.
+
+    Op types: `ResizeBilinear`, `ResizeNearestNeighbor`. Source: `tf.image.resize_images`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.image.resize_images(tf.zeros([1, 2, 2, 3]), [4, 6]).shape)
+    (1, 4, 6, 3)
+    """
     if method not in RESIZE or preserve_aspect_ratio:
         raise GraphError(
             "resize_images: the methods are BILINEAR and NEAREST_NEIGHBOR, without "
@@ -63,8 +95,40 @@ def resize_images(
         return RESIZE[method](images, size, align_corners)
 
 
-def _flip(name: str, axis: int, direction: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A flip along an axis, counted from the end, and the flip by chance."""
+FLIP = """Return images (or one image) flipped {direction}.
+
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Op type: `ReverseV2`. Source: `tf.image.{name}`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.image.{name}([[[1], [2]], [[3], [4]]])).tolist())
+    {shown}
+    """
+RANDOM_FLIP = """Return each image flipped {direction} with probability 1/2, anew in each run.
+
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Source: `tf.image.random_{name}`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.image.random_{name}(tf.zeros([4, 5, 3])).shape)
+    (4, 5, 3)
+    """
+
+
+def _flip(
+    name: str, axis: int, direction: str, shown: str
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Make a flip along an axis, counted from the end, and the flip by chance."""
 
     def flip(image: TensorLike) -> Any:
         return one_op(None, name, rg.flip, image, axis=axis)
@@ -78,9 +142,9 @@ def _flip(name: str, axis: int, direction: str) -> tuple[Callable[..., Any], Cal
             return build("SelectV2", None, _where_less, half, flip(image), image)
 
     flip.__name__ = flip.__qualname__ = name
-    flip.__doc__ = f"Images (or one image) flipped {direction}."
+    flip.__doc__ = FLIP.format(name=name, direction=direction, shown=shown)
     random_flip.__name__ = random_flip.__qualname__ = f"random_{name}"
-    random_flip.__doc__ = f"Each image flipped {direction} with probability 1/2, anew in each run."
+    random_flip.__doc__ = RANDOM_FLIP.format(name=name, direction=direction)
     return flip, random_flip
 
 
@@ -88,12 +152,29 @@ def _where_less(noise: Tensor, yes: Tensor, no: Tensor) -> Any:
     return rg.where(rg.less(noise, 0.5), yes, no)
 
 
-flip_left_right, random_flip_left_right = _flip("flip_left_right", -2, "left to right")
-flip_up_down, random_flip_up_down = _flip("flip_up_down", -3, "upside down")
+flip_left_right, random_flip_left_right = _flip(
+    "flip_left_right", -2, "left to right", "[[[2], [1]], [[4], [3]]]"
+)
+flip_up_down, random_flip_up_down = _flip(
+    "flip_up_down", -3, "upside down", "[[[3], [4]], [[1], [2]]]"
+)
 
 
 def per_image_standardization(image: TensorLike) -> Any:
-    """Each image with mean 0 and variance 1; a flat image is divided by `1 / sqrt(size)`."""
+    """Return each image with mean 0 and variance 1; a flat image is divided by `1 / sqrt(size)`.
+
+    Args:
+        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+
+    Returns:
+        A tensor of floats, of the same shape.
+
+    A composition. Source: `tf.image.per_image_standardization`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.image.per_image_standardization([[[1.0], [3.0]]])).tolist())
+    [[[-1.0], [1.0]]]
+    """
     return one_op("RealDiv", "per_image_standardization", _standardize, image)
 
 

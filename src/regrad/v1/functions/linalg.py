@@ -384,9 +384,14 @@ def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
 slogdet = define(
     "tf.linalg.slogdet(input)", "LogMatrixDeterminant",
     lambda x: SignAndLog(*rg.linalg.slogdet(x)), INEXACT,
-    "Return the signs of the determinants, and the logarithms of their absolute values.",
+    "Return the signs of the determinants, and the logarithms of their absolute values.\n\n"
+    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
+    ">>> sign, log = tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]]))\n"
+    ">>> sign.item(), log.item()\n(-1.0, 0.0)",
 )  # fmt: skip
-logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT)
+logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT,
+    shows=("[[2.0, 0.0], [0.0, 3.0]]", "Tensor(1.7917595, dtype=float32)"),
+)  # fmt: skip
 matrix_inverse = inv = define(
     "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool,
     shows=("[[2.0, 0.0], [0.0, 4.0]]",
@@ -396,6 +401,7 @@ expm = define(
     "tf.linalg.expm(input)", "MatrixExponential", rg.linalg.expm, INEXACT,
     "Return the exponential of square matrices, `I + x + x @ x / 2 + …`.",
     scope="matrix_exponential",
+    shows=("[[0.0, 1.0], [0.0, 0.0]]", "Tensor([[1., 1.],\n        [0., 1.]], dtype=float32)"),
 )  # fmt: skip
 matrix_solve = solve = define(
     "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool,

@@ -350,7 +350,13 @@ def slogdet(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
-    Op type: `LogMatrixDeterminant`. Source: `tf.linalg.slogdet`."""
+    Op type: `LogMatrixDeterminant`. Source: `tf.linalg.slogdet`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> sign, log = tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]]))
+    >>> sign.item(), log.item()
+    (-1.0, 0.0)"""
 
 def logdet(matrix: Any, name: str | None = None) -> Any:
     """Return the logarithms of the determinants of positive definite matrices.
@@ -362,7 +368,12 @@ def logdet(matrix: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `matrix` does not hold real or complex floats.
 
-    A composition. Source: `tf.linalg.logdet`."""
+    A composition. Source: `tf.linalg.logdet`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.logdet(rg.asarray([[2.0, 0.0], [0.0, 3.0]]))
+    Tensor(1.7917595, dtype=float32)"""
 
 def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
     """Return the inverses of matrices, or of their adjoints.
@@ -412,7 +423,13 @@ def expm(input: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
-    Op type: `MatrixExponential`. Source: `tf.linalg.expm`."""
+    Op type: `MatrixExponential`. Source: `tf.linalg.expm`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.expm(rg.asarray([[0.0, 1.0], [0.0, 0.0]]))
+    Tensor([[1., 1.],
+            [0., 1.]], dtype=float32)"""
 
 def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
     """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.

@@ -27,6 +27,12 @@ class Reduction:
 
     `SUM_BY_NONZERO_WEIGHTS` is the default: the sum, divided by the number of elements whose
     weight is not 0. `MEAN` divides by the sum of the weights.
+
+    Source: `tf.losses.Reduction`.
+
+    >>> import regrad.v1 as tf
+    >>> tf.losses.Reduction.MEAN
+    'weighted_mean'
     """
 
     NONE = "none"
@@ -59,7 +65,7 @@ def compute_weighted_loss(
     losses: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """Multiply losses by weights, reduce them, and add the result to a collection.
+    """Return losses multiplied by weights and reduced; the result joins a collection.
 
     Args:
         losses: One loss per element.
@@ -68,7 +74,18 @@ def compute_weighted_loss(
         loss_collection: The collection that the result joins, or None.
         reduction: See `Reduction`.
 
-    Raises ValueError for weights that do not broadcast, and for an unknown reduction.
+    Returns:
+        A tensor of the dtype of the losses, of rank 0, or of their shape if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the weights do not broadcast.
+        GraphError: the reduction is unknown.
+
+    Source: `tf.losses.compute_weighted_loss`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.compute_weighted_loss([1.0, 2.0, 6.0], [1.0, 1.0, 0.0])))
+    1.5
     """
     Reduction.validate(reduction)
     with current_graph().name_scope(scope or "weighted_loss"):
@@ -126,23 +143,86 @@ COUNTS: dict[str, Callable[..., rg.Tensor]] = {
 
 
 def add_loss(loss: TensorLike, loss_collection: Name = LOSSES) -> None:
-    """Put a loss in a collection (in none, if that is None)."""
+    """Put a loss in a collection.
+
+    Args:
+        loss: A tensor.
+        loss_collection: The name of the collection; None for none.
+
+    Source: `tf.losses.add_loss`.
+
+    >>> with tf.Graph().as_default():
+    ...     tf.losses.add_loss(tf.constant(1.0))
+    ...     print(len(tf.losses.get_losses()))
+    1
+    """
     if loss_collection:
         add_to_collection(loss_collection, loss)
 
 
 def get_losses(scope: Name = None, loss_collection: str = LOSSES) -> list[Any]:
-    """Return the losses that were added, in a scope if one is given."""
+    """Return the losses that were added.
+
+    Args:
+        scope: A regular expression; only losses whose names begin with a match are listed.
+        loss_collection: The name of the collection.
+
+    Returns:
+        A list of tensors.
+
+    Raises:
+        ArgumentError: there are too many arguments.
+
+    Source: `tf.losses.get_losses`.
+
+    >>> with tf.Graph().as_default():
+    ...     tf.losses.add_loss(tf.constant(1.0))
+    ...     print(len(tf.losses.get_losses()))
+    1
+    """
     return get_collection(loss_collection, scope)
 
 
 def get_regularization_losses(scope: Name = None) -> list[Any]:
-    """Return the losses made by the regularizers of variables and layers."""
+    """Return the losses made by the regularizers of variables and layers.
+
+    Args:
+        scope: A regular expression; only losses whose names begin with a match are listed.
+
+    Returns:
+        A list of tensors.
+
+    Raises:
+        ArgumentError: there are too many arguments.
+
+    Source: `tf.losses.get_regularization_losses`.
+
+    >>> with tf.Graph().as_default():
+    ...     w = tf.get_variable("w", [2], regularizer=tf.nn.l2_loss)
+    ...     print(len(tf.losses.get_regularization_losses()))
+    1
+    """
     return get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
 
 
 def get_regularization_loss(scope: Name = None, name: str = "total_regularization_loss") -> Tensor:
-    """Return the sum of the regularization losses; 0 if there are none."""
+    """Return the sum of the regularization losses; 0 if there are none.
+
+    Args:
+        scope: A regular expression; only losses whose names begin with a match count.
+
+    Returns:
+        A tensor of rank 0.
+
+    Raises:
+        ArgumentError: there are too many arguments.
+
+    Source: `tf.losses.get_regularization_loss`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.get_regularization_loss()))
+    0.0
+    """
     losses = get_regularization_losses(scope)
     return _sum(losses, name) if losses else constant(0.0)
 
@@ -150,7 +230,26 @@ def get_regularization_loss(scope: Name = None, name: str = "total_regularizatio
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: Name = None
 ) -> Tensor:
-    """Return the sum of all losses that were added, those of regularizers by default included."""
+    """Return the sum of all losses that were added.
+
+    Args:
+        add_regularization_losses: Whether those of regularizers are included.
+        scope: A regular expression; only losses whose names begin with a match count.
+
+    Returns:
+        A tensor of rank 0.
+
+    Raises:
+        GraphError: there is no loss.
+
+    Source: `tf.losses.get_total_loss`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     tf.losses.add_loss(tf.constant(1.0))
+    ...     tf.losses.add_loss(tf.constant(2.0))
+    ...     print(sess.run(tf.losses.get_total_loss()))
+    3.0
+    """
     losses = get_losses(scope)
     if add_regularization_losses:
         losses = [*losses, *get_regularization_losses(scope)]
@@ -199,7 +298,26 @@ def absolute_difference(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """`abs(predictions - labels)`."""
+    """Return `abs(predictions - labels)`, weighted and reduced.
+
+    Args:
+        labels: A tensor or array of numbers: the truth.
+        predictions: A tensor or array of the same shape.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
+
+    Source: `tf.losses.absolute_difference`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.absolute_difference([1.0, 2.0], [1.0, 4.0])))
+    1.0
+    """
     options = weights, scope, loss_collection, reduction
     return _of_predictions(rg.losses.absolute_difference, labels, predictions, options)
 
@@ -208,15 +326,25 @@ def mean_squared_error(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """`(predictions - labels) ** 2`.
+    """Return `(predictions - labels) ** 2`, weighted and reduced.
+
+    Args:
+        labels: A tensor or array of numbers: the truth.
+        predictions: A tensor or array of the same shape.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
 
     Source: `tf.losses.mean_squared_error`.
 
-    >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     loss = tf.losses.mean_squared_error([1.0, 2.0], [1.0, 4.0])
-    ...     print(sess.run(loss), tf.losses.get_losses() == [loss])
-    2.0 True
+    ...     print(sess.run(tf.losses.mean_squared_error([1.0, 2.0], [1.0, 4.0])))
+    2.0
     """
     options = weights, scope, loss_collection, reduction
     return _of_predictions(rg.losses.mean_squared_error, labels, predictions, options)
@@ -226,7 +354,27 @@ def huber_loss(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, delta: float = 1.0,
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """Half the squared error up to an error of `delta`, and linear beyond."""
+    """Return half the squared error up to an error of `delta`, linear beyond, weighted and reduced.
+
+    Args:
+        labels: A tensor or array of numbers: the truth.
+        predictions: A tensor or array of the same shape.
+        delta: The error from which the loss is linear.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
+
+    Source: `tf.losses.huber_loss`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.huber_loss([1.0, 2.0], [1.0, 4.0])))
+    0.75
+    """
     options = weights, scope, loss_collection, reduction
     return _of_predictions(rg.losses.huber_loss, labels, predictions, options, delta=delta)
 
@@ -235,7 +383,26 @@ def hinge_loss(
     labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """`relu(1 - s * logits)`, where s is -1 for the label 0 and 1 for the label 1."""
+    """Return `relu(1 - s * logits)`, weighted and reduced; s is -1 for the label 0, 1 for 1.
+
+    Args:
+        labels: A tensor or array of numbers: 0 and 1.
+        logits: A tensor or array of the same shape.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
+
+    Source: `tf.losses.hinge_loss`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.hinge_loss([0.0, 1.0], [0.5, 0.5])))
+    1.0
+    """
     options = weights, scope, loss_collection, reduction
     return _of_predictions(rg.losses.hinge_loss, labels, logits, options)
 
@@ -244,7 +411,29 @@ def log_loss(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, epsilon: float = 1e-7,
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """`-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)` of probabilities p."""
+    """Return the cross entropy of labels and probabilities, weighted and reduced.
+
+    That is `-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)`.
+
+    Args:
+        labels: A tensor or array of numbers: the truth.
+        predictions: A tensor or array of the same shape.
+        epsilon: A small number that keeps logarithms finite.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
+
+    Source: `tf.losses.log_loss`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.log_loss([1.0, 0.0], [0.5, 0.5])))
+    0.69314694
+    """
     options = weights, scope, loss_collection, reduction
     return _of_predictions(rg.losses.log_loss, labels, predictions, options, epsilon=epsilon)
 
@@ -254,7 +443,29 @@ def cosine_distance(
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
     dim: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """`1 - sum(labels * predictions)` along `axis`, of vectors that have norm 1 already."""
+    """Return `1 - sum(labels * predictions)` of vectors of norm 1, weighted and reduced.
+
+    Args:
+        labels: A tensor or array of numbers: the truth.
+        predictions: A tensor or array of the same shape.
+        axis: The axis of the vectors.
+        dim: The old name of `axis`.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
+        GraphError: there is no axis.
+
+    Source: `tf.losses.cosine_distance`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.cosine_distance([[1.0, 0.0]], [[0.6, 0.8]], axis=1)))
+    0.39999998
+    """
     axis = renamed("axis", axis, "dim", dim)
     if axis is None:
         raise GraphError("You must specify 'axis'.")
@@ -268,9 +479,25 @@ def mean_pairwise_squared_error(
     labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES,
 ) -> Tensor:  # fmt: skip
-    """For each example, the mean squared error between differences of pairs of its elements.
+    """Return the sum of mean squared errors between differences of pairs of elements.
 
-    The weights are one per example: a number, or of the shape (batch,) or (batch, 1, …).
+    Args:
+        labels: A tensor or array of numbers: the truth.
+        predictions: A tensor or array of the same shape.
+        weights: A weight for each example: a number, or of the shape (batch,) or (batch, 1, …).
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0: the sum over the examples.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+
+    Source: `tf.losses.mean_pairwise_squared_error`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.mean_pairwise_squared_error([[0.0, 0.0]], [[1.0, 3.0]])))
+    4.0
     """
 
     def per_example(labels: rg.Tensor, predictions: rg.Tensor) -> Any:
@@ -311,7 +538,26 @@ def sigmoid_cross_entropy(
     label_smoothing: float = 0, scope: Name = None, loss_collection: Name = LOSSES,
     reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """The cross entropy of probabilities and `sigmoid(logits)`; smoothing moves labels to 1/2."""
+    """Return the cross entropy of probabilities and `sigmoid(logits)`, weighted and reduced.
+
+    Args:
+        multi_class_labels: Probabilities, of the shape of the logits.
+        logits: A tensor or array of real floats.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes do not fit, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
+
+    Source: `tf.losses.sigmoid_cross_entropy`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.sigmoid_cross_entropy([[1.0]], [[0.0]])))
+    0.6931472
+    """
     options = weights, scope, loss_collection, reduction
     return _of_logits(
         rg.losses.sigmoid_cross_entropy, multi_class_labels, logits, options, label_smoothing
@@ -323,9 +569,27 @@ def softmax_cross_entropy(
     label_smoothing: float = 0, scope: Name = None, loss_collection: Name = LOSSES,
     reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """The cross entropy of distributions and `softmax(logits)`, one loss and weight per example.
+    """Return the cross entropy of distributions and `softmax(logits)`, weighted and reduced.
 
-    There is no gradient by the labels. Smoothing moves them towards equal probabilities.
+    There is no gradient by the labels.
+
+    Args:
+        onehot_labels: Probabilities, of the shape of the logits.
+        logits: A tensor or array of real floats.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes do not fit, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
+
+    Source: `tf.losses.softmax_cross_entropy`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.softmax_cross_entropy([[0.0, 1.0]], [[5.0, 5.0]])))
+    0.6931472
     """
     fixed = build("StopGradient", None, rg.stop_gradient, onehot_labels)
     options = weights, scope, loss_collection, reduction
@@ -336,9 +600,27 @@ def sparse_softmax_cross_entropy(
     labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
-    """`softmax_cross_entropy` with the number of the right class for a label.
+    """Return the cross entropy of classes and `softmax(logits)`, weighted and reduced.
 
     Labels (and weights) may have a last axis of size 1 besides the axes of the examples.
+
+    Args:
+        labels: The numbers of the classes, integers.
+        logits: A tensor or array of real floats.
+        scope: The name scope.
+
+    Returns:
+        A float32 tensor of rank 0, or of the shape of the losses if `reduction` is `NONE`.
+
+    Raises:
+        ShapeError: the shapes do not fit, or the weights do not broadcast.
+        GraphError: the reduction is unknown.
+
+    Source: `tf.losses.sparse_softmax_cross_entropy`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.losses.sparse_softmax_cross_entropy([1], [[5.0, 5.0]])))
+    0.6931472
     """
 
     def formula(labels: rg.Tensor, logits: rg.Tensor) -> rg.Tensor:

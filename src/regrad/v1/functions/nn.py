@@ -43,17 +43,45 @@ from regrad.v1.graph.values import alike, constant_value, ensure, floats, indice
 
 # -- activations ---------------------------------------------------------------------------------
 
-relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS)
-relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS)
-elu = define("tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS)
-selu = define("tf.nn.selu(features)", "Selu", rg.nn.selu, FLOATS)
-swish = define("tf.nn.swish(features)", "Silu", rg.nn.silu, FLOATS)
-softplus = define("tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS)
-softsign = define("tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS)
+relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS,
+    shows=("[-1.0, 2.0]", "Tensor([0., 2.], dtype=float32)"),
+)  # fmt: skip
+relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS,
+    shows=("[-1.0, 2.0]", "Tensor([0., 2.], dtype=float32)"),
+)  # fmt: skip
+elu = define("tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS,
+    shows=("[-1.0, 2.0]", "Tensor([-0.63212055,  2.        ], dtype=float32)"),
+)  # fmt: skip
+selu = define("tf.nn.selu(features)", "Selu", rg.nn.selu, FLOATS,
+    shows=("[-1.0, 2.0]", "Tensor([-1.1113307,  2.101402 ], dtype=float32)"),
+)  # fmt: skip
+swish = define("tf.nn.swish(features)", "Silu", rg.nn.silu, FLOATS,
+    shows=("[-1.0, 2.0]", "Tensor([-0.26894143,  1.761594  ], dtype=float32)"),
+)  # fmt: skip
+softplus = define("tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS,
+    shows=("[-1.0, 2.0]", "Tensor([0.31326163, 2.126928  ], dtype=float32)"),
+)  # fmt: skip
+softsign = define("tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS,
+    shows=("[-1.0, 2.0]", "Tensor([-0.5      ,  0.6666667], dtype=float32)"),
+)  # fmt: skip
 
 
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any:
-    """x where x > 0, `alpha * x` elsewhere. Op type: `LeakyRelu` (`Prelu` if alpha is a tensor)."""
+    """Return x where x > 0, `alpha * x` elsewhere.
+
+    Args:
+        features: A tensor or array of real floats, or a number.
+        alpha: The slope for negative numbers, a number or a tensor.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Op type: `LeakyRelu`, or `Prelu` if alpha is a tensor. Source: `tf.nn.leaky_relu`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.nn.leaky_relu([-1.0, 2.0])))
+    [-0.2  2. ]
+    """
     name = name or "LeakyRelu"
     if is_tensor(alpha):
         return one_op("Prelu", name, rg.nn.prelu, features, alpha, kinds=FLOATS)
@@ -61,7 +89,7 @@ def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None =
 
 
 def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor:
-    """`relu` of x and of -x, side by side along `axis`."""
+    """Return `relu` of x and of -x, side by side along `axis`."""
     return rg.nn.relu(rg.concat([x, -x], axis=axis))
 
 
@@ -70,17 +98,20 @@ def _last_by_default(axis: TensorLike) -> int:
 
 
 crelu = define(
-    "tf.nn.crelu(features, name=None, axis=-1)", "ConcatV2", _crelu, FLOATS, scope="CRelu"
-)
+    "tf.nn.crelu(features, name=None, axis=-1)", "ConcatV2", _crelu, FLOATS, scope="CRelu",
+    shows=("[-1.0, 2.0]", "Tensor([0., 2., 1., 0.], dtype=float32)"),
+)  # fmt: skip
 softmax = define(
     "tf.nn.softmax(logits, axis=None, name=None, dim=None)", "Softmax", rg.nn.softmax, FLOATS,
-    "`exp(x) / sum(exp(x))` along `axis`, the last by default.", axis=_last_by_default,
+    "Return `exp(x) / sum(exp(x))` along `axis`, the last by default.", axis=_last_by_default,
+    shows=("[1.0, 1.0]", "Tensor([0.5, 0.5], dtype=float32)"),
 )  # fmt: skip
 log_softmax = define(
     "tf.nn.log_softmax(logits, axis=None, name=None, dim=None)",
     "LogSoftmax", rg.nn.log_softmax, FLOATS,
-    "`log(softmax(x))` along `axis`, the last by default, accurate also where the softmax is 0 or "
-    "1 to the last digit.", axis=_last_by_default,
+    "Return `log(softmax(x))` along `axis`, the last by default.\n\n"
+    "It is accurate also where the softmax is 0 or 1 to the last digit.", axis=_last_by_default,
+    shows=("[1.0, 1.0]", "Tensor([-0.6931472, -0.6931472], dtype=float32)"),
 )  # fmt: skip
 
 
@@ -101,9 +132,31 @@ def softmax_cross_entropy_with_logits(
     _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None, dim: int = -1,
     name: str | None = None, axis: int | None = None,
 ) -> Any:  # fmt: skip
-    """`-sum(labels * log_softmax(logits))` along an axis, without a gradient by the labels.
+    """Return `-sum(labels * log_softmax(logits))` along an axis, without a gradient by the labels.
 
-    The arguments are given by name. Op types: `StopGradient`, `LogSoftmax`, `Mul`, `Sum`, `Neg`.
+    The arguments are passed by name.
+
+    Args:
+        labels: Probabilities, of the shape of the logits.
+        logits: A tensor or array of real floats.
+        dim: The old name of `axis`.
+        axis: The axis of classes, by default the last.
+
+    Returns:
+        A tensor of the losses: the shape of the logits without that axis.
+
+    Raises:
+        GraphError: labels or logits are missing, or passed by position.
+        ShapeError: the shapes differ.
+
+    Op types: `StopGradient`, `LogSoftmax`, `Mul`, `Sum`, `Neg`.
+    Source: `tf.nn.softmax_cross_entropy_with_logits`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     labels, logits = [[0.0, 1.0]], [[5.0, 5.0]]
+    ...     loss = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    ...     print(sess.run(loss))
+    [0.6931472]
     """
     _check_named("softmax_cross_entropy_with_logits", _sentinel, labels, logits)
     name = name or "softmax_cross_entropy_with_logits_sg"
@@ -114,7 +167,19 @@ def softmax_cross_entropy_with_logits_v2(
     labels: TensorLike, logits: TensorLike, axis: int | None = None, name: str | None = None,
     dim: int | None = None,
 ) -> Any:  # fmt: skip
-    """`-sum(labels * log_softmax(logits))` along `axis`, with a gradient by the labels, too.
+    """Return `-sum(labels * log_softmax(logits))` along `axis`, with a gradient by the labels, too.
+
+    Args:
+        labels: Probabilities, of the shape of the logits.
+        logits: A tensor or array of real floats.
+        axis: The axis of classes, by default the last.
+        dim: The old name of `axis`.
+
+    Returns:
+        A tensor of the losses: the shape of the logits without that axis.
+
+    Raises:
+        ShapeError: the shapes differ.
 
     Source: `tf.nn.softmax_cross_entropy_with_logits_v2`.
 
@@ -154,11 +219,22 @@ def sparse_softmax_cross_entropy_with_logits(
     _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """`-log_softmax(logits)` at the class of each example, whose number is its label.
+    """Return `-log_softmax(logits)` at the class of each example, whose number is its label.
 
-    The arguments are given by name. A label out of range is an InvalidArgumentError of the run.
+    The arguments are passed by name.
+
+    Args:
+        labels: A tensor or array of integers: the numbers of the classes.
+        logits: A tensor or array of real floats, with the classes along the last axis.
+
+    Returns:
+        A tensor of the losses, of the shape of the labels.
+
+    Raises:
+        GraphError: labels or logits are missing, or passed by position.
+        InvalidArgumentError: in the run, a label is out of range.
+
     Op type: `SparseSoftmaxCrossEntropyWithLogits`, with one output, the losses.
-
     Source: `tf.nn.sparse_softmax_cross_entropy_with_logits`.
 
     >>> import regrad.v1 as tf
@@ -186,9 +262,27 @@ def sigmoid_cross_entropy_with_logits(
     _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """The cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
+    """Return the cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
 
-    The arguments are given by name.
+    The arguments are passed by name.
+
+    Args:
+        labels: Probabilities, of the shape of the logits.
+        logits: A tensor or array of real floats.
+
+    Returns:
+        A tensor of the losses, of the shape of the logits.
+
+    Raises:
+        GraphError: labels or logits are missing, or passed by position.
+        ShapeError: the shapes differ.
+
+    A composition. Source: `tf.nn.sigmoid_cross_entropy_with_logits`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     loss = tf.nn.sigmoid_cross_entropy_with_logits(labels=[1.0], logits=[0.0])
+    ...     print(sess.run(loss))
+    [0.6931472]
     """
     what = "sigmoid_cross_entropy_with_logits"
     _check_named(what, _sentinel, labels, logits)
@@ -202,7 +296,7 @@ def sigmoid_cross_entropy_with_logits(
 
 @deferrable
 def _weighted_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weight: rg.Tensor) -> rg.Tensor:
-    """`sigmoid_cross_entropy_with_logits` with the positive examples weighted by `pos_weight`."""
+    """Return `sigmoid_cross_entropy_with_logits`, positive examples weighted by `pos_weight`."""
     labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
     yes = weight * labels * rg.nn.log_sigmoid(logits)
     return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
@@ -212,12 +306,13 @@ weighted_cross_entropy_with_logits = define(
     "tf.nn.weighted_cross_entropy_with_logits(labels=None, logits=None, pos_weight=None, "
     "name=None, targets=None)", None, _weighted_cross_entropy, FLOATS,
     scope="logistic_loss", labels=TENSOR, logits=TENSOR, pos_weight=TENSOR, targets="labels",
+    shows=("[1.0, 0.0]", "[0.0, 0.0]", "2.0", "Tensor([1.3862944, 0.6931472], dtype=float32)"),
 )  # fmt: skip
 
 
 @deferrable
 def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
-    """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss."""
+    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked."""
     z, c = alike("log_poisson_loss", z, c)
     y = rg.exp(c) - z * c
     if not compute_full_loss:
@@ -229,15 +324,20 @@ def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg
 
 
 def _l2_loss(x: rg.Tensor) -> rg.Tensor:
-    """`sum(x ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow)."""
+    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`)."""
     return rg.sum(rg.square(x)) / 2
 
 
 log_poisson_loss = define(
     "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)",
     None, _log_poisson_loss, FLOATS,
+    f"{_log_poisson_loss.__doc__}\n\nArgs:\n"
+    "    compute_full_loss: Add Stirling's term, which the gradient does not need.",
+    shows=("[1.0]", "[0.0]", "Tensor([1.], dtype=float32)"),
 )  # fmt: skip
-l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, scope="L2Loss")
+l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, scope="L2Loss",
+    shows=("[3.0, 4.0]", "Tensor(12.5, dtype=float32)"),
+)  # fmt: skip
 
 
 # -- normalisation -------------------------------------------------------------------------------
@@ -246,11 +346,15 @@ l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, scope="L2Loss"
 l2_normalize = define(
     "tf.nn.l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None)",
     "Mul", rg.nn.l2_normalize, FLOATS, scope="l2_normalize",
+    shows=("[3.0, 4.0]", "axis=0", "Tensor([0.6, 0.8], dtype=float32)"),
 )  # fmt: skip
 moments = define(
     "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None,
     lambda x, axes, keepdims: rg.nn.moments(x, axes, keepdims), INEXACT,
-    "Return the mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)",
+    "Return the mean and the variance over `axes`.\n\n"
+    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
+    ">>> mean, variance = tf.nn.moments(rg.asarray([1.0, 3.0]), [0])\n"
+    ">>> mean.item(), variance.item()\n(2.0, 1.0)",
     axes=axes_of, shift=None,
 )  # fmt: skip
 
@@ -259,7 +363,23 @@ def batch_normalization(
     x: TensorLike, mean: TensorLike, variance: TensorLike, offset: TensorLike, scale: TensorLike,
     variance_epsilon: float, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """`(x - mean) / sqrt(variance + variance_epsilon) * scale + offset` (both may be None)."""
+    """Return `(x - mean) / sqrt(variance + variance_epsilon) * scale + offset`.
+
+    Args:
+        x: A tensor or array of real floats.
+        mean, variance: The moments, which broadcast to x.
+        offset, scale: What is added and multiplied, which broadcast to x; None for nothing.
+        variance_epsilon: A small number that keeps the divisor from being 0.
+
+    Returns:
+        A tensor of x's shape and dtype.
+
+    A composition. Source: `tf.nn.batch_normalization`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.nn.batch_normalization([1.0, 3.0], 2.0, 1.0, None, 10.0, 0.0)))
+    [-10.  10.]
+    """
     given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
     present = {k: v for k, v in given.items() if v is not None}
 
@@ -283,9 +403,27 @@ def fused_batch_norm(
     variance: TensorLike = None, epsilon: float = 0.001, data_format: str = "NHWC",
     is_training: bool = True, name: str | None = None,
 ) -> FusedBatchNorm:  # fmt: skip
-    """Images normalised by their own moments, or by given ones, and these moments.
+    """Return images normalized by their own moments, or by given ones, and these moments.
 
-    In training the variance that comes back is the unbiased estimate (of n - 1), as in TensorFlow.
+    Args:
+        x: Images in the order of `data_format`.
+        scale, offset: One number for each channel.
+        mean, variance: The moments to use if `is_training` is false.
+        epsilon: A small number that keeps the divisor from being 0.
+        data_format: "NHWC" or "NCHW".
+        is_training: Whether the images' own moments are used.
+
+    Returns:
+        The images `y`, `batch_mean` and `batch_var`. In training the variance is the unbiased
+        estimate (of n - 1), as in TensorFlow.
+
+    A composition. Source: `tf.nn.fused_batch_norm`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([[[[1.0], [3.0]]]])
+    ...     y, mean, variance = tf.nn.fused_batch_norm(x, [1.0], [0.0], epsilon=0.0)
+    ...     print(sess.run(y).ravel(), sess.run([mean, variance]))
+    [-1.  1.] [array([2.], dtype=float32), array([2.], dtype=float32)]
     """
     last = channels_last(data_format, 2)
     with scope(name or "FusedBatchNorm", x):
@@ -312,15 +450,21 @@ def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
 local_response_normalization = lrn = define(
     "tf.nn.local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5)",
     "LRN", rg.nn.local_response_normalization, FLOATS,
+    "Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.\n\n"
+    "Args:\n    depth_radius: How far channels are nearby.\n    bias: The offset.\n"
+    "    alpha: The factor of the sum.\n    beta: The exponent.",
+    shows=("[[[[0.0, 3.0]]]]", "Tensor([[[[0.        , 0.94868326]]]], dtype=float32)"),
 )  # fmt: skip
 
 
 def _zero_fraction(x: rg.Tensor) -> rg.Tensor:
-    """The fraction of elements that are 0."""
+    """Return the fraction of elements that are 0, as float32."""
     return rg.mean(rg.astype(rg.equal(x, 0), rg.float32))
 
 
-zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction)
+zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction,
+    shows=("[0.0, 3.0]", "Tensor(0.5, dtype=float32)"),
+)  # fmt: skip
 
 
 # -- affine --------------------------------------------------------------------------------------
@@ -329,7 +473,26 @@ zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction)
 def bias_add(
     value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
 ) -> Any:
-    """`value + bias`, with one number per channel. Op type: `BiasAdd`."""
+    """Return `value + bias`, with one number per channel.
+
+    Args:
+        value: A tensor or array of numbers.
+        bias: A tensor or array of rank 1.
+        data_format: Where the channels are: last ("NHWC", None) or second ("NCHW").
+
+    Returns:
+        A tensor of the value's shape and dtype.
+
+    Raises:
+        ShapeError: the bias is not of rank 1, or does not fit the channels.
+        GraphError: the data format is unknown.
+
+    Op type: `BiasAdd`. Source: `tf.nn.bias_add`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.nn.bias_add([[1.0, 2.0]], [10.0, 20.0])))
+    [[11. 22.]]
+    """
     if data_format is not None and not data_format.startswith("N"):
         raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
     first = (data_format or "").startswith("NC")
@@ -360,21 +523,23 @@ def _add_bias(value: rg.Tensor, bias: rg.Tensor, first: bool) -> Any:
 
 
 def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
-    """`matmul(x, weights) + biases`."""
+    """Return `matmul(x, weights) + biases`."""
     return _add_bias(rg.matmul(x, weights), biases, False)
 
 
 def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
-    """`relu(matmul(x, weights) + biases)`."""
+    """Return `relu(matmul(x, weights) + biases)`."""
     return rg.nn.relu(_affine(x, weights, biases))
 
 
 xw_plus_b = define(
-    "tf.nn.xw_plus_b(x, weights, biases)", "BiasAdd", _affine, FLOATS, scope="xw_plus_b"
-)
+    "tf.nn.xw_plus_b(x, weights, biases)", "BiasAdd", _affine, FLOATS, scope="xw_plus_b",
+    shows=("[[1.0, 2.0]]", "[[3.0], [4.0]]", "[5.0]", "Tensor([[16.]], dtype=float32)"),
+)  # fmt: skip
 relu_layer = define(
-    "tf.nn.relu_layer(x, weights, biases)", "Relu", _relu_layer, FLOATS, scope="relu_layer"
-)
+    "tf.nn.relu_layer(x, weights, biases)", "Relu", _relu_layer, FLOATS, scope="relu_layer",
+    shows=("[[1.0, 2.0]]", "[[3.0], [4.0]]", "[5.0]", "Tensor([[16.]], dtype=float32)"),
+)  # fmt: skip
 
 
 # -- dropout, lookups ----------------------------------------------------------------------------
@@ -384,7 +549,7 @@ def dropout(
     x: TensorLike, keep_prob: TensorLike = None, noise_shape: TensorLike = None,
     seed: int | None = None, name: str | None = None, rate: TensorLike = None,
 ) -> Any:  # fmt: skip
-    """x with elements set to 0 at random in each run, and the others scaled up by `1 / keep_prob`.
+    """Return x with elements set to 0 at random in each run, and the others scaled up.
 
     Args:
         x: The input, floats.
@@ -395,6 +560,12 @@ def dropout(
         seed: See `tf.set_random_seed`.
         name: The name scope.
         rate: `1 - keep_prob`, in its place.
+
+    Returns:
+        A tensor of x's shape and dtype.
+
+    Raises:
+        GraphError: both or none of keep_prob and rate are passed, or a number is out of range.
 
     Source: `tf.nn.dropout`.
 
@@ -448,10 +619,28 @@ def embedding_lookup(
     params: TensorLike, ids: TensorLike, partition_strategy: str = "mod", name: str | None = None,
     validate_indices: bool = True, max_norm: float | None = None,
 ) -> Any:  # fmt: skip
-    """The rows of a table with the numbers `ids`. Op type: `GatherV2`.
+    """Return the rows of a table with the numbers `ids`.
 
-    A list of tables is one table, whose rows are dealt out in turns (`"mod"`) or lie one after
-    the other (`"div"`).
+    Args:
+        params: A table, or a list of tables that are one: their rows are dealt out in turns ("mod")
+            or follow each other ("div").
+        ids: A tensor or array of integers.
+        partition_strategy: "mod" or "div".
+        validate_indices: Without effect: an id out of range is an error of the run.
+        max_norm: Must be None.
+
+    Returns:
+        A tensor of the shape of the ids, followed by that of a row.
+
+    Raises:
+        ArgumentError: max_norm is not None.
+
+    Op type: `GatherV2`. Source: `tf.nn.embedding_lookup`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     table = tf.constant([[1.0], [2.0], [3.0]])
+    ...     print(sess.run(tf.nn.embedding_lookup(table, [2, 0])).tolist())
+    [[3.0], [1.0]]
     """
     if max_norm is not None:
         raise ArgumentError("embedding_lookup: max_norm is not offered; call tf.clip_by_norm")
@@ -492,20 +681,39 @@ class TopKV2(NamedTuple):
 
 
 def _top_k(x: rg.Tensor, k: int) -> TopKV2:
-    """The k largest elements of each row, largest first, and their places (int32)."""
+    """Return the k largest elements of each row, largest first, and their places (int32)."""
     values, indices = rg.top_k(x, k)
     return TopKV2(values, rg.astype(indices, rg.int32))
 
 
 top_k = define(
-    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS, k=sizes, sorted=None
-)
+    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS,
+    f"{_top_k.__doc__}\n\n>>> import regrad as rg\n>>> import regrad.v1 as tf\n"
+    ">>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)\n"
+    ">>> values.tolist(), places.tolist()\n([9, 3], [1, 0])",
+    k=sizes, sorted=None,
+)  # fmt: skip
 
 
 def in_top_k(
     predictions: TensorLike, targets: TensorLike, k: TensorLike, name: str | None = None
 ) -> Any:
-    """For each row, whether fewer than k classes are predicted above the target's class."""
+    """Return, for each row, whether fewer than k classes are predicted above the target's class.
+
+    Args:
+        predictions: A tensor or array of real floats, of the shape (rows, classes).
+        targets: A tensor or array of integers: the class of each row.
+        k: The number.
+
+    Returns:
+        A tensor of bools, one for each row.
+
+    A composition. Source: `tf.nn.in_top_k`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.nn.in_top_k([[0.1, 0.9], [0.8, 0.2]], [1, 1], 1)))
+    [ True False]
+    """
     (predictions,) = floats("in_top_k", predictions)
     return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
 

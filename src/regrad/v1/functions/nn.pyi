@@ -24,7 +24,12 @@ def relu(features: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `features` does not hold real numbers.
 
-    Op type: `Relu`. Source: `tf.nn.relu`."""
+    Op type: `Relu`. Source: `tf.nn.relu`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.relu(rg.asarray([-1.0, 2.0]))
+    Tensor([0., 2.], dtype=float32)"""
 
 def relu6(features: Any, name: str | None = None) -> Any:
     """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6.
@@ -40,7 +45,12 @@ def relu6(features: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `features` does not hold real numbers.
 
-    Op type: `Relu6`. Source: `tf.nn.relu6`."""
+    Op type: `Relu6`. Source: `tf.nn.relu6`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.relu6(rg.asarray([-1.0, 2.0]))
+    Tensor([0., 2.], dtype=float32)"""
 
 def elu(features: Any, name: str | None = None) -> Any:
     """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
@@ -56,7 +66,12 @@ def elu(features: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `features` does not hold real floats.
 
-    Op type: `Elu`. Source: `tf.nn.elu`."""
+    Op type: `Elu`. Source: `tf.nn.elu`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.elu(rg.asarray([-1.0, 2.0]))
+    Tensor([-0.63212055,  2.        ], dtype=float32)"""
 
 def selu(features: Any, name: str | None = None) -> Any:
     """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
@@ -72,7 +87,12 @@ def selu(features: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `features` does not hold real floats.
 
-    Op type: `Selu`. Source: `tf.nn.selu`."""
+    Op type: `Selu`. Source: `tf.nn.selu`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.selu(rg.asarray([-1.0, 2.0]))
+    Tensor([-1.1113307,  2.101402 ], dtype=float32)"""
 
 def swish(features: Any, name: str | None = None) -> Any:
     """Return `x * sigmoid(x)`, also called swish.
@@ -88,7 +108,12 @@ def swish(features: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `features` does not hold real floats.
 
-    Op type: `Silu`. Source: `tf.nn.swish`."""
+    Op type: `Silu`. Source: `tf.nn.swish`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.swish(rg.asarray([-1.0, 2.0]))
+    Tensor([-0.26894143,  1.761594  ], dtype=float32)"""
 
 def softplus(features: Any, name: str | None = None) -> Any:
     """Return `log(1 + exp(x))`, without overflow.
@@ -104,7 +129,12 @@ def softplus(features: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `features` does not hold real floats.
 
-    Op type: `Softplus`. Source: `tf.nn.softplus`."""
+    Op type: `Softplus`. Source: `tf.nn.softplus`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.softplus(rg.asarray([-1.0, 2.0]))
+    Tensor([0.31326163, 2.126928  ], dtype=float32)"""
 
 def softsign(features: Any, name: str | None = None) -> Any:
     """Return `x / (1 + abs(x))`.
@@ -120,13 +150,18 @@ def softsign(features: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `features` does not hold real floats.
 
-    Op type: `Softsign`. Source: `tf.nn.softsign`."""
+    Op type: `Softsign`. Source: `tf.nn.softsign`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.softsign(rg.asarray([-1.0, 2.0]))
+    Tensor([-0.5      ,  0.6666667], dtype=float32)"""
 
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any: ...
 def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor: ...
 def _last_by_default(axis: TensorLike) -> int: ...
 def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
-    """`relu` of x and of -x, side by side along `axis`.
+    """Return `relu` of x and of -x, side by side along `axis`.
 
     Args:
         features: A tensor or array of real floats, or a number.
@@ -136,10 +171,15 @@ def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
     Raises:
         DTypeError: when a graph is built, `features` does not hold real floats.
 
-    Op type: `ConcatV2`. Source: `tf.nn.crelu`."""
+    Op type: `ConcatV2`. Source: `tf.nn.crelu`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.crelu(rg.asarray([-1.0, 2.0]))
+    Tensor([0., 2., 1., 0.], dtype=float32)"""
 
 def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
-    """`exp(x) / sum(exp(x))` along `axis`, the last by default.
+    """Return `exp(x) / sum(exp(x))` along `axis`, the last by default.
 
     Args:
         logits: A tensor or array of real floats, or a number.
@@ -150,10 +190,17 @@ def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = N
     Raises:
         DTypeError: when a graph is built, `logits` does not hold real floats.
 
-    Op type: `Softmax`. Source: `tf.nn.softmax`."""
+    Op type: `Softmax`. Source: `tf.nn.softmax`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.softmax(rg.asarray([1.0, 1.0]))
+    Tensor([0.5, 0.5], dtype=float32)"""
 
 def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
-    """`log(softmax(x))` along `axis`, the last by default, accurate also where the softmax is 0 or 1 to the last digit.
+    """Return `log(softmax(x))` along `axis`, the last by default.
+
+    It is accurate also where the softmax is 0 or 1 to the last digit.
 
     Args:
         logits: A tensor or array of real floats, or a number.
@@ -164,7 +211,12 @@ def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any
     Raises:
         DTypeError: when a graph is built, `logits` does not hold real floats.
 
-    Op type: `LogSoftmax`. Source: `tf.nn.log_softmax`."""
+    Op type: `LogSoftmax`. Source: `tf.nn.log_softmax`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.log_softmax(rg.asarray([1.0, 1.0]))
+    Tensor([-0.6931472, -0.6931472], dtype=float32)"""
 
 def _check_named(function: str, sentinel: None, labels: TensorLike, logits: TensorLike) -> None: ...
 def softmax_cross_entropy_with_logits(
@@ -209,7 +261,7 @@ def weighted_cross_entropy_with_logits(
     name: str | None = None,
     targets: Any = None,
 ) -> Any:
-    """`sigmoid_cross_entropy_with_logits` with the positive examples weighted by `pos_weight`.
+    """Return `sigmoid_cross_entropy_with_logits`, positive examples weighted by `pos_weight`.
 
     Args:
         labels, logits, pos_weight: Tensors or arrays of real floats, or numbers, of one dtype.
@@ -219,26 +271,37 @@ def weighted_cross_entropy_with_logits(
     Raises:
         DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
-    A composition. Source: `tf.nn.weighted_cross_entropy_with_logits`."""
+    A composition. Source: `tf.nn.weighted_cross_entropy_with_logits`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.weighted_cross_entropy_with_logits(rg.asarray([1.0, 0.0]), rg.asarray([0.0, 0.0]), rg.asarray(2.0))
+    Tensor([1.3862944, 0.6931472], dtype=float32)"""
 
 def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor: ...
 def _l2_loss(x: rg.Tensor) -> rg.Tensor: ...
 def log_poisson_loss(
     targets: Any, log_input: Any, compute_full_loss: Any = False, name: str | None = None
 ) -> Any:
-    """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss.
+    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked.
 
     Args:
         targets, log_input: Tensors or arrays of real floats, or numbers, of one dtype.
+        compute_full_loss: Add Stirling's term, which the gradient does not need.
         name: The name of the op in the graph, by default 'log_poisson_loss'.
 
     Raises:
         DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
-    A composition. Source: `tf.nn.log_poisson_loss`."""
+    A composition. Source: `tf.nn.log_poisson_loss`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.log_poisson_loss(rg.asarray([1.0]), rg.asarray([0.0]))
+    Tensor([1.], dtype=float32)"""
 
 def l2_loss(t: Any, name: str | None = None) -> Any:
-    """`sum(x ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow).
+    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`).
 
     Args:
         t: A tensor or array of real floats, or a number.
@@ -251,7 +314,12 @@ def l2_loss(t: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `t` does not hold real floats.
 
-    Op type: `RealDiv`. Source: `tf.nn.l2_loss`."""
+    Op type: `RealDiv`. Source: `tf.nn.l2_loss`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.l2_loss(rg.asarray([3.0, 4.0]))
+    Tensor(12.5, dtype=float32)"""
 
 def l2_normalize(
     x: Any, axis: Any = None, epsilon: Any = 1e-12, name: str | None = None, dim: Any = None
@@ -261,6 +329,7 @@ def l2_normalize(
     Args:
         x: A tensor or array of real floats, or a number.
         axis: The axis. It must be known when the graph is built.
+        epsilon: A small number that keeps a divisor from being 0.
         name: The name of the op in the graph, by default 'l2_normalize'.
         dim: The old name of `axis`.
 
@@ -271,7 +340,12 @@ def l2_normalize(
     Raises:
         DTypeError: when a graph is built, `x` does not hold real floats.
 
-    Op type: `Mul`. Source: `tf.nn.l2_normalize`."""
+    Op type: `Mul`. Source: `tf.nn.l2_normalize`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.l2_normalize(rg.asarray([3.0, 4.0]), axis=0)
+    Tensor([0.6, 0.8], dtype=float32)"""
 
 def moments(
     x: Any,
@@ -281,10 +355,11 @@ def moments(
     keep_dims: Any = None,
     keepdims: Any = None,
 ) -> Any:
-    """Return the mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)
+    """Return the mean and the variance over `axes`.
 
     Args:
         x: A tensor or array of real or complex floats, or a number.
+        axes: The axes; None for all.
         shift: Without effect.
         name: The name of the op in the graph, by default 'moments'.
         keep_dims: The old name of `keepdims`.
@@ -293,7 +368,13 @@ def moments(
     Raises:
         DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
-    A composition. Source: `tf.nn.moments`."""
+    A composition. Source: `tf.nn.moments`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> mean, variance = tf.nn.moments(rg.asarray([1.0, 3.0]), [0])
+    >>> mean.item(), variance.item()
+    (2.0, 1.0)"""
 
 def batch_normalization(
     x: TensorLike,
@@ -332,16 +413,25 @@ def local_response_normalization(
     beta: Any = 0.5,
     name: str | None = None,
 ) -> Any:
-    """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
+    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.
 
     Args:
         input: A tensor or array of real floats, or a number.
+        depth_radius: How far channels are nearby.
+        bias: The offset.
+        alpha: The factor of the sum.
+        beta: The exponent.
         name: The name of the op in the graph, by default 'LRN'.
 
     Raises:
         DTypeError: when a graph is built, `input` does not hold real floats.
 
-    Op type: `LRN`. Source: `tf.nn.local_response_normalization`."""
+    Op type: `LRN`. Source: `tf.nn.local_response_normalization`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.local_response_normalization(rg.asarray([[[[0.0, 3.0]]]]))
+    Tensor([[[[0.        , 0.94868326]]]], dtype=float32)"""
 
 def lrn(
     input: Any,
@@ -351,20 +441,29 @@ def lrn(
     beta: Any = 0.5,
     name: str | None = None,
 ) -> Any:
-    """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
+    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.
 
     Args:
         input: A tensor or array of real floats, or a number.
+        depth_radius: How far channels are nearby.
+        bias: The offset.
+        alpha: The factor of the sum.
+        beta: The exponent.
         name: The name of the op in the graph, by default 'LRN'.
 
     Raises:
         DTypeError: when a graph is built, `input` does not hold real floats.
 
-    Op type: `LRN`. Source: `tf.nn.local_response_normalization`."""
+    Op type: `LRN`. Source: `tf.nn.local_response_normalization`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.local_response_normalization(rg.asarray([[[[0.0, 3.0]]]]))
+    Tensor([[[[0.        , 0.94868326]]]], dtype=float32)"""
 
 def _zero_fraction(x: rg.Tensor) -> rg.Tensor: ...
 def zero_fraction(value: Any, name: str | None = None) -> Any:
-    """The fraction of elements that are 0.
+    """Return the fraction of elements that are 0, as float32.
 
     Args:
         value: A tensor or array, or a number.
@@ -373,7 +472,12 @@ def zero_fraction(value: Any, name: str | None = None) -> Any:
     Raises:
         DTypeError: when a graph is built, `value` cannot become a tensor.
 
-    A composition. Source: `tf.nn.zero_fraction`."""
+    A composition. Source: `tf.nn.zero_fraction`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.zero_fraction(rg.asarray([0.0, 3.0]))
+    Tensor(0.5, dtype=float32)"""
 
 def bias_add(
     value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
@@ -383,7 +487,7 @@ def _add_bias(value: rg.Tensor, bias: rg.Tensor, first: bool) -> Any: ...
 def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor: ...
 def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor: ...
 def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
-    """`matmul(x, weights) + biases`.
+    """Return `matmul(x, weights) + biases`.
 
     Args:
         x, weights, biases: Tensors or arrays of real floats, or numbers, of one dtype.
@@ -392,10 +496,15 @@ def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any
     Raises:
         DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
-    Op type: `BiasAdd`. Source: `tf.nn.xw_plus_b`."""
+    Op type: `BiasAdd`. Source: `tf.nn.xw_plus_b`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.xw_plus_b(rg.asarray([[1.0, 2.0]]), rg.asarray([[3.0], [4.0]]), rg.asarray([5.0]))
+    Tensor([[16.]], dtype=float32)"""
 
 def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
-    """`relu(matmul(x, weights) + biases)`.
+    """Return `relu(matmul(x, weights) + biases)`.
 
     Args:
         x, weights, biases: Tensors or arrays of real floats, or numbers, of one dtype. Shapes broadcast.
@@ -409,7 +518,12 @@ def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> An
         DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Relu`. Source: `tf.nn.relu_layer`."""
+    Op type: `Relu`. Source: `tf.nn.relu_layer`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.relu_layer(rg.asarray([[1.0, 2.0]]), rg.asarray([[3.0], [4.0]]), rg.asarray([5.0]))
+    Tensor([[16.]], dtype=float32)"""
 
 def dropout(
     x: TensorLike,
@@ -442,17 +556,24 @@ class TopKV2(NamedTuple):
 
 def _top_k(x: rg.Tensor, k: int) -> TopKV2: ...
 def top_k(input: Any, k: Any = 1, sorted: Any = True, name: str | None = None) -> Any:
-    """The k largest elements of each row, largest first, and their places (int32).
+    """Return the k largest elements of each row, largest first, and their places (int32).
 
     Args:
         input: A tensor or array of real numbers, or a number.
+        k: How many.
         sorted: Without effect.
         name: The name of the op in the graph, by default 'TopKV2'.
 
     Raises:
         DTypeError: when a graph is built, `input` does not hold real numbers.
 
-    Op type: `TopKV2`. Source: `tf.nn.top_k`."""
+    Op type: `TopKV2`. Source: `tf.nn.top_k`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)
+    >>> values.tolist(), places.tolist()
+    ([9, 3], [1, 0])"""
 
 def in_top_k(
     predictions: TensorLike, targets: TensorLike, k: TensorLike, name: str | None = None

@@ -360,7 +360,11 @@ multinomial = define(
 categorical = define(
     "tf.random.categorical(logits, num_samples, dtype=None, seed=None)",
     "Multinomial", MULTINOMIAL, scope="categorical", call=_categorical,
-    doc="Return, for each row of logits, classes drawn from `softmax(logits)`; see `multinomial`.",
+    doc="Return classes for each row of logits, drawn as `multinomial` draws them.\n\n"
+    ">>> import regrad.v1 as tf\n"
+    ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
+    "...     print(sess.run(tf.random.categorical([[0.0, 100.0]], 3)))\n"
+    "[[1 1 1]]",
 )  # fmt: skip
 
 

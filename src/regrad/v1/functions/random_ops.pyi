@@ -179,7 +179,7 @@ def multinomial(
 def categorical(
     logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: str | None = None
 ) -> Any:
-    """Return, for each row of logits, classes drawn from `softmax(logits)`; see `multinomial`.
+    """Return classes for each row of logits, drawn as `multinomial` draws them.
 
     Args:
         logits, num_samples: Tensors or arrays, or numbers, of one dtype.
@@ -190,7 +190,12 @@ def categorical(
     Raises:
         DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
-    Op type: `Multinomial`. Source: `tf.random.categorical`."""
+    Op type: `Multinomial`. Source: `tf.random.categorical`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.random.categorical([[0.0, 100.0]], 3)))
+    [[1 1 1]]"""
 
 def random_crop(
     value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None

@@ -268,6 +268,7 @@ unsorted_segment_mean = define(
     None, _segment_mean, NUMBERS,
     "Return the means of the slices of `data` that share an id; 0 for ids without slices.",
     scope="UnsortedSegmentMean", same=False,
+    shows=("[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "Tensor([2. , 2.5], dtype=float32)"),
 )  # fmt: skip
 
 

@@ -572,7 +572,12 @@ def unsorted_segment_mean(
     Raises:
         DTypeError: when a graph is built, an argument does not hold real or complex numbers.
 
-    A composition. Source: `tf.math.unsorted_segment_mean`."""
+    A composition. Source: `tf.math.unsorted_segment_mean`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.math.unsorted_segment_mean(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([1, 0, 1]), num_segments=2)
+    Tensor([2. , 2.5], dtype=float32)"""
 
 def _sum_all_segments(
     op_type: str, name: str, function: Callable[..., Any], data: TensorLike, segment_ids: TensorLike

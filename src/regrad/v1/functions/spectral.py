@@ -62,41 +62,52 @@ def _inverse(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor:
 rfft = define(
     "tf.spectral.rfft(input_tensor, fft_length=None)", "RFFT",
     lambda x, fft_length: _real(x, fft_length, 1), FLOATS,
-    "The first half of the transform of real numbers; `fft_length` are the sizes that are used.",
+    "Return the first half of the Fourier transform of real numbers along the last axis.",
     scope="rfft", fft_length=_lengths,
+    shows=("[1.0, 2.0]", "Tensor([ 3.+0.j, -1.+0.j], dtype=complex64)"),
 )  # fmt: skip
 irfft = define(
     "tf.spectral.irfft(input_tensor, fft_length=None)", "IRFFT",
     lambda x, fft_length: _inverse(x, fft_length, 1), COMPLEX,
-    "The inverse of `rfft`; `fft_length` are the sizes of the result.",
+    "Return the inverse of `rfft`: real numbers.",
     scope="irfft", fft_length=_lengths,
+    shows=("[3.0 + 0j, -1.0]", "Tensor([1., 2.], dtype=float32)"),
 )  # fmt: skip
 rfft2d = define(
     "tf.spectral.rfft2d(input_tensor, fft_length=None)", None,
     lambda x, fft_length: _real(x, fft_length, 2), FLOATS,
-    "`rfft` along the last axis, after that `fft` along the one before it.", scope="rfft2d",
+    "Return `rfft` along the last axis, after that `fft` along the one before it.", scope="rfft2d",
     fft_length=_lengths,
+    shows=("[[1.0, 2.0]]", "Tensor([[ 3.+0.j, -1.+0.j]], dtype=complex64)"),
 )  # fmt: skip
 irfft2d = define(
     "tf.spectral.irfft2d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _inverse(x, fft_length, 2), COMPLEX, "The inverse of `rfft2d`.",
+    lambda x, fft_length: _inverse(x, fft_length, 2), COMPLEX, "Return the inverse of `rfft2d`.",
     scope="irfft2d", fft_length=_lengths,
+    shows=("[[3.0 + 0j, -1.0]]", "Tensor([[1., 2.]], dtype=float32)"),
 )  # fmt: skip
 rfft3d = define(
     "tf.spectral.rfft3d(input_tensor, fft_length=None)", None,
     lambda x, fft_length: _real(x, fft_length, 3), FLOATS,
-    "`rfft` along the last axis, after that `fft` along the two before it.", scope="rfft3d",
+    "Return `rfft` along the last axis, after that `fft` along the two before it.",
+    scope="rfft3d",
     fft_length=_lengths,
+    shows=("[[[1.0, 2.0]]]", "Tensor([[[ 3.+0.j, -1.+0.j]]], dtype=complex64)"),
 )  # fmt: skip
 irfft3d = define(
     "tf.spectral.irfft3d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _inverse(x, fft_length, 3), COMPLEX, "The inverse of `rfft3d`.",
+    lambda x, fft_length: _inverse(x, fft_length, 3), COMPLEX, "Return the inverse of `rfft3d`.",
     scope="irfft3d", fft_length=_lengths,
+    shows=("[[[3.0 + 0j, -1.0]]]", "Tensor([[[1., 2.]]], dtype=float32)"),
 )  # fmt: skip
 
 # -- shifts ----------------------------------------------------------------------------------------
 
 fftshift = define("tf.signal.fftshift(x, axes=None)", None, rg.fft.fftshift, ANY,
-                  scope="fftshift", axes=axes_of)  # fmt: skip
+                  scope="fftshift", axes=axes_of,
+    shows=("[1, 2, 3]", "Tensor([3, 1, 2], dtype=int64)"),
+)  # fmt: skip
 ifftshift = define("tf.signal.ifftshift(x, axes=None)", None, rg.fft.ifftshift, ANY,
-                   scope="ifftshift", axes=axes_of)  # fmt: skip
+                   scope="ifftshift", axes=axes_of,
+    shows=("[1, 2, 3]", "Tensor([2, 3, 1], dtype=int64)"),
+)  # fmt: skip

@@ -130,97 +130,145 @@ def _lengths(value: Any) -> Any: ...
 def _real(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor: ...
 def _inverse(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor: ...
 def rfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """The first half of the transform of real numbers; `fft_length` are the sizes that are used.
+    """Return the first half of the Fourier transform of real numbers along the last axis.
 
     Args:
         input_tensor: A tensor or array of real floats, or a number.
+        fft_length: The sizes that are transformed; by default all.
         name: The name of the op in the graph, by default 'rfft'.
 
     Raises:
         DTypeError: when a graph is built, `input_tensor` does not hold real floats.
 
-    Op type: `RFFT`. Source: `tf.spectral.rfft`."""
+    Op type: `RFFT`. Source: `tf.spectral.rfft`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.rfft(rg.asarray([1.0, 2.0]))
+    Tensor([ 3.+0.j, -1.+0.j], dtype=complex64)"""
 
 def irfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """The inverse of `rfft`; `fft_length` are the sizes of the result.
+    """Return the inverse of `rfft`: real numbers.
 
     Args:
         input_tensor: A tensor or array, or a number.
+        fft_length: The sizes that are transformed; by default all.
         name: The name of the op in the graph, by default 'irfft'.
 
     Raises:
         DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
 
-    Op type: `IRFFT`. Source: `tf.spectral.irfft`."""
+    Op type: `IRFFT`. Source: `tf.spectral.irfft`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.irfft(rg.asarray([3.0 + 0j, -1.0]))
+    Tensor([1., 2.], dtype=float32)"""
 
 def rfft2d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """`rfft` along the last axis, after that `fft` along the one before it.
+    """Return `rfft` along the last axis, after that `fft` along the one before it.
 
     Args:
         input_tensor: A tensor or array of real floats, or a number.
+        fft_length: The sizes that are transformed; by default all.
         name: The name of the op in the graph, by default 'rfft2d'.
 
     Raises:
         DTypeError: when a graph is built, `input_tensor` does not hold real floats.
 
-    A composition. Source: `tf.spectral.rfft2d`."""
+    A composition. Source: `tf.spectral.rfft2d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.rfft2d(rg.asarray([[1.0, 2.0]]))
+    Tensor([[ 3.+0.j, -1.+0.j]], dtype=complex64)"""
 
 def irfft2d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """The inverse of `rfft2d`.
+    """Return the inverse of `rfft2d`.
 
     Args:
         input_tensor: A tensor or array, or a number.
+        fft_length: The sizes that are transformed; by default all.
         name: The name of the op in the graph, by default 'irfft2d'.
 
     Raises:
         DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
 
-    A composition. Source: `tf.spectral.irfft2d`."""
+    A composition. Source: `tf.spectral.irfft2d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.irfft2d(rg.asarray([[3.0 + 0j, -1.0]]))
+    Tensor([[1., 2.]], dtype=float32)"""
 
 def rfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """`rfft` along the last axis, after that `fft` along the two before it.
+    """Return `rfft` along the last axis, after that `fft` along the two before it.
 
     Args:
         input_tensor: A tensor or array of real floats, or a number.
+        fft_length: The sizes that are transformed; by default all.
         name: The name of the op in the graph, by default 'rfft3d'.
 
     Raises:
         DTypeError: when a graph is built, `input_tensor` does not hold real floats.
 
-    A composition. Source: `tf.spectral.rfft3d`."""
+    A composition. Source: `tf.spectral.rfft3d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.rfft3d(rg.asarray([[[1.0, 2.0]]]))
+    Tensor([[[ 3.+0.j, -1.+0.j]]], dtype=complex64)"""
 
 def irfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """The inverse of `rfft3d`.
+    """Return the inverse of `rfft3d`.
 
     Args:
         input_tensor: A tensor or array, or a number.
+        fft_length: The sizes that are transformed; by default all.
         name: The name of the op in the graph, by default 'irfft3d'.
 
     Raises:
         DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
 
-    A composition. Source: `tf.spectral.irfft3d`."""
+    A composition. Source: `tf.spectral.irfft3d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.irfft3d(rg.asarray([[[3.0 + 0j, -1.0]]]))
+    Tensor([[[1., 2.]]], dtype=float32)"""
 
 def fftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
     """Return x with the frequency 0 in the middle of the axes.
 
     Args:
         x: A tensor or array, or a number.
+        axes: The axes; None for all.
         name: The name of the op in the graph, by default 'fftshift'.
 
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    A composition. Source: `tf.signal.fftshift`."""
+    A composition. Source: `tf.signal.fftshift`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.signal.fftshift(rg.asarray([1, 2, 3]))
+    Tensor([3, 1, 2], dtype=int64)"""
 
 def ifftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
     """Return x with `fftshift` undone.
 
     Args:
         x: A tensor or array, or a number.
+        axes: The axes; None for all.
         name: The name of the op in the graph, by default 'ifftshift'.
 
     Raises:
         DTypeError: when a graph is built, `x` cannot become a tensor.
 
-    A composition. Source: `tf.signal.ifftshift`."""
+    A composition. Source: `tf.signal.ifftshift`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.signal.ifftshift(rg.asarray([1, 2, 3]))
+    Tensor([2, 3, 1], dtype=int64)"""

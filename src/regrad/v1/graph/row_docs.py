@@ -37,13 +37,51 @@ TEXTS = {
     "seed": "The seed of the op; see `set_random_seed`.",
     "shape": "The sizes: numbers, or a tensor of integers.",
     "num_segments": "The number of segments, the first size of the result.",
+    "data_format": 'The order of axes: channels last ("NHWC", …) or first ("NCHW", …).',
+    "ksize": "The sizes of the window: a number, or one for each axis; 1 for batch and channels.",
+    "strides": "The steps: a number, or one for each axis; 1 for batch and channels.",
+    "stride": "The step, a number.",
+    "dilations": "The distances between elements of the filter, as `strides`.",
+    "rate": "The distance between elements of the filter, a number.",
+    "padding": '"SAME", "VALID", or a pair (before, after) for each axis.',
+    "output_shape": "The shape of the result; it may be a tensor, or hold tensors.",
+    "fft_length": "The sizes that are transformed; by default all.",
+    "axes": "The axes; None for all.",
+    "epsilon": "A small number that keeps a divisor from being 0.",
+    "size": "The new height and width.",
+    "align_corners": "Let the centers of the corner pixels coincide.",
+    "half_pixel_centers": "Take pixels for squares, whose centers are at 1/2.",
+    "k": "How many.",
 }
+MOVING = "moving_mean", "moving_variance"
+WEIGHTS = ("kernel", "bias", "beta", "gamma")  # of layers
 # The same for functions that are written out (see `core.docstrings`).
 WRITTEN_OUT = Texts(
     {
         "name: str": "The name of the op in the graph.",
         "name: str | None": "The name of the op in the graph.",
         "seed: int | None": TEXTS["seed"],
+        "weights: TensorLike": "A weight for each loss: a number, or a tensor of their rank.",
+        "loss_collection: Name": "The collection that the result joins, or None.",
+        "reduction: str": "How losses are reduced; see `tf.losses.Reduction`.",
+        "label_smoothing: float": "How far labels are moved towards equal probabilities, 0 to 1.",
+        "activation: Function | str": "A function of the result, or its name in `tf.nn`.",
+        "use_bias: bool": "Whether there is a bias.",
+        **dict.fromkeys(
+            [f"{name}_initializer: Initial" for name in (*WEIGHTS, *MOVING)],
+            "The initial values; see `tf.get_variable`.",
+        ),
+        **dict.fromkeys(
+            [f"{name}_regularizer: Function" for name in (*WEIGHTS, "activity")],
+            "A function whose result joins REGULARIZATION_LOSSES.",
+        ),
+        **dict.fromkeys(
+            [f"{name}_constraint: Function" for name in WEIGHTS],
+            "A function of the variable that optimizers apply after an update.",
+        ),
+        "trainable: bool": "Whether optimizers change the variables.",
+        "reuse: bool | AutoReuse | None": "Whether the variables are those of an earlier call.",
+        "data_format: str": TEXTS["data_format"],
         "learning_rate: Number": "The first rate: a float, or a tensor of floats.",
         "global_step: Number": "The number of steps done: a number, tensor or Variable.",
         "staircase: bool": "Round `global_step / decay_steps` down: the rate falls at once.",

@@ -30,10 +30,20 @@ _FLOAT = dtypes.float32
 
 
 class Initializer:
-    """A maker of initial values: call it with a shape and a dtype.
+    """A maker of initial values, for subclasses: call it with a shape and a dtype.
 
     Args:
         dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.keras.initializers.Initializer`.
+
+    >>> import regrad.v1 as tf
+    >>> class Sevens(tf.initializers.Initializer):
+    ...     def values(self, shape, dtype):
+    ...         return tf.constant(7, dtype, shape)
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(Sevens()([2])))
+    [7. 7.]
     """
 
     def __init__(self, dtype: dtypes.DTypeLike = _FLOAT) -> None:

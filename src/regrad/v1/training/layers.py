@@ -91,9 +91,61 @@ def _repeat(value: TensorLike, n: int, what: str) -> list[int]:
     return list(found)
 
 
-def _describe(function: Callable[..., Tensor], name: str, text: str) -> Callable[..., Tensor]:
+CONVOLUTION = """Return the inputs convolved along {n} spatial axes, then bias and activation.
+
+    Makes, or with `reuse` finds, the variables `kernel`, of the shape (*window, in, filters), and
+    `bias` in the scope `name`.
+
+    Args:
+        inputs: A tensor of floats, whose number of channels must be known.
+        filters: The channels of the result.
+        kernel_size: The sizes of the window, an int or one for each spatial axis.
+        strides: The steps, likewise.
+        padding: "valid" or "same".
+        data_format: "channels_last" or "channels_first".
+        dilation_rate: The distances between elements of the window, likewise.
+        name: The name of the variable scope, by default '{name}', '{name}_1', ….
+
+    Returns:
+        A tensor of the inputs' dtype.
+
+    Raises:
+        GraphError: the channels are not known, the data format is another, or the variables exist
+            and `reuse` is not set.
+
+    Source: `tf.layers.{name}`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.layers.{name}(tf.zeros({shape}), 8, 3, padding="same").shape)
+    {result}
+    """
+POOL = """Return the {what} of windows, as `tf.nn.{pool}` with sizes for the spatial axes alone.
+
+    Args:
+        inputs: A tensor of floats.
+        pool_size: The sizes of the window, an int or one for each spatial axis.
+        strides: The steps, likewise.
+        padding: "valid" or "same".
+        data_format: "channels_last" or "channels_first".
+        name: The name of the op in the graph.
+
+    Returns:
+        A tensor of the inputs' dtype.
+
+    Raises:
+        GraphError: the data format is another.
+
+    Source: `tf.layers.{name}`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.layers.{name}(tf.zeros({shape}), 2, 2).shape)
+    {result}
+    """
+
+
+def _describe(function: Callable[..., Tensor], name: str, doc: str) -> Callable[..., Tensor]:
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{text}\n\n    Source: `tf.layers.{name}`."
+    function.__doc__ = doc
     return function
 
 
@@ -165,13 +217,8 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
             bias = bias if use_bias else None
             return _finish(y, filters, layout, bias, activation, activity_regularizer)
 
-    return _describe(
-        conv,
-        layer_name,
-        f"A convolution with {n} spatial axes, then bias and activation.\n\n"
-        "    Variables: `kernel` (window, in, filters) and `bias`; see `dense`. Data is\n"
-        '    `"channels_last"` or `"channels_first"`.',
-    )
+    shown = {"shape": [2, *[6] * n, 3], "result": (2, *[6] * n, 8)}
+    return _describe(conv, layer_name, CONVOLUTION.format(n=n, name=layer_name, **shown))
 
 
 conv1d: Callable[..., Any]
@@ -442,8 +489,10 @@ def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Cal
         with variable_scope(name, layer_name):
             return function(inputs, window, steps, padding.upper(), layout)
 
-    text = f"`tf.nn.{function.__name__}` with window and strides for the spatial axes."
-    return _describe(pooling, layer_name, text)
+    shown = {"shape": [2, *[6] * n, 3], "result": (2, *[3] * n, 3)}
+    what = "largest elements" if layer_name.startswith("max") else "means"
+    doc = POOL.format(what=what, pool=function.__name__, name=layer_name, **shown)
+    return _describe(pooling, layer_name, doc)
 
 
 max_pooling2d: Callable[..., Any] = _pooling_layer("max_pooling2d", 2, nn.max_pool)
