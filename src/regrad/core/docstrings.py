@@ -85,11 +85,12 @@ def ordered(annotations: Mapping[str, Any], function: Callable[..., Any]) -> dic
 
 def complete_public(function: F, texts: Texts = TENSORS) -> F:
     """Complete the docstring of a public function of tensors; return the function."""
+    if function.__doc__ is None or "__signature__" in vars(function):  # (rows of v1 are whole)
+        return function
     annotations = ordered(function.__annotations__, function)
-    if function.__doc__ and "__signature__" not in vars(function):  # (rows of v1 are complete)
-        doc = inspect.cleandoc(function.__doc__)
-        doc = _with_sections(doc, texts, annotations, "", _expected(annotations, texts))
-        function.__doc__ = _indented(_importing(doc))
+    doc = inspect.cleandoc(function.__doc__)
+    doc = _with_sections(doc, texts, annotations, "", _expected(annotations, texts))
+    function.__doc__ = _indented(_importing(doc))
     return function
 
 

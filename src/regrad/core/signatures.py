@@ -46,7 +46,14 @@ def answer_in(module: ModuleType, texts: Texts = TENSORS) -> None:
     """Make all functions of a module `public`, with what is said of arguments there."""
     for name, value in list(vars(module).items()):
         if type(value) is FunctionType and name[0] != "_" and not hasattr(value, "__wrapped__"):
-            setattr(module, name, helpful(name)(complete_public(value, texts)))
+            known = ANSWERING.get((name, value))
+            if known is None:
+                known = ANSWERING[name, value] = helpful(name)(complete_public(value, texts))
+            setattr(module, name, known)
+
+
+# By name and function: a function of several modules (`tf.sin`, `tf.math.sin`) is one object.
+ANSWERING: dict[tuple[str, FunctionType], Callable[..., Any]] = {}
 
 
 def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:
