@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from regrad.errors import ShapeError
 from tests.helpers.v1_session import initialized
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -206,6 +207,11 @@ def test_flatten(session, shape, static):
     assert static is None or y.shape.as_list() == static
     near(session.run(y, {x: IMAGES}), IMAGES.reshape(2, 90))
     near(session.run(tf.gradients(y * y, x)[0], {x: IMAGES}), 2 * IMAGES)
+
+
+def test_a_scalar_cannot_be_flattened(graph):
+    with pytest.raises(ShapeError, match="flatten: expected a tensor of one axis or more"):
+        tf.layers.flatten(tf.constant(1.0))
 
 
 def test_dropout(session):

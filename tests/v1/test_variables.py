@@ -212,6 +212,11 @@ def test_variables_can_be_put_into_other_collections():
 # -- get_variable, variable_scope ----------------------------------------------------------------
 
 
+def test_the_older_scope_takes_a_default_name():
+    with tf.variable_op_scope([], None, "net") as scope:
+        assert scope.name == "net"
+
+
 def test_a_scope_has_the_constraint_of_its_variables():
     def at_most_one(v):
         return tf.clip_by_value(v, -1.0, 1.0)

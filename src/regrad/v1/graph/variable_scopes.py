@@ -330,13 +330,15 @@ def _takes_nothing(function: Any) -> bool:
 @public
 @block
 def variable_op_scope(
-    values: Sequence[TensorLike] | None, name_or_scope: str | VariableScope | None, **options: Any
-) -> Generator[VariableScope]:
+    values: Sequence[TensorLike] | None, name_or_scope: str | VariableScope | None,
+    default_name: str | None = None, **options: Any,
+) -> Generator[VariableScope]:  # fmt: skip
     """Open a `variable_scope`, with the arguments in an older order.
 
     Args:
         values: Without effect.
         name_or_scope: A name, or a VariableScope to enter again.
+        default_name: The name, if `name_or_scope` is None; it is numbered if it was used before.
         **options: Those of `variable_scope`.
 
     Returns:
@@ -352,7 +354,7 @@ def variable_op_scope(
     ...     print(scope.name)
     net
     """
-    with variable_scope(name_or_scope, **options) as scope:
+    with variable_scope(name_or_scope, default_name, values, **options) as scope:
         yield scope
 
 

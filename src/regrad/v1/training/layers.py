@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import regrad as rg
 from regrad.core.dims import Dim, UnknownRank
 from regrad.core.tensor import TensorLike
-from regrad.errors import ArgumentError, GraphError
+from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.v1.functions import nn
 from regrad.v1.functions.convolution import LAYOUTS
@@ -461,7 +461,7 @@ def flatten(inputs: TensorLike, name: str | None = None) -> Tensor:
         A tensor of the inputs' dtype, of the shape (batch, everything else).
 
     Raises:
-        InvalidValueError: the inputs are a scalar. A ValueError.
+        ShapeError: the inputs are a scalar.
 
     Source: `tf.layers.flatten`.
 
@@ -471,6 +471,8 @@ def flatten(inputs: TensorLike, name: str | None = None) -> Tensor:
     """
 
     def reshape(x: rg.Tensor) -> rg.Tensor:
+        if not x.ndim:
+            raise ShapeError("flatten: expected a tensor of one axis or more, got a scalar")
         batch, *rest = x.shape
         known = not any(isinstance(n, Dim) for n in rest)
         return rg.reshape(x, (-1, math.prod(rest)) if known and 0 not in rest else (batch, -1))
