@@ -241,7 +241,7 @@ def convolution(
 
     Args:
         input: Data of one, two or three spatial axes, in the order of `data_format`.
-        filter: Of the shape (*window, in, out).
+        filter: Of the shape `(*window, in, out)`.
         padding: "SAME", "VALID", or a pair (before, after) for each axis.
         strides: The steps, by default 1.
         dilation_rate: The distances between elements of the filter, by default 1.

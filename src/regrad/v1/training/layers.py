@@ -93,8 +93,8 @@ def _repeat(value: TensorLike, n: int, what: str) -> list[int]:
 
 CONVOLUTION = """Return the inputs convolved along {n} spatial axes, then bias and activation.
 
-    Makes, or with `reuse` finds, the variables `kernel`, of the shape (*window, in, filters), and
-    `bias` in the scope `name`.
+    Makes, or with `reuse` finds, the variables `kernel`, of the shape `(*window, in, filters)`,
+    and `bias` in the scope `name`.
 
     Args:
         inputs: A tensor of floats, whose number of channels must be known.
