@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ import numpy as np
 import regrad as rg
 import regrad.v1 as tf
 from regrad.core.state import BESIDE, OPEN, STATE, current
+from regrad.errors import UnusedOverrideWarning
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, SILENT, Verdict, shown
 
 TITLE = "interrupts"
@@ -138,7 +140,10 @@ def struck(f: Callable[[], None], strikes: int, seed: int) -> Iterator[tuple[str
         handled(signal.SIGINT, signal.default_int_handler),
         handled(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT)),
         unraisable() as swallowed,
+        warnings.catch_warnings(),
     ):
+        # (a scope that is struck before its `__enter__` says so when it is freed)
+        warnings.simplefilter("ignore", UnusedOverrideWarning)
         for _ in range(strikes):
             swallowed.clear()
             try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import warnings
 
@@ -201,6 +202,10 @@ def test_a_scope_that_nobody_enters_warns(override):
     for wrong in ({"Relo": "Identity"}, 3):
         with pytest.raises((UnknownOpError, ArgumentError)), override(wrong):
             pass
+    scope = override({"Relu": lambda dy: dy})
+    scope.itself = scope
+    del scope
+    gc.collect()  # (a warning from here would blame whatever line Python collects garbage at)
 
 
 def test_an_unused_scope_warns():

@@ -164,7 +164,7 @@ class gradient_override_map(Scope[OpBinding]):
             )
         self._rules = dict(rules)
         self._bindings: dict[str, OpBinding] = {}
-        self._idle = bool(rules)
+        self._warn_unless_entered()
 
     def _steps(self) -> Generator[Self]:
         before = current()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Self, TypeVar
@@ -22,12 +23,28 @@ class Scope(Block, Report[B]):
     _rules: Mapping[Any, Any]
     _level = 3  # how far up the stack a warning's line is: that of the `with`
     _around: BaseException | None = None  # what was being handled when the scope was entered
-    _idle = False  # there are rules, and no code was put under them yet
+    _idle: weakref.ref[Any] | None = None  # until code is put under the rules
 
     def __enter__(self) -> Self:
-        self._idle = False
+        self._idle = None
         self._around = sys.exc_info()[1]
         return super().__enter__()
+
+    def _warn_unless_entered(self) -> None:
+        """Warn if the scope dies as it is: a call as a statement looks like a setting.
+
+        A weak reference does it, since `__del__` would run for every scope, and a Ctrl-C that came
+        meanwhile would be lost. This one is gone when the scope is entered, and in garbage that
+        Python collects at some later line.
+        """
+        name = self._name
+
+        def warn(_: object) -> None:
+            if not sys.is_finalizing():
+                message = f"{name} was not entered, so no rule is in force: write `with {name}(…):`"
+                warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
+
+        self._idle = weakref.ref(self, warn) if self._rules else None
 
     @property
     def _failed(self) -> bool:
@@ -54,7 +71,7 @@ class Scope(Block, Report[B]):
 
     def __call__(self, f: F) -> F:
         """Decorate a function: each call runs in a scope of its own, and its hits count here."""
-        self._idle = False
+        self._idle = None
         _check_decorated(f)
         rules = self._rules  # in a cell of its own, where jit sees that a rule has changed
 
@@ -67,13 +84,6 @@ class Scope(Block, Report[B]):
                 return f(*args, **options)
 
         return scoped  # pyright: ignore[reportReturnType] (of the same signature)
-
-    def __del__(self) -> None:
-        # a call as a statement of its own looks like a setting, and changes nothing
-        if self._idle and not sys.is_finalizing():
-            name = self._name
-            message = f"{name} was not entered, so no rule is in force: write `with {name}(…):`"
-            warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
 
     def _collect(self, scope: Self) -> None:
         """Let a scope count its hits here."""

@@ -80,7 +80,7 @@ class gradient_override_map(Scope[Binding]):
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
         self._thread = 0  # that of the block
         self._left = False
-        self._idle = bool(rules)
+        self._warn_unless_entered()
 
     def _steps(self) -> Generator[Self]:
         outer = open_here()

@@ -248,7 +248,7 @@ class GraphOverrideScope(OverrideScope):
         self._used = False
 
     def __enter__(self) -> Self:
-        self._idle = False  # whoever enters it is told what is wrong
+        self._idle = None  # whoever enters it is told what is wrong
         given = self._given
         if not isinstance(given, dict) or not all(
             isinstance(k, str) and (isinstance(v, str) or callable(v)) for k, v in given.items()
