@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -341,7 +342,16 @@ def in_notebook(kind: str, strikes: int, seed: int) -> Iterator[tuple[str, str]]
             outputs(client, cell, until="running")
             time.sleep(rng.random() * 0.02)
             manager.interrupt_kernel()
-            if "KeyboardInterrupt" not in outputs(client, cell):
+            try:
+                said = outputs(client, cell)
+            except TimeoutError as error:
+                manager.interrupt_kernel()
+                outputs(client, cell)
+                said = str(error)
+                theirs = "Exception ignored" in said and os.path.dirname(rg.__file__) not in said
+                yield (EXPLAINED if theirs else SILENT), f"swallowed: {said}"
+                continue
+            if "KeyboardInterrupt" not in said:
                 yield SILENT, "the interrupt was swallowed"
             elif trouble := ran(client, "print(m.lost(loop))").strip():
                 yield SILENT, trouble
@@ -358,10 +368,13 @@ def ran(client: Any, code: str) -> str:
 
 
 def outputs(client: Any, cell: str, until: str | None = None) -> str:
-    """What a cell prints and raises, to its end or to a word."""
+    """What a cell prints and raises, to its end or to a word; TimeoutError says it too."""
     found = ""
     while True:
-        message = client.get_iopub_msg(timeout=60)
+        try:
+            message = client.get_iopub_msg(timeout=60)
+        except queue.Empty:
+            raise TimeoutError(found) from None
         content = message["content"]
         if message["parent_header"].get("msg_id") != cell:
             continue

@@ -121,13 +121,11 @@ def _mean_loss(step: Callable[[Any], Any], batches: Any, epoch: str, progress: b
 @contextmanager
 def _bar(epoch: str, total: int | None, progress: bool) -> Iterator[Callable[..., None]]:
     """A progress bar, if there can be one, and a function that shows a loss in it."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
+    tqdm = _tqdm() if progress else None  # (one that is off has a finalizer too, and loses Ctrl-C)
+    if tqdm is None:
         yield lambda loss, steps=1: None
         return
-    off = None if progress else True  # None: off where there is no terminal
-    with tqdm(desc=epoch, total=total, disable=off) as bar:
+    with tqdm(desc=epoch, total=total, disable=None) as bar:  # None: off without a terminal
         last = time.monotonic()
 
         def show(loss: Any, steps: int = 1) -> None:
@@ -138,3 +136,11 @@ def _bar(epoch: str, total: int | None, progress: bool) -> Iterator[Callable[...
             bar.update(steps)
 
         yield show
+
+
+def _tqdm() -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm
