@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jax
 import regrad as rg
 from bench.contestants import Contestants
 from bench.measures import Speed

@@ -7,11 +7,11 @@ from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
+import torch
 from autograd import make_vjp
 from autograd.extend import defvjp, primitive
 
 import regrad as rg
-import torch
 from bench.timing import Call
 
 torch.set_num_threads(1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-import jax
 import regrad as rg
 from bench.contestants import Contestants
 from bench.jit import alike

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import regrad as rg
 import regrad.torch
-import torch
 from bench.contestants import Contestants
 from bench.measures import Speed
 from bench.report import Measure
-from torch import nn
 
 DEVICE = os.environ.get("REGRAD_BENCH_DEVICE", "cpu")  # `--device` of `python -m bench`
 BATCH, SIZE = (4, 64) if DEVICE == "cpu" else (64, 224)  # a GPU would wait for small ones

@@ -13,17 +13,17 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import torch.nn.functional as F
-
-import jax
-import regrad as rg
 import torch
+import torch.nn.functional as F
+from jax import lax
+
+import regrad as rg
 from bench.contestants import Contestants
 from bench.report import Measure, Row, compared
 from bench.timing import Call, Effort, interleaved, sampler
-from jax import lax
 from regrad import losses, nn
 from regrad.core.tensor import wrap
 

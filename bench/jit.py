@@ -10,12 +10,12 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-
-import jax
-import regrad as rg
 import torch
+
+import regrad as rg
 from bench import networks
 from bench.contestants import SMALL, Contestants, regrad_square
 from bench.measures import Speed

@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import torch.nn.functional as F
-
-import jax
-import regrad as rg
 import torch
+import torch.nn.functional as F
 from jax import lax
+
+import regrad as rg
 from regrad import losses, nn
 
 torch.set_num_threads(1)

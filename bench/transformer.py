@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch.nn.functional as F
 
-import jax
 import regrad as rg
 from bench.networks import (
     JAX,

@@ -13,10 +13,9 @@ error.
 import inspect
 from contextvars import ContextVar
 
+import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-
-import torch
 
 # ## 1. Torch asks a mode before each of its functions (in regrad: `torch/modes.py`)
 #

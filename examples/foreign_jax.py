@@ -15,9 +15,9 @@ import sys
 
 import equinox as eqx
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
-import jax
 import regrad as rg
 
 STRAIGHT_THROUGH = {"Round": lambda dy: dy}

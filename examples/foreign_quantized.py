@@ -24,15 +24,15 @@ import sys
 from collections import defaultdict
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import regrad as rg
 import regrad.torch
-import torch
-from torch import Tensor, nn
 
 # -- somebody else's model, and somebody else's quantiser ------------------------------------------
 

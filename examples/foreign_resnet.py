@@ -27,14 +27,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
 
 import regrad as rg
 import regrad.torch
-import torch
-from torch import Tensor, nn
 
 # -- somebody else's model -------------------------------------------------------------------------
 

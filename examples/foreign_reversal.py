@@ -23,12 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from sklearn.datasets import make_moons
+from torch import Tensor, nn
 
 import regrad.torch
-import torch
-from torch import Tensor, nn
 
 TURN, RATE = 35, 3e-3
 

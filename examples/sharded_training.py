@@ -95,9 +95,8 @@ def digits(steps: int):
 
 def mesh_of(**axes: int):
     """A mesh of all devices, and the layouts on it."""
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec
-
     import jax
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
     types = (AxisType.Auto,) * len(axes)
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=types)

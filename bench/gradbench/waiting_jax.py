@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gradbench import wrap  # pyright: ignore  (of the checkout)
-
 import jax
+from gradbench import wrap  # pyright: ignore  (of the checkout)
 
 measured = wrap.multiple_runs
 

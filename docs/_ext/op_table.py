@@ -14,13 +14,13 @@ from api_reference import find
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
-from tests.helpers.foreign_table import spelled
-from tests.helpers.sample_runs import NEEDS_VALUES, ROWS
 
 from regrad.core.registry import ALIASES, OPS, Op
 from regrad.core.rule import NoGradient
 from regrad.jax.optypes import targets_of
 from regrad.torch.optypes import families
+from tests.helpers.foreign_table import spelled
+from tests.helpers.sample_runs import NEEDS_VALUES, ROWS
 
 COLUMNS = (
     "op type, function", "inputs", "rule", "convention", "dtypes", "modes", "in PyTorch",

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = "https://github.com/regrad/regrad/blob/main/"
 LINK = re.compile(r"(?<=\]\()(\.\.?/[^)#]+)")
 OPENING = re.compile(r'\A"""(.*?)"""\n', re.S)
+GAP = re.compile(r"^((?:import|from) .*\n)\n+(?=import|from)", re.M)  # between imports
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
@@ -22,8 +23,9 @@ def read_script(text: str) -> NotebookNode:
     """Return a script as a notebook: its docstring and its comments are the prose."""
     opening = OPENING.match(text)
     assert opening, "a script that is a page begins with a docstring"
-    prose = "".join(f"# {line}".rstrip() + "\n" for line in opening[1].rstrip().splitlines())
-    notebook = jupytext.reads(prose + text[opening.end() :], fmt="py:light")
+    title, *lines = opening[1].rstrip().splitlines()
+    prose = "".join(f"# {line}".rstrip() + "\n" for line in (title.rstrip("."), *lines))
+    notebook = jupytext.reads(prose + GAP.sub(r"\1", text[opening.end() :]), fmt="py:light")
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
     notebook.metadata.language_info = {"name": "python", "pygments_lexer": "python3"}
     return notebook

@@ -3,12 +3,12 @@
 import dataclasses
 
 import equinox
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optree
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError
 

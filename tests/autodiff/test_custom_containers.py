@@ -3,16 +3,16 @@
 import re
 from collections import OrderedDict, defaultdict, namedtuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optree
 import pytest
+import torch
 
-import jax
 import regrad as rg
 import regrad.torch
 import regrad.v1 as tf
-import torch
 from regrad.errors import RuleError
 from regrad.v1.graph.tensors import face
 

@@ -20,10 +20,10 @@ from threading import Barrier
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 import regrad as rg
 import regrad.v1 as tf
-import torch
 from regrad.torch import gradient_override_map as torch_scope
 from tests.campaigns.verdicts import BROKEN, DELIVERED, SILENT, Verdict, shown
 

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 import scipy.special
-
-import jax
-import regrad as rg
 import torch
+
+import regrad as rg
 from regrad.errors import RegradError
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, Verdict, shown
 from tests.helpers import sample_runs as runs

@@ -95,8 +95,9 @@ def double(dy: Any) -> Any:
 
 
 def in_torch() -> None:
-    import regrad.torch
     import torch
+
+    import regrad.torch
 
     x = torch.ones(3, requires_grad=True)
     with regrad.torch.gradient_override_map({"Relu": double}):

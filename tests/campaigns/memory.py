@@ -349,6 +349,7 @@ def _(stack: ExitStack) -> Call:
 @kind("torch override", CALLS // 10)
 def _(stack: ExitStack) -> Call:
     import torch
+
     from regrad.torch import gradient_override_map
 
     x = torch.ones(3, requires_grad=True)
@@ -363,6 +364,7 @@ def _(stack: ExitStack) -> Call:
 @kind("torch override that fails", CALLS // 20)
 def _(stack: ExitStack) -> Call:
     import torch
+
     from regrad.torch import gradient_override_map
 
     x = torch.ones(3, requires_grad=True)

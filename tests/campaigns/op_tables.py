@@ -15,8 +15,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import regrad as rg
 import torch
+
+import regrad as rg
 from tests.campaigns import numerics, records, torch_samples
 from tests.helpers import sample_runs as runs
 

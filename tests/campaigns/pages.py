@@ -78,9 +78,9 @@ document.body.appendChild(out);
 
 def resnet() -> Drawing:
     """A ResNet-18 in PyTorch under guided backprop."""
-    from bench.foreign_torch import resnet18
-
     import torch
+
+    from bench.foreign_torch import resnet18
 
     with rg.torch.gradient_override_map({"Relu": rg.rules.guided_relu}):
         return rg.torch.draw(resnet18(torch.nn.ReLU()), torch.randn(1, 3, 64, 64))
@@ -89,9 +89,8 @@ def resnet() -> Drawing:
 def transformer() -> Drawing:
     """A small transformer in Flax."""
     import flax.linen as nn
-    import jax.numpy as jnp
-
     import jax
+    import jax.numpy as jnp
 
     class Layer(nn.Module):
         @nn.compact

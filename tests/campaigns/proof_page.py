@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from bench import report
-
 from tests.campaigns.records import RESULTS
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, UNNAMED
 from tests.helpers.paths import ROOT

@@ -18,12 +18,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 from unittest import mock
 
+import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad
 
-import jax
 import regrad as rg
 import regrad.jax
 from regrad.errors import RegradError

@@ -45,10 +45,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import tqdm
 
 import regrad.torch
-import torch
 from regrad.errors import RegradError
 from tests.campaigns import public_jax, public_oracle, public_peers, public_table, records
 from tests.campaigns.public_oracle import BY_NAME, Op

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import regrad as rg
 import regrad.torch
-import torch
 from tests.campaigns import public_oracle, public_table
-from torch import nn
 
 
 class Digits(nn.Module):

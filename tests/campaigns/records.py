@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import report as machine
-
 from tests.helpers.paths import ROOT
 
 RESULTS = Path(__file__).parent / "results"

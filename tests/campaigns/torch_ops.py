@@ -36,11 +36,11 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
-import torch
 from regrad.errors import PassedOverError
 from regrad.torch.optypes import families
 from tests.campaigns import torch_samples

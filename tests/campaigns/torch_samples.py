@@ -18,10 +18,10 @@ from functools import cache
 from typing import Any, NamedTuple
 from unittest import mock
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-import torch
 from regrad.torch.optypes import families
 
 # Where the samples lie: `proof --device cuda` (its workers are processes of their own).

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-import jax
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import RegradError

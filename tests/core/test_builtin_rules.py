@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
-import jax
 import regrad as rg
 import regrad.torch
 import regrad.v1 as tf
-import torch
 from regrad.core.registry import OPS
 from regrad.core.rule import Missing, NoGradient
 from regrad.errors import MissingRuleError, RuleError, UnknownOpError

@@ -7,10 +7,10 @@ import threading
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 
+import jax
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 import regrad.v1 as tf
 from regrad.core.blocks import block

@@ -10,10 +10,10 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import regrad as rg
 import regrad.v1
-import torch
 from regrad.errors import ArgumentError
 
 x = rg.tensor([1.0, 2.0])

@@ -3,11 +3,11 @@
 import io
 
 import pytest
+import torch
 from rich.console import Console
 
 import regrad as rg
 import regrad.torch
-import torch
 from regrad.core.reports import Table, Untouched
 from regrad.errors import ArgumentError
 

@@ -3,11 +3,11 @@
 import threading
 
 import pytest
+import torch
 
 import regrad as rg
 import regrad.torch
 import regrad.v1 as tf
-import torch
 from regrad.errors import ArgumentError, NotFiredError, RuleError, UnusedOverrideWarning
 
 x = rg.tensor([-2.0, 0.5])

@@ -1,10 +1,10 @@
 """A line that optimizers fit, on arrays of any library."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-import jax
 import regrad as rg
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)

@@ -1,9 +1,9 @@
 """The tables of docs/foreign.md; `python -m tests.helpers.foreign_table` writes them."""
 
+import torch
 import torch.nn.functional as F
 import torch.overrides
 
-import torch
 from regrad.torch.composites import fused
 from regrad.torch.optypes import DUNDERS, families, spellings
 from tests.helpers.paths import DOCS

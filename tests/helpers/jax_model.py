@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
 import jax
+import jax.numpy as jnp
 
 M = jnp.arange(6.0).reshape(2, 3) / 7 + 0.1
 

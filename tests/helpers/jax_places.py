@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 X = jnp.array([0.3, -1.2, 2.4])

@@ -8,9 +8,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+import jax
 import pytest
 
-import jax
 import regrad as rg
 from regrad.core.state import LIVE, current
 from regrad.transforms import program

@@ -15,11 +15,11 @@ import traceback
 import warnings
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import jax
 import regrad as rg
 from regrad.errors import ArgumentError, DeviceError, NotFiredError
 

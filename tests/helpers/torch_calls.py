@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import regrad.torch
 import torch
+
+import regrad.torch
 
 override = regrad.torch.gradient_override_map
 D = torch.float64

@@ -9,16 +9,16 @@ import re
 import warnings
 
 import equinox.internal as eqxi
+import jax
 import jax.numpy as jnp
 import jax.scipy.special as special
 import numpy as np
 import optax
 import pytest
+from jax import lax
 from jax.experimental.ode import odeint
 
-import jax
 import regrad as rg
-from jax import lax
 from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning
 
 X = jnp.array([0.0, 1.0, -2.0, 0.5])

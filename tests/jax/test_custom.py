@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import jax
-import regrad as rg
 from jax import lax
+
+import regrad as rg
 from regrad.errors import ArgumentError, GradientError, RuleError
 from tests.helpers.jax_places import PLACES, TRANSFORMS, X, by_hand, unrolled, unrolled_scan
 

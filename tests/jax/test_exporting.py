@@ -5,11 +5,11 @@ import subprocess
 import sys
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import (
     ArgumentError,

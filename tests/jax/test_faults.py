@@ -1,9 +1,9 @@
 """Twenty planted faults in JAX programs: the tools name the op and the line."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-import jax
 import regrad as rg
 from tests.helpers.marks import marked_lines
 

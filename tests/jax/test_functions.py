@@ -8,13 +8,13 @@ from __future__ import annotations
 import equinox as eqx
 import flax.linen as nn
 import haiku as hk
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import jax
-import regrad as rg
 from jax import lax
+
+import regrad as rg
 from regrad.errors import GradientError, UnusedOverrideWarning
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 4))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import jax
-import regrad as rg
 from jax import lax
+
+import regrad as rg
 from regrad.errors import (
     ArgumentError,
     GradientError,

@@ -7,13 +7,13 @@ import warnings
 import equinox as eqx
 import flax.linen as nn
 import haiku as hk
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
 
-import jax
 import regrad as rg
 
 KEY = jax.random.key(0)

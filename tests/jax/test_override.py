@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-import jax
 import regrad as rg
-from jax import lax
 from regrad.core.registry import RULES
 from regrad.errors import (
     ArgumentError,
@@ -226,9 +226,8 @@ def test_examples_of_a_vmap_inside_never_mix():
 
 
 def test_bodies_that_jax_does_not_open():
-    from jax.experimental import pallas as pl
-
     from jax import export
+    from jax.experimental import pallas as pl
 
     def kernel(x_ref, o_ref):
         o_ref[...] = jnp.tanh(x_ref[...])

@@ -1,10 +1,10 @@
 """`trace_gradients`, `find_nan`, `saved_bytes`, checks and comparisons of JAX functions."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError
 from regrad.testing import GradientCheckError

@@ -6,14 +6,14 @@ What is due comes from functions with a `jax.custom_vjp` written by hand in the 
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-import jax
 import regrad as rg
-from jax import lax
 from regrad.errors import GradientError
 
 X = jax.random.normal(jax.random.key(0), (5, 3, 4))

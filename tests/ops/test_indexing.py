@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import jax
-import regrad as rg
 import torch
+
+import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, RegradError, ShapeError
 from regrad.ops import indexing
 from regrad.ops.getitem import getitem

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from torch.nn import functional
 
 import regrad as rg
-import torch
 from regrad import losses
 from regrad.errors import ArgumentError, DTypeError, ShapeError, UnusedOverrideWarning
 

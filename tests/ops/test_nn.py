@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+import jax
 import numpy as np
 import pytest
+import torch
 from torch.nn import functional
 
-import jax
 import regrad as rg
-import torch
 from regrad import nn
 from regrad.errors import ArgumentError, DTypeError, ShapeError
 

@@ -125,7 +125,6 @@ def test_a_variable_prints_as_its_value():
 
 def test_other_libraries():
     import jax.numpy as jnp
-
     import torch
 
     for array in (jnp.ones(2, jnp.float32), torch.ones(2)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 import scipy.stats
 
-import jax
 import regrad as rg
 from regrad import random
 from regrad.errors import ArgumentError, DTypeError, ShapeError

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import regrad as rg
-import torch
 from regrad.errors import ArgumentError, DTypeError, ShapeError
 from regrad.ops.reduction import moments, vector_norm
 

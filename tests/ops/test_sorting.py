@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import jax
-import regrad as rg
 import torch
+
+import regrad as rg
 from regrad import (
     argsort,
     cumulative_max,

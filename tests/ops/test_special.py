@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+import torch
 
 import regrad as rg
-import torch
 from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError
 from regrad.testing import check_gradients
 from tests.helpers.sample_runs import arrays_of

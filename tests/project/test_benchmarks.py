@@ -1,6 +1,7 @@
 """The page of benchmarks is made of what is recorded."""
 
 import pytest
+
 from bench import page, report, results
 from bench.plot import draw
 from bench.report import Row

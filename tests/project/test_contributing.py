@@ -3,16 +3,16 @@
 import math
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+import torch
 
-import jax
 import regrad as rg
 import regrad.ops.elementwise as family
 import regrad.torch
-import torch
 from regrad.core.registry import OPS
 from regrad.errors import UnknownOpError
 from regrad.extend import Spec, elementwise, gradient, op

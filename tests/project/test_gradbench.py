@@ -10,11 +10,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from bench.gradbench import __main__ as tool
-from bench.gradbench import ba, det, protocol, session, table
 from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.spatial.transform import Rotation
+
+from bench.gradbench import __main__ as tool
+from bench.gradbench import ba, det, protocol, session, table
 
 RNG = np.random.default_rng(7)
 

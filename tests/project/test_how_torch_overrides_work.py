@@ -6,10 +6,10 @@ import runpy
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 import regrad as rg
-import torch
 from tests.helpers.paths import DOCS
 
 SCRIPT = DOCS / "how_torch_overrides_work.py"

@@ -70,9 +70,8 @@ def test_only_an_error_is_right_for_a_wrong_answer():
 def test_what_a_program_replaced_is_put_back():
     import autograd.numpy as anp
     import jax.numpy as jnp
-    from autograd.core import primitive_vjps
-
     import torch
+    from autograd.core import primitive_vjps
 
     before = torch.tanh, jnp.tanh, primitive_vjps[anp.tanh]
     for library in LIBRARIES:

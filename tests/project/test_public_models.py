@@ -3,14 +3,14 @@
 from collections import Counter
 
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import regrad.torch
-import torch
 from tests.campaigns import public_jax, public_models, public_oracle, public_table
 from tests.campaigns.public_table import Built, Row
 from tests.campaigns.verdicts import BROKEN, DELIVERED, REFUSED, SILENT
-from torch import nn
 
 
 class Small(nn.Module):

@@ -1,10 +1,10 @@
 """PyTorch models with a fault in each, as public code has them; a comment marks the line."""
 
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import regrad.torch
-import torch
-from torch import nn
 
 
 def numbers(*shape, seed=0):

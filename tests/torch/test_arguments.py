@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch.nn.functional as F
-
 import torch
+import torch.nn.functional as F
+from torch import nn
+
 from regrad.errors import PassedOverError, UnknownOpError
 from tests.helpers.torch_calls import IMAGE, D, X, both, override
-from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
-import torch
 from regrad.errors import PassedOverError, RuleError, UnusedOverrideWarning
 from regrad.torch import open_scopes
 

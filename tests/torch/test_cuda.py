@@ -6,16 +6,16 @@ there by `python -m tests.campaigns.proof --only F13 --device cuda`.
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regrad as rg
 import regrad.torch
-import torch
 from regrad.errors import PassedOverError
 from regrad.torch import open_scopes
 from tests.helpers import sample_runs as runs
-from torch import nn
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning"),

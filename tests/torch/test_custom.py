@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 import regrad as rg
 import regrad.torch
-import torch
 from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
 
 custom = regrad.torch.custom_grad

@@ -6,11 +6,11 @@ The gradients expected are those of Functions that are written with the rule as 
 import threading
 
 import pytest
+import torch
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch
-import torch
 from regrad.errors import GradientError, PassedOverError, RuleError, UnusedOverrideWarning
 
 override = regrad.torch.gradient_override_map

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 import regrad.torch
-import torch
 from regrad.errors import NotFiredError, PassedOverError, RuleError
 from regrad.torch.nodes import new_nodes
 from regrad.torch.optypes import CHANNELS_LAST, REVERSED, families, nodes_of, spellings

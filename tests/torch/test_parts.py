@@ -9,18 +9,18 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
+from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
-import torch
 from regrad.errors import PassedOverError
 from regrad.torch import intercepts
 from tests.campaigns.torch_samples import INSIDE, Call, cases, load
 from tests.helpers.torch_calls import IMAGE, D, X, both, override
-from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

@@ -13,15 +13,15 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch
-import torch
 from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch import modes, open_scopes
-from torch import nn
 
 FACTOR = 1000.0
 override = regrad.torch.gradient_override_map

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-
 import torch
+
 from regrad.torch import calls, nodes
 from tests.campaigns import torch_ops
 from tests.campaigns.verdicts import DELIVERED, REFUSED, SILENT

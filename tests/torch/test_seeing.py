@@ -5,16 +5,16 @@ import threading
 import weakref
 
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.modules import module as torch_modules
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch as rt
-import torch
 from regrad.errors import ArgumentError, GradientError
 from regrad.testing import GradientCheckError
-from torch import nn
 
 
 class Block(nn.Module):

@@ -5,13 +5,13 @@ import socket
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
 from safetensors.numpy import load_file, save_file
 
-import jax
 import regrad as rg
 from regrad import train
 from regrad.core.tensor import wrap

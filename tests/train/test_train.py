@@ -4,12 +4,12 @@ import io
 import json
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-import jax
 import regrad as rg
 from regrad import train
 from regrad.core.tensor import wrap

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import regrad as rg
 import regrad.v1 as tf
-import torch
 from regrad.errors import ArgumentError
 from tests.helpers.quick import nothing_is_left_open
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextvars
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError
 from tests.helpers.quick import MODES, nothing_is_left_open

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 
+import jax
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 from regrad.core.state import current
 from regrad.errors import GradientError

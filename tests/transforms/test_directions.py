@@ -1,10 +1,10 @@
 """jacfwd, jacrev, linearize, hvp against JAX; rules in force count, or raise."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, ShapeError
 

@@ -7,11 +7,11 @@ import dataclasses
 import threading
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 from regrad.core.state import current
 from regrad.errors import (

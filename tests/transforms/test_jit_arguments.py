@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 import optree
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import ArgumentError, TraceError
 

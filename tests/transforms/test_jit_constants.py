@@ -1,10 +1,10 @@
 """Constants made in a compiled function: large ones are ops of the program, small ones values."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import NumberRangeError, TraceError
 

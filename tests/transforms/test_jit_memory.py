@@ -5,11 +5,11 @@ import itertools
 import warnings
 import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 import regrad.v1 as tf
 from regrad.core.state import LIVE

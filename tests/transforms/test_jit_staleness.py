@@ -18,11 +18,11 @@ import threading
 import types
 import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import RegradError
 from tests.helpers.paths import DOCS

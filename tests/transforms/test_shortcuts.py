@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optree
 import pytest
 
-import jax
 import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, RegradError
 from tests.helpers.quick import nothing_is_left_open

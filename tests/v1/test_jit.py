@@ -6,10 +6,10 @@ import functools
 import sys
 import threading
 
+import jax
 import numpy as np
 import pytest
 
-import jax
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError, DTypeError, RegradError

@@ -13,9 +13,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
 
-import jax
 from regrad.jax.keys import FunctionKey, closed_call_p
 from regrad.jax.primitives import is_float
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
+import jax
 import numpy as np
 
-import jax
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import JAX, is_array

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
-import jax
 from regrad.checking import check
 from regrad.checking.check import Settings
 from regrad.checking.findings import Finding, GradientReport

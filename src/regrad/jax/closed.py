@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend import core
 
-import jax
 from regrad.errors import ArgumentError, kind
 from regrad.jax.keys import find_definition
 

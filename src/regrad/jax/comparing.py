@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from jax.extend import core
 
-import jax
 from regrad.checking import slopes
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, kind

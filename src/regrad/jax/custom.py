@@ -8,12 +8,12 @@ from functools import update_wrapper
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+import jax
 from jax.extend import core
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 from jax.tree_util import tree_flatten, tree_unflatten
 
-import jax
 from regrad.autodiff.custom_functions import CustomFunction, Saves
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.guards import name_of

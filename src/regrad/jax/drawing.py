@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
 
-import jax
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in, scopes_of
 from regrad.jax.primitives import op_p

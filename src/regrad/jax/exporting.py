@@ -17,10 +17,10 @@ from functools import cached_property, wraps
 from importlib.metadata import version
 from typing import Any
 
+import jax
 import numpy as np
 from jax.custom_batching import sequential_vmap
 
-import jax
 from regrad.autodiff.custom import custom_grad
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
@@ -45,7 +45,6 @@ from regrad.transforms.region import Inline, run_inside
 
 try:
     import flatbuffers  # noqa: F401  (jax.export serializes with it)
-
     from jax import export as jax_export
 except ImportError as error:
     raise MissingPackageError(

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import jax
 from jax.extend import core
 from jax.interpreters import ad, batching
 
-import jax
 from regrad.core.registry import ALIASES, OPS, Input, Op, canonical, not_yet
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.linear import body_of

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-import jax
 from regrad.core.backends import is_traced
 
 CONSTANT, ZERO, LINEAR = "constant", "zero", "linear"

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.extend import core
 
-import jax
 from regrad.core.registry import OPS, NoGradient, Op
 from regrad.ops.windows import windows
 

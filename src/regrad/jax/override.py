@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import jax
 from jax.extend import core
 from jax.tree_util import tree_flatten, tree_unflatten
 
-import jax
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.reports import Report, Table, Untouched
 from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
+from jax import lax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-import jax
-from jax import lax
 from regrad.errors import GradientError
 from regrad.jax.linear import TRANSPOSING, NotLinear, transpose
 

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.extend import core
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map, tree_unflatten
 
-import jax
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.override import TracedCall

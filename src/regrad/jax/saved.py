@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.extend import core
 
-import jax
 from regrad.core.signatures import helpful
 from regrad.inspection.saved import SavedBytes
 from regrad.jax.running import CALLS, Given

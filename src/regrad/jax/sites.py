@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend import core
 
-import jax
 from regrad.core.callers import PACKAGE
 from regrad.core.rule import place
 from regrad.inspection.traces import RuleKind

@@ -40,9 +40,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend import core
 
-import jax
 from regrad.core.callers import PACKAGE
 from regrad.core.foreign import ForeignRule, lender
 from regrad.core.registry import Op

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-import jax
 from regrad.core.signatures import helpful
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
 from regrad.inspection.numbers import Numbers, numbers_of, together

@@ -13,13 +13,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import jax
 from jax._src import core as internal
 from jax._src import effects, linear_util
 from jax._src.interpreters import batching, partial_eval
 from jax.extend import core
 from jax.interpreters import mlir
 
-import jax
 from regrad.core.blocks import block
 from regrad.jax.linear import bodies
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import torch
 import torch.overrides
 
-import torch
 from regrad.errors import PassedOverError
 from regrad.torch.arguments import fill_by_place
 from regrad.torch.bridge import apply, is_differentiable

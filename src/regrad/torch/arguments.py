@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
 from regrad.core.foreign import lender, takes_all
 from regrad.core.tape import Place
 from regrad.errors import PassedOverError, RuleError

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 import torch._library.custom_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch
 from regrad.torch.composites import fused
 from regrad.torch.nodes import node_named, types_of, unwrap
 from regrad.torch.optypes import custom_op, families, following, functions_named

@@ -11,6 +11,7 @@ from functools import cache, update_wrapper
 from typing import Any
 
 import torch
+
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.blocks import block

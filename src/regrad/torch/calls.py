@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.autograd import forward_ad
 
-import torch
 from regrad.core.foreign import ForeignCall, ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.state import current

@@ -13,9 +13,9 @@ from contextvars import ContextVar
 from functools import cache, update_wrapper
 from typing import Any
 
+import torch
 import torch.overrides
 
-import torch
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
 from regrad.core.reports import Hit, Untouched

@@ -7,9 +7,9 @@ from functools import cache
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 
-import torch
 from regrad.torch import parts as of
 from regrad.torch import products, recurrent
 from regrad.torch.optypes import functions_named, spellings, switch

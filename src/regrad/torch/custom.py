@@ -7,6 +7,7 @@ from types import CellType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers

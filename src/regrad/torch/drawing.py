@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.overrides
 from torch.nn.modules import module as hooks
 
-import torch
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.rule import place

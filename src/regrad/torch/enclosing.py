@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-import torch
 from regrad.errors import PassedOverError
 from regrad.torch.below import Below, body_of, join_types, wants_gradient
 from regrad.torch.nodes import name_of, tensors

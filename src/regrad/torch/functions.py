@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import torch
+
 from regrad.core.blocks import block
 from regrad.errors import GradientError, PassedOverError
 from regrad.torch.calls import Overridden, RuleCall, in_forward_mode

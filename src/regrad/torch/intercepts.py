@@ -17,11 +17,11 @@ from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.overrides
 import torch.utils.checkpoint as checkpointing
 from torch.overrides import _get_current_function_mode_stack
 
-import torch
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
 from regrad.errors import PassedOverError

@@ -32,16 +32,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.overrides
+from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
-import torch
 from regrad.torch.enclosing import call_within, find_decider
 from regrad.torch.nodes import sequence_nr
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.opened import ONE_CALL
 from regrad.torch.subclasses import has_own_protocol
-from torch import is_grad_enabled
 
 if TYPE_CHECKING:
     from regrad.torch.rulesets import RuleSet

@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
-import torch
 from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.reports import Untouched
 from regrad.errors import PassedOverError

@@ -8,10 +8,9 @@ from functools import cache, wraps
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 import torch.overrides
-
-import torch
 
 CHECKS = frozenset(
     {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 import torch.nn.functional as F
 import torch.overrides
 
-import torch
 from regrad.core.registry import OPS, Input, NoGradient, Op, canonical
 from regrad.errors import UnknownOpError
 

@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import Any, Self
 
 import torch
+
 from regrad.core.interrupts import Deferred
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn

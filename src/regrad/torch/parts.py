@@ -12,9 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.nn.functional as F
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Lookup = Callable[[Any], Callable[..., Any]]

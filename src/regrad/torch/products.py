@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.backends import opt_einsum
 
-import torch
 from regrad.errors import PassedOverError
 from regrad.torch.parts import Lookup
-from torch import Tensor
 
 
 def linear(op: Lookup, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:

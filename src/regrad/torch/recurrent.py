@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from regrad.torch.parts import Lookup
 from regrad.torch.products import product
-from torch import Tensor
 
 
 def _lstm(op: Lookup) -> Callable[..., tuple[Any, ...]]:

@@ -27,9 +27,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import torch.overrides
-
 import torch
+import torch.overrides
+from torch import is_grad_enabled
+
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule
 from regrad.core.registry import Input, Op, find_op
@@ -58,7 +59,6 @@ from regrad.torch.optypes import (
     spellings_of,
 )
 from regrad.torch.subclasses import as_given
-from torch import is_grad_enabled
 
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 

@@ -13,9 +13,9 @@ from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-import torch
 from regrad.core.blocks import block
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.transforms.closures import MISSING, Closure

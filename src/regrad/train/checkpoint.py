@@ -303,9 +303,8 @@ def _on_first_host(shared: bool, write: Callable[[], None]) -> None:
     """Write once, where the hosts share their arrays; the others wait until it is done."""
     if not shared:
         return write()
-    from jax.experimental.multihost_utils import sync_global_devices
-
     import jax
+    from jax.experimental.multihost_utils import sync_global_devices
 
     try:
         if jax.process_index() == 0:

@@ -262,9 +262,8 @@ class Optimizer:
         extra: dict[str, Any],
     ) -> tuple[Any, list[Any]]:
         """The pure function: new parameters and state from old ones."""
-        import optax
-
         import jax
+        import optax
 
         leaves = [
             _wrap_key(leaf, slot.key_type) for slot, leaf in zip(self._slots, leaves, strict=True)

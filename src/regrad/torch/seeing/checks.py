@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from regrad.checking import check
 from regrad.checking.check import Settings
 from regrad.checking.findings import Finding, GradientReport

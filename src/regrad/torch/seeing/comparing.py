@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 from regrad.inspection.comparisons import RTOL, Compared, GradientComparison

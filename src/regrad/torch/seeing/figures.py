@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import torch
+
 from regrad.inspection.numbers import Numbers
 
 _HALF = (torch.float16, torch.bfloat16)

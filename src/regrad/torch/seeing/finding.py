@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from regrad.core import containers
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
 from regrad.torch.nodes import tensors

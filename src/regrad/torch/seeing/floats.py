@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import nn
 from torch.autograd import forward_ad
 
-import torch
 from regrad.checking.check import Arrays, Function, Pull
 from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, RegradError
@@ -15,7 +16,6 @@ from regrad.torch.nodes import tensors
 from regrad.torch.seeing.finding import as_array
 from regrad.torch.seeing.modules import Unseen, found_in
 from regrad.torch.seeing.recording import at_rest, is_float
-from torch import nn
 
 OfFloats = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import torch
 from regrad.inspection.saved import SavedBytes
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in
 from regrad.torch.seeing.notes import OpNote, function_name
 from regrad.torch.seeing.running import check_callable
 from regrad.torch.seeing.watching import Looker
-from torch import nn
 
 
 def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:

@@ -7,11 +7,11 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any
 
+import torch
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-import torch
 from regrad.core import containers
-from torch import nn
 
 
 def found_in(f: Any, args: Sequence[Any], options: Any) -> dict[str, Any]:

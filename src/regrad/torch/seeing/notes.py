@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
-import torch
 from regrad.core.rule import place
 from regrad.inspection.traces import RuleKind
 from regrad.torch.bridge import Bridge

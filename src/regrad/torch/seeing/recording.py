@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+
 from regrad.autodiff.custom_functions import unpack
 from regrad.core import containers
 from regrad.torch.calls import RuleCall

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.torch.nodes import tensors

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from regrad.inspection.numbers import Numbers, together
 from regrad.inspection.traces import GradientTrace, Step
 from regrad.torch.seeing.figures import Figures, Measures, numbers_or_none

@@ -11,10 +11,11 @@ from itertools import count
 from threading import get_ident
 from typing import Any
 
+import torch
 import torch.overrides
+from torch import is_grad_enabled
 from torch.autograd.function import BackwardCFunction
 
-import torch
 from regrad.core.callers import find_caller
 from regrad.torch.bridge import Bridge, find_twin
 from regrad.torch.calls import Overridden
@@ -33,7 +34,6 @@ from regrad.torch.seeing.notes import (
     named_tensors,
     node_word,
 )
-from torch import is_grad_enabled
 
 _GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _DATA = torch.Tensor.data.__get__  # pyright: ignore
