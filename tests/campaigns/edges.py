@@ -190,6 +190,7 @@ REASONS: list[tuple[Callable[[Point], Any], str]] = [
     (lambda p: p.op_type == "Pow" and p.what == 1 and p.got == 0 and p.xs[1] == 0,
      "0: a power of 0 is a constant (conventions)"),
     (lambda p: p.op_type == "LeakyRelu" and p.what == 1 and p.xs[0] == 0, "alpha (conventions)"),
+    (lambda p: p.op_type == "Xlogy" and p.got == 0 and p.xs[0] == 0, "0 where a is (conventions)"),
     (lambda p: p.op_type == "Softsign" and np.isinf(p.xs[0]) and p.got == 0, "the limit"),
     (lambda p: p.op_type == "Gelu" and np.isinf(p.xs[0]) and p.got == (p.xs[0] > 0), "the limit"),
     (subnormal, "a subnormal number: the derivative overflows, or XLA has 0 for it"),

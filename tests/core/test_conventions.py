@@ -35,6 +35,8 @@ KINKS = {
     "where, NaN not taken": (lambda x: rg.where(x > 0, x * 2, x + np.nan), [1.0], [2.0]),
     "power by b, a <= 0": (lambda b: rg.pow(np.array([-1.0, 0.0]), b), [2.0, 2.0], [0.0, 0.0]),
     "power by a, b = 0": (lambda a: rg.pow(a, np.array([0.0, 0.0])), [0.0, 2.0], [0.0, 0.0]),
+    "xlogy by a, a = 0": (lambda a: rg.xlogy(a, np.array([2.0, 0.0])), [0.0, 0.0], [0.0, 0.0]),
+    "xdivy by b, a = 0": (lambda b: rg.xdivy(np.zeros(2), b), [2.0, 0.0], [0.0, 0.0]),
     "sqrt at 0": (rg.sqrt, [0.0], [np.inf]),
     "norm at 0": (rg.linalg.vector_norm, [0.0, 0.0], [0.0, 0.0]),
     "hypot at 0": (lambda x: rg.hypot(x, 0.0 * x), [0.0], [0.0]),

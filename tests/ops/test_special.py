@@ -248,8 +248,9 @@ def test_large_and_half_precision_exponentials(library):
     x = np.array([[0.0, -60.0], [60.0, 0.0]])
     due = [[np.cos(60), -np.sin(60)], [np.sin(60), np.cos(60)]]
     np.testing.assert_allclose(rg.linalg.expm(on(library, x)).numpy(), due, atol=1e-12)
-    half = rg.linalg.expm(rg.asarray(np.eye(2, dtype=np.float16)))
+    half = rg.linalg.expm(on(library, np.eye(2, dtype=np.float16)))
     assert half.dtype == np.float16
+    np.testing.assert_allclose(half.numpy(), np.e * np.eye(2), rtol=1e-3)
 
 
 def test_lstsq_of_dependent_columns():

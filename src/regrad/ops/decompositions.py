@@ -317,17 +317,20 @@ def expm(xp, x: TensorLike, /) -> Tensor:
     return _exponential(xp, x)
 
 
-def _exponential(xp: Namespace, x: Array) -> Any:
+def _exponential(xp: Namespace, x: Array) -> Array:
+    """The exponential in single precision at least: SciPy has no halves, and PyTorch's are NaN."""
+    wide = xp.astype(x, xp.float32) if x.dtype.itemsize == 2 else x
     if xp is np:
         import scipy.linalg
 
-        wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x  # SciPy has no halves
-        return scipy.linalg.expm(wide).astype(x.dtype, copy=False)
-    if xp.__name__ == "jax.numpy":
+        y = scipy.linalg.expm(wide)
+    elif xp.__name__ == "jax.numpy":
         from jax.scipy.linalg import expm as jax_expm
 
-        return jax_expm(x)
-    return xp.linalg.matrix_exp(x)
+        y = jax_expm(wide)
+    else:
+        y = xp.linalg.matrix_exp(wide)
+    return xp.astype(y, x.dtype)
 
 
 @gradient("MatrixExponential")

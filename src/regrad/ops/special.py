@@ -24,8 +24,9 @@ from regrad.ops.elementwise import astype, imag, isfinite, lgamma, real
 def xlogy(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
     """Return `a * log(b)`, and 0 where a is 0, whatever b is (NaN included).
 
-    The gradients follow the same convention: where a is 0, both are 0. So `xlogy(p, p)` has a
-    finite gradient where p is 0, which `p * log(p)` has not.
+    The gradients follow the same convention: where a is 0, both are 0 (PyTorch and JAX have log(b)
+    for the one by a). So `xlogy(p, p)` has a finite gradient where p is 0, which `p * log(p)` has
+    not.
 
     Args:
         a: The factor.
