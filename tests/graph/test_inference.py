@@ -581,9 +581,5 @@ def _identity(xp, x: rg.Tensor, /) -> rg.Tensor:
 
 
 def test_a_shape_function_of_other_parameters_is_refused():
-    @rg.op("Cubed")
-    def cubed(xp, x: rg.Tensor, /) -> rg.Tensor:
-        return x**3
-
     with pytest.raises(RegistrationError, match=r"expected a function of \(arguments, attrs\)"):
-        shape_of("Cubed")(lambda x: x)
+        shape_of("Sin")(lambda x: x)
