@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import regrad as rg
 from regrad.core.registry import not_yet
 from regrad.testing import check_gradients
+from tests.campaigns import numerics
+from tests.campaigns.verdicts import DELIVERED, EXPLAINED
 from tests.helpers.sample_runs import (
     NEEDS_VALUES,
     ROWS,
@@ -125,6 +128,17 @@ def test_float32_stays_float32(row: Sample) -> None:
     for backend in libraries(row, NEEDS_VALUES):
         with case_named(backend):
             check_float32(row, *run_in_float32(row, inputs_of(row, backend, single=True)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, where the range ends
+@over([r for r in numerics.ROWS if "float16" in numerics.dtypes_of(r)])
+def test_gradients_of_half_floats(row: Sample) -> None:
+    """They are those of float64, unless a rounding decides or the range ends."""
+    once = replace(row, order=1)
+    for library in ("numpy", "torch"):
+        if numerics.there(row, "float16", library):
+            (found,) = numerics.compared(once, "float16", library, False)
+            assert found.outcome in (DELIVERED, EXPLAINED), found
 
 
 @over([r for r in ROWS if str(r) in FIRST])
