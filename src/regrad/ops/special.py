@@ -224,7 +224,7 @@ def multigammaln(x: TensorLike, d: int, /) -> Tensor:
 
     Args:
         x: The argument, above `(d - 1) / 2`; elsewhere the result is NaN.
-        d: The dimension, an int of 1 or more.
+        d: The dimension, an int from 1 to 1000.
 
     Returns a Tensor of x's shape; integers become float32.
 
@@ -237,9 +237,10 @@ def multigammaln(x: TensorLike, d: int, /) -> Tensor:
     Tensor
         0.6931471824645996
     """
-    if not isinstance(d, int | np.integer) or isinstance(d, bool) or d < 1:
+    # (each dimension is an op of its own, so a wild number would fill the memory)
+    if not isinstance(d, int | np.integer) or isinstance(d, bool) or not 1 <= d <= 1000:
         raise ArgumentError(
-            f"multigammaln: expected an int of 1 or more for 'd', got {kind(d)}: {d!r}"
+            f"multigammaln: expected an int from 1 to 1000 for 'd', got {kind(d)}: {d!r:.40}"
         )
     terms = [lgamma(x) if j == 0 else lgamma(x - j / 2) for j in range(d)]
     total = add_n(terms) + d * (d - 1) / 4 * math.log(math.pi)
