@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +31,7 @@ Campaigns = Mapping[str, ModuleType]
 
 
 class Record(NamedTuple):
-    """One file of results: `F5-5800.json` has the part `5800` of the campaign F5."""
+    """One file of results: `F5-5800.json` has the programs of the campaign F5 from 5800 on."""
 
     campaign: str
     part: str
@@ -46,9 +46,8 @@ class Record(NamedTuple):
         return "-".join(filter(None, [self.campaign, self.part])) + ".json"
 
     def title(self, campaigns: Campaigns) -> str:
-        parts = {"": "", "cuda": ", on a GPU"}
-        extra = parts.get(self.part, f", from program {self.part} on")
-        return f"{self.campaign} {campaigns[self.campaign].TITLE}{extra}"
+        where = ", on a GPU" if self.part == "cuda" else ""
+        return f"{self.campaign} {campaigns[self.campaign].TITLE}{where}"
 
 
 def records(campaigns: Campaigns) -> list[Record]:
@@ -65,7 +64,7 @@ def records(campaigns: Campaigns) -> list[Record]:
 def write(campaigns: Campaigns, others: Mapping[str, str]) -> None:
     """Make the page and its picture."""
     found = records(campaigns)
-    draw(found, campaigns)
+    draw(totals(found, campaigns))
     PAGE.write_text(page(found, campaigns, others), encoding="utf-8")
 
 
@@ -93,12 +92,20 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0
 # -- the figures -----------------------------------------------------------------------------------
 
 
+def totals(found: Sequence[Record], campaigns: Campaigns) -> dict[str, Counter[str]]:
+    """The counts by title: records that go on where another ended are one."""
+    counts = defaultdict[str, Counter[str]](Counter)
+    for record in found:
+        counts[record.title(campaigns)].update(record.counts)
+    return dict(counts)
+
+
 def figures(found: Sequence[Record], campaigns: Campaigns) -> str:
     """The counts of all campaigns."""
-    rows = [(r.title(campaigns), r.counts) for r in found]
+    counts = totals(found, campaigns)
     header = ["", "cases", *COLUMNS]
-    every = {o: sum(counts.get(o, 0) for _, counts in rows) for o in COLUMNS}
-    lines = [counted(title, counts) for title, counts in [*rows, ("all", every)]]
+    every = sum(counts.values(), Counter[str]())
+    lines = [counted(title, of) for title, of in [*counts.items(), ("all", every)]]
     return table(header, lines, numbers=len(header) - 1)
 
 
@@ -184,27 +191,26 @@ def example(each: Mapping[str, Any]) -> str:
 # -- the picture -----------------------------------------------------------------------------------
 
 
-def digest(found: Sequence[Record]) -> str:
+def digest(counts: Mapping[str, Mapping[str, int]]) -> str:
     """What the picture shows, as a short text."""
-    shown = [(r.file, dict(r.counts)) for r in found]
+    shown = [(title, dict(of)) for title, of in counts.items()]
     return hashlib.sha256(repr(shown).encode()).hexdigest()
 
 
-def draw(found: Sequence[Record], campaigns: Campaigns) -> None:
+def draw(counts: Mapping[str, Mapping[str, int]]) -> None:
     """Draw the share of each outcome in each campaign."""
     from bench.plot import picture
 
-    with picture(PLOT, (9.5, 0.26 * len(found) + 0.7), digest(found)) as axes:
-        for y, record in enumerate(found):
+    with picture(PLOT, (9.5, 0.26 * len(counts) + 0.7), digest(counts)) as axes:
+        for y, of in enumerate(counts.values()):
             left = 0.0
-            total = sum(record.counts.values())
+            total = sum(of.values())
             for outcome, colour in zip(COLUMNS, COLOURS, strict=True):
-                share = 100 * record.counts.get(outcome, 0) / total
+                share = 100 * of.get(outcome, 0) / total
                 axes.barh(y, share, left=left, color=colour, label="" if y else outcome)
                 left += share
             axes.text(101, y, f"{total:,}", va="center")
-        titles = [r.title(campaigns) for r in found]
-        axes.set_yticks(range(len(found)), titles)
-        axes.set(xlim=(0, 100), ylim=(len(found) - 0.4, -0.6), xlabel="per cent of the cases")
+        axes.set_yticks(range(len(counts)), [*counts])
+        axes.set(xlim=(0, 100), ylim=(len(counts) - 0.4, -0.6), xlabel="per cent of the cases")
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(ncols=len(COLUMNS), loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)

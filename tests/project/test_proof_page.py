@@ -18,7 +18,8 @@ def test_the_page_is_made_of_the_results():
     found = proof_page.records(proof.CAMPAIGNS)
     text = proof_page.page(found, proof.CAMPAIGNS, proof.other_blocks())
     assert text == proof_page.PAGE.read_text(encoding="utf-8"), AGAIN
-    assert proof_page.digest(found) in proof_page.PLOT.read_text(encoding="utf-8"), AGAIN
+    counts = proof_page.totals(found, proof.CAMPAIGNS)
+    assert proof_page.digest(counts) in proof_page.PLOT.read_text(encoding="utf-8"), AGAIN
 
 
 def test_every_campaign_has_a_record_and_a_section():
@@ -44,11 +45,17 @@ def test_refusals_are_shown_by_error_the_largest_first():
     assert lines[-3] == "| 2 other kinds | 3 |  |"
 
 
-def test_a_part_of_a_campaign_is_named():
-    assert record().title(proof.CAMPAIGNS) == "F1 rules in every context"
-    part = Record("F5", "5800", {})
-    assert part.title(proof.CAMPAIGNS) == "F5 random programs, from program 5800 on"
-    assert part.file == "F5-5800.json"
+def test_records_that_go_on_from_each_other_are_one():
+    found = [
+        Record("F5", part, {"counts": {"F5": {"delivered": 2, outcome: 1}}, "classes": []})
+        for part, outcome in [("", "refused"), ("5800", "explained")]
+    ]
+    assert [r.file for r in found] == ["F5.json", "F5-5800.json"]
+    assert "| F5 random programs | 6 | 4 | 1 | 0 | 1 | 0 | 0 |" in (
+        proof_page.figures(found, proof.CAMPAIGNS)
+    )
+    gpu = Record("F13", "cuda", {})
+    assert gpu.title(proof.CAMPAIGNS).endswith(", on a GPU")
 
 
 def test_the_counts_of_samples_are_those_of_the_table():
