@@ -60,7 +60,10 @@ SPACES: dict[str, ModuleType] = {
     "tf.losses": tf.losses,
     "tf.image": tf.image,
 }
-RUN_NOTHING = {"rg.op", "rg.RegisterGradient", "rg.gradient", "rg.not_differentiable"}  # they keep
+# They keep what they are given, or run nothing but the user's function.
+RUN_NOTHING = {
+    "rg.op", "rg.RegisterGradient", "rg.gradient", "rg.not_differentiable", "rg.tree_map",
+}  # fmt: skip
 
 # -- arguments -------------------------------------------------------------------------------------
 
@@ -230,8 +233,9 @@ def names() -> list[str]:
     """The functions of the catalogue."""
     found = {}
     for space, module in SPACES.items():
-        public = [n for n, f in vars(module).items() if type(f) is FunctionType and n[0] != "_"]
-        for name in public:
+        functions = [n for n, f in vars(module).items() if type(f) is FunctionType and n[0] != "_"]
+        public = getattr(module, "__all__", functions)
+        for name in [n for n in functions if n in public]:
             if f"{space}.{name}" not in RUN_NOTHING and is_ours(getattr(module, name)):
                 found.setdefault(getattr(module, name), f"{space}.{name}")
     return sorted(found.values())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import NumberRangeError, TraceError
+from regrad.errors import InvalidValueError, NumberRangeError, ShapeError, TraceError
 
 N = 300
 MAKERS = {
@@ -98,3 +98,10 @@ def test_it_waits(monkeypatch):
     monkeypatch.setattr(array, "block_until_ready", lambda self: waited.append(self))
     rg.block_until_ready([{"v": rg.Variable(jnp.ones(3))}, rg.asarray(jnp.ones(2))])
     assert [a.shape for a in waited] == [(3,), (2,)]
+
+
+@pytest.mark.parametrize("n", [10**18, 10**400])
+@pytest.mark.parametrize("f", [rg.eye, lambda n: rg.linspace(0, 1, n)])
+def test_sizes_over_which_xla_would_end_the_process_are_refused(f, n):
+    with pytest.raises((ShapeError, InvalidValueError), match=r"2\*\*48"):
+        rg.jit(lambda x: f(n) + x)(rg.tensor(1.0))

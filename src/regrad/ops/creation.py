@@ -13,7 +13,7 @@ from regrad.core.backends import DTypeLike
 from regrad.core.op import TensorLike, op
 from regrad.core.promotion import complex_dtype, get_default_dtype
 from regrad.core.registry import OPS, gradient
-from regrad.core.shapes import Shape, as_shape
+from regrad.core.shapes import Shape, as_count, as_shape
 from regrad.core.signatures import answered, public
 from regrad.core.tensor import OURS, Tensor, wrap
 from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError, kind
@@ -486,7 +486,7 @@ def linspace(
 
     Raises:
         ArgumentError: `num` is not an int.
-        InvalidValueError: `num` is negative.
+        InvalidValueError: `num` is negative, or above 2**48.
 
     Source: the Array API standard.
 
@@ -494,8 +494,8 @@ def linspace(
     >>> rg.linspace(0, 1, 3)
     Tensor([0. , 0.5, 1. ], dtype=float32)
     """
-    y = None
-    if isinstance(num, int) and all(type(v) in (int, float) for v in (start, stop)):
+    y, num = None, as_count(num, "num")
+    if all(type(v) in (int, float) for v in (start, stop)):
         args = start, stop, num, endpoint
         y = dispatch.made_in_trace("linspace", args, _default(dtype), num)
     if y is None:
@@ -530,7 +530,7 @@ def eye(
 
     Raises:
         ArgumentError: a size is not an int.
-        InvalidValueError: a size is negative.
+        ShapeError: a size is negative, or there would be more than 2**48 elements.
 
     Source: the Array API standard.
 
@@ -538,9 +538,9 @@ def eye(
     >>> rg.eye(2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    size = n_rows * (n_rows if n_cols is None else n_cols)
-    y = dispatch.made_in_trace("eye", (n_rows, n_cols, k), _default(dtype), size)
-    y = wrap(np.eye(n_rows, n_cols, k=k, dtype=_default(dtype))) if y is None else y
+    rows, columns = as_shape((n_rows, n_rows if n_cols is None else n_cols))
+    y = dispatch.made_in_trace("eye", (rows, columns, k), _default(dtype), rows * columns)
+    y = wrap(np.eye(rows, columns, k=k, dtype=_default(dtype))) if y is None else y
     return on_device(y, device)
 
 
