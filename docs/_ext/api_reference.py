@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ DTYPES = {
     "int64", "uint8", "uint16", "uint32", "uint64",
 }  # fmt: skip
 CONSTANTS = {
+    "Indices": "The annotation of a tensor of integers, in a kernel.",
     "e": "Euler's number.",
     "inf": "Infinity.",
     "nan": "Not a number.",
@@ -89,16 +91,21 @@ def entry(path: str) -> Iterator[str]:
     if isinstance(value, type) and value.__name__ != name:
         yield from (f".. py:data:: {name}", "", f"   Another name of ``{value.__name__}``.", "")
     elif isinstance(value, type):
-        yield from (f".. autoclass:: {path}", "")
-        if issubclass(value, BaseException):
-            return
-        if path != "regrad.Tensor":  # whose methods have a table
-            yield from ("   :members:", "")
+        yield f".. autoclass:: {path}"
+        if not issubclass(value, BaseException) and path != "regrad.Tensor":  # (it has a table)
+            yield "   :members:"
+            yield f"   :inherited-members: {', '.join(builtin_bases(value))}"
+        yield ""
     elif callable(value):
         yield from (f".. autofunction:: {path}", "")
     else:
         yield from (f".. py:data:: {name}", f"   :value: {value!r}", "")
         yield from (f"   {summary(path)}", "")
+
+
+def builtin_bases(cls: type) -> list[str]:
+    """Return the bases of a class whose members are Python's, and need no entries."""
+    return [base.__name__ for base in cls.__mro__ if not base.__module__.startswith("regrad")]
 
 
 class Api(SphinxDirective):
@@ -170,6 +177,15 @@ def settle_types(app: Sphinx, doctree: nodes.document) -> None:
             reference["reftarget"] = f"{package}.{name}"
 
 
+def keep_together(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Write "A History: the figures" with a dash, or napoleon makes a type of what is before it."""
+    for i, line in enumerate(lines):
+        if lines[i - 1].strip() == "Returns:" or (i == 0 and what in ("attribute", "property")):
+            lines[i] = re.sub(r"^((?:`[^`]*`|[^:`])*): ", r"\1 – ", line)
+
+
 def mark_code(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
@@ -199,5 +215,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("tensor-methods", TensorMethods)
     app.connect("doctree-read", settle_types)
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", keep_together, priority=400)
     app.connect("env-check-consistency", check_complete)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

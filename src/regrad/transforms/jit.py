@@ -113,7 +113,7 @@ def jit(
             cache. This is slow, and finds what `jit` cannot see. By default it is done where the
             environment has `REGRAD_JIT_VERIFY=1` when `jit` is called.
 
-    The arguments come in as Tensors, the results are Tensors of JAX data (`.numpy()` is a view
+    The arguments come in as Tensors, the results are Tensors of JAX data (`y.numpy()` is a view
     where JAX can give one). f runs once for each combination of shapes and dtypes, with traced
     Tensors that have no values; after that the compiled program runs.
 

@@ -213,7 +213,7 @@ class Tensor(TensorView):
 
     @property
     def name(self) -> str:
-        """`op_name:output`."""
+        """The name of its op, a colon, and the number of the output."""
         return self._symbol.name
 
     @property

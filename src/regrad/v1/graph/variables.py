@@ -285,7 +285,7 @@ class Variable(Readable):
 
     @property
     def name(self) -> str:
-        """`Variable:0`."""
+        """The name of its tensor, which is its op's, a colon, and 0."""
         return self._variable.name
 
     @property
@@ -359,7 +359,7 @@ def assign(
         name: The name of the op in the graph.
 
     Returns:
-        A tensor of the new value; its `.op` is fetched as None.
+        A tensor of the new value; its op is fetched as None.
 
     Raises:
         ArgumentError: ref is not a variable.
