@@ -257,6 +257,7 @@ if _typing.TYPE_CHECKING:
     from regrad import extend as extend
     from regrad import jax as jax
     from regrad import plot as plot
+    from regrad import testing as testing
     from regrad import torch as torch
     from regrad import train as train
     from regrad.inspection.comparing import compare_gradients as compare_gradients
@@ -268,7 +269,7 @@ if _typing.TYPE_CHECKING:
     from regrad.jax.exporting import eval_shape as eval_shape
     from regrad.jax.exporting import export as export
 
-_PARTS = "extend", "jax", "plot", "torch", "train"  # modules that are imported likewise
+_PARTS = "extend", "jax", "plot", "testing", "torch", "train"  # modules that are imported likewise
 _TOOLS = {  # by the module from which they are imported when they are first used
     "Exported": "jax.exporting", "compare_gradients": "inspection.comparing",
     "draw": "inspection.drawing", "eval_shape": "jax.exporting", "export": "jax.exporting",

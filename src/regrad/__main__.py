@@ -1,4 +1,4 @@
-"""The command line: `python -m regrad check|trace|nan|compare|draw module:f`, and `info`."""
+"""The command line: `python -m regrad check|trace|nan|compare|draw module:f`; `info`, `hosts`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import regrad
-from regrad.errors import ArgumentError, RegradError
+from regrad.errors import ArgumentError, MissingPackageError, RegradError
 
 PACKAGES = ("numpy", "scipy", "optree", "jax", "jaxlib", "optax", "torch", "matplotlib", "graphviz")
 LIBRARIES = ("regrad", "torch", "jax")
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Callable[[Any], int], what: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=what, description=what)
         sub.set_defaults(run=run)
-        if name != "info":
+        if name not in ("info", "hosts"):
             sub.add_argument("function", help="module:function or file.py:function")
             sub.add_argument("--args", default="[]", help="the arguments, as a JSON list")
             sub.add_argument("--library", choices=LIBRARIES, help="by default that of the function")
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("--out", default="drawing.html", help="a file, .html or .svg")
     draw.add_argument("--gradients", action="store_true", help="the backward pass, too")
     command("info", _info, "list versions, backends and devices, for a bug report")
+    command("hosts", _hosts, "run programs that tell what holds in this PyTorch and this JAX")
     return parser
 
 
@@ -137,6 +138,21 @@ def _info(options: argparse.Namespace) -> int:
         names = [torch.cuda.get_device_name(i) for i in range(count)]
         print(f"PyTorch devices: {', '.join(['cpu', *names])}")
     return 0
+
+
+def _hosts(options: argparse.Namespace) -> int:
+    lost = 0
+    for library in LIBRARIES[1:]:
+        try:
+            host = import_module(f"regrad.{library}.host").HOST
+        except MissingPackageError as error:
+            print(error)
+            continue
+        print(f"Running the programs for {host.name}: some seconds.", file=sys.stderr)
+        host.check(*host.features, again=True)
+        print(host.table())
+        lost += any(feature.losses for feature in host.features)
+    return 1 if lost else 0
 
 
 # -- what is named on the command line -----------------------------------------------------------

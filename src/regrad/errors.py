@@ -11,13 +11,13 @@ from numpy.linalg import LinAlgError
 
 __all__ = [
     "ArgumentError", "AxisError", "CheckpointError", "DTypeError", "DeviceError",
-    "ExportError", "FinalizedError", "GradientError", "GraphError", "IndexRangeError",
+    "ExportError", "FinalizedError", "GradientError", "GraphError", "HostError", "IndexRangeError",
     "InvalidValueError", "KernelError", "MatrixError", "MissingPackageError",
     "MissingPartError", "MissingRuleError", "NoTransposeError", "NotFiredError",
     "NumberRangeError", "PassedOverError", "RegistrationError", "RegradError",
     "ResultSizeError", "RetraceWarning", "RuleError", "ShapeError", "SignatureError",
     "StaleError", "StateError", "TraceError", "UnknownOpError", "UnknownShapeError",
-    "UnusedOverrideWarning",
+    "UntestedHostWarning", "UnusedOverrideWarning",
 ]  # fmt: skip
 
 
@@ -128,6 +128,10 @@ class PassedOverError(RegradError, RuntimeError):
     """An op of another library's would keep its own gradient although it is overridden."""
 
 
+class HostError(PassedOverError):
+    """PyTorch or JAX, in the version that is installed, lacks what a feature of regrad needs."""
+
+
 class StateError(RegradError, RuntimeError):
     """Something was used before it was made ready: an optimizer without its state, say."""
 
@@ -150,6 +154,10 @@ class MissingPartError(RegradError, AttributeError):
 
 class UnusedOverrideWarning(UserWarning):
     """A `gradient_override_map` without effect: no op of its types ran, or nobody entered it."""
+
+
+class UntestedHostWarning(UserWarning):
+    """PyTorch or JAX is newer than every version that regrad was tested with."""
 
 
 class RetraceWarning(UserWarning):

@@ -430,8 +430,9 @@ def has_values(array: Array) -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
         return BACKENDS[type(array)].name != "graph" and not is_traced(array)
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(array)
-    return type(array) in (torch.Tensor, torch.nn.Parameter) and not wrapped
+    if type(array) not in (torch.Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    return torch.func.debug_unwrap(array, recurse=False) is array
 
 
 def is_here(array: Array) -> bool:

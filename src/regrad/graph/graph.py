@@ -250,6 +250,9 @@ class _Here(threading.local):
     controls: tuple[Node, ...] = ()
     pending: tuple[str, str] | None = None  # an op type, and the name for its next op
 
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []  # that this thread added
+
 
 class Graph:
     """Nodes in the order of their making, and the names that they have taken.
@@ -286,6 +289,11 @@ class Graph:
     def controls(self) -> tuple[Node, ...]:
         """The nodes after which those run that this thread adds."""
         return self._here.controls
+
+    @property
+    def own_nodes(self) -> list[Node]:
+        """The nodes that this thread added (between two of them, others may add theirs)."""
+        return self._here.nodes
 
     def view_of(self, node: Node) -> Any:
         """The view of a node that a rule in TensorFlow's form receives."""
@@ -340,11 +348,13 @@ class Graph:
         node.output_specs = known
         node.outputs = tuple([t._id for t in tensors]) if op.several else tensors[0]._id
         node.y = tensors if op.several else tensors[0]
+        node.rule = effective(op, rule, given, node.y)
         with self._lock:
             node.name = self._name_for(op)
             node.number = len(self.nodes)
             self.nodes.append(node)
         self.by_name[node.name] = node
+        self._here.nodes.append(node)
         if made and made[0].dtype.kind in "iu":
             fold(node)
         node.carry()
@@ -556,8 +566,6 @@ def put_down(
 ) -> Any:
     """Put an op under a rule into a graph, and on each tape that watches one of its inputs."""
     y = graph.add(op, rule, xs, attrs, layout, specs)
-    node = graph.nodes[-1]
-    node.rule = effective(op, rule, node.specs, y)
     state = current()
     if state is not None and state.tapes:
         put(state, op, rule, xs, attrs, y, layout)

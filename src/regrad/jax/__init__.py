@@ -13,6 +13,7 @@ except ImportError as error:
         "pip install regrad[jax]"
     ) from error
 
+import regrad.jax.host as _host  # noqa: F401  (first: it refuses a JAX that is too old)
 from regrad.jax.bridge import from_regrad as from_regrad
 from regrad.jax.checks import check_gradients as check_gradients
 from regrad.jax.checks import gradient_report as gradient_report

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from regrad.jax.keys import FunctionKey, closed_call_p
+from regrad.jax.host.programs import as_call, called, codes, renamed
+from regrad.jax.keys import FunctionKey
 from regrad.jax.primitives import is_float
 
 
@@ -41,8 +42,7 @@ def restore_calls(
 
 def was_running(key: FunctionKey, eqn: core.JaxprEqn) -> bool:
     """Return whether the function of a key was running when JAX made an equation."""
-    trace = eqn.source_info.traceback
-    return trace is not None and key.code in trace.raw_frames()[0]
+    return any(code is key.code for code, _ in codes(eqn))
 
 
 def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, int] | None:
@@ -55,7 +55,7 @@ def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[A
         names = _match(due, eqns[:count], x)
         if names is not None and not _escapes(eqns, count, names[due.outvars[0]], outs):
             call = _as_call(key, due, eqns[:count], x, names[due.outvars[0]])
-            key.given[call.params["call_jaxpr"]] = options
+            key.given[called(call)] = options
             return call, count
     return None
 
@@ -100,12 +100,7 @@ def _same_param(a: Any, b: Any) -> bool:
 
 
 def _as_call(key: FunctionKey, due: core.Jaxpr, eqns: Sequence[Any], x: Any, y: Any) -> Any:
-    info = due.debug_info._replace(
-        func_src_info=f"{key.name} at {key.place}", arg_names=("x",), result_paths=("y",)
-    )
+    info = renamed(due, f"{key.name} at {key.place}", ("x",), ("y",))
     effects = frozenset().union(*(eqn.effects for eqn in eqns))
     body = core.ClosedJaxpr(core.Jaxpr([], [x], [y], list(eqns), effects, info), ())
-    return eqns[0].replace(
-        invars=[x], outvars=[y], primitive=closed_call_p(), params={"call_jaxpr": body},
-        effects=effects,
-    )  # fmt: skip
+    return as_call(eqns[0], body, invars=[x], outvars=[y], effects=effects)

@@ -17,6 +17,8 @@ from regrad.core.rule import place
 from regrad.core.state import current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
+from regrad.jax.host import GRADIENTS, need
+from regrad.jax.host.extending import trace_around, trace_of
 from regrad.jax.primitives import Gradient, fit, is_float, run_op
 from regrad.transforms.bodies import BodyFunction, pullback
 from regrad.transforms.region import (
@@ -112,7 +114,7 @@ class Finder(Region):
     def array(self, value: Any) -> Tensor:
         known = id(value) in map(id, self.arrays)
         # what the body has computed by JAX itself is not reached from outside
-        if isinstance(value, jax.Array) and not known and _trace_of(value) is not self.trace:
+        if isinstance(value, jax.Array) and not known and trace_of(value) is not self.trace:
             self.arrays.append(value)
         return super().array(value)
 
@@ -120,28 +122,24 @@ class Finder(Region):
 OVER: weakref.WeakSet[Any] = weakref.WeakSet()  # traces of first runs: arrays of theirs are dead
 
 
-def _trace_of(array: Any) -> Any:
-    """JAX's trace to which a tracer belongs; None for an array with values."""
-    return getattr(array, "_trace", None)
-
-
 def _is_dead(array: Any) -> bool:
     """Return whether an array belongs to a first run that is over, or to a loop inside it."""
-    trace = _trace_of(array)
+    trace = trace_of(array)
     while trace is not None and trace not in OVER:
-        trace = getattr(trace, "parent_trace", None)
+        trace = trace_around(trace)
     return trace is not None
 
 
 def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
     """A flat function of Tensors, run on JAX's arrays, with its gradient in regrad."""
+    need(GRADIENTS)
     state = current()
     overrides = None if state is None else state.overrides
     region = Finder(name)
     flat = Captured(flat, name)
 
     def first(*xs: Any) -> list[Any]:
-        region.trace = _trace_of(xs[0] if xs else jax.lax.iota("int32", 1))
+        region.trace = trace_of(xs[0] if xs else jax.lax.iota("int32", 1))
         given = [region.make_stand_in(wrap(x)) for x in xs]
         return _data(run_inside(partial(results, flat, given, region), region, overrides))
 

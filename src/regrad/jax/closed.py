@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend import core
 
 from regrad.errors import ArgumentError, kind
+from regrad.jax.host.programs import JAX, codes, source
 from regrad.jax.keys import find_definition
 
-JAX = os.path.dirname(jax.__file__) + os.sep
 CARRIERS = (functools.__file__, contextlib.__file__, "<")  # call what others wrote
 
 
@@ -81,12 +79,8 @@ def _names(body: core.Jaxpr | core.ClosedJaxpr) -> set[str]:
 
 def name_and_place(body: core.Jaxpr | core.ClosedJaxpr) -> tuple[str, str]:
     """The name of the function that a program was made of, and where it was written."""
-    name, _, place = _source(body).partition(" at ")
+    name, _, place = source(body).partition(" at ")
     return name or "a function", place
-
-
-def _source(body: core.Jaxpr | core.ClosedJaxpr) -> str:
-    return getattr(body, "jaxpr", body).debug_info.func_src_info or ""
 
 
 def of_jax(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, around: Sequence[Any]) -> bool:
@@ -100,7 +94,7 @@ def of_jax(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, around: Sequence[Any]) -> bool
     if not place.startswith(JAX):
         return False
     caller = None
-    for code, at in _frames(eqn):
+    for code, at in codes(eqn):
         if f"{code.co_filename}:{code.co_firstlineno}" == place:
             return caller is None
         if caller is None and not _is_jax(code):
@@ -108,17 +102,12 @@ def of_jax(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, around: Sequence[Any]) -> bool
     return caller is None or any(caller == _caller(each) for each in around)
 
 
-def _frames(eqn: core.JaxprEqn) -> Iterable[tuple[Any, int]]:
-    trace = eqn.source_info.traceback
-    return () if trace is None else zip(*trace.raw_frames(), strict=True)
-
-
 def _is_jax(code: Any) -> bool:
     return code.co_filename.startswith((JAX, *CARRIERS))
 
 
 def _caller(eqn: core.JaxprEqn) -> Any:
-    return next(((code, at) for code, at in _frames(eqn) if not _is_jax(code)), None)
+    return next(((code, at) for code, at in codes(eqn) if not _is_jax(code)), None)
 
 
 def advice(closed: Sequence[Closed]) -> str:

@@ -14,7 +14,7 @@ from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.comparisons import RTOL, Compared, GradientComparison
 from regrad.jax.bridge import conjugate
-from regrad.jax.keys import closed_call_p
+from regrad.jax.host.programs import as_call
 from regrad.jax.primitives import is_float
 from regrad.jax.running import LONGEST, Given, Ran, wide
 from regrad.jax.sites import body_of_custom, is_custom
@@ -125,8 +125,7 @@ def without_rules(program: Any) -> Any:
 
 def _without_rule(eqn: Any) -> Any:
     if is_custom(eqn):
-        params = {"call_jaxpr": _closed(without_rules(body_of_custom(eqn)))}
-        return eqn.replace(primitive=closed_call_p(), params=params)
+        return as_call(eqn, _closed(without_rules(body_of_custom(eqn))))
     if eqn.primitive.name not in OPENED:
         return eqn
     params = {key: _parts_without_rules(value) for key, value in eqn.params.items()}

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend import core
-from jax.interpreters import ad
-from jax.interpreters import partial_eval as pe
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from regrad.autodiff.custom_functions import CustomFunction, Saves
@@ -23,6 +21,8 @@ from regrad.core.rule import place
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.jax.bridge import conjugate
+from regrad.jax.host import GRADIENTS, need
+from regrad.jax.host.extending import dce, zeros_like_aval
 from regrad.jax.primitives import Gradient, fit, is_float, run_op
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class CustomJaxCall(Saves):
         self.arguments: Arguments = containers.Arguments(self.f, self.name, count, self.slots, read)
 
     def run(self) -> Any:
+        need(GRADIENTS)
         arrays = [jax.numpy.asarray(self._array(self.leaves[i])) for i in self.places]
         self.avals: Sequence[Any] = [jax.typeof(x) for x in arrays]
         closed = jax.make_jaxpr(self.traced)(*arrays)
@@ -183,7 +184,7 @@ class CustomJaxCall(Saves):
         """The gradient by an input in JAX's convention, if it is an array that fits."""
         aval = self.avals[i]
         if dx is None or not is_float(aval):
-            return ad.zeros_like_aval(aval)
+            return zeros_like_aval(aval)
         if isinstance(dx, Tensor):
             raise self._ours("a gradient")
         where = f"wrong gradient: {self.name} ({place(self.f)}), input {self.arguments.names[i]!r},"
@@ -228,7 +229,7 @@ def with_constants_as_inputs(closed: core.ClosedJaxpr) -> tuple[Any, list[Any]]:
 def part(jaxpr: core.Jaxpr, start: int, stop: int) -> Any:
     """A program for some of the outputs, with all of its inputs."""
     used = [start <= i < stop for i in range(len(jaxpr.outvars))]
-    return core.ClosedJaxpr(pe.dce_jaxpr(jaxpr, used, True)[0], ())
+    return core.ClosedJaxpr(dce(jaxpr, used, True)[0], ())
 
 
 class CustomGradient(Gradient):
@@ -242,7 +243,7 @@ class CustomGradient(Gradient):
         self.called: list[str] = [_find_origin(call, c) for c in outside]
         self.needed: list[int] = [k for k in range(len(call.back.consts)) if k not in call.own]
         used = [i - call.count in self.needed for i in range(len(jaxpr.outvars))]
-        body, reads = pe.dce_jaxpr(jaxpr, used)
+        body, reads = dce(jaxpr, used)
         self.residuals: Any = core.ClosedJaxpr(body, ())
         self.reads: list[int] = [i for i, read in enumerate(reads) if read]
 
@@ -266,7 +267,7 @@ class CustomGradient(Gradient):
         given = [ys[own[k]] if k in own else next(found) for k in range(len(back.consts))]
         places = [i - self.outside for i in wanted]
         used = [i in places for i in range(len(back.out_avals))]
-        body = pe.dce_jaxpr(with_constants_as_inputs(back)[0], used, True)[0]
+        body = dce(with_constants_as_inputs(back)[0], used, True)[0]
         dxs = dict(
             zip(
                 sorted(places),

@@ -10,15 +10,14 @@ from jax.extend import core
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in, scopes_of
+from regrad.jax.host import SIGHT, need
+from regrad.jax.host.programs import runs
 from regrad.jax.primitives import op_p
+from regrad.jax.running import CALLS
 from regrad.jax.sites import CUSTOM, Around, Site, is_no_op, site_of
 
-# What is drawn as a scope with the equations of its body in it, by the parameter that has the body.
-BODIES: Mapping[str, Sequence[str]] = {
-    "jit": ("jaxpr",), "pjit": ("jaxpr",), "closed_call": ("call_jaxpr",), "remat": ("jaxpr",),
-    "remat2": ("jaxpr",), "checkpoint": ("jaxpr",), "scan": ("jaxpr",), "shard_map": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "core_call": ("call_jaxpr",),
-}  # fmt: skip
+# What is drawn as a scope with the equations of its body in it.
+OPENED = CALLS | {"scan", "shard_map", "while", "cond"}
 
 
 def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
@@ -45,6 +44,7 @@ def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
     ['args[0]', 'sin', 'mul']
     """
     callable_or_raise(f, "draw")
+    need(SIGHT)
     run = jax.value_and_grad(f) if gradients else f
     closed = jax.make_jaxpr(run)(*args)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
@@ -143,10 +143,8 @@ class _Sketch:
 
 def _bodies(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
     """The programs that an equation runs, if it is drawn as a scope."""
-    for key in BODIES.get(eqn.primitive.name, ()):
-        found = eqn.params.get(key, ())
-        for body in found if isinstance(found, tuple | list) else (found,):
-            yield getattr(body, "jaxpr", body)
+    for program in runs(eqn) if eqn.primitive.name in OPENED else ():
+        yield getattr(program, "jaxpr", program)
 
 
 def _spec(aval: Any) -> str:

@@ -11,17 +11,26 @@ import functools
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import jax
 from jax.extend import core
-from jax.interpreters import ad, batching
 
 from regrad.core.registry import ALIASES, OPS, Input, Op, canonical, not_yet
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
-from regrad.jax.linear import body_of
+from regrad.jax.host import FUNCTION_KEYS, OVERRIDES, need, refuse
+from regrad.jax.host.extending import primitives
+from regrad.jax.host.functions import (
+    WITH_RULE,
+    closed_over,
+    derivatives,
+    entrance,
+    jit_info,
+    rules,
+)  # fmt: skip
+from regrad.jax.host.programs import Params, arg_names, called, closed_call_p, is_high, source
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
@@ -119,7 +128,7 @@ class PrimitiveKey(Key):
     def attrs(self, eqn: core.JaxprEqn) -> dict[str, Any]:
         target = self._target(eqn)
         if self.known is not None and target is not None:
-            return target.attrs(eqn.params)
+            return target.attrs(Params(eqn))
         return {k: v for k, v in eqn.params.items() if k.isidentifier() and k != "y"}
 
 
@@ -135,7 +144,7 @@ class FunctionKey(Key):
         self.name, self.place = find_definition(function)
         self.targets: Sequence[Target] = [Target(f"{self.name} at {self.place}")]
         if isinstance(function, jax.custom_jvp | jax.custom_vjp) and not label:
-            self.call: Any = inspect.unwrap(type(function).__call__).__code__
+            self.call: Any = entrance(function)
         self.function: Any = function
         self.single: bool = (
             target is not None
@@ -148,7 +157,7 @@ class FunctionKey(Key):
         self.is_known: bool = self.closes and isinstance(function, jax.custom_jvp | jax.custom_vjp)
         self.bodies: dict[Any, Any] = {}
         self.codes: Sequence[Any] = [
-            c for c in map(_code, _parts(function)) if c is not None and c not in SHARED
+            c for c in map(_code, _parts(function)) if c is not None and c is not _shared()
         ]
         without = getattr(function, "nondiff_argnums", ())
         given = enumerate(inspect.signature(function).parameters)
@@ -162,13 +171,12 @@ class FunctionKey(Key):
 
     def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
         if self.is_inlined:
-            is_call = eqn.primitive is closed_call_p()
+            is_call = eqn.primitive is closed_call_p
         else:
-            is_call = eqn.primitive.name in CALLED
-        if not is_call:
+            is_call = eqn.primitive.name in CALLED or is_high(eqn)
+        if not is_call or (program := called(eqn)) is None:
             return False
-        info = body_of(eqn)[0].debug_info.func_src_info or ""
-        name, _, where = info.partition(" at ")
+        name, _, where = source(program).partition(" at ")
         if name == self.name and not where:
             raise GradientError(
                 f"override: the program calls a function {name!r} and does not say where it was "
@@ -177,7 +185,7 @@ class FunctionKey(Key):
             )
         if (name, where) != (self.name, self.place):
             return False
-        theirs = list(filter(None, map(_unwrap, _derivatives(eqn))))
+        theirs = list(filter(None, map(_unwrap, derivatives(eqn))))
         if self.closes and theirs:
             own = [_unwrap(f) for f in _parts(self.function)]
             return all(any(f is each for each in own) for f in theirs)
@@ -188,7 +196,7 @@ class FunctionKey(Key):
         """Refuse another function that was written at the same place, in a factory say."""
         if not self.closes:
             return
-        text, kinds = _text(body_of(eqn)), tuple(str(v.aval) for v in eqn.invars)
+        text, kinds = _text(called(eqn)), tuple(str(v.aval) for v in eqn.invars)
         own = self._own(eqn) or self.bodies.setdefault((kinds, "regrad_vmap" in text[0]), text)
         if text != own:
             raise GradientError(
@@ -201,8 +209,8 @@ class FunctionKey(Key):
 
     def _own(self, eqn: Any) -> Any:
         """The text of the key's own program for such operands, if it is known how to call it."""
-        info = getattr(self.function, "_jit_info", None)
-        if info is None or info.static_argnums or info.static_argnames:
+        info = jit_info(self.function)
+        if info is None or info.has_static:
             return None
         avals = [v.aval for v in eqn.invars]
         weak = [getattr(a, "weak_type", False) for a in avals]
@@ -211,16 +219,15 @@ class FunctionKey(Key):
                 jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=w)
                 for a, w in zip(avals, weak, strict=True)
             ]
-            found = self.function.trace(*like).jaxpr
-            text = _text((found.jaxpr, found.consts))
-            return None if "vmap" in str(body_of(eqn)[0]) else text
+            text = _text(self.function.trace(*like).jaxpr)
+            return None if "vmap" in str(called(eqn)) else text
         return None
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
         """The parameters; what the function closes over comes first, and is called `outer0`."""
-        known = list(body_of(eqn)[0].debug_info.arg_names or self.parameters)
+        known = list(arg_names(called(eqn)) or self.parameters)
         count = len(eqn.invars)
-        hidden = eqn.params.get("num_consts", count - len(list(filter(None, known))))
+        hidden = closed_over(eqn, otherwise=count - len(list(filter(None, known))))
         known = known[len(known) - (count - hidden) :] if len(known) >= count - hidden else []
         known += [""] * (count - hidden - len(known))
         names = [re.sub(r"\W+", "_", n).strip("_") or f"x{i}" for i, n in enumerate(known)]
@@ -237,10 +244,10 @@ class FunctionKey(Key):
         return self.ops[found]
 
     def attrs(self, eqn: core.JaxprEqn) -> dict[str, Any]:
-        body = eqn.params.get("call_jaxpr")
-        if body in self.given:
-            return dict(self.given[body])
-        return next(iter(self.options(body_of(eqn)[0].eqns)), {})
+        program = called(eqn)
+        if program in self.given:
+            return dict(self.given[program])
+        return next(iter(self.options(getattr(program, "jaxpr", program).eqns)), {})
 
 
 def make_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bool) -> Op:
@@ -249,25 +256,15 @@ def make_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bo
     return Op(label, label, not_yet, given, attrs, broadcasts=len(given) > 1, several=several)
 
 
-def _text(body: tuple[Any, Sequence[Any]]) -> tuple[Any, ...]:
+def _text(program: Any) -> tuple[Any, ...]:
     """Return the identity of a program: what it computes, and with which constants."""
-    return re.sub("0x[0-9a-f]+", "", str(body[0])), *map(id, body[1])
-
-
-def _derivatives(eqn: core.JaxprEqn) -> Iterator[Any]:
-    """The derivatives of a function that has its own, as they were written, as far as JAX says."""
-    bwd = eqn.params.get("bwd")
-    yield getattr(bwd, "f", None)
-    for param, name in (("fwd_jaxpr_thunk", "fwd"), ("jvp_jaxpr_fun", "jvp")):
-        with suppress(AttributeError, KeyError, TypeError):
-            memoized = inspect.getclosurevars(eqn.params[param].f).nonlocals["fn"]
-            yield inspect.getclosurevars(memoized).nonlocals[name].f
+    text = str(getattr(program, "jaxpr", program))
+    return re.sub("0x[0-9a-f]+", "", text), *map(id, getattr(program, "consts", ()))
 
 
 def _parts(function: Callable[..., Any]) -> list[Any]:
     """The functions that run when a function is called, differentiated or not."""
-    parts = [getattr(function, name, None) for name in ("fun", "jvp", "fwd", "bwd")]
-    return [function, *filter(None, parts)]
+    return [function, *filter(None, rules(function))]
 
 
 def _unwrap(function: Callable[..., Any]) -> Any:
@@ -280,13 +277,10 @@ def _code(function: Any) -> Any:
     return getattr(_unwrap(function), "__code__", None)
 
 
-def _made_by_defjvps() -> Any:
-    f = jax.custom_jvp(lambda x: x)
-    f.defjvps(lambda dx, y, x: dx)
-    return _code(f.jvp)
-
-
-SHARED = (_made_by_defjvps(),)  # by many functions, which show themselves when differentiated
+@functools.cache
+def _shared() -> Any:
+    """Return the code of what `defjvps` makes: many functions share it, and show themselves."""
+    return _code(rules(WITH_RULE)[1])
 
 
 def find_definition(function: Callable[..., Any]) -> tuple[str, str]:
@@ -316,6 +310,7 @@ def key_for(key: Any) -> Key:
     for op_type, function in _with_options():
         if key is function:
             return _key_named(op_type)
+    need(FUNCTION_KEYS)
     _check_boundary(key)
     _check_notes()
     return FunctionKey(key)
@@ -325,16 +320,6 @@ def key_for(key: Any) -> Key:
 def _with_options() -> list[tuple[str, Any]]:
     """The functions whose arguments are found by what they compute, and their op types."""
     return [(name, ts[0].function) for name, ts in TABLE.items() if ts[0].options is not None]
-
-
-def closed_call_p() -> Any:
-    """Return JAX's primitive that runs a program, and is differentiated as the program is.
-
-    Its name is `closed_call`, and `eval_jaxpr` from JAX 0.12 on.
-    """
-    from jax._src.core import closed_call_p
-
-    return closed_call_p
 
 
 def same_thing(key: Key, op_type: str) -> bool:
@@ -352,6 +337,8 @@ def _key_named(name: str) -> Key:
         if targets[0].name.startswith("jax."):
             _check_notes()
             return FunctionKey(targets[0].function, op_type, targets[0])
+        if lost := {target.name for target in targets} - primitives():
+            refuse(OVERRIDES, f"there is no primitive {min(lost)!r}, which {op_type!r} stands for")
         return PrimitiveKey(op_type, targets, OPS[op_type])
     if op_type in OPS:
         raise UnknownOpError(
@@ -368,19 +355,12 @@ def _key_named(name: str) -> Key:
     return PrimitiveKey(name, [Target(name)])
 
 
-def primitives() -> set[str]:
-    """The names of the primitives that JAX can differentiate or batch."""
-    return {p.name for p in (*ad.primitive_jvps, *batching.fancy_primitive_batchers)}
-
-
 def _check_boundary(key: Any) -> None:
     name = getattr(key, "__name__", repr(key))
-    info = getattr(key, "_jit_info", None)
     if isinstance(key, jax.custom_jvp | jax.custom_vjp):
         return
-    inline = getattr(info, "inline", False)
-    # (from JAX 0.12 on an enum, in which all but these leave a call in the program)
-    if info is None or getattr(inline, "value", inline) in (True, "jax_early", "jax_late"):
+    info = jit_info(key)
+    if info is None or info.inlined:
         what = "is compiled with inline=True, and so" if info else "is a plain function; it"
         raise ArgumentError(f"override: {name} {what} {INLINED}")
 
@@ -391,11 +371,7 @@ def _check_notes() -> None:
     for probe in _PROBES:
         (eqn,) = jax.make_jaxpr(probe)(1.0).jaxpr.eqns
         if not FunctionKey(probe).matches(eqn):
-            raise GradientError(
-                f"override: this JAX ({jax.__version__}) does not say in its programs where "
-                "functions were written, so functions (and op types that stand for functions) "
-                "cannot be keys. Override primitives."
-            )
+            refuse(FUNCTION_KEYS, "programs do not say where functions were written")
 
 
 def _probe(x: jax.Array) -> Any:

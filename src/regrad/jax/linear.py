@@ -6,7 +6,7 @@ needs. JAX's own transposition takes an affine function for a linear one, so thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from regrad.core.backends import is_traced
+from regrad.jax.host.programs import Params, branches, called, scan
 
 CONSTANT, ZERO, LINEAR = "constant", "zero", "linear"
 TRANSPOSING: ContextVar[bool] = ContextVar("regrad_transposing", default=False)
@@ -49,23 +50,10 @@ class NotLinear(Exception):
     """The equations of a program that are not linear."""
 
 
-def body_of(eqn: core.JaxprEqn) -> Any:
-    """Return the program that a call runs, as a Jaxpr, and its constants."""
-    found = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    return getattr(found, "jaxpr", found), getattr(found, "consts", ())
-
-
-def bodies(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the programs among the parameters of an equation, opened."""
-    for value in values:
-        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
-            yield getattr(value, "jaxpr", value)
-        elif isinstance(value, tuple | list):
-            yield from bodies(value)
-
-
-def check(jaxpr: core.Jaxpr, consts: Sequence[Any], given: Sequence[str]) -> list[str]:
+def check(program: Any, given: Sequence[str]) -> list[str]:
     """Return how the outputs depend on inputs of these kinds; NotLinear says what spoils it."""
+    jaxpr = getattr(program, "jaxpr", program)
+    consts = getattr(program, "consts", ())
     env: dict[Any, str] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
     env.update(zip(jaxpr.invars, given, strict=True))
 
@@ -88,8 +76,7 @@ def _propagate(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
     """Return how the outputs of one equation depend on inputs of these kinds."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if name in CALLS:
-        jaxpr, consts = body_of(eqn)
-        return check(jaxpr, consts, given)
+        return check(called(eqn), given)
     if name in ("scan", "cond"):
         return (_scan if name == "scan" else _cond)(eqn, given)
     if LINEAR not in given:
@@ -105,7 +92,7 @@ def _is_linear(eqn: core.JaxprEqn, name: str, given: list[str]) -> bool:
     if name == "regrad_tangent":
         return _tangent(eqn, given)
     if name == "integer_pow":
-        return eqn.params["y"] == 1
+        return Params(eqn)["y"] == 1
     if name == "convert_element_type" and not _is_float(eqn.outvars[0].aval):
         return False
     if name == "reduce_window":
@@ -128,15 +115,14 @@ def _tangent(eqn: Any, given: list[str]) -> bool:
         return CONSTANT not in given[count:]
     avals = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars]
     closed = jax.make_jaxpr(lambda *xs: eqn.primitive.impl(*xs, **eqn.params))(*avals)
-    check(closed.jaxpr, closed.consts, given)
+    check(closed, given)
     return True
 
 
 def _scan(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
-    closed = eqn.params["jaxpr"]
-    fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    run, _, _, fixed, carried = scan(eqn)
     while True:
-        outs = check(closed.jaxpr, closed.consts, given)
+        outs = check(run, given)
         carry = given[fixed : fixed + carried]
         joined = [*map(_join, carry, outs[:carried])]
         if joined == carry:
@@ -148,8 +134,7 @@ def _cond(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
     which, *given = given
     if which == LINEAR:
         raise NotLinear("a branch chosen by it")
-    branches = [check(b.jaxpr, b.consts, given) for b in eqn.params["branches"]]
-    first, *rest = branches
+    first, *rest = [check(branch, given) for branch in branches(eqn)]
     for other in rest:
         first = [*map(_join, first, other)]
     return first
@@ -165,7 +150,7 @@ def _join(a: str, b: str) -> str:
 def transpose(f: Callable[..., Sequence[Any]], like: Sequence[Any], ts: Sequence[Any]) -> Any:
     """The transpose of a linear function, applied to `ts`; NotLinear says what is not linear."""
     closed = jax.make_jaxpr(lambda *xs: tuple(f(xs)))(*like)
-    kinds = check(closed.jaxpr, closed.consts, [LINEAR] * len(like))
+    kinds = check(closed, [LINEAR] * len(like))
     if CONSTANT in kinds:
         raise NotLinear("an answer that does not depend on it")
     token = TRANSPOSING.set(True)

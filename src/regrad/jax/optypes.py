@@ -16,6 +16,9 @@ import numpy as np
 from jax.extend import core
 
 from regrad.core.registry import OPS, NoGradient, Op
+from regrad.jax.host import OVERRIDES, refuse
+from regrad.jax.host.functions import is_jitted
+from regrad.jax.host.programs import Params
 from regrad.ops.windows import windows
 
 Attrs = Mapping[str, Any]
@@ -59,8 +62,11 @@ class Target:
 
     def fits(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
         """Return whether an equation is one of these; a batched one may look otherwise."""
-        named = eqn.primitive.name == self.name
-        return named and self.power in (None, eqn.params.get("y")) and (batched or self.when(eqn))
+        if eqn.primitive.name != self.name:
+            return False
+        if self.power is not None and self.power != Params(eqn)["y"]:
+            return False
+        return batched or self.when(eqn)
 
     def meets(self, other: Target) -> bool:
         """Return whether both cover the same equations."""
@@ -105,7 +111,7 @@ class MatrixForm(NamedTuple):
 
 def _as_matmul(eqn: Any) -> MatrixForm | None:
     """Return how a `dot_general` is to be written as `a @ b`; None if it is one."""
-    (left, right), (first, second) = eqn.params["dimension_numbers"]
+    (left, right), (first, second) = Params(eqn)["dimension_numbers"]
     left, right, first, second = map(tuple, (left, right, first, second))
     a, b = (v.aval.shape for v in eqn.invars)
     if _is_matmul(len(a), len(b), left, right, first, second):
@@ -131,12 +137,12 @@ def _is_matmul(m: int, n: int, left: Any, right: Any, first: Any, second: Any) -
 
 
 def _is_pooling(eqn: core.JaxprEqn, n: int) -> bool:
-    return len(eqn.params["window_dimensions"]) == n + 2
+    return len(Params(eqn)["window_dimensions"]) == n + 2
 
 
 def _no_pooling(eqn: core.JaxprEqn) -> str:
     """Say why a window reduction is not a pooling of images whose channels come last."""
-    p = eqn.params
+    p = Params(eqn)
     spatial = {p["window_dimensions"][i] for i in (0, -1)} == {1} == {
         p["window_strides"][i] for i in (0, -1)
     }  # fmt: skip
@@ -166,12 +172,12 @@ def _window_counts(attrs: Attrs, aval: Any) -> Any:
 
 
 def _is_convolution(eqn: core.JaxprEqn, n: int) -> bool:
-    return len(eqn.params["window_strides"]) == n
+    return len(Params(eqn)["window_strides"]) == n
 
 
 def _no_convolution(eqn: core.JaxprEqn) -> str:
     """Why a `conv_general_dilated` is not one of images whose channels come last."""
-    p, n = eqn.params, len(eqn.params["window_strides"])
+    p, n = Params(eqn), len(Params(eqn)["window_strides"])
     last = (0, n + 1, *range(1, n + 1)), (n + 1, n, *range(n)), (0, n + 1, *range(1, n + 1))
     if tuple(map(tuple, p["dimension_numbers"])) != last:
         why = "its channels do not come last (NHWC, HWIO)"
@@ -197,7 +203,7 @@ def _is_choice(eqn: Any) -> bool:
 def _reduced(eqns: Sequence[Any], name: str) -> Iterator[Any]:
     for eqn in eqns[:3]:
         if eqn.primitive.name == name:
-            yield tuple(eqn.params["axes"])
+            yield tuple(Params(eqn)["axes"])
             return
 
 
@@ -228,7 +234,10 @@ def _along(params: Attrs) -> dict[str, Any]:
 
 
 def _is_transform(eqn: core.JaxprEqn, kind: jax.lax.FftType) -> bool:
-    return eqn.params["fft_type"] == kind
+    found = Params(eqn)["fft_type"]
+    if not isinstance(found, jax.lax.FftType):
+        refuse(OVERRIDES, f"the parameter 'fft_type' of 'fft' is {found!r}")
+    return found == kind
 
 
 def _transform(params: Attrs) -> dict[str, Any]:
@@ -246,7 +255,7 @@ def _inverse_real_transform(params: Attrs) -> dict[str, Any]:
 
 def _several_axes(eqn: core.JaxprEqn) -> str:
     """Say why a transform of real numbers along several axes is not one along one."""
-    if len(eqn.params["fft_lengths"]) == 1 or eqn.params["fft_type"].name in ("FFT", "IFFT"):
+    if len(Params(eqn)["fft_lengths"]) == 1 or Params(eqn)["fft_type"].name in ("FFT", "IFFT"):
         return ""
     return "it transforms several axes at once, complex ones among them; use the key 'fft'"
 
@@ -345,7 +354,7 @@ def _named_alike(op: Op) -> list[Target]:
 
 def _is_call(function: Any) -> bool:
     """Return whether a function is one call in the programs that use it."""
-    return isinstance(function, jax.custom_jvp) or hasattr(function, "_jit_info")
+    return isinstance(function, jax.custom_jvp) or is_jitted(function)
 
 
 for _op_type in OPS:

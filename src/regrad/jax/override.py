@@ -35,6 +35,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.reports import Report, Table, Untouched
 from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Choice, Closed, advice
+from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.keys import key_for
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
 
@@ -104,6 +105,7 @@ class override(Report[KeyBinding]):
                 "override takes a dict of op types, primitives or functions to rules, as in "
                 f"override(f, {{'Relu': rule}}), got {kind(rules)}"
             )
+        need(OVERRIDES, GRADIENTS)  # (here it is the user who calls, and there it may be JAX)
         self._original = f  # (wrappers copy attributes, so plain names would meet their own)
         self._bindings: dict[str, KeyBinding] = {}
         for key, rule in rules.items():

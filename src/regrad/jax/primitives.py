@@ -15,9 +15,16 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import ad, batching, mlir
 
 from regrad.errors import GradientError
+from regrad.jax.host.extending import (
+    Zero,
+    define,
+    instantiate_zeros,
+    is_undefined_primal,
+    zeros_like_aval,
+)
+from regrad.jax.host.programs import varying_axes
 from regrad.jax.linear import TRANSPOSING, NotLinear, transpose
 
 
@@ -52,16 +59,10 @@ def is_float(aval: Any) -> bool:
     return jax.numpy.issubdtype(aval.dtype, np.inexact)
 
 
-def varying_axes(aval: Any) -> frozenset[Any]:
-    """The mesh axes along which an array inside `shard_map` differs between devices."""
-    kind = getattr(aval, "manual_axis_type", None)
-    return frozenset(getattr(kind, "varying", getattr(aval, "vma", ())))
-
-
 def fit(dx: Any, aval: Any) -> Any:
     """A gradient for an input of this type: zeros for None; over a mesh, all devices' sum."""
     if dx is None:
-        return ad.zeros_like_aval(aval)
+        return zeros_like_aval(aval)
     dx = jax.numpy.asarray(dx)
     due, has = varying_axes(aval), varying_axes(jax.typeof(dx))
     if has - due:
@@ -79,7 +80,6 @@ def map_over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., An
 # -- the op ----------------------------------------------------------------------------------------
 
 op_p: Any = core.Primitive("regrad_op")
-op_p.multiple_results = True
 
 
 def run_op(xs: Sequence[Any], jaxpr: core.ClosedJaxpr, gradient: Gradient) -> list[Any]:
@@ -95,10 +95,10 @@ def _op_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: core.ClosedJaxpr, gradient: Gradient
 ) -> Any:
     ys = run_op(primals, jaxpr, gradient)
-    wanted = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
+    wanted = tuple(i for i, t in enumerate(tangents) if type(t) is not Zero)
     outs = [jax.typeof(y).to_tangent_aval() for y in ys]
     floats = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
-    dots: list[Any] = [ad.Zero(aval) for aval in outs]
+    dots: list[Any] = [Zero(aval) for aval in outs]
     if not wanted or not floats:
         return ys, dots
     gradient.allow(wanted)
@@ -146,7 +146,7 @@ def _op_transposed(
 
 def _by_transposition(f: Callable[..., Any], dys: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
     """The transpose of f by those of its arguments that are still unknown."""
-    places = [i for i, x in enumerate(xs) if ad.is_undefined_primal(x)]
+    places = [i for i, x in enumerate(xs) if is_undefined_primal(x)]
 
     def inner(*linear: Any) -> Any:
         given = list(xs)
@@ -154,20 +154,19 @@ def _by_transposition(f: Callable[..., Any], dys: Sequence[Any], xs: Sequence[An
             given[i] = x
         return f(*given)
 
-    like = [ad.zeros_like_aval(xs[i].aval) for i in places]
-    found = jax.linear_transpose(inner, *like)([*map(ad.instantiate_zeros, dys)])
+    like = [zeros_like_aval(xs[i].aval) for i in places]
+    found = jax.linear_transpose(inner, *like)([*map(instantiate_zeros, dys)])
     back: list[Any] = [None] * len(xs)
     for i, dx in zip(places, found, strict=True):
         back[i] = dx
     return back
 
 
-op_p.def_impl(_evaluate)
-op_p.def_effectful_abstract_eval(lambda *avals, jaxpr, gradient: (jaxpr.out_avals, jaxpr.effects))
-mlir.register_lowering(op_p, mlir.lower_fun(_evaluate, multiple_results=True))
-ad.primitive_jvps[op_p] = _op_jvp
-ad.primitive_transposes[op_p] = _op_transposed
-batching.fancy_primitive_batchers[op_p] = _op_batched
+def _op_types(*avals: Any, jaxpr: core.ClosedJaxpr, gradient: Gradient) -> Any:
+    return jaxpr.out_avals, jaxpr.effects
+
+
+define(op_p, _evaluate, _op_types, jvp=_op_jvp, transpose=_op_transposed, batched=_op_batched)
 
 
 class BatchedGradient(Gradient):
@@ -201,7 +200,6 @@ class BatchedGradient(Gradient):
 # -- the tangent -----------------------------------------------------------------------------------
 
 tangent_p: Any = core.Primitive("regrad_tangent")
-tangent_p.multiple_results = True
 
 
 class Tangent:
@@ -289,14 +287,14 @@ class BatchedTangent(Tangent):
 
 def run_tangent(tangent: Tangent, residuals: Sequence[Any], ts: Sequence[Any]) -> list[Any]:
     """The tangent map at some residuals, applied."""
-    ts = [ad.instantiate_zeros(t) for t in ts]
+    ts = [instantiate_zeros(t) for t in ts]
     return tangent_p.bind(*residuals, *ts, tangent=tangent, count=len(residuals))
 
 
 def _push(*args: Any, tangent: Tangent, count: int) -> list[Any]:
     """Forward: the transpose of the pull, which exists if that is linear."""
     residuals, ts = args[:count], args[count:]
-    like = [ad.zeros_like_aval(aval) for aval in tangent.outs]
+    like = [zeros_like_aval(aval) for aval in tangent.outs]
     try:
         return list(transpose(partial(tangent.pull, residuals), like, ts))
     except NotLinear as error:
@@ -312,9 +310,9 @@ def _tangent_jvp(
 ) -> Any:
     residuals, ts = primals[:count], primals[count:]
     ys = run_tangent(tangent, residuals, ts)
-    places = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
+    places = [i for i, t in enumerate(tangents[:count]) if type(t) is not Zero]
     parts = []
-    if any(type(t) is not ad.Zero for t in tangents[count:]):
+    if any(type(t) is not Zero for t in tangents[count:]):
         parts.append(run_tangent(tangent, residuals, tangents[count:]))
     if places:
         derived = DerivedTangent(tangent, count, places)
@@ -323,15 +321,15 @@ def _tangent_jvp(
 
 
 def _tangent_transposed(dys: Sequence[Any], *args: Any, tangent: Tangent, count: int) -> Any:
-    if any(map(ad.is_undefined_primal, args[:count])):
+    if any(map(is_undefined_primal, args[:count])):
         return _by_transposition(partial(_push, tangent=tangent, count=count), dys, args)
     arriving = [
-        jax.numpy.asarray(ad.instantiate_zeros(dy), aval.dtype)  # jax.vjp takes Python numbers
+        jax.numpy.asarray(instantiate_zeros(dy), aval.dtype)  # jax.vjp takes Python numbers
         for dy, aval in zip(dys, tangent.outs, strict=True)
     ]
     dxs = tangent.pull(args[:count], arriving)
     pairs = zip(args[count:], dxs, strict=True)
-    return [None] * count + [dx if ad.is_undefined_primal(t) else None for t, dx in pairs]
+    return [None] * count + [dx if is_undefined_primal(t) else None for t, dx in pairs]
 
 
 def _tangent_batched(
@@ -345,15 +343,17 @@ def _tangent_batched(
         t if a else jax.numpy.broadcast_to(t, (axis.size, *t.shape))
         for t, a in zip(args[count:], along[count:], strict=True)
     ]
-    zeros = map_over(axis, lambda _: [ad.zeros_like_aval(a) for a in tangent.outs], 0)
+    zeros = map_over(axis, lambda _: [zeros_like_aval(a) for a in tangent.outs], 0)
     outs = [jax.typeof(z) for z in zeros(jax.numpy.zeros(axis.size))]
     batched = BatchedTangent(tangent, along[:count], outs, axis)
     return run_tangent(batched, args[:count], ts), [0] * len(outs)
 
 
-tangent_p.def_impl(_push)
-tangent_p.def_abstract_eval(lambda *avals, tangent, count: list(tangent.outs))
-mlir.register_lowering(tangent_p, mlir.lower_fun(_push, multiple_results=True))
-ad.primitive_jvps[tangent_p] = _tangent_jvp
-ad.primitive_transposes[tangent_p] = _tangent_transposed
-batching.fancy_primitive_batchers[tangent_p] = _tangent_batched
+def _tangent_types(*avals: Any, tangent: Tangent, count: int) -> Any:
+    return list(tangent.outs), core.no_effects
+
+
+define(
+    tangent_p, _push, _tangent_types,
+    jvp=_tangent_jvp, transpose=_tangent_transposed, batched=_tangent_batched,
+)  # fmt: skip

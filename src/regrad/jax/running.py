@@ -19,6 +19,8 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_map, tree_unflatt
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.errors import ArgumentError, GradientError, kind
+from regrad.jax.host import OVERRIDES, SIGHT, need
+from regrad.jax.host.programs import branches, called, scan
 from regrad.jax.override import TracedCall
 from regrad.jax.primitives import is_float
 from regrad.jax.sites import OUTERMOST, Around, Site, is_no_op, line_of, path_of, site_of
@@ -96,6 +98,7 @@ class Given:
         has_aux: bool = False,
     ) -> None:
         callable_or_raise(f, api)
+        need(OVERRIDES, SIGHT)
         self.api = api
         self.argnums: tuple[int] | Sequence[int] | None = (
             (argnums,) if isinstance(argnums, int) else argnums
@@ -269,14 +272,14 @@ class Run:
 
     def _equation(self, eqn: Any, ins: list[Value], around: Around) -> list[Value]:
         """One equation; what it calls is opened."""
-        name, params = eqn.primitive.name, eqn.params
+        name = eqn.primitive.name
         if name in CALLS:
-            body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-            return self._run(body, ins, self._inside(eqn, body, around))
+            program = called(eqn)
+            return self._run(program, ins, self._inside(eqn, program, around))
         if name == "cond":
-            body = params["branches"][int(ins[0].x)]
-            return self._run(body, ins[1:], self._inside(eqn, body, around))
-        if name == "scan" and params["length"] <= self.longest:
+            branch = branches(eqn)[int(ins[0].x)]
+            return self._run(branch, ins[1:], self._inside(eqn, branch, around))
+        if name == "scan" and scan(eqn).length <= self.longest:
             return self._scan(eqn, ins, around)
         return self._op(eqn, ins, around)
 
@@ -285,16 +288,15 @@ class Run:
 
     def _scan(self, eqn: Any, ins: list[Value], around: Around) -> list[Value]:
         """A scan, round by round; what is cut from the inputs and put together has no steps."""
-        p = eqn.params
-        body, length, fixed, carried = p["jaxpr"], p["length"], p["num_consts"], p["num_carry"]
+        run, length, backwards, fixed, carried = scan(eqn)
         consts, carry, xs = ins[:fixed], ins[fixed : fixed + carried], ins[fixed + carried :]
-        inner = self._inside(eqn, body, around)
+        inner = self._inside(eqn, run, around)
         rounds = [self._apart(x, length) for x in xs]
         made: list[Any] = [None] * length
-        for i in reversed(range(length)) if p["reverse"] else range(length):
+        for i in reversed(range(length)) if backwards else range(length):
             path = f"{inner.path}/scan[{i}]" if inner.path else f"scan[{i}]"
             given = [*consts, *carry, *(x[i] for x in rounds)]
-            outs = self._run(body, given, inner._replace(path=path))
+            outs = self._run(run, given, inner._replace(path=path))
             carry, made[i] = outs[:carried], outs[carried:]
         if not length:
             return self._op(eqn, ins, around)

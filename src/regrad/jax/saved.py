@@ -11,6 +11,7 @@ from jax.extend import core
 
 from regrad.core.signatures import helpful
 from regrad.inspection.saved import SavedBytes
+from regrad.jax.host.programs import branches, called
 from regrad.jax.running import CALLS, Given
 from regrad.jax.sites import Around, line_of, path_of, site_of
 
@@ -88,12 +89,12 @@ def _origin(jaxpr: Any, v: Any, around: Around) -> Origin:
     eqn, i = made[v]
     site = site_of(eqn, around)
     found = Origin(site.op_type, site.line, site.path)
-    for body in _bodies(eqn):
-        inner = getattr(body, "jaxpr", body)
+    for program in _bodies(eqn):
+        inner = getattr(program, "jaxpr", program)
         y = inner.outvars[i]
         if isinstance(y, core.Literal):
             return found
-        within = around.inside(body, line_of(eqn, around), path_of(eqn, around))
+        within = around.inside(program, line_of(eqn, around), path_of(eqn, around))
         origin = _origin(inner, y, within)
         if origin.op_type != "argument":
             return origin
@@ -104,7 +105,7 @@ def _origin(jaxpr: Any, v: Any, around: Around) -> Origin:
 
 def _bodies(eqn: core.JaxprEqn) -> Sequence[Any]:
     """The programs whose results are those of an equation."""
-    name, params = eqn.primitive.name, eqn.params
-    if name in CALLS:
-        return [params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]]
-    return [params["jaxpr"]] if name == "scan" else list(params.get("branches", ()))
+    name = eqn.primitive.name
+    if name in CALLS or name == "scan":
+        return [called(eqn)]
+    return branches(eqn) if name == "cond" else ()

@@ -15,9 +15,11 @@ from jax.extend import core
 from regrad.core.callers import PACKAGE
 from regrad.core.rule import place
 from regrad.inspection.traces import RuleKind
-from regrad.jax.closed import JAX, name_and_place
+from regrad.jax.closed import name_and_place
 from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient
+from regrad.jax.host.functions import rule_note
+from regrad.jax.host.programs import COMPOSED, JAX, arg_names, called, codes, lines, scopes
 from regrad.jax.primitives import Gradient, op_p
 
 # Libraries that models are written with: a line of theirs says less than the one that called it.
@@ -25,9 +27,6 @@ LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "nump
 OUTERMOST: set[Any] = set()  # code by which a tool calls the user's function
 CARRIERS = (functools.__file__, contextlib.__file__, "<frozen ")  # call what others wrote
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
-COMPOSED = tuple(
-    os.path.join(JAX, "_src", name) + os.sep for name in ("nn", "numpy", "scipy", "random")
-)  # where JAX has functions that are made of many ops
 OPERANDS = {
     "select_n": ("condition", "b", "a"),
     "clamp": ("low", "x", "high"),
@@ -93,7 +92,7 @@ def is_number(aval: Any) -> bool:
 
 def body_of_custom(eqn: core.JaxprEqn) -> Any:
     """The program that an equation with a rule of its own computes."""
-    return eqn.params["jaxpr" if eqn.primitive is op_p else "call_jaxpr"]
+    return called(eqn)
 
 
 # -- whose rule ------------------------------------------------------------------------------------
@@ -105,7 +104,7 @@ def _rule_of(eqn: core.JaxprEqn) -> tuple[str, RuleKind, str]:
         return _ours(eqn)
     if eqn.primitive.name not in CUSTOM:
         return eqn.primitive.name, "built-in", ""
-    name, where = name_and_place(eqn.params["call_jaxpr"])
+    name, where = name_and_place(called(eqn))
     if where.startswith(JAX):  # (jax.nn.relu has such a rule: to its users it is an op)
         return name, "built-in", ""
     return name, "custom", _source_of_rule(eqn) or f"{name}, {where}"
@@ -113,10 +112,7 @@ def _rule_of(eqn: core.JaxprEqn) -> tuple[str, RuleKind, str]:
 
 def _source_of_rule(eqn: core.JaxprEqn) -> str:
     """The name and place of the function that is the rule, as JAX notes it."""
-    function = eqn.params.get("bwd") or eqn.params.get("jvp_jaxpr_fun")
-    info = getattr(function, "debug_info", None)
-    source = getattr(info, "func_src_info", None) or ""
-    name, _, where = source.partition(" at ")
+    name, _, where = rule_note(eqn).partition(" at ")
     return "" if where.startswith((JAX, PACKAGE)) or not where else f"{name}, {where}"
 
 
@@ -153,9 +149,8 @@ def line_of(eqn: core.JaxprEqn, around: Around) -> str:
     """
     otherwise = ""
     libraries = _library_folders()
-    for code, frame in frames(eqn):
-        file = frame.file_name
-        line = f"{file}:{frame.line_num}"
+    for code, file, number in frames(eqn):
+        line = f"{file}:{number}"
         if not file.startswith((PACKAGE, JAX, *libraries, *CARRIERS)):
             return line
         if code in OUTERMOST or f"{file}:{code.co_firstlineno}" == around.called:
@@ -167,8 +162,7 @@ def line_of(eqn: core.JaxprEqn, around: Around) -> str:
 
 def _is_by_jax(eqn: core.JaxprEqn, around: Around) -> bool:
     """Return whether a function of JAX's that is made of many ops ran the op."""
-    for code, frame in frames(eqn):
-        file = frame.file_name
+    for code, file, _ in frames(eqn):
         if not file.startswith((PACKAGE, JAX, *CARRIERS)):
             return False
         if file.startswith(COMPOSED):
@@ -178,11 +172,10 @@ def _is_by_jax(eqn: core.JaxprEqn, around: Around) -> bool:
     return around.in_jax
 
 
-def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, Any]]:
-    """The code that was running when an equation was made, innermost first."""
-    trace = eqn.source_info.traceback
-    if trace is not None:
-        yield from zip(trace.raw_frames()[0], trace.frames, strict=False)
+def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, str, int]]:
+    """The code that was running when an equation was made, with file and line, innermost first."""
+    for (code, _), (file, number) in zip(codes(eqn), lines(eqn), strict=False):
+        yield code, file, number
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -197,8 +190,7 @@ def _library_folders() -> tuple[str, ...]:
 
 def path_of(eqn: core.JaxprEqn, around: Around) -> str:
     """The name scopes around an equation, without what JAX's transformations and einsum add."""
-    parts = [part.name for part in eqn.source_info.name_stack.stack
-             if type(part).__name__ == "Scope" and "->" not in part.name]  # fmt: skip
+    parts = [name for name in scopes(eqn) if "->" not in name]
     return "/".join([around.path, *parts] if around.path else parts)
 
 
@@ -212,8 +204,7 @@ def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
     if eqn.primitive is op_p:
         given = _names_in_rule(_bare(eqn.params["gradient"]), count)
     elif eqn.primitive.name in CUSTOM:
-        body = eqn.params["call_jaxpr"]
-        given = getattr(body, "jaxpr", body).debug_info.arg_names or ()
+        given = arg_names(called(eqn))
     if len(given) == count and all(given):
         return [str(name) for name in given]
     known = OPERANDS.get(eqn.primitive.name, ())

@@ -32,12 +32,12 @@ Invariants:
 from __future__ import annotations
 
 import operator
-import os
 import weakref
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import jax
@@ -49,21 +49,37 @@ from regrad.core.registry import Op
 from regrad.core.reports import Binding, Hit
 from regrad.errors import GradientError, RuleError
 from regrad.jax.boundaries import restore_calls
-from regrad.jax.closed import JAX, Choice, Closed, name_and_place, of_jax
+from regrad.jax.closed import Choice, Closed, name_and_place, of_jax
 from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
-from regrad.jax.keys import FunctionKey, Key, closed_call_p, make_op, same_thing
-from regrad.jax.linear import bodies
+from regrad.jax.host import OVERRIDES, refuse
+from regrad.jax.host.programs import (
+    COMPOSITES,
+    JAX,
+    MACHINERY,
+    REMAT,
+    ROOT,
+    SHOWN,
+    Params,
+    as_call,
+    bodies,
+    called,
+    closed_call_p,
+    codes,
+    expanded,
+    holds_code,
+    is_high,
+    lines,
+    name_of,
+    remat_body,
+    transforms,
+    unnamed,
+    varying_axes,
+    with_remat_body,
+)
+from regrad.jax.keys import FunctionKey, Key, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
-from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying_axes
+from regrad.jax.primitives import Gradient, is_float, op_p, run_op
 
-# Files of JAX that call what users wrote, and are on the stack of any function.
-MACHINERY = tuple(
-    os.path.join(JAX, "_src", name)
-    for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
-                 "api_util.py", "source_info_util.py", "traceback_util.py", "tree_util.py",
-                 "util.py", "pjit.py", "api.py", "profiler.py", "lax" + os.sep + "control_flow",
-                 "ad_checkpoint.py")
-)  # fmt: skip
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset({
     "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "scan", "while", "cond",
@@ -83,20 +99,20 @@ class Around(NamedTuple):
 
     In a vmap that was kept (see `vmaps`), equations stand as they were written. The body of a
     function with a derivative of its own is there undifferentiated (`whole`). In one that is left
-    closed, ops are only looked for.
+    closed, ops are only looked for; it may have its gradient of us (`ours`).
     """
 
     batched: bool = False
     derived: bool = False
     whole: bool = False
     closed: bool = False
+    ours: bool = False
 
     def inside(self, eqn: core.JaxprEqn) -> Around:
         """Return the place of what an equation holds; its transforms are in its name stack."""
-        names = {getattr(part, "name", "") for part in eqn.source_info.name_stack.stack
-                 if type(part).__name__ == "Transform"}  # fmt: skip
         if self.closed:
             return self
+        names = transforms(eqn)
         return self._replace(
             batched=self.batched or "vmap" in names,
             derived=self.derived or not names.isdisjoint({"jvp", "transpose"}),
@@ -237,9 +253,8 @@ class Surgery:
         """Return the places of visible calls of functions with a derivative of their own."""
         found = set()
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name in CUSTOM and eqn.source_info.traceback is not None:
-                frames = eqn.source_info.traceback.raw_frames()
-                found |= {call_site(b.key.call, *frames) for b in self.bindings}
+            if eqn.primitive.name in CUSTOM or is_high(eqn):
+                found |= {call_site(b.key.call, codes(eqn)) for b in self.bindings}
             for body in bodies(eqn.params.values()):
                 found |= self._calls(body)
         return found
@@ -263,10 +278,16 @@ class Surgery:
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
-        name = eqn.primitive.name
+        name = name_of(eqn)
         if name in OPENED:
             return self.inside(eqn, around, found)
-        if name in CUSTOM or eqn.primitive is op_p:
+        if name in COMPOSITES:
+            return self.composite(eqn, around, found)
+        if name == REMAT:
+            new, inner = self.program(remat_body(eqn), around)
+            found.add(inner)
+            return eqn if new is remat_body(eqn) else with_remat_body(eqn, new)
+        if name in CUSTOM or eqn.primitive is op_p or (is_high(eqn) and is_differentiable(eqn)):
             return self.custom(eqn, around, found)
         self.check_hidden(eqn, around, found)
         if is_differentiable(eqn) and name != "stop_gradient":
@@ -307,14 +328,14 @@ class Surgery:
 
         (There are none in a body that stands there whole.)
         """
-        if eqn.source_info.traceback is None or not self.codes:
+        if not self.codes:
             return
-        codes, at = eqn.source_info.traceback.raw_frames()
-        for code in codes:
+        running = codes(eqn)
+        for code, _ in running:
             if code in self.codes:
                 raise _derived_error(self.codes[code], self.lines[-1])
         for binding in () if whole else self.bindings:
-            site = call_site(binding.key.call, codes, at)
+            site = call_site(binding.key.call, running)
             if site is not None and site not in self.calls:
                 raise _derived_error(binding, self.lines[-1], "may occur")
 
@@ -322,7 +343,9 @@ class Surgery:
 
     def inside(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """Return an equation that runs other programs, with the rules in these."""
-        params = {}
+        held, params = len([*bodies(eqn.params.values())]), {}
+        if held < (2 if eqn.primitive.name == "while" else 1):
+            refuse(OVERRIDES, f"the programs that {eqn.primitive.name!r} runs are out of sight")
         for key, value in eqn.params.items():
             new = self.param(value, around, found)
             if new is not value:
@@ -335,32 +358,41 @@ class Surgery:
             new, inner = self.program(value, around)
             found.add(inner)
             return new
-        if not isinstance(value, tuple):
+        if not isinstance(value, tuple | list):
             return value
         parts = [self.param(v, around, found) for v in value]
         if all(a is b for a, b in zip(parts, value, strict=True)):
             return value
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+    def composite(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+        """Return an equation that computes what others compute as these, if a rule is inside."""
+        new, inner = self.program(expanded(eqn), around)
+        if not inner.hits:
+            found.untouched[name_of(eqn), self.lines[-1]] += is_differentiable(eqn)
+            return eqn
+        by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
+        inner.hits = [seen._replace(of_jax=by_jax) for seen in inner.hits]
+        found.add(inner)
+        return as_call(eqn, new)
 
     def custom(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """Return a function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
-        body = eqn.params["jaxpr" if ours else "call_jaxpr"]
-        name = eqn.params["gradient"].name if ours else name_and_place(body)[0]
-        if name == "_custom_root" and self.bindings and not self.choice.keeps(body):
-            raise GradientError(
-                f"override: the program calls jax.lax.custom_root ({self.lines[-1]}), whose "
-                "function is differentiated out of sight. Give the whole of it a gradient with "
-                "rg.jax.custom_grad, or pass keep=['_custom_root'] to leave it as it is."
-            )
+        body = called(eqn)
+        name = eqn.params["gradient"].name if ours else _name_of(eqn, body)
+        if body is None or name == ROOT:
+            self.check_unseen(name, body, around)
+            found.untouched[name, self.lines[-1]] += 1
+            return eqn
         if not ours and not around.closed and self.choice.opens(body):
             new, inner = self.program(body, around._replace(whole=True))
             # without an op of a key inside, its own derivative may stay: it is often the better one
             if any(not seen.binding.native for seen in inner.hits):
                 found.add(inner)
                 found.notes[name, "opened", self.lines[-1]] += 1
-                return eqn.replace(primitive=closed_call_p(), params={"call_jaxpr": new})
-        _, inner = self.program(body, Around(closed=True))
+                return as_call(eqn, new)
+        _, inner = self.program(body, Around(closed=True, ours=ours or around.ours))
         hidden = [seen for seen in inner.hits if not seen.binding.native]
         if is_differentiable(eqn) and not (ours and hidden):
             found.untouched[name, self.lines[-1]] += 1
@@ -390,25 +422,29 @@ class Surgery:
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
 
+    def check_unseen(self, name: str, body: Any, around: Around) -> None:
+        """Refuse what is differentiated by functions that the program does not show."""
+        kept = name in self.choice.keep or (body is not None and self.choice.keeps(body))
+        if self.bindings and not around.ours and not kept:
+            what = "jax.lax.custom_root" if name == ROOT else name
+            raise GradientError(
+                f"override: the program calls {what} ({self.lines[-1]}), which is differentiated "
+                "by functions that are out of sight. Give the whole of it a gradient with "
+                f"rg.jax.custom_grad, or pass keep=[{name!r}] to leave it as it is."
+            )
+
     def check_hidden(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
-        if name == "call_hi_primitive" and is_differentiable(eqn) and self.bindings:
-            theirs = type(eqn.params["_prim"]).__name__
-            theirs = {"CustomRoot": "_custom_root"}.get(theirs, theirs)  # as older JAX names it
-            if theirs not in self.choice.keep:
-                raise GradientError(
-                    f"override: the program calls {theirs} ({self.lines[-1]}), for which JAX "
-                    f"{jax.__version__} has a primitive with a derivative of its own, and whose "
-                    "inside cannot be seen. Give the whole of it a gradient with "
-                    f"rg.jax.custom_grad, or pass keep=[{theirs!r}] to leave it as it is."
-                )
-        if name == "call_exported" and eqn.params["exported"].has_vjp():
+        if name == "call_exported" and Params(eqn)["exported"].has_vjp():
             raise GradientError(
                 f"override: the program calls an exported function ({self.lines[-1]}), whose "
                 "inside cannot be seen. Put the override on the function before it is exported."
             )
-        # Any other primitive with a program in it (`custom_root`, `pallas_call`, one of a library)
+        unseen = name not in SHOWN and holds_code(eqn.params.values())
+        if unseen and is_differentiable(eqn) and not around.closed:
+            self.check_unseen(name, None, around)
+        # Any other primitive with a program in it (`pallas_call`, one of a library)
         # may be differentiated by a rule that never looks at the program.
         for body in () if name in SCALAR else bodies(eqn.params.values()):
             _, inner = self.program(body, around)
@@ -450,13 +486,13 @@ def _float(aval: Any) -> bool:
 
 def program_of(eqn: core.JaxprEqn) -> Any:
     """Return an equation as a program of its own; constants in it stay where they are."""
-    if eqn.primitive is closed_call_p():
-        return eqn.params["call_jaxpr"]
+    if eqn.primitive is closed_call_p:
+        return called(eqn)
     inputs = [None if isinstance(v, core.Literal) else core.Var(v.aval) for v in eqn.invars]
     given = [v if x is None else x for x, v in zip(inputs, eqn.invars, strict=True)]
     outs = [core.Var(v.aval) for v in eqn.outvars]
     body = eqn.replace(invars=given, outvars=outs)
-    info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
+    info = unnamed(jax.make_jaxpr(lambda: 0)())
     return core.ClosedJaxpr(
         core.Jaxpr([], [x for x in inputs if x is not None], outs, [body], eqn.effects, info), ()
     )
@@ -486,8 +522,7 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
         (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
         return y.reshape(eqn.outvars[0].aval.shape)
 
-    params = {"call_jaxpr": jax.make_jaxpr(whole)(*like)}
-    return eqn.replace(primitive=closed_call_p(), params=params)
+    return as_call(eqn, jax.make_jaxpr(whole)(*like))
 
 
 def _count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
@@ -495,15 +530,17 @@ def _count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
 
     The note is a `regrad_op` that returns its inputs, and whose derivative counts.
     """
-    is_call = eqn.primitive is closed_call_p()  # that we made of equations
-    given = eqn.params["call_jaxpr"].jaxpr.eqns if is_call else [eqn]
+    is_call = eqn.primitive is closed_call_p  # that we made of equations
+    given = called(eqn).jaxpr.eqns if is_call else [eqn]
     noted = {
-        y: core.Var(y.aval) for y in eqn.outvars if _float(y.aval) and type(y).__name__ != "DropVar"
+        y: core.Var(y.aval)
+        for y in eqn.outvars
+        if _float(y.aval) and not isinstance(y, core.DropVar)
     }
     # the note takes the names of the results, and what made them gets new ones
     made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
     xs = [core.Var(y.aval) for y in noted]
-    info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
+    info = unnamed(jax.make_jaxpr(lambda: 0)())
     same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
     params = {"jaxpr": same, "gradient": CountedGradient(hit, [x.aval for x in xs])}
     note = eqn.replace(
@@ -537,18 +574,16 @@ def _gradient(
     return RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
 
 
-def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
+def call_site(call: Any, running: Sequence[tuple[Any, int]]) -> Any:
     """Return where a function with a derivative of its own was called; None if it is known which.
 
     In a program that was compiled first and differentiated then, what is left of such a call
     says no more than that `call` (JAX's code) was running.
     """
-    if call is None or call not in codes:
-        return None
-    inner = codes.index(call)
-    if not all(code.co_filename.startswith(MACHINERY) for code in codes[:inner]):
+    inner = [*takewhile(lambda each: each[0] is not call, running)]
+    if not all(code.co_filename.startswith(MACHINERY) for code, _ in inner):
         return None  # a derivative of someone else's: its code would have been ours
-    return tuple(zip(codes[inner:], at[inner:], strict=True))
+    return tuple(running[len(inner) :]) or None
 
 
 def _derived_error(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:
@@ -570,8 +605,12 @@ def _batched_error(binding: KeyBinding, where: str) -> GradientError:
 
 def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
     """Return the line outside JAX and regrad that made an equation: `model.py:12`."""
-    trace = eqn.source_info.traceback
-    for frame in trace.frames if trace is not None else ():
-        if not frame.file_name.startswith((PACKAGE, JAX, "<frozen ")):
-            return f"{frame.file_name}:{frame.line_num}"
+    for file, number in lines(eqn):
+        if not file.startswith((PACKAGE, JAX, "<frozen ")):
+            return f"{file}:{number}"
     return otherwise
+
+
+def _name_of(eqn: core.JaxprEqn, body: Any) -> str:
+    """Return what a function with a derivative of its own is called."""
+    return name_of(eqn) if body is None else name_and_place(body)[0]

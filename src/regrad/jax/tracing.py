@@ -12,6 +12,7 @@ from regrad.core.signatures import helpful
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
 from regrad.inspection.numbers import Numbers, numbers_of, together
 from regrad.inspection.traces import GradientTrace, Step
+from regrad.jax.host.programs import Params
 from regrad.jax.primitives import is_float
 from regrad.jax.running import LONGEST, Given, Ran, Run
 from regrad.jax.sites import is_number
@@ -226,5 +227,5 @@ def _cure(ran: Ran) -> str:
     """The usual remedy for an op."""
     name = ran.site.op_type
     if name == "integer_pow":
-        return CURES["Reciprocal" if ran.eqn.params["y"] == -1 else "Pow"]
+        return CURES["Reciprocal" if Params(ran.eqn)["y"] == -1 else "Pow"]
     return CURES.get(OP_TYPES.get(name, ""), "")

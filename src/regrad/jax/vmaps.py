@@ -14,24 +14,33 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-from jax._src import core as internal
-from jax._src import effects, linear_util
-from jax._src.interpreters import batching, partial_eval
 from jax.extend import core
-from jax.interpreters import mlir
 
 from regrad.core.blocks import block
-from regrad.jax.linear import bodies
+from regrad.jax.host import VMAPS, need
+from regrad.jax.host.extending import (
+    assigns,
+    batch,
+    batch_by,
+    define,
+    is_staging,
+    mapped_aval,
+    set_trace,
+    trace_to_jaxpr,
+    with_axes,
+    wrap,
+)
+from regrad.jax.host.programs import bodies, unnamed
 
 KEEPING: ContextVar[bool] = ContextVar("regrad_keeping_vmaps", default=False)
 # JAX traces a compiled function once for each set of named axes, so that programs that were traced
 # with this one are never those of a plain call.
 AXES = (("regrad.override", 1),)
-BATCH = batching.batch  # what jax.vmap calls
 
 
 def trace(f: Callable[..., Any], xs: Sequence[Any]) -> Any:
     """Return the program of a function, with each `vmap` in it as an equation."""
+    need(VMAPS)
     with _keep_vmaps(True):
         return jax.make_jaxpr(f, axis_env=AXES)(*xs)
 
@@ -39,7 +48,7 @@ def trace(f: Callable[..., Any], xs: Sequence[Any]) -> Any:
 @block
 def _keep_vmaps(keep: bool) -> Generator[None]:
     if keep:  # (and it stays so: another thread may be tracing, and elsewhere it calls JAX's own)
-        batching.batch = _batch  # pyright: ignore[reportAttributeAccessIssue]
+        batch_by(_batch)
     token = KEEPING.set(keep)
     try:
         yield
@@ -47,17 +56,12 @@ def _keep_vmaps(keep: bool) -> Generator[None]:
         KEEPING.reset(token)
 
 
-def _is_staging() -> bool:
-    """Return whether a call now becomes an equation, and is not differentiated or batched."""
-    trace = internal.trace_ctx.trace
-    return KEEPING.get() and isinstance(trace, partial_eval.DynamicJaxprTrace)
-
-
 def _batch(fun: Any, axis: Any, in_dims: Any, dests: Any, *args: Any, **kwargs: Any) -> Any:
     """Batch as JAX's function of that name does, or keep the call while a program is traced."""
-    plain = all(type(d) is int or d is None for d in in_dims) if _is_staging() else False
-    if not plain or axis.explicit_mesh_axis is not None or axis.spmd_name is not None:
-        return BATCH(fun, axis, in_dims, dests, *args, **kwargs)
+    plain = KEEPING.get() and is_staging() and all(type(d) is int or d is None for d in in_dims)
+    special = any(args) or any(kwargs.values()) or axis.explicit_mesh_axis is not None
+    if not plain or special or axis.spmd_name is not None:
+        return batch(fun, axis, in_dims, dests, *args, **kwargs)
     return _Kept(fun, axis, in_dims, dests)
 
 
@@ -80,10 +84,9 @@ class _Kept:
                 given[i] = x
             return self.fun.call_wrapped(*given)
 
-        with internal.extend_axis_env_nd([(self.axis.name, self.axis.size)]):
-            jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(
-                linear_util.wrap_init(single, debug_info=self.fun.debug_info), avals
-            )
+        with with_axes([(self.axis.name, self.axis.size)]):
+            run = wrap(single, like=self.fun)
+            jaxpr, _, consts = trace_to_jaxpr(run, avals)
         body = core.ClosedJaxpr(_open(jaxpr), ())
         in_dims = (*[None] * len(consts), *(self.in_dims[i] for i in mapped))
         dests: Any = self.dests() if callable(self.dests) else self.dests
@@ -96,20 +99,19 @@ class _Kept:
 
 def _open(jaxpr: Any) -> Any:
     """A program whose constants are its first inputs."""
-    info = jaxpr.debug_info.with_unknown_names()
-    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    return jaxpr.replace(constvars=[], invars=invars, debug_info=unnamed(jaxpr))
 
 
 def _single_aval(x: jax.Array, dim: int, axis: Any) -> Any:
-    aval = internal.typeof(x)
-    return internal.mapped_aval(axis.size, dim % len(aval.shape), aval)
+    aval = jax.typeof(x)
+    return mapped_aval(axis.size, dim % len(aval.shape), aval)
 
 
 def _can_be_kept(body: Any, dests: Sequence[Any]) -> bool:
     """Return whether a body is all there is to see, and its results are batched as usual."""
     usual = all(type(d) is int or d is None for d in dests)
-    on_refs = any(isinstance(e, effects.JaxprInputEffect) for e in body.effects)
-    return usual and not on_refs and not _has_own_batching(body.jaxpr)
+    return usual and not assigns(body) and not _has_own_batching(body.jaxpr)
 
 
 def _has_own_batching(jaxpr: Any) -> bool:
@@ -125,8 +127,8 @@ def _batch_results(
     xs: Sequence[Any], *, jaxpr: Any, axis: Any, in_dims: Sequence[int | None], dests: Any
 ) -> Any:
     """The results of a program for all examples, batched by JAX, and along which axes."""
-    fun = linear_util.wrap_init(core.jaxpr_as_fun(jaxpr), debug_info=jaxpr.jaxpr.debug_info)
-    return BATCH(fun, axis, in_dims, dests).call_wrapped(*xs)
+    fun = wrap(core.jaxpr_as_fun(jaxpr), like=jaxpr)
+    return batch(fun, axis, in_dims, dests).call_wrapped(*xs)
 
 
 def _run(*xs: Any, **params: Any) -> list[Any]:
@@ -137,24 +139,18 @@ def _run(*xs: Any, **params: Any) -> list[Any]:
 class _Vmap(core.Primitive):
     """An equation while a program waits for its rules; anywhere else the batched ops."""
 
-    multiple_results = True
-
     def bind_with_trace(self, trace: Any, args: Sequence[Any], avals: Any, params: Any, /) -> Any:
-        with internal.set_current_trace(trace):
-            if _is_staging():
+        with set_trace(trace):
+            if KEEPING.get() and is_staging():
                 return super().bind_with_trace(trace, args, avals, params)
             return _run(*args, **params)
 
 
-vmap_p: _Vmap = _Vmap("regrad_vmap")
-vmap_p.def_impl(_run)
-mlir.register_lowering(vmap_p, mlir.lower_fun(_run, multiple_results=True))
-
-
-@vmap_p.def_effectful_abstract_eval
-def _(*avals: Any, **params: Any) -> Any:
-    run = linear_util.wrap_init(
-        functools.partial(_run, **params), debug_info=params["jaxpr"].jaxpr.debug_info
-    )
-    jaxpr, outs, _ = partial_eval.trace_to_jaxpr_dynamic(run, avals)
+def _types(*avals: Any, **params: Any) -> Any:
+    run = functools.partial(_run, **params)
+    jaxpr, outs, _ = trace_to_jaxpr(wrap(run, like=params["jaxpr"]), avals)
     return outs, jaxpr.effects
+
+
+vmap_p: _Vmap = _Vmap("regrad_vmap")
+define(vmap_p, _run, _types)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regrad.core import backends
-from regrad.core.backends import Array
+from regrad.core.backends import Array, has_values
 from regrad.core.op import TensorLike, elementwise, entwined, op, piecewise_constant
 from regrad.core.registry import OPS, gradient, not_differentiable
 from regrad.core.signatures import public
@@ -386,12 +386,11 @@ def _chooses_slowly(mask: Array, a: Array, b: Array) -> bool:
     return (
         mask.device.type == a.device.type == b.device.type == "cpu"
         and type(mask) is type(a) is type(b) is torch.Tensor
+        and all(map(has_values, (mask, a, b)))
         and a.dtype == b.dtype
         and a.dtype in (torch.float32, torch.float64)
         and torch.broadcast_shapes(a.shape, b.shape) == mask.shape
         and not (a.is_neg() or b.is_neg())  # whose bits say something else
-        and not torch._C._are_functorch_transforms_active()
-        and not torch.compiler.is_compiling()
     )
 
 

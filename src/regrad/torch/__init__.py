@@ -18,6 +18,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise MissingPackageError("regrad.torch needs PyTorch: pip install 'regrad[torch]'") from error
 
+import regrad.torch.host  # noqa: F401 (refuses versions of PyTorch that are too old)
 from regrad.torch.bridge import from_regrad as from_regrad
 from regrad.torch.custom import custom_grad as custom_grad
 from regrad.torch.drawing import draw as draw

@@ -15,8 +15,9 @@ import torch.overrides
 from regrad.errors import PassedOverError
 from regrad.torch.arguments import fill_by_place
 from regrad.torch.bridge import apply, is_differentiable
-from regrad.torch.calls import in_forward_mode
 from regrad.torch.composites import Fused
+from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
+from regrad.torch.host.running import Silent
 
 
 class Rules(Protocol):
@@ -31,7 +32,7 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
     """Return what runs in place of a callable that computes overridden ops among others."""
 
     def run(*args: Any, **options: Any) -> Any:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             filled = fill_by_place(args, options)
             xs = filled.values
             if options.get("out") is not None or not xs:  # (torch has no gradient for `out`)
@@ -57,7 +58,7 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
 
 def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:
     """Return whether anybody may differentiate a call."""
-    if torch._C._are_functorch_transforms_active() or in_forward_mode():
+    if is_transformed() or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
 
@@ -101,7 +102,7 @@ class Own:
         if self.in_place:
             xs = [xs[0].clone(), *xs[1:]]
         given, named = self.rebuild(xs)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             y = self.function(*given, **named)
         if isinstance(y, torch.Tensor):
             return y.clone() if any(y is x for x in xs) else y
@@ -124,7 +125,7 @@ class Own:
         return y if self.kind in (None, tuple) else self.kind(y)
 
 
-class Linked(torch.autograd.Function):
+class Linked(torch.autograd.Function, metaclass=Silent):
     """Carries one call: `Linked.apply(own, *parts, *xs)`."""
 
     generate_vmap_rule = True

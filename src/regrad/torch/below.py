@@ -13,12 +13,13 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch._library.custom_ops
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regrad.torch.composites import fused
-from regrad.torch.nodes import node_named, types_of, unwrap
-from regrad.torch.optypes import custom_op, families, following, functions_named
+from regrad.torch.host import DisableTorchFunction, DispatchMode
+from regrad.torch.host.bodies import lines_of
+from regrad.torch.host.running import body_of, custom_op, inlined, with_tensors
+from regrad.torch.nodes import node_named, types_of
+from regrad.torch.optypes import families, following, functions_named
 
 # Which calls of an ATen op are an op of the type, where its name alone does not tell.
 WHEN: dict[str, dict[str, Callable[..., bool]]] = {
@@ -34,7 +35,7 @@ WHEN: dict[str, dict[str, Callable[..., bool]]] = {
 }
 
 
-class Below(TorchDispatchMode):
+class Below(DispatchMode):
     """Notes the op types that run in a block, whoever calls them."""
 
     def __init__(self) -> None:
@@ -56,31 +57,8 @@ class Below(TorchDispatchMode):
         if body is not None:
             with self:
                 return body(*args, **options)
-        with torch._C.DisableTorchFunction():  # autograd is done with the call, and rules with it
-            return func(*_with_tensors(func, args), **options)
-
-
-def _with_tensors(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """Arguments as an op takes them: modes get the constants of TorchScript as numbers."""
-    if torch._C._should_allow_numbers_as_tensors(func.overloadpacket.__name__):
-        return args
-    pairs = zip(args, func._schema.arguments, strict=False)
-    return [_as_tensor(a) if str(p.type) == "Tensor" else a for a, p in pairs]
-
-
-def _as_tensor(x: torch.Tensor | complex | None) -> Any:
-    if isinstance(x, torch.Tensor) or x is None:
-        return x
-    dtype = torch.float64 if isinstance(x, float) else None
-    return torch.tensor(x, dtype=torch.complex128 if isinstance(x, complex) else dtype)
-
-
-def body_of(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The Python function behind a custom op."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace in ("aten", "prim"):
-        return None
-    found = torch._library.custom_ops.OPDEFS.get(func._schema.name)
-    return None if found is None or func.namespace == "regrad" else found._init_fn
+        with DisableTorchFunction():  # autograd is done with the call, and rules with it
+            return func(*with_tensors(func, args), **options)
 
 
 def as_called(kept: Any) -> Any:
@@ -119,10 +97,9 @@ _SCRIPTED = re.compile(r'File "(.+?)", line (\d+)')
 
 def _names(program: Any) -> Iterator[str]:
     """Return what a program calls: ATen ops, and the Python functions or lines around them."""
-    graph = program.graph.copy()
-    yield from (_callee(node) for node in _nodes(graph) if node.kind() == "prim::CallFunction")
-    torch._C._jit_pass_inline(graph)
-    for node in _nodes(graph):
+    called = _nodes(program.graph)
+    yield from (_callee(node) for node in called if node.kind() == "prim::CallFunction")
+    for node in _nodes(inlined(program)):
         if node.kind().startswith("aten::"):
             source = node.sourceRange()
             yield node.kind().removeprefix("aten::").rstrip("_")
@@ -134,11 +111,7 @@ def _names(program: Any) -> Iterator[str]:
 def _lines(key: str) -> frozenset[str]:
     """The lines of the Python function that is a key, by its full name."""
     module, _, name = key.rpartition(".")
-    code = getattr(getattr(sys.modules.get(module), name, None), "__code__", None)
-    if code is None:
-        return frozenset()
-    lines = (line for _, _, line in code.co_lines() if line is not None)
-    return frozenset(f"{code.co_filename}:{line}" for line in lines)
+    return lines_of(getattr(sys.modules.get(module), name, None))
 
 
 def _callee(node: Any) -> str:
@@ -157,8 +130,3 @@ def _nodes(graph: Any) -> Iterator[Any]:
 def join_types(types: Iterable[str]) -> str:
     """Op types in a message."""
     return " and ".join(map(repr, sorted(types)))
-
-
-def wants_gradient(values: Sequence[Any]) -> bool:
-    """Return whether a gradient is wanted of any of these."""
-    return any(isinstance(x, torch.Tensor) and unwrap(x).requires_grad for x in values)

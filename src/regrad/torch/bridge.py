@@ -11,6 +11,7 @@ from functools import cache, update_wrapper
 from typing import Any
 
 import torch
+from torch import is_autocast_enabled
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
@@ -18,6 +19,8 @@ from regrad.core.blocks import block
 from regrad.core.state import State, current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
+from regrad.torch.host import DisableTorchFunction, is_transformed
+from regrad.torch.host.running import Silent
 from regrad.transforms.bodies import overrides_for_replay, pullback
 from regrad.transforms.derivatives import jvp
 from regrad.transforms.region import Flat, Passage
@@ -130,7 +133,7 @@ def bridge(flat: Flat, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 def run(flat: Flat, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """A flat regrad function of the values of torch tensors."""
     device = xs[0].device if xs else None
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with DisableTorchFunction(), torch.no_grad():
         return tuple([to_torch(y, device) for y in flat([wrap(x.detach()) for x in xs])])
 
 
@@ -142,7 +145,7 @@ def to_torch(y: Any, device: Any) -> torch.Tensor:
     return torch.asarray(y._values().copy(), device=device)
 
 
-class Bridge(torch.autograd.Function):
+class Bridge(torch.autograd.Function, metaclass=Silent):
     """Carries one regrad function: `Bridge.apply(flat, *xs)`."""
 
     generate_vmap_rule = True
@@ -211,26 +214,25 @@ def spread(found: dict[int, Any], count: int) -> tuple[Any, ...]:
 
 def shield(dys: Sequence[Any]) -> Any:
     """A block of a backward pass: no override, no autocast, whatever is in force around."""
-    if torch._C._is_any_autocast_enabled():  # pyright: ignore[reportAttributeAccessIssue]
-        return _without_autocast(next((dy.device.type for dy in dys if dy is not None), "cpu"))
-    return torch._C.DisableTorchFunction()
+    device = next((dy.device.type for dy in dys if dy is not None), "cpu")
+    return _without_autocast(device) if is_autocast_enabled(device) else DisableTorchFunction()
 
 
 @block
 def _without_autocast(device: str) -> Generator[None]:
-    with torch._C.DisableTorchFunction(), torch.autocast(device, enabled=False):
+    with DisableTorchFunction(), torch.autocast(device, enabled=False):
         yield
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """`function.apply`, by its twin where torch.func is not at work."""
-    if torch._C._are_functorch_transforms_active():
+    if is_transformed():
         return function.apply(*args)
     return find_twin(function).apply(*args)
 
 
 @cache
-def find_twin(function: Any) -> type[torch.autograd.Function]:
+def find_twin(function: Any) -> Any:
     """The same Function in torch's older form, `forward(ctx, …)`.
 
     torch.func needs the newer one, with `setup_context`; but for that one torch looks up the
@@ -245,4 +247,4 @@ def find_twin(function: Any) -> type[torch.autograd.Function]:
     parts = {"forward": forward, "backward": function.backward, "jvp": function.jvp}
     methods = {name: staticmethod(part) for name, part in parts.items()}
     members = {**methods, "__module__": function.__module__}
-    return type(function.__name__, (torch.autograd.Function,), members)
+    return Silent(function.__name__, (torch.autograd.Function,), members)

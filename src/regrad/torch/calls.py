@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from regrad.core.foreign import ForeignCall, ForeignRule
 from regrad.core.reports import Hit
@@ -15,6 +14,8 @@ from regrad.core.tape import Place, put
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
+from regrad.torch.host import in_forward_mode
+from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
 
@@ -92,7 +93,7 @@ class RuleCall:
         return y if isinstance(y, tuple) else [y]
 
 
-class Overridden(torch.autograd.Function):
+class Overridden(torch.autograd.Function, metaclass=Silent):
     """Carries one call: `Overridden.apply(call, *xs)`."""
 
     generate_vmap_rule = True
@@ -195,17 +196,6 @@ def _pull_at_run_time(
 
     pulls = Pulls(pull, [dtypes[n] for n in wanted], wanted, [len(s) for s, _ in specs], len(saved))
     return pull_at_run_time(pulls, [*saved, *dys], [size for shape, _ in specs for size in shape])
-
-
-def in_forward_mode() -> bool:
-    """Return whether some transformation around asks for forward-mode derivatives."""
-    if forward_ad._current_level >= 0:
-        return True
-    if not torch._C._are_functorch_transforms_active():
-        return False
-    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    levels = functorch.get_interpreter_stack() or ()
-    return any(level.key() == functorch.TransformType.Jvp for level in levels)
 
 
 class Pull:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import cache, update_wrapper
+from functools import update_wrapper
 from typing import Any
 
 import torch
@@ -18,15 +18,17 @@ import torch.overrides
 
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
+from regrad.core.hosts import is_checking
 from regrad.core.reports import Hit, Untouched
-from regrad.errors import PassedOverError, RegradError
+from regrad.errors import HostError, PassedOverError, RegradError
 from regrad.torch.below import Below, join_types
-from regrad.torch.composites import fused
+from regrad.torch.composites import fused, is_other_op
 from regrad.torch.enclosing import hidden_error
-from regrad.torch.nodes import LIBRARIES, sequence_nr
+from regrad.torch.host import COMPILING, dynamo, sequence_nr
+from regrad.torch.host.running import Operator
+from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
 
-_WHOLE = ("torch.functional", "torch._tensor")
 _SEEN = "seen by regrad"  # in the meta of a node
 
 
@@ -84,30 +86,7 @@ def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]
 
 APPLIED: ContextVar[Any] = ContextVar("regrad_applied", default=None)  # a Function
 FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)  # one traced forward
-
-
-def leave_alone(function: Callable[..., Any]) -> None:
-    """Have torch.compile not begin with a function of ours, if something else has called it.
-
-    That is after a graph break; what is traced elsewhere and calls it is traced through it.
-    """
-    from torch._dynamo.types import FrameAction, FrameExecStrategy  # pyright: ignore
-
-    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-    set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy  # pyright: ignore
-    set_strategy(function.__code__, skip)
-
-
-def is_traceable(function: Callable[..., Any]) -> bool:
-    """Return whether torch.compile can look into a function that torch writes in Python.
-
-    The others are single nodes of its graphs, and are watched as such.
-    """
-    code = function.__code__
-    dispatches = code.co_filename.endswith("_jit_internal.py") or (
-        "_list_with_default" in code.co_names
-    )
-    return function.__module__ not in _WHOLE and not dispatches
+DONE: ContextVar[bool] = ContextVar("regrad_forward_done", default=False)  # traced already
 
 
 # -- while torch.compile traces -------------------------------------------------------------------
@@ -118,11 +97,30 @@ def begin(old: Callable[..., Any]) -> Any:
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         old(self, *args, **options)
-        for mode in self.torch_function_mode_stack:
+        if SCOPES.get():
+            _refuse_unchecked()
+        for mode in dynamo.modes_of(self):
             if hasattr(mode, "ruleset"):
                 mode.ruleset.prepare()
 
     return __init__
+
+
+def _refuse_unchecked() -> None:
+    """Refuse to compile on a version of torch for which nobody has seen that it works.
+
+    (The programs that show it cannot run here: another program is being traced.)
+    """
+    host = COMPILING.host
+    if not (host.is_tested or COMPILING.checked or is_checking()):
+        raise dynamo.through_dynamo(
+            HostError(
+                f"PyTorch {host.version} is newer than the versions that regrad was tested with "
+                f"({host.range()}), and torch.compile was first met while it traced. Leave the "
+                "scope and enter it again: a few programs will be compiled then, in order to see "
+                "whether rules still count."
+            )
+        )
 
 
 def run_node(old: Callable[..., Any]) -> Any:
@@ -156,7 +154,7 @@ def is_ours(target: object) -> bool:
 def _is_watched(node: torch.fx.Node) -> bool:
     """Return whether a node is one op, and not a region of which each node was traced."""
     calls = node.op in ("call_function", "call_method", "call_module")
-    is_whole = node.target in fused() or not any(_bodies(node))  # (flex_attention is both)
+    is_whole = node.target in fused() or not any(dynamo.bodies(node))  # (flex_attention is both)
     return calls and torch.is_grad_enabled() and is_whole
 
 
@@ -171,6 +169,7 @@ def _look(
         note = Untouched()
         try:
             if function not in ruleset.coverage.left:
+                _refuse_unasked(ruleset, function, args, options, result)
                 scope._mode.refuse_fused(function, args, options)
                 ruleset.coverage.watch.look(function, start, result, note, lambda: line_of(node))
             found.append((scope, note))
@@ -179,15 +178,31 @@ def _look(
     return found
 
 
+def _refuse_unasked(
+    ruleset: Any, function: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
+) -> None:
+    """Refuse a node of a function that has a rule: the mode would have put that in its place."""
+    spelling = ruleset.coverage.spelled.get(function)
+    if spelling is None or not any(y.requires_grad for y in tensors((result,))):
+        return
+    if not is_other_op(spelling.family.type, args, options):
+        raise PassedOverError(
+            f"torch.compile put {name_of(function)} into its program, which is overridden, and did "
+            "not ask about it, so that it would keep its own gradient. Call the model without "
+            "torch.compile."
+        )
+
+
 def call_apply(old: Callable[..., Any]) -> Any:
     """Know whose forward pass is traced."""
 
     def apply(self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        token = APPLIED.set(self.fn_cls)
+        token, done = APPLIED.set(dynamo.function_class(self)), DONE.set(False)
         try:
             return old(self, tx, args, options)
         finally:
             APPLIED.reset(token)
+            DONE.reset(done)
 
     return apply
 
@@ -196,19 +211,38 @@ def trace_forward(old: Callable[..., Any]) -> Any:
     """Trace the forward pass of somebody's Function without modes: its backward pass decides."""
 
     def traced(self: Any, tx: Any, *args: Any, **options: Any) -> Any:
-        stack = tx.symbolic_torch_function_state.mode_stack
-        ours = [mode for mode in stack if hasattr(mode.realize().value, "ruleset")]
-        before, token = list(stack), FORWARD.set(APPLIED.get())
-        for mode in ours:
-            stack.remove(mode)
-        try:
-            return old(self, tx, *args, **options)
-        finally:
-            FORWARD.reset(token)
-            stack.clear()
-            stack.extend(before)
+        return _trace_without_modes(tx, lambda: old(self, tx, *args, **options))
 
     return traced
+
+
+def speculate(old: Callable[..., Any]) -> Any:
+    """Trace a region: as `trace_forward` does, if it is such a forward pass.
+
+    That is the first region of a Function's; the other one is its backward pass.
+    """
+
+    def traced(tx: Any, *args: Any, **options: Any) -> Any:
+        if "autograd.Function" not in (options.get("description"), *args[3:4]) or DONE.get():
+            return old(tx, *args, **options)
+        DONE.set(True)
+        return _trace_without_modes(tx, lambda: old(tx, *args, **options))
+
+    return traced
+
+
+def _trace_without_modes(tx: Any, trace: Callable[[], Any]) -> Any:
+    stack = dynamo.modes(tx)
+    before, token = list(stack), FORWARD.set(APPLIED.get())
+    for mode in before:
+        if hasattr(dynamo.value_of(mode), "ruleset"):
+            stack.remove(mode)
+    try:
+        return trace()
+    finally:
+        FORWARD.reset(token)
+        stack.clear()
+        stack.extend(before)
 
 
 def _in_forward(function: Callable[..., Any], node: torch.fx.Node, run: Callable[[], Any]) -> Any:
@@ -243,25 +277,25 @@ def dispatch(old: Any) -> Any:
     """
 
     def dispatch_torch_function(tx: Any, fn: Any, args: Any, options: Any) -> Any:
-        known = is_operator(getattr(fn, "value", None)) and hasattr(fn, "_call_function")
+        operator = getattr(fn, "value", None)
+        known = is_operator(operator) and dynamo.can_trace_operator(fn)
         if not known or not _has_scopes(tx):
             return old(tx, fn, args, options)
-        if fn.value is torch.ops.higher_order.invoke_subgraph:
-            return args[0].call_function(tx, list(args[1:]), options)
-        return fn._call_function(tx, args, options)
+        if operator is torch.ops.higher_order.invoke_subgraph:
+            return dynamo.trace_call(args[0], tx, list(args[1:]), options)
+        return dynamo.trace_operator(fn, tx, args, options)
 
     return dispatch_torch_function
 
 
 def is_operator(function: object) -> bool:
     """Return whether a function is a higher-order operator, which modes are not asked about."""
-    return isinstance(function, torch._ops.HigherOrderOperator)
+    return isinstance(function, Operator)
 
 
 def _has_scopes(tx: Any) -> bool:
     """Return whether there is a mode of ours among those that a trace is made under."""
-    stack = tx.symbolic_torch_function_state.mode_stack
-    return any(hasattr(mode.realize().value, "ruleset") for mode in stack)
+    return any(hasattr(dynamo.value_of(mode), "ruleset") for mode in dynamo.modes(tx))
 
 
 # -- when a backend gets the graph ----------------------------------------------------------------
@@ -273,6 +307,8 @@ def call_user_compiler(old: Callable[..., Any]) -> Any:
     def checked(self: Any, graph: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
         if not SCOPES.get():
             return old(self, graph, *args, **options)
+        if COMPILING.losses:
+            raise dynamo.through_dynamo(COMPILING.error())
         types = settle(graph)
         try:
             program = old(self, graph, *args, **options)
@@ -280,7 +316,7 @@ def call_user_compiler(old: Callable[..., Any]) -> Any:
             inner = getattr(error, "inner_exception", None)
             if not isinstance(inner, RegradError):
                 raise
-            raise _error_through_dynamo(type(inner))(str(inner), first_useful_frame=None) from inner
+            raise dynamo.through_dynamo(inner) from inner
         return tell_scopes(program, types)
 
     return checked
@@ -291,14 +327,14 @@ def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
     types: dict[Any, set[str]] = {}
     for node in nodes(graph):
         if is_ours(node.target):
+            if not hasattr(node.target, "place"):
+                raise dynamo.through_dynamo(COMPILING.lose("Dynamo runs nodes out of sight"))
             node.target.place.count()
             for each in node.target.ruleset.chain():
                 types.setdefault(each, set()).update(node.target.op_types & each.rules.keys())
         for scope, found in node.meta.get(_SEEN, ()):
             if isinstance(found, PassedOverError):
-                raise _error_through_dynamo(PassedOverError)(
-                    f"{line_of(node)}: {found}", first_useful_frame=None
-                )
+                raise dynamo.through_dynamo(PassedOverError(f"{line_of(node)}: {found}"))
             scope._untouched.add(found)
     return types
 
@@ -307,33 +343,8 @@ def nodes(graph: torch.fx.GraphModule) -> Iterator[Any]:
     """The nodes of a graph, and of the graphs in it."""
     for node in graph.graph.nodes:
         yield node
-        for body in _bodies(node):
+        for body in dynamo.bodies(node):
             yield from nodes(body)
-
-
-def _bodies(node: Any) -> Iterator[Any]:
-    """The graphs that a node is given, or is."""
-    root = node.graph.owning_module
-    for each in (*node.all_input_nodes, node):
-        if each.op == "get_attr" or each.op == "call_module":
-            found = _reach(root, each.target)
-            if isinstance(found, torch.fx.GraphModule):
-                yield found
-
-
-def _reach(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return module
-
-
-@cache
-def _error_through_dynamo(kind: type[RegradError]) -> Any:
-    """Return a kind of error in a form that torch.compile hands on as it is."""
-    from torch._dynamo.exc import ShortenTraceback
-
-    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (ShortenTraceback, kind), members)
 
 
 def tell_scopes(program: Callable[..., Any], types: dict[Any, set[str]]) -> Any:
@@ -354,3 +365,15 @@ def tell_scopes(program: Callable[..., Any], types: dict[Any, set[str]]) -> Any:
         return program(*args)
 
     return run
+
+
+# What replaces Dynamo's own functions while a scope is open (see `host.dynamo`).
+MAKERS = {
+    "call_apply": call_apply,
+    "trace_forward": trace_forward,
+    "speculate": speculate,
+    "run_node": run_node,
+    "dispatch": dispatch,
+    "begin": begin,
+    "call_user_compiler": call_user_compiler,
+}

@@ -284,17 +284,9 @@ def is_other_op(op_type: str, args: Sequence[Any], options: Mapping[str, Any]) -
 
 
 @cache
-def ask_when_compiled() -> None:
-    """Have torch.compile ask modes about all functions of the tables, as torch itself does.
-
-    It has a list of its own, which lacks the variants in place (`torch.relu_`) and what
-    torch.nn.functional calls (`torch._C._nn.silu`), so that no mode would see these.
-    """
-    from torch._dynamo.variables import torch as dynamo
-
-    asked: Any = getattr(dynamo, "get_overridable_functions", None)
-    if asked is not None:
-        asked().update(f for f in {*spellings(), *fused()} if _is_called(f))
+def asked_when_compiled() -> frozenset[Any]:
+    """Return the functions of the tables, which torch.compile is to ask modes about."""
+    return frozenset(f for f in {*spellings(), *fused()} if _is_called(f))
 
 
 def _is_called(function: Callable[..., Any]) -> bool:

@@ -14,7 +14,9 @@ from regrad.core import containers
 from regrad.core.rule import place
 from regrad.errors import GradientError, RuleError, kind
 from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
-from regrad.torch.nodes import is_leaf, new_nodes, tensors
+from regrad.torch.host import DisableTorchFunction, is_leaf, number_of, sequence_nr
+from regrad.torch.host.running import Silent
+from regrad.torch.nodes import new_nodes, tensors
 from regrad.torch.open_scopes import OWN
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         inputs, make = open_arguments(args)
         refuse_keywords(options, custom.name)
         call = CustomTorchCall(custom, inputs, make)
-        start = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
+        start = sequence_nr()
         answer = custom.run(args, options, call.save)
         value, call.grad_func = unpack(answer, custom.name, torch.Tensor)
         call.running = False
@@ -123,7 +125,7 @@ class CustomTorchCall(Saves):
             return list(ys)
         held = list(self.used_tensors())
         values = [y.detach() for y in ys]
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             inputs, self.inputs = self.inputs, ()  # autograd keeps them from now on
             return apply(Custom, self, len(held), *inputs, *held, *values)
 
@@ -192,7 +194,7 @@ def _with_cells(function: Any, contents: dict[int, Any]) -> Any:
     return made
 
 
-class Custom(torch.autograd.Function):
+class Custom(torch.autograd.Function, metaclass=Silent):
     """Carries one call: `Custom.apply(call, len(held), *inputs, *held, *values)`."""
 
     generate_vmap_rule = True
@@ -272,7 +274,7 @@ def refuse_closed_over(call: CustomTorchCall, ys: Sequence[torch.Tensor], start:
         if y.grad_fn in known:
             continue
         for node in new_nodes(y.grad_fn, set(known)):
-            if node._sequence_nr() < start:
+            if number_of(node) < start:
                 raise _closes_over(call, node)
             for behind, _ in node.next_functions:
                 if behind is not None and is_leaf(behind) and id(behind.variable) not in leaves:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.overrides
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as hooks
 
 from regrad.autodiff.gradients import callable_or_raise
@@ -17,6 +18,8 @@ from regrad.core.rule import place
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in
 from regrad.torch.calls import RuleCall
 from regrad.torch.custom import CustomTorchCall
+from regrad.torch.host import version_of
+from regrad.torch.host.running import function_of
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -94,12 +97,12 @@ class _Sketch(torch.overrides.TorchFunctionMode):
     ) -> Any:
         options = kwargs or {}
         given = _tensors((args, options), "")
-        versions = [t._version for _, t in given]
+        versions = [version_of(t) for _, t in given]
         nodes = {t.grad_fn for _, t in given}
         sources = [(self.source(t), _spec(t)) for _, t in given]  # (some are written over)
         result = func(*args, **options)
         before = {id(t): n for (_, t), n in zip(given, versions, strict=True)}
-        made = [t for _, t in _tensors(result, "") if before.get(id(t)) != t._version]
+        made = [t for _, t in _tensors(result, "") if before.get(id(t)) != version_of(t)]
         if made and any(t.is_floating_point() or t.is_complex() for t in made):
             self._box(func, sources, made, nodes)
         return result
@@ -243,9 +246,9 @@ def _tensors(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
 
 def _rule_of(node: Any) -> tuple[BoxKind, str]:
     """Return whether a node has a rule of the user's, and which."""
-    function = getattr(type(node), "_forward_cls", None)
-    if function is None:
+    if not isinstance(node, BackwardCFunction):
         return "op", ""
+    function: Any = function_of(node)
     # (torch makes classes of its own for ours, so what a node carries tells)
     known, call = getattr(node, "known", None), getattr(node, "call", None)
     if isinstance(known, tuple) and isinstance(known[0], RuleCall):

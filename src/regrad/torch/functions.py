@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 
 from regrad.core.blocks import block
 from regrad.errors import GradientError, PassedOverError
-from regrad.torch.calls import Overridden, RuleCall, in_forward_mode
+from regrad.torch.calls import Overridden, RuleCall
+from regrad.torch.host import in_forward_mode, is_transformed
+from regrad.torch.host.running import Silent, find_forward, function_of, redirect
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
@@ -73,11 +76,12 @@ def _has_context(function: Any) -> bool:
 
 
 def _make_forward(function: Any, bind: Binder) -> Callable[..., Any]:
-    old = function.forward
+    old = find_forward(function)
 
-    def forward(ctx: Any, *args: Any) -> Any:
-        y = old(ctx, *args)
-        _bind(ctx, function, bind, args, y)
+    @wraps(old)
+    def forward(ctx: Any, *args: Any, **options: Any) -> Any:
+        y = old(ctx, *args, **options)
+        _bind(ctx, function, bind, (*args, *options.values()), y)
         return y
 
     return forward
@@ -97,10 +101,10 @@ def _bind(
     ctx: Any, function: Callable[..., Any], bind: Binder, args: Sequence[Any], y: Any
 ) -> None:
     """Have a rule answer for the gradient of one call of a Function."""
-    if torch._C._are_functorch_transforms_active():
+    if is_transformed():
         _refuse_transforms(function, bind, args)
         return
-    if ctx._forward_cls is not function or not any(ctx.needs_input_grad):
+    if function_of(ctx) is not function or not any(ctx.needs_input_grad):
         return  # (a subclass is another Function)
     call = bind(function, args)
     if call is None:
@@ -111,7 +115,7 @@ def _bind(
             "be used instead. Use reverse mode (backward, autograd.grad)."
         )
     xs = [(i, x) for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    ctx._forward_cls = Ruled  # whose backward pass the node then asks for
+    redirect(ctx, Ruled)  # whose backward pass the node then asks for
     ctx.set_materialize_grads(True)
     call.at, call.total = [i for i, _ in xs], len(args)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
@@ -126,7 +130,7 @@ def _refuse_transforms(function: Callable[..., Any], bind: Binder, args: Sequenc
         )
 
 
-class Ruled(torch.autograd.Function):
+class Ruled(torch.autograd.Function, metaclass=Silent):
     """The backward pass of a Function under a rule."""
 
     @staticmethod

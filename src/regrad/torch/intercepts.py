@@ -7,7 +7,6 @@ entrances are replaced; when the last one is left they are as before.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,19 +18,32 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.overrides
-import torch.utils.checkpoint as checkpointing
-from torch.overrides import _get_current_function_mode_stack
 
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
+from regrad.core.hosts import Feature, Missing, takes
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions
-from regrad.torch.below import Below, join_types, script_types, wants_gradient
-from regrad.torch.composites import ask_when_compiled
+from regrad.torch.below import Below, join_types, script_types
+from regrad.torch.composites import asked_when_compiled
+from regrad.torch.host import (
+    CHECKPOINTS,
+    COMPILING,
+    OVERRIDES,
+    RUN_TIME,
+    check_promises,
+    dynamo,
+    mode_stack,
+    pop_mode,
+    push_mode,
+    running,
+    top_mode,
+)
+from regrad.torch.host.bodies import is_python, with_fast_path
+from regrad.torch.host.running import is_called_by_inductor, wants_gradient
 from regrad.torch.modes import Mode
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES, open_here
-from regrad.torch.opened import with_fast_path
 from regrad.torch.rulesets import find_call
 
 _LOCK = threading.Lock()
@@ -39,6 +51,8 @@ _open = 0
 # What is replaced: where it is, its name, what it was, and what it is instead. (It stays here, and
 # is made again where others have replaced it meanwhile.)
 _replaced: list[tuple[Any, str, Any, Any]] = []
+_NOTHING: Any = object()  # where there was nothing
+_no_compiling: list[Any] = []  # what ends a time in which nothing is compiled
 
 
 def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
@@ -47,15 +61,15 @@ def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
     It is not there if a signal struck while torch itself had taken it off.
     """
     if mode is top_mode():
-        torch.overrides._pop_mode()
+        pop_mode()
         return
-    if mode not in _get_current_function_mode_stack():
+    if mode not in mode_stack():
         return
     above = []
-    while (top := torch.overrides._pop_mode()) is not mode:
+    while (top := pop_mode()) is not mode:
         above.append(top)
     for other in reversed(above):
-        torch.overrides._push_mode(other)
+        push_mode(other)
 
 
 def drop_closed() -> None:
@@ -69,25 +83,23 @@ def drop_closed() -> None:
         and getattr(top, "is_closed", False)
         and top.scope not in SCOPES.get()  # (a checkpoint runs again under closed ones)
     ):
-        torch.overrides._pop_mode()
-
-
-def top_mode() -> Any:
-    """Return the mode that torch asks first; None if there is none."""
-    count = torch._C._len_torch_function_stack()
-    return torch._C._get_function_stack_at(count - 1) if count else None
+        pop_mode()
 
 
 def install() -> None:
     """A scope opens."""
     global _open
     with _LOCK:
-        _open += 1
-        if _open == 1:
-            if not _replaced or any(vars(o)[name] is not old for o, name, old, _ in _replaced):
-                _replaced[:] = [(o, n, vars(o)[n], make(vars(o)[n])) for o, n, make in _entrances()]
+        if _open == 0:
+            now = [vars(owner).get(name, _NOTHING) for owner, name, *_ in _replaced]
+            if now != [old for _, _, old, _ in _replaced] or not now:
+                found = [(o, n, vars(o).get(n, _NOTHING), make) for o, n, make in _entrances()]
+                _replaced[:] = [(o, n, old, make(old)) for o, n, old, make in found]
             for owner, name, _, new in _replaced:
                 setattr(owner, name, new)
+            if COMPILING.losses:
+                _no_compiling.append(dynamo.refuse_to_compile())
+        _open += 1
 
 
 def remove() -> None:
@@ -96,14 +108,19 @@ def remove() -> None:
     with _LOCK:
         _open -= 1
         if _open == 0:
-            for owner, name, old, _ in _replaced:
-                setattr(owner, name, old)
+            while _no_compiling:
+                _no_compiling.pop().__exit__(None, None, None)
+            for owner, name, old, _ in reversed(_replaced):
+                if old is _NOTHING:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, old)
 
 
 @block
 def reopen(them: tuple[Any, ...]) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
-    running = _get_current_function_mode_stack()
+    running = mode_stack()
     with ExitStack() as stack:
         for _, mode in them:
             stack.enter_context(
@@ -144,11 +161,13 @@ def _intercept_reentrant(old: Any) -> Any:
     return staticmethod(forward)
 
 
-def _intercept_not_reentrant(old: Callable[..., Any]) -> Any:
-    def generator(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return old(bind_scopes(fn), *args, **options)
+def _intercept_recomputation(old: Callable[..., Any]) -> Any:
+    """A checkpoint that is not reentrant keeps, in a frame, what it will run again."""
 
-    return generator
+    def __init__(self: Any, recompute_fn: Any, *args: Any, **options: Any) -> None:
+        old(self, bind_scopes(recompute_fn), *args, **options)
+
+    return __init__
 
 
 def _intercept_thread(old: Callable[..., Any]) -> Any:
@@ -177,6 +196,17 @@ def _is_worker(thread: Any) -> bool:
     """Return whether a thread is one of a pool's, which runs jobs of anybody."""
     code = getattr(thread, "_target", None) or type(thread)
     return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing")
+
+
+def _intercept_compile(old: Callable[..., Any]) -> Any:
+    """See first whether compiled code keeps its promises, on versions that were not tested."""
+
+    @wraps(old)
+    def compile(*args: Any, **options: Any) -> Any:
+        check_promises(COMPILING, RUN_TIME)
+        return old(*args, **options)
+
+    return compile
 
 
 def _intercept_script(old: Callable[..., Any]) -> Any:
@@ -233,8 +263,7 @@ def _intercept_replay(old: Callable[..., Any]) -> Any:
 
     def replay(self: Any) -> None:
         rules = _find_rules()
-        by_compiler = sys._getframe(1).f_globals.get("__name__", "").startswith("torch._inductor")
-        if rules and not by_compiler and _CAPTURED.get(self) != rules:
+        if rules and not is_called_by_inductor() and _CAPTURED.get(self) != rules:
             raise PassedOverError(
                 "a CUDA graph is replayed in a scope of overrides, and was not captured in a scope "
                 "with these very rules: it runs its kernels out of sight of any override. Capture "
@@ -245,41 +274,56 @@ def _intercept_replay(old: Callable[..., Any]) -> Any:
     return replay
 
 
-@cache
-def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
-    """Return what is replaced while a scope is open: where it is, its name, what makes the new."""
-    import torch._dynamo.output_graph
-    import torch._dynamo.utils
-    import torch._dynamo.variables.higher_order_ops
-    import torch._dynamo.variables.misc
-    import torch._dynamo.variables.torch_function
+Entrance = tuple[Any, str, Callable[[Any], Any]]
 
-    dynamo = torch._dynamo
-    compiled_code.leave_alone(Mode.__torch_function__)
-    ask_when_compiled()
-    functions = dynamo.variables.misc.AutogradFunctionVariable
-    applied = dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable
-    every = (
-        (checkpointing.CheckpointFunction, "forward", _intercept_reentrant),
-        (checkpointing, "_checkpoint_without_reentrant_generator", _intercept_not_reentrant),
+
+@cache
+def _entrances() -> Sequence[Entrance]:
+    """Return what is replaced while a scope is open: where it is, its name, what makes the new.
+
+    None is ever left out. Where one is lost, what it watched is refused: by other means (see
+    `refuse_to_be_written`, `applied`, `refuse_to_compile`), or else the scope is not opened.
+    """
+    dynamo.leave_alone(Mode.__torch_function__)
+    dynamo.ask_about(asked_when_compiled())
+    return [
+        *_find(CHECKPOINTS, _CHECKPOINT, "CheckpointFunction.forward", _intercept_reentrant,
+               takes("ctx", "run_function", "preserve_rng_state")),
+        *_find(CHECKPOINTS, _CHECKPOINT, "_CheckpointFrame.__init__", _intercept_recomputation,
+               takes("self", "recompute_fn")),
+        *running.entrances(),
         (threading.Thread, "start", _intercept_thread),
         (ThreadPoolExecutor, "submit", _intercept_job),
         *[
             (Pool, name, _intercept_job)
-            for name in ("apply_async", "_map_async", "imap", "imap_unordered")
+            for name in ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap",
+                         "imap_unordered")
         ],
-        (torch._C.ScriptMethod, "__call__", _intercept_script),
-        (torch._C.ScriptFunction, "__call__", _intercept_script),
-        (torch.cuda.CUDAGraph, "capture_begin", _intercept_capture),
-        (torch.cuda.CUDAGraph, "replay", _intercept_replay),
-        (torch.nn.MultiheadAttention, "forward", with_fast_path),
-        (torch.nn.TransformerEncoder, "forward", with_fast_path),
-        (torch.nn.TransformerEncoderLayer, "forward", with_fast_path),
-        (functions, "call_apply", compiled_code.call_apply),
-        (applied, "trace_forward_graph", compiled_code.trace_forward),
-        (dynamo.utils, "run_node", compiled_code.run_node),
-        (dynamo.variables.torch_function, "dispatch_torch_function", compiled_code.dispatch),
-        (dynamo.output_graph.OutputGraph, "__init__", compiled_code.begin),
-        (dynamo.output_graph.OutputGraph, "call_user_compiler", compiled_code.call_user_compiler),
-    )
-    return [each for each in every if each[1] in vars(each[0])]  # (not all are in old versions)
+        *_find(OVERRIDES, "torch", "ScriptMethod.__call__", _intercept_script),
+        *_find(OVERRIDES, "torch", "jit.ScriptFunction.__call__", _intercept_script),
+        *_find(OVERRIDES, "torch.cuda", "CUDAGraph.capture_begin", _intercept_capture),
+        *_find(OVERRIDES, "torch.cuda", "CUDAGraph.replay", _intercept_replay),
+        *[
+            each
+            for name in ("MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer")
+            for each in _find(OVERRIDES, "torch.nn", f"{name}.forward", with_fast_path, is_python)
+        ],
+        *dynamo.entrances(compiled_code.MAKERS),
+        (torch, "compile", _intercept_compile),
+    ]  # fmt: skip
+
+
+_CHECKPOINT = "torch.utils.checkpoint"
+
+
+def _find(
+    feature: Feature, module: str, name: str, make: Callable[[Any], Any], probe: Any = None
+) -> list[Entrance]:
+    """Return an entrance, if it is there; else the feature is lost."""
+    owner, _, attribute = f"{module}.{name}".rpartition(".")
+    place = feature.part(owner, _WHY, lambda found: attribute in vars(found))
+    feature.part(f"{owner}.{attribute}", _WHY, probe)
+    return [] if isinstance(place, Missing) else [(place, attribute, make)]
+
+
+_WHY = "runs code out of sight of modes; nothing public tells when"

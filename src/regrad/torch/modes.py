@@ -11,8 +11,8 @@ the rules alone, so it is found once, by `Ways`, and then looked up:
 
 * it has a rule: the call goes through an `autograd.Function` of ours (`rulesets`, `calls`);
 * it computes an overridden op among others (`F.cross_entropy` has a log-softmax inside): it is
-  taken apart into functions that have rules (`apart`, `composites`), or opened (`opened`), which is
-  to run torch's own Python of it with the mode still open;
+  taken apart into functions that have rules (`apart`, `composites`), or opened (`host.bodies`),
+  which is to run torch's own Python of it with the mode still open;
 * an operator of C++, or a function whose gradient something else than autograd may decide: what
   decides is asked (`enclosing`);
 * no rule concerns it: it runs as it is, and afterwards the nodes are looked at that autograd made
@@ -38,9 +38,10 @@ from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from regrad.torch.enclosing import call_within, find_decider
-from regrad.torch.nodes import sequence_nr
+from regrad.torch.host import is_torch_function_enabled, sequence_nr
+from regrad.torch.host.bodies import ONE_CALL
+from regrad.torch.host.running import Overload
 from regrad.torch.open_scopes import SCOPES
-from regrad.torch.opened import ONE_CALL
 from regrad.torch.subclasses import has_own_protocol
 
 if TYPE_CHECKING:
@@ -49,17 +50,26 @@ if TYPE_CHECKING:
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
 
-# `2 - x` and the like. torch.compile cannot look their functions up (it takes their wrappers for
-# other functions than those that it guards on), so there they are known by name.
-REFLECTED: dict[str, Callable[[Any, Any, bool], Any]] = {
-    "__rsub__": lambda x, a, _: torch.rsub(x, a),
-    "__rdiv__": lambda x, a, divides: (
-        torch.div(torch.full_like(x, a), x) if divides else x.reciprocal() * a
+# The methods that torch writes in Python, in a wrapper or with `super()`: torch.compile does not
+# follow those, and does not find what a dict has for them. So each is known by its identity. (They
+# get whether there is a rule for RealDiv, and the arguments.)
+METHODS: tuple[tuple[Any, Callable[..., Any]], ...] = (
+    (torch.Tensor.__rsub__, lambda _, x, a: torch.rsub(x, a)),
+    (
+        torch.Tensor.__rtruediv__,
+        lambda divides, x, a: (
+            torch.div(torch.full_like(x, a), x) if divides else x.reciprocal() * a
+        ),
     ),
-    "__rpow__": lambda x, a, _: torch.pow(a, x),
-    "__rmod__": lambda x, a, _: torch.remainder(a, x),
-    "__rmatmul__": lambda x, a, _: torch.matmul(a, x),
-}
+    (torch.Tensor.__pow__, lambda _, x, a: torch.pow(x, a)),
+    (torch.Tensor.__rpow__, lambda _, x, a: torch.pow(a, x)),
+    (torch.Tensor.__ipow__, lambda _, x, a: x.pow_(a)),
+    (torch.Tensor.__rmod__, lambda _, x, a: torch.remainder(a, x)),
+    (torch.Tensor.__rmatmul__, lambda _, x, a: torch.matmul(a, x)),
+    (torch.Tensor.__floordiv__, lambda _, x, a: torch.floor_divide(x, a)),
+    (torch.Tensor.__rfloordiv__, lambda _, x, a: torch.floor_divide(a, x)),
+    (torch.Tensor.unflatten, lambda _, x, dim, sizes: torch.unflatten(x, dim, sizes)),
+)
 
 
 class Mode(torch.overrides.TorchFunctionMode):
@@ -96,7 +106,7 @@ class Mode(torch.overrides.TorchFunctionMode):
             return func(*args, **options)
         # A subclass of Tensor with a protocol of its own decides what its functions mean. It calls
         # torch again, on plain tensors, for which the mode must still be open.
-        if types and types != _PLAIN and torch._C._is_torch_function_enabled():
+        if types and types != _PLAIN and is_torch_function_enabled():
             for kind in filter(has_own_protocol, types):  # which runs the function, and asks again
                 with self:
                     return kind.__torch_function__(func, types, args, options)
@@ -108,9 +118,10 @@ class Mode(torch.overrides.TorchFunctionMode):
         """Run a function while torch.compile traces, which looks at nodes itself."""
         if type(func) is _Getter and func not in self.parts:
             return func(*args, **options)
-        if getattr(func, "__name__", "") in REFLECTED:
-            with self:
-                return REFLECTED[func.__name__](args[0], args[1], self.divides)
+        for method, run in METHODS:
+            if func is method:
+                with self:
+                    return run(self.divides, *args, **options)
         for when, parts in self.parts.get(func, ()):
             if when is None or when(*args, **options):
                 if parts.refused:  # which `compiled_code` then sees
@@ -165,7 +176,7 @@ class Ways(dict[Any, Way]):
             return _run_opened
         if func in rules.keep:
             return _run_as_is
-        if isinstance(func, torch._ops.OpOverload) or func in rules.coverage.left:
+        if isinstance(func, Overload) or func in rules.coverage.left:
             return _run_decided
         return _run_watched
 

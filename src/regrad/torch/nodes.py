@@ -10,7 +10,7 @@ With a rule for "Tanh" in force
 the node `TanhBackward` belongs to "Tanh", so the call raises PassedOverError: it names the function
 and says what to write instead.
 
-Autograd numbers its nodes as it makes them (`_sequence_nr`), per thread. A function's nodes
+Autograd numbers its nodes as it makes them, per thread. A function's nodes
 are those behind its results with a number not below the one at which it began.
 
 Invariants:
@@ -37,6 +37,8 @@ from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.reports import Untouched
 from regrad.errors import PassedOverError
 from regrad.torch.composites import fused
+from regrad.torch.host import is_leaf, number_of, unwrap
+from regrad.torch.host.running import function_of
 from regrad.torch.optypes import HOLDS, following, nodes_of, spellings
 
 # Ops inside a call that are torch's plumbing, and not ops that the caller wrote: the layout of an
@@ -50,8 +52,6 @@ PLUMBING = {
                "dropout2d dropout3d",
     "Mean": "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
 }  # fmt: skip
-
-sequence_nr = torch._C._autograd._get_sequence_nr  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Watch:
@@ -77,7 +77,7 @@ class Watch:
         for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
             node = y.grad_fn or unwrap(y).grad_fn
             # (a function may return its input, or a view: that node is an earlier function's)
-            if node is None or node in seen or node._sequence_nr() < start:
+            if node is None or node in seen or number_of(node) < start:
                 continue
             made = new_nodes(node, seen, start, untouched)
             key = (func, *map(type, made))
@@ -123,7 +123,7 @@ LIBRARIES = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 def _is_news(node: Any) -> bool:
     """Return whether the node is of somebody else's Function, and is met for the first time."""
-    if node._forward_cls.__module__.startswith("regrad.") or _MET in node.metadata:
+    if function_of(node).__module__.startswith("regrad.") or _MET in node.metadata:
         return False
     node.metadata[_MET] = True
     return True
@@ -178,15 +178,6 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value.values())
 
 
-def unwrap(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as autograd records it, inside of what `vmap` has wrapped around it."""
-    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    # (one wrapper for each level of `vmap` and `grad` that is open)
-    while not x.requires_grad and functorch.is_functorch_wrapped_tensor(x):
-        x = functorch.get_unwrapped(x)
-    return x
-
-
 def new_nodes(
     node: Any, seen: set[Any], start: int = 0, untouched: Untouched | None = None
 ) -> list[Any]:
@@ -199,23 +190,15 @@ def new_nodes(
     found = [node]
     for each in found:  # which grows
         for behind, _ in each.next_functions:
-            if behind is None or isinstance(behind, _LEAF):
+            if behind is None or is_leaf(behind):
                 continue
             if untouched is not None and isinstance(behind, BackwardCFunction) and _is_news(behind):
-                name = behind._forward_cls.__qualname__  # pyright: ignore
+                name = function_of(behind).__qualname__
                 untouched.note(f"{name} (autograd.Function)", find_caller(LIBRARIES))
-            if behind._sequence_nr() >= start and behind not in seen:
+            if number_of(behind) >= start and behind not in seen:
                 seen.add(behind)
                 found.append(behind)
     return found
-
-
-_LEAF = torch._C._functions.AccumulateGrad  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def is_leaf(node: Any) -> bool:
-    """Return whether a node stands for a leaf, where gradients are accumulated."""
-    return isinstance(node, _LEAF)
 
 
 @following

@@ -18,6 +18,8 @@ import torch.overrides
 
 from regrad.core.registry import OPS, Input, NoGradient, Op, canonical
 from regrad.errors import UnknownOpError
+from regrad.torch.host import NATIVE, saved_by
+from regrad.torch.host.running import Packet
 
 Cached = TypeVar("Cached", bound=Callable[..., Any])
 
@@ -111,7 +113,7 @@ SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other"
 
 FUNCTIONS: tuple[Any, ...] = (torch, F, torch.special)  # of which tensors are the arguments
 PLACES: tuple[Any, ...] = (
-    torch, torch.Tensor, F, torch._C._nn,  # pyright: ignore[reportAttributeAccessIssue]
+    torch, torch.Tensor, F, NATIVE[0],
     torch.special, torch.linalg, torch.fft, torch.ops.aten,
 )  # fmt: skip
 
@@ -262,7 +264,7 @@ def switch(function: Callable[..., Any]) -> int | None:
 def functions_named(names: str) -> list[Any]:
     """The functions that torch has under these names, wherever it keeps them."""
     # (`torch.einsum` is written in Python, and calls another)
-    places = (*PLACES, torch._C._VariableFunctions)  # pyright: ignore[reportAttributeAccessIssue]
+    places = (*PLACES, *NATIVE)
     found = [getattr(place, name, None) for name in names.split() for place in places]
     return [each for f in found if callable(f) for each in (f, *overloads(f))]
 
@@ -278,7 +280,7 @@ def _spellings_in_place(
 
 def overloads(packet: Any) -> list[Any]:
     """The overloads of a `torch.ops.aten` function."""
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not isinstance(packet, Packet):
         return []
     return [getattr(packet, name) for name in packet.overloads()]
 
@@ -309,15 +311,6 @@ def make_family(function: Callable[..., Any]) -> Family:
     if name.endswith("_") and not name.endswith("__"):
         full, name = full[:-1], name[:-1]
     return Family(Op(full, name, lambda xp, *xs: xs, [Input("xs", "many")]), (name,), ())
-
-
-def custom_op(key: Any) -> Any:
-    """Return the overload behind a custom op, in any of its forms; None for anything else."""
-    key = getattr(key, "_opoverload", key)
-    if isinstance(key, torch._ops.OpOverloadPacket):
-        key = key.default if hasattr(key, "default") else None
-    own = isinstance(key, torch._ops.OpOverload) and key.namespace not in ("aten", "prims", "prim")
-    return key if own else None
 
 
 def changes_only(name: str) -> bool:
@@ -355,15 +348,18 @@ NODES = {
     "Cholesky": "LinalgCholeskyEx", "MatrixExponential": "LinalgMatrixExp",
 }  # fmt: skip
 
+
+def _convolves(node: Any, axes: int) -> bool:
+    return not saved_by(node, "transposed") and len(saved_by(node, "stride", " " * axes)) == axes
+
+
 # Whether a backward node that several ops share is one of the op type, by what it holds.
 HOLDS: dict[str, Callable[[Any], bool]] = {
-    "Relu6": lambda node: (
-        not hasattr(node, "_saved_min_val") or (node._saved_min_val, node._saved_max_val) == (0, 6)
-    ),
-    "Elu": lambda node: node._saved_scale == 1,
-    "Selu": lambda node: node._saved_scale != 1,
-    "Conv2D": lambda node: not node._saved_transposed and len(node._saved_stride) == 2,
-    "Conv3D": lambda node: not node._saved_transposed and len(node._saved_stride) == 3,
+    "Relu6": lambda node: (saved_by(node, "min_val", 0), saved_by(node, "max_val", 6)) == (0, 6),
+    "Elu": lambda node: saved_by(node, "scale", 1) == 1,
+    "Selu": lambda node: saved_by(node, "scale") != 1,
+    "Conv2D": lambda node: _convolves(node, 2),
+    "Conv3D": lambda node: _convolves(node, 3),
 }
 
 

@@ -15,6 +15,7 @@ from regrad.core.scopes import Scope, left_out_of_turn
 from regrad.errors import ArgumentError
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
+from regrad.torch.host import OVERRIDES, check_promises
 from regrad.torch.modes import Mode
 from regrad.torch.open_scopes import SCOPES, open_here
 from regrad.torch.rulesets import RuleSet, family_of, find_call, rule_set
@@ -103,6 +104,8 @@ class gradient_override_map(Scope[Binding]):
         return "what did run: used.untouched()."
 
     def _open(self, ruleset: RuleSet, outer: tuple[Any, ...]) -> None:
+        check_promises()
+        OVERRIDES.require()
         with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
             self._ruleset = ruleset
             self._bindings = {key: Binding(key, rule.name) for key, rule in ruleset.rules.items()}
@@ -112,12 +115,12 @@ class gradient_override_map(Scope[Binding]):
             if outer != SCOPES.get():
                 SCOPES.set(outer)
             intercepts.drop_closed()
+            intercepts.install()
             mode.__enter__()
             functions.install(ruleset.coverage.functions, find_call)
             self._mode = mode
             self._thread = get_ident()
             self._token = SCOPES.set((*outer, self))
-            intercepts.install()
 
     def _leave(self) -> None:
         with Deferred():

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regrad.torch.host import prelu_kernel, safe_softmax, softmax_axis
+
 Lookup = Callable[[Any], Callable[..., Any]]
-HIDDEN: Any = torch  # with the functions that it does not publish
-NN: Any = F
+REDUCTIONS = ("none", "mean", "sum")
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -41,7 +42,7 @@ def attention(
     query = query * math.copysign(root, scale)
     scores = op(torch.matmul)(query, key.transpose(-2, -1) * root)
     bias = _bias(attn_mask, is_causal, scores)
-    weights = op(HIDDEN._safe_softmax)(scores if bias is None else scores + bias, -1)
+    weights = op(safe_softmax)(scores if bias is None else scores + bias, -1)
     weights = torch.dropout(weights, dropout_p, dropout_p > 0)
     return op(torch.matmul)(weights, value).to(dtype)
 
@@ -76,8 +77,9 @@ def cross_entropy(
         target = target * (1 - label_smoothing) + label_smoothing / classes
         loss = -(logs * (target if scale is None else target * scale)).sum(axis)
         return _reduce(loss, reduction, logs.numel() / classes)
-    nll = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
-    loss = nll(logs, target, weight, reduction, ignore_index)
+    loss = F.nll_loss(
+        logs, target, weight, ignore_index=ignore_index, reduction=REDUCTIONS[reduction]
+    )
     if not label_smoothing:
         return loss
     ignored = target == ignore_index
@@ -131,8 +133,9 @@ def named_bce(
 
 def _number(size_average: bool | None, reduce: bool | None, reduction: str) -> int:
     if size_average is None and reduce is None:
-        return NN._Reduction.get_enum(reduction)
-    return NN._Reduction.legacy_get_enum(size_average, reduce, emit_warning=False)
+        return REDUCTIONS.index(reduction)
+    # (the older arguments, each of which is true if it is left out)
+    return 0 if reduce is False else 2 if size_average is False else 1
 
 
 def logsigmoid(op: Lookup, input: Tensor) -> Any:
@@ -344,7 +347,7 @@ def by_channel(function: Callable[..., Any]) -> Callable[..., Any]:
     def parts(op: Lookup, *args: Any, **named: Any) -> Any:
         x, slope = (*args, *named.values())
         shape = (1, -1, *[1] * (x.dim() - 2)) if x.dim() else ()
-        return op(HIDDEN._prelu_kernel)(x, slope.reshape(shape))
+        return op(prelu_kernel)(x, slope.reshape(shape))
 
     return parts
 
@@ -380,7 +383,7 @@ def along_some_axis(function: Callable[..., Any]) -> Callable[..., Any]:
         _stacklevel: int = 3,
         dtype: torch.dtype | None = None,
     ) -> Any:
-        picked = NN._get_softmax_dim(function.__name__, input.dim(), _stacklevel)
+        picked = softmax_axis(function.__name__, input.dim(), _stacklevel)
         return op(function)(input, picked, dtype=dtype)
 
     return parts

@@ -43,15 +43,17 @@ from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import RuleCall
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
+from regrad.torch.host import DisableTorchFunction
+from regrad.torch.host.bodies import asks, bodies
+from regrad.torch.host.dynamo import is_traceable
+from regrad.torch.host.running import custom_op
 from regrad.torch.modes import Mode, Ways
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
-from regrad.torch.opened import CHECKS, bodies
 from regrad.torch.optypes import (
     PLACES,
     Family,
     Spelling,
-    custom_op,
     families,
     find_family,
     make_family,
@@ -85,7 +87,7 @@ class Coverage:
         for key, family in self.families.items():
             spelled.update(spellings_of(family))
             if op := custom_op(key):
-                spelled.update(dict.fromkeys((op, op._overloadpacket), Spelling(family, op)))
+                spelled.update(dict.fromkeys((op, op.overloadpacket), Spelling(family, op)))
         # callables that are op types of their own: a function with a rule for the whole stays whole
         self.alone: set[Any] = {f for f, s in spelled.items() if not s.family.parameters}
         self.spelled: dict[Any, Spelling] = {f: s for f, s in spelled.items() if f not in keep}
@@ -180,7 +182,7 @@ class RuleSet:
         calls = {f: run for f in self.coverage.spelled if (run := self.call(f))}
         for run in (*calls.values(), *[run for rows in parts.values() for _, run in rows]):
             allow_in_graph(run)
-        traced = {f: b for f, b in self.coverage.bodies.items() if compiled_code.is_traceable(f)}
+        traced = {f: b for f, b in self.coverage.bodies.items() if is_traceable(f)}
         divides = any("RealDiv" in each.rules for each in self.chain())
         found = {"parts": parts, "calls": calls, "traced": traced, "divides": divides}
         for name, value in found.items():
@@ -316,9 +318,8 @@ def is_seen(function: Callable[..., Any]) -> bool:
     """Return whether torch asks a mode before it runs this function."""
     if function in torch.overrides.get_testing_overrides():
         return True
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        return not CHECKS.isdisjoint(code.co_names)
+    if (asked := asks(function)) is not None:
+        return asked
     name = getattr(function, "__name__", "")
     return any(getattr(place, name, None) is function for place in PLACES)
 
@@ -350,7 +351,7 @@ def _override(
             return function(*args, **options)
         refuse_to_be_written(key)
         # with the modes off: what our autograd.Function runs inside is not the user's code
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             if not is_grad_enabled() and is_built_in(key, ruleset.keep):
                 return function(*args, **options)
             changes, args, options = spelling.out_of_place(args, options)
@@ -388,6 +389,7 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
         key = None if ruleset is None else ruleset.coverage.functions.get(function)
         if ruleset is None or key is None:
             continue
+        refuse_to_be_written(key)
         xs = [x for x in args if isinstance(x, torch.Tensor)]
         rule = ruleset.rules[key].for_count(len(xs))
         layout = None if rule.op.flat else (tuple(range(len(xs))),)

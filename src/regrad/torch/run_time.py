@@ -8,16 +8,17 @@ called from the compiled program instead, by one opaque op, as it would be witho
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from regrad.core.blocks import block
 from regrad.torch.bridge import apply, is_differentiable
+from regrad.torch.host import enable_recording
+from regrad.torch.host.dynamo import proxy_mode
+from regrad.torch.host.running import Silent
 from regrad.transforms.closures import MISSING, Closure
 
 CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # what code is made of
@@ -101,16 +102,6 @@ class PullsBackward:
         return found
 
 
-@block
-def enable_recording() -> Generator[None]:
-    """A block of an op in which autograd records, although it is at work around the op."""
-    below = torch._C._after_autograd_keyset  # pyright: ignore[reportAttributeAccessIssue]
-    include = torch._C._dispatch_tls_local_include_set()
-    exclude = torch._C._dispatch_tls_local_exclude_set() & below
-    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
-        yield
-
-
 def pull_at_run_time(
     pulls: Any, given: Sequence[torch.Tensor], sizes: Sequence[Any]
 ) -> Sequence[Any]:
@@ -120,7 +111,7 @@ def pull_at_run_time(
     return apply(AtRunTime, number, sizes, *given)
 
 
-class AtRunTime(torch.autograd.Function):
+class AtRunTime(torch.autograd.Function, metaclass=Silent):
     """Carries one call from a compiled program."""
 
     @staticmethod
@@ -152,7 +143,7 @@ def _op() -> Any:
 
 def is_traced() -> bool:
     """Return whether the ops that run are being written into a program."""
-    return get_proxy_mode() is not None
+    return proxy_mode() is not None
 
 
 def may_change(rule: Any) -> bool:

@@ -181,8 +181,9 @@ def _shown(names: _Names, equation: JaxprEqn | None) -> str:
 
 def _where(equation: JaxprEqn | None) -> str:
     """`, at model.py:12 (loss)`: the line of the user's that an equation comes from."""
-    traceback = None if equation is None else equation.source_info.traceback
-    for frame in () if traceback is None else traceback.frames:
+    # (JAX does not document where it keeps this; without it the message is shorter)
+    traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
         if not frame.file_name.startswith(_NOT_THEIRS):
             return f", at {frame.file_name}:{frame.line_num} ({frame.function_name})"
     return ""

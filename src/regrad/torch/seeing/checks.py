@@ -14,6 +14,7 @@ from regrad.checking.check import Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.errors import ArgumentError, kind
 from regrad.testing import GradientCheckError
+from regrad.torch.host import DisableTorchFunction
 from regrad.torch.seeing.finding import as_array
 from regrad.torch.seeing.floats import Floats, of_arrays, pulled, wide
 from regrad.torch.seeing.kinds import LARGEST, telling_kind
@@ -175,7 +176,7 @@ def recorded(floats: Floats) -> list[Recorded]:
         ys = [y for y in floats(xs) if y.requires_grad]
         for y in ys:
             recorder.adopt(y.grad_fn)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             pulled(ys, xs, [_weights(y) for y in ys])
     return list(recorder.ops.values())
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from regrad.inspection.numbers import Numbers
+from regrad.torch.host import DisableTorchFunction, version_of
 
 _HALF = (torch.float16, torch.bfloat16)
 RECENT = 256  # gradients whose figures are remembered: one leaves an op and arrives at the next
@@ -70,9 +71,9 @@ class Measures:
         if not isinstance(g, torch.Tensor) or g.is_nested:
             return None
         known = self.recent.get(id(g))
-        if known is not None and known[0]() is g and known[1] == g._version:
+        if known is not None and known[0]() is g and known[1] == version_of(g):
             return known[2]
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), DisableTorchFunction():
             figures = Figures(g)
         self.remember(g, figures)
         return figures
@@ -90,7 +91,7 @@ class Measures:
         """Keep the figures of a gradient for the op at which it arrives next."""
         if len(self.recent) >= RECENT:
             self.recent.clear()
-        self.recent[id(g)] = weakref.ref(g), g._version, figures
+        self.recent[id(g)] = weakref.ref(g), version_of(g), figures
 
 
 def numbers_or_none(figures: Figures | None) -> Numbers | None:

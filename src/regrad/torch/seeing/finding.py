@@ -11,6 +11,7 @@ import torch
 
 from regrad.core import containers
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
+from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in
 from regrad.torch.seeing.notes import OpNote, function_name, named_tensors, op_type_of
@@ -228,7 +229,7 @@ def bad_in(x: torch.Tensor) -> tuple[str, tuple[int, ...], int] | None:
         return None
     if x.is_meta or x.is_nested:
         return None
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), DisableTorchFunction():
         if not x.numel() or torch.isfinite(x).all():
             return None
         return first_bad(as_array(x))
@@ -236,7 +237,7 @@ def bad_in(x: torch.Tensor) -> tuple[str, tuple[int, ...], int] | None:
 
 def as_array(x: torch.Tensor) -> np.ndarray:
     """A tensor as an array that NumPy can compute with."""
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), DisableTorchFunction():
         x = x.detach().resolve_conj().resolve_neg().cpu()
         if x.dtype == torch.bfloat16 or (x.is_floating_point() and x.element_size() == 1):
             x = x.float()

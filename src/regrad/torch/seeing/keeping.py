@@ -10,6 +10,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regrad.inspection.saved import SavedBytes
+from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in
 from regrad.torch.seeing.notes import OpNote, function_name
@@ -76,15 +77,16 @@ class _Keeper(Looker):
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor is saved."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             if self.closed or x.layout is not torch.strided:
                 return x
             storage = x.untyped_storage()
             now = self.now or OpNote(self.run, "")
-            known = self.saved.get(storage._cdata)
+            weak = StorageWeakRef(storage)
+            known = self.saved.get(weak.cdata)
             if known is None or (not self.ran_backward and known[0].expired()):
                 row = (now.op_type, now.line, now.path, storage.nbytes())
-                self.saved[storage._cdata] = StorageWeakRef(storage), *row
+                self.saved[weak.cdata] = weak, *row
             return x.detach()  # (an op's own output would hold the op that holds it)
 
     def rows(self, alive: set[int]) -> Iterator[tuple[str, str, str, int]]:
@@ -102,10 +104,10 @@ def _storages(values: Any) -> Iterable[int]:
     """The storages of tensors, and of the modules' parameters and buffers."""
     for x in tensors((values,)):
         if x.layout is torch.strided:
-            yield x.untyped_storage()._cdata
+            yield StorageWeakRef(x.untyped_storage()).cdata
     for module in _modules(values):
         for x in (*module.parameters(), *module.buffers()):
-            yield x.untyped_storage()._cdata
+            yield StorageWeakRef(x.untyped_storage()).cdata
 
 
 def _modules(values: Any) -> Iterator[nn.Module]:

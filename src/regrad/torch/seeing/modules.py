@@ -122,7 +122,7 @@ class ModulePaths:
         return type(module).__name__ if self.modules or len(self.met) > 1 else ""
 
     def _name_in(self, parent: nn.Module, path: str, module: nn.Module) -> str:
-        for name, child in parent._modules.items():
+        for name, child in parent.named_children():
             if child is module:
                 return joined(path, name)
         for name, child in parent.named_modules():

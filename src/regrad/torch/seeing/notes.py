@@ -18,7 +18,8 @@ from regrad.torch.bridge import Bridge
 from regrad.torch.calls import Overridden, RuleCall
 from regrad.torch.custom import Custom
 from regrad.torch.functions import Ruled
-from regrad.torch.nodes import is_leaf
+from regrad.torch.host import is_leaf
+from regrad.torch.host.running import Overload, Packet, function_of
 from regrad.torch.optypes import families, spellings
 
 KEY = "seen by regrad"  # of a node's metadata
@@ -67,7 +68,7 @@ class OpNote:
 
         (This may change after its forward pass: a scope binds its rule then.)
         """
-        function = node._forward_cls
+        function = function_of(node)
         if _is_twin(function, Overridden):
             self._describe_override(node.known[0] if self.call is None else self.call, True)
         elif function is Ruled:
@@ -111,7 +112,7 @@ def spelled(op_type: str) -> str:
 @cache
 def function_name(func: Any) -> str:
     """A torch function as its users know it: `relu`, `conv2d`, `add`, `linalg.vector_norm`."""
-    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(func, Overload | Packet):
         return str(func).removeprefix("aten.").removesuffix(".default")
     name = getattr(func, "__name__", "") or str(func)
     if name.startswith("__") and name.endswith("__"):

@@ -14,6 +14,7 @@ from regrad.autodiff.custom_functions import unpack
 from regrad.core import containers
 from regrad.torch.calls import RuleCall
 from regrad.torch.custom import CustomTorchCall, custom_grad
+from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.notes import OpNote, function_name, named_tensors
 from regrad.torch.seeing.watching import Looker
@@ -79,7 +80,7 @@ class Recorded:
         """Run the op by itself, with torch's own gradient."""
         args, options = self._with(xs)
         if self.call is not None:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 return _floats(self.call.forward(*args))
         if isinstance(self.func, CustomTorchCall):
             answer = self.func.custom.run(tuple(args), options, _save_nothing)
@@ -98,7 +99,7 @@ class Recorded:
 
 def _unasked(call: RuleCall, *xs: torch.Tensor) -> Any:
     """Run a call under a rule; its scope may still be open, and is not asked again."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return call(*xs)
 
 
@@ -118,7 +119,7 @@ def _is_function(func: Any) -> bool:
 def copied(value: Any) -> Any:
     """The same with copies of all tensors, without their history."""
     if isinstance(value, torch.Tensor):
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return value.detach().clone()
     if type(value) in (list, tuple):
         return type(value)(map(copied, value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,10 @@ from regrad.core.callers import find_caller
 from regrad.torch.bridge import Bridge, find_twin
 from regrad.torch.calls import Overridden
 from regrad.torch.custom import Custom
-from regrad.torch.nodes import LIBRARIES, is_leaf, sequence_nr, tensors
-from regrad.torch.opened import unasking
+from regrad.torch.host import has_compiled, is_leaf, number_of, sequence_nr
+from regrad.torch.host.bodies import unasking
+from regrad.torch.host.running import function_of
+from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.seeing.modules import ModulePaths
 from regrad.torch.seeing.notes import (
     KEY,
@@ -132,7 +133,7 @@ class Looker:
                     continue
                 if is_leaf(behind):
                     self.attach_leaf(behind)
-                elif behind._sequence_nr() >= self.start and self.known(behind) is None:
+                elif number_of(behind) >= self.start and self.known(behind) is None:
                     seen.add(behind)
                     found.append(behind)
         return found
@@ -145,12 +146,12 @@ class Looker:
         first: OpNote | None = None
         for y in outputs:
             node = y.grad_fn
-            if is_leaf(node) or self.known(node) is not None or node._sequence_nr() < start:  # pyright: ignore
+            if is_leaf(node) or self.known(node) is not None or number_of(node) < start:
                 continue
             made = self.new_nodes(node)
-            mine = [each for each in made if each._sequence_nr() >= start]
+            mine = [each for each in made if number_of(each) >= start]
             for each in made:
-                if each._sequence_nr() < start:
+                if number_of(each) < start:
                     self.adopt_one(each)
             if first is None:
                 first = self.note("")
@@ -190,7 +191,7 @@ class Looker:
                 seen.add(behind)
                 if is_leaf(behind):
                     self.attach_leaf(behind)
-                elif behind._sequence_nr() >= self.start:
+                elif number_of(behind) >= self.start:
                     found.append(behind)
                     if note.kind == "override" and self.known(behind) is None:
                         self.adopt_one(behind, note)  # (a copy that was made for the rule)
@@ -256,7 +257,7 @@ class Looker:
 @contextmanager
 def _eagerly() -> Generator[None]:
     """A block in which what torch.compile compiled runs op by op."""
-    if "torch._dynamo" not in sys.modules:
+    if not has_compiled():
         yield
         return
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
@@ -375,7 +376,7 @@ class _Patches:
 
 def _function_of(ctx: Any, function: Any) -> Any:
     """The Function of a node: a subclass may inherit the forward pass."""
-    return ctx._forward_cls if isinstance(ctx, BackwardCFunction) else function  # pyright: ignore
+    return function_of(ctx) if isinstance(ctx, BackwardCFunction) else function
 
 
 def _functions(base: Any) -> Iterator[Any]:

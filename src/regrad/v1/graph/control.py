@@ -63,7 +63,7 @@ def no_op(name: str | None = None) -> Operation:
     graph = current_graph()
     with graph.naming("NoOp", name or "NoOp"):
         graph.add(NO_OP, NO_RULE, (), {}, specs=[])
-    return operation(graph.nodes[-1])
+    return operation(graph.own_nodes[-1])
 
 
 # The dtype of one result, or those of several.
@@ -551,7 +551,7 @@ def py_func(
     xs, op = [convert_to_tensor(x)._read() for x in inp], PY_FUNC if stateful else PY_FUNC_STATELESS
     found = add_op(op, name, xs, {"func": func, "Tout": out}, [Spec(None, t) for t in out])
     if not out:
-        return operation(current_graph().nodes[-1])
+        return operation(current_graph().own_nodes[-1])
     ys = list(face(found))
     return ys if isinstance(Tout, list | tuple) else ys[0]
 
@@ -693,4 +693,4 @@ def Assert(
     """
     xs = [convert_to_tensor(v)._read() for v in (condition, *data)]
     add_op(ASSERT, name or "Assert", xs, {"summarize": summarize or 3}, [], NO_RULE)
-    return operation(current_graph().nodes[-1])
+    return operation(current_graph().own_nodes[-1])

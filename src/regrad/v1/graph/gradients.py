@@ -499,12 +499,12 @@ class _Custom:
     def call(self, args: list[Tensor]) -> Any:
         graph = current_graph()
         scopes = None if (state := current()) is None else state.scopes
-        start, mark = len(graph.nodes), next_id()
+        start, mark = len(graph.own_nodes), next_id()
         result, grad_fn = self._run(args)
         outputs, close = containers.flatten(result)
         if not outputs:
             raise ArgumentError(f"custom_gradient: {self.name} returned no tensors")
-        variables = self._variables(graph.nodes[start:], args, grad_fn)
+        variables = self._variables(graph.own_nodes[start:], args, grad_fn)
         ys = [convert_to_tensor(y) for y in outputs]
 
         def grad_func(dys: Sequence[rg.Tensor | None]) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from regrad.core.dims import is_known
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.state import current
-from regrad.core.tape import effective, rule_in_force
+from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.graph import INNERMOST, NO_RULE, chain
@@ -197,10 +197,7 @@ class Variable(Readable):
         rule = READ.rule if state is None else rule_in_force(state, READ, (ref,), self.graph)
         spec = self._variable._symbol.spec
         with region.naming("Identity", name):
-            y = region.add(READ, rule, (ref,), {"key": self._key}, specs=[spec])
-        node = region.nodes[-1]
-        node.rule = effective(READ, rule, node.specs, y)
-        return face(y)
+            return face(region.add(READ, rule, (ref,), {"key": self._key}, specs=[spec]))
 
     def value(self) -> Tensor:
         """Return the value as a tensor: as of this point, if control dependencies are open."""

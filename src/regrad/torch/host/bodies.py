@@ -1,4 +1,8 @@
-"""The functions that torch writes in Python, seen through: what runs inside them asks the mode."""
+"""The functions that torch writes in Python, seen through: what runs inside them asks the mode.
+
+Such a function begins by asking the modes about itself, and then runs code that is not asked about.
+Its code is run here with other names: the checks say no, and what it calls is asked about as usual.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch.overrides
+
+from regrad.torch.host import mode_stack
 
 CHECKS = frozenset(
     {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
@@ -55,8 +61,7 @@ class Seen:
 
 def _is_seen(values: Any) -> bool:
     """Return whether anybody but us has a say in what functions do with some tensors."""
-    modes = torch.overrides._get_current_function_mode_stack()
-    if not all(hasattr(mode, "is_closed") for mode in modes):
+    if not all(hasattr(mode, "is_closed") for mode in mode_stack()):
         return True
     return any(torch.overrides.is_tensor_like(x) and _decides(type(x)) for x in values)
 
@@ -65,7 +70,7 @@ def _decides(kind: type) -> bool:
     """Return whether a subclass of Tensor has a say in what functions do with it."""
     own: Any = getattr(kind, "__torch_function__", None)
     plain = (torch.Tensor, torch.nn.Parameter)
-    return kind not in plain and own is not torch._C._disabled_torch_function_impl
+    return kind not in plain and own is not torch.nn.Parameter.__torch_function__
 
 
 @cache
@@ -110,6 +115,10 @@ class Names(dict[str, Any]):
         self.module = module
         self.helpers: dict[Any, Any] = {}
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is such a name: torch.compile asks before it looks it up."""
+        return super().__contains__(name) or name in vars(self.module)
+
     def __missing__(self, name: str) -> Any:
         value = vars(self.module)[name]
         if not name.startswith("_") or not isinstance(value, FunctionType):
@@ -137,3 +146,22 @@ def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
 def _open_cell(cell: CellType) -> CellType:
     held = cell.cell_contents
     return CellType(open_body(held) or held)
+
+
+def lines_of(function: Any) -> frozenset[str]:
+    """Return the lines of a function written in Python, as `file:number`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return frozenset()
+    return frozenset(f"{code.co_filename}:{line}" for _, _, line in code.co_lines() if line)
+
+
+def asks(function: Any) -> bool | None:
+    """Return whether a function written in Python asks modes; None for one written in C++."""
+    code = getattr(function, "__code__", None)
+    return None if code is None else not CHECKS.isdisjoint(code.co_names)
+
+
+def is_python(function: Any) -> bool:
+    """Return whether a function is written in Python, so that it can be run with other names."""
+    return isinstance(function, FunctionType)

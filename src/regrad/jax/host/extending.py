@@ -1,0 +1,147 @@
+"""How JAX is given primitives of ours, and is asked to keep a `vmap`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.core
+
+from regrad.core.hosts import resolve, takes
+from regrad.jax.host import GRADIENTS, VMAPS, fields, reads
+from regrad.jax.host.programs import notes
+
+# -- primitives ------------------------------------------------------------------------------------
+
+_RULES = "JAX documents no way to give a primitive its rules"
+_JVPS: Any = GRADIENTS.part("jax.interpreters.ad.primitive_jvps", _RULES, fields("__setitem__"))
+_TRANSPOSES: Any = GRADIENTS.part(
+    "jax.interpreters.ad.primitive_transposes", _RULES, fields("__setitem__")
+)
+_BATCHERS: Any = GRADIENTS.part(
+    "jax.interpreters.batching.fancy_primitive_batchers", _RULES, fields("__setitem__")
+)
+_register_lowering: Any = GRADIENTS.part(
+    "jax.interpreters.mlir.register_lowering", _RULES, takes("prim", "rule")
+)
+_lower: Any = GRADIENTS.part(
+    "jax.interpreters.mlir.lower_fun", _RULES, takes("fun", "multiple_results")
+)
+Zero: Any = GRADIENTS.part("jax.interpreters.ad.Zero", _RULES, takes("aval"))
+instantiate_zeros: Any = GRADIENTS.part(
+    "jax.interpreters.ad.instantiate_zeros", _RULES, takes("tangent")
+)
+zeros_like_aval: Any = GRADIENTS.part("jax.interpreters.ad.zeros_like_aval", _RULES, takes("aval"))
+is_undefined_primal: Any = GRADIENTS.part(
+    "jax.interpreters.ad.is_undefined_primal", _RULES, takes("x")
+)
+dce: Any = GRADIENTS.part(
+    "jax.interpreters.partial_eval.dce_jaxpr",
+    "nothing public takes what is not used out of a program",
+    takes("jaxpr", "used_outputs", "instantiate"),
+)  # fmt: skip
+
+
+def define(
+    p: Any, run: Any, types: Any, *, jvp: Any = None, transpose: Any = None, batched: Any = None
+) -> None:
+    """Give a primitive its rules: how it runs, its types and effects, and its transformations."""
+    p.multiple_results = True
+    p.is_high = _never  # (for JAX 0.11 on: it needs no lowering of its own, whatever it holds)
+    p.def_impl(run)
+    p.def_effectful_abstract_eval(types)
+    if GRADIENTS.losses:
+        return
+    _register_lowering(p, _lower(run, multiple_results=True))
+    for table, rule in ((_JVPS, jvp), (_TRANSPOSES, transpose), (_BATCHERS, batched)):
+        if rule is not None:
+            table[p] = rule
+
+
+def _never(*avals: Any, **params: Any) -> bool:
+    return False
+
+
+def primitives() -> set[str]:
+    """Return the names of the primitives that JAX can differentiate or batch."""
+    return {p.name for p in (*_JVPS, *_BATCHERS)}
+
+
+GRADIENTS.part("jax.core.Tracer", "as `trace_of`", fields("_trace"))
+
+
+@reads(GRADIENTS, "jax.core.Tracer._trace", "nothing public tells to which trace an array belongs")
+def trace_of(array: Any) -> Any:
+    """Return JAX's trace to which a tracer belongs; None for an array with values."""
+    return array._trace if isinstance(array, jax.core.Tracer) else None
+
+
+def trace_around(trace: Any) -> Any:
+    """Return the trace in which another one was opened, as far as JAX says."""
+    return getattr(trace, "parent_trace", None)
+
+
+# -- vmap ------------------------------------------------------------------------------------------
+
+_BATCHING = "jax._src.interpreters.batching"
+batch: Any = VMAPS.part(
+    f"{_BATCHING}.batch", "nothing public is asked when jax.vmap is called",
+    takes("fun", "axis_data", "in_dims", "out_dim_dests"),
+)  # fmt: skip
+VMAPS.part(
+    f"{_BATCHING}.AxisData", "as `batch`",
+    fields("name", "size", "spmd_name", "explicit_mesh_axis"),
+)  # fmt: skip
+_context: Any = VMAPS.part(
+    "jax._src.core.trace_ctx", "nothing public tells what becomes of a call", fields("trace")
+)
+_Staging: Any = VMAPS.part(
+    "jax._src.interpreters.partial_eval.DynamicJaxprTrace", "as `trace_ctx`",
+    lambda found: isinstance(found, type),
+)  # fmt: skip
+_Assignment: Any = VMAPS.part(
+    "jax._src.effects.JaxprInputEffect", "nothing public tells what assigns to a Ref",
+    lambda found: isinstance(found, type),
+)  # fmt: skip
+with_axes: Any = VMAPS.part(
+    "jax._src.core.extend_axis_env_nd", "jax.make_jaxpr forgets the names of axes",
+    takes("name_size_pairs"),
+)  # fmt: skip
+trace_to_jaxpr: Any = VMAPS.part(
+    "jax.interpreters.partial_eval.trace_to_jaxpr_dynamic", "as `extend_axis_env_nd`",
+    takes("fun", "in_avals"),
+)  # fmt: skip
+_wrap: Any = VMAPS.part(
+    "jax.extend.linear_util.wrap_init", "as `extend_axis_env_nd`", takes("f", "params")
+)
+set_trace: Any = VMAPS.part(
+    "jax.extend.core.set_current_trace", "a primitive is bound to a trace", takes("trace")
+)
+mapped_aval: Any = VMAPS.part(
+    "jax.extend.core.mapped_aval", "nothing else tells the type of one example",
+    takes("size", "axis", "aval"),
+)  # fmt: skip
+VMAPS.part(
+    "jax.extend.core.Primitive.bind_with_trace", "as `trace_ctx`",
+    takes("self", "trace", "args", "avals", "params"),
+)  # fmt: skip
+
+
+def batch_by(replacement: Any) -> None:
+    """Make `jax.vmap` call this function where it calls `batch`."""
+    resolve(_BATCHING).batch = replacement
+
+
+def is_staging() -> bool:
+    """Return whether a call now becomes an equation, and is not differentiated or batched."""
+    return isinstance(_context.trace, _Staging)
+
+
+def wrap(f: Any, like: Any) -> Any:
+    """Wrap a function as JAX does, with the notes of a wrapped one or of a program."""
+    return _wrap(f, debug_info=notes(like))
+
+
+def assigns(program: Any) -> bool:
+    """Return whether a program assigns to a Ref that it is given."""
+    return any(isinstance(effect, _Assignment) for effect in program.effects)

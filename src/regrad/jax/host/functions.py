@@ -1,0 +1,85 @@
+"""What JAX knows of a function: how it is compiled, and what derivative it has."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import jax
+
+from regrad.jax.host import FUNCTION_KEYS, reads
+
+
+class JitInfo(NamedTuple):
+    """The way `jax.jit` compiles: with static arguments or not, leaving a call or not."""
+
+    has_static: bool
+    inlined: bool
+
+
+JITTED = jax.jit(lambda x: x)
+WITH_RULE: Any = jax.custom_jvp(lambda x: x)
+WITH_RULE.defjvps(lambda dx, y, x: dx)
+
+
+def is_jitted(function: Any) -> bool:
+    """Return whether `jax.jit` made a function."""
+    return isinstance(function, type(JITTED))
+
+
+@reads(
+    FUNCTION_KEYS, "jax.jit(f)._jit_info", "nothing public tells how f is compiled", lambda: JITTED
+)  # fmt: skip
+def jit_info(function: Any) -> JitInfo | None:
+    """Return how `jax.jit` compiles a function; None for any other."""
+    if not is_jitted(function):
+        return None
+    info = function._jit_info
+    # (from JAX 0.12 on an enum, in which all but these leave a call in the program)
+    inlined = getattr(info.inline, "value", info.inline) in (True, "jax_early", "jax_late")
+    return JitInfo(bool(info.static_argnums or info.static_argnames), inlined)
+
+
+@reads(
+    FUNCTION_KEYS, "jax.custom_jvp(f).fun", "nothing public tells what rule a function has",
+    lambda: WITH_RULE,
+)  # fmt: skip
+def rules(function: Any) -> list[Any]:
+    """Return what runs when a function with a derivative of its own is called or differentiated."""
+    if isinstance(function, jax.custom_jvp):
+        return [function.fun, function.jvp]
+    if isinstance(function, jax.custom_vjp):
+        return [function.fun, function.fwd, function.bwd]
+    return []
+
+
+@reads(
+    FUNCTION_KEYS, "jax.custom_jvp.__call__",
+    "what is left of a call in a derivative is only that this was running", lambda: WITH_RULE,
+)  # fmt: skip
+def entrance(function: Any) -> Any:
+    """Return the code by which JAX calls a function with a derivative of its own."""
+    return inspect.unwrap(type(function).__call__).__code__
+
+
+def derivatives(eqn: Any) -> Iterator[Any]:
+    """Yield the rules of a function that has its own, as they were written, as far as JAX says."""
+    given = eqn.params
+    yield getattr(given.get("bwd"), "f", None)
+    for param, name in (("fwd_jaxpr_thunk", "fwd"), ("jvp_jaxpr_fun", "jvp")):
+        with suppress(AttributeError, KeyError, TypeError):
+            memoized = inspect.getclosurevars(given[param].f).nonlocals["fn"]
+            yield inspect.getclosurevars(memoized).nonlocals[name].f
+
+
+def closed_over(eqn: Any, otherwise: int) -> int:
+    """Return how many operands of a call are what its function closes over, if JAX says."""
+    return eqn.params.get("num_consts", otherwise)
+
+
+def rule_note(eqn: Any) -> str:
+    """Return the name and place of the rule of a function that has its own, as JAX notes them."""
+    function = eqn.params.get("bwd") or eqn.params.get("jvp_jaxpr_fun")
+    return getattr(getattr(function, "debug_info", None), "func_src_info", None) or ""

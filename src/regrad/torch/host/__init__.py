@@ -1,0 +1,222 @@
+"""The one door to PyTorch's private parts: what no public call does, by name.
+
+No other module names a private part of PyTorch, or a code object of its. `dynamo` is about what
+torch.compile traces, `running` about whose code runs just now, `bodies` about functions that torch
+writes in Python. What belongs to neither of them is here.
+
+Each part belongs to a feature (see `core.hosts`), which is refused by name where the part is lost.
+Some have a stand-in that is right without it: `missing=`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+import torch.overrides
+from torch.autograd import forward_ad
+
+from regrad.core.blocks import block
+from regrad.core.hosts import Feature, Host, takes
+
+HOST = Host("PyTorch", "regrad.torch", torch.__version__, oldest="2.10", newest="2.15")
+
+OVERRIDES = HOST.feature(
+    "overrides", "Install one of these, or use regrad.torch.custom_grad in the model."
+)
+FUNCTIONS = HOST.feature(
+    "overrides where an autograd.Function is applied", "Call torch's own functions instead."
+)
+CHECKPOINTS = HOST.feature(
+    "overrides in torch.utils.checkpoint", "Call the function without a checkpoint."
+)
+COMPILING = HOST.feature("overrides in torch.compile", "Call the model without torch.compile.")
+RUN_TIME = HOST.feature(
+    "rules in torch.compile that read what may change",
+    "Write the rule without numbers and tensors from outside, or do not compile.",
+)
+SCRIPTS = HOST.feature(
+    "overrides where TorchScript programs run", "Use the Python modules that were scripted."
+)
+CUSTOM_OPS = HOST.feature(
+    "overrides where custom ops run", "Pass keep=[the op] to leave it as it is."
+)
+
+
+def _is_number(found: Any) -> bool:
+    return isinstance(found(), int)
+
+
+def check_promises(*features: Feature) -> None:
+    """See whether promises hold, once, on a version that is newer than those tested.
+
+    By default those of all that comes without torch.compile, and of that if it has been imported.
+    Nothing is checked while a program is being written: it waits for the next scope.
+    """
+    if HOST.is_tested or _is_written():
+        return
+    later = () if has_compiled() else (COMPILING, RUN_TIME)
+    HOST.check(*features or [each for each in HOST.features if each not in later])
+
+
+def has_compiled() -> bool:
+    """Return whether torch.compile may have been used: what it is made of takes long to import."""
+    return "torch._dynamo" in sys.modules
+
+
+def _is_written() -> bool:
+    """Return whether what runs now becomes part of a program, or of a CUDA graph."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+# -- which functions torch asks modes about --------------------------------------------------------
+
+DisableTorchFunction: Any = OVERRIDES.part(
+    "torch._C.DisableTorchFunction", "nothing public switches modes off for a block",
+    lambda found: isinstance(found, type),
+)  # fmt: skip
+is_torch_function_enabled: Any = OVERRIDES.part(
+    "torch._C._is_torch_function_enabled", "nothing public tells whether subclasses are asked",
+    lambda found: found() is True,
+)  # fmt: skip
+mode_stack: Any = OVERRIDES.part(
+    "torch.overrides._get_current_function_mode_stack", "nothing public tells the open modes",
+    lambda found: isinstance(found(), list),
+)  # fmt: skip
+push_mode: Any = OVERRIDES.part(
+    "torch.overrides._push_mode",
+    "`with mode` closes in order, and tasks of one thread do not",
+    takes("mode"),
+)
+pop_mode: Any = OVERRIDES.part("torch.overrides._pop_mode", "as `_push_mode`", takes())
+
+
+def top_mode() -> Any:
+    """Return the mode that torch asks first; None if there is none."""
+    return next(reversed(mode_stack()), None)
+
+
+# -- autograd's record -----------------------------------------------------------------------------
+
+sequence_nr: Any = OVERRIDES.part(
+    "torch._C._autograd._get_sequence_nr", "nothing public tells which nodes are new", _is_number
+)
+
+
+def number_of(node: Any) -> int:
+    """Return the number of an autograd node, in the order of its thread."""
+    return node._sequence_nr()
+
+
+OVERRIDES.part(
+    "torch.autograd.graph.Node", "nodes tell their numbers by `_sequence_nr` alone",
+    lambda _: isinstance(number_of(torch.ones(1, requires_grad=True).exp().grad_fn), int),
+)  # fmt: skip
+
+
+def is_leaf(node: Any) -> bool:
+    """Return whether a node stands for a leaf, where gradients are accumulated."""
+    return node.name() == "torch::autograd::AccumulateGrad"
+
+
+def saved_by(node: Any, name: str, otherwise: Any = None) -> Any:
+    """Return what a node of torch's keeps under a name."""
+    return getattr(node, f"_saved_{name}", otherwise)
+
+
+def version_of(x: torch.Tensor) -> int:
+    """Return how often a tensor was written to."""
+    return x._version
+
+
+# (torch._C._VariableFunctions: `torch.einsum` is written in Python, and calls another there)
+NATIVE: tuple[Any, ...] = tuple(
+    OVERRIDES.part(f"torch._C.{name}", "torch's Python code calls functions that only this has")
+    for name in ("_nn", "_VariableFunctions")
+)
+
+
+# -- torch.func and forward mode -------------------------------------------------------------------
+
+is_transformed: Any = OVERRIDES.part(
+    "torch._C._are_functorch_transforms_active", "nothing public tells if torch.func is at work",
+    lambda found: found() is False,
+)  # fmt: skip
+_levels: Any = OVERRIDES.part(
+    "torch._C._functorch.get_interpreter_stack", "nothing public tells which transformations"
+    " of torch.func are at work", lambda found: not found(), missing=lambda: None,
+    needed=False,
+)  # fmt: skip
+
+
+def in_forward_mode() -> bool:
+    """Return whether some transformation around asks for forward-mode derivatives."""
+    if getattr(forward_ad, "_current_level", 0) >= 0:
+        return True
+    if not is_transformed():
+        return False
+    levels = _levels()
+    return levels is None or any(getattr(each.key(), "name", "Jvp") == "Jvp" for each in levels)
+
+
+def unwrap(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as autograd records it, inside of what `vmap` has wrapped around it."""
+    while not x.requires_grad:  # (one wrapper for each level of `vmap` and `grad` that is open)
+        inner = torch.func.debug_unwrap(x, recurse=False)
+        if inner is x:
+            break
+        x = inner
+    return x
+
+
+# -- below autograd --------------------------------------------------------------------------------
+
+_below: Any = RUN_TIME.part(
+    "torch._C._after_autograd_keyset", "nothing public turns autograd on inside of an op"
+)
+_included: Any = RUN_TIME.part("torch._C._dispatch_tls_local_include_set", "as the key set")
+_excluded: Any = RUN_TIME.part("torch._C._dispatch_tls_local_exclude_set", "as the key set")
+_force: Any = RUN_TIME.part("torch._C._ForceDispatchKeyGuard", "as the key set")
+
+
+@block
+def enable_recording() -> Generator[None]:
+    """A block of an op in which autograd records, although it is at work around the op."""
+    RUN_TIME.require()
+    with _force(_included(), _excluded() & _below), torch.enable_grad():
+        yield
+
+
+class _Lost:
+    """A class of modes that is not there."""
+
+    def __enter__(self) -> NoReturn:
+        raise FUNCTIONS.error()
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+DispatchMode: Any = FUNCTIONS.part(
+    "torch.utils._python_dispatch.TorchDispatchMode", "it is documented, and lies in no public"
+    " module", lambda found: isinstance(found, type), missing=_Lost,
+)  # fmt: skip
+
+# -- functions that torch.nn.functional calls ------------------------------------------------------
+
+safe_softmax: Any = OVERRIDES.part(
+    "torch._safe_softmax", "attention is zero where all is masked", missing=torch.softmax
+)
+prelu_kernel: Any = OVERRIDES.part(
+    "torch._prelu_kernel", "the public one takes no slopes that broadcast", missing=F.prelu
+)
+
+
+def softmax_axis(name: str, dims: int, level: int) -> int:
+    """Return the axis that torch.nn.functional picks where none is given, with its warning."""
+    pick = getattr(F, "_get_softmax_dim", None)
+    return (0 if dims in (0, 1, 3) else 1) if pick is None else pick(name, dims, level + 1)

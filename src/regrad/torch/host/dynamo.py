@@ -1,0 +1,207 @@
+"""The places in Dynamo where torch.compile shows what it traces.
+
+torch.compile asks the open modes as it traces, so rules get into its programs. For the rest (the
+forward passes of Functions, the bodies of operators, what a single node runs) it has no hooks, and
+while scopes are open some functions of Dynamo's are replaced. If one of them is lost, compiled code
+is refused in scopes as a whole: nothing else would tell that a rule is passed over there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+
+from regrad.core.hosts import Missing, takes
+from regrad.errors import RegradError
+from regrad.torch.host import COMPILING
+
+Make = Callable[[Any], Any]
+_VARIABLES = "torch._dynamo.variables"
+_OUTPUT = "torch._dynamo.output_graph.OutputGraph"
+
+# What is replaced, by the name of what makes the new: where it is, and how its parameters begin.
+# (Before 2.11 the forward pass of a Function was traced by what traces all regions.)
+_ENTRANCES = {
+    "call_apply": (f"{_VARIABLES}.misc.AutogradFunctionVariable.call_apply", "self tx args kwargs"),
+    "trace_forward": (
+        f"{_VARIABLES}.higher_order_ops.AutogradFunctionApplyVariable.trace_forward_graph",
+        "self tx ctx fwd_tracer args kwargs",
+    ),
+    "speculate": (
+        f"{_VARIABLES}.higher_order_ops.speculate_subgraph", "tx f sub_args sub_kwargs description",
+    ),
+    "run_node": ("torch._dynamo.utils.run_node", "tracer node args kwargs nnmodule"),
+    "dispatch": (f"{_VARIABLES}.torch_function.dispatch_torch_function", "tx fn args kwargs"),
+    "begin": (f"{_OUTPUT}.__init__", "self"),
+    "call_user_compiler": (f"{_OUTPUT}.call_user_compiler", "self gm"),
+}  # fmt: skip
+
+
+def entrances(makers: Mapping[str, Make]) -> list[tuple[Any, str, Make]]:
+    """Return what is replaced while a scope is open: where, its name, and what makes the new."""
+    skipped = "trace_forward" if COMPILING.host.release < (2, 11) else "speculate"
+    found: list[tuple[Any, str, Make]] = []
+    for name, (path, parameters) in _ENTRANCES.items():
+        if name == skipped:
+            continue
+        why = "shows what is traced, which nothing public does"
+        place, _, attribute = path.rpartition(".")
+        owner = COMPILING.part(place, why, lambda owner, a=attribute: a in vars(owner))
+        COMPILING.part(path, why, takes(*parameters.split()))
+        found.append((owner, attribute, makers[name]))
+    return [] if COMPILING.losses else found
+
+
+@cache
+def leave_alone(function: Callable[..., Any]) -> None:
+    """Have torch.compile not begin with a function of ours, if something else has called it.
+
+    That is after a graph break; what is traced elsewhere and calls it is traced through it.
+    (`torch.compiler.disable` makes another function, which the mode's class would not find.)
+    """
+    why = "nothing public has Dynamo skip a function as it stands"
+    action = COMPILING.part("torch._dynamo.types.FrameAction", why, lambda a: hasattr(a, "SKIP"))
+    strategy = COMPILING.part(
+        "torch._dynamo.types.FrameExecStrategy", why, lambda found: isinstance(found, type)
+    )
+    setter = COMPILING.part("torch._C._dynamo.eval_frame.set_code_exec_strategy", why)
+    if not COMPILING.losses:
+        setter(function.__code__, strategy(action.SKIP, action.SKIP))
+
+
+@cache
+def ask_about(functions: frozenset[Any]) -> None:
+    """Have torch.compile ask modes about these functions, as torch itself does.
+
+    It has a list of its own, which lacks the variants in place (`torch.relu_`) and what
+    torch.nn.functional calls (`torch._C._nn.silu`), so that no mode would see these.
+    """
+    asked = COMPILING.part(
+        f"{_VARIABLES}.torch.get_overridable_functions", "nothing public adds to Dynamo's list",
+        lambda found: isinstance(found(), set) and found() is found(),
+    )  # fmt: skip
+    if not isinstance(asked, Missing):
+        asked().update(functions)
+
+
+def modes(tx: Any) -> Any:
+    """Return the variables of the modes that a trace is made under, which may be changed."""
+    try:
+        return tx.symbolic_torch_function_state.mode_stack
+    except AttributeError as error:
+        _refuse(error)
+
+
+def value_of(variable: Any) -> Any:
+    """Return the object behind a variable of Dynamo's; None if it is made while it traces."""
+    try:
+        return getattr(variable.realize(), "value", None)
+    except AttributeError as error:
+        _refuse(error)
+
+
+def modes_of(graph: Any) -> Sequence[Any]:
+    """Return the modes under which an OutputGraph begins."""
+    try:
+        return graph.torch_function_mode_stack
+    except AttributeError as error:
+        _refuse(error)
+
+
+def function_class(variable: Any) -> Any:
+    """Return the Function whose application a variable stands for."""
+    try:
+        return variable.fn_cls
+    except AttributeError as error:
+        _refuse(error)
+
+
+def trace_operator(variable: Any, tx: Any, args: Sequence[Any], options: Any) -> Any:
+    """Trace the bodies of an operator where it stands, under the modes that are open."""
+    try:
+        trace = variable._call_function
+    except AttributeError as error:
+        _refuse(error)
+    return trace(tx, args, options)
+
+
+def can_trace_operator(variable: Any) -> bool:
+    """Return whether a variable stands for an operator whose bodies Dynamo traces."""
+    return hasattr(variable, "_call_function")
+
+
+def trace_call(function: Any, tx: Any, args: Sequence[Any], options: Any) -> Any:
+    """Trace a call of a function that is a variable of Dynamo's."""
+    return function.call_function(tx, args, options)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    raise through_dynamo(COMPILING.lose(f"Dynamo shows something else ({error})")) from None
+
+
+def through_dynamo(error: RegradError) -> Exception:
+    """Return an error in a form that torch.compile hands on as it is."""
+    kind = _kind_through_dynamo(type(error))
+    return error if kind is None else kind(str(error), first_useful_frame=None)
+
+
+@cache
+def _kind_through_dynamo(kind: type[RegradError]) -> Any:
+    shortened = COMPILING.part(
+        "torch._dynamo.exc.ShortenTraceback", "Dynamo wraps all other errors", missing=object,
+        needed=False,
+    )  # fmt: skip
+    if shortened is object:
+        return None
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (shortened, kind), members)
+
+
+def refuse_to_compile() -> Any:
+    """Have what torch.compile compiles from now on refused; the result's `__exit__` ends that."""
+    try:
+        return torch.compiler.set_stance("default", force_backend=_refusing)
+    except ImportError:  # there is no Dynamo at all
+        return nullcontext()
+
+
+def _refusing(graph: Any, inputs: Any) -> NoReturn:
+    raise through_dynamo(COMPILING.error())
+
+
+def bodies(node: Any) -> Iterator[Any]:
+    """Yield the graphs that a node of a graph is given, or is."""
+    root = node.graph.owning_module
+    for each in (*node.all_input_nodes, node):
+        if each.op == "get_attr" or each.op == "call_module":
+            found = _reach(root, each.target)
+            if isinstance(found, torch.fx.GraphModule):
+                yield found
+
+
+def _reach(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def is_traceable(function: Any) -> bool:
+    """Return whether torch.compile can look into a function that torch writes in Python.
+
+    The others are single nodes of its graphs, and are watched as such.
+    """
+    code = function.__code__
+    dispatches = code.co_filename.endswith("_jit_internal.py") or (
+        "_list_with_default" in code.co_names
+    )
+    return function.__module__ not in ("torch.functional", "torch._tensor") and not dispatches
+
+
+proxy_mode: Any = COMPILING.part(
+    "torch.fx.experimental.proxy_tensor.get_proxy_mode", "nothing public tells that ops are "
+    "written into a program", lambda found: found() is None, missing=lambda: None,
+)  # fmt: skip

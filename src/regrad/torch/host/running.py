@@ -1,0 +1,264 @@
+"""Whose code runs just now: that of an `autograd.Function`, of a compiled program, of a custom op.
+
+No mode is asked when a Function is applied, and code may hold its `apply` since it was imported.
+But `apply` looks up `forward` in the class at each call, with forward mode switched off. So while
+scopes are open, the class of all Functions answers for that name (`Told`): what it hands out to
+`apply` notes which Function runs, and with which arguments. Everybody else gets what is there.
+
+Forward mode being off also tells *that* a Function runs, which no note is needed for. If one began
+before the scope was opened, its frame is looked for; if none is found, the op is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from regrad.errors import PassedOverError
+from regrad.torch.host import CHECKPOINTS, COMPILING, CUSTOM_OPS, FUNCTIONS, SCRIPTS, unwrap
+
+Function = torch.autograd.Function
+Kind: Any = type(Function)  # the class of all Functions
+
+_has_forward_mode: Any = FUNCTIONS.part(
+    "torch._C._is_fwd_grad_enabled", "nothing public tells that a Function's forward pass runs",
+    lambda found: found() is True,
+)  # fmt: skip
+
+# Where torch keeps the Functions of its compiled programs, and of regions in them.
+_PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
+
+
+class Applied(NamedTuple):
+    """A Function whose forward pass runs."""
+
+    function: Any
+    args: Sequence[Any]
+    ctx: Any = None
+
+    def wants_gradient(self) -> bool:
+        """Return whether a gradient is wanted of any of its arguments."""
+        if self.ctx is not None:
+            return any(self.ctx.needs_input_grad)
+        return wants_gradient(self.args)
+
+
+_APPLIED: ContextVar[Applied | None] = ContextVar("regrad_torch_applied", default=None)
+
+
+def wants_gradient(values: Sequence[Any]) -> bool:
+    """Return whether a gradient is wanted of any of these."""
+    return any(isinstance(x, torch.Tensor) and unwrap(x).requires_grad for x in values)
+
+
+def applied() -> Applied | None:
+    """Return the Function in whose forward pass we are; None outside of any."""
+    if torch.is_grad_enabled():
+        return None
+    found = _APPLIED.get()
+    if found is not None or _has_forward_mode() or torch.is_inference_mode_enabled():
+        return found
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        ctx = frame.f_locals.get(*frame.f_code.co_varnames[:1]) if frame.f_code.co_argcount else 0
+        if isinstance(ctx, BackwardCFunction):
+            return Applied(function_of(ctx), (), ctx)
+        frame = frame.f_back
+    raise PassedOverError(
+        "an overridden op ran in the forward pass of an autograd.Function that began before the "
+        "scope was opened: its own backward pass decides, so that the rule would never run. Open "
+        "the scope around the Function, or do without the Function."
+    )
+
+
+class Told:
+    """`forward` of every Function: for `apply`, what notes that it runs.
+
+    It stands in the class of the Functions while a scope is open, where Python asks it before it
+    looks into a Function's own class.
+    """
+
+    def __get__(self, function: Any, kind: Any = None) -> Any:
+        if function is None:
+            return self
+        forward = find_forward(function)
+        if _has_forward_mode():
+            return forward
+
+        def run(*args: Any, **options: Any) -> Any:
+            token = _APPLIED.set(Applied(function, (*args, *options.values())))
+            try:
+                return forward(*args, **options)
+            finally:
+                _APPLIED.reset(token)
+
+        return run
+
+    def __set__(self, function: Any, value: Any) -> None:
+        self._aside(setattr, function, "forward", value)
+
+    def __delete__(self, function: Any) -> None:
+        self._aside(delattr, function, "forward")
+
+    def _aside(self, change: Callable[..., None], *args: Any) -> None:
+        """Step aside while a Function's own class is changed: Python has no other way past us."""
+        del Kind.forward
+        try:
+            change(*args)
+        finally:
+            Kind.forward = self
+
+
+def entrances() -> list[tuple[Any, str, Callable[[Any], Any]]]:
+    """Return what to replace while scopes are open, in order to know which Function runs."""
+    return [] if Kind is type else [(Kind, "forward", lambda old: Told())]
+
+
+class Silent(Kind):
+    """The class of Functions of ours, which nobody needs to be told of."""
+
+    forward = None
+
+
+def find_forward(function: Any) -> Any:
+    """Return the forward pass of a Function, whoever asks."""
+    for kind in function.__mro__:
+        if "forward" in vars(kind):
+            return vars(kind)["forward"].__get__(None, function)
+    raise AttributeError(f"{function!r} has no forward pass")
+
+
+def function_of(ctx: Any) -> Any:
+    """Return the Function that a node of autograd belongs to."""
+    return ctx._forward_cls
+
+
+def redirect(ctx: Any, function: Any) -> None:
+    """Have the node that a Function makes ask another Function for the backward pass."""
+    ctx._forward_cls = function
+
+
+def backward_of(function: Any) -> Any:
+    """Return the class of the nodes that a Function makes."""
+    return function._backward_cls
+
+
+FUNCTIONS.part(
+    "torch.autograd.function.BackwardCFunction", "only `_forward_cls` tells a node's Function",
+    lambda _: function_of(backward_of(Function)) is Function,
+)  # fmt: skip
+
+
+# -- programs of torch.compile ---------------------------------------------------------------------
+
+
+def is_program(function: Callable[..., Any]) -> bool:
+    """Return whether a Function is a program of torch.compile, or a part of one."""
+    return function.__module__.startswith(_PROGRAMS) or function.__name__ == "ApplyTemplate"
+
+
+def in_checkpoint() -> bool:
+    """Return whether code runs that torch.utils.checkpoint will run again.
+
+    (Only asked where what tells us of it is lost.)
+    """
+    module = "torch.utils.checkpoint"
+    hooks = _saved_tensors_hooks(True) or ()
+    if any(getattr(hook, "__module__", "") == module for hook in hooks):
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
+
+
+_saved_tensors_hooks: Any = CHECKPOINTS.part(
+    "torch._C._autograd._top_saved_tensors_default_hooks", "nothing public tells which hooks are"
+    " set", lambda found: found(True) is None, missing=lambda _: None, needed=False,
+)  # fmt: skip
+
+
+def is_made_by_hand() -> bool:
+    """Return whether a program runs that functorch.compile made once and for all."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "returned_function" and code.co_filename.endswith("aot_autograd.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_called_by_inductor() -> bool:
+    """Return whether the caller of the function that asks is code of torch.compile's."""
+    return sys._getframe(2).f_globals.get("__name__", "").startswith("torch._inductor")
+
+
+# -- ops -------------------------------------------------------------------------------------------
+
+Overload: type = type(torch.ops.aten.add.Tensor)
+Packet: type = type(torch.ops.aten.add)
+Operator: Any = COMPILING.part(
+    "torch._ops.HigherOrderOperator", "nothing public tells an operator of functions from others",
+    lambda found: isinstance(torch.ops.higher_order.cond, found), missing=(),
+)  # fmt: skip
+_definition: Any = CUSTOM_OPS.part(
+    "torch.library._maybe_get_opdef", "the holder of an op alone has its definition",
+    lambda found: found("aten::add") is None,
+)  # fmt: skip
+
+
+def custom_op(key: Any) -> Any:
+    """Return the overload behind a custom op, in any of its forms; None for anything else."""
+    key = getattr(key, "_opoverload", key)
+    if isinstance(key, Packet):
+        key = getattr(key, "default", None)
+    own = isinstance(key, Overload) and key.namespace not in ("aten", "prims", "prim")
+    return key if own else None
+
+
+def body_of(func: Any) -> Callable[..., Any] | None:
+    """Return the Python function behind a custom op."""
+    if not isinstance(func, Overload) or func.namespace in ("aten", "prim", "regrad"):
+        return None
+    found = _definition(func)
+    return None if found is None else found._init_fn
+
+
+_keeps_numbers: Any = SCRIPTS.part(
+    "torch._C._should_allow_numbers_as_tensors", "nothing public tells which ops take numbers",
+    lambda found: found("add") is True and found("relu") is False,
+)  # fmt: skip
+
+
+def with_tensors(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Return arguments as an op takes them: modes get TorchScript's constants as numbers."""
+    if _keeps_numbers(func.overloadpacket.__name__):
+        return args
+    pairs = zip(args, func._schema.arguments, strict=False)
+    return [_as_tensor(a) if str(p.type) == "Tensor" else a for a, p in pairs]
+
+
+def _as_tensor(x: torch.Tensor | complex | None) -> Any:
+    if isinstance(x, torch.Tensor) or x is None:
+        return x
+    dtype = torch.float64 if isinstance(x, float) else None
+    return torch.tensor(x, dtype=torch.complex128 if isinstance(x, complex) else dtype)
+
+
+def inlined(program: Any) -> Any:
+    """Return the graph of a TorchScript program, with the functions that it calls in it."""
+    graph = program.graph.copy()
+    _inline(graph)
+    return graph
+
+
+_inline: Any = SCRIPTS.part(
+    "torch._C._jit_pass_inline", "methods of scripted modules have no inlined graph", callable
+)  # fmt: skip
