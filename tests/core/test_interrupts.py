@@ -33,6 +33,7 @@ def ctrl_c():
 # -- at any moment: a slice of the campaign ------------------------------------------------------
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("name", interrupts.EAGER)
 def test_nothing_is_left_in_force(name):
     outcomes = set(interrupts.struck(interrupts.EAGER[name], 100, seed=1))

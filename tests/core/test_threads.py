@@ -12,8 +12,11 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from regrad.core.registry import OPS as OPS_OF
+from regrad.core.rule import NoGradient
 from regrad.core.state import BESIDE, OPEN
 from regrad.errors import GradientError
+from regrad.graph.graph import Graph
 
 OPS = {"unary": rg.sin, "binary": lambda x: x * x, "long": rg.sum, "mixed": lambda x: 2.0 * x + 1.0}
 
@@ -370,3 +373,47 @@ def test_one_graph_built_by_several_threads():
         for k, ys in enumerate(built):
             for i, (y, dy) in enumerate(session.run(ys, {x: 3.0})):
                 assert (y, dy) == (3.0 * k + 1, k if i % 20 == 0 else 3.0 * k + 1)
+
+
+def test_another_thread_adds_an_op_in_between(monkeypatch):
+    """Between an op and what follows in its thread, other threads may add theirs."""
+    add = Graph.add
+
+    def interrupted(self, *args, **options):
+        y = add(self, *args, **options)
+        other = threading.Thread(target=add, args=(self, OPS_OF["Neg"], NoGradient(), (late,), {}))
+        other.start()
+        other.join()
+        return y
+
+    graph = tf.Graph()
+    with graph.as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.float32, (), name="x")
+        late = x._symbol.node.symbolic[0]
+        v = tf.Variable(2.0)
+        w = tf.Variable(5.0)
+        session.run(tf.global_variables_initializer())
+
+        @tf.custom_gradient
+        def scaled(a):
+            b = v.value()
+            return a * b, lambda dy, variables: (dy * 7.0, [dy * 11.0 for _ in variables])
+
+        def elsewhere(self, *args, **options):
+            y = add(self, *args, **options)
+            reading = threading.Thread(target=w._new_read, args=("late", self))
+            if args[0].type == "Mul":
+                monkeypatch.setattr(Graph, "add", add)
+                reading.start()
+                reading.join()
+            return y
+
+        monkeypatch.setattr(Graph, "add", interrupted)
+        y = 3.0 * v * x
+        checks = [tf.no_op("a"), tf.Assert(x > 0.0, [x]), tf.py_func(print, [x], [])]
+        monkeypatch.setattr(Graph, "add", elsewhere)
+        z = scaled(x)
+        monkeypatch.setattr(Graph, "add", add)
+        assert [op.type for op in checks] == ["NoOp", "Assert", "PyFunc"]
+        found = session.run([tf.gradients(y, [x, v]), tf.gradients(z, [x, v])], {x: 3.0})
+        assert found == [[6.0, 9.0], [7.0, 11.0]]

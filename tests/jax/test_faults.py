@@ -197,6 +197,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("f", "x", "tool", "op_type"), FAULTS, ids=[f.__name__ for f, *_ in FAULTS]
 )

@@ -50,6 +50,7 @@ def long(x):
     return jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, length=100)[0].sum()
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("f", [rolled, chosen, nested, looped, batched, long])
 def test_gradients_are_those_of_jax(f):
     trace = rg.jax.trace_gradients(f)(X)
@@ -67,6 +68,7 @@ def test_calls_are_opened_and_own_functions_of_jax_are_one_step():
     assert {step.kind for step in steps} == {"built-in"}
 
 
+@pytest.mark.versions
 def test_rounds_of_short_scans_have_paths_and_long_ones_are_one_step():
     trace = rg.jax.trace_gradients(rolled)(X)
     assert {step.path for step in trace.steps} == {"", "scan[0]", "scan[1]", "scan[2]"}
@@ -232,6 +234,7 @@ def test_a_constant_that_is_not_finite_is_found_where_it_comes_in():
     assert (found.op_type, found.index) == ("sub", (1,)) and "b = nan" in str(found)
 
 
+@pytest.mark.versions
 def test_nan_in_a_round_of_a_scan():
     def f(x):
         return jax.lax.scan(lambda c, a: (jnp.exp(c * a), None), 1.0, x)[0]
@@ -336,6 +339,7 @@ def test_the_true_gradient_beside_the_rules():
     declared.assert_same()
 
 
+@pytest.mark.versions
 def test_rules_are_off_in_everything_that_is_nested():
     def f(x):
         inner = jax.jit(lambda x: doubled(doubled(x)))
@@ -355,6 +359,7 @@ def test_differences_and_another_function():
         rg.jax.compare_gradients(nested, "numerical")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("f", [rolled, chosen, nested, batched])
 def test_nothing_is_said_of_what_is_right(f):
     assert rg.jax.trace_gradients(f)(X).worst() == []

@@ -1,10 +1,13 @@
 """`python -m regrad`: what it prints, what it writes, and its exit status."""
 
 import json
+import re
+import sys
 
 import pytest
 
 import regrad as rg
+from regrad import __main__ as regrad_main
 from regrad.__main__ import main
 
 MODULE = """
@@ -128,3 +131,27 @@ def test_notebooks_show_tensors_tables_and_hits():
     assert "<td>Sin</td>" in used._repr_html_()
     assert "&lt;lambda&gt;" in used._repr_html_()
     assert json.dumps(html)
+
+
+def test_hosts_lists_what_holds_on_this_machine(capsys, monkeypatch):
+    from regrad.jax.host import HOST, SIGHT
+
+    monkeypatch.setattr(regrad_main, "LIBRARIES", ("regrad", "jax"))
+    status, out, err = run(capsys, "hosts")
+    lines = out.splitlines()
+    assert status == 0 and "some seconds" in err
+    assert lines[0] == f"JAX {HOST.version} (0.10 to 0.12 are tested)"
+    assert all(line.endswith("  holds") for line in lines[1:])
+    monkeypatch.setattr(SIGHT, "losses", ["jax.core is gone"])
+    status, out, _ = run(capsys, "hosts")
+    assert status == 1
+    assert re.search(r"^  traces, comparisons and drawings +refused: jax\.core is gone$", out, re.M)
+
+
+def test_hosts_says_what_is_not_installed(capsys, monkeypatch):
+    monkeypatch.setattr(regrad_main, "LIBRARIES", ("regrad", "torch"))
+    for name in [name for name in sys.modules if name.startswith(("regrad.torch", "torch."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    status, out, _ = run(capsys, "hosts")
+    assert status == 0 and "pip install 'regrad[torch]'" in out

@@ -1,19 +1,18 @@
 """The README, the docstrings and the prose are executed."""
 
-import contextlib
 import doctest
 import importlib
-import io
 import pkgutil
 import re
+import subprocess
+import sys
 
 import pytest
 
 import regrad
 from tests.helpers.foreign_table import PAGE, with_tables
 from tests.helpers.paths import ROOT
-
-BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
+from tests.helpers.readme import BLOCK, printed_by
 
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [
@@ -26,16 +25,15 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES)
 def test_programs_print_what_the_page_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where they write files
-    scope = {}
-    printed = None
-    for kind, text in BLOCK.findall((ROOT / page).read_text()):
-        if kind == "python":
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out):
-                exec(text, scope)
-            printed = out.getvalue()
-        else:
-            assert printed == text
+    for printed, expected in printed_by(ROOT / page):
+        assert printed == expected
+
+
+def test_the_readme_holds_in_a_process_of_its_own():
+    """Other tests have imported what a program may have forgotten to import."""
+    command = [sys.executable, "tests/helpers/readme.py", "README.md"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 NAMED = re.compile(r"`(\w+/test_\w+)\.py::(test_\w+)`")

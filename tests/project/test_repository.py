@@ -9,6 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from regrad.jax.host import HOST as JAX
+from regrad.torch.host import HOST as TORCH
 from tests.helpers.optional import OPTIONAL
 from tests.helpers.paths import ROOT
 
@@ -18,7 +20,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def bounds():
     """The lower bounds of what users install."""
     extras = PROJECT["optional-dependencies"]
-    names = [*PROJECT["dependencies"], *extras["jax"], *extras["train"], *extras["export"]]
+    kinds = ("jax", "train", "export", "torch")
+    names = [*PROJECT["dependencies"], *(name for kind in kinds for name in extras[kind])]
     found = [Requirement(name) for name in names]
     return {
         r.name: Version(s.version)
@@ -29,13 +32,38 @@ def bounds():
     }
 
 
+def pins(file):
+    """The constraints of a file."""
+    lines = (ROOT / ".github" / file).read_text().splitlines()
+    return [Requirement(line) for line in lines if not line.startswith("#")]
+
+
+def version_of(pin):
+    (specifier,) = pin.specifier
+    assert specifier.operator == "=="
+    return Version(specifier.version)
+
+
 def test_the_oldest_versions_that_are_tested_are_the_lower_bounds():
-    lines = (ROOT / ".github/oldest.txt").read_text().splitlines()
-    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
-    assert pinned.keys() == bounds().keys()
-    for name, bound in bounds().items():
-        release = Version(pinned[name]).release
-        assert release[: len(bound.release)] == bound.release, name
+    pinned = {pin.name: version_of(pin).release for pin in pins("oldest.txt")}
+    expected = bounds()
+    assert expected.pop("scipy") == Version("1.13") and pinned.pop("scipy")[:2] == (1, 14)
+    assert pinned.keys() == expected.keys()
+    for name, bound in expected.items():
+        assert pinned[name][: len(bound.release)] == bound.release, name
+
+
+def test_nothing_has_an_upper_bound():
+    extras = PROJECT["optional-dependencies"]
+    for name in [*PROJECT["dependencies"], *(name for kind in extras for name in extras[kind])]:
+        assert {s.operator for s in Requirement(name).specifier} <= {">="}, name
+
+
+def test_ranges_of_hosts_are_those_that_are_installed_and_tested():
+    newest = {(pin.name): version_of(pin).release[:2] for pin in pins("newest.txt")}  # the last one
+    for host, name in ((TORCH, "torch"), (JAX, "jax")):
+        assert Version(host.newest).release == newest[name], "raise `newest` in its host module"
+        assert Version(host.oldest) == bounds()[name]
 
 
 def test_classifiers_and_workflow_name_the_same_versions_of_python():

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regrad.errors import PassedOverError, UnknownOpError
+from regrad.errors import ArgumentError, PassedOverError, UnknownOpError
 from tests.helpers.torch_calls import IMAGE, D, X, both, override
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -126,3 +126,9 @@ def test_bfloat16(rule):
     with override({"Relu": rule}):
         torch.relu(x).sum().backward()
     assert x.grad.tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("keep", ["Reshape", ["Reshape"], [torch.nn.ReLU], [3], torch.kron])
+def test_keep_has_torch_callables(keep):
+    with pytest.raises(ArgumentError, match="keep"):
+        override({"Sign": lambda dy: dy}, keep=keep)

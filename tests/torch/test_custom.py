@@ -100,6 +100,7 @@ def test_every_way_is_as_torch_has_it(f, way):
     torch.testing.assert_close(WAYS[way](ONES[f]), WAYS[way](plain), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("way", FORWARD)
 def test_forward_mode(way):
     torch.testing.assert_close(FORWARD[way](from_regrad), FORWARD[way](plain))
@@ -283,6 +284,7 @@ def test_numpy_results_come_back_as_torch():
     assert f(torch.ones(2)).tolist() == [1, 1, 1]
 
 
+@pytest.mark.versions
 def test_refusals_of_from_regrad():
     with pytest.raises(ArgumentError, match="must return Tensors, got float"):
         regrad.torch.from_regrad(lambda x: 1.0)(X)

@@ -80,6 +80,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault):
     tool, op, kind = FAULTS[fault]

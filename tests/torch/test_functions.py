@@ -172,6 +172,7 @@ def test_wrong_answers_are_refused():
         y.sum().backward()
 
 
+@pytest.mark.versions
 def test_what_cannot_be_reached_is_refused():
     with override({Newer: triangle, Spike: triangle}):
         with pytest.raises(PassedOverError, match=r"Newer.*torch\.func"):

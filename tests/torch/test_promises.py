@@ -241,6 +241,7 @@ def outcome(way, rule, model, x):
     return "delivered"
 
 
+@pytest.mark.versions
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("form", RULES)
 @pytest.mark.parametrize("way", WAYS)
@@ -270,6 +271,7 @@ def test_the_backward_pass_may_run_after_the_scope(model, x):
     used.assert_fired()
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputation_after_the_scope_runs_under_it(model, x, reentrant):
     with override({"Relu": with_torch}):
@@ -304,6 +306,9 @@ def test_compiled_code_serves_again_in_the_next_scope(model, x):
         torch.testing.assert_close(backward(fast, x), first)
 
 
+@pytest.mark.versions
+# (which Dynamo says of any class whose `__new__` is written in C)
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_a_scope_may_stand_inside_compiled_code(model, x):
     def run(x):
         with override({"Relu": with_regrad}):
@@ -341,6 +346,7 @@ def test_a_matrix_product_under_autocast():
     torch.testing.assert_close(da, 7 * torch.ones(3, 3) @ b.mT, rtol=2e-2, atol=0.1)
 
 
+@pytest.mark.versions
 def test_inside_a_function_of_somebody_elses():
     class Swish(torch.autograd.Function):
         @staticmethod
@@ -364,6 +370,7 @@ def test_inside_a_function_of_somebody_elses():
     assert x.grad.tolist() == [3, 3]
 
 
+@pytest.mark.versions
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_script_function_is_refused_by_name():
     @torch.jit.script
@@ -580,12 +587,6 @@ def test_a_scope_that_another_thread_leaves_is_closed_everywhere():
         assert torch.autograd.grad(torch.sign(x).sum(), x)[0].tolist() == [3, 3]
     assert torch.autograd.grad(torch.sign(x).sum(), x)[0].tolist() == [0, 0]
     pool.shutdown()
-
-
-@pytest.mark.parametrize("keep", ["Reshape", ["Reshape"], [torch.nn.ReLU], [3], torch.kron])
-def test_keep_has_torch_callables(keep):
-    with pytest.raises(ArgumentError, match="keep"):
-        override({"Sign": lambda dy: dy}, keep=keep)
 
 
 def test_a_new_rule_for_a_known_key_is_the_one_that_runs():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regrad.torch import calls, nodes
+from regrad.torch.rulesets import coverage_of
 from tests.campaigns import torch_ops
 from tests.campaigns.verdicts import DELIVERED, REFUSED, SILENT
 
@@ -22,6 +23,7 @@ nn_functional_relu6 nn_functional_silu outer pow sigmoid softmax sub sum tanh vd
 """
 
 
+@pytest.mark.versions
 def test_a_slice_of_the_campaign():
     found = [v for name in SLICE.split() for v in torch_ops.run(name, quick=True)]
     assert {v.outcome for v in found} == {DELIVERED, REFUSED}, wrong(found)
@@ -39,10 +41,13 @@ def wrong(found: Sequence[Any]) -> dict[str, str]:
 
 def test_an_op_that_is_passed_over_is_found(monkeypatch):
     monkeypatch.setattr(nodes, "types_of", lambda name: ())
+    coverage_of.cache_clear()
     found = wrong(torch_ops.run("kron", quick=True))
+    coverage_of.cache_clear()  # (equal scopes share what they have found to be harmless)
     assert found["eager, Mul: kron:op 0"] == "autograd recorded an op of the type"
 
 
+@pytest.mark.versions
 def test_a_way_that_loses_the_rules_is_found(monkeypatch):
     def lost(f: Any, xs: Any) -> Any:
         def run(*xs: Any) -> Any:

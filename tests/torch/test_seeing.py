@@ -298,6 +298,7 @@ def test_what_is_thrown_away_is_not_kept():
 # -- check_gradients -----------------------------------------------------------------------------
 
 
+@pytest.mark.versions
 def test_modules_are_checked_by_all_parameters_and_left_alone():
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(3, 1))
     before = [p.clone() for p in model.parameters()]
@@ -307,6 +308,7 @@ def test_modules_are_checked_by_all_parameters_and_left_alone():
     rt.check_gradients(lambda x: x.sin() * x.exp(), [torch.tensor([0.3, 1.0])], order=3)
 
 
+@pytest.mark.versions
 def test_forward_mode_is_checked_where_there_is_one():
     class Half(torch.autograd.Function):
         @staticmethod
@@ -329,6 +331,7 @@ def test_forward_mode_is_checked_where_there_is_one():
     assert [finding.mode for finding in report.findings] == ["forward"]
 
 
+@pytest.mark.versions
 def test_the_message_names_the_rule_and_its_line():
     with (
         rt.gradient_override_map({"Sin": lambda dy, x: dy * x}),

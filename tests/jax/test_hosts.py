@@ -1,0 +1,212 @@
+"""On a JAX that has changed, rules count or are refused by name. Nothing is passed over."""
+
+import json
+import re
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.errors import HostError, MissingPackageError, UntestedHostWarning
+from regrad.jax import override
+from regrad.jax.host import FUNCTION_KEYS, GRADIENTS, HOST, OVERRIDES, SIGHT, VMAPS
+from tests.helpers.paths import ROOT
+
+SLICES = 2
+RULES = {"Tanh": lambda dy, x: 7 * dy * x}
+X = jnp.array([0.5, -0.25])
+
+
+def f(x):
+    return jnp.tanh(x).sum()
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_a_jax_that_has_changed(part):
+    command = [sys.executable, "-m", "tests.helpers.fake_jax", str(part), str(SLICES)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) > 10, done.stderr[-2000:]
+    for kind, path, found in rows:
+        assert {*found.values()} <= {"right", "refused"}, (kind, path, found)
+        if kind == "nothing":
+            refused = {name for name, what in found.items() if what == "refused"}
+            assert refused == {"hidden", "of a library", "derivative", "derivative of a key"}
+
+
+def test_every_part_has_a_reason_and_a_feature():
+    assert len({f.name for f in HOST.features}) == len(HOST.features) == 5
+    for feature in HOST.features:
+        assert not feature.losses and feature.instead.endswith("."), feature.name
+        for path, why in feature.parts:
+            assert path and why, path
+    roots = r"jax[./]|equation\.|program\.|aval\.|the parameters of |HiPrim|RematTraced"
+    paths = [path for feature in HOST.features for path, _ in feature.parts]
+    assert len(paths) > 40 and all(re.match(roots, path) for path in paths)
+
+
+def test_the_promises_hold():
+    from regrad.jax import promises
+
+    assert promises
+    HOST.check(*HOST.features, again=True)
+    assert [(f.name, f.losses) for f in HOST.features if f.losses] == []
+    assert all(feature.programs for feature in HOST.features)
+
+
+@jax.custom_jvp
+def own(x):
+    return jnp.tanh(x)
+
+
+own.defjvps(lambda dx, y, x: dx)
+
+
+def assert_sevenfold(ours):
+    np.testing.assert_allclose(jax.grad(ours)(X), 7 * X)
+
+
+CASES = {
+    "overrides": (OVERRIDES, lambda: override(f, RULES)(X)),
+    "functions as keys of overrides": (FUNCTION_KEYS, lambda: override(own, {own: lambda dy: dy})),
+    "overrides in functions that call jax.vmap": (
+        VMAPS, lambda: override(lambda x: jax.vmap(jnp.tanh)(x), RULES)(X)
+    ),
+    "gradients of regrad in JAX programs": (GRADIENTS, lambda: rg.jax.from_regrad(rg.exp)(X)),
+    "traces, comparisons and drawings": (SIGHT, lambda: rg.jax.draw(f, X)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_feature_that_is_lost_is_refused(name, monkeypatch):
+    feature, program = CASES[name]
+    monkeypatch.setattr(feature, "losses", ["something is gone"])
+    wanted = (
+        rf"^JAX {HOST.version} does not support {name}: something is gone\. "
+        rf"Versions 0\.10 to 0\.\d+ are tested\. {re.escape(feature.instead)}$"
+    )
+    with pytest.raises(HostError, match=wanted):
+        program()
+    monkeypatch.undo()
+    program()
+
+
+def test_a_parameter_that_has_another_name_is_refused():
+    from regrad.jax.host.programs import scan
+
+    (eqn,) = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c, y), 0.0, x))(X).jaxpr.eqns
+    params = {"times" if k == "length" else k: v for k, v in eqn.params.items()}
+    wanted = r"does not support overrides: 'scan' has no parameter 'length' \(it has .*'times'"
+    with pytest.raises(HostError, match=wanted):
+        scan(eqn.replace(params=params))
+
+
+# -- a JAX that is newer than all that were tested -------------------------------------------------
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """Take the JAX that is installed for a newer one, which nobody has looked at."""
+    monkeypatch.setattr(HOST, "newest", "0.9")
+    monkeypatch.setattr(HOST, "_warned", False)
+    for feature in HOST.features:
+        monkeypatch.setattr(feature, "checked", False)
+        monkeypatch.setattr(feature, "losses", [])
+        monkeypatch.setattr(feature, "programs", feature.programs[:1])
+
+
+@pytest.fixture
+def settings():
+    """Set what makes JAX raise, for the whole process."""
+    names = ("jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks", "jax_disable_jit")
+    for name in names:
+        jax.config.update(name, True)
+    yield names
+    for name in names:
+        jax.config.update(name, False)
+
+
+def test_a_newer_jax_is_looked_at_in_a_state_of_its_own(newer, settings):
+    with (
+        pytest.warns(UntestedHostWarning, match=r"0\.10 to 0\.9 .*regrad hosts") as w,
+        jax.disable_jit(),
+    ):
+        override(f, RULES)
+        assert len(w) == 1 and w[0].filename == __file__
+        assert all(getattr(jax.config, name) for name in settings)
+    assert (OVERRIDES.losses, GRADIENTS.losses) == ([], [])
+
+
+def test_a_newer_jax_is_looked_at_once(newer):
+    with pytest.warns(UntestedHostWarning) as w:
+        assert_sevenfold(override(f, RULES))
+    assert len(w) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_sevenfold(override(f, RULES))
+        override(lambda x: jax.vmap(jnp.tanh)(x), RULES)(X)
+        override(own, {own: lambda dy: dy})(X)
+        rg.jax.draw(f, X)
+    assert {f.name: (f.checked, f.losses) for f in HOST.features} == {
+        f.name: (True, []) for f in HOST.features
+    }
+
+
+TRANSFORMED = {
+    "jit": jax.jit,
+    "grad": lambda g: jax.grad(lambda x: g(x).sum()),
+    "vmap": jax.vmap,
+    "checkpoint": jax.checkpoint,
+    "scan": lambda g: lambda x: jax.lax.scan(lambda c, y: (c, g(y)), 0.0, x)[1],
+    "jvp": lambda g: lambda x: jax.jvp(g, (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("inside", [True, False], ids=["made inside", "made outside"])
+def test_a_newer_jax_is_looked_at_while_it_traces(newer, name, inside):
+    def due(x):
+        return TRANSFORMED[name](jax.grad(lambda x: 3.5 * (x * x).sum()))(x)
+
+    with pytest.warns(UntestedHostWarning) as w:
+        ours = None if inside else jax.grad(override(f, RULES))
+        g = TRANSFORMED[name](lambda x: (ours or jax.grad(override(f, RULES)))(x))
+        y = g(X)
+    assert [each.filename for each in w] == [__file__]
+    np.testing.assert_allclose(y, due(X))
+    assert OVERRIDES.checked and not OVERRIDES.losses and not GRADIENTS.losses
+
+
+def test_a_custom_gradient_warns_at_the_users_line(newer):
+    cube = rg.jax.custom_grad(lambda x: (x**3, lambda dy: 7 * dy))
+    with pytest.warns(UntestedHostWarning) as w:
+        jax.grad(lambda x: cube(x).sum())(X)
+    assert [each.filename for each in w] == [__file__]
+
+
+def test_what_fails_on_a_newer_jax_is_refused_from_then_on(newer, monkeypatch):
+    def rules_count():
+        raise AssertionError("the gradient is 1, expected 7")
+
+    monkeypatch.setattr(OVERRIDES, "programs", [rules_count])
+    with (
+        pytest.warns(UntestedHostWarning, match=r"Refused from now on: overrides\. "),
+        pytest.raises(HostError, match=r"'rules count' does not hold .*expected 7"),
+    ):
+        override(f, RULES)
+    with pytest.raises(HostError):
+        override(f, RULES)
+
+
+def test_an_older_jax_is_refused():
+    wanted = r"needs JAX 0\.10 or newer \(0\.10 to 0\.\d+ are tested\), and 0\.9\.2 is installed"
+    with pytest.raises(MissingPackageError, match=wanted):
+        type(HOST)("JAX", "regrad.jax", "0.9.2", "0.10", "0.12")
+    code = "import jax; jax.__version__ = '0.9.2'; import regrad.jax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert re.search(f"MissingPackageError: regrad.jax {wanted}", done.stderr)

@@ -1,0 +1,185 @@
+"""On a PyTorch that has changed, rules count or are refused by name. Nothing is passed over."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import regrad.torch
+import regrad.torch.promises  # (before a test changes the features, to which it adds)
+from regrad.errors import HostError, MissingPackageError, UntestedHostWarning
+from regrad.torch.host import COMPILING, FUNCTIONS, HOST, OVERRIDES
+from tests.helpers.paths import ROOT
+from tests.helpers.torch_calls import override
+
+SLICES = 4
+pytestmark = pytest.mark.versions
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_a_torch_that_has_changed(part):
+    command = [sys.executable, "-m", "tests.helpers.fake_torch", str(part), str(SLICES)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) > 10, done.stderr[-2000:]
+    for kind, path, found in rows:
+        assert {*found.values()} <= {"right", "refused"}, (kind, path, found)
+        if kind == "nothing":
+            refused = {name for name, what in found.items() if what == "refused"}
+            assert refused == {"Function", "script", "compiled Function"}
+
+
+def test_every_part_has_a_reason_and_a_feature():
+    with override({"Relu": "Relu"}):
+        torch.relu(torch.ones(1))
+    assert len({f.name for f in HOST.features}) == len(HOST.features) > 5
+    for feature in HOST.features:
+        assert not feature.losses and feature.instead.endswith("."), feature.name
+        for path, why in feature.parts:
+            assert path.startswith("torch.") and why, path
+
+
+def test_the_promises_hold():
+    torch._dynamo.reset()  # (the same programs are compiled by several tests)
+    HOST.check(*HOST.features, again=True)
+    assert [(f.name, f.losses) for f in HOST.features if f.losses] == []
+    assert all(feature.programs for feature in HOST.features)
+
+
+def test_a_promise_that_does_not_hold_is_refused(monkeypatch):
+    monkeypatch.setattr(FUNCTIONS, "losses", ["something is gone"])
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.relu(x)
+
+    x = torch.ones(2, requires_grad=True)
+    wanted = (
+        rf"PyTorch {HOST.version} does not support overrides where an autograd.Function is "
+        r"applied: something is gone\. Versions 2\.10 to 2\.\d+ are tested\. Call torch's own"
+    )
+    with override({"Relu": "Relu"}):
+        torch.relu(x)
+        with pytest.raises(HostError, match=wanted):
+            Own.apply(x)
+
+
+def test_compiled_code_alone_is_refused(monkeypatch):
+    monkeypatch.setattr(COMPILING, "losses", ["something is gone"])
+    x = torch.ones(2, requires_grad=True)
+    f = torch.compile(lambda x: torch.relu(x) * 3, backend="aot_eager")
+    with override({"Relu": lambda dy: dy * 7}):
+        torch.relu(x).sum().backward()
+        with pytest.raises(HostError, match=r"does not support overrides in torch\.compile"):
+            f(x)
+    assert x.grad is not None and x.grad.tolist() == [7, 7]
+    monkeypatch.undo()
+    assert f(x).tolist() == [3, 3]
+
+
+def test_a_newer_torch_is_looked_at_once(monkeypatch):
+    """In a state of its own: nothing of the caller's is seen or changed."""
+    monkeypatch.setattr(HOST, "newest", "2.9")
+    monkeypatch.setattr(HOST, "_warned", False)
+    for feature in HOST.features:
+        monkeypatch.setattr(feature, "checked", False)
+    torch._dynamo.reset()
+    seed = torch.get_rng_state()
+    seen = []
+
+    class Seeing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Seeing(), torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with (
+            pytest.warns(UntestedHostWarning, match=r"2\.10 to 2\.9 .*regrad hosts") as w,
+            override({"Relu": "Relu"}),
+        ):
+            torch.relu(torch.ones(2))
+        assert w[0].filename == __file__
+        with override({"Relu": "Relu"}):
+            torch.relu(torch.ones(2))
+        assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+    assert len(seen) < 20  # of this test's own ops; the programs run hundreds
+    assert torch.equal(seed, torch.get_rng_state())
+    found = {feature.name: (feature.checked, feature.losses) for feature in HOST.features}
+    assert {*map(str, found.values())} == {"(True, [])"}, found
+
+
+def test_what_fails_on_a_newer_torch_is_refused_from_then_on(monkeypatch):
+    monkeypatch.setattr(HOST, "newest", "2.9")
+    monkeypatch.setattr(HOST, "_warned", False)
+    monkeypatch.setattr(OVERRIDES, "losses", [])
+    for feature in HOST.features:
+        monkeypatch.setattr(feature, "checked", feature is not OVERRIDES)
+
+    def rules_count():
+        raise AssertionError("the gradient is 1, expected 7")
+
+    monkeypatch.setattr(OVERRIDES, "programs", [rules_count])
+    with (
+        pytest.warns(UntestedHostWarning, match="Refused from now on: overrides"),
+        pytest.raises(HostError, match=r"'rules count' does not hold .*expected 7"),
+        override({"Relu": "Relu"}),
+    ):
+        pass
+    with pytest.raises(HostError), override({"Relu": "Relu"}):
+        pass
+
+
+def test_nothing_is_looked_at_while_a_program_is_written(monkeypatch):
+    monkeypatch.setattr(HOST, "newest", "2.9")
+    for feature in HOST.features:
+        monkeypatch.setattr(feature, "checked", False)
+
+    def f(x):
+        with override({}):
+            return torch.relu(x)
+
+    torch.jit.trace(f, torch.ones(2), check_trace=False)
+    assert not any(feature.checked for feature in HOST.features)
+
+
+def test_an_older_torch_is_refused():
+    with pytest.raises(MissingPackageError, match=r"needs PyTorch 2\.10 .* 2\.9\.1 is inst"):
+        type(HOST)("PyTorch", "regrad.torch", "2.9.1+cpu", "2.10", "2.15")
+    code = "import torch; torch.__version__ = '2.9.1'; import regrad.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "MissingPackageError: regrad.torch needs PyTorch 2.10" in done.stderr
+
+
+def test_a_function_that_began_before_the_scope():
+    """A Function that began before the scope was opened is found, or refused."""
+
+    class Begun(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            with override({"Relu": "Relu"}):
+                return torch.relu(x)
+
+    class InTwoParts(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            with override({"Relu": "Relu"}):
+                return torch.relu(x)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output): ...
+
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(regrad.errors.PassedOverError, match=r"Begun, a torch\.autograd\.Function"):
+        Begun.apply(x)
+    with pytest.raises(regrad.errors.PassedOverError, match="began before the scope was opened"):
+        InTwoParts.apply(x)
+    forward = torch.autograd.Function.forward
+    Begun.forward = staticmethod(lambda ctx, x: x * 2)
+    with override({"Relu": "Relu"}):
+        Begun.forward = staticmethod(lambda ctx, x: x * 3)
+        assert Begun.apply(x).tolist() == [3, 3]
+        torch.relu(x)
+    assert Begun.apply(x).tolist() == [3, 3] and torch.autograd.Function.forward is forward
