@@ -2,6 +2,7 @@
 #   make demo    train a binarised network five ways on real digits
 #   make test    the whole test suite
 #   make check   lint, format and types
+#   make hosts   the suite on every version of PyTorch, JAX, NumPy and Python (hours)
 #   make proof   that rules fire or raise, everywhere (some hours; ARGS=--quick: two minutes)
 #   make public  overrides in public models (PYTHON: one that has them; ten minutes)
 #   make docs    the documentation site, in out/site
@@ -11,8 +12,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# With the newest versions that were tested; `make test PINS=` takes whatever is newest today.
+PINS ?= --constraint .github/newest.txt
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check proof public docs bench clean
+.PHONY: demo test check proof hosts public docs bench clean
 
 # (One BLAS thread: the matrices are small, and threads would only wait for each other.)
 demo: $(VENV)/.demo
@@ -29,6 +33,9 @@ check: $(VENV)/.test
 proof: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.proof $(ARGS)
 
+hosts: $(VENV)/.test
+	$(BIN)/python -m tests.campaigns.hosts $(ARGS)
+
 # The packages must be installed beforehand: tests/campaigns/public_models.py says how.
 public:
 	$(PYTHON) -m tests.campaigns.public_models $(ARGS)
@@ -44,23 +51,23 @@ bench: $(VENV)/.bench
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regrad needs Python 3.11 or newer; run: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(INSTALL) --upgrade pip
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.made pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples]'
+$(VENV)/.demo: $(VENV)/.made pyproject.toml .github/newest.txt
+	$(INSTALL) $(PINS) --editable '.[examples]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.made pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,examples]'
+$(VENV)/.test: $(VENV)/.made pyproject.toml .github/newest.txt
+	$(INSTALL) $(PINS) --editable '.[test,examples]'
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.made pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+$(VENV)/.docs: $(VENV)/.made pyproject.toml .github/newest.txt
+	$(INSTALL) $(PINS) --editable '.[docs]'
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.made pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+$(VENV)/.bench: $(VENV)/.made pyproject.toml .github/newest.txt
+	$(INSTALL) $(PINS) --editable '.[bench]'
 	@touch $@
 
 clean:
