@@ -9,7 +9,9 @@ summary that says what they are; exceptions only that.
 
 from __future__ import annotations
 
+import doctest
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -35,6 +37,24 @@ NAMESPACES = [
 MODULES += [f"regrad.v1.{name}" for name in NAMESPACES]
 HELPERS = {"bessel", "channels_last", "fans", "sparse_cross_entropy", "to_first", "to_last"}
 HEADLESS = re.compile(r"(The|A|An|What|Whether|Which|How|As|[a-z`\d-].*?|\W.*?|[a-z]+,)\b")
+
+
+NUMBER = re.compile(r"-?\b\d+\.\d*(?:e[+-]?\d+)?")
+
+
+class Close(doctest.OutputChecker):
+    """Takes floats that differ in the last digits, which depend on the processor."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        if super().check_output(want, got, optionflags):
+            return True
+        texts = [re.sub(r"\s+", "", NUMBER.sub("0", text)) for text in (want, got)]
+        numbers = [[float(n) for n in NUMBER.findall(text)] for text in (want, got)]
+        return texts[0] == texts[1] and all(map(_is_close, *numbers))
+
+
+def _is_close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-12)
 
 
 @cache

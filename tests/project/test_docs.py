@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import regrad
+from tests.helpers.docstrings import Close
 from tests.helpers.foreign_table import PAGE, with_tables
 from tests.helpers.paths import ROOT
 from tests.helpers.readme import BLOCK, printed_by
@@ -56,20 +57,6 @@ def test_tables_of_torch_callables_are_those_of_the_code():
 def modules():
     found = pkgutil.walk_packages(regrad.__path__, "regrad.")
     return ["regrad", *sorted(m.name for m in found)]
-
-
-NUMBER = re.compile(r"-?\b\d+\.\d*(?:e[+-]?\d+)?")
-
-
-class Close(doctest.OutputChecker):
-    """Takes floats that differ in the last digits, which depend on the processor."""
-
-    def check_output(self, want, got, optionflags):
-        if super().check_output(want, got, optionflags):
-            return True
-        texts = [re.sub(r"\s+", "", NUMBER.sub("0", text)) for text in (want, got)]
-        numbers = [[float(n) for n in NUMBER.findall(text)] for text in (want, got)]
-        return texts[0] == texts[1] and numbers[0] == pytest.approx(numbers[1], rel=1e-5)
 
 
 @pytest.mark.parametrize(

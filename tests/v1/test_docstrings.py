@@ -8,7 +8,7 @@ import pytest
 
 import regrad.v1 as tf
 from regrad.v1.graph.row_docs import Row, complete
-from tests.helpers.docstrings import MODULES, public
+from tests.helpers.docstrings import MODULES, Close, public
 
 ROW = Row("tf.f", "Sqrt", "F", ["x", "axis", "name"], ["x"], {}, set(), "f", True, True)
 
@@ -31,7 +31,8 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("function", EXAMPLES)
 def test_examples_of_public_names_run(function):
-    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False)
+    flags = doctest.NORMALIZE_WHITESPACE
+    runner = doctest.DocTestRunner(Close(), optionflags=flags, verbose=False)
     text = inspect.cleandoc(function.__doc__)
     runner.run(doctest.DocTestParser().get_doctest(text, {}, function.__name__, None, None))
     assert runner.tries
