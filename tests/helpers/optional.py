@@ -11,7 +11,8 @@ import pytest
 
 OPTIONAL = (
     "autograd", "cloudpickle", "equinox", "flatbuffers", "flax", "graphviz", "haiku", "jax",
-    "jaxlib", "matplotlib", "optax", "rich", "safetensors", "sklearn", "torch", "tqdm",
+    "jaxlib", "matplotlib", "ml_dtypes", "mypy", "optax", "pyright", "rich", "ruff", "safetensors",
+    "sklearn", "torch", "tqdm",
 )  # fmt: skip
 
 

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mypy  # noqa: F401 (without the checkers there is nothing to run)
+import pyright  # noqa: F401
 import pytest
+import ruff  # noqa: F401
 
 from tests.helpers import stubs, typed_program
 from tests.helpers.paths import ROOT

@@ -132,6 +132,7 @@ def test_each_branch_is_traced_once_if_no_number_is_due():
     ],
 )  # fmt: skip
 def test_what_differs_is_shown(functions, error, words):
+    rg.jit(rg.identity)(rg.scalar(1.0))  # (which says so if there is nothing to compile with)
     with pytest.raises(error) as caught:
         rg.jit(lambda w: rg.cond(w > 0, *functions, w))(rg.scalar(1.0))
     assert [w for w in words if w not in str(caught.value)] == [], caught.value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -35,9 +35,15 @@ class _Regrad:
 
 
 rg: _Regrad = _Regrad()
-signature: Callable[[Callable[..., Any]], inspect.Signature] = lru_cache(maxsize=None)(
-    inspect.signature
-)
+
+
+@cache
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function; an empty one of those that NumPy before 2.4 hides."""
+    try:
+        return inspect.signature(function)
+    except ValueError:  # it is written in C
+        return inspect.Signature()
 
 
 # -- ufuncs --------------------------------------------------------------------------------------
