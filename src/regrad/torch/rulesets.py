@@ -45,7 +45,7 @@ from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
-from regrad.torch.host.dynamo import is_traceable
+from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op
 from regrad.torch.modes import Mode, Ways
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
@@ -182,7 +182,7 @@ class RuleSet:
         calls = {f: run for f in self.coverage.spelled if (run := self.call(f))}
         for run in (*calls.values(), *[run for rows in parts.values() for _, run in rows]):
             allow_in_graph(run)
-        traced = {f: b for f, b in self.coverage.bodies.items() if is_traceable(f)}
+        traced = {f: body for f in self.coverage.bodies if (body := traced_body(f))}
         divides = any("RealDiv" in each.rules for each in self.chain())
         found = {"parts": parts, "calls": calls, "traced": traced, "divides": divides}
         for name, value in found.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
+from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -189,16 +190,27 @@ def _reach(module: Any, path: str) -> Any:
     return module
 
 
-def is_traceable(function: Any) -> bool:
-    """Return whether torch.compile can look into a function that torch writes in Python.
+@cache
+def traced_body(function: Any) -> Callable[..., Any] | None:
+    """Return what torch.compile traces to look into a function that torch writes in Python.
 
-    The others are single nodes of its graphs, and are watched as such.
+    That is the same code in another function, about which Dynamo asks no mode. The checks in it
+    (`has_torch_function`) say no by themselves: Dynamo asks the arguments there, and no modes. All
+    names are torch's own, so that Dynamo guards on them as it does without us.
+
+    None for functions that Dynamo cannot look into. They are single nodes of its graphs, and are
+    watched as such.
     """
     code = function.__code__
     dispatches = code.co_filename.endswith("_jit_internal.py") or (
         "_list_with_default" in code.co_names
     )
-    return function.__module__ not in ("torch.functional", "torch._tensor") and not dispatches
+    if dispatches or function.__module__ in ("torch.functional", "torch._tensor"):
+        return None
+    names = function.__globals__
+    body = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
 
 
 proxy_mode: Any = COMPILING.part(
