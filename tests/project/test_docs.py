@@ -10,6 +10,9 @@ import sys
 import pytest
 
 import regrad
+from regrad.core.registry import OPS
+from regrad.ops.numpy_protocol import UFUNCS
+from regrad.torch.optypes import clear
 from tests.helpers.docstrings import Close
 from tests.helpers.foreign_table import PAGE, with_tables
 from tests.helpers.paths import ROOT
@@ -21,6 +24,19 @@ PAGES = [
     for page in [ROOT / "README.md", *ALL_PAGES]
     if BLOCK.search(page.read_text(encoding="utf-8"))
 ]
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    """Forget the op types that a page or docstring registers: tables of other tests have all."""
+    known, ufuncs = {*OPS}, {*UFUNCS}
+    yield
+    if new := {*OPS} - known:
+        for op_type in new:
+            del OPS[op_type]
+        for ufunc in {*UFUNCS} - ufuncs:
+            del UFUNCS[ufunc]
+        clear()
 
 
 @pytest.mark.parametrize("page", PAGES)
