@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ V = M[0] + 0.05
 B = jnp.cos(jnp.arange(8.0)).reshape(4, 2)
 W = jnp.sin(jnp.arange(1.0, 10.0)).reshape(3, 3, 1, 1)
 
-# -- the functions: each takes M ---------------------------------------------------------------------
+# -- the functions: each takes M -------------------------------------------------------------------
 
 UNARY = """abs absolute arccos arccosh(1+x) arcsin arcsinh arctan arctanh cbrt ceil cos cosh deg2rad
     degrees exp exp2 expm1 fabs fix floor i0 log log10 log1p log2 negative positive rad2deg
@@ -121,7 +122,9 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
     "lu": lambda x: jsp.linalg.lu(spd(x))[2],
     "sylvester-free": lambda x: jnp.kron(x, jnp.eye(2)) @ jnp.ones(8),
     "cg": lambda x: jsp.sparse.linalg.cg(spd(x), x[0], tol=1e-12)[0],
-    "cg matvec": lambda x: jsp.sparse.linalg.cg(lambda v: spd(x) @ v + jnp.tanh(x[0]) * v, V, tol=1e-12)[0],
+    "cg matvec": lambda x: jsp.sparse.linalg.cg(
+        lambda v: spd(x) @ v + jnp.tanh(x[0]) * v, V, tol=1e-12
+    )[0],
     "gmres": lambda x: jsp.sparse.linalg.gmres(x + 3 * jnp.eye(4), x[0], tol=1e-12)[0],
     "bicgstab": lambda x: jsp.sparse.linalg.bicgstab(x + 3 * jnp.eye(4), x[0], tol=1e-12)[0],
     "convolve2d": lambda x: jsp.signal.convolve2d(x, x[:2, :2], mode="same"),
@@ -163,7 +166,9 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
     "reduce_window max": lambda x: lax.reduce_window(
         x * x, -jnp.inf, lax.max, (2, 2), (1, 1), "VALID"
     ),
-    "reduce_window mul": lambda x: lax.reduce_window(x * x, 1.0, lax.mul, (2,) * 2, (1,) * 2, "SAME"),
+    "reduce_window mul": lambda x: lax.reduce_window(
+        x * x, 1.0, lax.mul, (2, 2), (1, 1), "SAME"
+    ),
     "reduce": lambda x: lax.reduce(x * x, 0.0, lambda a, b: a + jnp.sin(b), (0,)) * x[0],
     "reduce_precision": lambda x: lax.reduce_precision(x * x, 11, 52),
     "cummax": lambda x: lax.cummax(x * x),
@@ -218,24 +223,40 @@ def functions() -> dict[str, Callable[[Any], Any]]:
                 yield name, (lambda x, f=f: f(x, 1.3 * x + 0.1)) if second else f
 
     made = dict(of([jnp], UNARY)) | dict(of([jnp], BINARY, second=True))
-    for label, module, names in (("nn", nn, ACTIVATIONS), ("linalg", jnp.linalg, LINALG),
-                                 ("special", jsp.special, SPECIAL), ("stats", jsp.stats, STATS)):  # fmt: skip
+    for label, module, names in (
+        ("nn", nn, ACTIVATIONS),
+        ("linalg", jnp.linalg, LINALG),
+        ("special", jsp.special, SPECIAL),
+        ("stats", jsp.stats, STATS),
+    ):
         made |= {f"{label}.{name}": f for name, f in of([module], names)}
     made["cross"] = lambda x: jnp.cross(x[0, :3], x[1, :3] * 2)
     made["append"] = lambda x: jnp.append(x * x, x)
     made["polyval"] = lambda x: jnp.polyval(x[0], x[1])
     for name in ("convolve", "correlate"):
-        made[name] = lambda x, f=getattr(jnp, name): f(x[0], x[1])
+        made[name] = partial(_of_rows, getattr(jnp, name))
     for name in ("diag", "trapezoid", "ediff1d"):
-        made[name] = lambda x, f=getattr(jnp, name): f(x[0] * 2)
+        made[name] = partial(_of_row, getattr(jnp, name))
     made["special.bessel_jn"] = lambda x: jsp.special.bessel_jn(x[0], v=2)
     made["nn.glu"] = lambda x: nn.glu(x)
     for name in ("cholesky", "eigh", "eigvalsh"):
-        made[f"linalg.{name}"] = lambda x, f=getattr(jnp.linalg, name): f(spd(x))
+        made[f"linalg.{name}"] = partial(_of_spd, getattr(jnp.linalg, name))
     return made | OTHERS
 
 
-# -- the interpreter ---------------------------------------------------------------------------------
+def _of_rows(f: Callable[..., Any], x: Any) -> Any:
+    return f(x[0], x[1])
+
+
+def _of_row(f: Callable[..., Any], x: Any) -> Any:
+    return f(x[0] * 2)
+
+
+def _of_spd(f: Callable[..., Any], x: Any) -> Any:
+    return f(spd(x))
+
+
+# -- the interpreter -------------------------------------------------------------------------------
 
 
 @jax.custom_jvp
@@ -302,9 +323,7 @@ def scanned(p: Any, xs: Sequence[Any], meant: Callable[[Any], bool]) -> Sequence
         ys = run(p["jaxpr"], [*xs[:n], *carry, *each], meant)
         return ys[:m], ys[m:]
 
-    carry, ys = lax.scan(
-        body, list(xs[n : n + m]), list(xs[n + m :]), p["length"], p["reverse"]
-    )
+    carry, ys = lax.scan(body, list(xs[n : n + m]), list(xs[n + m :]), p["length"], p["reverse"])
     return [*carry, *ys]
 
 
@@ -359,7 +378,7 @@ def depending(program: Any, places: Iterable[int]) -> set[int]:
     return found
 
 
-# -- keys and rules ----------------------------------------------------------------------------------
+# -- keys and rules --------------------------------------------------------------------------------
 
 
 def equations(program: Any) -> Iterator[Any]:
@@ -376,14 +395,27 @@ def equations(program: Any) -> Iterator[Any]:
                         yield from equations(body)
 
 
-NO_KEYS = {*CALLS, *CLOSED, "scan", "while", "cond", "custom_linear_solve", "reduce", "stop_gradient",
-           "reduce_window", "call_hi_primitive",
-           "transpose", "broadcast_in_dim", "reshape",  # (a vmap makes some of its own)
-           "clamp", "polygamma"}  # fmt: skip (JAX has no gradient by all their operands)
+NO_KEYS = {
+    *CALLS,
+    *CLOSED,
+    "scan",
+    "while",
+    "cond",
+    "custom_linear_solve",
+    "reduce",
+    "stop_gradient",
+    "reduce_window",
+    "call_hi_primitive",
+    "transpose",
+    "broadcast_in_dim",
+    "reshape",  # (a vmap makes some of its own)
+    "clamp",
+    "polygamma",
+}  # fmt: skip (JAX has no gradient by all their operands)
 
 
 def keys(program: Any) -> dict[str, list[Any]]:
-    """Return primitives through which a gradient may pass, with their equations, often ones last."""
+    """Return primitives that a gradient may pass, with their equations, often ones last."""
     found: dict[str, list[Any]] = {}
     every = [*equations(program)]
     for eqn in every:
@@ -432,7 +464,8 @@ OP_TYPES = {  # of the same equations
     "sqrt": "Sqrt", "reduce_max": "Max", "cumsum": "Cumsum", "cos": "Cos", "neg": "Neg",
 }  # fmt: skip
 OF_TYPES = {
-    "MatMul": jnp.matmul, "Mul": jnp.multiply, "AddV2": jnp.add, "Exp": jnp.exp, "Sub": jnp.subtract,
+    "MatMul": jnp.matmul, "Mul": jnp.multiply, "AddV2": jnp.add, "Exp": jnp.exp,
+    "Sub": jnp.subtract,
     "RealDiv": jnp.divide, "Log": jnp.log, "Tanh": jnp.tanh, "Sin": jnp.sin, "Max": jnp.max,
     "Maximum": jnp.maximum, "Sqrt": jnp.sqrt, "Cos": jnp.cos, "Neg": jnp.negative, "Sum": jnp.sum,
     "Cumsum": lambda x, axis, reverse: lax.cumsum(x, axis, reverse),
@@ -451,7 +484,7 @@ def tripled_type(op_type: str) -> Callable[..., Any]:
     return rule
 
 
-# -- the cases ---------------------------------------------------------------------------------------
+# -- the cases -------------------------------------------------------------------------------------
 
 
 def total(f: Callable[[Any], Any]) -> Callable[[Any], Any]:

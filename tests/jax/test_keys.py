@@ -193,7 +193,7 @@ def test_keys_that_cannot_be_found_are_refused(key, error, words):
         rg.jax.override(model, {key: seven})
 
 
-# -- names ------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 @jax.custom_vjp

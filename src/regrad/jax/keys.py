@@ -297,7 +297,7 @@ def _calls(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str, Any]]:
     """Yield the name and place of each function that a program calls, with the equation."""
     for eqn in jaxpr.eqns:
         is_call = eqn.primitive.name in CALLED or is_high(eqn)
-        held = [called(eqn)] if is_call else eqn.params.values()
+        held: list[Any] = [called(eqn)] if is_call else [*eqn.params.values()]
         if is_call and held[0] is not None:
             name, _, place = source(held[0]).partition(" at ")
             yield name, place, eqn
@@ -418,7 +418,8 @@ def _key_named(name: str) -> Key:
 
 def _unknown(name: str, called: Iterable[str]) -> str:
     """Say that a name stands for nothing; `called` are the functions in the program."""
-    hint = near(name, [*TABLE, *ALIASES, *primitives(), *called])
+    others = [] if name[:1].isupper() else [*primitives(), *called]
+    hint = near(name, [*TABLE, *ALIASES, *others])
     return (
         f"override: {name!r} is neither an op type nor a JAX primitive, and the program calls no "
         f"function of that name under jax.jit, jax.custom_jvp or jax.custom_vjp.{hint} The op "

@@ -32,7 +32,8 @@ FIRST = frozenset({
 # Every operand of a float may be linear, or zero.
 ALL = frozenset({
     "add", "sub", "add_any", "concatenate", "pad", "dynamic_update_slice", "select_n",
-    "complex", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "stack", "psum", "psum_invariant", "pvary", "pcast",
+    "complex", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "stack",
+    "psum", "psum_invariant", "pvary", "pcast",
     "optimization_barrier",
 })  # fmt: skip
 # just one operand

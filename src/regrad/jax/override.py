@@ -39,7 +39,6 @@ from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.keys import key_for
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
 
-
 _USE = (
     "It returns a function with the rules in it: ours = rg.jax.override(f, {'Relu': rule}), and "
     "then jax.grad(ours)."
@@ -157,8 +156,8 @@ class override(Report[KeyBinding]):
         self._bindings[meant.label] = binding
 
     def __enter__(self) -> NoReturn:
-        """Say that this is no scope."""
-        raise ArgumentError(f"override is no scope. {_USE}")
+        """Say that this is not a scope."""
+        raise ArgumentError(f"override is not a scope. {_USE}")
 
     def __exit__(self, *error: Any) -> None:
         """Do nothing: nobody has entered."""
