@@ -180,7 +180,7 @@ def test_a_call_that_does_not_say_where_it_was_written_is_refused():
         ("Einsum", UnknownOpError, "leaves no boundary"),
         ("SparseSoftmaxCrossEntropyWithLogits", UnknownOpError, "leaves no boundary"),
         ("Reluu", UnknownOpError, "Did you mean 'Relu'"),
-        ("tahn", UnknownOpError, "'tanh'"),
+        ("Tahn", UnknownOpError, "Did you mean 'Tan'"),
         (jax.nn.dot_product_attention, ArgumentError, "plain function.*jax.jit"),
         (jnp.sin, ArgumentError, "inline=True"),
         (relu, ArgumentError, "jax.jit"),
@@ -191,6 +191,104 @@ def test_a_call_that_does_not_say_where_it_was_written_is_refused():
 def test_keys_that_cannot_be_found_are_refused(key, error, words):
     with pytest.raises(error, match=words):
         rg.jax.override(model, {key: seven})
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def clipid(x):
+    return jnp.clip(x, -1, 1)
+
+
+clipid.defvjp(lambda x: (jnp.clip(x, -1, 1), None), lambda _, dy: (dy,))
+
+
+@jax.custom_jvp
+def bent(x):
+    return jnp.sin(x)
+
+
+bent.defjvps(lambda dx, y, x: dx)
+
+
+@jax.jit
+def compiled(x):
+    return jnp.cos(x) * x
+
+
+NAMED = {"clipid": clipid, "bent": bent, "compiled": compiled, "relu": jax.nn.relu}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", NAMED)
+def test_a_name_is_a_key(name, around):
+    key = NAMED[name]
+    f = AROUND[around](key)
+    ours = rg.jax.override(lambda x: (f(x) + x * x).sum(), {name: lambda dy, x: 7 * dy * x})
+    np.testing.assert_allclose(jax.grad(ours)(X), 9 * X)
+    np.testing.assert_allclose(jax.jit(jax.grad(ours))(X), 9 * X)
+    ours.assert_fired(name)
+    ours.assert_fired(key)
+    assert [hit.op_type for hit in ours.hits] == [name]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_function_that_is_differentiated_inside_is_refused(name, wrap):
+    key = NAMED[name]
+    penalty = lambda x: jax.grad(wrap(lambda x: key(x).sum()))(x).sum() + key(x).sum()  # noqa: E731
+    with pytest.raises(GradientError, match="Put the override inside"):
+        rg.jax.override(penalty, {name: seven})(X)
+
+
+def test_a_name_that_stands_for_nothing_or_for_two_functions_is_refused():
+    for key, words in (
+        ("clipidd", r"the program calls no function of that name .*Did you mean 'clipid'"),
+        ("tahn", "'tanh'"),
+        ("softmax", "Did you mean 'Softmax'"),
+        ("relu", "calls no function"),
+    ):
+        with pytest.raises(UnknownOpError, match=words):
+            rg.jax.override(lambda x: clipid(x), {key: seven})(X)
+
+    def other():
+        @jax.jit
+        def clipid(x):
+            return jnp.tanh(x)
+
+        return clipid
+
+    other = other()
+    with pytest.raises(ArgumentError, match=r"'clipid' stands for .*test_keys.py:\d+, .*itself"):
+        rg.jax.override(lambda x: clipid(x) + other(x), {"clipid": seven})(X)
+    chosen = rg.jax.override(lambda x: clipid(x) + other(x), {clipid: lambda dy: 7 * dy})
+    np.testing.assert_allclose(jax.grad(lambda x: chosen(x).sum())(X), 8 - np.tanh(X) ** 2)
+    for pair in ({clipid: seven, "clipid": seven}, {"clipid": seven, clipid: seven}):
+        with pytest.raises(ArgumentError, match="stand for the same thing"):
+            rg.jax.override(clipid, pair)
+    which = rg.jax.override(lambda x, f: f(x), {"clipid": seven})
+    which(X, clipid)
+    with pytest.warns(UnusedOverrideWarning, match="'clipid'"):  # it is known from now on
+        which(X, jnp.sin)
+    with pytest.raises(ArgumentError, match="different places"):
+        which(X, other)
+
+
+def test_an_override_is_no_scope():
+    with pytest.raises(ArgumentError, match=r"takes the function first\..*ours = rg.jax.override"):
+        rg.jax.override({"Relu": seven})
+    with pytest.raises(ArgumentError, match=r"no scope\..*ours"), rg.jax.override(model, {}):
+        pass
+    with pytest.raises(ArgumentError, match="takes a dict"):
+        rg.jax.override(model)
+    with pytest.raises(AttributeError, match=r"use rg\.jax\.override\(f"):
+        rg.jax.gradient_override_map({"Relu": seven})
+    with (
+        pytest.warns(UnusedOverrideWarning, match=r"For JAX programs use rg\.jax\.override"),
+        rg.gradient_override_map({"Relu": lambda dy: dy}),
+    ):
+        jax.grad(model)(X)
 
 
 def test_other_mistakes():

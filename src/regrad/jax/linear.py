@@ -27,16 +27,18 @@ FIRST = frozenset({
     "squeeze", "expand_dims", "slice", "dynamic_slice", "gather", "reduce_sum", "cumsum",
     "copy", "copy_p", "real", "imag", "conj", "reduce_window_sum", "all_gather", "all_to_all",
     "ppermute", "reduce_scatter", "psum_scatter", "fft", "device_put", "div", "split",
-    "sharding_constraint", "mesh_cast", "reduce_window",
+    "sharding_constraint", "mesh_cast", "reduce_window", "unstack", "tile", "layout_constraint",
 })  # fmt: skip
 # Every operand of a float may be linear, or zero.
 ALL = frozenset({
     "add", "sub", "add_any", "concatenate", "pad", "dynamic_update_slice", "select_n",
-    "complex", "scatter-add", "scatter_add", "psum", "psum_invariant", "pvary", "pcast",
+    "complex", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "stack",
+    "psum", "psum_invariant", "pvary", "pcast",
     "optimization_barrier",
 })  # fmt: skip
-ONE = frozenset({"mul", "dot_general", "conv_general_dilated"})  # just one operand
-LAST = frozenset({"triangular_solve"})
+# just one operand
+ONE = frozenset({"mul", "dot_general", "ragged_dot_general", "conv_general_dilated"})
+LAST = frozenset({"triangular_solve", "tridiagonal_solve", "custom_linear_solve"})
 SOURCE = frozenset({"select_and_scatter_add", "select_and_gather_add"})  # the first; by the second
 CALLS = frozenset(
     {"jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "call", "remat", "remat2",
