@@ -275,10 +275,10 @@ def test_a_name_that_stands_for_nothing_or_for_two_functions_is_refused():
         which(X, other)
 
 
-def test_an_override_is_no_scope():
+def test_an_override_is_not_a_scope():
     with pytest.raises(ArgumentError, match=r"takes the function first\..*ours = rg.jax.override"):
         rg.jax.override({"Relu": seven})
-    with pytest.raises(ArgumentError, match=r"no scope\..*ours"), rg.jax.override(model, {}):
+    with pytest.raises(ArgumentError, match=r"not a scope.*ours"), rg.jax.override(model, {}):
         pass
     with pytest.raises(ArgumentError, match="takes a dict"):
         rg.jax.override(model)
