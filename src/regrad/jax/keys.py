@@ -263,13 +263,14 @@ class NamedKey(FunctionKey):
     """A function that is known by its name; its place is that of its first call."""
 
     def __init__(self, name: str) -> None:
-        self.label = self.name = name
-        self.place = ""
+        self.label = name
+        self.name: str = name
+        self.place: str = ""
         self.single = self.is_inlined = self.closes = self.is_known = False
-        self.options = lambda eqns: []
-        self.given = weakref.WeakKeyDictionary()
-        self.ops = {}
-        self.parameters = []
+        self.options: Callable[..., Any] = lambda eqns: []
+        self.given: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self.ops: dict[Any, Op] = {}
+        self.parameters: list[str] = []
 
     def find(self, program: Any) -> None:
         """Find the function in a program; refuse a name that no function has, or several."""
@@ -284,13 +285,13 @@ class NamedKey(FunctionKey):
         if not found and not self.place:
             raise UnknownOpError(_unknown(self.name, {name for name, _, _ in calls}))
         for self.place, eqn in found.items():
-            self.targets = [Target(f"{self.name} at {self.place}")]
+            self.targets: Sequence[Target] = [Target(f"{self.name} at {self.place}")]
             kind = {"custom_jvp_call": jax.custom_jvp, "custom_vjp_call": jax.custom_vjp}
-            self.call = entrance(kind[name]) if (name := eqn.primitive.name) in kind else None
+            self.call: Any = entrance(kind[name]) if (name := eqn.primitive.name) in kind else None
             eqns = (each for body in bodies([called(eqn)]) for each in body.eqns)
             running = {code for each in eqns for code, _ in codes(each)}
             own = [c for c in running if (c.co_name, _line(c)) == (self.name, self.place)]
-            self.codes = _told([*own, *map(_code, derivatives(eqn))])
+            self.codes: Sequence[Any] = _told([*own, *map(_code, derivatives(eqn))])
 
 
 def _calls(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str, Any]]:

@@ -21,7 +21,7 @@ from regrad.torch.custom import CustomTorchCall
 from regrad.torch.host import version_of
 from regrad.torch.host.running import function_of
 
-TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH: str = os.path.dirname(torch.__file__) + os.sep
 
 
 def draw(f: Callable[..., Any], *args: Any) -> Drawing:

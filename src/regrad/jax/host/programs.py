@@ -17,7 +17,7 @@ from regrad.jax.host import OVERRIDES, SIGHT, fields, reads, refuse
 
 # -- where an equation comes from ------------------------------------------------------------------
 
-JAX = os.path.dirname(jax.__file__) + os.sep
+JAX: str = os.path.dirname(jax.__file__) + os.sep
 
 
 def _files(feature: Feature, why: str, *names: str) -> tuple[str, ...]:
