@@ -214,7 +214,8 @@ class gradient_override_map(Scope[OpBinding]):
 
     def _hint(self) -> str:
         torch = " (For PyTorch code there is regrad.torch.gradient_override_map.)"
-        return "the op type." + torch * ("torch" in sys.modules)
+        jax = " (For JAX programs use rg.jax.override.)"
+        return "the op type." + torch * ("torch" in sys.modules) + jax * ("jax" in sys.modules)
 
     def _key_of(self, op_type: str) -> str:
         return find_op(op_type).type

@@ -24,3 +24,10 @@ from regrad.jax.override import override as override
 from regrad.jax.saved import saved_bytes as saved_bytes
 from regrad.jax.tracing import find_nan as find_nan
 from regrad.jax.tracing import trace_gradients as trace_gradients
+
+
+def __getattr__(name: str) -> object:
+    """Say what a name of another module is called here."""
+    hint = "For JAX programs use rg.jax.override(f, {'Relu': rule})."
+    said = f" {hint}" if name == "gradient_override_map" else ""
+    raise AttributeError(f"module 'regrad.jax' has no attribute {name!r}.{said}")

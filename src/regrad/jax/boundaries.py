@@ -34,7 +34,8 @@ def restore_calls(
         found = key and _call(key, eqns[at:], jaxpr.outvars)
         call, count = found or (eqns[at], 1)
         if not found or all(is_float(v.aval) for v in (*call.invars, *call.outvars)):
-            yield call, (None if found else key)
+            # (a conversion to the `dtype` of a mean is none of it, nor does it tell one)
+            yield call, (None if found or call.primitive.name == "convert_element_type" else key)
         else:  # nothing to differentiate
             yield from ((eqn, None) for eqn in eqns[at : at + count])
         at += count
@@ -55,7 +56,7 @@ def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[A
         names = _match(due, eqns[:count], x)
         if names is not None and not _escapes(eqns, count, names[due.outvars[0]], outs):
             call = _as_call(key, due, eqns[:count], x, names[due.outvars[0]])
-            key.given[called(call)] = options
+            key.given[called(call)] = {k: v for k, v in options.items() if k != "dtype"}
             return call, count
     return None
 

@@ -14,7 +14,7 @@ from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.comparisons import RTOL, Compared, GradientComparison
 from regrad.jax.bridge import conjugate
-from regrad.jax.host.programs import as_call
+from regrad.jax.host.programs import as_call, mapped
 from regrad.jax.primitives import is_float
 from regrad.jax.running import LONGEST, Given, Ran, wide
 from regrad.jax.sites import body_of_custom, is_custom
@@ -128,19 +128,9 @@ def _without_rule(eqn: Any) -> Any:
         return as_call(eqn, _closed(without_rules(body_of_custom(eqn))))
     if eqn.primitive.name not in OPENED:
         return eqn
-    params = {key: _parts_without_rules(value) for key, value in eqn.params.items()}
+    params = {key: mapped(value, without_rules) for key, value in eqn.params.items()}
     same = all(params[key] is eqn.params[key] for key in params)
     return eqn if same else eqn.replace(params=params)
-
-
-def _parts_without_rules(value: Any) -> Any:
-    """A parameter of an equation; programs in it lose their rules."""
-    if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
-        return without_rules(value)
-    if type(value) is not tuple:
-        return value
-    parts = tuple(map(_parts_without_rules, value))
-    return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
 
 
 def _closed(program: Any) -> Any:

@@ -1,8 +1,8 @@
 """Find what a key of an override stands for: an op type, a primitive, or a function.
 
-An op type stands for what `optypes.TABLE` says. Any other string is the name of a JAX primitive. A
-function is found in a program by the place where it was written, which JAX notes for `jax.jit`,
-`jax.custom_jvp` and `jax.custom_vjp`; a plain function leaves no trace of itself.
+An op type stands for what `optypes.TABLE` says. Any other string is the name of a JAX primitive or
+of a function. A function is found in a program by the place where it was written, which JAX notes
+for `jax.jit`, `jax.custom_jvp` and `jax.custom_vjp`; a plain function leaves no trace of itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +30,16 @@ from regrad.jax.host.functions import (
     jit_info,
     rules,
 )  # fmt: skip
-from regrad.jax.host.programs import Params, arg_names, called, closed_call_p, is_high, source
+from regrad.jax.host.programs import (
+    Params,
+    arg_names,
+    bodies,
+    called,
+    closed_call_p,
+    codes,
+    is_high,
+    source,
+)
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
@@ -144,7 +153,7 @@ class FunctionKey(Key):
         self.name, self.place = find_definition(function)
         self.targets: Sequence[Target] = [Target(f"{self.name} at {self.place}")]
         if isinstance(function, jax.custom_jvp | jax.custom_vjp) and not label:
-            self.call: Any = entrance(function)
+            self.call: Any = entrance(type(function))
         self.function: Any = function
         self.single: bool = (
             target is not None
@@ -156,15 +165,15 @@ class FunctionKey(Key):
         self.closes: bool = bool(inspect.getclosurevars(_unwrap(function)).nonlocals)
         self.is_known: bool = self.closes and isinstance(function, jax.custom_jvp | jax.custom_vjp)
         self.bodies: dict[Any, Any] = {}
-        self.codes: Sequence[Any] = [
-            c for c in map(_code, _parts(function)) if c is not None and c is not _shared()
-        ]
+        self.codes: Sequence[Any] = _told(map(_code, _parts(function)))
         without = getattr(function, "nondiff_argnums", ())
         given = enumerate(inspect.signature(function).parameters)
         self.parameters: list[str] = [name for i, name in given if i not in without]
         self.ops: dict[Any, Op] = {}
 
     def meets(self, other: Key) -> bool:
+        if isinstance(other, FunctionKey) and not (self.place and other.place):
+            return self.name == other.name
         if self.is_known and isinstance(other, FunctionKey) and other.is_known:
             return self.function is other.function
         return super().meets(other)
@@ -250,6 +259,52 @@ class FunctionKey(Key):
         return next(iter(self.options(getattr(program, "jaxpr", program).eqns)), {})
 
 
+class NamedKey(FunctionKey):
+    """A function that is known by its name; its place is that of its first call."""
+
+    def __init__(self, name: str) -> None:
+        self.label = self.name = name
+        self.place = ""
+        self.single = self.is_inlined = self.closes = self.is_known = False
+        self.options = lambda eqns: []
+        self.given = weakref.WeakKeyDictionary()
+        self.ops = {}
+        self.parameters = []
+
+    def find(self, program: Any) -> None:
+        """Find the function in a program; refuse a name that no function has, or several."""
+        calls = [*_calls(program.jaxpr)]
+        found = {place: eqn for name, place, eqn in calls if name == self.name}
+        places = sorted({*found, self.place} - {""})
+        if len(places) > 1:
+            raise ArgumentError(
+                f"override: the name {self.name!r} stands for functions from different places "
+                f"({', '.join(places)}). Give the function itself as the key."
+            )
+        if not found and not self.place:
+            raise UnknownOpError(_unknown(self.name, {name for name, _, _ in calls}))
+        for self.place, eqn in found.items():
+            self.targets = [Target(f"{self.name} at {self.place}")]
+            kind = {"custom_jvp_call": jax.custom_jvp, "custom_vjp_call": jax.custom_vjp}
+            self.call = entrance(kind[name]) if (name := eqn.primitive.name) in kind else None
+            eqns = (each for body in bodies([called(eqn)]) for each in body.eqns)
+            running = {code for each in eqns for code, _ in codes(each)}
+            own = [c for c in running if (c.co_name, _line(c)) == (self.name, self.place)]
+            self.codes = _told([*own, *map(_code, derivatives(eqn))])
+
+
+def _calls(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name and place of each function that a program calls, with the equation."""
+    for eqn in jaxpr.eqns:
+        is_call = eqn.primitive.name in CALLED or is_high(eqn)
+        held = [called(eqn)] if is_call else eqn.params.values()
+        if is_call and held[0] is not None:
+            name, _, place = source(held[0]).partition(" at ")
+            yield name, place, eqn
+        for body in bodies(held):
+            yield from _calls(body)
+
+
 def make_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bool) -> Op:
     """An op type of JAX's, with parameters of these names."""
     given = [Input(name, "one") for name in inputs]
@@ -283,6 +338,11 @@ def _shared() -> Any:
     return _code(rules(WITH_RULE)[1])
 
 
+def _told(found: Iterable[Any]) -> list[Any]:
+    """Return the code that tells a function from others."""
+    return [code for code in found if code is not None and code is not _shared()]
+
+
 def find_definition(function: Callable[..., Any]) -> tuple[str, str]:
     """A function's name, and `file:line` of where it was written, as JAX notes them."""
     plain = _unwrap(function)
@@ -292,7 +352,11 @@ def find_definition(function: Callable[..., Any]) -> tuple[str, str]:
             f"override: {function!r:.80} cannot be a key: a key is a function with a name and a "
             "place in a file, by which it is found. Write it with def."
         )
-    return plain.__name__, f"{code.co_filename}:{code.co_firstlineno}"
+    return plain.__name__, _line(code)
+
+
+def _line(code: Any) -> str:
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 # -- finding out what is meant ---------------------------------------------------------------------
@@ -345,14 +409,21 @@ def _key_named(name: str) -> Key:
             f"override: the op type {name!r} {INLINED} In JAX programs these op types are found: "
             f"{', '.join(sorted(TABLE))}."
         )
-    known = primitives()
-    if name not in known:
-        hint = near(name, [*TABLE, *ALIASES, *known])
-        raise UnknownOpError(
-            f"override: {name!r} is neither an op type nor the name of a JAX primitive.{hint} "
-            f"The op types are {', '.join(sorted(TABLE))}; jax.make_jaxpr(f)(x) shows primitives."
-        )
-    return PrimitiveKey(name, [Target(name)])
+    if name in primitives():
+        return PrimitiveKey(name, [Target(name)])
+    if name[:1].isupper():
+        raise UnknownOpError(_unknown(name, ()))
+    return NamedKey(name)
+
+
+def _unknown(name: str, called: Iterable[str]) -> str:
+    """Say that a name stands for nothing; `called` are the functions in the program."""
+    hint = near(name, [*TABLE, *ALIASES, *primitives(), *called])
+    return (
+        f"override: {name!r} is neither an op type nor a JAX primitive, and the program calls no "
+        f"function of that name under jax.jit, jax.custom_jvp or jax.custom_vjp.{hint} The op "
+        f"types are {', '.join(sorted(TABLE))}; jax.make_jaxpr(f)(x) shows what a program calls."
+    )
 
 
 def _check_boundary(key: Any) -> None:

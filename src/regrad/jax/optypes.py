@@ -217,8 +217,11 @@ def _logsumexp(eqns: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _mean(eqns: Sequence[Any]) -> list[dict[str, Any]]:
-    found = _reduced(eqns, "reduce_sum")
-    return [{"axis": a, "keepdims": keep} for a in found for keep in (False, True)]
+    found = [{"axis": a, "keepdims": k} for a in _reduced(eqns, "reduce_sum") for k in (False, True)]
+    # (with `dtype=`, numbers are converted first, and half precision is not widened)
+    x = eqns[0].invars[0]
+    known = {"dtype": x.aval.dtype} if eqns[0].primitive.name == "reduce_sum" else {}
+    return found + [each | known for each in found if known]
 
 
 def _gelu(eqns: Sequence[Any]) -> list[dict[str, Any]]:

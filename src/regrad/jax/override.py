@@ -25,7 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.extend import core
@@ -40,6 +40,12 @@ from regrad.jax.keys import key_for
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
 
 
+_USE = (
+    "It returns a function with the rules in it: ours = rg.jax.override(f, {'Relu': rule}), and "
+    "then jax.grad(ours)."
+)
+
+
 class override(Report[KeyBinding]):
     """A function of JAX's with other gradients inside, and a report of what they did.
 
@@ -48,7 +54,7 @@ class override(Report[KeyBinding]):
             not edited, and computes what it computed.
         rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation),
             the name of a JAX primitive (`"tanh"`), or a function under `jax.jit`,
-            `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`). A rule is what
+            `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`) or its name. A rule is what
             `gradient_override_map` takes, written with regrad's functions or with JAX's. An op
             type's own name, `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
         open: functions with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`), or
@@ -94,11 +100,13 @@ class override(Report[KeyBinding]):
     def __init__(
         self,
         f: Callable[..., Any],
-        rules: Mapping[Any, Any],
+        rules: Mapping[Any, Any] | None = None,
         *,
         open: Iterable[Any] = (),
         keep: Iterable[Any] = (),
     ) -> None:
+        if isinstance(f, Mapping):
+            raise ArgumentError(f"override takes the function first. {_USE}")
         callable_or_raise(f, "override")
         if not isinstance(rules, Mapping):
             raise ArgumentError(
@@ -147,6 +155,13 @@ class override(Report[KeyBinding]):
                 f"given to RegisterGradient), got {kind(rule)}"
             )
         self._bindings[meant.label] = binding
+
+    def __enter__(self) -> NoReturn:
+        """Say that this is no scope."""
+        raise ArgumentError(f"override is no scope. {_USE}")
+
+    def __exit__(self, *error: Any) -> None:
+        """Do nothing: nobody has entered."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what f returns, with the rules in force."""

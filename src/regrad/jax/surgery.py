@@ -59,6 +59,7 @@ from regrad.jax.host.programs import (
     REMAT,
     ROOT,
     SHOWN,
+    SOLVE,
     Params,
     as_call,
     bodies,
@@ -68,15 +69,18 @@ from regrad.jax.host.programs import (
     expanded,
     holds_code,
     is_high,
+    linear_maps,
     lines,
+    mapped,
     name_of,
     remat_body,
     transforms,
     unnamed,
     varying_axes,
+    with_linear_maps,
     with_remat_body,
 )
-from regrad.jax.keys import FunctionKey, Key, make_op, same_thing
+from regrad.jax.keys import FunctionKey, Key, NamedKey, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import Gradient, is_float, op_p, run_op
 
@@ -89,8 +93,7 @@ CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 # Their bodies only say what is done with two scalars, and are not differentiated.
 SCALAR = frozenset({
     "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
-    "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub", "reduce_window",
-    "argmin", "argmax",
+    "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub",
 })  # fmt: skip
 
 
@@ -99,7 +102,8 @@ class Around(NamedTuple):
 
     In a vmap that was kept (see `vmaps`), equations stand as they were written. The body of a
     function with a derivative of its own is there undifferentiated (`whole`). In one that is left
-    closed, ops are only looked for; it may have its gradient of us (`ours`).
+    closed, ops are only looked for; it may have its gradient of us (`ours`). In the transpose of a
+    map (`turned`), which JAX has made, derived ops are none of the user's.
     """
 
     batched: bool = False
@@ -107,6 +111,7 @@ class Around(NamedTuple):
     whole: bool = False
     closed: bool = False
     ours: bool = False
+    turned: bool = False
 
     def inside(self, eqn: core.JaxprEqn) -> Around:
         """Return the place of what an equation holds; its transforms are in its name stack."""
@@ -203,6 +208,10 @@ class Surgery:
 
     def operate(self, closed: Any) -> tuple[Any, Occurrences]:
         """Return a whole program with the rules in it, or itself, and what was found."""
+        for binding in self.bindings:
+            if isinstance(binding.key, NamedKey):
+                binding.key.find(closed)
+                self.codes |= dict.fromkeys(binding.key.codes, binding)
         hiding = any(b.key.call is not None for b in self.bindings)
         self.calls = self._calls(closed) if hiding else set()
         return self.program(closed)
@@ -271,6 +280,8 @@ class Surgery:
             self.eqns.pop()
 
     def _equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+        if around.turned and around.derived:
+            return eqn
         # Keys come first: one may stand for a call as a whole (`jax.nn.relu` is a `jit` or a
         # `custom_jvp_call`), and then what is inside is not looked at.
         for binding in self.bindings:
@@ -279,8 +290,10 @@ class Surgery:
         if around.derived:
             self.check_derived(eqn, around.whole)
         name = name_of(eqn)
+        if name == SOLVE:
+            return self.linear_solve(eqn, around, found)
         if name in OPENED:
-            return self.inside(eqn, around, found)
+            return self.inside(eqn, around, found) if is_differentiable(eqn) or eqn.effects else eqn
         if name in COMPOSITES:
             return self.composite(eqn, around, found)
         if name == REMAT:
@@ -343,27 +356,30 @@ class Surgery:
 
     def inside(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """Return an equation that runs other programs, with the rules in these."""
-        held, params = len([*bodies(eqn.params.values())]), {}
+        held = len([*bodies(eqn.params.values())])
         if held < (2 if eqn.primitive.name == "while" else 1):
             refuse(OVERRIDES, f"the programs that {eqn.primitive.name!r} runs are out of sight")
-        for key, value in eqn.params.items():
-            new = self.param(value, around, found)
-            if new is not value:
-                params[key] = new
-        return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
-    def param(self, value: Any, around: Around, found: Occurrences) -> Any:
-        """Return a parameter of an equation: a program, several, or something else."""
-        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
-            new, inner = self.program(value, around)
+        def changed(program: Any) -> Any:
+            new, inner = self.program(program, around)
             found.add(inner)
             return new
-        if not isinstance(value, tuple | list):
-            return value
-        parts = [self.param(v, around, found) for v in value]
-        if all(a is b for a, b in zip(parts, value, strict=True)):
-            return value
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+        params = {key: mapped(value, changed) for key, value in eqn.params.items()}
+        same = all(params[key] is eqn.params[key] for key in params)
+        return eqn if same else eqn.replace(params=params)
+
+    def linear_solve(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+        """Return a linear solve with the rules in its map, which is what JAX differentiates.
+
+        The transpose counts from the second order on; how the solution is found never does.
+        """
+        matvec, vecmat = linear_maps(eqn)
+        new, inner = self.program(matvec, around)
+        found.add(inner)
+        turned = vecmat and self.program(vecmat, around._replace(turned=True))[0]
+        same = new is matvec and turned is vecmat
+        return eqn if same else with_linear_maps(eqn, new, turned)
 
     def composite(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """Return an equation that computes what others compute as these, if a rule is inside."""
@@ -381,7 +397,7 @@ class Surgery:
         ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
         body = called(eqn)
         name = eqn.params["gradient"].name if ours else _name_of(eqn, body)
-        if body is None or name == ROOT:
+        if body is None or (name == ROOT and not around.closed):
             self.check_unseen(name, body, around)
             found.untouched[name, self.lines[-1]] += 1
             return eqn

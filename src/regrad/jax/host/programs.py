@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -207,6 +208,33 @@ def bodies(values: Iterable[Any]) -> Iterator[Any]:
             yield getattr(value, "jaxpr", value)
         elif isinstance(value, tuple | list):
             yield from bodies(value)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a parameter of an equation with its programs changed; itself if none has."""
+    if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+        return change(value)
+    if not isinstance(value, tuple | list):
+        return value
+    parts = [mapped(v, change) for v in value]
+    if all(map(operator.is_, parts, value)):
+        return value
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+SOLVE = "custom_linear_solve"
+
+
+@reads(OVERRIDES, "the parameters of custom_linear_solve", "as of scan")
+def linear_maps(eqn: Any) -> tuple[Any, Any]:
+    """Return the map that a linear solve inverts, and its transpose, or None, as programs."""
+    return _checked(Params(eqn)["jaxprs"].matvec), Params(eqn)["jaxprs"].vecmat
+
+
+def with_linear_maps(eqn: Any, matvec: Any, vecmat: Any) -> Any:
+    """Return a linear solve with these programs of its map."""
+    made = Params(eqn)["jaxprs"]._replace(matvec=matvec, vecmat=vecmat)
+    return eqn.replace(params={**eqn.params, "jaxprs": made})
 
 
 def holds_code(values: Iterable[Any]) -> bool:
