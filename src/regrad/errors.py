@@ -14,7 +14,7 @@ __all__ = [
     "ExportError", "FinalizedError", "GradientError", "GraphError", "HostError", "IndexRangeError",
     "InvalidValueError", "KernelError", "MatrixError", "MissingPackageError",
     "MissingPartError", "MissingRuleError", "NoTransposeError", "NotFiredError",
-    "NumberRangeError", "PassedOverError", "RegistrationError", "RegradError",
+    "NumberRangeError", "OpenScopeWarning", "PassedOverError", "RegistrationError", "RegradError",
     "ResultSizeError", "RetraceWarning", "RuleError", "ShapeError", "SignatureError",
     "StaleError", "StateError", "TraceError", "UnknownOpError", "UnknownShapeError",
     "UntestedHostWarning", "UnusedOverrideWarning",
@@ -154,6 +154,10 @@ class MissingPartError(RegradError, AttributeError):
 
 class UnusedOverrideWarning(UserWarning):
     """A `gradient_override_map` without effect: no op of its types ran, or nobody entered it."""
+
+
+class OpenScopeWarning(UserWarning):
+    """A scope that was entered, and that nobody left before it was collected."""
 
 
 class UntestedHostWarning(UserWarning):

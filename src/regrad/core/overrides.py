@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from regrad.core.callers import find_caller
+from regrad.core.blocks import stay
+from regrad.core.callers import find_caller, warn_of_open_scope
 from regrad.core.registry import Op, find_op, resolve
 from regrad.core.reports import Binding, Hit
 from regrad.core.rule import Rule
@@ -170,16 +171,17 @@ class gradient_override_map(Scope[OpBinding]):
         before = current()
         inside = self._inside(before)
         try:
-            STATE.set(inside)
-            yield self
-        finally:
-            while before is not None and before.left is not None:
-                before = before.left[0]
-            found = STATE.set(before).old_value  # (first of all: a signal may raise after a call)
-            if found is not inside:
-                STATE.set(found)
-                inside.left = (before,)
-                raise left_out_of_turn()
+            yield from stay(self, STATE, inside)
+        except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
+            inside.overrides, inside.left = before and before.overrides, (before,)
+            warn_of_open_scope(self._name, self._opener)
+            raise
+        if current() is not before:  # a scope inside is open
+            inside.left = (before,)
+            raise left_out_of_turn()
+        while before is not None and before.left is not None:
+            before = before.left[0]
+            STATE.set(before)
         self._warn_unless_hit()
 
     def _inside(self, before: State | None) -> State:

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Self, TypeVar
 
 from regrad.core.blocks import Block
+from regrad.core.callers import find_opener
 from regrad.core.reports import B, Report
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, kind
 
@@ -27,6 +28,7 @@ class Scope(Block, Report[B]):
 
     def __enter__(self) -> Self:
         self._idle = None
+        self._opener = find_opener()
         self._around = sys.exc_info()[1]
         return super().__enter__()
 

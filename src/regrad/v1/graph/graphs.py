@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 import regrad.graph.graph as engine
-from regrad.core.blocks import block
+from regrad.core.blocks import block, stay
 from regrad.core.dims import Words
 from regrad.core.overrides import gradient_override_map as OverrideScope
 from regrad.core.registry import OPS, RULES, Op, bind, canonical, resolve
@@ -64,12 +64,7 @@ class Graph(engine.Graph):
     @block
     def as_default(self) -> Generator[Graph]:
         """Make it the default graph in the block."""
-        before = _DEFAULT.get()
-        try:
-            _DEFAULT.set(self)
-            yield self
-        finally:
-            _DEFAULT.set(before)
+        yield from stay(self, _DEFAULT, self)
 
     def view_of(self, node: Node) -> Any:
         return FACES[Node](node)
@@ -155,8 +150,7 @@ class Graph(engine.Graph):
         """Ops *made* in the block run after these ops and tensors; None clears what is around."""
         nodes = None if control_inputs is None else [node_of(x) for x in control_inputs]
         inner = INNERMOST.get()
-        with engine.Graph.control_dependencies(inner or self, nodes):
-            yield
+        yield from engine.Graph.control_dependencies(inner or self, nodes).steps
 
     # -- seeing it -------------------------------------------------------------------------------
 
