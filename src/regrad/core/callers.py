@@ -33,6 +33,8 @@ def find_opener() -> tuple[CodeType, int]:
 
 def warn_of_open_scope(name: str, opener: tuple[CodeType, int]) -> None:
     """Warn at the line that entered a scope which is collected, so that nobody can leave it."""
+    if sys.is_finalizing():
+        return
     code, at = opener
     lines = code.co_lines()
     line = next((n for first, end, n in lines if first <= at < end and n), code.co_firstlineno)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from regrad.core import jobs
 from regrad.core.blocks import stay
 from regrad.core.callers import find_caller, warn_of_open_scope
 from regrad.core.registry import Op, find_op, resolve
@@ -171,11 +172,17 @@ class gradient_override_map(Scope[OpBinding]):
         before = current()
         inside = self._inside(before)
         try:
+            jobs.SCOPES[inside] = None
+            jobs.settle()
             yield from stay(self, STATE, inside)
         except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
             inside.overrides, inside.left = before and before.overrides, (before,)
             warn_of_open_scope(self._name, self._opener)
             raise
+        finally:
+            if inside in jobs.SCOPES:
+                del jobs.SCOPES[inside]
+            jobs.settle()
         if current() is not before:  # a scope inside is open
             inside.left = (before,)
             raise left_out_of_turn()
