@@ -124,7 +124,7 @@ def _has_threads(pool: Any) -> bool:
 
 @cache
 def _entrances() -> list[list[Any]]:
-    """Return what is replaced: a class, a name, what makes the new function of the old, and both."""
+    """Return what is replaced: class, name, what makes the new function of the old, and both."""
     from concurrent.futures import ThreadPoolExecutor  # (here: they take long to import)
     from multiprocessing.pool import Pool
 

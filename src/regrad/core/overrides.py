@@ -33,6 +33,7 @@ class WrappedRule(Rule):
         self.flat: bool = rule.flat
         self.constant: bool = rule.constant
         self.holomorphic: bool = rule.holomorphic
+        self.answers: bool = rule.answers
         self.whole: bool = rule.whole
         self.keeps: Callable[..., Any] = rule.keeps
         self.carries: Callable[..., Any] = rule.carries

@@ -200,7 +200,7 @@ class _Pull:
         return [self._fitted(record, i, found.get(i), dy) for i in self.leaves]
 
     def _fitted(self, record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
-        dx = None if dx is None else check_gradient(record, leaf, dx, dy)
+        dx = check_gradient(record, leaf, dx, dy)
         dx = wrap(np.zeros(*record.specs[leaf])) if dx is None else dx
         return as_dtype(dx, dtype_due(self.dtypes[leaf], dy if isinstance(dy, tuple) else (dy,)))
 

@@ -260,7 +260,12 @@ class GraphOverrideScope(OverrideScope):
         return GraphOverrideScope(self._graph, rules or self._given)
 
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
-        return LateRule(value, op) if isinstance(value, str) else resolve(value, op)
+        if isinstance(value, str):
+            return LateRule(value, op)
+        rule = resolve(value, op)
+        if rule is not op.shipped:
+            rule.answers = False  # None is no gradient, as in TensorFlow
+        return rule
 
     def _key(self, op_type: str) -> Any:
         return self._graph, op_type
