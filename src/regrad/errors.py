@@ -248,13 +248,16 @@ def short_int(value: int) -> str:
 
 def near(name: str, names: Iterable[str]) -> str:
     """`" Did you mean 'MatMul'?"`, or nothing when no name is close."""
+    close = alike(name, names)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def alike(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names that are close to one, the closest first."""
     import difflib
 
     known = {n.lower(): n for n in names}
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
-    if not close:
-        return ""
-    return f" Did you mean {' or '.join(repr(known[c]) for c in close)}?"
+    return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
 
 
 def printable(text: str) -> str:

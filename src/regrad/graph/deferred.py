@@ -295,7 +295,7 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
     root = home(xs).root
     mine = [(k, b) for k, b in state.overrides.items() if isinstance(k, str) or k[0] is root]
     mine.sort(key=lambda item: item[1].depth)
-    return {b.op.type: b for _, b in mine}
+    return {k if isinstance(k, str) else k[1]: b for k, b in mine}
 
 
 def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[Spec]:

@@ -14,7 +14,7 @@ from regrad.core.blocks import Refusal
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
 from regrad.core.reports import Binding, Table, Untouched
-from regrad.core.scopes import Scope, left_out_of_turn
+from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.errors import ArgumentError
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
@@ -75,7 +75,7 @@ class gradient_override_map(Scope[Binding]):
                 "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
-        self._rules = dict(rules)
+        self._rules, self._marked = unmarked(rules)
         self._keep = tuple(map(as_called, check_keep(keep)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
@@ -101,8 +101,13 @@ class gradient_override_map(Scope[Binding]):
         finally:  # a signal came before that began, or nobody has left it
             if self._mode is not None and not self._left and not self._leave():
                 self._cut_off()
-        if not self._compiled:
-            self._warn_unless_hit()
+        self._warn_unless_hit()
+
+    def _unmatched(self) -> list[Binding]:
+        return [b for b in super()._unmatched() if b.op_type not in self._compiled]
+
+    def _others(self) -> Iterable[tuple[str, int]]:
+        return self._untouched.others()
 
     def _hint(self) -> str:
         return "what did run: used.untouched()."
@@ -113,6 +118,8 @@ class gradient_override_map(Scope[Binding]):
         with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
             self._ruleset = ruleset
             self._bindings = {key: Binding(key, rule.name) for key, rule in ruleset.rules.items()}
+            for key in self._marked:
+                self._bindings[ruleset.coverage.families[key].type].optional = True
             self._untouched = Untouched()
             self._compiled = set()
             mode = ruleset.mode(self)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import regrad.graph.graph as engine
 from regrad.core.blocks import block, stay
 from regrad.core.dims import Words
+from regrad.core.overrides import OpBinding
 from regrad.core.overrides import gradient_override_map as OverrideScope
 from regrad.core.registry import OPS, RULES, Op, bind, canonical, resolve
 from regrad.core.rule import NoGradient, Rule, called
@@ -245,7 +246,8 @@ class GraphOverrideScope(OverrideScope):
         self._idle = None  # whoever enters it is told what is wrong
         given = self._given
         if not isinstance(given, dict) or not all(
-            isinstance(k, str) and (isinstance(v, str) or callable(v)) for k, v in given.items()
+            isinstance(k, str) and (isinstance(v, str) or callable(v))
+            for k, v in self._rules.items()
         ):
             raise ArgumentError(
                 "op_type_map must be a dictionary mapping strings to strings (names given to "
@@ -269,6 +271,9 @@ class GraphOverrideScope(OverrideScope):
 
     def _key(self, op_type: str) -> Any:
         return self._graph, op_type
+
+    def _unmatched(self) -> list[OpBinding]:
+        return [] if self.hits else super()._unmatched()  # TensorFlow tells of no key at all
 
 
 class SingleUseError(ArgumentError, AttributeError):
