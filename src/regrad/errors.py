@@ -14,7 +14,7 @@ __all__ = [
     "ExportError", "FinalizedError", "GradientError", "GraphError", "HostError", "IndexRangeError",
     "InvalidValueError", "KernelError", "MatrixError", "MissingPackageError",
     "MissingPartError", "MissingRuleError", "NoTransposeError", "NotFiredError",
-    "NumberRangeError", "PassedOverError", "RegistrationError", "RegradError",
+    "NumberRangeError", "OpenScopeWarning", "PassedOverError", "RegistrationError", "RegradError",
     "ResultSizeError", "RetraceWarning", "RuleError", "ShapeError", "SignatureError",
     "StaleError", "StateError", "TraceError", "UnknownOpError", "UnknownShapeError",
     "UntestedHostWarning", "UnusedOverrideWarning",
@@ -156,6 +156,10 @@ class UnusedOverrideWarning(UserWarning):
     """A `gradient_override_map` without effect: no op of its types ran, or nobody entered it."""
 
 
+class OpenScopeWarning(UserWarning):
+    """A scope that was entered, and that nobody left before it was collected."""
+
+
 class UntestedHostWarning(UserWarning):
     """PyTorch or JAX is newer than every version that regrad was tested with."""
 
@@ -244,13 +248,16 @@ def short_int(value: int) -> str:
 
 def near(name: str, names: Iterable[str]) -> str:
     """`" Did you mean 'MatMul'?"`, or nothing when no name is close."""
+    close = alike(name, names)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def alike(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names that are close to one, the closest first."""
     import difflib
 
     known = {n.lower(): n for n in names}
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
-    if not close:
-        return ""
-    return f" Did you mean {' or '.join(repr(known[c]) for c in close)}?"
+    return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
 
 
 def printable(text: str) -> str:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 
 from regrad.autodiff.custom import custom_grad
 from regrad.core.builtin import builtin as builtin
+from regrad.core.rule import no_gradient as no_gradient
+from regrad.core.scopes import optional as optional
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError
 from regrad.ops.activation import sigmoid

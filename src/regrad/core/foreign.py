@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regrad.core.backends import BACKENDS, is_array, numpy_dtype
 from regrad.core.builtin import Builtin
 from regrad.core.registry import RULES, Op, canonical, resolve
-from regrad.core.rule import Rule
+from regrad.core.rule import NO_GRADIENT, Rule
 from regrad.core.signatures import plain_code
 from regrad.core.state import current, in_state, masked
 from regrad.core.tape import Place, Record, Spec, effective, positions, record_of
@@ -158,9 +158,7 @@ class ForeignCall:
         )
 
     def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
-        if dx is None:
-            return None
-        if isinstance(dy, Tensor):
+        if dx is None or dx is NO_GRADIENT or isinstance(dy, Tensor):
             return check_gradient(record, leaf, dx, dy)
         shape, dtype = self.specs[leaf]
         if type(dx) is type(dy) and dx.shape == shape and dx.dtype == dtype:

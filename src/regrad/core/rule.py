@@ -30,6 +30,31 @@ Cotangent: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 RuleFunction: TypeAlias = Callable[..., Any]
 
 
+NO_GRADIENT: Any = type("NoGradient", (), {"__repr__": lambda _: "no gradient"})()
+
+
+def no_gradient(dy: Any) -> Any:
+    """Return no gradient: what leads to the op's inputs is as if the op were not differentiated.
+
+    A rule of an op of one differentiable input that returns None has forgotten its `return`, and
+    raises. This rule says None on purpose. It fits every op type; another rule may return
+    `no_gradient(dy)`. The gradient is then zero where an array is asked for (`grad`, `jax.grad`),
+    and None where that stands for none (`x.grad` in PyTorch).
+
+    Args:
+        dy: The gradient that arrives.
+
+    Returns:
+        What stands for no gradient in the answer of a rule.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Tanh": rg.rules.no_gradient}):
+    ...     print(rg.grad(lambda x: x + rg.tanh(x))(rg.tensor([-2.0, 0.5])).tolist())
+    [1.0, 1.0]
+    """
+    return NO_GRADIENT
+
+
 STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 NO_PLANS: Mapping[frozenset[int], tuple[frozenset[int], bool]] = MappingProxyType({})
 
@@ -45,6 +70,7 @@ class Rule:
     each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
+    answers = False  # of one differentiable input, so that None is no answer; see `no_gradient`
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
     name = ""
     function: RuleFunction | None = None
@@ -98,6 +124,7 @@ class Conjugated(Rule):
         self.conj = conj
         self.name: str = rule.name
         self.keeps: Callable[..., Any] = rule.keeps
+        self.answers: bool = rule.answers
         self.whole: bool = rule.whole
         self.linear_in: Callable[..., Any] = rule.linear_in
 
@@ -111,7 +138,7 @@ class Conjugated(Rule):
 def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([_each(function, v) for v in value])
-    return value if value is None else function(value)
+    return value if value is None or value is NO_GRADIENT else function(value)
 
 
 class Missing(Rule):
@@ -237,6 +264,7 @@ class PerInput(Rule):
     def __init__(self, op: Op, name: str) -> None:
         self.op = op
         self.name = name
+        self.answers: bool = [i.kind for i in op.inputs if not i.integers] == ["one"]
         self.parts: dict[int, Part] = {}
         self.functions: dict[str, RuleFunction] = {}
         self.made: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
@@ -405,6 +433,8 @@ def as_many(
     answer: Any, count: int, rule: Rule, op_type: str, op_name: str | None = None
 ) -> Sequence[Any]:
     """A rule's answer as one gradient per input."""
+    if answer is NO_GRADIENT:
+        return [answer] * count
     answer = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(answer) != count:
         raise RuleError(

@@ -348,7 +348,7 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Graph | Non
         own = state.overrides.get((graph, op.type))
         if own is not None and (binding is None or own.depth > binding.depth):
             binding = own
-    return op.rule if binding is None else binding.bind(xs)
+    return op.rule if binding is None else binding.bind(op, xs)
 
 
 def cuts(rule: Rule, attrs: Attrs, xs: Sequence[Tensor]) -> bool:

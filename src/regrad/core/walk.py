@@ -18,7 +18,7 @@ from regrad.core import dims
 from regrad.core.backends import is_inexact, numpy_dtype
 from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.registry import OPS
-from regrad.core.rule import OpView, label
+from regrad.core.rule import NO_GRADIENT, OpView, label
 from regrad.core.state import STATE, current, masked
 from regrad.core.tape import GroupedRecord, Record, positions
 from regrad.core.tensor import OURS, Tensor, TensorView, wrap
@@ -134,6 +134,8 @@ def _walk(
                         dx = check_gradient(record, leaf, dx, dy)
                 except UnknownShapeError:
                     dx = check_gradient(record, leaf, dx, dy)
+            elif record.rule.answers:
+                check_gradient(record, leaf, dx, dy)
             if inspect is not None:
                 inspect(record, dy, leaf, dx)
             old = get(key)
@@ -213,14 +215,21 @@ def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[t
 
 
 def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor | None:
-    """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
+    """The gradient, if it is a Tensor of the input's dtype and shape, or None; else an error."""
+    if dx is NO_GRADIENT or (dx is None and not record.rule.answers):
+        return None
     if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
         (only,) = dx
         return None if only is None else check_gradient(record, leaf, only, dy)
+    if dx is None:
+        raise RuleError(
+            f"{where(record, leaf)} returned None, expected a Tensor. Did it forget its return "
+            "statement? For no gradient return rg.rules.no_gradient(dy), or use it as the rule."
+        )
     if isinstance(dx, TensorView):
         dx = dx._read()
     if not isinstance(dx, Tensor):
-        hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
+        hint = "Return a Tensor, or rules.no_gradient(dy); make a constant with zeros_like(dy)."
         if callable(dx):
             hint = "Was a function that makes rules given without its parentheses: triangle()?"
         elif isinstance(dx, OpView):

@@ -227,9 +227,6 @@ class _InPlace:
         given, record.rule = record.rule, true_rule(record)
         try:
             found = leaf_gradients(record, dy, self.watched)
-            return {
-                leaf: None if dx is None else check_gradient(record, leaf, dx, dy)
-                for leaf, dx in found.items()
-            }
+            return {leaf: check_gradient(record, leaf, dx, dy) for leaf, dx in found.items()}
         finally:
             record.rule = given
