@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections import defaultdict
+from typing import Any
 
 import regrad
 
 PACKAGE = regrad.__path__[0] + os.sep  # what the file names of our code begin with
+
+
+# By file, where `warnings` notes which lines it has told.
+REGISTRIES: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+
+
+def warn_caller(
+    message: str, category: type[Warning], ours: str | tuple[str, ...] = PACKAGE
+) -> None:
+    """Warn at the innermost line that runs outside of these folders."""
+    file, _, line = find_caller(ours).rpartition(":")
+    warnings.warn_explicit(message, category, file, int(line), registry=REGISTRIES[file])
 
 
 def find_caller(ours: str | tuple[str, ...] = PACKAGE) -> str:
