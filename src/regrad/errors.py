@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from numpy.linalg import LinAlgError
 
 __all__ = [
-    "ArgumentError", "AxisError", "CheckpointError", "DTypeError", "DeviceError",
-    "ExportError", "FinalizedError", "GradientError", "GraphError", "HostError", "IndexRangeError",
-    "InvalidValueError", "KernelError", "MatrixError", "MissingPackageError",
+    "ArgumentError", "AxisError", "CheckpointError", "DTypeError", "DetachedTensorWarning",
+    "DeviceError", "ExportError", "FinalizedError", "GradientError", "GraphError", "HostError",
+    "IndexRangeError", "InvalidValueError", "KernelError", "MatrixError", "MissingPackageError",
     "MissingPartError", "MissingRuleError", "NoTransposeError", "NotFiredError",
     "NumberRangeError", "OpenScopeWarning", "PassedOverError", "RegistrationError", "RegradError",
     "ResultSizeError", "RetraceWarning", "RuleError", "ShapeError", "SignatureError",
@@ -150,6 +150,10 @@ class MissingPackageError(RegradError, ImportError):
 
 class MissingPartError(RegradError, AttributeError):
     """A part of the package was asked for whose optional package is not installed."""
+
+
+class DetachedTensorWarning(UserWarning):
+    """A torch tensor that requires grad became a Tensor: torch's gradient does not go on in it."""
 
 
 class UnusedOverrideWarning(UserWarning):

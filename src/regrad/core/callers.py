@@ -6,13 +6,27 @@ import contextlib
 import os
 import sys
 import warnings
+from collections import defaultdict
 from types import CodeType
+from typing import Any
 
 import regrad
 from regrad.errors import OpenScopeWarning
 
 PACKAGE = regrad.__path__[0] + os.sep  # what the file names of our code begin with
 CARRIERS = (PACKAGE, contextlib.__file__)  # enter the scopes of others
+
+
+# By file, where `warnings` notes which lines it has told.
+REGISTRIES: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+
+
+def warn_caller(
+    message: str, category: type[Warning], ours: str | tuple[str, ...] = PACKAGE
+) -> None:
+    """Warn at the innermost line that runs outside of these folders."""
+    file, _, line = find_caller(ours).rpartition(":")
+    warnings.warn_explicit(message, category, file, int(line), registry=REGISTRIES[file])
 
 
 def find_caller(ours: str | tuple[str, ...] = PACKAGE) -> str:

@@ -39,6 +39,7 @@ class WrappedRule(Rule):
         self.keeps: Callable[..., Any] = rule.keeps
         self.carries: Callable[..., Any] = rule.carries
         self.unless: Callable[..., Any] | None = rule.unless
+        self.hit: Hit | None = rule.hit
 
     @property
     def bare(self) -> Rule:
@@ -50,7 +51,7 @@ class CountedRule(WrappedRule):
 
     def __init__(self, rule: Rule, hit: Hit) -> None:
         super().__init__(rule)
-        self.hit = hit
+        self.hit: Hit = hit
 
     def under(self, binding: OpBinding | None) -> Rule:
         """Return the same rule for an op that is run again, counted in the scope open now."""

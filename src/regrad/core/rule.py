@@ -19,6 +19,7 @@ from regrad.errors import MissingRuleError, RuleError, SignatureError, near
 
 if TYPE_CHECKING:
     from regrad.core.registry import Op
+    from regrad.core.reports import Hit
     from regrad.core.tape import Record
     from regrad.core.tensor import Tensor
     from regrad.graph.graph import Node
@@ -74,6 +75,7 @@ class Rule:
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
     name = ""
     function: RuleFunction | None = None
+    hit: Hit | None = None  # where the op under it was called, if it was put in force by a scope
     plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
 
@@ -123,6 +125,7 @@ class Conjugated(Rule):
         self.rule = rule
         self.conj = conj
         self.name: str = rule.name
+        self.hit: Hit | None = rule.hit
         self.keeps: Callable[..., Any] = rule.keeps
         self.answers: bool = rule.answers
         self.whole: bool = rule.whole
@@ -341,9 +344,7 @@ class Joint(Rule):
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
     ) -> Iterable[tuple[int, Any]]:
-        return enumerate(
-            as_many(self.part.pull(record, dy), len(self.op.inputs), self, self.op.type)
-        )
+        return enumerate(as_many(self.part.pull(record, dy), len(self.op.inputs), record))
 
 
 class TensorFlowForm(Rule):
@@ -369,7 +370,7 @@ class TensorFlowForm(Rule):
         except TypeError as error:
             self.explain(error)
             raise
-        return record.by_parameter(view.own(answer, self))
+        return record.by_parameter(view.own(answer))
 
     def explain(self, error: TypeError) -> None:
         """Say in which form a rule was called that takes anything: it may be in the native one."""
@@ -405,7 +406,7 @@ class OpView:
         """A gradient as the rule is to see it."""
         return tensor
 
-    def own(self, answer: Any, rule: Rule) -> Sequence[Any]:
+    def own(self, answer: Any) -> Sequence[Any]:
         """A rule's answer as one gradient per leaf of the record.
 
         None at the end is for what TensorFlow has as an input and regrad as an attribute.
@@ -413,7 +414,7 @@ class OpView:
         count = len(self.inputs)
         if isinstance(answer, list | tuple) and not any(dx is not None for dx in answer[count:]):
             answer = answer[:count]
-        return as_many(answer, count, rule, self.type)
+        return as_many(answer, count, self._record)
 
     def get_attr(self, name: str) -> Any:
         """The attribute `name` (`axis`, `keepdims`, …); ValueError if the op has none such."""
@@ -429,18 +430,15 @@ class OpView:
         return f"<op {self.name!r} type={self.type}>"
 
 
-def as_many(
-    answer: Any, count: int, rule: Rule, op_type: str, op_name: str | None = None
-) -> Sequence[Any]:
+def as_many(answer: Any, count: int, record: Record) -> Sequence[Any]:
     """A rule's answer as one gradient per input."""
     if answer is NO_GRADIENT:
         return [answer] * count
     answer = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(answer) != count:
         raise RuleError(
-            f"wrong number of gradients: {label(rule)} for the op type {op_type!r}"
-            f"{f' (the op {op_name!r})' if op_name else ''} returned "
-            f"{len(answer)}, and the op has {count} input{'s' if count != 1 else ''}. "
+            f"wrong number of gradients: {describe_pull(record)} returned {len(answer)}, and the "
+            f"op has {count} input{'s' if count != 1 else ''}. "
             "Return one gradient per input, in order, or None for an input without one."
         )
     return answer
@@ -489,6 +487,32 @@ def describe(function: RuleFunction, name: str) -> str:
     """A rule in a message, with its place."""
     where = place(function)
     return f"the rule {name!r}" + (f" ({where})" if where else "")
+
+
+def describe_pull(record: Record, name: str = "") -> str:
+    """The rule of a record in a message, with the op, and the line that called it if it is known.
+
+    `the rule 'clip' (clip, rules.py:3) for the op type 'Relu' at model.py:12`. A rule that has a
+    function for each input is described by the function for the input `name`.
+    """
+    rule = getattr(record.rule, "rule", record.rule).bare  # without what counts, or conjugates
+    functions = getattr(rule, "functions", {})
+    function = rule.function or functions.get(name) or getattr(rule, "grad_func", None)
+    hit = record.rule.hit or getattr(record, "hit", None)
+    own = getattr(record, "name", "")  # in a graph
+    return (
+        (describe(function, rule.name) if function else label(rule))
+        + f" for the op type {record.op.type!r}"
+        + (f" (the op {own!r})" if own else "")
+        + (f" at {hit.where}" if hit else "")
+    )
+
+
+def wrong_gradient(which: str, name: str, got: str, expected: str) -> RuleError:
+    """An error: a rule (or function, `which`) returned what cannot be the gradient of an input."""
+    return RuleError(
+        f"wrong gradient: {which}, input {name!r}, returned {got}, expected {expected}"
+    )
 
 
 def place(function: Callable[..., Any]) -> str:

@@ -27,9 +27,9 @@ class Optional(NamedTuple):
 def optional(rule: Any) -> Optional:
     """Mark a rule in a map of overrides: its key may match nothing, and nobody is told.
 
-    A key that matches no op is named in a warning when the scope ends, and in `assert_fired()`. In a
-    map that is made for many models it may be right that a key finds nothing. `assert_fired("Gelu")`
-    still asks for it.
+    A key that matches no op is named in a warning when the scope ends, and in `assert_fired()`. In
+    a map that is made for many models it may be right that a key finds nothing.
+    `assert_fired("Gelu")` still asks for it.
 
     Args:
         rule: What a map takes: a function, or the name of a rule or op type.

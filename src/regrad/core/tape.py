@@ -20,6 +20,7 @@ from regrad.core.tensor import Tensor, wrap
 
 if TYPE_CHECKING:
     from regrad.autodiff.variables import Variable
+    from regrad.core.reports import Hit
     from regrad.graph.graph import Graph
 
 NO_ATTRS: Attrs = {}  # shared, never written to
@@ -150,6 +151,18 @@ class GroupedRecord(Record):
         return [(p, self.argument(gradients, p)) for p in range(len(self.layout))]
 
 
+class LoneRecord(Record):
+    """A record that is on no tape; `hit` says where its op was called, if that is known."""
+
+    __slots__ = ("hit",)
+
+
+class LoneGroupedRecord(GroupedRecord):
+    """The same of a grouped record."""
+
+    __slots__ = ("hit",)
+
+
 def positions(place: Place) -> tuple[int, ...]:
     """The leaves at a place."""
     if isinstance(place, tuple):
@@ -175,13 +188,17 @@ def record_of(
     y: Result | None,
     layout: tuple[Place, ...] | None = None,
     output_specs: Sequence[Spec] | None = None,
+    hit: Hit | None = None,
 ) -> Record:
     """Return a record that is on no tape; a plain one, unless a layout or outputs are given."""
     if layout is None and output_specs is None:
-        return Record(op, rule, attrs, inputs, specs, xs, outputs, y)
-    return GroupedRecord(
-        op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
-    )  # fmt: skip
+        record = LoneRecord(op, rule, attrs, inputs, specs, xs, outputs, y)
+    else:
+        record = LoneGroupedRecord(
+            op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
+        )
+    record.hit: Hit | None = hit
+    return record
 
 
 class Tape:

@@ -40,7 +40,6 @@ from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.keys import key_for
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
 
-
 _USE = (
     "It returns a function with the rules in it: ours = rg.jax.override(f, {'Relu': rule}), and "
     "then jax.grad(ours)."
