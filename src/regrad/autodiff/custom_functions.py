@@ -108,6 +108,12 @@ class CustomFunction:
         return _takes_saved(grad_func)
 
 
+class OpaqueFunction(CustomFunction):
+    """One whose ops nobody can see: no other gradient, and no other mode, can be made of them."""
+
+    __slots__ = ()
+
+
 def pull_only(record: Any, dy: Any) -> Any:
     """The gradient by the only input of a call, whose rule is that of the record.
 
