@@ -260,6 +260,7 @@ if _typing.TYPE_CHECKING:
     from regrad import testing as testing
     from regrad import torch as torch
     from regrad import train as train
+    from regrad import v1 as v1
     from regrad.inspection.comparing import compare_gradients as compare_gradients
     from regrad.inspection.drawing import draw as draw
     from regrad.inspection.tracing import find_nan as find_nan
@@ -269,7 +270,7 @@ if _typing.TYPE_CHECKING:
     from regrad.jax.exporting import eval_shape as eval_shape
     from regrad.jax.exporting import export as export
 
-_PARTS = "extend", "jax", "plot", "testing", "torch", "train"  # modules that are imported likewise
+_PARTS = "extend", "jax", "plot", "testing", "torch", "train", "v1"  # modules imported likewise
 _TOOLS = {  # by the module from which they are imported when they are first used
     "Exported": "jax.exporting", "compare_gradients": "inspection.comparing",
     "draw": "inspection.drawing", "eval_shape": "jax.exporting", "export": "jax.exporting",
@@ -279,7 +280,7 @@ _TOOLS = {  # by the module from which they are imported when they are first use
 variable = Variable
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
-# (Without extend, jax, plot, torch and train, which are imported when they are first used.)
+# (Without the parts and tools above, which are imported when they are first used.)
 __all__ = [
     "Indices", "Module", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add",
     "add_n", "all", "allclose", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin",
