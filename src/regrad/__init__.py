@@ -20,6 +20,7 @@ from regrad.autodiff.gradients import variable_grads as variable_grads
 from regrad.autodiff.modules import Module as Module
 from regrad.autodiff.variables import Variable as Variable
 from regrad.core.containers import tree_map as tree_map
+from regrad.core.extras import needed as _needed
 from regrad.core.hints import of_name as _of_name
 from regrad.core.op import Indices as Indices
 from regrad.core.op import op as op
@@ -325,6 +326,8 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is a
         try:
             if name in _PARTS:
                 return import_module(f"regrad.{name}")
+            if _TOOLS.get(name) == "jax.exporting":
+                _needed("jax", "export", f"rg.{name}")
             if name in _TOOLS:
                 return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
         except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no

@@ -18,7 +18,7 @@ from tests.helpers.paths import ROOT
 from tests.helpers.readme import installed_by, programs
 
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
-README = ROOT / "README.md"
+README, SRC = ROOT / "README.md", str(ROOT / "src")
 DEPRECATED = ["ignore:`torch.jit:DeprecationWarning", "ignore:`torch.jit:FutureWarning"]
 # Each program of the README alone; those of another page build on each other.
 RUNS = [(README, str(i)) for i in range(len(programs(README)))]
@@ -32,7 +32,7 @@ def test_programs_print_what_the_page_says(run, tmp_path):
     warnings = [f"-W{w}" for w in ("error", *DEPRECATED)]
     command = [sys.executable, *warnings, ROOT / "tests/helpers/readme.py", *run]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True,
-                          env={**settings, "MPLBACKEND": "agg"})  # fmt: skip
+                          env={**settings, "MPLBACKEND": "agg", "PYTHONPATH": SRC})  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for name in re.findall("not run: No module named '(\\w+)", done.stdout):
         raise ModuleNotFoundError(name=name)  # the test is skipped if it is not installed
