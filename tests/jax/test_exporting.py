@@ -24,7 +24,6 @@ from regrad.errors import (
     ShapeError,
     TraceError,
 )
-
 from regrad.jax.exporting import MAGIC
 
 A, B = np.float32([[0.3, -1.2, 2.0], [0.1, 0.7, -0.4]]), np.float32([[1.0], [-0.5], [0.25]])
@@ -304,7 +303,9 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     for n in range(0, len(data), 97):
         for bad in (data[:n], data[:n] + bytes([data[n] ^ 1]) + data[n + 1 :]):
             path.write_bytes(bad)
-            with pytest.raises(ExportError, match=r"is damaged, or no program that rg\.export wrote"):
+            with pytest.raises(
+                ExportError, match=r"is damaged, or no program that rg\.export wrote"
+            ):
                 rg.Exported.load(path)
     foreign = jax.export.export(jax.jit(jnp.sin))(jnp.ones(3)).serialize()
     for other in (b"", b"hello", bytes(foreign), data + b"x"):

@@ -154,4 +154,4 @@ def test_hosts_says_what_is_not_installed(capsys, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     status, out, _ = run(capsys, "hosts")
-    assert status == 0 and "pip install 'regrad[torch]'" in out
+    assert status == 0 and "pip install '.[torch]'" in out

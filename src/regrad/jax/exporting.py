@@ -27,6 +27,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
 from regrad.core import dims, dispatch
 from regrad.core.backends import JAX, is_array
+from regrad.core.extras import missing
 from regrad.core.files import blaming, file_name, reading, replace_file
 from regrad.core.promotion import weak
 from regrad.core.rule import place
@@ -37,7 +38,6 @@ from regrad.errors import (
     ArgumentError,
     ExportError,
     GradientError,
-    MissingPackageError,
     RegradError,
     ShapeError,
     kind,
@@ -50,10 +50,7 @@ try:
     import flatbuffers  # noqa: F401  (jax.export serializes with it)
     from jax import export as jax_export
 except ImportError as error:
-    raise MissingPackageError(
-        f"rg.export needs flatbuffers, which cannot be imported ({error}). Install it: "
-        "pip install regrad[export]"
-    ) from error
+    raise missing("flatbuffers", "export", "rg.export", error) from error
 
 # A file is the program, a description in JSON, its length in LENGTH bytes, the SHA-256 of all that,
 # and these last bytes.

@@ -18,9 +18,10 @@ import numpy as np
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import is_traced
+from regrad.core.extras import needed
 from regrad.core.files import as_bytes, checksum, file_name, reading, replace_file
 from regrad.errors import ArgumentError, CheckpointError, StateError, kind
-from regrad.train.arrays import as_held, is_jax, needed, to_host
+from regrad.train.arrays import as_held, is_jax, to_host
 
 Variables = Iterable[Variable] | Mapping[str, Variable]
 

@@ -138,8 +138,9 @@ def jit(
 
     Raises:
         TraceError: f asks for the value of a traced Tensor, or a traced Tensor outlives the call.
-        ArgumentError: JAX is not installed; an argument is neither a Tensor nor static; a static
-            argument is not hashable; f makes a Variable; f uses a NumPy Generator.
+        MissingPackageError: JAX is not installed.
+        ArgumentError: an argument is neither a Tensor nor static; a static argument is not
+            hashable; f makes a Variable; f uses a NumPy Generator.
         DTypeError: data that JAX cannot hold.
         StaleError: f does something else than its program, and `verify` is on.
 
@@ -238,7 +239,7 @@ class Jitted(Generic[P, R]):
         donate: str | Sequence[str] = (),
         verify: bool = False,
     ) -> None:
-        find_jax()
+        find_jax("rg.jit")
         self.f = f
         self.name: str = f"jit({getattr(f, '__name__', type(f).__name__)})"
         self.options: dict[str, Any] = {

@@ -411,7 +411,7 @@ def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
 
 
 def _compiled_plans() -> type[Plan]:
-    find_jax()
+    find_jax("Session(jit=True)")
     from regrad.v1.run.compiled_plans import CompiledPlan
 
     return CompiledPlan
