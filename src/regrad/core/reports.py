@@ -111,7 +111,10 @@ class Report(Generic[B]):
         """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
         for op_type in [self._key_of(t) for t in op_types] or list(self._bindings):
             if op_type not in self._bindings:
-                raise ArgumentError(f"this scope does not override {op_type!r}")
+                raise ArgumentError(
+                    f"this scope does not override {op_type!r}, but "
+                    f"{', '.join(map(repr, self._bindings))}"
+                )
             binding = self._bindings[op_type]
             if not any(hit.ran for hit in binding.hits):
                 raise NotFiredError(
