@@ -21,7 +21,9 @@ from regrad.autodiff.modules import Module as Module
 from regrad.autodiff.variables import Variable as Variable
 from regrad.core.containers import tree_map as tree_map
 from regrad.core.extras import needed as _needed
+from regrad.core.hints import hint_in as _hint_in
 from regrad.core.hints import of_name as _of_name
+from regrad.core.hints import unknown as _unknown
 from regrad.core.op import Indices as Indices
 from regrad.core.op import op as op
 from regrad.core.overrides import gradient_override_map as gradient_override_map
@@ -278,6 +280,7 @@ _TOOLS = {  # by the module from which they are imported when they are first use
     "find_nan": "inspection.tracing", "saved_bytes": "inspection.tracing",
     "trace_gradients": "inspection.tracing",
 }  # fmt: skip
+_hint_in(*[f"regrad.{part}" for part in ("fft", "linalg", "losses", "nn", "random", "rules")])
 variable = Variable
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
@@ -331,8 +334,8 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is a
             if name in _TOOLS:
                 return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
         except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no
-            raise _MissingPartError(str(error)) from error
+            raise _MissingPartError(str(error), obj=__name__) from error
         if name.startswith("__"):  # Python asks for such names, and so does code that looks around
             raise AttributeError(f"module 'regrad' has no attribute {name!r}")
-        known = [n for n in globals() if not n.startswith("_")]
-        raise AttributeError(f"module 'regrad' has no attribute {name!r}.{_of_name(name, known)}")
+        hint = _of_name(name, [*__all__, *_PARTS, *_TOOLS])
+        raise _unknown(f"module 'regrad' has no attribute {name!r}.{hint}", __name__)

@@ -220,7 +220,8 @@ def prefixed(error: RegradError, name: str, got: str = "") -> RegradError:
     text = str(error.args[0]) if error.args else ""
     if len(error.args) <= 1:
         start = "" if name.rpartition(".")[2] in text else f"{name}: "
-        error.args = (f"{start}{text}{got and f'; got {got}'}",)
+        got = got and (f" Got {got}." if text.endswith((".", "?")) else f"; got {got}")
+        error.args = (start + text + got,)
     return error
 
 

@@ -468,7 +468,8 @@ def no_path(
     return GradientError(
         f"cannot compute the gradient of y = f(x) by {name}: no path leads from it to y. "
         "Make sure that f uses its argument, with regrad's ops, all the way from x to y; "
-        "comparisons, casts to integers and stop_gradient end a path. If it is meant, "
+        "float(x), x.item(), x.numpy(), comparisons, casts to integers and stop_gradient end a "
+        "path. If it is meant, "
         f"{api}(f, unconnected='zero') returns zeros."
     )
 

@@ -115,7 +115,10 @@ class Report(Generic[B]):
         asked = [self._key_of(t) for t in op_types]
         for op_type in asked:
             if op_type not in self._bindings:
-                raise ArgumentError(f"this scope does not override {op_type!r}")
+                raise ArgumentError(
+                    f"this scope does not override {op_type!r}, but "
+                    f"{', '.join(map(repr, self._bindings))}"
+                )
         all_keys = [key for key, b in self._bindings.items() if b.hits or not b.optional]
         bindings = [self._bindings[key] for key in asked or all_keys]
         silent = [b for b in bindings if not any(hit.ran for hit in b.hits)]

@@ -74,7 +74,9 @@ def applied() -> Applied | None:
         if isinstance(ctx, BackwardCFunction):
             return Applied(function_of(ctx), (), ctx)
         if isinstance(ctx, TorchFunctionMode) and held.get("func") is torch.Tensor.view_as:
-            if id(held["args"][0]) in _RETURNED.get():  # (a Function has returned what it was given)
+            if (
+                id(held["args"][0]) in _RETURNED.get()
+            ):  # (a Function has returned what it was given)
                 return Applied(None, ())
         frame = frame.f_back
     raise PassedOverError(
