@@ -25,25 +25,26 @@ from regrad.core.state import OPEN, STATE, State, current, in_state
 INHERITS = bool(getattr(sys.flags, "thread_inherit_context", False))
 
 SCOPES: dict[Any, None] = {}  # those that are open in any thread (a dict, as `state.OPEN` is)
-_replaced: list[list[Any]] = []  # the entrances, as `_entrances` lists them, while they are others
+_replaced = False
 _LOCK = threading.RLock()  # (a signal's handler or a finalizer may open and close scopes, too)
 
 
 def settle() -> None:
     """Replace the entrances, or put them back, as there are scopes open or not."""
+    global _replaced
     with _LOCK:
         if not (SCOPES or (INHERITS and OPEN)):
-            while _replaced:
-                owner, name, _, old, _ = _replaced[-1]
-                setattr(owner, name, old)
-                del _replaced[-1]
+            if _replaced:
+                for owner, name, _, old, _ in _entrances():
+                    setattr(owner, name, old)
+                _replaced = False
         elif not _replaced:
+            _replaced = True
             for entrance in _entrances():
                 owner, name, make, old, new = entrance
-                if vars(owner)[name] is not old:  # at first, and where others have replaced it
+                if vars(owner)[name] is not old:  # others have replaced it meanwhile
                     entrance[3] = old = vars(owner)[name]
                     entrance[4] = new = make(old)
-                _replaced.append(entrance)
                 setattr(owner, name, new)
 
 
@@ -128,9 +129,10 @@ def _entrances() -> list[list[Any]]:
     from concurrent.futures import ThreadPoolExecutor  # (here: they take long to import)
     from multiprocessing.pool import Pool
 
-    return [
-        [threading.Thread, "start", _starts, None, None],
-        [ThreadPoolExecutor, "submit", _takes_job, None, None],
-        [Pool, "apply_async", _takes_task, None, None],
-        [Pool, "_guarded_task_generation", _takes_tasks, None, None],
+    entrances = [
+        (threading.Thread, "start", _starts),
+        (ThreadPoolExecutor, "submit", _takes_job),
+        (Pool, "apply_async", _takes_task),
+        (Pool, "_guarded_task_generation", _takes_tasks),
     ]
+    return [[owner, n, make, vars(owner)[n], make(vars(owner)[n])] for owner, n, make in entrances]

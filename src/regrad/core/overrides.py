@@ -131,8 +131,12 @@ class Onlookers(OpBinding):
     types in the place of rules; all other ops are created as if there were no scope.
     """
 
+    rule: Rule = NoGradient()
+    depth = 0  # (any other binding wins)
+
     def __init__(self) -> None:
-        super().__init__(OPS["Identity"], NoGradient(), 0)
+        self.op_type = self.rule_name = ""
+        self.by_line = {}
 
     def bind(self, op: Op, xs: Sequence[Tensor]) -> Rule:
         self.hit_at(op.type).count += 1
@@ -187,6 +191,8 @@ class gradient_override_map(Scope[OpBinding]):
     >>> used.assert_fired()
     """
 
+    _onlookers = Onlookers()  # of a scope that is not open: none
+
     def __init__(self, rules: Mapping[str, str | RuleFunction]) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
@@ -195,7 +201,6 @@ class gradient_override_map(Scope[OpBinding]):
             )
         self._rules, self._marked = unmarked(rules)
         self._bindings: dict[str, OpBinding] = {}
-        self._onlookers = Onlookers()
         self._warn_unless_entered()
 
     def _steps(self) -> Generator[Self]:
@@ -224,8 +229,8 @@ class gradient_override_map(Scope[OpBinding]):
     def _inside(self, before: State | None) -> State:
         """The state in the scope."""
         around = (before and before.overrides) or {}
-        depth = 1 + max((b.depth for b in around.values()), default=0)
-        ops = {key: find_op(key) for key in self._rules}
+        depth = 1 + max([b.depth for b in around.values()]) if around else 1
+        ops = {key: OPS.get(key) or find_op(key) for key in self._rules}
         new = {
             op.type: OpBinding(op, self._resolve(self._rules[key], op), depth)
             for key, op in ops.items()
@@ -240,12 +245,9 @@ class gradient_override_map(Scope[OpBinding]):
         for key in self._marked:
             new[ops[key].type].optional = True
         self._bindings, self._onlookers = new, Onlookers()
-        inside = dict(around)
-        for op_type in new:
-            for other in _alike(op_type, len(OPS)):
-                if type(around.get(key := self._key(other), self._onlookers)) is Onlookers:
-                    inside[key] = self._onlookers
-        inside |= {self._key(op_type): b for op_type, b in new.items()}
+        looked_at = [self._key(near) for op_type in new for near in _alike(op_type, len(OPS))]
+        inside = {**dict.fromkeys(looked_at, self._onlookers), **around}
+        inside.update({self._key(op_type): b for op_type, b in new.items()})
         return before.overriding(inside) if before is not None else State(overrides=inside)
 
     def _fresh(self, rules: Mapping[str, str | RuleFunction]) -> gradient_override_map:
@@ -259,12 +261,12 @@ class gradient_override_map(Scope[OpBinding]):
         """Under what key a binding is found; a graph's own scope is found for its ops only."""
         return op_type
 
-    def _others(self) -> Iterable[tuple[str, int]]:
-        return [(hit.where, hit.count) for hit in self._onlookers.hits]
-
     def _collect(self, scope: Self) -> None:
         super()._collect(scope)
-        scope._onlookers.by_line = self._onlookers.by_line
+        self._onlookers = scope._onlookers
+
+    def _others(self) -> Iterable[tuple[str, int]]:
+        return [(hit.where, hit.count) for hit in self._onlookers.hits]
 
     def _hint(self) -> str:
         torch = " (For PyTorch code there is regrad.torch.gradient_override_map.)"

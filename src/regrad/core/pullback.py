@@ -32,7 +32,7 @@ def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> An
         STATE.set(State((tape,)) if state is None else state.taping(tape))
         return f(*args)
     finally:
-        # A signal's handler (Ctrl-C) may raise after any call: what counts comes before the second.
+        # A signal's handler (Ctrl-C) may raise after any call: what has to be done comes first.
         if tape in OPEN:
             del OPEN[tape]
         if tape in BESIDE:

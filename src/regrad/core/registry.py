@@ -104,8 +104,10 @@ class Op:
         "inputs",
         "kernels",
         "kinds",
+        "lone",
         "name",
         "promotes",
+        "reads",
         "real",
         "replaced",
         "rule",
@@ -139,6 +141,7 @@ class Op:
         self.inputs: tuple[Input, ...] = tuple(inputs)
         self.attrs: tuple[str, ...] = tuple(attrs)
         self.flat: bool = all(i.kind == "one" for i in inputs)
+        self.lone: bool = [i.kind for i in inputs if not i.integers] == ["one"]  # differentiable
         self.single: bool = self.flat and len(inputs) == 1 and not inputs[0].integers
         self.elementwise: bool = elementwise
         self.broadcasts: bool = broadcasts
@@ -153,6 +156,7 @@ class Op:
         # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
         self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
         self.rule: Rule = Missing(self)
+        self.reads: dict[tuple[str, ...], Any] = {}  # how rules read what they name (see `Part`)
         self.replaced: Rule | None = None  # its first rule, once it was given another
         self.function: Callable[..., Any] = not_yet
 

@@ -172,10 +172,15 @@ class Part:
 
     def __init__(self, function: RuleFunction, op: Op, rule_name: str) -> None:
         names, by_place = asked(function, op)
-        inputs = [i.name for i in op.inputs]
-        self.inputs: frozenset[int] = frozenset([inputs.index(n) for n in names if n in inputs])
-        self.output: bool = "y" in names
-        getters = [getter(op, name, function, rule_name) for name in names]
+        reads = op.reads.get(key := tuple(names))
+        if reads is None:
+            inputs = [i.name for i in op.inputs]
+            kept = frozenset([inputs.index(n) for n in names if n in inputs])
+            getters = [getter(op, name, function, rule_name) for name in names]
+            reads = op.reads[key] = kept, "y" in names, getters
+        self.inputs: frozenset[int] = reads[0]
+        self.output: bool = reads[1]
+        getters = reads[2]
         self.pull = _call_with(named(function, f"d{op.type}"), getters)
         if not by_place:
             self.pull: Callable[..., Any] = partial(
@@ -267,7 +272,7 @@ class PerInput(Rule):
     def __init__(self, op: Op, name: str) -> None:
         self.op = op
         self.name = name
-        self.answers: bool = [i.kind for i in op.inputs if not i.integers] == ["one"]
+        self.answers: bool = op.lone
         self.parts: dict[int, Part] = {}
         self.functions: dict[str, RuleFunction] = {}
         self.made: dict[frozenset[int], tuple[frozenset[int], bool]] = {}

@@ -28,8 +28,8 @@ def optional(rule: Any) -> Optional:
     """Mark a rule in a map of overrides: its key may match nothing, and nobody is told.
 
     A key that matches no op is named in a warning when the scope ends, and in `assert_fired()`. In
-    a map that is made for many models it may be right that a key finds nothing.
-    `assert_fired("Gelu")` still asks for it.
+    a map that is made for many models it may be right that a key finds nothing. (An
+    `assert_fired("Relu6")` asks for it all the same.)
 
     Args:
         rule: What a map takes: a function, or the name of a rule or op type.
@@ -51,8 +51,11 @@ def optional(rule: Any) -> Optional:
 
 def unmarked(rules: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
     """Return a map with bare rules, and the keys whose rules were marked as optional."""
-    marked = [key for key, rule in rules.items() if isinstance(rule, Optional)]
-    return {**rules, **{key: rules[key].rule for key in marked}}, marked
+    marked = [key for key in rules if isinstance(rules[key], Optional)]
+    bare = dict(rules)
+    for key in marked:
+        bare[key] = rules[key].rule
+    return bare, marked
 
 
 class Scope(Block, Report[B]):
