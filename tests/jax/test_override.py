@@ -465,3 +465,34 @@ def test_a_constant_of_the_program_in_a_loop(around):
     w, x = jnp.linspace(0.1, 0.6, 6).reshape(2, 3), jnp.ones(3)
     found = around(jax.grad(rg.jax.override(f, {"Mul": product})))(w, x)
     np.testing.assert_allclose(found, jax.grad(f)(w, x), rtol=1e-6)
+
+
+CONSTANT = jnp.array([2.0, 2.0, 2.0])
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    "written", [lambda dy: dy * 3, lambda dy: rg.multiply(dy, CONSTANT), jnp.sin, rg.sin]
+)
+def test_a_rule_runs_once_for_each_gradient_that_arrives(written):
+    ran = []
+
+    def rule(dy):
+        ran.append(1)
+        return written(dy)
+
+    x = jnp.ones(3)
+    ours = rg.jax.override(lambda x: jnp.sum(jnp.sign(x)), {"Sign": rule})
+    for turn in (1, 2, 3):
+        jax.grad(ours)(x)
+        assert len(ran) == turn == sum(hit.ran for hit in ours.hits)
+
+
+def test_a_rule_of_jax_shows_its_own_error():
+    def rule(dy, x):
+        return jnp.nothing_of_this_name(dy)
+
+    ours = rg.jax.override(lambda x: jnp.sum(jnp.sign(x)), {"Sign": rule})
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing_of"):
+            jax.grad(ours)(jnp.ones(3))

@@ -7,6 +7,7 @@ for an op of our own, so rules take the same forms and answers get the same chec
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from regrad.core.state import current, in_state, masked
 from regrad.core.tape import Place, Record, Spec, effective, positions, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
+from regrad.errors import DetachedTensorWarning
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array, DTypeLike
@@ -159,6 +161,12 @@ class ForeignCall:
         with masked() if isinstance(first, Tensor) else in_state(None):
             return leaf_gradients(record, dy, ids)
 
+    def _first_answers(self, record: Record, dy: Any) -> Any:
+        """What a rule answers to arrays that may not be plain: if it is not, nothing is lost."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DetachedTensorWarning)
+            return self._answers(record, dy)
+
     def pull_either(
         self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int], ours: Callable[[], Any]
     ) -> Sequence[Any]:
@@ -173,7 +181,11 @@ class ForeignCall:
             return ours()
         record = self._record(xs, y, wanted, dy)
         try:
-            answers = self._answers(record, dy)
+            answers = (
+                self._first_answers(record, dy)
+                if rule.plain is None
+                else (self._answers(record, dy))
+            )
         except (AttributeError, TypeError) as error:
             if rule.plain or (libraries and "regrad" not in libraries):
                 raise

@@ -145,10 +145,12 @@ def names_in(functions: Sequence[object]) -> set[str]:
     closure = Closure(*functions)
     found = set(closure.asked)
     for _, value in closure.places:
+        if is_array(value):  # a constant, which code of any library can use
+            continue
         is_module = isinstance(value, types.ModuleType)
         name = str(value.__name__ if is_module else getattr(value, "__module__", "")).split(".")
         is_theirs = name[0] == "regrad" and name[1:2] in (["torch"], ["jax"])
-        found.add(name[is_theirs].removesuffix("lib"))  # (JAX's arrays are from jaxlib)
+        found.add(name[is_theirs])
     return found
 
 
