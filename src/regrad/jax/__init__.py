@@ -4,13 +4,13 @@ It needs JAX, and is loaded when it is first used.
 """
 
 from regrad.errors import MissingPackageError
+from regrad.errors import lacks as _lacks
 
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
     raise MissingPackageError(
-        f"regrad.jax needs jax, which cannot be imported ({error}). Install it: "
-        "pip install regrad[jax]"
+        f"regrad.jax needs jax, {_lacks('jax', error)}. Install it: pip install regrad[jax]"
     ) from error
 
 import regrad.jax.host as _host  # noqa: F401  (first: it refuses a JAX that is too old)

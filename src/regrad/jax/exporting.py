@@ -41,6 +41,7 @@ from regrad.errors import (
     RegradError,
     ShapeError,
     kind,
+    lacks,
 )
 from regrad.jax.bridge import from_regrad
 from regrad.ops.elementwise import conj
@@ -51,7 +52,7 @@ try:
     from jax import export as jax_export
 except ImportError as error:
     raise MissingPackageError(
-        f"rg.export needs flatbuffers, which cannot be imported ({error}). Install it: "
+        f"rg.export needs flatbuffers, {lacks('flatbuffers', error)}. Install it: "
         "pip install regrad[export]"
     ) from error
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from regrad.core.backends import BACKENDS
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import MissingPackageError
+from regrad.errors import MissingPackageError, lacks
 
 
 def needed(package: str, extra: str, api: str) -> Any:
@@ -18,7 +18,7 @@ def needed(package: str, extra: str, api: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise MissingPackageError(
-            f"{api} needs {package}, which cannot be imported ({error}). Install it: "
+            f"{api} needs {package}, {lacks(package, error)}. Install it: "
             f"pip install regrad[{extra}]"
         ) from error
 

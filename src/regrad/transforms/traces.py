@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regrad.core.reports import Hit
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, lacks
 from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:
@@ -104,15 +104,15 @@ class _Structure(dict[tuple[()], Mark]):
         return id(self)
 
 
-def find_jax() -> Any:
+def find_jax(what: str = "compiling") -> Any:
     """JAX itself, or an error that says how to get it."""
     try:
         import jax
-    except ImportError:
+    except ImportError as error:
         raise ArgumentError(
-            "compiling needs JAX, which is not installed: pip install 'regrad[jax]'. Without it "
+            f"{what} needs JAX, {lacks('jax', error)}: pip install 'regrad[jax]'. Without it "
             "the same function runs eagerly, on NumPy."
-        ) from None
+        ) from error
     if not _KNOWN:
         jax.tree_util.register_pytree_node(Mark, Mark.open, operator.getitem)
         _KNOWN.append(True)
