@@ -6,6 +6,7 @@ Each class also derives from the built-in class that Python code expects there.
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 
 from numpy.linalg import LinAlgError
 
@@ -204,6 +205,8 @@ def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Excepti
     has asked to be told of) stays as it is.
     """
     got = ", ".join(f"{key}={brief(value)}" for key, value in given.items())
+    if isinstance(error, RecursionError) and not any(map(_is_deep, given.values())):
+        return error
     if isinstance(error, RegradError):
         return prefixed(error, name, got if _is_unnamed(error, given) else "")
     ours = next((ours for other, ours in CLASSES.items() if isinstance(error, other)), None)
@@ -242,6 +245,16 @@ def brief(value: object) -> str:
     return kind(value)
 
 
+def _is_deep(value: object) -> bool:
+    """Return whether containers are nested in more levels than any on purpose."""
+    level = [value]
+    for _ in range(200):
+        held = [v.values() if isinstance(v, dict) else v for v in level
+                if isinstance(v, tuple | list | dict)]  # fmt: skip
+        level = list(islice(chain.from_iterable(held), 1000))
+    return bool(level)
+
+
 def _holds_containers(values: Iterable[object]) -> bool:
     return any(isinstance(v, tuple | list | dict) for v in values)
 
@@ -249,6 +262,13 @@ def _holds_containers(values: Iterable[object]) -> bool:
 def short_int(value: int) -> str:
     """An integer for a message; one of hundreds of digits is cut off."""
     return str(value) if abs(value) < 10**30 else "an integer of more than 30 digits"
+
+
+def lacks(package: str, error: ImportError) -> str:
+    """Why an optional package cannot be used: it is not there, or it is, and its import fails."""
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return "which is not installed"
+    return f"which is installed but cannot be imported ({error})"
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -200,5 +200,5 @@ def test_what_needs_a_missing_package_says_how_to_install_it(package):
     lines = done.stdout.splitlines()
     assert len(lines) == len(rows), done.stdout + done.stderr
     for line, (_, api, extra) in zip(lines, rows, strict=True):
-        assert line.startswith(f"{api} needs {package}, which cannot be imported ("), line
+        assert line.startswith(f"{api} needs {package}, which is not installed. "), line
         assert line.endswith(f"Install it: {install_line(extra)}")

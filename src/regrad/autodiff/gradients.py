@@ -11,6 +11,7 @@ from regrad.autodiff.choosing import Argnums, Choice, weight
 from regrad.autodiff.variables import Variable, VariableTape
 from regrad.core import containers, dispatch
 from regrad.core.backends import FLOAT, is_inexact
+from regrad.core.made import remade
 from regrad.core.pullback import or_zeros, pull_back, run_taped
 from regrad.core.registry import OPS
 from regrad.core.signatures import answering, check_passed, helpful
@@ -82,6 +83,7 @@ def grad(
 
 
 @helpful("grad")
+@remade
 def grad(
     f: Callable[..., Any],
     *,
@@ -152,6 +154,7 @@ def _gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]
 
 
 @helpful("grads")
+@remade
 def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
     """Return the function `g([x, …], dy=None) -> [dx, …]` of gradients by all arguments of `f`.
 
@@ -186,6 +189,7 @@ def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Calla
 
 
 @helpful("value_and_grad")
+@remade
 def value_and_grad(
     f: Callable[..., Any],
     *,
@@ -239,6 +243,7 @@ def _value_and_gradient_by(choice: Choice, unconnected: Unconnected) -> Callable
 
 
 @helpful("value_and_grads")
+@remade
 def value_and_grads(
     f: Callable[..., Any], *, unconnected: Unconnected = "raise"
 ) -> Callable[..., ValueAndGrads]:
@@ -308,6 +313,11 @@ def _chosen(choice: Choice, g: Callable[..., Any]) -> Callable[..., Any]:
 
 def callable_or_raise(f: object, api: str) -> None:
     """The f passed to a gradient function must be callable; say so when it is passed."""
+    if api == "custom_grad" and isinstance(f, staticmethod | classmethod):
+        raise ArgumentError(
+            f"custom_grad(f): f is a {kind(f)} object; put @{kind(f)} above @custom_grad, which "
+            "takes the function itself"
+        )
     if not callable(f):
         raise ArgumentError(f"the f passed in {api}(f) must be a function, got {kind(f)}")
 

@@ -55,7 +55,7 @@ def check_dtype(dtype: np.dtype) -> None:
     """Refuse a dtype that a Tensor cannot have."""
     if dtype in HELD or (dtype.kind in KINDS and dtype.newbyteorder("=") in HELD):
         return
-    if dtype.kind == "V" and dtype.type is not np.void:
+    if dtype.kind == "V" and not issubclass(dtype.type, np.void):
         return  # bfloat16 and its kin
     if dtype.kind in "fc":
         wide = "float64" if dtype.kind == "f" else "complex128"

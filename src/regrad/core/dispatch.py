@@ -281,7 +281,7 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
         try:
             return freeze(value)  # the record keeps it, the caller may change it
         except RecursionError as error:
-            raise refusal(error, f"{op.name}: {name}", {}) from None
+            raise refusal(error, op.name, {name: value}) from None
     if is_tensor(value):
         raise ArgumentError(
             f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "

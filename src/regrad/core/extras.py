@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from regrad.errors import MissingPackageError
+from regrad.errors import MissingPackageError, lacks
 
 INSTALL = "pip install '.[{}]'"  # in a clone; pyproject.toml says where a release changes it
 
@@ -18,8 +18,7 @@ def install_line(extra: str) -> str:
 def missing(package: str, extra: str, api: str, error: ImportError) -> MissingPackageError:
     """Return the error of what needs a package that cannot be imported."""
     return MissingPackageError(
-        f"{api} needs {package}, which cannot be imported ({error}). Install it: "
-        f"{install_line(extra)}"
+        f"{api} needs {package}, {lacks(package, error)}. Install it: {install_line(extra)}"
     )
 
 

@@ -23,14 +23,14 @@ UNSIGNED = np.dtype(np.uint64)
 
 @public
 def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
-    """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
+    """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`.
+
+    Python's `float` is float64 and `complex` complex128, as `"float"` and `"complex"` are: a dtype
+    that is written down is no matter of the default dtype.
+    """
     if isinstance(dtype, np.dtype):
         backends.check_dtype(dtype)
         return dtype
-    if dtype in (bool, float, int, complex):
-        return {bool: np.dtype(bool), float: get_default_dtype(), int: np.dtype(np.int64)}.get(
-            dtype, complex_dtype()
-        )
     if dtype is None:  # NumPy takes it for float64
         raise DTypeError("expected a dtype such as regrad.float32 or 'float32', got None")
     try:

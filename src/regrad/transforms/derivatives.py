@@ -16,6 +16,7 @@ from regrad.autodiff.gradients import callable_or_raise, watchable
 from regrad.core import containers, dims, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.blocks import inside
+from regrad.core.made import remade
 from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.registry import OPS
 from regrad.core.signatures import check_passed, helpful
@@ -195,6 +196,7 @@ def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
 
 
 @helpful("jacobian")
+@remade
 def jacobian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -279,6 +281,7 @@ jacrev = jacobian  # JAX's name for it
 
 
 @helpful("hessian")
+@remade
 def hessian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
 ) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import dispatch
 from regrad.core.backends import BACKENDS
 from regrad.core.blocks import inside
+from regrad.core.made import remade
 from regrad.core.pullback import or_zeros
 from regrad.core.signatures import helpful
 from regrad.core.state import masked
@@ -66,6 +67,7 @@ def _push(run: Linearized, directions: Sequence[Tensor]) -> list[Tensor]:
 
 
 @helpful("jacfwd")
+@remade
 def jacfwd(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
 ) -> Callable[..., Any]:

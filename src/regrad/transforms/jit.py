@@ -7,7 +7,6 @@ import inspect
 import operator
 import os
 import re
-import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ import numpy as np
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import UPDATES
 from regrad.core import registry
+from regrad.core.made import own_name
 from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
 from regrad.core.signatures import check_call, public
@@ -274,13 +274,7 @@ class Jitted(Generic[P, R]):
 
     def __reduce__(self) -> Any:
         """Travel by name, or as the function and the options: programs are compiled anew."""
-        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
-        name = getattr(self, "__qualname__", "")
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self and self.__module__ != "__main__":
-            return name
-        return _jitted, (self.f, self.options)
+        return own_name(self) or (_jitted, (self.f, self.options))
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
