@@ -21,7 +21,7 @@ from regrad.core.overrides import OpBinding
 from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.registry import OPS
 from regrad.core.rule import label, place
-from regrad.core.signatures import check_passed
+from regrad.core.signatures import check_passed, helpful
 from regrad.core.state import State, current, in_state
 from regrad.core.tape import GroupedRecord, Record
 from regrad.core.tensor import Tensor, TensorLike, wrap
@@ -45,6 +45,7 @@ class GradientCheckError(GradientError, AssertionError):
         self.report = report
 
 
+@helpful("check_gradients")
 def check_gradients(
     f: Callable[..., Any],
     args: Sequence[Any],
@@ -79,6 +80,7 @@ def check_gradients(
         raise GradientCheckError(report)
 
 
+@helpful("gradient_report")
 def gradient_report(
     f: Callable[..., Any],
     args: Sequence[Any],

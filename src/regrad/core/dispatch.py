@@ -130,9 +130,9 @@ def lift(value: TensorLike, integers: bool = False) -> Tensor:
         return wrap(_from_list(value, integers))
     if hasattr(value, "__array__"):
         return wrap(backends.NUMPY.own(np.asarray(value)))
+    shown = "" if value is None else ": " + " ".join(f"{value!r:.80}".split())
     raise ArgumentError(
-        f"expected a Tensor, an array or a number, got {kind(value)}"
-        f"{'' if value is None else f': {value!r:.80}'}.{of_value(value)}"
+        f"expected a Tensor, an array or a number, got {kind(value)}{shown}.{of_value(value)}"
     )
 
 

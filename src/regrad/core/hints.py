@@ -104,6 +104,8 @@ def of_passed(api: str) -> str:
         return "Close over the data: variable_grads(lambda: f(x))."
     if name in ("grads", "value_and_grads"):
         return f"{name}(f)([a, b]) passes it one argument for each entry of the list."
+    if name == "export":
+        return "Give its arguments, or arrays of their shapes: export(f, x)."
     if name == "check_gradients":
         return "args has one entry for each argument of f: check_gradients(f, [[1.0, 2.0]])."
     if name in ("vjp", "jvp", "linearize", "hvp"):
@@ -173,11 +175,13 @@ def unknown(message: str, owner: object) -> AttributeError:
 
 def of_rule(function: Callable[..., Any]) -> str:
     """Return what to do with a function that is given as a rule and does not look like one."""
-    first = next(iter(inspect.signature(function).parameters), "")
+    names = [*inspect.signature(function).parameters]
     name = getattr(function, "__name__", type(function).__name__)
-    if _home(function) == "regrad.rules" and first == "x":
-        return f" This one is called in the model: y = regrad.rules.{name}(x, …)."
-    return f" If it makes rules, call it: {name}(…)." if first else ""
+    if "dy" in names:
+        return " Put dy first."
+    if _home(function).startswith("regrad.") and names[0] == "x":
+        return f" {name} is a function of a tensor, which the model calls: y = {name}(x)."
+    return f" If it makes rules, call it: {name}(…)." if names else ""
 
 
 def makes_rules(function: Callable[..., Any]) -> bool:
@@ -208,6 +212,8 @@ def of_value(value: object) -> str:
         return " Tensors hold no strings."
     if callable(value):
         return " Call it first."
+    if hasattr(value, "toarray"):
+        return " Sparse arrays are made dense by value.toarray()."
     return ""
 
 

@@ -14,6 +14,7 @@ from regrad.core.registry import OPS, Op, find_op, resolve
 from regrad.core.reports import Binding, Hit
 from regrad.core.rule import NoGradient, Rule
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
+from regrad.core.signatures import helpful
 from regrad.core.state import STATE, State, current
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, alike
@@ -193,6 +194,7 @@ class gradient_override_map(Scope[OpBinding]):
 
     _onlookers = Onlookers()  # of a scope that is not open: none
 
+    @helpful("gradient_override_map")
     def __init__(self, rules: Mapping[str, str | RuleFunction]) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(

@@ -32,6 +32,7 @@ from regrad.core.files import blaming, file_name, reading, replace_file
 from regrad.core.promotion import weak
 from regrad.core.rule import place
 from regrad.core.sharding import to_jax
+from regrad.core.signatures import check_passed
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import (
@@ -114,6 +115,7 @@ def export(
         [1, 1, 1]
     """
     callable_or_raise(f, "export")
+    check_passed(f, args, "export(f, *args)")
     order = _checked_order(order)
     variables = tuple(variables)
     specs = _specs(args, shapes)

@@ -15,6 +15,7 @@ from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
+from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
@@ -64,6 +65,7 @@ class gradient_override_map(Scope[Binding]):
     >>> used.assert_fired()
     """
 
+    @helpful("gradient_override_map")
     def __init__(
         self,
         rules: Mapping[Any, str | Callable[..., Any]],
@@ -127,7 +129,7 @@ class gradient_override_map(Scope[Binding]):
                 SCOPES.set(outer)
             intercepts.drop_closed()
             intercepts.install()
-            jobs.SCOPES[mode] = None
+            jobs.SCOPES[id(mode)] = None
             jobs.settle()
             mode.__enter__()
             functions.install(ruleset.coverage.functions, find_call)
@@ -180,7 +182,7 @@ class gradient_override_map(Scope[Binding]):
         self._remove(mode)
 
     def _remove(self, mode: Mode) -> None:
-        del jobs.SCOPES[mode]
+        del jobs.SCOPES[id(mode)]
         jobs.settle()
         intercepts.remove()
         functions.remove(mode.ruleset.coverage.functions)

@@ -181,7 +181,8 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     6.0
     """
     if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
-        raise ArgumentError("jvp(f, xs, dxs): xs and dxs are lists, one entry per argument of f")
+        got = f"got {kind(xs)} and {kind(dxs)}. Write jvp(f, [x], [dx])."
+        raise ArgumentError(f"jvp(f, xs, dxs): xs and dxs are lists, one entry per argument, {got}")
     return _pushed(Linearized(f, xs, "jvp(f, xs, dxs)", ForwardTape), dxs)
 
 
