@@ -82,8 +82,8 @@ def grad(
 ) -> Callable[..., Any]: ...
 
 
-@helpful("grad")
 @remade
+@helpful("grad")
 def grad(
     f: Callable[..., Any],
     *,
@@ -153,8 +153,8 @@ def _gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]
     return _chosen(choice, g)
 
 
-@helpful("grads")
 @remade
+@helpful("grads")
 def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
     """Return the function `g([x, …], dy=None) -> [dx, …]` of gradients by all arguments of `f`.
 
@@ -188,8 +188,8 @@ def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Calla
     return _like(f, g, "grads(f)")
 
 
-@helpful("value_and_grad")
 @remade
+@helpful("value_and_grad")
 def value_and_grad(
     f: Callable[..., Any],
     *,
@@ -242,8 +242,8 @@ def _value_and_gradient_by(choice: Choice, unconnected: Unconnected) -> Callable
     return _chosen(choice, g)
 
 
-@helpful("value_and_grads")
 @remade
+@helpful("value_and_grads")
 def value_and_grads(
     f: Callable[..., Any], *, unconnected: Unconnected = "raise"
 ) -> Callable[..., ValueAndGrads]:

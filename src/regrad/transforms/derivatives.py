@@ -196,8 +196,8 @@ def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
     return run.handed_out(), run.rebuild(list(map(or_zeros, dys, run.ys)))
 
 
-@helpful("jacobian")
 @remade
+@helpful("jacobian")
 def jacobian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -281,8 +281,8 @@ def _stacked(rows: Sequence[Tensor], y: Tensor, x: Tensor) -> Tensor:
 jacrev = jacobian  # JAX's name for it
 
 
-@helpful("hessian")
 @remade
+@helpful("hessian")
 def hessian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
 ) -> Callable[..., Any]:

@@ -66,8 +66,8 @@ def _push(run: Linearized, directions: Sequence[Tensor]) -> list[Tensor]:
     )
 
 
-@helpful("jacfwd")
 @remade
+@helpful("jacfwd")
 def jacfwd(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
 ) -> Callable[..., Any]:

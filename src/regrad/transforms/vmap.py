@@ -45,8 +45,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@helpful("vmap")
 @remade
+@helpful("vmap")
 def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P, R]:
     """Return a function of batches that applies `f`, a function of single examples, to each.
 
