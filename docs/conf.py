@@ -6,6 +6,8 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
 
+import pages  # noqa: E402
+
 import regrad  # noqa: E402
 
 project = "regrad"
@@ -54,8 +56,9 @@ html_title = f"regrad {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["filter.js"]
-html_theme_options = {
-    "source_repository": "https://github.com/regrad/regrad/",
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
+if pages.REPOSITORY:
+    html_theme_options = {
+        "source_repository": pages.REPOSITORY,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }

@@ -7,7 +7,7 @@ the straight-through estimator, a rule for "Round". Both are put around the mode
 Run:     python examples/foreign_jax.py [--quick]
 Prints:  for Flax and for Equinox: the cosine of the guided saliency with the plain one; the loss
          of quantised training without and with the straight-through estimator.
-Needs:   pip install regrad[jax] flax equinox
+Needs:   pip install '.[jax]' flax equinox
 Source:  Springenberg et al., 2014, arXiv 1412.6806. Bengio et al., 2013, arXiv 1308.3432.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from nbformat import NotebookNode
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[2]
-SOURCES = "https://github.com/regrad/regrad/blob/main/"
-LINK = re.compile(r"(?<=\]\()(\.\.?/[^)#]+)")
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+REPOSITORY: str = SETTINGS["tool"]["regrad"]["repository"]
+LINK = re.compile(r"\[([^][]+)\]\((\.\.?/[^)#]+)((?:#[^)]*)?)\)")
 OPENING = re.compile(r'\A"""(.*?)"""\n', re.S)
 GAP = re.compile(r"^((?:import|from) .*\n)\n+(?=import|from)", re.M)  # between imports
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -32,17 +34,22 @@ def read_script(text: str) -> NotebookNode:
 
 
 def lead_out(app: Sphinx, page: str, source: list[str]) -> None:
-    """Turn relative links to files outside of docs/ into links to the repository."""
+    """Lead relative links to files outside of docs/ to the repository, if that is known."""
     folder = Path(app.srcdir, page).parent
 
     def absolute(match: re.Match[str]) -> str:
-        target = Path(os.path.normpath(folder / match[1]))
+        words, link, anchor = match.groups()
+        target = Path(os.path.normpath(folder / link))
         if target.is_relative_to(app.srcdir):
-            return match[1]
+            return match[0]
         inside = target.relative_to(ROOT).as_posix()
         if inside in PAGES:
-            return os.path.relpath(Path(app.srcdir, PAGES[inside]), folder)
-        return SOURCES + inside
+            link = os.path.relpath(Path(app.srcdir, PAGES[inside]), folder)
+        elif REPOSITORY:
+            link = f"{REPOSITORY}/blob/main/{inside}"
+        else:
+            return words
+        return f"[{words}]({link}{anchor})"
 
     source[0] = LINK.sub(absolute, source[0])
 

@@ -20,7 +20,10 @@ from regrad.autodiff.gradients import variable_grads as variable_grads
 from regrad.autodiff.modules import Module as Module
 from regrad.autodiff.variables import Variable as Variable
 from regrad.core.containers import tree_map as tree_map
+from regrad.core.extras import needed as _needed
+from regrad.core.hints import hint_in as _hint_in
 from regrad.core.hints import of_name as _of_name
+from regrad.core.hints import unknown as _unknown
 from regrad.core.op import Indices as Indices
 from regrad.core.op import op as op
 from regrad.core.overrides import gradient_override_map as gradient_override_map
@@ -260,6 +263,7 @@ if _typing.TYPE_CHECKING:
     from regrad import testing as testing
     from regrad import torch as torch
     from regrad import train as train
+    from regrad import v1 as v1
     from regrad.inspection.comparing import compare_gradients as compare_gradients
     from regrad.inspection.drawing import draw as draw
     from regrad.inspection.tracing import find_nan as find_nan
@@ -269,17 +273,18 @@ if _typing.TYPE_CHECKING:
     from regrad.jax.exporting import eval_shape as eval_shape
     from regrad.jax.exporting import export as export
 
-_PARTS = "extend", "jax", "plot", "testing", "torch", "train"  # modules that are imported likewise
+_PARTS = "extend", "jax", "plot", "testing", "torch", "train", "v1"  # modules imported likewise
 _TOOLS = {  # by the module from which they are imported when they are first used
     "Exported": "jax.exporting", "compare_gradients": "inspection.comparing",
     "draw": "inspection.drawing", "eval_shape": "jax.exporting", "export": "jax.exporting",
     "find_nan": "inspection.tracing", "saved_bytes": "inspection.tracing",
     "trace_gradients": "inspection.tracing",
 }  # fmt: skip
+_hint_in(*[f"regrad.{part}" for part in ("fft", "linalg", "losses", "nn", "random", "rules")])
 variable = Variable
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
-# (Without extend, jax, plot, torch and train, which are imported when they are first used.)
+# (Without the parts and tools above, which are imported when they are first used.)
 __all__ = [
     "Indices", "Module", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add",
     "add_n", "all", "allclose", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin",
@@ -324,11 +329,13 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is a
         try:
             if name in _PARTS:
                 return import_module(f"regrad.{name}")
+            if _TOOLS.get(name) == "jax.exporting":
+                _needed("jax", "export", f"rg.{name}")
             if name in _TOOLS:
                 return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
         except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no
-            raise _MissingPartError(str(error)) from error
+            raise _MissingPartError(str(error), obj=__name__) from error
         if name.startswith("__"):  # Python asks for such names, and so does code that looks around
             raise AttributeError(f"module 'regrad' has no attribute {name!r}")
-        known = [n for n in globals() if not n.startswith("_")]
-        raise AttributeError(f"module 'regrad' has no attribute {name!r}.{_of_name(name, known)}")
+        hint = _of_name(name, [*__all__, *_PARTS, *_TOOLS])
+        raise _unknown(f"module 'regrad' has no attribute {name!r}.{hint}", __name__)

@@ -6,17 +6,22 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module, metadata, util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import regrad
-from regrad.errors import ArgumentError, MissingPackageError, RegradError
+from regrad.core.hints import makes_rules
+from regrad.core.signatures import misfit, parameters_of
+from regrad.errors import ArgumentError, MissingPackageError, RegradError, UnusedOverrideWarning
 
 PACKAGES = ("numpy", "scipy", "optree", "jax", "jaxlib", "optax", "torch", "matplotlib", "graphviz")
 LIBRARIES = ("regrad", "torch", "jax")
+OVERRIDE = "try a rule: one of regrad.rules, a registered name, or module:function; may be repeated"
 DESCRIPTION = """\
 See and check the gradients of a function.
 
@@ -53,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         if name not in ("info", "hosts"):
             sub.add_argument("function", help="module:function or file.py:function")
             sub.add_argument("--args", default="[]", help="the arguments, as a JSON list")
+            sub.add_argument("--override", metavar="OPTYPE=RULE", action="append", default=[],
+                             help=OVERRIDE)  # fmt: skip
             sub.add_argument("--library", choices=LIBRARIES, help="by default that of the function")
         return sub
 
@@ -75,17 +82,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> int:
-    f, args, library = _target(options)
-    where = "regrad.testing" if library == "regrad" else f"regrad.{library}"
-    report = import_module(where).gradient_report(f, args, options.order)
-    print(report)
+    with _target(options) as (f, args, library):
+        where = "regrad.testing" if library == "regrad" else f"regrad.{library}"
+        report = import_module(where).gradient_report(f, args, options.order)
+        print(report)
     return 0 if report.ok else 1
 
 
 def _trace(options: argparse.Namespace) -> int:
-    f, args, library = _target(options)
-    trace = _tool(library, "trace_gradients")(f)(*args)
-    print(trace)
+    with _target(options) as (f, args, library):
+        trace = _tool(library, "trace_gradients")(f)(*args)
+        print(trace)
     if options.plot:
         trace.plot().figure.savefig(options.plot)
         print(f"Drawn: {options.plot}")
@@ -93,24 +100,24 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _nan(options: argparse.Namespace) -> int:
-    f, args, library = _target(options)
-    found = _tool(library, "find_nan")(f)(*args)
-    print(found or "all is finite, forward and backward")
+    with _target(options) as (f, args, library):
+        found = _tool(library, "find_nan")(f)(*args)
+        print(found or "all is finite, forward and backward")
     return 1 if found else 0
 
 
 def _compare(options: argparse.Namespace) -> int:
-    f, args, library = _target(options)
     other = () if options.other is None else (_function(options.other),)
-    comparison = _tool(library, "compare_gradients")(f, *other)(*args)
-    print(comparison)
+    with _target(options) as (f, args, library):
+        comparison = _tool(library, "compare_gradients")(f, *other)(*args)
+        print(comparison)
     return 0 if comparison.ok else 1
 
 
 def _draw(options: argparse.Namespace) -> int:
-    f, args, library = _target(options)
     more = {"gradients": True} if options.gradients else {}
-    drawing = _tool(library, "draw")(f, *args, **more)
+    with _target(options) as (f, args, library):
+        drawing = _tool(library, "draw")(f, *args, **more)
     if options.out.endswith(".svg"):
         drawing.svg(options.out)
     elif options.out.endswith(".html"):
@@ -158,11 +165,43 @@ def _hosts(options: argparse.Namespace) -> int:
 # -- what is named on the command line -----------------------------------------------------------
 
 
-def _target(options: argparse.Namespace) -> tuple[Any, list[Any], str]:
-    """The function, its arguments, and the library that they belong to."""
+@contextmanager
+def _target(options: argparse.Namespace) -> Iterator[tuple[Any, list[Any], str]]:
+    """The function, its arguments, and their library, with the rules of --override in force."""
     f = _function(options.function)
+    if isinstance(f, type):
+        raise ArgumentError(f"{options.function} is a class; name a function or an instance")
     library = options.library or _library_of(f)
-    return f, _arguments(options.args, library), library
+    args = _arguments(options.args, library)
+    if misfit(getattr(f, "forward", f), args, {}):
+        raise ArgumentError(
+            f"{options.function} takes {parameters_of(getattr(f, 'forward', f))}; give --args, a "
+            f"JSON list with an entry for each argument, got {options.args}"
+        )
+    rules = dict(map(_override, options.override))
+    if not rules:
+        yield f, args, library
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusedOverrideWarning)  # assert_fired tells more
+        if library == "jax":
+            used = f = import_module("regrad.jax").override(f, rules)
+            yield f, args, library
+        else:
+            with _tool(library, "gradient_override_map")(rules) as used:
+                yield f, args, library
+    print(used.table())
+    if options.command != "draw":  # which may run no gradient
+        used.assert_fired()
+
+
+def _override(text: str) -> tuple[str, Any]:
+    """The op type and the rule that `--override Relu=guided_relu` means."""
+    op_type, _, name = text.partition("=")
+    if not op_type or not name:
+        raise ArgumentError(f"--override is OPTYPE=RULE, as in Relu=guided_relu, got {text!r}")
+    rule = _function(name) if ":" in name else getattr(regrad.rules, name, name)
+    return op_type, rule() if callable(rule) and makes_rules(rule) else rule
 
 
 def _function(text: str) -> Any:
@@ -205,12 +244,15 @@ def _arguments(text: str, library: str) -> list[Any]:
         raise ArgumentError(f"--args is a JSON list, got {text!r}: {error}") from None
     if not isinstance(values, list):
         raise ArgumentError(f"--args is a JSON list with an entry for each argument, got {text!r}")
-    if library == "torch":
-        torch = import_module("torch")
-        return [_torch_tensor(torch, v) for v in values]
-    if library == "jax":
-        jnp = import_module("jax.numpy")
-        return [jnp.asarray(v) for v in values]
+    try:
+        if library == "torch":
+            torch = import_module("torch")
+            return [_torch_tensor(torch, v) for v in values]
+        if library == "jax":
+            jnp = import_module("jax.numpy")
+            return [jnp.asarray(v) for v in values]
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"--args: {error}") from None
     return values
 
 

@@ -6,15 +6,16 @@ Each class also derives from the built-in class that Python code expects there.
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 
 from numpy.linalg import LinAlgError
 
 __all__ = [
-    "ArgumentError", "AxisError", "CheckpointError", "DTypeError", "DeviceError",
-    "ExportError", "FinalizedError", "GradientError", "GraphError", "HostError", "IndexRangeError",
-    "InvalidValueError", "KernelError", "MatrixError", "MissingPackageError",
+    "ArgumentError", "AxisError", "CheckpointError", "DTypeError", "DetachedTensorWarning",
+    "DeviceError", "ExportError", "FinalizedError", "GradientError", "GraphError", "HostError",
+    "IndexRangeError", "InvalidValueError", "KernelError", "MatrixError", "MissingPackageError",
     "MissingPartError", "MissingRuleError", "NoTransposeError", "NotFiredError",
-    "NumberRangeError", "PassedOverError", "RegistrationError", "RegradError",
+    "NumberRangeError", "OpenScopeWarning", "PassedOverError", "RegistrationError", "RegradError",
     "ResultSizeError", "RetraceWarning", "RuleError", "ShapeError", "SignatureError",
     "StaleError", "StateError", "TraceError", "UnknownOpError", "UnknownShapeError",
     "UntestedHostWarning", "UnusedOverrideWarning",
@@ -152,8 +153,16 @@ class MissingPartError(RegradError, AttributeError):
     """A part of the package was asked for whose optional package is not installed."""
 
 
+class DetachedTensorWarning(UserWarning):
+    """A torch tensor that requires grad became a Tensor: torch's gradient does not go on in it."""
+
+
 class UnusedOverrideWarning(UserWarning):
     """A `gradient_override_map` without effect: no op of its types ran, or nobody entered it."""
+
+
+class OpenScopeWarning(UserWarning):
+    """A scope that was entered, and that nobody left before it was collected."""
 
 
 class UntestedHostWarning(UserWarning):
@@ -196,6 +205,8 @@ def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Excepti
     has asked to be told of) stays as it is.
     """
     got = ", ".join(f"{key}={brief(value)}" for key, value in given.items())
+    if isinstance(error, RecursionError) and not any(map(_is_deep, given.values())):
+        return error
     if isinstance(error, RegradError):
         return prefixed(error, name, got if _is_unnamed(error, given) else "")
     ours = next((ours for other, ours in CLASSES.items() if isinstance(error, other)), None)
@@ -212,7 +223,8 @@ def prefixed(error: RegradError, name: str, got: str = "") -> RegradError:
     text = str(error.args[0]) if error.args else ""
     if len(error.args) <= 1:
         start = "" if name.rpartition(".")[2] in text else f"{name}: "
-        error.args = (f"{start}{text}{got and f'; got {got}'}",)
+        got = got and (f" Got {got}." if text.endswith((".", "?")) else f"; got {got}")
+        error.args = (start + text + got,)
     return error
 
 
@@ -233,6 +245,16 @@ def brief(value: object) -> str:
     return kind(value)
 
 
+def _is_deep(value: object) -> bool:
+    """Return whether containers are nested in more levels than any on purpose."""
+    level = [value]
+    for _ in range(200):
+        held = [v.values() if isinstance(v, dict) else v for v in level
+                if isinstance(v, tuple | list | dict)]  # fmt: skip
+        level = list(islice(chain.from_iterable(held), 1000))
+    return bool(level)
+
+
 def _holds_containers(values: Iterable[object]) -> bool:
     return any(isinstance(v, tuple | list | dict) for v in values)
 
@@ -242,15 +264,25 @@ def short_int(value: int) -> str:
     return str(value) if abs(value) < 10**30 else "an integer of more than 30 digits"
 
 
+def lacks(package: str, error: ImportError) -> str:
+    """Why an optional package cannot be used: it is not there, or it is, and its import fails."""
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return "which is not installed"
+    return f"which is installed but cannot be imported ({error})"
+
+
 def near(name: str, names: Iterable[str]) -> str:
     """`" Did you mean 'MatMul'?"`, or nothing when no name is close."""
+    close = alike(name, names)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def alike(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names that are close to one, the closest first."""
     import difflib
 
     known = {n.lower(): n for n in names}
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
-    if not close:
-        return ""
-    return f" Did you mean {' or '.join(repr(known[c]) for c in close)}?"
+    return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
 
 
 def printable(text: str) -> str:

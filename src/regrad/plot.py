@@ -1,4 +1,4 @@
-"""Pictures of gradients, by matplotlib (`pip install 'regrad[viz]'`), which is imported on use.
+"""Pictures of gradients, by matplotlib (the extra `viz`), which is imported on use.
 
 Each function draws into the Axes that it is given, or into new ones, and returns them; `savefig`
 of `ax.figure` writes a file.
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regrad.autodiff.gradients import grad
+from regrad.core.extras import needed
 from regrad.core.overrides import gradient_override_map
 from regrad.core.registry import find_op
 from regrad.core.tensor import Tensor
@@ -128,7 +129,7 @@ def histograms(
     >>> len(rg.plot.histograms({"w": rg.tensor([0.1, 0.0]), "b": rg.tensor([2.0])}))
     2
     """
-    import matplotlib.pyplot as plt
+    plt = needed("matplotlib.pyplot", "viz", "rg.plot")
 
     if not gradients:
         raise ArgumentError("plot.histograms: there are no gradients to draw")
@@ -189,7 +190,7 @@ def saliency(image: Any, gradients: Mapping[str, Any]) -> Any:
     >>> len(rg.plot.saliency(np.zeros((4, 4)), {"plain": np.ones((4, 4))}))
     2
     """
-    import matplotlib.pyplot as plt
+    plt = needed("matplotlib.pyplot", "viz", "rg.plot")
 
     picture = _array(image)
     if picture.ndim not in (2, 3):
@@ -267,7 +268,7 @@ def _array(x: Any) -> np.ndarray:
 def _axes(ax: Any) -> Any:
     if ax is not None:
         return ax
-    import matplotlib.pyplot as plt
+    plt = needed("matplotlib.pyplot", "viz", "rg.plot")
 
     return plt.subplots(figsize=(6.0, 4.0), layout="constrained")[1]
 

@@ -370,7 +370,7 @@ def _jax_key(key: Key) -> Any:
 
 
 def _jax_random() -> Any:
-    return find_jax().random
+    return find_jax("a key of rg.random").random
 
 
 # -- parameters ----------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from collections.abc import Callable
 
 from regrad.autodiff.custom import custom_grad
 from regrad.core.builtin import builtin as builtin
+from regrad.core.made import remade
+from regrad.core.rule import no_gradient as no_gradient
+from regrad.core.scopes import optional as optional
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError
 from regrad.ops.activation import sigmoid
@@ -128,6 +131,7 @@ def deconvnet_relu(dy: Tensor) -> Tensor:
 # -- surrogates for the spike (the op type "Step") ---------------------------------------------
 
 
+@remade
 def superspike(beta: float = 10.0) -> Rule:
     """Return the slope of a fast sigmoid as a rule, `dy / (1 + beta * |x|)²`.
 
@@ -154,6 +158,7 @@ def superspike(beta: float = 10.0) -> Rule:
     return superspike
 
 
+@remade
 def sigmoid_surrogate(beta: float = 10.0) -> Rule:
     """Return the slope of `sigmoid(beta * x)` as a rule, scaled to 1 at 0.
 
@@ -181,6 +186,7 @@ def sigmoid_surrogate(beta: float = 10.0) -> Rule:
     return sigmoid_surrogate
 
 
+@remade
 def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
     """Return a triangle as a rule, `dy * height * max(0, 1 - |x| / width)`.
 
@@ -210,6 +216,7 @@ def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
     return triangle
 
 
+@remade
 def rectangle(width: float = 1.0) -> Rule:
     """Return a box around 0 of area 1 as a rule.
 
@@ -237,6 +244,7 @@ def rectangle(width: float = 1.0) -> Rule:
     return rectangle
 
 
+@remade
 def arctan_surrogate(alpha: float = 2.0) -> Rule:
     """Return the slope of `arctan(π/2 * alpha * x) / π` as a rule.
 
@@ -264,6 +272,7 @@ def arctan_surrogate(alpha: float = 2.0) -> Rule:
     return arctan_surrogate
 
 
+@remade
 def gaussian(sigma: float = 0.5) -> Rule:
     """Return the density of a normal distribution around 0 as a rule.
 

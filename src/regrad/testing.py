@@ -16,10 +16,12 @@ from regrad.checking.check import Function, Method, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core import containers, dispatch, rule
 from regrad.core.backends import BACKENDS, is_inexact
+from regrad.core.hints import hint_in
 from regrad.core.overrides import OpBinding
 from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.registry import OPS
 from regrad.core.rule import label, place
+from regrad.core.signatures import check_passed, helpful
 from regrad.core.state import State, current, in_state
 from regrad.core.tape import GroupedRecord, Record
 from regrad.core.tensor import Tensor, TensorLike, wrap
@@ -43,6 +45,7 @@ class GradientCheckError(GradientError, AssertionError):
         self.report = report
 
 
+@helpful("check_gradients")
 def check_gradients(
     f: Callable[..., Any],
     args: Sequence[Any],
@@ -77,6 +80,7 @@ def check_gradients(
         raise GradientCheckError(report)
 
 
+@helpful("gradient_report")
 def gradient_report(
     f: Callable[..., Any],
     args: Sequence[Any],
@@ -134,6 +138,7 @@ def gradient_report(
     callable_or_raise(f, "check_gradients")
     if not isinstance(args, list | tuple):
         raise ArgumentError(f"check_gradients(f, args): args is a list, got {kind(args)}")
+    check_passed(f, args, "check_gradients(f, args)")
     _check_options(order, method)
     xs = [_as_float64(a) for a in args]
     places = [i for i, x in enumerate(xs) if is_inexact(x.dtype)]
@@ -367,3 +372,6 @@ __all__ = [
     "check_gradients",
     "gradient_report",
 ]
+
+
+hint_in(__name__)

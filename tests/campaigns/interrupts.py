@@ -275,14 +275,14 @@ import os, random, signal, sys, time
 rng, pid = random.Random(int(sys.argv[2])), int(sys.argv[1])
 for span in sys.stdin:
     time.sleep(float(span) * rng.random())
-    os.kill(pid, signal.SIGINT)
+    os.kill(pid, int(sys.argv[3]))
 """
 
 
 @contextmanager
-def sender(seed: int) -> Iterator[Callable[[float], None]]:
+def sender(seed: int, number: int = signal.SIGINT) -> Iterator[Callable[[float], None]]:
     """A process that interrupts this one within so many seconds, each time it is told."""
-    arguments = [sys.executable, "-c", SENDER, str(os.getpid()), str(seed)]
+    arguments = [sys.executable, "-c", SENDER, str(os.getpid()), str(seed), str(int(number))]
     child = subprocess.Popen(arguments, stdin=subprocess.PIPE, text=True, start_new_session=True)
     assert child.stdin is not None
     lines = child.stdin
@@ -308,11 +308,13 @@ def lost(loop: Loop) -> str:
     return "" if len(counts) == 1 and counts[0] >= 1 else f"steps that differ: {counts[:4]}"
 
 
-def interrupted(make: Callable[[], Loop], strikes: int, seed: int) -> Iterator[tuple[str, str]]:
+def interrupted(
+    make: Callable[[], Loop], strikes: int, seed: int, number: int = signal.SIGINT
+) -> Iterator[tuple[str, str]]:
     """Outcomes of signals during a training loop."""
     loop = make()
     loop.step()
-    with handled(signal.SIGINT, signal.default_int_handler), sender(seed) as send:
+    with handled(number, signal.default_int_handler), sender(seed, number) as send:
         for _ in range(strikes):
             try:
                 send(0.003)

@@ -29,7 +29,6 @@ WITHOUT_A_DTYPE = {
     "two numbers": lambda: rg.pow(2, 0.5),
     "a gradient by a number": lambda: rg.grad(lambda x: x * x)(0.3),
     "losses of integers": lambda: rg.losses.mean_squared_error([1, 0], [0, 1]),
-    "float": lambda: rg.astype(rg.arange(3), float),
 }
 
 

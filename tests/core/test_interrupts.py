@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 
@@ -13,6 +14,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from regrad.core import interrupts as deferral
 from regrad.core.blocks import block
 from regrad.core.interrupts import Deferred, at_once
 from regrad.core.state import STATE, State, current
@@ -44,6 +46,115 @@ def test_nothing_is_left_in_force(name):
 def test_no_variable_is_lost(name):
     found = Counter(interrupts.interrupted(interrupts.LOOPS[name], 40, seed=1))
     assert found == {(DELIVERED, ""): 40}
+
+
+POSIX = os.name == "posix"
+OTHERS = [signal.SIGUSR1, signal.SIGHUP, signal.SIGPROF, signal.SIGRTMIN + 3] if POSIX else []
+CLOCKS = {"SIGALRM": "ITIMER_REAL", "SIGVTALRM": "ITIMER_VIRTUAL", "SIGPROF": "ITIMER_PROF"}
+
+
+@pytest.mark.parametrize("number", OTHERS)
+@pytest.mark.parametrize("name", ["by_jit", "by_session"])
+def test_every_signal_with_a_handler_waits(name, number):
+    found = Counter(interrupts.interrupted(interrupts.LOOPS[name], 40, seed=1, number=number))
+    assert found == {(DELIVERED, ""): 40}
+
+
+@pytest.mark.skipif(not POSIX, reason="Windows has no such timers")
+@pytest.mark.parametrize("name", CLOCKS)
+@pytest.mark.parametrize("kind", ["by_jit", "by_session"])
+def test_a_handler_may_save(name, kind, tmp_path):
+    """By timers of the system, at any moment of the training."""
+    loop = interrupts.LOOPS[kind]()
+    loop.step()
+    seen = []
+
+    def handler(number, frame):
+        values = loop.values()
+        copies = [rg.Variable(v, name=f"v{i}") for i, v in enumerate(values)]
+        rg.train.save(tmp_path / "a.safetensors", copies)
+        seen.append(len(np.unique(np.concatenate([np.ravel(v) for v in values]))))
+        signal.setitimer(clock, 0.002)
+
+    clock, end = getattr(signal, CLOCKS[name]), time.monotonic() + 20
+    limit = signal.alarm(0)  # of the test run, which has the same timer
+    with interrupts.handled(getattr(signal, name), handler):
+        signal.setitimer(clock, 0.002)
+        try:
+            while len(seen) < 40 and time.monotonic() < end:
+                loop.step()
+        finally:
+            signal.setitimer(clock, 0)
+    signal.alarm(limit)
+    assert len(seen) >= 40 and set(seen) == {1} and interrupts.lost(loop) == ""
+
+
+@pytest.mark.skipif(not POSIX, reason="Windows has no SIGUSR1")
+def test_a_handler_may_save_while_a_step_is_traced(tmp_path):
+    w = rg.Variable(np.ones(4, "float32"), name="w")
+    path = tmp_path / "w.safetensors"
+
+    @rg.jit
+    def step(x):
+        w.assign(w * x)
+        signal.raise_signal(signal.SIGUSR1)
+        assert not path.exists() or path.unlink() is None, "it runs in the trace, not after it"
+
+    with interrupts.handled(signal.SIGUSR1, lambda *_: rg.train.save(path, [w])):
+        step(rg.ones(4))  # before it is known that a Variable is assigned
+        path.write_bytes(b"")
+        step(rg.ones(()))
+    assert not path.exists() and w.tolist() == [1.0] * 4
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_handlers_that_are_set_in_a_trace_stay():
+    def mine(number, frame):
+        raise ZeroDivisionError
+
+    with interrupts.handled(signal.SIGTERM, signal.SIG_DFL):
+        with Deferred(), at_once():
+            signal.signal(signal.SIGINT, mine)
+            signal.signal(signal.SIGTERM, mine)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            assert signal.getsignal(number) is mine
+        with pytest.raises(ZeroDivisionError):
+            ctrl_c()
+
+
+@pytest.mark.skipif(not POSIX, reason="Windows has no SIGUSR1")
+def test_a_handler_that_raises_while_the_others_are_put_back():
+    """Each of them is put back, and each signal that came has its handler run."""
+    log = []
+
+    def fails(number, frame):
+        log.append(number)
+        raise ZeroDivisionError
+
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    with ExitStack() as stack:
+        for number in numbers:
+            stack.enter_context(interrupts.handled(number, fails))
+        with pytest.raises(ZeroDivisionError), Deferred():
+            for number in numbers:
+                signal.raise_signal(number)
+        assert log == numbers
+
+        set_handler = deferral.set_handler
+        struck = []
+
+        def set_and_strike(number, handler):
+            set_handler(number, handler)
+            if handler is fails and not struck:
+                struck.append(number)
+                signal.raise_signal(number)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(deferral, "set_handler", set_and_strike)
+            with pytest.raises(ZeroDivisionError), Deferred():
+                pass
+        assert struck == [signal.SIGUSR1]
+        assert [signal.getsignal(number) for number in numbers] == [fails] * 3
 
 
 def test_the_campaign_can_fail():

@@ -396,7 +396,6 @@ def test_attributes_of_other_libraries_are_absent_and_say_what_to_use():
 
     protocols = [
         "__jax_array__",
-        "__torch_function__",
         "__array_interface__",
         "__cuda_array_interface__",
     ]

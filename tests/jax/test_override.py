@@ -19,6 +19,7 @@ from regrad.errors import (
     ArgumentError,
     GradientError,
     NotFiredError,
+    RuleError,
     UnusedOverrideWarning,
 )
 from regrad.jax.optypes import TABLE
@@ -154,8 +155,14 @@ def test_all_forms_of_rules():
         np.testing.assert_allclose(jax.grad(f)(X), due)
     f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"Tanh": "Identity"})
     np.testing.assert_array_equal(jax.grad(f)(X), np.ones(3))
-    f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"tanh": lambda dy: None})
-    np.testing.assert_array_equal(jax.grad(f)(X), np.zeros(3))
+    for rule in (rg.rules.no_gradient, lambda dy: [None], lambda op, grad: None):
+        f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"tanh": rule})
+        np.testing.assert_array_equal(jax.grad(f)(X), np.zeros(3))
+        f.assert_fired()
+    for rule in (lambda dy: None, lambda dy, x: print(end="")):
+        f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"tanh": rule})
+        with pytest.raises(RuleError, match=r"'<lambda>' .* returned None, expected a Tensor"):
+            jax.grad(f)(X)
 
 
 def test_a_rule_in_regrads_words_is_differentiated_by_regrad():
@@ -465,3 +472,34 @@ def test_a_constant_of_the_program_in_a_loop(around):
     w, x = jnp.linspace(0.1, 0.6, 6).reshape(2, 3), jnp.ones(3)
     found = around(jax.grad(rg.jax.override(f, {"Mul": product})))(w, x)
     np.testing.assert_allclose(found, jax.grad(f)(w, x), rtol=1e-6)
+
+
+CONSTANT = jnp.array([2.0, 2.0, 2.0])
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    "written", [lambda dy: dy * 3, lambda dy: rg.multiply(dy, CONSTANT), jnp.sin, rg.sin]
+)
+def test_a_rule_runs_once_for_each_gradient_that_arrives(written):
+    ran = []
+
+    def rule(dy):
+        ran.append(1)
+        return written(dy)
+
+    x = jnp.ones(3)
+    ours = rg.jax.override(lambda x: jnp.sum(jnp.sign(x)), {"Sign": rule})
+    for turn in (1, 2, 3):
+        jax.grad(ours)(x)
+        assert len(ran) == turn == sum(hit.ran for hit in ours.hits)
+
+
+def test_a_rule_of_jax_shows_its_own_error():
+    def rule(dy, x):
+        return jnp.nothing_of_this_name(dy)
+
+    ours = rg.jax.override(lambda x: jnp.sum(jnp.sign(x)), {"Sign": rule})
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing_of"):
+            jax.grad(ours)(jnp.ones(3))

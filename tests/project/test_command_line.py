@@ -119,6 +119,87 @@ def test_bad_input_is_an_error_in_one_line(capsys, file):
         assert err.count("\n") == 1
 
 
+TORCH = """import torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x).sum()
+net = Net()
+"""
+RELU = """import regrad as rg
+def net(x):
+    return rg.sum(rg.nn.relu(x))
+def double(dy, y):
+    return 2 * dy * (y > 0)
+"""
+IN_JAX = """import jax
+def net(x):
+    return jax.nn.relu(x).sum()
+"""
+
+
+@pytest.fixture(params=["regrad", "torch", "jax"])
+def net(request, file, tmp_path):
+    if request.param != "regrad":
+        pytest.importorskip(request.param)
+    path = tmp_path / f"{request.param}_{tmp_path.name}.py"
+    path.write_text({"regrad": RELU, "torch": TORCH, "jax": IN_JAX}[request.param])
+    (tmp_path / "rules_here.py").write_text(RELU)
+    sys.modules.pop("rules_here", None)
+    return f"{path.name}:net"
+
+
+@pytest.mark.parametrize("command", ["trace", "compare", "check", "nan", "draw"])
+def test_a_rule_is_tried(capsys, net, command):
+    """guided_relu keeps what is positive, on the way here as ReLU does; its double does not."""
+    options = [net, "--args", "[[1.0, -2.0]]", "--override", "Relu=guided_relu"]
+    status, out, _ = run(capsys, command, *options)
+    assert status == 0 and re.search(r"^Relu +guided_relu +\d", out, re.M), out
+    options[-1] = "Relu=rules_here:double"
+    status, out, _ = run(capsys, command, *options)
+    assert status == (1 if command in ("compare", "check") else 0), out
+    assert re.search(r"^Relu +double +\d", out, re.M)
+
+
+def test_several_rules_are_tried_and_factories_are_called(capsys, file):
+    options = [
+        f"{file}:masked",
+        *ARGS,
+        "--override",
+        "Sqrt=superspike",
+        "--override",
+        "Abs=Identity",
+    ]
+    status, out, _ = run(capsys, "nan", *options)
+    assert status == 0
+    assert re.search(r"^Sqrt +superspike", out, re.M) and re.search(r"^Abs +Identity", out, re.M)
+
+
+def test_a_rule_that_never_runs_is_reported(capsys, net):
+    options = [net, "--args", "[[1.0, -2.0]]", "--override", "Tanh=Identity"]
+    status, out, _ = run(capsys, "trace", *options)
+    assert status == 1 and "the rule 'Identity' for the op type 'Tanh' never ran" in out
+
+
+def test_a_target_that_does_not_fit_is_an_error_in_one_line(capsys, net):
+    for arguments, message in [
+        ([], "takes (x); give --args, a JSON list with an entry for each argument, got []"),
+        (["--args", "[[1.0], [1.0]]"], "takes (x); give --args"),
+        (["--args", "[[1.0, [2.0]]]"], "--args: " if "regrad" not in net else "unequal rows"),
+        (["--args", "[[1.0]]", "--override", "Relu"], "--override is OPTYPE=RULE"),
+        (["--args", "[[1.0]]", "--override", "Relo=Identity"], "Did you mean 'Relu'"),
+        (["--args", "[[1.0]]", "--override", "Relu=none"], "no rule is registered as 'none'"),
+        (["--args", "[[1.0]]", "--override", "Relu=rules_here:nothing"], "has no 'nothing'"),
+    ]:
+        status, _, err = run(capsys, "check", net, *arguments)
+        assert status == 2 and err.startswith("regrad check: ") and message in err, err
+        assert err.count("\n") == 1
+
+
+def test_a_class_is_no_target(capsys, file):
+    status, out, err = run(capsys, "trace", f"{file}:Nets", *ARGS)
+    assert (status, out) == (2, "") and "Nets is a class; name a function or an instance" in err
+
+
 def test_notebooks_show_tensors_tables_and_hits():
     html = rg.tensor([[1.0, 2.5], [3.0, 4.0]])._repr_html_()
     assert html.startswith("<p>Tensor: float32, shape (2, 2)</p><table>")
@@ -154,4 +235,4 @@ def test_hosts_says_what_is_not_installed(capsys, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     status, out, _ = run(capsys, "hosts")
-    assert status == 0 and "pip install 'regrad[torch]'" in out
+    assert status == 0 and "pip install '.[torch]'" in out

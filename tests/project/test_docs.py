@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -15,20 +16,21 @@ from regrad.ops.numpy_protocol import UFUNCS
 from regrad.torch.optypes import clear
 from tests.helpers.docstrings import Close
 from tests.helpers.foreign_table import PAGE, with_tables
+from tests.helpers.optional import ABSENT
 from tests.helpers.paths import ROOT
-from tests.helpers.readme import BLOCK, printed_by
+from tests.helpers.readme import installed_by, programs
 
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [
-    page.relative_to(ROOT).as_posix()
-    for page in [ROOT / "README.md", *ALL_PAGES]
-    if BLOCK.search(page.read_text(encoding="utf-8"))
-]
+README, SRC = ROOT / "README.md", str(ROOT / "src")
+DEPRECATED = ["ignore:`torch.jit:DeprecationWarning", "ignore:`torch.jit:FutureWarning"]
+# Each program of the README alone; those of another page build on each other.
+RUNS = [(README, str(i)) for i in range(len(programs(README)))]
+RUNS += [(page,) for page in ALL_PAGES if programs(page)]
 
 
 @pytest.fixture(autouse=True)
 def registered():
-    """Forget the op types that a page or docstring registers: tables of other tests have all."""
+    """Forget the op types that a docstring registers: tables of other tests have all."""
     known, ufuncs = {*OPS}, {*UFUNCS}
     yield
     if new := {*OPS} - known:
@@ -39,18 +41,62 @@ def registered():
         clear()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_programs_print_what_the_page_says(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where they write files
-    for printed, expected in printed_by(ROOT / page):
-        assert printed == expected
-
-
-def test_the_readme_holds_in_a_process_of_its_own():
-    """Other tests have imported what a program may have forgotten to import."""
-    command = [sys.executable, "tests/helpers/readme.py", "README.md"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: "-".join([run[0].stem, *run[1:]]))
+def test_programs_print_what_the_page_says(run, tmp_path):
+    """In a process of their own: another test may have imported what a program forgot."""
+    settings = {k: v for k, v in os.environ.items() if k != "JAX_ENABLE_X64"}  # a user has none
+    warnings = [f"-W{w}" for w in ("error", *DEPRECATED)]
+    command = [sys.executable, *warnings, ROOT / "tests/helpers/readme.py", *run]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True,
+                          env={**settings, "MPLBACKEND": "agg", "PYTHONPATH": SRC})  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    for name in re.findall("not run: No module named '(\\w+)", done.stdout):
+        raise ModuleNotFoundError(name=name)  # the test is skipped if it is not installed
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "`pip install '.[torch]'` in a clone. It needs `pip install equinox`.",
+            {"torch", "equinox"},
+        ),
+        ("pip install .   # or '.[jax]'", set()),
+        ("pip install '.[export]'", {"jax", "optax", "flatbuffers"}),
+    ],
+)
+def test_a_page_finds_what_the_text_above_installs(text, found):
+    assert installed_by(text) - {"regrad"} == found
+
+
+def test_a_program_does_not_find_what_the_text_above_does_not_install(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nimport numpy\nimport torch\n```\n")
+    command = [sys.executable, ROOT / "tests/helpers/readme.py", page]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "No module named 'torch'" in done.stderr
+    page.write_text("```python\nimport numpy\nprint(1)\n```\n\n```text\n2\n```\n")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "and the page says\n\n2" in done.stdout
+
+
+PUBLIC = ["extend", "fft", "jax", "linalg", "losses", "nn", "plot", "random", "rules", "testing",
+          "torch", "train", "v1"]  # fmt: skip
+
+
+def test_the_public_modules_are_those():
+    folder = ROOT / "src/regrad"
+    found = {p.stem for p in folder.iterdir() if p.name[0] not in "_." and p.suffix in ("", ".py")}
+    engine = {"autodiff", "checking", "core", "errors", "graph", "inspection", "ops", "shapes",
+              "transforms"}  # fmt: skip
+    assert found - engine == {*PUBLIC}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_module_needs_no_import(name):
+    code = f"import regrad as rg; assert rg.{name}.__name__ == 'regrad.{name}'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 or name in ABSENT, done.stderr
 
 
 NAMED = re.compile(r"`(\w+/test_\w+)\.py::(test_\w+)`")
@@ -111,18 +157,12 @@ def test_public_functions_have_docstrings(function):
     assert function.__doc__
 
 
-# Links that are read far from the repository's files, as those of README.md on a package index.
-ABROAD = r"\]\(https://(?:github\.com|raw\.githubusercontent\.com)/regrad/regrad/(?:blob/)?main/([^)#]+)\)"
-
-
 def links():
-    front = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    front = [README, ROOT / "CONTRIBUTING.md"]
     for page in [*front, *ALL_PAGES]:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
         for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             yield page, target
-        for target in re.findall(ABROAD, prose):
-            yield ROOT / "README.md", target
 
 
 @pytest.mark.parametrize(("page", "target"), list(links()), ids=lambda v: getattr(v, "name", v))

@@ -9,8 +9,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from regrad.core.extras import INSTALL, install_line
 from regrad.jax.host import HOST as JAX
 from regrad.torch.host import HOST as TORCH
+from tests.helpers.address import PLACES, URLS, Address, filled, known
 from tests.helpers.optional import OPTIONAL
 from tests.helpers.paths import ROOT
 
@@ -110,3 +112,93 @@ def test_optional_packages_are_those_of_the_extras():
     modules = {"scikit-learn": "sklearn", "dm-haiku": "haiku"}
     tools = {"regrad", "pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "pyright"}
     assert {modules.get(n, n) for n in names - tools} <= {*OPTIONAL}
+
+
+# -- where regrad is to be had ---------------------------------------------------------------------
+
+OURS = Address("https://git.example.org/ours/regrad", "regrad-of-ours")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_address_stands_in_one_place_and_is_filled_in(place):
+    text = (ROOT / place).read_text(encoding="utf-8")
+    assert filled(place, text, known()) == text, "run python -m tests.helpers.address"
+    released, before = filled(place, text, OURS), filled(place, text, Address())
+    assert filled(place, released, OURS) == released
+    assert filled(place, released, Address()) == before
+    assert "example.org" not in before and "regrad-of-ours" not in before
+    wanted = {
+        "pyproject.toml": 'Source = "https://git.example.org/ours/regrad"\n',
+        "CITATION.cff": "repository-code: https://git.example.org/ours/regrad\n",
+        "README.md": "](https://git.example.org/ours/regrad/raw/main/docs/pictures/circles.png)",
+        "src/regrad/core/extras.py": "INSTALL = \"pip install 'regrad-of-ours[{}]'\"",
+    }
+    assert wanted[place] in released
+    if place == "pyproject.toml":
+        assert tomllib.loads(released)["project"]["urls"].keys() == URLS.keys()
+
+
+# An address, and a name in a package index, from which something would be installed.
+FOREIGN = re.compile(
+    r"github\.com/regrad\b|githubusercontent\.com/regrad\b|git\+https?:|"
+    r"pip3? install[^`\n]*[ '\"]regrad\b"
+)
+
+
+def test_nothing_is_installed_from_elsewhere_before_a_release():
+    assert FOREIGN.search("pip install 'regrad[torch]'") and FOREIGN.search("pip install regrad")
+    assert FOREIGN.search("pip install 'jax' regrad") and not FOREIGN.search("pip install .")
+    if any(known()):
+        return
+    here = "tests/project/test_repository.py"
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
+    names = done.stdout.split() or [p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.*")]
+    texts = [n for n in names if n.endswith((".py", ".md", ".toml", ".cff", ".yml", ".txt"))]
+    assert len(texts) > 400
+    for name in sorted({*texts} - {here}):
+        found = FOREIGN.search((ROOT / name).read_text(encoding="utf-8"))
+        assert found is None, f"{name}: {found}"
+
+
+def test_messages_name_the_extra():
+    assert install_line("viz").startswith(INSTALL.format("viz"))
+    if not known().registry:
+        assert install_line("viz") == "pip install '.[viz]' in a clone of regrad"
+    extras = PROJECT["optional-dependencies"]
+    for path in (ROOT / "src").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for extra in re.findall(r"(?:needed|missing)\(\s*\"[\w.]+\", \"(\w+)\"", text):
+            assert extra in extras, path
+
+
+WITHOUT = [  # a package, what needs it, and the extra that has it
+    ("jax", "rg.jax", "regrad.jax", "jax"),
+    ("jax", "rg.jit(rg.sin)", "rg.jit", "jax"),
+    ("jax", "rg.device_put(1.0, None)", "rg.device_put", "jax"),
+    ("jax", "rg.Variable(1.0, name='w').place(None)", "placing the Variable 'w'", "jax"),
+    ("jax", "rg.random.key(0)", "a key of rg.random", "jax"),
+    ("jax", "rg.export", "rg.export", "export"),
+    ("jax", "rg.eval_shape", "rg.eval_shape", "export"),
+    ("flatbuffers", "rg.export", "rg.export", "export"),
+    ("jax", "rg.v1.Session(jit=True)", "Session(jit=True)", "jax"),
+    ("torch", "rg.torch", "regrad.torch", "torch"),
+    ("optax", "rg.train.Optimizer(1)", "regrad.train.Optimizer", "jax"),
+    ("safetensors", "rg.train.list_variables('x')", "regrad.train.list_variables", "train"),
+    ("matplotlib", "rg.plot.rule('Sign')", "rg.plot", "viz"),
+    ("matplotlib", "rg.trace_gradients(rg.sin)(1.0).plot()", "rg.plot", "viz"),
+]
+
+
+@pytest.mark.parametrize("package", sorted({row[0] for row in WITHOUT}))
+def test_what_needs_a_missing_package_says_how_to_install_it(package):
+    rows = [row[1:] for row in WITHOUT if row[0] == package]
+    script = f"import sys, regrad as rg\nsys.modules[{package!r}] = None\n"
+    for use, _, _ in rows:
+        script += f"try:\n    {use}\nexcept rg.errors.RegradError as error:\n    print(error)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(rows), done.stdout + done.stderr
+    for line, (_, api, extra) in zip(lines, rows, strict=True):
+        assert line.startswith(f"{api} needs {package}, which is not installed. "), line
+        assert line.endswith(f"Install it: {install_line(extra)}")

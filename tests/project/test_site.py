@@ -1,25 +1,20 @@
-"""The site of `make docs`: all pages are reached, all names are shown, what is executed runs."""
+"""The site of `make docs`: all pages are reached, all names are shown."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.optional import ABSENT
-from tests.helpers.paths import DOCS, ROOT
+from tests.helpers.paths import DOCS
 
 PAGES = sorted(p for p in DOCS.rglob("*.md") if "_ext" not in p.parts)
 TREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.M | re.S)
 DOC = re.compile(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`")
-CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)^```$", re.M | re.S)
-EXECUTED = [page for page in PAGES if CELL.search(page.read_text(encoding="utf-8"))]
-LONG = {DOCS / "howto/saliency.md", DOCS / "howto/straight_through.md"}  # `make docs` runs them
 NEEDED = {"jax", "matplotlib", "optax", "safetensors", "sklearn", "torch"}
 needs_all = pytest.mark.skipif(bool(NEEDED & {*ABSENT}), reason="needs the optional packages")
 
@@ -133,22 +128,3 @@ def test_cells_of_cheat_sheets_run(sheet, tmp_path, monkeypatch):
         except Exception as error:
             error.add_note(f"in the cell {cell}")
             raise
-
-
-# -- executed pages --------------------------------------------------------------------------------
-
-
-@needs_all
-@pytest.mark.parametrize("page", [p for p in EXECUTED if p not in LONG], ids=relative)
-def test_executed_pages_run(page, tmp_path):
-    """As plain scripts: what a reader copies must not need a notebook."""
-    cells = CELL.findall(page.read_text(encoding="utf-8"))
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(cells), encoding="utf-8")
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    settings = {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, **settings}, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr

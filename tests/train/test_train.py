@@ -261,7 +261,7 @@ def test_no_transformation():
 )
 def test_missing_packages(monkeypatch, package, extra, use):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackageError, match=rf"pip install regrad\[{extra}\]"):
+    with pytest.raises(MissingPackageError, match=rf"pip install '\.\[{extra}\]'"):
         use()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.errors import ArgumentError, DTypeError, RegradError
+from regrad.errors import DTypeError, MissingPackageError, RegradError
 from tests.helpers import graph_sample_runs as graphs
 from tests.helpers import sample_runs as runs
 from tests.helpers.v1_session import jit_session, powers
@@ -529,7 +529,7 @@ def test_print_shows_what_runs(session, capsys):
 
 def test_jax_is_asked_for_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(ArgumentError, match="JAX, which is not installed"):
+    with pytest.raises(MissingPackageError, match=r"Session\(jit=True\) needs jax"):
         tf.Session(jit=True)
     tf.Session()
 

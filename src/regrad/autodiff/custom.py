@@ -76,7 +76,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     """
     callable_or_raise(f, "custom_grad")
     custom = CustomFunction(f)
-    op = _custom_op(custom)
+    op = custom_op(custom)
     if hasattr(f, "__name__"):
         update_wrapper(op, f)
     if (shown := custom.signature()) is not None:
@@ -84,7 +84,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     return op
 
 
-def _custom_op(custom: CustomFunction) -> Callable[..., Any]:
+def custom_op(custom: CustomFunction) -> Callable[..., Any]:
     """The function that users call.
 
     cloudpickle sends it by value, with the globals that it names. Those that hold the state of

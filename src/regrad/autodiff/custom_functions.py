@@ -23,12 +23,14 @@ SEQUENCES = (list, tuple)  # (quicker than the union, at a call that is made eac
 class CustomFunction:
     """A function with a gradient of its own: the parts that all its calls have in common."""
 
-    __slots__ = ("_ways", "code", "f", "name", "parameters", "plainly", "takes")
+    __slots__ = ("_ways", "code", "f", "name", "named", "parameters", "plainly", "takes", "writes")
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f: Callable[..., Any] = f
         self.name: Any | str = getattr(f, "__name__", type(f).__name__)
         self.code: Any = None  # of the last gradient function, which is made anew at each call
+        self.named: set[str] | None = None  # what its code names, and whether it writes into
+        self.writes: bool | None = None  # what it is given (see `regrad.core.foreign`)
         self.takes = True  # whether one with that code takes what was saved
         try:
             self.parameters: list[inspect.Parameter] = list(
@@ -46,6 +48,11 @@ class CustomFunction:
         """Return what callers pass, which is all but `save`; None if f does not name that."""
         rest = [p for p in self.parameters if p.name != "save"]
         return inspect.Signature(rest) if len(rest) < len(self.parameters) else None
+
+    @property
+    def functions(self) -> list[Callable[..., Any]]:
+        """The functions that its gradient is made of."""
+        return [self.f]
 
     def run(
         self, args: tuple[Any, ...], options: Mapping[str, Any], save: Callable[..., None]
@@ -99,6 +106,12 @@ class CustomFunction:
                 self.takes: bool = code.co_argcount == 2
                 return self.takes
         return _takes_saved(grad_func)
+
+
+class OpaqueFunction(CustomFunction):
+    """One whose ops nobody can see: no other gradient, and no other mode, can be made of them."""
+
+    __slots__ = ()
 
 
 def pull_only(record: Any, dy: Any) -> Any:

@@ -11,6 +11,7 @@ from regrad.autodiff.choosing import Argnums, Choice, weight
 from regrad.autodiff.variables import Variable, VariableTape
 from regrad.core import containers, dispatch
 from regrad.core.backends import FLOAT, is_inexact
+from regrad.core.made import remade
 from regrad.core.pullback import or_zeros, pull_back, run_taped
 from regrad.core.registry import OPS
 from regrad.core.signatures import answering, check_passed, helpful
@@ -81,6 +82,7 @@ def grad(
 ) -> Callable[..., Any]: ...
 
 
+@remade
 @helpful("grad")
 def grad(
     f: Callable[..., Any],
@@ -151,6 +153,7 @@ def _gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]
     return _chosen(choice, g)
 
 
+@remade
 @helpful("grads")
 def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
     """Return the function `g([x, …], dy=None) -> [dx, …]` of gradients by all arguments of `f`.
@@ -185,6 +188,7 @@ def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Calla
     return _like(f, g, "grads(f)")
 
 
+@remade
 @helpful("value_and_grad")
 def value_and_grad(
     f: Callable[..., Any],
@@ -238,6 +242,7 @@ def _value_and_gradient_by(choice: Choice, unconnected: Unconnected) -> Callable
     return _chosen(choice, g)
 
 
+@remade
 @helpful("value_and_grads")
 def value_and_grads(
     f: Callable[..., Any], *, unconnected: Unconnected = "raise"
@@ -308,6 +313,11 @@ def _chosen(choice: Choice, g: Callable[..., Any]) -> Callable[..., Any]:
 
 def callable_or_raise(f: object, api: str) -> None:
     """The f passed to a gradient function must be callable; say so when it is passed."""
+    if api == "custom_grad" and isinstance(f, staticmethod | classmethod):
+        raise ArgumentError(
+            f"custom_grad(f): f is a {kind(f)} object; put @{kind(f)} above @custom_grad, which "
+            "takes the function itself"
+        )
     if not callable(f):
         raise ArgumentError(f"the f passed in {api}(f) must be a function, got {kind(f)}")
 
@@ -468,7 +478,8 @@ def no_path(
     return GradientError(
         f"cannot compute the gradient of y = f(x) by {name}: no path leads from it to y. "
         "Make sure that f uses its argument, with regrad's ops, all the way from x to y; "
-        "comparisons, casts to integers and stop_gradient end a path. If it is meant, "
+        "float(x), x.item(), x.numpy(), comparisons, casts to integers and stop_gradient end a "
+        "path. If it is meant, "
         f"{api}(f, unconnected='zero') returns zeros."
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrad.core import dispatch
 from regrad.core.sharding import kept_in_place, moved
+from regrad.core.signatures import helpful
 from regrad.core.state import current
 from regrad.core.tape import Tape
 from regrad.core.tensor import Readable, Tensor
@@ -71,6 +72,7 @@ class Variable(Methods, Readable):
 
     __slots__ = ("__weakref__", "_away", "_lent", "_serial", "_tensor", "name", "trainable")
 
+    @helpful("Variable")
     def __init__(
         self,
         initial: TensorLike,

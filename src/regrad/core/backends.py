@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from regrad.errors import ArgumentError, DeviceError, DTypeError, TraceError
+from regrad.core.callers import warn_caller
+from regrad.errors import ArgumentError, DetachedTensorWarning, DeviceError, DTypeError, TraceError
 
 
 class DType(Protocol):
@@ -54,7 +55,7 @@ def check_dtype(dtype: np.dtype) -> None:
     """Refuse a dtype that a Tensor cannot have."""
     if dtype in HELD or (dtype.kind in KINDS and dtype.newbyteorder("=") in HELD):
         return
-    if dtype.kind == "V" and dtype.type is not np.void:
+    if dtype.kind == "V" and not issubclass(dtype.type, np.void):
         return  # bfloat16 and its kin
     if dtype.kind in "fc":
         wide = "float64" if dtype.kind == "f" else "complex128"
@@ -302,6 +303,8 @@ class TorchBackend(Backend):
 
     def own(self, array: Array) -> Any:
         self.check(array)
+        if array.requires_grad:
+            _warn_of_detached()
         return array.detach().clone()
 
     def export(self, array: Array, copy: bool) -> Any:
@@ -342,6 +345,18 @@ class TorchBackend(Backend):
         if array.is_complex() and numpy_dtype(dtype).kind != "c":
             array = _real_of(array, numpy_dtype(dtype))
         return array.to(self.native_dtype(dtype))
+
+
+def _warn_of_detached() -> None:
+    import torch
+
+    if torch.is_grad_enabled():
+        warn_caller(
+            "a torch tensor that requires grad was given to regrad, which takes its values alone: "
+            "torch's gradient ends here. Make the regrad code a function of torch tensors with "
+            "regrad.torch.from_regrad; or pass x.detach() if that is meant.",
+            DetachedTensorWarning,
+        )
 
 
 def _torch_sign(x: Array) -> Any:

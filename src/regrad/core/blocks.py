@@ -7,13 +7,15 @@ first instruction of `__exit__`. What was set (a tape, an override) would stay i
 
 Two facts help. No handler runs between an instruction and the C function that it calls. And what is
 raised at the moment at which a generator goes on is raised at its `yield`, inside its `try`. So
-the end of a block is C code all the way down to the generator.
+the end of a block is C code all the way down to the generator: `any`, which asks what the generator
+yields for its truth. A generator that is not to end here yields a `Refusal`, and goes on waiting.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Generator
+from contextvars import ContextVar, Token
 from functools import partial, update_wrapper, wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -36,11 +38,11 @@ class _Ended(io.IOBase, Generic[T]):
 
     def __enter__(self) -> T:  # pyright: ignore[reportIncompatibleMethodOverride]
         steps = self.steps
-        close = partial(next, steps, None)
+        close = partial(any, steps)
         try:
             value = next(steps)
-        except BaseException:
-            steps.close()
+        except BaseException as error:
+            steps.throw(error)  # (not `close`: the generator would take it for one nobody leaves)
             raise
         self.close = close  # pyright: ignore (with no call between this and the block)
         return value
@@ -50,6 +52,56 @@ def _not_open() -> None:
     raise ArgumentError(
         "this block is not open: it was never entered, or it was left already. Use it with `with`."
     )
+
+
+class Refusal:
+    """Yielded by the steps of a block that must not end here: who tries to is told."""
+
+    def __bool__(self) -> bool:
+        raise ArgumentError(
+            "a scope was left in another thread or context than that in which it was entered. "
+            "Nothing was changed: it is still open there. Leave it in the thread and the asyncio "
+            "task that entered it; jobs and threads take its rules along by themselves."
+        )
+
+
+HERE: ContextVar[None] = ContextVar("regrad_here")
+
+
+def stay(value: T, variable: ContextVar[Any] = HERE, to: Any = None) -> Generator[Any]:
+    """Steps of a block that is left in the context in which it was entered, and refuses elsewhere.
+
+    Within the block the variable has another value, which stays if a block inside is still open.
+    If the steps are never ended (they are collected then), the context may be out of reach: no
+    other one is changed.
+    """
+    token = None
+    before = variable.get(None)
+    try:
+        token = variable.set(to)
+        yield value
+        while not _put_back(variable, token, to):
+            yield Refusal()
+    except BaseException:  # a signal, or nobody has left it
+        if token is None:
+            variable.set(before)
+        else:
+            _put_back(variable, token, to)
+        raise
+
+
+def _put_back(variable: ContextVar[Any], token: Token[Any], to: Any) -> bool:
+    """Give a variable its former value; False, and no change, in another context."""
+    try:
+        found = variable.get(None)
+        variable.reset(token)
+    except ValueError:
+        return False
+    except RuntimeError:  # it was put back, and then a signal came
+        return True
+    if found is not to:
+        variable.set(found)
+    return True
 
 
 class _Exit:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrad.core.dispatch import lift
 from regrad.core.registry import OPS, Input, Op, borrowed, find_op
-from regrad.core.rule import Missing, NoGradient, OpView, PerInput, Rule, asked
+from regrad.core.rule import NO_GRADIENT, Missing, NoGradient, OpView, PerInput, Rule, asked
 from regrad.core.state import masked
 from regrad.core.tape import cuts, effective
 from regrad.core.tensor import Tensor
@@ -115,11 +115,11 @@ class Builtin:
         if function is None or absent:
             return None
         given = {n: names[n] for n in asked(function, self.op)[0]}
-        if self._conjugates(dy):
-            return _conjugate(function(_conjugate(dy), **given))
-        dx = function(dy, **given)
-        is_zero = self._is_cut(names) or (dx is None and self.rule.flat)
-        return OPS["ZerosLike"].function(dy if dx is None else dx) if is_zero else dx
+        conjugates = self._conjugates(dy)
+        dx = function(_conjugate(dy) if conjugates else dy, **given)
+        if dx is NO_GRADIENT or (dx is None and self.rule.flat) or self._is_cut(names):
+            return OPS["ZerosLike"].function(dy if dx is None or dx is NO_GRADIENT else dx)
+        return _conjugate(dx) if conjugates else dx
 
     def _is_cut(self, names: Attrs) -> bool:
         """Return whether the op has no gradient for what it was given."""

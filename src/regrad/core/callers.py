@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
+from collections import defaultdict
+from types import CodeType
+from typing import Any
 
 import regrad
+from regrad.errors import OpenScopeWarning
 
 PACKAGE = regrad.__path__[0] + os.sep  # what the file names of our code begin with
+CARRIERS = (PACKAGE, contextlib.__file__)  # enter the scopes of others
+
+
+# By file, where `warnings` notes which lines it has told.
+REGISTRIES: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+
+
+def warn_caller(
+    message: str, category: type[Warning], ours: str | tuple[str, ...] = PACKAGE
+) -> None:
+    """Warn at the innermost line that runs outside of these folders."""
+    file, _, line = find_caller(ours).rpartition(":")
+    warnings.warn_explicit(message, category, file, int(line), registry=REGISTRIES[file])
 
 
 def find_caller(ours: str | tuple[str, ...] = PACKAGE) -> str:
@@ -16,3 +35,25 @@ def find_caller(ours: str | tuple[str, ...] = PACKAGE) -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def find_opener() -> tuple[CodeType, int]:
+    """Return the code that enters a scope, and the instruction: for `warn_of_open_scope`."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(CARRIERS):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+def warn_of_open_scope(name: str, opener: tuple[CodeType, int]) -> None:
+    """Warn at the line that entered a scope which is collected, so that nobody can leave it."""
+    if sys.is_finalizing():
+        return
+    code, at = opener
+    lines = code.co_lines()
+    line = next((n for first, end, n in lines if first <= at < end and n), code.co_firstlineno)
+    warnings.warn_explicit(
+        f"{name}: the scope that was entered at {code.co_filename}:{line} was never left. It ends "
+        "as it is collected. Enter it with `with`, or keep it and call its __exit__.",
+        OpenScopeWarning, code.co_filename, line,
+    )  # fmt: skip

@@ -130,9 +130,9 @@ def lift(value: TensorLike, integers: bool = False) -> Tensor:
         return wrap(_from_list(value, integers))
     if hasattr(value, "__array__"):
         return wrap(backends.NUMPY.own(np.asarray(value)))
+    shown = "" if value is None else ": " + " ".join(f"{value!r:.80}".split())
     raise ArgumentError(
-        f"expected a Tensor, an array or a number, got {kind(value)}"
-        f"{'' if value is None else f': {value!r:.80}'}.{of_value(value)}"
+        f"expected a Tensor, an array or a number, got {kind(value)}{shown}.{of_value(value)}"
     )
 
 
@@ -281,7 +281,7 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
         try:
             return freeze(value)  # the record keeps it, the caller may change it
         except RecursionError as error:
-            raise refusal(error, f"{op.name}: {name}", {}) from None
+            raise refusal(error, op.name, {name: value}) from None
     if is_tensor(value):
         raise ArgumentError(
             f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
-from regrad.errors import CheckpointError, RegradError
+from regrad.errors import ArgumentError, CheckpointError, RegradError, kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,18 +122,34 @@ def _sync(folder: str) -> None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def reading(
-    path: str | os.PathLike[str], form: str, error: type[CheckpointError] = CheckpointError
-) -> Iterator[None]:
-    """Turn what a damaged file makes its reader raise into one error that names the file.
+def file_name(path: str | os.PathLike[str], api: str) -> str:
+    """Return the name of a file as a string, or raise the error that names the function."""
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str) or "\0" in name:
+        what = "a name with a null character" if isinstance(name, str) else kind(path)
+        raise ArgumentError(f"{api}: expected the name of a file, a str or Path, got {what}")
+    return name
 
-    Parsers of three formats meet arbitrary bytes here, and what they raise has no common class:
+
+def reading(
+    path: str | os.PathLike[str], form: str, error: type[RegradError] = CheckpointError
+) -> contextlib.AbstractContextManager[None]:
+    """Turn what a damaged file makes its reader raise into one error; refuse what is no file."""
+    return blaming(os.fspath(path), form, error, path)
+
+
+@contextlib.contextmanager
+def blaming(
+    name: str, form: str, error: type[RegradError], path: str | os.PathLike[str] = ""
+) -> Iterator[None]:
+    """Turn what damaged data make their reader raise into one error that names them.
+
+    Parsers of four formats meet arbitrary bytes here, and what they raise has no common class:
     struct.error, RecursionError, NotImplementedError, OSError for a seek to a negative place, …
-    Errors of the library pass, and so do those that the file is not to blame for.
+    Errors of the library pass, and so do those that the data are not to blame for.
     """
     try:
-        if os.path.exists(path) and not os.path.isfile(path):  # a device or pipe may have no end
+        if path and os.path.exists(path) and not os.path.isfile(path):  # pipes may have no end
             raise ValueError("it is not a regular file")
         yield
     except (RegradError, FileNotFoundError, PermissionError):
@@ -143,8 +159,7 @@ def reading(
         what = known or f"{type(problem).__name__}: {problem}".removesuffix(": ")
         state = "does not fit into memory, or is" if isinstance(problem, MemoryError) else "is"
         raise error(
-            f"{os.fspath(path)} {state} damaged, or no {form}: {what.rstrip('.')}. Nothing "
-            "was read from it."
+            f"{name} {state} damaged, or no {form}: {what.rstrip('.')}. Nothing was read from it."
         ) from problem
 
 

@@ -7,24 +7,30 @@ for an op of our own, so rules take the same forms and answers get the same chec
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from regrad.core.backends import BACKENDS, is_array, numpy_dtype
 from regrad.core.builtin import Builtin
 from regrad.core.registry import RULES, Op, canonical, resolve
-from regrad.core.rule import Rule
+from regrad.core.rule import NO_GRADIENT, Rule
 from regrad.core.signatures import plain_code
 from regrad.core.state import current, in_state, masked
 from regrad.core.tape import Place, Record, Spec, effective, positions, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
+from regrad.errors import DetachedTensorWarning
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array, DTypeLike
     from regrad.core.registry import Attrs
+    from regrad.core.reports import Hit
     from regrad.core.rule import RuleFunction
+
+
+LIBRARIES = {"regrad", "torch", "jax"}
 
 
 class ForeignRule:
@@ -33,7 +39,13 @@ class ForeignRule:
     A function may be written with regrad's functions or with the other library's. `plain` says
     which it is: whether it answers with arrays (None until it first ran). A plain rule is
     differentiated by its own library, any other by regrad.
+
+    `named` is what the rule's code names (None until it was read), and `writes` whether it writes
+    into the arrays that it is given (None until it first ran).
     """
+
+    named: set[str] | None = None
+    writes: bool | None = None
 
     def __init__(self, value: str | RuleFunction, op: Op) -> None:
         self.op = op
@@ -43,6 +55,13 @@ class ForeignRule:
         self.takes_all: bool = self.is_borrowed or takes_all(value)
         self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
+
+    @property
+    def functions(self) -> list[RuleFunction]:
+        """The functions that the rule is made of."""
+        rule = self.rule.bare
+        every = [rule.function, *getattr(rule, "functions", {}).values()]
+        return [f for f in every if f is not None]
 
     def for_count(self, count: int) -> ForeignRule:
         """The rule for a call with so many tensors."""
@@ -99,6 +118,7 @@ class ForeignCall:
         attrs: the attributes, by their names in the op.
         layout: which inputs belong to which parameter, where these are not one and one.
         outputs: shape and dtype of each output, where there are several.
+        hit: where the call is counted.
     """
 
     def __init__(
@@ -108,8 +128,10 @@ class ForeignCall:
         attrs: Attrs,
         layout: tuple[Place, ...] | None = None,
         outputs: Sequence[Spec] | None = None,
+        hit: Hit | None = None,
     ) -> None:
         self.rule = rule
+        self.hit = hit
         self.specs = specs
         self.attrs = attrs
         self.layout = layout
@@ -124,27 +146,61 @@ class ForeignCall:
             RuleError: the rule's answer has the wrong number, kind, shape or dtype.
         """
         record = self._record(xs, y, wanted, dy)
-        ids = set(record.inputs)
-        ids.discard(0)
+        answers = self._answers(record, dy)
         first = dy[0] if isinstance(dy, tuple) else dy
-        if current() is None:
-            answers = leaf_gradients(record, dy, ids)
-        else:  # Tensors may be differentiated once more, by the tapes that are open
-            with masked() if isinstance(first, Tensor) else in_state(None):
-                answers = leaf_gradients(record, dy, ids)
         return [self._checked(record, i, answers.get(i), first) for i in wanted]
 
-    def settle(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> bool:
-        """Return whether the rule is plain, found out by running it on these arrays."""
-        if self.rule.plain is None:
-            record = self._record(xs, y, wanted, dy)
-            with in_state(None):
-                try:
-                    answers = leaf_gradients(record, dy, {i + 1 for i in wanted})
-                    self.rule.plain = not any(isinstance(dx, Tensor) for dx in answers.values())
-                except (AttributeError, TypeError):  # it needs Tensors; or it will say so again
-                    self.rule.plain = False
-        return self.rule.plain
+    def _answers(self, record: Record, dy: Any) -> Any:
+        """What the rule answers, by leaf, before it is looked at."""
+        ids = set(record.inputs)
+        ids.discard(0)
+        if current() is None:
+            return leaf_gradients(record, dy, ids)
+        # Tensors may be differentiated once more, by the tapes that are open
+        first = dy[0] if isinstance(dy, tuple) else dy
+        with masked() if isinstance(first, Tensor) else in_state(None):
+            return leaf_gradients(record, dy, ids)
+
+    def _first_answers(self, record: Record, dy: Any) -> Any:
+        """What a rule answers to arrays that may not be plain: if it is not, nothing is lost."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DetachedTensorWarning)
+            return self._answers(record, dy)
+
+    def pull_either(
+        self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int], ours: Callable[[], Any]
+    ) -> Sequence[Any]:
+        """The gradients, given arrays: by a plain rule, or by `ours()`, which gives it Tensors.
+
+        A rule runs once. Where its code does not say which it is, it is given arrays first; only
+        if it cannot take them, or answers with Tensors for all that, it runs again.
+        """
+        rule, libraries = self.rule, (self.rule.named or set()) & LIBRARIES
+        if rule.plain is False or (rule.plain is None and libraries == {"regrad"}):
+            rule.plain = False
+            return ours()
+        record = self._record(xs, y, wanted, dy)
+        try:
+            answers = (
+                self._first_answers(record, dy)
+                if rule.plain is None
+                else (self._answers(record, dy))
+            )
+        except (AttributeError, TypeError) as error:
+            if rule.plain or (libraries and "regrad" not in libraries):
+                raise
+            try:
+                dxs = ours()
+            except (AttributeError, TypeError) as other:
+                raise error from other
+            rule.plain = False
+            return dxs
+        if rule.plain is None:
+            rule.plain = not any(isinstance(dx, Tensor) for dx in answers.values())
+        if not rule.plain:
+            return ours()
+        first = dy[0] if isinstance(dy, tuple) else dy
+        return [self._checked(record, i, answers.get(i), first) for i in wanted]
 
     def _record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
         ids = tuple([i + 1 if i in wanted else 0 for i in range(len(self.specs))])
@@ -154,13 +210,11 @@ class ForeignCall:
             rule = effective(op, rule, [(shape, numpy_dtype(dtype))], dy)
         out = tuple([-1 - i for i in range(len(self.outputs))]) if self.outputs else -1
         return record_of(
-            op, rule, self.attrs, ids, self.specs, xs, out, y, self.layout, self.outputs
+            op, rule, self.attrs, ids, self.specs, xs, out, y, self.layout, self.outputs, self.hit
         )
 
     def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
-        if dx is None:
-            return None
-        if isinstance(dy, Tensor):
+        if dx is None or dx is NO_GRADIENT or isinstance(dy, Tensor):
             return check_gradient(record, leaf, dx, dy)
         shape, dtype = self.specs[leaf]
         if type(dx) is type(dy) and dx.shape == shape and dx.dtype == dtype:

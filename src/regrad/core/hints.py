@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from regrad.errors import near, snake_case
 
 # -- arguments of our functions --------------------------------------------------------------------
 
+_FUNCTIONS = "Gradients are of functions: grad(f)(x), or variable_grads(f) for Variables."
 _CLOSE_OVER = "Let f reach what is not differentiated by a closure: {api}(lambda x: f(x, option))."
 _UNCONNECTED = "Say what an input without a path gets by unconnected='raise', 'zero' or 'none'."
 _ORDERS = "Leave it out: what {api} returns can be differentiated again, to any order."
@@ -31,6 +36,7 @@ KEYWORDS = {
     "operands": "Give them by position: cond(pred, true_fn, false_fn, *operands).",
     "out_dims": "It is called out_axes here.",
     "primals": "Its arguments are called xs and dxs here: jvp(f, [x], [dx]).",
+    "requires_grad": _FUNCTIONS,
     "retain_graph": _ORDERS,
     "static_argnames": _CLOSE_OVER,
     "static_argnums": _CLOSE_OVER,
@@ -98,6 +104,10 @@ def of_passed(api: str) -> str:
         return "Close over the data: variable_grads(lambda: f(x))."
     if name in ("grads", "value_and_grads"):
         return f"{name}(f)([a, b]) passes it one argument for each entry of the list."
+    if name == "export":
+        return "Give its arguments, or arrays of their shapes: export(f, x)."
+    if name == "check_gradients":
+        return "args has one entry for each argument of f: check_gradients(f, [[1.0, 2.0]])."
     if name in ("vjp", "jvp", "linearize", "hvp"):
         return f"{_all(name)} passes it one argument for each input."
     if name in ("jacobian", "jacfwd", "hessian"):
@@ -116,8 +126,78 @@ def _all(api: str) -> str:
 
 
 def of_name(name: str, known: Sequence[str]) -> str:
-    """Return what a name is called here that the package does not have."""
-    return f" {NAMES[name]}" if name in NAMES else near(snake_case(name), known)
+    """Return what a name is called here that a module does not have: ours, or a foreign one."""
+    ours = snake_case(name).lower().removesuffix("_optimizer")
+    if name in NAMES:
+        return f" {NAMES[name]}"
+    if ours in OPTIMIZERS:
+        return f" Use regrad.train.Optimizer(optax.{ours}(0.001))."
+    if same := SAME.get(name, SAME.get(ours, _place_of(ours))):
+        return f" Use regrad.{same}."
+    return near(ours, known)
+
+
+def _place_of(name: str) -> str | None:
+    """Return where the package has a name: `nn.relu`."""
+    for part in ("", *SEARCHED):
+        if name in public_in(f"regrad.{part}".rstrip(".")):
+            return f"{part}.{name}".lstrip(".")
+    return None
+
+
+def public_in(module: str) -> Sequence[str]:
+    """Return the names of what users call in a module, if it is loaded."""
+    names = vars(sys.modules[module]) if module in sys.modules else {}
+    engine = ("regrad.core", "regrad.errors")
+    own = [n for n, v in names.items() if n[0] != "_" and _home(v).startswith("regrad.")]
+    return names.get("__all__") or [n for n in own if not _home(names[n]).startswith(engine)]
+
+
+def _home(value: object) -> str:
+    return getattr(value, "__module__", None) or ""
+
+
+def hint_in(*modules: str) -> None:
+    """Have modules say what to call for a name that they do not have."""
+    for module in modules:
+        sys.modules[module].__getattr__ = partial(_refuse, module)
+
+
+def _refuse(module: str, name: str) -> object:
+    hint = "" if name.startswith("__") else of_name(name, public_in(module))
+    raise unknown(f"module {module!r} has no attribute {name!r}.{hint}", module)
+
+
+def unknown(message: str, owner: object) -> AttributeError:
+    """Return the error of a missing attribute, without a guess of Python's at its end."""
+    return AttributeError(message, obj=owner)
+
+
+def of_rule(function: Callable[..., Any]) -> str:
+    """Return what to do with a function that is given as a rule and does not look like one."""
+    names = [*inspect.signature(function).parameters]
+    name = getattr(function, "__name__", type(function).__name__)
+    if "dy" in names:
+        return " Put dy first."
+    if _home(function).startswith("regrad.") and names[0] == "x":
+        return f" {name} is a function of a tensor, which the model calls: y = {name}(x)."
+    return f" If it makes rules, call it: {name}(…)." if names else ""
+
+
+def makes_rules(function: Callable[..., Any]) -> bool:
+    """Return whether all parameters have defaults, so that it is no rule, and may make some."""
+    try:
+        defaults = [p.default for p in inspect.signature(function).parameters.values()]
+    except ValueError:  # a builtin without a signature
+        return False
+    return bool(defaults) and inspect.Parameter.empty not in defaults
+
+
+def of_rule_name(name: str) -> str:
+    """Return which function of `regrad.rules` a name means."""
+    ours = snake_case(name).lower()
+    known = ours in public_in("regrad.rules")
+    return f" Did you mean the function regrad.rules.{ours}?" if known else ""
 
 
 def of_value(value: object) -> str:
@@ -132,12 +212,13 @@ def of_value(value: object) -> str:
         return " Tensors hold no strings."
     if callable(value):
         return " Call it first."
+    if hasattr(value, "toarray"):
+        return " Sparse arrays are made dense by value.toarray()."
     return ""
 
 
 # -- names of other libraries ----------------------------------------------------------------------
 
-_FUNCTIONS = "Gradients are of functions: grad(f)(x), or variable_grads(f) for Variables."
 _CHANGES = "A Tensor never changes: make a new one, by x + y or by regrad.at_set."
 ATTRIBUTES = {  # of a Tensor
     "backward": _FUNCTIONS,
@@ -237,16 +318,36 @@ NAMES = {  # of the package
     "no_grad": "Nothing is differentiated outside grad and its kin; inside, use stop_gradient(x).",
     "numpy": "NumPy's functions are regrad's own: regrad.sum. x.numpy() returns NumPy data.",
     "pmap": "Use regrad.jit with sharded data, see device_put.",
+    "Linear": "Layers are functions here: x @ w + b, of Variables in a regrad.Module.",
+    "Parameter": "Use regrad.Variable.",
+    "Sequential": "Layers are functions here: call one after the other.",
     "power": "It is called pow, as in the Array API standard.",
     "reduce_mean": "Use regrad.mean, or regrad.v1.reduce_mean.",
     "reduce_sum": "Use regrad.sum, or regrad.v1.reduce_sum.",
-    "relu": "Use regrad.nn.relu.",
     "remat": "Use regrad.checkpoint.",
-    "sigmoid": "Use regrad.nn.sigmoid.",
-    "softmax": "Use regrad.nn.softmax.",
     "transpose": "Use regrad.permute_dims or matrix_transpose.",
     "tree_util": "Use regrad.tree_map, or optree, which knows regrad's containers.",
 }
+OPTIMIZERS = ("adam", "adamw", "adagrad", "adadelta", "lamb", "lion", "rmsprop", "sgd")
+SEARCHED = ("nn", "losses", "linalg", "random", "rules", "fft")  # for names that others lack
+SAME = {  # names of other libraries (and of parts that are loaded on use), and those here
+    "MSELoss": "losses.mean_squared_error", "absolute": "abs", "amax": "max", "amin": "min",
+    "avg_pool2d": "nn.avg_pool", "batch_normalization": "nn.batch_norm",
+    "bce": "losses.sigmoid_cross_entropy", "binary_cross_entropy": "losses.sigmoid_cross_entropy",
+    "bmm": "matmul", "check_gradients": "testing.check_gradients",
+    "check_grads": "testing.check_gradients", "clamp": "clip", "clip_by_value": "clip",
+    "cross_entropy": "losses.softmax_cross_entropy", "div": "divide", "fft2": "fft.fftn",
+    "fit": "train.fit", "flatten": "reshape", "gather": "take",
+    "gradcheck": "testing.check_gradients", "gradient_report": "testing.gradient_report",
+    "inverse": "linalg.inv", "l1_loss": "losses.absolute_difference", "load": "train.restore",
+    "max_pool2d": "nn.max_pool", "mm": "matmul", "mod": "remainder",
+    "mse": "losses.mean_squared_error", "mse_loss": "losses.mean_squared_error",
+    "mul": "multiply", "neg": "negative", "norm": "linalg.vector_norm",
+    "optimizer": "train.Optimizer", "permute": "permute_dims", "rand": "random.uniform",
+    "randn": "random.normal", "range": "arange", "save": "train.save",
+    "softmax_cross_entropy_with_logits": "losses.softmax_cross_entropy", "sub": "subtract",
+    "swish": "nn.silu", "true_divide": "divide", "unsqueeze": "expand_dims", "view": "reshape",
+}  # fmt: skip
 
 
 class Hint:
@@ -257,6 +358,5 @@ class Hint:
         self.hint = hint
 
     def __get__(self, instance: object, owner: type) -> object:
-        raise AttributeError(
-            f"{owner.__name__!r} object has no attribute {self.name!r}. {self.hint}"
-        )
+        said = f"{owner.__name__!r} object has no attribute {self.name!r}. {self.hint}"
+        raise unknown(said, owner)

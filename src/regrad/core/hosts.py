@@ -28,7 +28,7 @@ from collections.abc import Callable
 from contextvars import Context, ContextVar
 from typing import Any
 
-from regrad.core.callers import PACKAGE, find_caller
+from regrad.core.callers import PACKAGE, warn_caller
 from regrad.errors import HostError, MissingPackageError, UntestedHostWarning
 
 Program = Callable[[], None]
@@ -113,14 +113,12 @@ class Host:
         refused = f" Refused from now on: {', '.join(lost)}." if lost else ""
         library = importlib.import_module(self.programs.split(".")[1])  # which may call our code
         theirs = os.path.dirname(str(library.__file__)) + os.sep
-        file, _, line = find_caller((PACKAGE, theirs)).rpartition(":")
-        warnings.warn_explicit(
+        warn_caller(
             f"{self.name} {self.version} is newer than the versions that regrad was tested with "
             f"({self.range()}). A few programs were run to see whether rules still count in it."
             f"{refused} `python -m regrad hosts` shows the result.",
             UntestedHostWarning,
-            file,
-            int(line),
+            (PACKAGE, theirs),
         )
 
 

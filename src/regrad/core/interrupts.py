@@ -4,6 +4,10 @@ A program that writes over the arrays of Variables has taken the old values as s
 the new ones are the Variables' only after it has returned. The handler of a signal runs between any
 two instructions of Python; a KeyboardInterrupt there would lose both, and the weights with them.
 So in a `Deferred` block handlers only note that their signal came. They run as the block ends.
+
+That goes for each signal that has a handler in Python. Python has no way to ask for all of them but
+one by one, which takes a fifth of the time of a small compiled call; so all are asked again only
+after `FRESH` seconds, and the `USUAL` ones, with those that had a handler then, at each block.
 """
 
 from __future__ import annotations
@@ -11,8 +15,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from itertools import compress
 from threading import get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Any
+
+from regrad.core.state import in_state
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -24,8 +32,16 @@ except ImportError:
     from signal import getsignal
     from signal import signal as set_handler
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
-SIGNALS = [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]
+FRESH = 2e-4  # seconds
+USUAL = [
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
+    if hasattr(signal, name)
+]
+OTHERS = sorted({int(number) for number in signal.valid_signals()} - set(USUAL))
+
+_stale = 0.0  # the time from which all are to be asked again
+_handled = USUAL  # those that may have a handler
 
 _open: list[Deferred] = []  # of the main thread, innermost last
 _main: list[int | None] = [threading.main_thread().ident]  # Python runs handlers there only
@@ -38,17 +54,25 @@ if hasattr(os, "register_at_fork"):  # a child's main thread is the one that for
     os.register_at_fork(after_in_child=_forked)
 
 
+def _ask_all(now: float) -> None:
+    global _handled, _stale
+    others = compress(OTHERS, map(callable, map(getsignal, OTHERS)))
+    _handled, _stale = [*USUAL, *others], now + FRESH
+
+
 class Deferred:
     """A block in which the handlers of signals wait; they run when it ends.
 
-    Inside it, `at_once` is a block in which they run as ever.
+    Inside it, `at_once` is a block in which they do not.
     """
 
-    __slots__ = ("due", "handlers")
+    __slots__ = ("again", "due", "handlers", "waits")
 
     def __init__(self) -> None:
-        self.handlers: dict[int, Any] = {}  # those that were in force
-        self.due: list[tuple[int, Any]] | None = None
+        self.handlers: list[tuple[int, Any]] = []  # those that were in force
+        self.due: list[tuple[int, Any]] = []
+        self.waits = True
+        self.again = False  # whether handlers may have been set since it began
 
     def __enter__(self) -> None:
         if get_ident() in _main:
@@ -58,53 +82,75 @@ class Deferred:
     def __exit__(self, *raised: object) -> None:
         if get_ident() in _main:
             _open.pop()
-            self.restore()
+            self._restore()
 
     def defer(self) -> None:
         try:
-            for number in SIGNALS:
+            if (now := monotonic()) > _stale:
+                _ask_all(now)
+            note, handlers = self._note, self.handlers
+            for number in _handled:
                 handler = getsignal(number)
-                if callable(handler):
-                    self.handlers[number] = handler
-                    set_handler(number, self._note)
+                if callable(handler) and not (self.again and handler == note):
+                    handlers.append((number, handler))
+                    set_handler(number, note)
         except BaseException:  # a handler that was still in force has raised
-            self.restore()
+            self._restore()
             raise
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.due = [*(self.due or ()), (number, frame)]
+        if self.waits:
+            self.due.append((number, frame))
+        else:  # the trace is not the handler's: it sees Variables as they are outside of it
+            with in_state(None):
+                next(h for n, h in reversed(self.handlers) if n == number)(number, frame)
 
-    def restore(self) -> None:
+    def _restore(self) -> None:
+        """Put the handlers back and run those that are due; each may raise, and none is lost."""
         try:
-            while self.handlers:  # SIGINT comes last: once it is back, Ctrl-C may strike here
-                set_handler(*self.handlers.popitem())
+            handlers = self.handlers
+            while handlers:  # SIGINT comes last: once it is back, Ctrl-C may strike here
+                number, handler = handlers[-1]
+                if not self.again or getsignal(number) == self._note:
+                    set_handler(number, handler)
+                del handlers[-1]
         finally:
-            if self.due:
-                self._run_due(self.due)
+            if self.handlers:  # one that was back has raised
+                self.again = True
+                self._restore()
+            else:
+                self.run_due()
 
-    def _run_due(self, due: list[tuple[int, Any]]) -> None:
-        number, frame = due.pop(0)
-        try:
-            handler: Any = getsignal(number)
-            handler(number, frame)
-        finally:
-            if due:
-                self._run_due(due)
+    def run_due(self) -> None:
+        if self.due:
+            try:
+                number, frame = self.due.pop(0)
+                handler: Any = getsignal(number)
+                handler(number, frame)
+            finally:
+                self.run_due()
+
+
+def are_deferred() -> bool:
+    """Return whether a block is open in which handlers wait, or run apart."""
+    return bool(_open)
 
 
 class at_once:
-    """A block in which no handler waits, in a block in which they do: nothing is lost here."""
+    """A block, in a `Deferred` one, in which handlers run at once, apart from what is traced."""
 
-    __slots__ = ("waiting",)
+    __slots__ = ("within",)
 
     def __init__(self) -> None:
-        self.waiting: Deferred | None = None
+        self.within: Deferred | None = None
 
     def __enter__(self) -> None:
-        if _open and get_ident() in _main and _open[-1].handlers:
-            self.waiting = _open[-1]
-            self.waiting.restore()
+        if get_ident() in _main and _open and _open[-1].waits:
+            self.within = _open[-1]
+            self.within.waits = False
+            self.within.run_due()
 
     def __exit__(self, *raised: object) -> None:
-        if self.waiting is not None:
-            self.waiting.defer()
+        if self.within is not None:
+            self.within.waits = self.within.again = True
+            self.within.defer()

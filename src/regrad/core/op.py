@@ -351,14 +351,14 @@ def _of_names(names: Sequence[str]) -> inspect.Signature:
 
 
 def piecewise_constant(type: str, rule: RuleFunction) -> None:
-    """Give an op a rule that is zero (or None) wherever the op is differentiable.
+    """Give an op a rule that is zero (or `rules.no_gradient`) wherever the op is differentiable.
 
     Such a rule ignores its inputs as a linear op's does, but the op is not linear; forward
     mode must know.
 
     Args:
         type: The op type.
-        rule: A rule that returns zeros, or None.
+        rule: A rule that returns zeros, or `rules.no_gradient`.
 
     Raises:
         UnknownOpError: there is no such op type.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
-from regrad.core.callers import find_caller
-from regrad.core.registry import Op, find_op, resolve
+from regrad.core import jobs
+from regrad.core.blocks import stay
+from regrad.core.callers import find_caller, warn_of_open_scope
+from regrad.core.registry import OPS, Op, find_op, resolve
 from regrad.core.reports import Binding, Hit
-from regrad.core.rule import Rule
-from regrad.core.scopes import Scope, left_out_of_turn
+from regrad.core.rule import NoGradient, Rule
+from regrad.core.scopes import Scope, left_out_of_turn, unmarked
+from regrad.core.signatures import helpful
 from regrad.core.state import STATE, State, current
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, alike
 
 if TYPE_CHECKING:
     from regrad.core.rule import Cotangent, RuleFunction
@@ -31,10 +35,12 @@ class WrappedRule(Rule):
         self.flat: bool = rule.flat
         self.constant: bool = rule.constant
         self.holomorphic: bool = rule.holomorphic
+        self.answers: bool = rule.answers
         self.whole: bool = rule.whole
         self.keeps: Callable[..., Any] = rule.keeps
         self.carries: Callable[..., Any] = rule.carries
         self.unless: Callable[..., Any] | None = rule.unless
+        self.hit: Hit | None = rule.hit
 
     @property
     def bare(self) -> Rule:
@@ -46,7 +52,7 @@ class CountedRule(WrappedRule):
 
     def __init__(self, rule: Rule, hit: Hit) -> None:
         super().__init__(rule)
-        self.hit = hit
+        self.hit: Hit = hit
 
     def under(self, binding: OpBinding | None) -> Rule:
         """Return the same rule for an op that is run again, counted in the scope open now."""
@@ -71,7 +77,7 @@ class OpBinding(Binding):
         self.depth = depth  # how many scopes are around; the innermost wins
         self.counted: dict[str, CountedRule] = {}  # by line
 
-    def bind(self, xs: Sequence[Tensor]) -> CountedRule:
+    def bind(self, op: Op, xs: Sequence[Tensor]) -> Rule:
         """Return the rule for an op of `xs` that is being created, counted at its caller's line."""
         counted = self.counted_at(find_caller())
         counted.hit.add(xs[0]._data.shape if xs else ())
@@ -110,13 +116,43 @@ class RepeatedBinding(OpBinding):
         self.counted_at: Callable[..., Any] = first.counted_at
         self.hit_at: Callable[..., Any] = first.hit_at
 
-    def bind(self, xs: Sequence[Tensor]) -> CountedRule:
-        counted = super().bind(xs)
+    def bind(self, op: Op, xs: Sequence[Tensor]) -> Rule:
+        counted: Any = super().bind(op, xs)
         counted.hit.count -= 1
         return counted
 
     def repeat(self) -> OpBinding:
         return self
+
+
+class Onlookers(OpBinding):
+    """Counts ops that no rule concerns: those whose types have names like the keys of a map.
+
+    They tell the likely reason where a key matches nothing. It stands for them all, under their
+    types in the place of rules; all other ops are created as if there were no scope.
+    """
+
+    rule: Rule = NoGradient()
+    depth = 0  # (any other binding wins)
+
+    def __init__(self) -> None:
+        self.op_type = self.rule_name = ""
+        self.by_line = {}
+
+    def bind(self, op: Op, xs: Sequence[Tensor]) -> Rule:
+        self.hit_at(op.type).count += 1
+        return op.rule
+
+    def copy(self) -> Onlookers:
+        return Onlookers()
+
+    repeat = copy  # whose counts nobody reads
+
+
+@lru_cache
+def _alike(op_type: str, count: int) -> list[str]:
+    """The other op types of a name like that, of so many that there are."""
+    return [name for name in alike(op_type, OPS) if name != op_type]
 
 
 class gradient_override_map(Scope[OpBinding]):
@@ -156,13 +192,16 @@ class gradient_override_map(Scope[OpBinding]):
     >>> used.assert_fired()
     """
 
+    _onlookers = Onlookers()  # of a scope that is not open: none
+
+    @helpful("gradient_override_map")
     def __init__(self, rules: Mapping[str, str | RuleFunction]) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
                 "gradient_override_map takes a dict of op types to rules, as in "
                 f"gradient_override_map({{'Sign': rule}}), got {rules!r:.60}"
             )
-        self._rules = dict(rules)
+        self._rules, self._marked = unmarked(rules)
         self._bindings: dict[str, OpBinding] = {}
         self._warn_unless_entered()
 
@@ -170,35 +209,47 @@ class gradient_override_map(Scope[OpBinding]):
         before = current()
         inside = self._inside(before)
         try:
-            STATE.set(inside)
-            yield self
+            jobs.SCOPES[inside] = None
+            jobs.settle()
+            yield from stay(self, STATE, inside)
+        except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
+            inside.overrides, inside.left = before and before.overrides, (before,)
+            warn_of_open_scope(self._name, self._opener)
+            raise
         finally:
-            while before is not None and before.left is not None:
-                before = before.left[0]
-            found = STATE.set(before).old_value  # (first of all: a signal may raise after a call)
-            if found is not inside:
-                STATE.set(found)
-                inside.left = (before,)
-                raise left_out_of_turn()
+            if inside in jobs.SCOPES:
+                del jobs.SCOPES[inside]
+            jobs.settle()
+        if current() is not before:  # a scope inside is open
+            inside.left = (before,)
+            raise left_out_of_turn()
+        while before is not None and before.left is not None:
+            before = before.left[0]
+            STATE.set(before)
         self._warn_unless_hit()
 
     def _inside(self, before: State | None) -> State:
         """The state in the scope."""
         around = (before and before.overrides) or {}
-        depth = 1 + max((b.depth for b in around.values()), default=0)
-        ops = {key: find_op(key) for key in self._rules}
+        depth = 1 + max([b.depth for b in around.values()]) if around else 1
+        ops = {key: OPS.get(key) or find_op(key) for key in self._rules}
         new = {
             op.type: OpBinding(op, self._resolve(self._rules[key], op), depth)
             for key, op in ops.items()
         }
-        given = {(op.type, _identity(self._rules[key])) for key, op in ops.items()}
-        if len(new) < len(given):  # (Add and AddV2 with one rule is what portable code says)
-            raise ArgumentError(
-                f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
-                f"{', '.join(sorted({repr(op.type) for op in ops.values()}))}"
-            )
-        self._bindings = new
-        inside = {**around, **{self._key(op_type): b for op_type, b in new.items()}}
+        if len(new) < len(ops):  # (Add and AddV2 with one rule is what portable code says)
+            given = {(op.type, _identity(self._rules[key])) for key, op in ops.items()}
+            if len(new) < len(given):
+                raise ArgumentError(
+                    f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
+                    f"{', '.join(sorted({repr(op.type) for op in ops.values()}))}"
+                )
+        for key in self._marked:
+            new[ops[key].type].optional = True
+        self._bindings, self._onlookers = new, Onlookers()
+        looked_at = [self._key(near) for op_type in new for near in _alike(op_type, len(OPS))]
+        inside = {**dict.fromkeys(looked_at, self._onlookers), **around}
+        inside.update({self._key(op_type): b for op_type, b in new.items()})
         return before.overriding(inside) if before is not None else State(overrides=inside)
 
     def _fresh(self, rules: Mapping[str, str | RuleFunction]) -> gradient_override_map:
@@ -211,6 +262,13 @@ class gradient_override_map(Scope[OpBinding]):
     def _key(self, op_type: str) -> Any:
         """Under what key a binding is found; a graph's own scope is found for its ops only."""
         return op_type
+
+    def _collect(self, scope: Self) -> None:
+        super()._collect(scope)
+        self._onlookers = scope._onlookers
+
+    def _others(self) -> Iterable[tuple[str, int]]:
+        return [(hit.where, hit.count) for hit in self._onlookers.hits]
 
     def _hint(self) -> str:
         torch = " (For PyTorch code there is regrad.torch.gradient_override_map.)"

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regrad.core.backends import FLOAT, Array, DTypeLike, check_dtype, is_inexact, numpy_dtype
-from regrad.core.blocks import block
+from regrad.core.blocks import block, stay
+from regrad.core.callers import find_opener, warn_of_open_scope
 from regrad.core.signatures import public
 from regrad.errors import DTypeError
 
@@ -99,13 +100,12 @@ def default_dtype(dtype: DTypeLike) -> Generator[None]:
     ...     print(rg.scalar(0.1).dtype, (rg.arange(3) * 0.5).dtype)
     float64 float64
     """
-    before = SCOPED.get()
-    found = _real("default_dtype", dtype)
+    opener = find_opener()
     try:
-        SCOPED.set(found)
-        yield
-    finally:
-        SCOPED.set(before)
+        yield from stay(None, SCOPED, _real("default_dtype", dtype))
+    except GeneratorExit:
+        warn_of_open_scope("default_dtype", opener)
+        raise
 
 
 def _real(function: str, dtype: DTypeLike) -> np.dtype:

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from regrad.core import jobs
 from regrad.core.dispatch import alias, as_dtype
 from regrad.core.registry import OPS
 from regrad.core.state import BESIDE, OPEN, STATE, State, current, note_beside
@@ -24,17 +25,21 @@ def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> An
     state = current()
     try:
         OPEN[tape] = None
+        if jobs.INHERITS:
+            jobs.settle()
         if len(OPEN) > 1 and (state is None or not state.tapes):
             note_beside(tape, state)
         STATE.set(State((tape,)) if state is None else state.taping(tape))
         return f(*args)
     finally:
-        # A signal's handler (Ctrl-C) may raise after any call: there is one, and it comes last.
+        # A signal's handler (Ctrl-C) may raise after any call: what has to be done comes first.
         if tape in OPEN:
             del OPEN[tape]
         if tape in BESIDE:
             del BESIDE[tape]
         STATE.set(state)
+        if jobs.INHERITS:
+            jobs.settle()
 
 
 def pull_back(

@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from regrad.core import backends
+from regrad.core.hints import makes_rules, of_rule, of_rule_name
 from regrad.core.rule import (
     Joint,
     Missing,
@@ -103,8 +104,10 @@ class Op:
         "inputs",
         "kernels",
         "kinds",
+        "lone",
         "name",
         "promotes",
+        "reads",
         "real",
         "replaced",
         "rule",
@@ -138,6 +141,7 @@ class Op:
         self.inputs: tuple[Input, ...] = tuple(inputs)
         self.attrs: tuple[str, ...] = tuple(attrs)
         self.flat: bool = all(i.kind == "one" for i in inputs)
+        self.lone: bool = [i.kind for i in inputs if not i.integers] == ["one"]  # differentiable
         self.single: bool = self.flat and len(inputs) == 1 and not inputs[0].integers
         self.elementwise: bool = elementwise
         self.broadcasts: bool = broadcasts
@@ -152,6 +156,7 @@ class Op:
         # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
         self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
         self.rule: Rule = Missing(self)
+        self.reads: dict[tuple[str, ...], Any] = {}  # how rules read what they name (see `Part`)
         self.replaced: Rule | None = None  # its first rule, once it was given another
         self.function: Callable[..., Any] = not_yet
 
@@ -185,7 +190,18 @@ def canonical(op_type: str) -> str:
 def check_op_type(op_type: object) -> None:
     """Refuse what cannot be the name of an op type."""
     if not isinstance(op_type, str) or not op_type:
+        refuse_function(op_type)
         raise ArgumentError(f"an op type is a string such as 'Relu', got {op_type!r:.80}")
+
+
+def refuse_function(key: object) -> None:
+    """Refuse a function of regrad as a key: it is an op type in a place."""
+    for op_type, op in OPS.items():
+        if op.function is key:
+            raise ArgumentError(
+                f"a key is an op type, a string, got the function {op.name}. Did you mean "
+                f"{op_type!r}?"
+            )
 
 
 @public
@@ -405,10 +421,10 @@ def resolve(value: str | RuleFunction, op: Op) -> Rule:
     if canonical(value) in OPS:
         lender = OPS[canonical(value)]
         return borrowed(lender, lender.rule, op)
+    hint = of_rule_name(value) or near(value, [*RULES, *OPS])
     raise UnknownOpError(
-        f"no rule is registered as {value!r} (wanted for the op type {op.type!r})."
-        f"{near(value, [*RULES, *OPS])} Register it with @RegisterGradient({value!r}), or give "
-        "the function itself."
+        f"no rule is registered as {value!r} (wanted for the op type {op.type!r}).{hint} Register "
+        f"it with @RegisterGradient({value!r}), or give the function itself."
     )
 
 
@@ -458,7 +474,7 @@ def bind(function: RuleFunction, op: Op, name: str) -> Rule:
 def _check_tensorflow_form(function: RuleFunction, op: Op, name: str) -> None:
     names = parameters(function)
     ours = {"dy", "y", *op.attrs, *[i.name for i in op.inputs]}  # the native form was meant
-    meant = names[:1] != ["op"] and not ours.isdisjoint(names)
+    meant = names[:1] != ["op"] and (makes_rules(function) or not ours.isdisjoint(names))
     try:
         inspect.signature(function).bind("op", "grad")
         fits = True
@@ -470,7 +486,7 @@ def _check_tensorflow_form(function: RuleFunction, op: Op, name: str) -> None:
         raise SignatureError(
             f"the rule {name!r} takes {parameters_of(function)}. A rule's first parameter is dy "
             "(native form: the others name what it needs, as in `def rule(dy, x)`), or else it is "
-            "in TensorFlow's form and takes (op, grad, ...)."
+            f"in TensorFlow's form and takes (op, grad, ...).{of_rule(function)}"
         )
 
 

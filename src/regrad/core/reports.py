@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, printable
+from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, alike, printable
 
 if TYPE_CHECKING:
     from regrad.core.dims import Shape
@@ -60,6 +61,8 @@ def _shown(shape: Shape) -> str:
 class Binding:
     """One entry of a map of overrides: an op type, the name of its rule, and its hits by line."""
 
+    optional = False  # whether it may match nothing: see `optional` in core/scopes
+
     def __init__(self, op_type: str, rule_name: str) -> None:
         self.op_type = op_type
         self.rule_name = rule_name
@@ -109,15 +112,20 @@ class Report(Generic[B]):
 
     def assert_fired(self, *op_types: str) -> None:
         """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
-        for op_type in [self._key_of(t) for t in op_types] or list(self._bindings):
+        asked = [self._key_of(t) for t in op_types]
+        for op_type in asked:
             if op_type not in self._bindings:
-                raise ArgumentError(f"this scope does not override {op_type!r}")
-            binding = self._bindings[op_type]
-            if not any(hit.ran for hit in binding.hits):
-                raise NotFiredError(
-                    f"the rule {binding.rule_name!r} for the op type {op_type!r} never ran: "
-                    f"{self._why_not(binding)}"
+                raise ArgumentError(
+                    f"this scope does not override {op_type!r}, but "
+                    f"{', '.join(map(repr, self._bindings))}"
                 )
+        all_keys = [key for key, b in self._bindings.items() if b.hits or not b.optional]
+        bindings = [self._bindings[key] for key in asked or all_keys]
+        silent = [b for b in bindings if not any(hit.ran for hit in b.hits)]
+        if silent:
+            whats = [f"the rule {b.rule_name!r} for the op type {b.op_type!r}" for b in silent]
+            pairs = zip(whats, map(self._why_not, silent), strict=True)
+            raise NotFiredError("\n".join(f"{what} never ran: {why}" for what, why in pairs))
 
     def _key_of(self, op_type: str) -> str:
         """Under what name a binding is found."""
@@ -126,14 +134,43 @@ class Report(Generic[B]):
     def _why_not(self, binding: B) -> str:
         """Say why a rule never ran."""
         if not binding.hits:
-            return "no op of that type was created in the scope"
+            instead = self._instead(binding)
+            return "no op of that type was created in the scope" + f" ({instead})" * bool(instead)
         lines = ", ".join(hit.where for hit in binding.hits)
         return f"ops were created ({lines}), but no gradient passed them"
 
-    def _warn_of_no_match(self, why: str, level: int) -> None:
-        """Warn that nothing was overridden, at the line so many calls further up."""
-        message = f"{self._name} matched nothing: {why}"
-        warnings.warn(message, UnusedOverrideWarning, stacklevel=level + 1)
+    def _unmatched(self) -> list[B]:
+        """The entries that matched nothing, and should have."""
+        return [b for b in self._bindings.values() if not (b.hits or b.optional)]
+
+    def _warn_of_idle(self, idle: Sequence[B], why: str, level: int) -> None:
+        """Warn of entries that matched nothing, at the line so many calls further up.
+
+        `why` says what to look at if that goes for all entries.
+        """
+        found = [self._instead(b) for b in idle]
+        if why:
+            message = f"{self._name} matched nothing: {why}"
+            found = [f"{instead}." for instead in found if instead]
+        else:
+            message = f"{self._name}: a key of the map matched nothing."
+            pairs = zip(found, idle, strict=True)
+            found = [f"{instead or f'{b.op_type!r} never ran'}." for instead, b in pairs]
+            found.append("(rg.rules.optional(rule) marks a key that may match nothing.)")
+        warnings.warn(" ".join([message, *found]), UnusedOverrideWarning, stacklevel=level + 1)
+
+    def _others(self) -> Iterable[tuple[str, int]]:
+        """The ops that were created and kept their own gradient: names, and how many."""
+        raise NotImplementedError
+
+    def _instead(self, binding: B) -> str:
+        """`'Relu' never ran; 'Relu6' did, 3 times`, if an op of a name like that ran."""
+        counts: Counter[str] = Counter()
+        for name, count in self._others():
+            counts[name.partition(" ")[0].rpartition(".")[2]] += count
+        near = [(name, counts[name]) for name in alike(binding.op_type, counts)]
+        ran = [f"{name!r} did, {f'{n} times' if n > 1 else 'once'}" for name, n in near if n]
+        return f"{binding.op_type!r} never ran; {', '.join(ran)}" if ran else ""
 
     def __repr__(self) -> str:
         lines = [repr(hit) for hit in self.hits] or ["no op matched"]
@@ -154,6 +191,10 @@ class Untouched:
         """Count what another one counted."""
         for (name, where), count in other.counts.items():
             self.note(name, where, count)
+
+    def others(self) -> Iterable[tuple[str, int]]:
+        """Each name, and how often it was noted at a line."""
+        return ((name, count) for (name, _), count in self.counts.items())
 
     def table(self) -> Table:
         """The ops as a table: name, calls, source line."""

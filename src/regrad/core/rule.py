@@ -19,6 +19,7 @@ from regrad.errors import MissingRuleError, RuleError, SignatureError, near
 
 if TYPE_CHECKING:
     from regrad.core.registry import Op
+    from regrad.core.reports import Hit
     from regrad.core.tape import Record
     from regrad.core.tensor import Tensor
     from regrad.graph.graph import Node
@@ -28,6 +29,31 @@ Cotangent: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 
 # A rule as it was written: `(dy, …)` with names, or `(op, grad, …)`; it answers gradients or None.
 RuleFunction: TypeAlias = Callable[..., Any]
+
+
+NO_GRADIENT: Any = type("NoGradient", (), {"__repr__": lambda _: "no gradient"})()
+
+
+def no_gradient(dy: Any) -> Any:
+    """Return no gradient: what leads to the op's inputs is as if the op were not differentiated.
+
+    A rule of an op of one differentiable input that returns None has forgotten its `return`, and
+    raises. This rule says None on purpose. It fits every op type; another rule may return
+    `no_gradient(dy)`. The gradient is then zero where an array is asked for (`grad`, `jax.grad`),
+    and None where that stands for none (`x.grad` in PyTorch).
+
+    Args:
+        dy: The gradient that arrives.
+
+    Returns:
+        What stands for no gradient in the answer of a rule.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Tanh": rg.rules.no_gradient}):
+    ...     print(rg.grad(lambda x: x + rg.tanh(x))(rg.tensor([-2.0, 0.5])).tolist())
+    [1.0, 1.0]
+    """
+    return NO_GRADIENT
 
 
 STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
@@ -45,9 +71,11 @@ class Rule:
     each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
+    answers = False  # of one differentiable input, so that None is no answer; see `no_gradient`
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
     name = ""
     function: RuleFunction | None = None
+    hit: Hit | None = None  # where the op under it was called, if it was put in force by a scope
     plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
 
@@ -97,7 +125,9 @@ class Conjugated(Rule):
         self.rule = rule
         self.conj = conj
         self.name: str = rule.name
+        self.hit: Hit | None = rule.hit
         self.keeps: Callable[..., Any] = rule.keeps
+        self.answers: bool = rule.answers
         self.whole: bool = rule.whole
         self.linear_in: Callable[..., Any] = rule.linear_in
 
@@ -111,7 +141,7 @@ class Conjugated(Rule):
 def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([_each(function, v) for v in value])
-    return value if value is None else function(value)
+    return value if value is None or value is NO_GRADIENT else function(value)
 
 
 class Missing(Rule):
@@ -142,10 +172,15 @@ class Part:
 
     def __init__(self, function: RuleFunction, op: Op, rule_name: str) -> None:
         names, by_place = asked(function, op)
-        inputs = [i.name for i in op.inputs]
-        self.inputs: frozenset[int] = frozenset([inputs.index(n) for n in names if n in inputs])
-        self.output: bool = "y" in names
-        getters = [getter(op, name, function, rule_name) for name in names]
+        reads = op.reads.get(key := tuple(names))
+        if reads is None:
+            inputs = [i.name for i in op.inputs]
+            kept = frozenset([inputs.index(n) for n in names if n in inputs])
+            getters = [getter(op, name, function, rule_name) for name in names]
+            reads = op.reads[key] = kept, "y" in names, getters
+        self.inputs: frozenset[int] = reads[0]
+        self.output: bool = reads[1]
+        getters = reads[2]
         self.pull = _call_with(named(function, f"d{op.type}"), getters)
         if not by_place:
             self.pull: Callable[..., Any] = partial(
@@ -237,6 +272,7 @@ class PerInput(Rule):
     def __init__(self, op: Op, name: str) -> None:
         self.op = op
         self.name = name
+        self.answers: bool = op.lone
         self.parts: dict[int, Part] = {}
         self.functions: dict[str, RuleFunction] = {}
         self.made: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
@@ -313,9 +349,7 @@ class Joint(Rule):
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
     ) -> Iterable[tuple[int, Any]]:
-        return enumerate(
-            as_many(self.part.pull(record, dy), len(self.op.inputs), self, self.op.type)
-        )
+        return enumerate(as_many(self.part.pull(record, dy), len(self.op.inputs), record))
 
 
 class TensorFlowForm(Rule):
@@ -341,7 +375,7 @@ class TensorFlowForm(Rule):
         except TypeError as error:
             self.explain(error)
             raise
-        return record.by_parameter(view.own(answer, self))
+        return record.by_parameter(view.own(answer))
 
     def explain(self, error: TypeError) -> None:
         """Say in which form a rule was called that takes anything: it may be in the native one."""
@@ -377,7 +411,7 @@ class OpView:
         """A gradient as the rule is to see it."""
         return tensor
 
-    def own(self, answer: Any, rule: Rule) -> Sequence[Any]:
+    def own(self, answer: Any) -> Sequence[Any]:
         """A rule's answer as one gradient per leaf of the record.
 
         None at the end is for what TensorFlow has as an input and regrad as an attribute.
@@ -385,7 +419,7 @@ class OpView:
         count = len(self.inputs)
         if isinstance(answer, list | tuple) and not any(dx is not None for dx in answer[count:]):
             answer = answer[:count]
-        return as_many(answer, count, rule, self.type)
+        return as_many(answer, count, self._record)
 
     def get_attr(self, name: str) -> Any:
         """The attribute `name` (`axis`, `keepdims`, …); ValueError if the op has none such."""
@@ -401,16 +435,15 @@ class OpView:
         return f"<op {self.name!r} type={self.type}>"
 
 
-def as_many(
-    answer: Any, count: int, rule: Rule, op_type: str, op_name: str | None = None
-) -> Sequence[Any]:
+def as_many(answer: Any, count: int, record: Record) -> Sequence[Any]:
     """A rule's answer as one gradient per input."""
+    if answer is NO_GRADIENT:
+        return [answer] * count
     answer = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(answer) != count:
         raise RuleError(
-            f"wrong number of gradients: {label(rule)} for the op type {op_type!r}"
-            f"{f' (the op {op_name!r})' if op_name else ''} returned "
-            f"{len(answer)}, and the op has {count} input{'s' if count != 1 else ''}. "
+            f"wrong number of gradients: {describe_pull(record)} returned {len(answer)}, and the "
+            f"op has {count} input{'s' if count != 1 else ''}. "
             "Return one gradient per input, in order, or None for an input without one."
         )
     return answer
@@ -459,6 +492,32 @@ def describe(function: RuleFunction, name: str) -> str:
     """A rule in a message, with its place."""
     where = place(function)
     return f"the rule {name!r}" + (f" ({where})" if where else "")
+
+
+def describe_pull(record: Record, name: str = "") -> str:
+    """The rule of a record in a message, with the op, and the line that called it if it is known.
+
+    `the rule 'clip' (clip, rules.py:3) for the op type 'Relu' at model.py:12`. A rule that has a
+    function for each input is described by the function for the input `name`.
+    """
+    rule = getattr(record.rule, "rule", record.rule).bare  # without what counts, or conjugates
+    functions = getattr(rule, "functions", {})
+    function = rule.function or functions.get(name) or getattr(rule, "grad_func", None)
+    hit = record.rule.hit or getattr(record, "hit", None)
+    own = getattr(record, "name", "")  # in a graph
+    return (
+        (describe(function, rule.name) if function else label(rule))
+        + f" for the op type {record.op.type!r}"
+        + (f" (the op {own!r})" if own else "")
+        + (f" at {hit.where}" if hit else "")
+    )
+
+
+def wrong_gradient(which: str, name: str, got: str, expected: str) -> RuleError:
+    """An error: a rule (or function, `which`) returned what cannot be the gradient of an input."""
+    return RuleError(
+        f"wrong gradient: {which}, input {name!r}, returned {got}, expected {expected}"
+    )
 
 
 def place(function: Callable[..., Any]) -> str:

@@ -6,27 +6,70 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from regrad.core.blocks import Block
+from regrad.core.callers import find_opener
 from regrad.core.reports import B, Report
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, kind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Optional(NamedTuple):
+    """A value in a map of overrides whose key may match nothing."""
+
+    rule: Any
+
+
+def optional(rule: Any) -> Optional:
+    """Mark a rule in a map of overrides: its key may match nothing, and nobody is told.
+
+    A key that matches no op is named in a warning when the scope ends, and in `assert_fired()`. In
+    a map that is made for many models it may be right that a key finds nothing. (An
+    `assert_fired("Relu6")` asks for it all the same.)
+
+    Args:
+        rule: What a map takes: a function, or the name of a rule or op type.
+
+    Returns:
+        A value for the map, in `gradient_override_map` as in `regrad.torch` and `regrad.jax`.
+
+    >>> import regrad as rg
+    >>> from regrad.rules import guided_relu, optional
+    >>> GUIDED = {"Relu": optional(guided_relu), "Relu6": optional(guided_relu)}
+    >>> with rg.gradient_override_map(GUIDED) as used:
+    ...     rg.grad(lambda x: rg.nn.relu(x) * [1.0, -1.0])(rg.tensor([2.0, 2.0])).print()
+    Tensor
+        [1, 0]
+    >>> used.assert_fired()
+    """
+    return Optional(rule)
+
+
+def unmarked(rules: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
+    """Return a map with bare rules, and the keys whose rules were marked as optional."""
+    marked = [key for key in rules if isinstance(rules[key], Optional)]
+    bare = dict(rules)
+    for key in marked:
+        bare[key] = rules[key].rule
+    return bare, marked
+
+
 class Scope(Block, Report[B]):
     """Rules that are in force within a block, and tell what they did."""
 
     _rules: Mapping[Any, Any]
+    _marked: Sequence[Any] = ()  # the keys that may match nothing
     _level = 3  # how far up the stack a warning's line is: that of the `with`
     _around: BaseException | None = None  # what was being handled when the scope was entered
     _idle: weakref.ref[Any] | None = None  # until code is put under the rules
 
     def __enter__(self) -> Self:
         self._idle = None
+        self._opener = find_opener()
         self._around = sys.exc_info()[1]
         return super().__enter__()
 
@@ -52,14 +95,16 @@ class Scope(Block, Report[B]):
         return sys.exc_info()[1] is not self._around
 
     def _warn_unless_hit(self) -> None:
-        """Warn if nothing was overridden in the block, unless that raises."""
-        if self._rules and not self._failed and not self.hits:
-            self._warn_of_no_match(
-                f"no op of type {', '.join(map(repr, self._bindings))} was created in the scope. "
-                "An override binds ops when they are created, so call the model inside the scope; "
-                f"and look at {self._hint()}",
-                self._level,
-            )
+        """Warn of entries that matched nothing in the block, unless that raises."""
+        idle = self._unmatched()
+        if not idle or self._failed:
+            return
+        why = "" if self.hits else (
+            f"no op of type {', '.join(repr(b.op_type) for b in idle)} was created in the scope. "
+            "An override binds ops when they are created, so call the model inside the scope; "
+            f"and look at {self._hint()}"
+        )  # fmt: skip
+        self._warn_of_idle(idle, why, self._level)
 
     def _hint(self) -> str:
         """Say what to look at if nothing matched."""
@@ -87,6 +132,7 @@ class Scope(Block, Report[B]):
 
     def _collect(self, scope: Self) -> None:
         """Let a scope count its hits here."""
+        scope._marked = self._marked
         for key, binding in scope._bindings.items():
             binding.by_line = self._bindings.setdefault(key, binding).by_line
 

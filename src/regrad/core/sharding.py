@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad.core.backends import JAX, backend_of, is_traced
+from regrad.core.extras import needed
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, DeviceError
 
@@ -83,7 +84,7 @@ def _unknown(device: object) -> DeviceError:
 
 def put(x: Tensor, sharding: Any, what: str) -> Any:
     """The array of a Tensor, laid out anew; inside a compiled function, a constraint on it."""
-    import jax.core
+    jax = needed("jax", "jax", what)
 
     if not isinstance(sharding, jax.Device | jax.sharding.Sharding):
         raise ArgumentError(

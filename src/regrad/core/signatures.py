@@ -121,7 +121,7 @@ def given(
         bound = inspect.signature(function).bind(*args, **options)
     except (TypeError, ValueError):
         return {**{str(i): value for i, value in enumerate(args)}, **options}
-    return dict(bound.arguments)
+    return {key: value for key, value in bound.arguments.items() if key != "self"}
 
 
 def check_call(
@@ -133,7 +133,7 @@ def check_call(
         return
     parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    known = [p.name for p in parameters if p.kind not in several]
+    known = [p.name for p in parameters if p.kind not in several and p.name != "self"]
     unknown = next((key for key in options if key not in known), None)
     if unknown is not None:
         fault = f"got an unexpected keyword argument {unknown!r}"

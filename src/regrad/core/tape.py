@@ -20,6 +20,7 @@ from regrad.core.tensor import Tensor, wrap
 
 if TYPE_CHECKING:
     from regrad.autodiff.variables import Variable
+    from regrad.core.reports import Hit
     from regrad.graph.graph import Graph
 
 NO_ATTRS: Attrs = {}  # shared, never written to
@@ -150,6 +151,18 @@ class GroupedRecord(Record):
         return [(p, self.argument(gradients, p)) for p in range(len(self.layout))]
 
 
+class LoneRecord(Record):
+    """A record that is on no tape; `hit` says where its op was called, if that is known."""
+
+    __slots__ = ("hit",)
+
+
+class LoneGroupedRecord(GroupedRecord):
+    """The same of a grouped record."""
+
+    __slots__ = ("hit",)
+
+
 def positions(place: Place) -> tuple[int, ...]:
     """The leaves at a place."""
     if isinstance(place, tuple):
@@ -175,13 +188,17 @@ def record_of(
     y: Result | None,
     layout: tuple[Place, ...] | None = None,
     output_specs: Sequence[Spec] | None = None,
+    hit: Hit | None = None,
 ) -> Record:
     """Return a record that is on no tape; a plain one, unless a layout or outputs are given."""
     if layout is None and output_specs is None:
-        return Record(op, rule, attrs, inputs, specs, xs, outputs, y)
-    return GroupedRecord(
-        op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
-    )  # fmt: skip
+        record = LoneRecord(op, rule, attrs, inputs, specs, xs, outputs, y)
+    else:
+        record = LoneGroupedRecord(
+            op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
+        )
+    record.hit: Hit | None = hit
+    return record
 
 
 class Tape:
@@ -348,7 +365,7 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Graph | Non
         own = state.overrides.get((graph, op.type))
         if own is not None and (binding is None or own.depth > binding.depth):
             binding = own
-    return op.rule if binding is None else binding.bind(xs)
+    return op.rule if binding is None else binding.bind(op, xs)
 
 
 def cuts(rule: Rule, attrs: Attrs, xs: Sequence[Tensor]) -> bool:

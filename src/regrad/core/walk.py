@@ -18,7 +18,7 @@ from regrad.core import dims
 from regrad.core.backends import is_inexact, numpy_dtype
 from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.registry import OPS
-from regrad.core.rule import OpView, label
+from regrad.core.rule import NO_GRADIENT, OpView, describe_pull, wrong_gradient
 from regrad.core.state import STATE, current, masked
 from regrad.core.tape import GroupedRecord, Record, positions
 from regrad.core.tensor import OURS, Tensor, TensorView, wrap
@@ -134,6 +134,8 @@ def _walk(
                         dx = check_gradient(record, leaf, dx, dy)
                 except UnknownShapeError:
                     dx = check_gradient(record, leaf, dx, dy)
+            elif record.rule.answers:
+                check_gradient(record, leaf, dx, dy)
             if inspect is not None:
                 inspect(record, dy, leaf, dx)
             old = get(key)
@@ -159,11 +161,7 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
     except (RuleError, GradientError):
         raise
     except Exception as error:
-        name = getattr(record, "name", "")
-        error.add_note(
-            f"in {label(record.rule)} for the op type {record.op.type!r}"
-            + (f" (the op {name!r})" if name else "")
-        )
+        error.add_note(f"in {describe_pull(record)}")
         raise
 
 
@@ -205,41 +203,47 @@ def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[t
         elif isinstance(dx, list | tuple) and len(dx) == len(place):
             yield from zip(place, dx, strict=True)
         else:
-            got = len(dx) if isinstance(dx, list | tuple) else kind(dx)
-            raise RuleError(
-                f"{where(record, place[0])} returned {got}; the input is a sequence of "
-                f"{len(place)} tensors, and its gradient a list of as many"
-            )
+            got = f"{len(dx)} gradients" if isinstance(dx, list | tuple) else kind(dx)
+            expected = f"a list of as many as the input has: it is a sequence of {len(place)}."
+            raise _wrong(record, place[0], got, expected)
 
 
 def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor | None:
-    """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
+    """The gradient, if it is a Tensor of the input's dtype and shape, or None; else an error."""
+    if dx is NO_GRADIENT or (dx is None and _may_be_none(record, leaf)):
+        return None
     if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
         (only,) = dx
         return None if only is None else check_gradient(record, leaf, only, dy)
+    if dx is None:
+        raise _wrong(
+            record, leaf, "None", "a Tensor. Did it forget its return statement? For no gradient "
+            "return rg.rules.no_gradient(dy), or use it as the rule.",
+        )  # fmt: skip
     if isinstance(dx, TensorView):
         dx = dx._read()
     if not isinstance(dx, Tensor):
-        hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
+        hint = "Return a Tensor, or rules.no_gradient(dy); make a constant with zeros_like(dy)."
         if callable(dx):
             hint = "Was a function that makes rules given without its parentheses: triangle()?"
         elif isinstance(dx, OpView):
             hint = "It was called in TensorFlow's form, (op, grad); name the first parameter dy."
         several = isinstance(dx, list | tuple)
         shown = f"{len(dx)} gradients for one input" if several else f"{dx!r:.60}"
-        raise RuleError(
-            f"{where(record, leaf)} returned {shown}, expected a Tensor, got {kind(dx)}. {hint}"
-        )
+        raise _wrong(record, leaf, shown, f"a Tensor, got {kind(dx)}. {hint}")
     shape, dtype = record.specs[leaf]
     data = dx._data
     if data.dtype != dtype and wrong_dtype(dx, dtype):
-        raise RuleError(
-            f"{where(record, leaf)} returned the dtype {dx.dtype}, expected "
-            f"{numpy_dtype(dtype)}. Convert it with astype(dx, x.dtype)."
-        )
+        expected = f"{numpy_dtype(dtype)}. Convert it with astype(dx, x.dtype)."
+        raise _wrong(record, leaf, f"the dtype {dx.dtype}", expected)
     if not dims.same(data.shape, shape):
         return fit(record, leaf, dx, shape, dy)
     return dx
+
+
+def _may_be_none(record: Record, leaf: int) -> bool:
+    """Return whether None is an answer: of several inputs, for indices, or in another form."""
+    return not record.rule.answers or all(i.integers for i in record.op.inputs[leaf : leaf + 1])
 
 
 def wrong_dtype(dx: Tensor, dtype: DTypeLike) -> bool:
@@ -257,13 +261,16 @@ def fit(record: Record, leaf: int, dx: Tensor, shape: Shape, dy: Any) -> Tensor:
     certain = dims.same(got, shape) is not None
     if record.op.broadcasts and (not certain or _was_spread(shape, got, dy._data.shape)):
         return OPS["SumTo"].function(dx, shape)
-    message = (
-        f"{where(record, leaf)} returned the shape {tuple_of(got)}, expected {tuple_of(shape)}. "
-    )
     if certain:
-        raise RuleError(message + "A gradient has the shape of its input.")
+        expected = f"{tuple_of(shape)}. A gradient has the shape of its input."
+        raise _wrong(record, leaf, f"the shape {tuple_of(got)}", expected)
     deferral = DEFERRALS[type(next(dims.leaves((got, shape))))]
-    return deferral.fit(dx, shape, where(record, leaf) + " whose gradient has its shape,")
+    name = name_of(record, leaf)
+    return deferral.fit(
+        dx, shape,
+        f"wrong gradient: {describe_pull(record, name)}, input {name!r}, whose gradient has its "
+        "shape,",
+    )  # fmt: skip
 
 
 def tuple_of(shape: Shape) -> Any:
@@ -283,12 +290,9 @@ def _was_spread(small: Shape, large: Shape, y: Shape) -> bool:
     )
 
 
-def where(record: Record, leaf: int) -> str:
-    """`wrong gradient: the rule 'GuidedRelu' for the op type 'Relu', input 'x',`."""
-    return (
-        f"wrong gradient: {label(record.rule)} for the op type {record.op.type!r}, input "
-        f"{name_of(record, leaf)!r},"
-    )
+def _wrong(record: Record, leaf: int, got: str, expected: str) -> RuleError:
+    name = name_of(record, leaf)
+    return wrong_gradient(describe_pull(record, name), name, got, expected)
 
 
 def name_of(record: Record, leaf: int) -> str:

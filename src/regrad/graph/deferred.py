@@ -200,7 +200,7 @@ class _Pull:
         return [self._fitted(record, i, found.get(i), dy) for i in self.leaves]
 
     def _fitted(self, record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
-        dx = None if dx is None else check_gradient(record, leaf, dx, dy)
+        dx = check_gradient(record, leaf, dx, dy)
         dx = wrap(np.zeros(*record.specs[leaf])) if dx is None else dx
         return as_dtype(dx, dtype_due(self.dtypes[leaf], dy if isinstance(dy, tuple) else (dy,)))
 
@@ -295,7 +295,7 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
     root = home(xs).root
     mine = [(k, b) for k, b in state.overrides.items() if isinstance(k, str) or k[0] is root]
     mine.sort(key=lambda item: item[1].depth)
-    return {b.op.type: b for _, b in mine}
+    return {k if isinstance(k, str) else k[1]: b for k, b in mine}
 
 
 def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[Spec]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from regrad.core import dims
 from regrad.core.backends import BACKENDS, Backend, is_inexact
-from regrad.core.blocks import block
+from regrad.core.blocks import block, stay
 from regrad.core.dims import Dim, Source, UnknownRank, Words
 from regrad.core.registry import OPS, Op
 from regrad.core.rule import NoGradient, OpView, Rule
@@ -456,33 +456,34 @@ class Graph:
 
         The scope with its slash is bound by `as`.
         """
-        before = self.scope
         if name and not isinstance(name, str):
             raise ArgumentError(f"name_scope: expected a name (a string), got {kind(name)}")
         scope = name or ""
         if scope and not scope.endswith("/"):
             scope = self.unique(scope) + "/"
-        try:
-            self.scope = scope
-            yield scope
-        finally:
-            self.scope = before
+        yield from self._with("scope", scope, scope)
 
     @block
     def control_dependencies(self, nodes: Sequence[Node] | None) -> Generator[None]:
         """Ops made in the block run after these; None clears what outer blocks asked for."""
-        before = self._here.controls
         for node in nodes or ():
             if node.graph not in chain(self):
                 raise GraphError(f"{node.name!r} is not an element of this graph")
         self.waits_for += [n for n in nodes or () if n.graph is not self]
         nodes = nodes and [n for n in nodes if n.graph is self]
-        extra = () if nodes is None else tuple(n for n in nodes if n not in before)
+        before = self._here.controls if nodes is not None else ()
+        more = tuple(n for n in nodes or () if n not in before)
+        yield from self._with("controls", (*before, *more))
+
+    def _with(self, name: str, value: Any, bound: Any = None) -> Generator[Any]:
+        """Steps of a block in which a word of this thread (see `_Here`) has a value."""
+        here = vars(self._here)  # (it is this thread's in any thread, where the block may end)
+        before = getattr(self._here, name)
         try:
-            self._here.controls = extra if nodes is None else (*before, *extra)
-            yield
+            here[name] = value
+            yield from stay(bound)
         finally:
-            self._here.controls = before
+            here[name] = before
 
 
 def _own(content: np.ndarray | None) -> np.ndarray | None:

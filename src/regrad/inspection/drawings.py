@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
+from regrad.core.extras import install_line
 from regrad.core.files import replace_file
 from regrad.errors import ArgumentError, RegradError, printable
 
@@ -255,7 +256,7 @@ def svg_of(dot: str, path: str | os.PathLike[str] | None = None) -> str:
 
 def _not_installed(what: str) -> MissingProgramError:
     return MissingProgramError(
-        f"to_svg: {what} is not installed. Drawing needs the package (pip install 'regrad[viz]') "
+        f"to_svg: {what} is not installed. Drawing needs the package ({install_line('viz')}) "
         "and the program dot (apt-get install graphviz, brew install graphviz, or "
         "https://graphviz.org/download); to_dot() and html() need neither."
     )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regrad.core.extras import needed
+
 if TYPE_CHECKING:
     from regrad.inspection.comparisons import GradientComparison
     from regrad.inspection.traces import GradientTrace
@@ -25,7 +27,7 @@ def plot_trace(trace: GradientTrace, ax: Any = None) -> Any:
         The Axes. Ops whose rule is an override or a custom gradient have a colour of their own;
         crosses mark gradients that died, red lines those that are not finite.
     """
-    import matplotlib.pyplot as plt
+    plt = needed("matplotlib.pyplot", "viz", "rg.plot")
 
     steps = trace.steps
     if ax is None:
@@ -69,7 +71,7 @@ def plot_comparison(comparison: GradientComparison, ax: Any = None) -> Any:
         a gradient is zero or missing. Names of columns are red where the difference is not
         declared, and orange where it is.
     """
-    import matplotlib.pyplot as plt
+    plt = needed("matplotlib.pyplot", "viz", "rg.plot")
 
     rows = comparison.rows
     if ax is None:

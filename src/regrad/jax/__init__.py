@@ -3,15 +3,12 @@
 It needs JAX, and is loaded when it is first used.
 """
 
-from regrad.errors import MissingPackageError
+from regrad.core.extras import missing as _missing
 
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    raise MissingPackageError(
-        f"regrad.jax needs jax, which cannot be imported ({error}). Install it: "
-        "pip install regrad[jax]"
-    ) from error
+    raise _missing("jax", "jax", "regrad.jax", error) from error
 
 import regrad.jax.host as _host  # noqa: F401  (first: it refuses a JAX that is too old)
 from regrad.jax.bridge import from_regrad as from_regrad

@@ -17,9 +17,9 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.guards import name_of
 from regrad.core import containers
 from regrad.core.backends import is_array
-from regrad.core.rule import place
+from regrad.core.rule import place, wrong_gradient
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError, GradientError, RuleError, kind
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.bridge import conjugate
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import dce, zeros_like_aval
@@ -187,14 +187,13 @@ class CustomJaxCall(Saves):
             return zeros_like_aval(aval)
         if isinstance(dx, Tensor):
             raise self._ours("a gradient")
-        where = f"wrong gradient: {self.name} ({place(self.f)}), input {self.arguments.names[i]!r},"
+        which = f"{self.name} ({place(self.f)})"
+        got, name = kind(dx), self.arguments.names[i]
         if not is_array(dx):
-            raise RuleError(f"{where} returned {kind(dx)}, expected an array or None")
+            raise wrong_gradient(which, name, got, "an array, or None for no gradient.")
         if (dx.shape, dx.dtype) != (aval.shape, aval.dtype):
-            raise RuleError(
-                f"{where} returned {dx.dtype} {tuple(dx.shape)}, and the input is {aval.dtype} "
-                f"{tuple(aval.shape)}. Sum over what was broadcast, or convert it with astype."
-            )
+            advice = "Sum over what was broadcast, or convert it with astype."
+            raise wrong_gradient(which, name, got, f"{aval.dtype} {tuple(aval.shape)}. {advice}")
         return fit(conjugate(jax.numpy.asarray(dx)), aval)
 
 

@@ -21,21 +21,25 @@ import jax
 import numpy as np
 from jax.custom_batching import sequential_vmap
 
-from regrad.autodiff.custom import custom_grad
+from regrad.autodiff.custom import custom_op
+from regrad.autodiff.custom_functions import OpaqueFunction
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
 from regrad.core import dims, dispatch
 from regrad.core.backends import JAX, is_array
-from regrad.core.files import replace_file
+from regrad.core.extras import missing
+from regrad.core.files import blaming, file_name, reading, replace_file
+from regrad.core.promotion import weak
 from regrad.core.rule import place
 from regrad.core.sharding import to_jax
+from regrad.core.signatures import check_passed
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import (
     ArgumentError,
     ExportError,
     GradientError,
-    MissingPackageError,
+    RegradError,
     ShapeError,
     kind,
 )
@@ -47,15 +51,13 @@ try:
     import flatbuffers  # noqa: F401  (jax.export serializes with it)
     from jax import export as jax_export
 except ImportError as error:
-    raise MissingPackageError(
-        f"rg.export needs flatbuffers, which cannot be imported ({error}). Install it: "
-        "pip install regrad[export]"
-    ) from error
+    raise missing("flatbuffers", "export", "rg.export", error) from error
 
 # A file is the program, a description in JSON, its length in LENGTH bytes, the SHA-256 of all that,
 # and these last bytes.
 MAGIC = b"regrad-export-1\n"
 LENGTH, DIGEST = 8, 32
+FORM = "program that rg.export wrote"
 
 
 def export(
@@ -113,6 +115,7 @@ def export(
         [1, 1, 1]
     """
     callable_or_raise(f, "export")
+    check_passed(f, args, "export(f, *args)")
     order = _checked_order(order)
     variables = tuple(variables)
     specs = _specs(args, shapes)
@@ -323,12 +326,22 @@ class Program:
     def op(self) -> Callable[..., list[Tensor]]:
         """The program on Tensors, with its vjp as its gradient."""
 
-        @custom_grad
         def call(*xs: Tensor, save: Any) -> Any:
             save(xs)
-            return [wrap(y) for y in self.run(*[to_jax(x._data) for x in xs])], self._pull
+            return [wrap(y) for y in self._run([to_jax(x._data) for x in xs])], self._pull
 
-        return call
+        return custom_op(OpaqueFunction(call))
+
+    def _run(self, arrays: Sequence[Any]) -> list[Any]:
+        try:
+            return self.run(*arrays)
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:
+            said = str(error).strip().split("\n")[0]
+            if isinstance(error, RegradError) or "RESOURCE_EXHAUSTED" in said:
+                raise
+            # (JAX's sizes are 1 or more where it has a letter for them)
+            ours = ShapeError if "dimension variable" in said else ExportError
+            raise ours(f"the exported {self.name} cannot be run: {said}") from error
 
     def _pull(self, dys: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor | None]:
         if self.order == 0:
@@ -397,7 +410,7 @@ class Exported:
                 f"the exported {self.name}: expected arguments of the structure "
                 f"{_shown(self.program.in_tree)}, got {_shown(structure)}"
             )
-        xs = [dispatch.lift(x._read() if isinstance(x, Variable) else x) for x in leaves]
+        xs = [_taken(x, aval.dtype) for x, aval in zip(leaves, self.program.in_avals, strict=True)]
         self._check(xs)
         ys = iter(self._top.op(*xs))
         return jax.tree_util.tree_unflatten(self.program.out_tree, list(ys))
@@ -424,39 +437,75 @@ class Exported:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a file, which is the old one or the new one at any time."""
-        replace_file(path, lambda file: file.write(self.serialize()))
+        replace_file(file_name(path, "Exported.save"), lambda file: file.write(self.serialize()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Exported:
         """Read a program from a file that `save` wrote. No code of the file is run.
 
+        A checksum finds damage; it does not protect from who changes a file on purpose, and makes
+        the checksum right. Load programs of people whom you trust: what is in one is compiled and
+        run by JAX, whose compiler expects no harm.
+
+        Args:
+            path: The file.
+
         Raises:
-            ExportError: The file is damaged, or no such file.
+            ExportError: The file is damaged, or is no such file.
+            ArgumentError: path is no name of a file.
             FileNotFoundError: There is no file of this name.
         """
-        with open(path, "rb") as file:
-            return cls.deserialize(file.read(), str(path))
+        path = file_name(path, "Exported.load")
+        with reading(path, FORM, ExportError), open(path, "rb") as file:
+            return cls(*_parted(file.read()))
 
     @classmethod
     def deserialize(cls, data: bytes, name: str = "the data") -> Exported:
         """Read a program from what `serialize` returned."""
-        serialized, about = _parted(data, name)
-        return cls(serialized, about)
+        with blaming(name, FORM, ExportError):
+            return cls(*_parted(data))
 
 
-def _parted(data: bytes, name: str) -> tuple[bytes, dict[str, Any]]:
-    """The program and its description, checked."""
+def _parted(data: bytes) -> tuple[bytes, dict[str, Any]]:
+    """The program and its description, all of which has been looked at."""
     end = len(data) - len(MAGIC) - DIGEST
     if end < LENGTH or not data.endswith(MAGIC):
-        raise ExportError(
-            f"{name} is not a program that rg.export wrote, or its end is missing. (Programs of "
-            "jax.export are read by jax.export.deserialize.)"
+        raise ValueError(
+            "its end is missing, or another program wrote it (those of jax.export are read by "
+            "jax.export.deserialize)"
         )
     if hashlib.sha256(data[:end]).digest() != data[end : end + DIGEST]:
-        raise ExportError(f"{name} is damaged: its checksum does not fit its contents")
+        raise ValueError("its checksum does not fit its contents")
     end -= LENGTH
     start = end - int.from_bytes(data[end : end + LENGTH], "big")
-    return data[:start], json.loads(data[start:end])
+    about = json.loads(data[max(start, 0) : end])
+    if not {"name": str, "order": int, "variables": list}.items() <= {
+        key: type(value) for key, value in dict(about).items()
+    }.items() or not all(isinstance(name, str) for name in about["variables"]):
+        raise ValueError("its description is not one of rg.export's")
+    _check_program(jax_export.deserialize(bytearray(data[:start])), about["order"])
+    return data[:start], about
+
+
+def _check_program(program: jax_export.Exported, order: int) -> None:
+    """Read all parts of a program, those too that JAX reads when they are needed."""
+    for tree, avals in (
+        (program.in_tree, program.in_avals),
+        (program.out_tree, program.out_avals),
+    ):
+        jax.tree_util.tree_unflatten(tree, avals)
+    args, options = jax.tree_util.tree_unflatten(program.in_tree, program.in_avals)
+    if options or not isinstance(args, tuple) or not program.platforms:
+        raise ValueError("its program is not one of rg.export's")
+    if order:
+        _check_program(program.vjp(), order - 1)
+
+
+def _taken(x: Any, dtype: np.dtype) -> Tensor:
+    """An argument as a Tensor; a Python number takes the dtype that is expected, if it may."""
+    if type(x) in dispatch.WEAKEST and weak(getattr(x, "example", x), dtype) == dtype:
+        return dispatch.as_dtype(x, dtype)
+    return dispatch.lift(x)
 
 
 def _shape(aval: Any) -> str:

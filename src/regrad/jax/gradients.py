@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
 from regrad.jax.bridge import bridge, conjugate
 from regrad.jax.primitives import Gradient, fit, is_float
+from regrad.transforms.closures import names_in
 
 
 class RuleGradient(Gradient):
@@ -71,11 +73,11 @@ class RuleGradient(Gradient):
     ) -> Sequence[Any]:
         """Return what the rule says, uncounted."""
         call, given, y, dy = self._call(xs, ys, [*map(conjugate, dys)])
-        inputs = self._inputs(wanted)
-        if call.settle(given, y, dy, inputs):
-            dxs = call.pull(given, y, dy, inputs)
-        else:
-            dxs = self._by_regrad(call, given, y, dy, inputs)
+        inputs, rule = self._inputs(wanted), self.rule
+        if rule.plain is None and rule.named is None:
+            rule.named = names_in(rule.functions)
+        by_regrad = partial(self._by_regrad, call, given, y, dy, inputs)
+        dxs = call.pull_either(given, y, dy, inputs, by_regrad)
         pairs = zip(wanted, dxs, strict=True)
         return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]
 
@@ -94,7 +96,7 @@ class RuleGradient(Gradient):
                 given[p], specs[p] = xs[i], _spec(self.avals[i])
         several = len(self.outs) > 1
         outputs = [*map(_spec, self.outs)] if several else None
-        call = ForeignCall(self.rule, specs, attrs, None, outputs)
+        call = ForeignCall(self.rule, specs, attrs, None, outputs, self.hit)
         y = ys and (tuple(ys) if several else ys[0])
         return call, given, y, self._arriving_gradients(dys) if several else dys[0]
 

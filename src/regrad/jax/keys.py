@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from regrad.core.registry import ALIASES, OPS, Input, Op, canonical, not_yet
+from regrad.core.registry import ALIASES, OPS, Input, Op, canonical, not_yet, refuse_function
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.host import FUNCTION_KEYS, OVERRIDES, need, refuse
 from regrad.jax.host.extending import primitives
@@ -372,6 +372,7 @@ def key_for(key: Any) -> Key:
             "override takes a dict of op types, JAX primitives or functions to rules, got the key "
             f"{key!r:.60} ({kind(key)})"
         )
+    refuse_function(key)
     for op_type, function in _with_options():
         if key is function:
             return _key_named(op_type)

@@ -217,9 +217,8 @@ def _logsumexp(eqns: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _mean(eqns: Sequence[Any]) -> list[dict[str, Any]]:
-    found = [
-        {"axis": a, "keepdims": k} for a in _reduced(eqns, "reduce_sum") for k in (False, True)
-    ]
+    axes = _reduced(eqns, "reduce_sum")
+    found = [{"axis": a, "keepdims": keep} for a in axes for keep in (False, True)]
     # (with `dtype=`, numbers are converted first, and half precision is not widened)
     x = eqns[0].invars[0]
     known = {"dtype": x.aval.dtype} if eqns[0].primitive.name == "reduce_sum" else {}

@@ -33,6 +33,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.reports import Report, Table, Untouched
+from regrad.core.scopes import unmarked
 from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
@@ -115,10 +116,12 @@ class override(Report[KeyBinding]):
         need(OVERRIDES, GRADIENTS)  # (here it is the user who calls, and there it may be JAX)
         self._original = f  # (wrappers copy attributes, so plain names would meet their own)
         self._bindings: dict[str, KeyBinding] = {}
+        rules, marked = unmarked(rules)
         for key, rule in rules.items():
-            self._bind(key, rule)
+            self._bind(key, rule).optional = key in marked
         self._surgery = Surgery([*self._bindings.values()], Choice(open, keep))
         self._untouched = Untouched()
+        self._told: set[str] = set()  # the keys of which a warning said that they match nothing
         self._notes: Counter[tuple[str, str, str]] = Counter()
         self._closed: dict[Closed, None] = {}
         self._has_vmaps = False
@@ -132,7 +135,7 @@ class override(Report[KeyBinding]):
         with suppress(TypeError, ValueError):
             self.__signature__: inspect.Signature = inspect.signature(f)
 
-    def _bind(self, key: Any, rule: Any) -> None:
+    def _bind(self, key: Any, rule: Any) -> KeyBinding:
         meant = key_for(key)
         # of two rules for one op (`"Relu"` and `jax.nn.relu`) one would be passed over silently
         for label, other in self._bindings.items():
@@ -154,6 +157,7 @@ class override(Report[KeyBinding]):
                 f"given to RegisterGradient), got {kind(rule)}"
             )
         self._bindings[meant.label] = binding
+        return binding
 
     def __enter__(self) -> NoReturn:
         """Say that this is not a scope."""
@@ -167,6 +171,8 @@ class override(Report[KeyBinding]):
         call = TracedCall((self._original, args, kwargs))
         program, found = self._surgery.operate(self._trace(call))
         self._refuse(found)
+        for (name, where), count in found.untouched.items():
+            self._untouched.note(name, where, count)
         self._warn(found)
         self._note(found)
         return call.result(core.jaxpr_as_fun(program)(*call.arrays))
@@ -194,23 +200,29 @@ class override(Report[KeyBinding]):
         known = {(c.name, c.place, c.keys) for c in self._closed}
         new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
         tell = [c for c in new if not c.keys <= hit]
-        names = ", ".join(repr(label) for label in self._bindings)
-        if self._bindings and not found.hits:
+        idle = [b for b in self._unmatched() if b.key.label not in hit]
+        if idle and not found.hits:
             why = advice(found.closed) if found.closed else (
-                f"no {names} through which a gradient could pass occurs in the function. "
-                "untouched() lists what does."
+                f"no {', '.join(repr(b.key.label) for b in idle)} through which a gradient could "
+                "pass occurs in the function. untouched() lists what does."
             )  # fmt: skip
-            self._warn_of_no_match(why, 3)
-        elif tell:
+            self._warn_of_idle(idle, why, 3)
+            return
+        if tell:
             warnings.warn(f"override: {advice(tell)}", UnusedOverrideWarning, stacklevel=3)
+        closed = {label for c in found.closed for label in c.keys} | self._told
+        if idle := [b for b in idle if b.key.label not in closed]:
+            self._told.update(b.key.label for b in idle)
+            self._warn_of_idle(idle, "", 3)
 
     def _note(self, found: Occurrences) -> None:
         for seen in found.hits:
             seen.hit.add(seen.shape)
-        for (name, where), count in found.untouched.items():
-            self._untouched.note(name, where, count)
         self._notes += found.notes
         self._closed |= dict.fromkeys(found.closed)
+
+    def _others(self) -> Iterable[tuple[str, int]]:
+        return self._untouched.others()
 
     # -- the report ----------------------------------------------------------------------------
 
@@ -238,7 +250,8 @@ class override(Report[KeyBinding]):
         if closed and not binding.hits:
             return f"it occurs only where it cannot. {advice(closed)}"
         if not binding.hits:
-            return "it did not occur in a program that was traced"
+            instead = self._instead(binding)
+            return "it did not occur in a program that was traced" + f" ({instead})" * bool(instead)
         return super()._why_not(binding)
 
 

@@ -14,7 +14,7 @@ from regrad.core.op import TensorLike, op
 from regrad.core.promotion import complex_dtype, get_default_dtype
 from regrad.core.registry import OPS, gradient
 from regrad.core.shapes import Shape, as_count, as_shape
-from regrad.core.signatures import answered, public
+from regrad.core.signatures import public
 from regrad.core.tensor import OURS, Tensor, wrap
 from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError, kind
 
@@ -23,14 +23,14 @@ UNSIGNED = np.dtype(np.uint64)
 
 @public
 def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
-    """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
+    """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`.
+
+    Python's `float` is float64 and `complex` complex128, as `"float"` and `"complex"` are: a dtype
+    that is written down is no matter of the default dtype.
+    """
     if isinstance(dtype, np.dtype):
         backends.check_dtype(dtype)
         return dtype
-    if dtype in (bool, float, int, complex):
-        return {bool: np.dtype(bool), float: get_default_dtype(), int: np.dtype(np.int64)}.get(
-            dtype, complex_dtype()
-        )
     if dtype is None:  # NumPy takes it for float64
         raise DTypeError("expected a dtype such as regrad.float32 or 'float32', got None")
     try:
@@ -44,6 +44,7 @@ def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
 # -- TensorFlow.js ---------------------------------------------------------------------------
 
 
+@public
 def tensor(
     values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
 ) -> Tensor:
@@ -65,28 +66,24 @@ def tensor(
         [[1, 2],
          [3, 4]]
     """
-    try:
-        if isinstance(shape, str | np.dtype | type):
-            raise ArgumentError(
-                f"tensor: {shape!r} is not a shape; give a dtype by name, dtype={shape!r}"
-            )
-        t = _with_dtype(values, dtype)
-        if shape is None:
-            return t
-        shape = tuple(shape)
-        if isinstance(values, list | tuple) and t.ndim > 1 and t.shape != shape:
-            raise ShapeError(
-                f"tensor: the nested values have the shape {t.shape}, which is not the shape "
-                f"{shape} that was given. Use reshape(tensor(values), {shape}) if that is meant."
-            )
-        if math.prod(shape) != t.size:
-            raise ShapeError(
-                f"tensor: the shape {shape} holds {math.prod(shape)} values, but {t.size} were "
-                "given"
-            )
-        return OPS["Reshape"].function(t, shape)
-    except Exception as error:
-        raise answered(error, tensor, (values, shape, dtype), {}) from error.__cause__
+    if isinstance(shape, str | np.dtype | type):
+        raise ArgumentError(
+            f"tensor: {shape!r} is not a shape; give a dtype by name, dtype={shape!r}"
+        )
+    t = _with_dtype(values, dtype)
+    if shape is None:
+        return t
+    shape = tuple(shape)
+    if isinstance(values, list | tuple) and t.ndim > 1 and t.shape != shape:
+        raise ShapeError(
+            f"tensor: the nested values have the shape {t.shape}, which is not the shape "
+            f"{shape} that was given. Use reshape(tensor(values), {shape}) if that is meant."
+        )
+    if math.prod(shape) != t.size:
+        raise ShapeError(
+            f"tensor: the shape {shape} holds {math.prod(shape)} values, but {t.size} were given"
+        )
+    return OPS["Reshape"].function(t, shape)
 
 
 def _with_dtype(values: TensorLike, dtype: DTypeLike | None) -> Tensor:
@@ -232,6 +229,7 @@ def tensor4d(
 # -- the Array API standard --------------------------------------------------------------------
 
 
+@public
 def asarray(
     obj: TensorLike,
     /,
@@ -259,19 +257,16 @@ def asarray(
     >>> rg.asarray([1, 2])
     Tensor([1, 2], dtype=int64)
     """
-    try:
-        plain = dtype is not None and dispatch.is_plain(obj)
-        t = _with_dtype(obj, dtype) if plain else _take_over(obj, copy)
-        if copy is False and device is not None and device != t.device:
-            raise ArgumentError(f"asarray: copy=False, but {t.device} to {device} needs a copy")
-        t = on_device(t, device)
-        if dtype is None or t.dtype == as_numpy_dtype(dtype):
-            return t
-        if copy is False:
-            raise ArgumentError(f"asarray: copy=False, but {t.dtype} to {dtype} needs a copy")
-        return convert(t, as_numpy_dtype(dtype))
-    except Exception as error:
-        raise answered(error, asarray, (obj,), {"dtype": dtype, "copy": copy}) from error.__cause__
+    plain = dtype is not None and dispatch.is_plain(obj)
+    t = _with_dtype(obj, dtype) if plain else _take_over(obj, copy)
+    if copy is False and device is not None and device != t.device:
+        raise ArgumentError(f"asarray: copy=False, but {t.device} to {device} needs a copy")
+    t = on_device(t, device)
+    if dtype is None or t.dtype == as_numpy_dtype(dtype):
+        return t
+    if copy is False:
+        raise ArgumentError(f"asarray: copy=False, but {t.dtype} to {dtype} needs a copy")
+    return convert(t, as_numpy_dtype(dtype))
 
 
 def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
@@ -292,6 +287,7 @@ def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
     return wrap(numbers.under(obj, dtypes.get(found.dtype.kind, found.dtype)))
 
 
+@public
 def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Return zeros.
 
@@ -309,12 +305,10 @@ def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -
     >>> rg.zeros((2, 2)).tolist()
     [[0.0, 0.0], [0.0, 0.0]]
     """
-    try:
-        return on_device(_filled("zeros", as_shape(shape), _default(dtype)), device)
-    except Exception as error:
-        raise answered(error, zeros, (shape,), {"dtype": dtype}) from error.__cause__
+    return on_device(_filled("zeros", as_shape(shape), _default(dtype)), device)
 
 
+@public
 def ones(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Return ones.
 
@@ -332,10 +326,7 @@ def ones(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) ->
     >>> rg.ones((2, 2)).tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    try:
-        return on_device(_filled("ones", as_shape(shape), _default(dtype)), device)
-    except Exception as error:
-        raise answered(error, ones, (shape,), {"dtype": dtype}) from error.__cause__
+    return on_device(_filled("ones", as_shape(shape), _default(dtype)), device)
 
 
 def _filled(function: str, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
@@ -364,6 +355,7 @@ def empty(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -
     return zeros(shape, dtype=dtype, device=device)
 
 
+@public
 def full(
     shape: Shape, fill_value: TensorLike, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
@@ -386,13 +378,10 @@ def full(
     >>> rg.full((2, 2), 7.0).tolist()
     [[7.0, 7.0], [7.0, 7.0]]
     """
-    try:
-        shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
-        if dispatch.is_plain(fill_value) and dims.is_known(shape):
-            return on_device(wrap(np.full(shape, value._data)), device)
-        return on_device(OPS["BroadcastTo"].function(value, shape), device)
-    except Exception as error:
-        raise answered(error, full, (shape, fill_value), {"dtype": dtype}) from error.__cause__
+    shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
+    if dispatch.is_plain(fill_value) and dims.is_known(shape):
+        return on_device(wrap(np.full(shape, value._data)), device)
+    return on_device(OPS["BroadcastTo"].function(value, shape), device)
 
 
 @public

@@ -10,6 +10,7 @@ from regrad.core import backends, numbers, sharding
 from regrad.core.backends import Array, DTypeLike, Namespace
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import OPS, gradient
+from regrad.core.rule import no_gradient
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.ops.creation import as_numpy_dtype
@@ -113,9 +114,5 @@ def fitting(value: complex, dtype: np.dtype) -> complex:
 
 
 for _type in ("ZerosLike", "OnesLike", "FullLike"):
-
-    @gradient(_type)
-    def _(dy):
-        return None
-
+    gradient(_type)(no_gradient)
     OPS[_type].rule.constant = True

@@ -10,6 +10,7 @@ from regrad.core import backends, dispatch
 from regrad.core.backends import Array, DTypeLike, Namespace, is_inexact, special
 from regrad.core.op import TensorLike, elementwise, op, piecewise_constant
 from regrad.core.registry import gradient, not_differentiable
+from regrad.core.rule import no_gradient
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.ops.creation import as_numpy_dtype
@@ -81,7 +82,7 @@ def imag(xp, x: TensorLike, /) -> Tensor:
 
 @gradient("Imag")
 def _(dy, x_dtype):
-    return dy * 1j if backends.numpy_dtype(x_dtype).kind == "c" else None
+    return dy * 1j if backends.numpy_dtype(x_dtype).kind == "c" else no_gradient(dy)
 
 
 # -- identity, casts ---------------------------------------------------------------------------
@@ -441,7 +442,7 @@ trunc = elementwise("Trunc", "trunc", "trunc", """Return x without its fraction.
     Tensor([ 1., -1.], dtype=float32)
     """, real=True)  # fmt: skip
 for _type in ("Ceil", "Floor", "Round", "Trunc"):
-    piecewise_constant(_type, lambda dy: None)
+    piecewise_constant(_type, no_gradient)
 
 
 @op("Step", elementwise=True, real=True)

@@ -19,6 +19,7 @@ from regrad.core import dispatch
 from regrad.core.backends import Array, Namespace
 from regrad.core.op import Indices, TensorLike, op
 from regrad.core.registry import gradient, not_differentiable
+from regrad.core.rule import no_gradient
 from regrad.core.shapes import Shape, as_count, as_shape, broadcast_shapes, normalized_axis
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, IndexRangeError, ShapeError
@@ -459,7 +460,7 @@ def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
 @gradient("UnsortedSegmentSum", "x")
 def _(dy, ids, num_segments):
     if num_segments == 0:
-        return None
+        return no_gradient(dy)
     inside = logical_and(ids >= 0, ids < num_segments)
     rows = take(dy, where(inside, ids, 0), axis=0)
     return where(reshape(inside, (*ids.shape, *[1] * (dy.ndim - 1))), rows, 0)

@@ -33,6 +33,7 @@ from regrad.ops import (
     slicing,
     sorting,
     special,
+    torch_and_jax,
 )
 from regrad.ops import matmul as products
 
@@ -249,6 +250,11 @@ class Methods:
 
     __array_ufunc__ = numpy_protocol.array_ufunc
     __array_function__ = numpy_protocol.array_function
+
+    # -- functions of PyTorch and JAX, see regrad.ops.torch_and_jax --------------------------------
+
+    __torch_function__ = classmethod(torch_and_jax.torch_function)
+    __jax_array__ = property(torch_and_jax.jax_array)
 
     # -- as text ---------------------------------------------------------------------------
 

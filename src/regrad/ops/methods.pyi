@@ -144,6 +144,8 @@ class Methods:
         kwargs: dict[str, Any],
     ) -> Any:
         """`__array_function__`: what NumPy calls for `np.sum(t)` and `np.concatenate([t, u])`."""
+    __torch_function__: Any
+    __jax_array__: Any
 
     def to_string(self, verbose: bool = False) -> str: ...
     def print(self, verbose: bool = False) -> None: ...

@@ -11,12 +11,12 @@ tensor([1., 1.])
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from regrad.errors import MissingPackageError
+from regrad.core.extras import missing as _missing
 
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:  # pragma: no cover
-    raise MissingPackageError("regrad.torch needs PyTorch: pip install 'regrad[torch]'") from error
+    raise _missing("torch", "torch", "regrad.torch", error) from error
 
 import regrad.torch.host  # noqa: F401 (refuses versions of PyTorch that are too old)
 from regrad.torch.bridge import from_regrad as from_regrad

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from regrad.core.foreign import ForeignCall, ForeignRule
 from regrad.core.reports import Hit
+from regrad.core.rule import describe_pull
 from regrad.core.state import current
-from regrad.core.tape import Place, put
+from regrad.core.tape import Place, put, record_of
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import GradientError
+from regrad.errors import GradientError, RuleError
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
-from regrad.torch.host import in_forward_mode
+from regrad.torch.host import in_forward_mode, is_transformed, version_of
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
+from regrad.transforms.closures import names_in
 
 
 class RuleCall:
@@ -60,6 +63,11 @@ class RuleCall:
         y = apply(Overridden, self, *xs)
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
 
+    def describe(self) -> str:
+        """The rule and the call, in a message."""
+        rule = self.rule
+        return describe_pull(record_of(rule.op, rule.rule, {}, (), (), (), 0, None, hit=self.hit))
+
     def count_run(self) -> None:
         """The rule runs."""
         if self.hit is not None:
@@ -79,7 +87,7 @@ class RuleCall:
         every = self.spread(specs, range(len(self.places)))
         if len(specs) < len(every):
             every = [s if isinstance(s, tuple) else ((), None) for s in every]
-        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs)
+        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit)
 
     def function(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The op as a regrad function, recorded under its rule."""
@@ -132,7 +140,7 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
         saved = ctx.saved_tensors  # which may run a checkpoint again, under its own overrides
         if kept is not call.kept:  # what the rule names, of all that was saved
             saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
-        if is_traced() and may_change(call.rule.rule):
+        if is_traced() and may_change(call.rule):
             found = _pull_at_run_time(call, specs, outputs, wanted, saved, dys)
         else:
             found = _pull_now(call, specs, outputs, wanted, saved, dys)
@@ -158,17 +166,74 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
 
 
 def _pull_now(
-    call: RuleCall, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
+    call: RuleCall,
+    specs: Any,
+    outputs: Any,
+    wanted: Sequence[int],
+    saved: Any,
+    dys: Any,
+    hidden: bool = False,
 ) -> Sequence[Any]:
     call.count_run()
     with shield(dys):
         if call.rule.plain and call.is_simple and outputs is None and _have_dtype_of(specs, dys[0]):
-            held = list(saved)
-            y = held.pop() if call.keeps_y else None
-            return ForeignCall(call.rule, specs, call.attrs).pull(
-                call.spread(held, call.kept), y, dys[0], wanted
+            pull = partial(_pull_simply, call, specs, wanted)
+        else:
+            pull = Pull(call, specs, wanted, outputs)
+        return guard(call.rule, pull, saved, dys, call.describe, hidden)
+
+
+def _pull_simply(
+    call: RuleCall, specs: Any, wanted: Sequence[int], saved: Sequence[Any], dys: Sequence[Any]
+) -> Sequence[Any]:
+    held = list(saved)
+    y = held.pop() if call.keeps_y else None
+    one = ForeignCall(call.rule, specs, call.attrs, hit=call.hit)
+    return one.pull(call.spread(held, call.kept), y, dys[0], wanted)
+
+
+# A tensor does not count what is written into it by way of these.
+UNCOUNTED = {"data", "numpy", "asarray", "from_dlpack", "untyped_storage"}
+
+
+def guard(
+    rule: Any,
+    pull: Callable[..., Any],
+    saved: Sequence[Any],
+    dys: Sequence[Any],
+    describe: Callable[[], str],
+    hidden: bool = False,
+) -> Any:
+    """Return `pull(saved, dys)`, by a rule that may write into these tensors.
+
+    Others read them: a gradient that arrives goes to other places too, and what was saved may be a
+    weight. So a rule gets copies when it first runs, and from then on if it wrote into them; also
+    where nobody counts what it writes (`hidden`, in programs and under torch.func, or if its code
+    names a way around the counting).
+
+    Raises:
+        RuleError: a rule that wrote into nothing when it first ran has written into one.
+    """
+    if rule.named is None:
+        rule.named = names_in(rule.functions)
+        rule.writes = True if rule.named & UNCOUNTED else None
+    given = [*saved, *dys]
+    hidden = hidden or is_transformed() or is_traced()
+    copied = hidden or rule.writes is not False
+    if copied:
+        given = [None if x is None else x.clone() for x in given]
+    before = [x is not None and version_of(x) for x in given]
+    found = pull(given[: len(saved)], given[len(saved) :])
+    if not hidden:
+        writes = [x is not None and version_of(x) for x in given] != before
+        rule.writes = writes or bool(rule.writes)
+        if writes and not copied:
+            raise RuleError(
+                f"{describe()} wrote into a tensor that it was given, which others may read. It "
+                "had not done so before, so it was given no copies. Return a new tensor: dy * 2, "
+                "not dy.mul_(2)."
             )
-        return Pull(call, specs, wanted, outputs)(saved, dys)
+    return found
 
 
 def _have_dtype_of(specs: Sequence[Any], dy: torch.Tensor) -> bool:
@@ -190,9 +255,8 @@ def _pull_at_run_time(
 
     def pull(saved: Sequence[Any], dys: Sequence[Any], shapes: Sequence[Any]) -> Sequence[Any]:
         known = list(zip(shapes, dtypes, strict=True))
-        return _pull_now(
-            call, known[:count], known[count:] if several else None, wanted, saved, dys
-        )
+        outputs = known[count:] if several else None
+        return _pull_now(call, known[:count], outputs, wanted, saved, dys, hidden=True)
 
     pulls = Pulls(pull, [dtypes[n] for n in wanted], wanted, [len(s) for s, _ in specs], len(saved))
     return pull_at_run_time(pulls, [*saved, *dys], [size for shape, _ in specs for size in shape])
@@ -232,30 +296,21 @@ class Pull:
             d != dtype and _as_precise(d, dtype) != d for _, d in self.specs
         ):
             given, mixed = self._work_in(dtype, given), True
-        plain = self._is_plain(given)
-        if plain:
-            dxs = self._pull_plain(given)
-        else:
+
+        def pull_by_regrad() -> Sequence[Any]:
+            nonlocal given, mixed
             if dtype == torch.bfloat16:
                 given, mixed = self._work_in(torch.float32, given), True
-            dxs = (bridge if torch.is_grad_enabled() else run)(self._pull_flat, given)
+            return (bridge if torch.is_grad_enabled() else run)(self._pull_flat, given)
+
+        xs, y, dy = self._sort(given)
+        dxs = self._foreign_call().pull_either(xs, y, dy, self.leaves, pull_by_regrad)
         if not mixed:
             return list(dxs)
         return [
             None if dx is None else convert(dx, self.specs[n][1])
             for n, dx in zip(self.wanted, dxs, strict=True)
         ]
-
-    def _is_plain(self, given: Sequence[torch.Tensor]) -> bool:
-        if self.call.rule.plain is not None:
-            return self.call.rule.plain
-        with torch.no_grad():
-            xs, y, dy = self._sort(given)
-            return self._foreign_call().settle(xs, y, dy, self.leaves)
-
-    def _pull_plain(self, given: Sequence[Any]) -> list[Any]:
-        xs, y, dy = self._sort(given)
-        return self._foreign_call().pull(xs, y, dy, self.leaves)
 
     def _foreign_call(self) -> ForeignCall:
         return self.call.foreign_call(self.work, self.outputs)

@@ -188,7 +188,7 @@ def _rows() -> list[tuple[Any, ...]]:
         *_both_variants("addbmm", "MatMul", products.add_batch),
         ("chain_matmul multi_dot", "MatMul", products.chain),
         ("einsum", "MatMul Mul", products.einsum, {"when": _is_product}),
-        ("tensordot", "MatMul", products.tensordot),
+        ("tensordot", "MatMul Mul", products.tensordot),
         ("inner", "MatMul Mul", products.inner),
         ("bilinear", "MatMul", products.bilinear),
         ("vdot", "MatMul", products.vdot),

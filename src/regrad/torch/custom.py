@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import CellType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ import torch
 from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
-from regrad.core.rule import place
-from regrad.errors import GradientError, RuleError, kind
+from regrad.core.rule import place, wrong_gradient
+from regrad.errors import GradientError, kind
 from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
+from regrad.torch.calls import guard
 from regrad.torch.host import DisableTorchFunction, is_leaf, number_of, sequence_nr
 from regrad.torch.host.running import Silent
 from regrad.torch.nodes import new_nodes, tensors
@@ -154,6 +156,10 @@ class CustomTorchCall(Saves):
         contents = {id(c): replaced(c.cell_contents) for c in _cells(self.grad_func)}
         return _with_cells(self.grad_func, contents), saved
 
+    def describe(self) -> str:
+        """The function in a message."""
+        return f"{self.name} ({place(self.f)})"
+
     def answer(self, held: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
         """The gradients by the inputs."""
         grad_func, saved = self.refill(held)
@@ -219,8 +225,8 @@ class Custom(torch.autograd.Function, metaclass=Silent):
         call = ctx.call
         saved = ctx.saved_tensors
         with shield(dys):
-            answer = enumerate(call.answer(saved, dys))
-            dxs = [_check(call, i, dx, ctx.specs) for i, dx in answer]
+            answer = guard(call.custom, call.answer, saved, dys, call.describe)
+            dxs = [_check(call, i, dx, ctx.specs) for i, dx in enumerate(answer)]
         wanted = ctx.needs_input_grad[2:]
         found = {i: dx for i, dx in enumerate(dxs) if wanted[i]}
         return None, *spread(found, ctx.total)
@@ -240,18 +246,14 @@ def _check(call: CustomTorchCall, i: int, dx: torch.Tensor | None, specs: Sequen
     shape, dtype = specs[i]
     if isinstance(dx, torch.Tensor) and dx.dtype == dtype and tuple(dx.shape) == shape:
         return dx
-    where = f"wrong gradient: {call.name} ({place(call.f)}), input {call.arguments.names[i]!r},"
+    wrong = partial(wrong_gradient, call.describe(), call.arguments.names[i])
     if not isinstance(dx, torch.Tensor):
-        raise RuleError(f"{where} returned {kind(dx)}, expected a tensor")
+        raise wrong(kind(dx), "a tensor, or None for no gradient.")
     if dx.dtype != dtype and (dtype.is_floating_point or dtype.is_complex):
-        raise RuleError(
-            f"{where} returned the dtype {dx.dtype}, expected {dtype}. Use dx.to(x.dtype)."
-        )
+        raise wrong(f"the dtype {dx.dtype}", f"{dtype}. Use dx.to(x.dtype).")
     if tuple(dx.shape) != shape:
-        raise RuleError(
-            f"{where} returned the shape {tuple(dx.shape)}, expected {shape}. A gradient has the "
-            "shape of its input."
-        )
+        expected = f"{shape}. A gradient has the shape of its input."
+        raise wrong(f"the shape {tuple(dx.shape)}", expected)
     return dx
 
 

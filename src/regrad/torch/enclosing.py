@@ -32,7 +32,7 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     found = applied()
     if found is None or is_checkpoint(found.function):
         return False
-    if found.function in keep:
+    if found.function is None or found.function in keep:
         return True
     if is_program(found.function):
         if found.wants_gradient() and is_made_by_hand():

@@ -1,24 +1,23 @@
 """Where torch runs code later, elsewhere, or out of sight: the scopes go along, or refuse.
 
-`torch.utils.checkpoint` runs a function again in the backward pass, threads start with no mode,
-and compiled TorchScript and CUDA graphs ask no mode at all. While a scope is open, these few
-entrances are replaced; when the last one is left they are as before.
+`torch.utils.checkpoint` runs a function again in the backward pass, and compiled TorchScript and
+CUDA graphs ask no mode at all. While a scope is open, these few entrances are replaced; when the
+last one is left they are as before. (Threads start with no mode: `core/jobs` replaces theirs.)
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache, wraps
-from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.overrides
 
+from regrad.core import jobs
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
 from regrad.core.hosts import Feature, Missing, takes
@@ -118,8 +117,9 @@ def remove() -> None:
 
 
 @block
-def reopen(them: tuple[Any, ...]) -> Generator[None]:
+def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
+    them = them or ()
     running = mode_stack()
     with ExitStack() as stack:
         for _, mode in them:
@@ -138,6 +138,9 @@ def reopen(them: tuple[Any, ...]) -> Generator[None]:
 
 def _hold_scopes() -> tuple[Any, ...]:
     return tuple((scope, scope._mode) for scope in open_here())
+
+
+jobs.CARRIERS.append((_hold_scopes, reopen))
 
 
 def bind_scopes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,34 +171,6 @@ def _intercept_recomputation(old: Callable[..., Any]) -> Any:
         old(self, bind_scopes(recompute_fn), *args, **options)
 
     return __init__
-
-
-def _intercept_thread(old: Callable[..., Any]) -> Any:
-    def start(self: threading.Thread) -> None:
-        if not _is_worker(self):  # a thread started in a scope belongs to it
-            self.run = bind_scopes(self.run)
-        old(self)
-
-    return start
-
-
-def _intercept_job(old: Callable[..., Any]) -> Any:
-    """A job of a pool of threads belongs to the scope in which it was handed in."""
-
-    def submit(self: Any, func: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        return old(self, bind_scopes(func) if _has_threads(self) else func, *args, **options)
-
-    return submit
-
-
-def _has_threads(pool: Any) -> bool:
-    return isinstance(pool, ThreadPoolExecutor | ThreadPool)
-
-
-def _is_worker(thread: Any) -> bool:
-    """Return whether a thread is one of a pool's, which runs jobs of anybody."""
-    code = getattr(thread, "_target", None) or type(thread)
-    return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing")
 
 
 def _intercept_compile(old: Callable[..., Any]) -> Any:
@@ -292,13 +267,6 @@ def _entrances() -> Sequence[Entrance]:
         *_find(CHECKPOINTS, _CHECKPOINT, "_CheckpointFrame.__init__", _intercept_recomputation,
                takes("self", "recompute_fn")),
         *running.entrances(),
-        (threading.Thread, "start", _intercept_thread),
-        (ThreadPoolExecutor, "submit", _intercept_job),
-        *[
-            (Pool, name, _intercept_job)
-            for name in ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap",
-                         "imap_unordered")
-        ],
         *_find(OVERRIDES, "torch", "ScriptMethod.__call__", _intercept_script),
         *_find(OVERRIDES, "torch", "jit.ScriptFunction.__call__", _intercept_script),
         *_find(OVERRIDES, "torch.cuda", "CUDAGraph.capture_begin", _intercept_capture),

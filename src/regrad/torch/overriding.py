@@ -9,9 +9,13 @@ from typing import Any, Self
 
 import torch
 
+from regrad.core import jobs
+from regrad.core.blocks import Refusal
+from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
 from regrad.core.reports import Binding, Table, Untouched
-from regrad.core.scopes import Scope, left_out_of_turn
+from regrad.core.scopes import Scope, left_out_of_turn, unmarked
+from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
@@ -61,6 +65,7 @@ class gradient_override_map(Scope[Binding]):
     >>> used.assert_fired()
     """
 
+    @helpful("gradient_override_map")
     def __init__(
         self,
         rules: Mapping[Any, str | Callable[..., Any]],
@@ -72,7 +77,7 @@ class gradient_override_map(Scope[Binding]):
                 "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
-        self._rules = dict(rules)
+        self._rules, self._marked = unmarked(rules)
         self._keep = tuple(map(as_called, check_keep(keep)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
@@ -90,15 +95,21 @@ class gradient_override_map(Scope[Binding]):
         try:
             self._open(ruleset, outer)
             yield self
-        finally:
-            try:
-                if self._mode is not None:
-                    self._leave()
-            finally:  # a signal came before that began
-                if self._mode is not None and not self._left:
-                    self._leave()
-        if not self._compiled:
-            self._warn_unless_hit()
+            while not self._leave():
+                yield Refusal()
+        except GeneratorExit:
+            warn_of_open_scope(self._name, self._opener)
+            raise
+        finally:  # a signal came before that began, or nobody has left it
+            if self._mode is not None and not self._left and not self._leave():
+                self._cut_off()
+        self._warn_unless_hit()
+
+    def _unmatched(self) -> list[Binding]:
+        return [b for b in super()._unmatched() if b.op_type not in self._compiled]
+
+    def _others(self) -> Iterable[tuple[str, int]]:
+        return self._untouched.others()
 
     def _hint(self) -> str:
         return "what did run: used.untouched()."
@@ -109,6 +120,8 @@ class gradient_override_map(Scope[Binding]):
         with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
             self._ruleset = ruleset
             self._bindings = {key: Binding(key, rule.name) for key, rule in ruleset.rules.items()}
+            for key in self._marked:
+                self._bindings[ruleset.coverage.families[key].type].optional = True
             self._untouched = Untouched()
             self._compiled = set()
             mode = ruleset.mode(self)
@@ -116,27 +129,33 @@ class gradient_override_map(Scope[Binding]):
                 SCOPES.set(outer)
             intercepts.drop_closed()
             intercepts.install()
+            jobs.SCOPES[id(mode)] = None
+            jobs.settle()
             mode.__enter__()
             functions.install(ruleset.coverage.functions, find_call)
             self._mode = mode
             self._thread = get_ident()
             self._token = SCOPES.set((*outer, self))
 
-    def _leave(self) -> None:
+    def _leave(self) -> bool:
+        """Close; False, and nothing is changed, in another thread or context."""
+        if get_ident() != self._thread:
+            return False
         with Deferred():
-            if get_ident() != self._thread:
-                self._cut_off()
-                raise ArgumentError(
-                    "a gradient_override_map scope was left in another thread than the one that "
-                    "entered it. It is closed now. Open it in the thread in which it is used; what "
-                    "is started in it, threads and jobs of pools, belongs to it."
-                )
-            if SCOPES.get()[-1:] != (self,):
+            found = SCOPES.get()
+            try:
+                SCOPES.reset(self._token)  # pyright: ignore[reportArgumentType] (it is open)
+            except ValueError:
+                return False
+            if found[-1:] != (self,):
+                self._token = SCOPES.set(found)
                 self._left = True  # closed with the scope that is open inside it
                 raise left_out_of_turn()
             self._close()
             while (around := SCOPES.get()) and around[-1]._left:
+                SCOPES.reset(around[-1]._token)
                 around[-1]._close()
+        return True
 
     def _fresh(self, rules: Any) -> gradient_override_map:
         return gradient_override_map(rules, keep=self._keep)
@@ -148,20 +167,23 @@ class gradient_override_map(Scope[Binding]):
         scope._compiled = self._compiled
 
     def _close(self) -> None:
-        mode, token = self._mode, self._token
+        mode = self._mode
         self._mode = self._token = None
         self._left = False
-        assert mode is not None and token is not None
-        SCOPES.reset(token)
+        assert mode is not None
         intercepts.take_off(mode)
-        intercepts.remove()
-        functions.remove(mode.ruleset.coverage.functions)
+        self._remove(mode)
 
     def _cut_off(self) -> None:
-        """Close from another thread, which cannot reach the stacks of the one that opened this."""
+        """Close what nobody can leave any more, where the stacks of its thread are out of reach."""
         mode = self._mode
         assert mode is not None
         self._mode = self._token = mode.scope = self._ruleset = None
+        self._remove(mode)
+
+    def _remove(self, mode: Mode) -> None:
+        del jobs.SCOPES[id(mode)]
+        jobs.settle()
         intercepts.remove()
         functions.remove(mode.ruleset.coverage.functions)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,16 +142,34 @@ Labels = list[Any]
 
 
 def einsum(op: Lookup, *args: Any, path: Sequence[int] | None = None) -> Any:
-    """`einsum`, pair by pair, as torch does it: by `bmm`, or by `mul` where nothing is summed."""
+    """`einsum`, pair by pair, as torch does it: by `bmm`, or by `mul` where nothing is summed.
+
+    An axis of length 1 is none to torch: what it alone would be summed over is a `mul`.
+    """
     equation, operands = _equation(args)
     every, out = _parse(equation, operands)
-    terms = [_diagonal(x, labels) for x, labels in zip(operands, every, strict=True)]
-    for pair in _path(equation, operands, path):
-        chosen = [terms[i] for i in pair]
-        terms = [term for i, term in enumerate(terms) if i not in pair]
-        needed = {*out, *(label for _, labels in terms for label in labels)}
-        terms.append(_contract(op, chosen, needed))
-    return _arrange(*terms[0], out)
+    rest = {label for labels in every for label in labels} - {*out}
+    order = [*out, *sorted(rest, key=lambda label: (isinstance(label, str), label))]
+    terms = [_align(x, labels, order) for x, labels in zip(operands, every, strict=True)]
+    # of the axes to be summed over, how many terms have them
+    counts = {n: sum(x.shape[n] != 1 for x in terms) for n in range(len(out), len(order))}
+    for i, j in _path(equation, operands, path):
+        a, b = terms[i], terms[j]
+        terms = [term for n, term in enumerate(terms) if n not in (i, j)]
+        axes = []
+        for n, count in counts.items():
+            both = a.shape[n] != 1 and b.shape[n] != 1
+            if both and count == 2:
+                axes.append(n)
+            elif count == 1 and a.shape[n] != 1:
+                a = a.sum(n, keepdim=True)
+            elif count == 1 and b.shape[n] != 1:
+                b = b.sum(n, keepdim=True)
+            counts[n] -= both
+        made = _multiply(op, a, b, axes) if axes else op(torch.mul)(a, b)
+        terms = [made, *terms] if path is None and not _is_planned(operands) else [*terms, made]
+        counts.update(dict.fromkeys(axes, 0))
+    return terms[0].reshape(terms[0].shape[: len(out)])
 
 
 def _equation(args: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -168,18 +187,23 @@ def _letters(labels: Any) -> str:
     return "".join("..." if n is Ellipsis else chr(n + (65 if n < 26 else 71)) for n in labels)
 
 
+def _is_planned(operands: Sequence[Any]) -> bool:
+    """Return whether opt_einsum says which terms are multiplied with which."""
+    return len(operands) > 2 and opt_einsum.enabled and opt_einsum.is_available()
+
+
 def _path(
     equation: str, operands: Sequence[Any], path: Sequence[int] | None
-) -> list[tuple[int, ...]]:
-    """Return which terms are multiplied with which; the product becomes the last one."""
-    count = len(operands)
+) -> list[tuple[int, int]]:
+    """Return which terms are multiplied with which: in order, if nothing says otherwise."""
     if path is not None:
-        return [tuple(path[i : i + 2]) for i in range(0, len(path), 2)]
-    if count > 2 and opt_einsum.enabled and opt_einsum.is_available():
+        pairs = [(path[i], path[i + 1]) for i in range(0, len(path), 2)]
+    elif _is_planned(operands):
         planner: Any = opt_einsum.get_opt_einsum()
-        return planner.contract_path(equation, *operands, optimize=opt_einsum.strategy)[0]
-    first = [(0, 1)] if count > 1 else []
-    return first + [(0, left) for left in range(count - 2, 0, -1)]  # the product so far is last
+        pairs = planner.contract_path(equation, *operands, optimize=opt_einsum.strategy)[0]
+    else:
+        pairs = [(0, 1)] * (len(operands) - 1)
+    return [(min(pair), max(pair)) for pair in pairs]
 
 
 def _parse(equation: str, operands: Sequence[Any]) -> tuple[list[Labels], Labels]:
@@ -203,76 +227,45 @@ def _expand(word: str, dots: int) -> Labels:
     return [*before, *(range(-dots, 0) if found else ()), *after]
 
 
-def _diagonal(x: Tensor, labels: Labels) -> tuple[Any, Labels]:
-    """A term in which no label stands twice."""
+def _align(x: Tensor, labels: Labels, order: Labels) -> Any:
+    """A term with its axes in this order: of length 1 where it has none, once where it has two."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             i = labels.index(label)
             j = labels.index(label, i + 1)
             x = x.diagonal(0, i, j)
             labels = [n for k, n in enumerate(labels) if k not in (i, j)] + [label]
-    return x, labels
+    x = x.permute([labels.index(n) for n in order if n in labels])
+    return x[tuple(slice(None) if n in labels else None for n in order)]
 
 
-def _contract(op: Lookup, terms: Sequence[Any], needed: set[Any]) -> tuple[Any, Labels]:
-    if len(terms) == 1:
-        return terms[0]
-    (a, left), (b, right) = terms
-    a, b = _broadcast(a, left, b, right), _broadcast(b, right, a, left)
-    a, left = _sum_out(a, left, {*right, *needed})
-    b, right = _sum_out(b, right, {*left, *needed})
-    both = [n for n in left if n in right]
-    batch, inner = [n for n in both if n in needed], [n for n in both if n not in needed]
-    rows, columns = [n for n in left if n not in both], [n for n in right if n not in both]
-    labels = [*batch, *rows, *columns]
-    if not inner:
-        a = _arrange(a, left, [*batch, *rows])[(..., *[None] * len(columns))]
-        b = _arrange(b, right, [*batch, *columns])
-        at = len(batch)
-        b = b[(*[slice(None)] * at, *[None] * len(rows))]
-        return op(torch.mul)(a, b), labels
-    sizes = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
-    a = _as_matrices(a, left, sizes, batch, rows, inner)
-    b = _as_matrices(b, right, sizes, batch, inner, columns)
-    return op(torch.bmm)(a, b).reshape([sizes[n] for n in labels]), labels
+def _multiply(op: Lookup, a: Tensor, b: Tensor, axes: Sequence[int]) -> Any:
+    """The product of two terms, summed over some axes, by `bmm`."""
+    rest = [n for n in range(a.dim()) if n not in axes]
+    batch = [n for n in rest if a.shape[n] != 1 and b.shape[n] != 1]
+    rows = [n for n in rest if n not in batch and a.shape[n] != 1]
+    columns = [n for n in rest if n not in batch and n not in rows]
+    if rows and columns and columns[-1] < rows[0]:  # the order in which the result has them
+        a, b, rows, columns = b, a, columns, rows
+    left, right = (batch, rows, axes, columns), (batch, axes, columns, rows)
+    y = op(torch.bmm)(_as_matrices(a, *left), _as_matrices(b, *right))
+    order = [n for group in left for n in group]
+    sizes = [*[a.shape[n] for n in (*batch, *rows)], *[1] * len(axes)]
+    sizes += [b.shape[n] for n in columns]
+    return y.reshape(sizes).permute([order.index(n) for n in range(len(order))])
 
 
-def _broadcast(x: Tensor, labels: Labels, other: Tensor, others: Labels) -> Any:
-    """A term whose axes of length 1 are as long as those of the other."""
-    sizes = dict(zip(others, other.shape, strict=True))
-    return x.expand(
-        [sizes.get(n, s) if s == 1 else s for n, s in zip(labels, x.shape, strict=True)]
+def _as_matrices(x: Tensor, *groups: Sequence[int]) -> Any:
+    """A term as a batch of matrices; the axes of the last group have the length 1."""
+    return x.permute([n for group in groups for n in group]).reshape(
+        [math.prod(x.shape[n] for n in group) for group in groups[:3]]
     )
-
-
-def _sum_out(x: Tensor, labels: Labels, needed: set[Any]) -> tuple[Any, Labels]:
-    """A term without the axes that nothing else has."""
-    axes = [i for i, n in enumerate(labels) if n not in needed]
-    return (x.sum(axes) if axes else x), [n for n in labels if n in needed]
-
-
-def _as_matrices(x: Tensor, labels: Labels, sizes: dict[Any, int], *groups: Labels) -> Any:
-    """A term as a batch of matrices."""
-    x = _arrange(x, labels, [n for group in groups for n in group])
-    return x.reshape([_volume([sizes[n] for n in group]) for group in groups])
-
-
-def _volume(sizes: Sequence[int]) -> int:
-    volume = 1
-    for size in sizes:
-        volume *= size
-    return volume
-
-
-def _arrange(x: Tensor, labels: Labels, order: Labels) -> Any:
-    x, labels = _sum_out(x, labels, set(order))
-    return x.permute([labels.index(n) for n in order])
 
 
 def tensordot(
     op: Lookup, a: torch.Tensor, b: torch.Tensor, dims: Any = 2, *more: Any, **named: Any
 ) -> Any:
-    """`tensordot` as a sum of products over some axes."""
+    """`tensordot` by `mm`; where all axes are summed over by `dot`, or as torch has it by `mul`."""
     if isinstance(dims, Tensor):
         dims = dims.tolist()
     if "dims_self" in named or more:  # torch.ops.aten.tensordot
@@ -281,15 +274,25 @@ def tensordot(
         dims = dims[0]
     if not isinstance(dims, list | tuple):
         dims = range(-dims, 0), range(dims)
-    left: Labels = [f"a{i}" for i in range(a.dim())]
-    right: Labels = [f"b{i}" for i in range(b.dim())]
-    for i, j in zip(*dims, strict=True):
-        right[j] = left[i]
-    rows, columns = [n for n in left if n not in right], [n for n in right if n not in left]
-    out = [*rows, *columns]
-    if len(out) == len(left) + len(right):  # a product of columns and rows
-        a, b, left, right = a[..., None], b[..., None], [*left, "k"], [*right, "k"]
-    return _arrange(*_contract(op, [(a, left), (b, right)], set(out)), out)
+    left, right = [i % a.dim() for i in dims[0]], [j % b.dim() for j in dims[1]]
+    for i, j in zip(left, right, strict=True):
+        if b.shape[j] == 1:
+            a = a.sum(i, keepdim=True)
+        elif a.shape[i] == 1:
+            b = b.sum(j, keepdim=True)
+    rows = [i for i in range(a.dim()) if i not in left]
+    columns = [j for j in range(b.dim()) if j not in right]
+    out = [*[a.shape[i] for i in rows], *[b.shape[j] for j in columns]]
+    sizes = math.prod(out[: len(rows)]), math.prod(out[len(rows) :])
+    count = math.prod(a.shape[i] for i in left)
+    a, b = a.permute([*rows, *left]), b.permute([*right, *columns])
+    if sizes != (1, 1) or a.device.type == "mps":
+        y = op(torch.mm)(a.reshape(sizes[0], count), b.reshape(count, sizes[1]))
+    elif a.is_contiguous() and b.is_contiguous():
+        y = op(torch.dot)(a.flatten(), b.flatten())
+    else:
+        y = op(torch.mul)(a.squeeze(), b.squeeze()).sum()
+    return y.reshape(out)
 
 
 def inner(op: Lookup, input: Tensor, other: Tensor) -> Any:
@@ -307,6 +310,8 @@ def bilinear(
     bias: Tensor | None = None,
 ) -> Any:
     """`x1 @ weight @ x2`, by two products."""
-    y = einsum(op, "...i,oij->...oj", input1, weight)
-    y = einsum(op, "...oj,...j->...o", y, input2)
+    shape, columns = input1.shape[:-1], weight.shape[0]
+    x1 = input1.reshape(math.prod(shape), 1, input1.shape[-1], 1)
+    x2 = input2.reshape(math.prod(shape), 1, 1, input2.shape[-1])
+    y = _multiply(op, _multiply(op, x1, weight[None], [2]), x2, [3]).reshape(*shape, columns)
     return y if bias is None else y + bias

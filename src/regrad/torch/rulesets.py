@@ -33,7 +33,7 @@ from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule
-from regrad.core.registry import Input, Op, find_op
+from regrad.core.registry import Input, Op, find_op, refuse_function
 from regrad.core.reports import Binding, Hit
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
 from regrad.torch import compiled_code, functions
@@ -295,6 +295,7 @@ def family_of(key: Any) -> Family:
                 f"{near(op.type, families())} Give the torch callable itself as the key."
             )
         return family
+    refuse_function(key)
     if functions.is_function(key) or custom_op(key):
         return make_family(custom_op(key) or key)
     if isinstance(key, type) or not callable(key):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from regrad.core.foreign import ForeignRule
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.host import enable_recording
 from regrad.torch.host.dynamo import proxy_mode
@@ -146,11 +147,9 @@ def is_traced() -> bool:
     return proxy_mode() is not None
 
 
-def may_change(rule: Any) -> bool:
+def may_change(rule: ForeignRule) -> bool:
     """Return whether a rule reads anything that may be another at its next call."""
-    rule = rule.bare
-    functions = [rule.function, *getattr(rule, "functions", {}).values()]
-    closure = Closure(*[f for f in functions if f is not None])
+    closure = Closure(*rule.functions)
     if closure.tensors or closure.generators:
         return True
     return any(_is_state(value) for _, value in closure.places)

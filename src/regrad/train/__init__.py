@@ -4,6 +4,7 @@ Nothing here is needed for gradients, and JAX, optax and safetensors are importe
 first used.
 """
 
+from regrad.core.hints import hint_in as _hint_in
 from regrad.train.checkpoint import Stored as Stored
 from regrad.train.checkpoint import list_variables as list_variables
 from regrad.train.checkpoint import restore as restore
@@ -11,3 +12,5 @@ from regrad.train.checkpoint import save as save
 from regrad.train.loop import History as History
 from regrad.train.loop import fit as fit
 from regrad.train.optimizer import Optimizer as Optimizer
+
+_hint_in(__name__)

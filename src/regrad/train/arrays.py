@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from regrad.core.backends import BACKENDS
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import MissingPackageError
-
-
-def needed(package: str, extra: str, api: str) -> Any:
-    """An optional package, or the error that says how to install it."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{api} needs {package}, which cannot be imported ({error}). Install it: "
-            f"pip install regrad[{extra}]"
-        ) from error
 
 
 def is_jax(x: Tensor) -> bool:

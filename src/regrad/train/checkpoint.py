@@ -18,9 +18,10 @@ import numpy as np
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import is_traced
-from regrad.core.files import as_bytes, checksum, reading, replace_file
+from regrad.core.extras import needed
+from regrad.core.files import as_bytes, checksum, file_name, reading, replace_file
 from regrad.errors import ArgumentError, CheckpointError, StateError, kind
-from regrad.train.arrays import as_held, is_jax, needed, to_host
+from regrad.train.arrays import as_held, is_jax, to_host
 
 Variables = Iterable[Variable] | Mapping[str, Variable]
 
@@ -54,7 +55,8 @@ def save(
     writes.
 
     Raises:
-        ArgumentError: two variables of one name; no variables, or something else.
+        ArgumentError: two variables of one name; no variables, or something else; path is no name
+            of a file.
         CheckpointError: there is something at `path` that is not a file.
         OSError: the file cannot be written; the old one is as it was.
         GradientError: a variable is being differentiated.
@@ -73,6 +75,7 @@ def save(
     >>> w.tolist()
     [1.0, 2.0]
     """
+    path = file_name(path, "save(path, variables)")
     named = _by_name(variables, "save")
     notes = _notes(metadata or {})
     arrays = {name: to_host(v.value) for name, v in named.items()}
@@ -114,6 +117,7 @@ def list_variables(path: str | os.PathLike[str]) -> dict[str, Stored]:
     ...     rg.train.list_variables(f"{folder}/model.safetensors")
     {'w': Stored(shape=(2,), dtype='float32')}
     """
+    path = file_name(path, "list_variables(path)")
     with _opened(path, "list_variables") as (file, notes):
         _taken_checksums(notes, set(file.keys()))
         viewed = json.loads(notes.pop(VIEWED, "{}"))
@@ -156,6 +160,7 @@ def restore(
     >>> other.tolist()
     [1.0, 2.0]
     """
+    path = file_name(path, "restore(path, variables)")
     named = _by_name(variables, "restore")
     with _opened(path, "restore") as (file, notes):
         checksums = _taken_checksums(notes, set(file.keys()))
@@ -172,12 +177,12 @@ def restore(
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str], api: str) -> Iterator[tuple[Any, dict[str, str]]]:
+def _opened(path: str, api: str) -> Iterator[tuple[Any, dict[str, str]]]:
     """Open a file, and give it with its metadata."""
     safetensors = needed("safetensors", "train", f"regrad.train.{api}")
     with (
         reading(path, "safetensors file"),
-        safetensors.safe_open(os.fspath(path), framework="np") as file,
+        safetensors.safe_open(path, framework="np") as file,
     ):
         yield file, dict(file.metadata() or {})
 

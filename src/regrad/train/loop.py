@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, kind
 
 Callback = Callable[[int, dict[str, float]], Any]
@@ -26,6 +27,7 @@ class History:
         return [epoch[key] for epoch in self.epochs]
 
 
+@helpful("fit")
 def fit(
     step: Callable[[Any], Any],
     batches: Iterable[Any] | Callable[[], Iterable[Any]],

@@ -17,10 +17,11 @@ from regrad.autodiff.gradients import variable_pairs
 from regrad.autodiff.variables import UPDATES, Variable
 from regrad.core import dispatch
 from regrad.core.backends import BACKENDS, is_inexact, is_traced
+from regrad.core.extras import needed
 from regrad.core.tensor import Tensor, TensorLike, wrap
 from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
-from regrad.train.arrays import as_held, is_jax, needed, to_jax
+from regrad.train.arrays import as_held, is_jax, to_jax
 from regrad.transforms.replay import foreign
 
 if TYPE_CHECKING:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import assign_all
 from regrad.core import dispatch
 from regrad.core.backends import is_traced
+from regrad.core.made import remade
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.signatures import public
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.arguments import Body, Given, is_key
 from regrad.transforms.bodies import BodyRun, Rerun, pullback, pushforward
@@ -31,6 +34,7 @@ R = TypeVar("R")
 
 
 @public
+@remade
 def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
     """Return `f`, of which tapes keep only the inputs; the backward pass runs it again.
 
@@ -49,7 +53,7 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
     `scan(…, checkpoint=True)` for loops).
 
     Raises:
-        ArgumentError: f is not callable.
+        ArgumentError: f is not callable, or an async or generator function.
         GradientError: f does something else when it runs again.
 
     Source: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016);
@@ -61,6 +65,12 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
     0.36
     """
     callable_or_raise(f, "checkpoint")
+    for runs_later in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction):
+        if runs_later(f):
+            raise ArgumentError(
+                "checkpoint(f): f is an async or a generator function, which computes nothing when "
+                "it is called; give a function that returns its result"
+            )
 
     @wraps(f)
     def checkpointed(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -106,6 +106,7 @@ class Closure:
         for function in functions:
             walk.value(function, getattr(function, "__name__", "f"), MISSING)
         self.key = tuple(walk.entries)
+        self.asked: set[str] = walk.asked  # what the code calls globals and attributes
         self.arrays: list[int] = [
             i for i, r in enumerate(self.tensors) if not isinstance(r(), Tensor)
         ]
@@ -137,6 +138,20 @@ class Closure:
     def content(self, places: Sequence[int]) -> tuple[Any, ...]:
         """Return what the arrays at some of the places of `tensors` hold now, as part of a key."""
         return tuple([content(self.tensors[i]()) for i in places])
+
+
+def names_in(functions: Sequence[object]) -> set[str]:
+    """Return what code names: globals, attributes, and the packages of what it finds there."""
+    closure = Closure(*functions)
+    found = set(closure.asked)
+    for _, value in closure.places:
+        if is_array(value):  # a constant, which code of any library can use
+            continue
+        is_module = isinstance(value, types.ModuleType)
+        name = str(value.__name__ if is_module else getattr(value, "__module__", "")).split(".")
+        is_theirs = name[0] == "regrad" and name[1:2] in (["torch"], ["jax"])
+        found.add(name[is_theirs])
+    return found
 
 
 class Method:

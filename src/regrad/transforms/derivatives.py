@@ -16,6 +16,7 @@ from regrad.autodiff.gradients import callable_or_raise, watchable
 from regrad.core import containers, dims, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.blocks import inside
+from regrad.core.made import remade
 from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.registry import OPS
 from regrad.core.signatures import check_passed, helpful
@@ -180,7 +181,8 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     6.0
     """
     if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
-        raise ArgumentError("jvp(f, xs, dxs): xs and dxs are lists, one entry per argument of f")
+        got = f"got {kind(xs)} and {kind(dxs)}. Write jvp(f, [x], [dx])."
+        raise ArgumentError(f"jvp(f, xs, dxs): xs and dxs are lists, one entry per argument, {got}")
     return _pushed(Linearized(f, xs, "jvp(f, xs, dxs)", ForwardTape), dxs)
 
 
@@ -194,6 +196,7 @@ def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
     return run.handed_out(), run.rebuild(list(map(or_zeros, dys, run.ys)))
 
 
+@remade
 @helpful("jacobian")
 def jacobian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
@@ -278,6 +281,7 @@ def _stacked(rows: Sequence[Tensor], y: Tensor, x: Tensor) -> Tensor:
 jacrev = jacobian  # JAX's name for it
 
 
+@remade
 @helpful("hessian")
 def hessian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False

@@ -47,7 +47,7 @@ def device_put(x: Any, sharding: Any) -> Any:
     Tensor
         [1, 2]
     """
-    find_jax()
+    find_jax("rg.device_put")
     leaves, rebuild = containers.flatten(x)
     return rebuild([_placed(_concrete(leaf), sharding=sharding) for leaf in leaves])
 

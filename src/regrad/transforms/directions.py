@@ -12,11 +12,12 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import dispatch
 from regrad.core.backends import BACKENDS
 from regrad.core.blocks import inside
+from regrad.core.made import remade
 from regrad.core.pullback import or_zeros
 from regrad.core.signatures import helpful
 from regrad.core.state import masked
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, kind
 from regrad.ops.array import permute_dims, reshape
 from regrad.ops.joining import stack
 from regrad.transforms.derivatives import Linearized, gradient_of, jvp, like
@@ -65,6 +66,7 @@ def _push(run: Linearized, directions: Sequence[Tensor]) -> list[Tensor]:
     )
 
 
+@remade
 @helpful("jacfwd")
 def jacfwd(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
@@ -162,6 +164,7 @@ def hvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     """
     callable_or_raise(f, "hvp")
     if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
-        raise ArgumentError("hvp(f, xs, dxs): xs and dxs are lists, one entry per argument of f")
+        got = f"got {kind(xs)} and {kind(dxs)}. Write hvp(f, [x], [dx])."
+        raise ArgumentError(f"hvp(f, xs, dxs): xs and dxs are lists, one entry per argument, {got}")
     call = Choice(f, "hvp", range(len(xs)) if xs else None).call(xs or (None,), {})
     return jvp(lambda *inputs: gradient_of(call, inputs, "hvp(f, xs, dxs)"), xs, dxs)[1]

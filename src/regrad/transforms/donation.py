@@ -7,10 +7,11 @@ Variable's array may be anybody else's as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from regrad.core.backends import JAX
-from regrad.core.interrupts import at_once
+from regrad.core.interrupts import Deferred, are_deferred, at_once
 from regrad.core.sharding import searches_nan
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def compile_donating(jax: ModuleType, f: Callable[[Any, Any], Any]) -> Any:
     """Return `f(kept, donated)` compiled; what it compiles lives as long as what is returned."""
 
     def trace(kept: Sequence[Array], donated: Sequence[Array]) -> Any:
-        with at_once():  # signals do not wait for a trace: nothing has been given away yet
+        # signals do not wait for a trace: nothing has been given away yet
+        with nullcontext() if are_deferred() else Deferred(), at_once():
             return f(kept, donated)
 
     return jax.jit(trace, donate_argnums=1)

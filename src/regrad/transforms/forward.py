@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regrad.autodiff.custom_functions import OpaqueFunction
 from regrad.core.backends import has_values, is_inexact
 from regrad.core.dispatch import alias, alias_of
 from regrad.core.pullback import run_taped
@@ -177,6 +178,11 @@ class LinearTape(Tape):
         if rule.constant:
             return False  # a factor, like any number
         if not rule.linear_in(wanted):
+            if isinstance(getattr(self.record.rule, "custom", None), OpaqueFunction):
+                raise GradientError(
+                    "forward mode: an exported program has reverse mode only, since that is what "
+                    "jax.export writes; use vjp, grad or jacobian, and grad of grad for hvp."
+                )
             raise GradientError(
                 "forward mode: the backward pass is not linear in the gradient that arrives, "
                 f"because {self.at_work()} puts it through the op type {op.type!r}. Such a rule "

@@ -7,7 +7,6 @@ import inspect
 import operator
 import os
 import re
-import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ import numpy as np
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import UPDATES
 from regrad.core import registry
+from regrad.core.made import own_name
 from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
 from regrad.core.signatures import check_call, public
@@ -138,8 +138,9 @@ def jit(
 
     Raises:
         TraceError: f asks for the value of a traced Tensor, or a traced Tensor outlives the call.
-        ArgumentError: JAX is not installed; an argument is neither a Tensor nor static; a static
-            argument is not hashable; f makes a Variable; f uses a NumPy Generator.
+        MissingPackageError: JAX is not installed.
+        ArgumentError: an argument is neither a Tensor nor static; a static argument is not
+            hashable; f makes a Variable; f uses a NumPy Generator.
         DTypeError: data that JAX cannot hold.
         StaleError: f does something else than its program, and `verify` is on.
 
@@ -238,7 +239,7 @@ class Jitted(Generic[P, R]):
         donate: str | Sequence[str] = (),
         verify: bool = False,
     ) -> None:
-        find_jax()
+        find_jax("rg.jit")
         self.f = f
         self.name: str = f"jit({getattr(f, '__name__', type(f).__name__)})"
         self.options: dict[str, Any] = {
@@ -273,13 +274,7 @@ class Jitted(Generic[P, R]):
 
     def __reduce__(self) -> Any:
         """Travel by name, or as the function and the options: programs are compiled anew."""
-        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
-        name = getattr(self, "__qualname__", "")
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self and self.__module__ != "__main__":
-            return name
-        return _jitted, (self.f, self.options)
+        return own_name(self) or (_jitted, (self.f, self.options))
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...

@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from regrad.core.extras import needed
 from regrad.core.reports import Hit
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError
 from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:
@@ -104,15 +104,9 @@ class _Structure(dict[tuple[()], Mark]):
         return id(self)
 
 
-def find_jax() -> Any:
-    """JAX itself, or an error that says how to get it."""
-    try:
-        import jax
-    except ImportError:
-        raise ArgumentError(
-            "compiling needs JAX, which is not installed: pip install 'regrad[jax]'. Without it "
-            "the same function runs eagerly, on NumPy."
-        ) from None
+def find_jax(api: str = "a compiled function") -> Any:
+    """Return JAX itself, or raise the error that says how to get it."""
+    jax = needed("jax", "jax", api)
     if not _KNOWN:
         jax.tree_util.register_pytree_node(Mark, Mark.open, operator.getitem)
         _KNOWN.append(True)

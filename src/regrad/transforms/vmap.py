@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.backends import BACKENDS
+from regrad.core.made import remade
 from regrad.core.pytrees import NAMESPACE
 from regrad.core.shapes import normalized_axis
 from regrad.core.sharding import to_jax
@@ -44,6 +45,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@remade
 @helpful("vmap")
 def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P, R]:
     """Return a function of batches that applies `f`, a function of single examples, to each.

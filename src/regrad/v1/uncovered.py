@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NoReturn
 
+from regrad.core.hints import unknown
 from regrad.errors import near
 
 # what to do instead -> names (or, ending in _ or ., beginnings of names) under `tf.`
@@ -104,7 +105,7 @@ def refuse_in(module: ModuleType, label: str) -> None:
         use = _instead(f"{label}.{name}".removeprefix("tf."))
         hint = f" Use instead: {use}." if use else near(name, known)
         hint = hint or " docs/tf1.md lists what is covered."
-        raise AttributeError(f"{label}.{name} is not covered by regrad.v1.{hint}")
+        raise unknown(f"{label}.{name} is not covered by regrad.v1.{hint}", label)
 
     module.__getattr__ = missing  # type: ignore[method-assign]
 

@@ -16,8 +16,11 @@ from typing import Any, NoReturn
 
 import jax
 
+from regrad.autodiff.variables import Variable
 from regrad.core.hosts import Feature, Host
+from regrad.core.tensor import Tensor
 from regrad.errors import HostError
+from regrad.ops.torch_and_jax import refuse_in_jax
 
 HOST = Host("JAX", "regrad.jax", jax.__version__, oldest="0.10", newest="0.12")
 
@@ -84,3 +87,10 @@ def fields(*names: str) -> Callable[[Any], bool]:
     return lambda found: all(
         hasattr(found, name) or name in getattr(found, "__dataclass_fields__", ()) for name in names
     )
+
+
+_handlers: Any = GRADIENTS.part(
+    "jax._src.dtypes.canonicalize_value_handlers", "primitives drop what __jax_array__ raises",
+    missing={}, needed=False,
+)  # fmt: skip
+_handlers[Tensor] = _handlers[Variable] = refuse_in_jax

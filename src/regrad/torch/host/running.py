@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
 
 from regrad.errors import PassedOverError
 from regrad.torch.host import CHECKPOINTS, COMPILING, CUSTOM_OPS, FUNCTIONS, SCRIPTS, unwrap
@@ -36,7 +37,7 @@ _PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
 
 
 class Applied(NamedTuple):
-    """A Function whose forward pass runs."""
+    """A Function whose forward pass runs; None for torch itself, which has just left one."""
 
     function: Any
     args: Sequence[Any]
@@ -50,6 +51,8 @@ class Applied(NamedTuple):
 
 
 _APPLIED: ContextVar[Applied | None] = ContextVar("regrad_torch_applied", default=None)
+# The results of the Function whose forward pass ended last, by identity.
+_RETURNED: ContextVar[Sequence[int]] = ContextVar("regrad_torch_returned", default=())
 
 
 def wants_gradient(values: Sequence[Any]) -> bool:
@@ -66,9 +69,13 @@ def applied() -> Applied | None:
         return found
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        ctx = frame.f_locals.get(*frame.f_code.co_varnames[:1]) if frame.f_code.co_argcount else 0
+        held = frame.f_locals
+        ctx = held.get(*frame.f_code.co_varnames[:1]) if frame.f_code.co_argcount else 0
         if isinstance(ctx, BackwardCFunction):
             return Applied(function_of(ctx), (), ctx)
+        is_view = isinstance(ctx, TorchFunctionMode) and held.get("func") is torch.Tensor.view_as
+        if is_view and id(held["args"][0]) in _RETURNED.get():  # a Function returned its input
+            return Applied(None, ())
         frame = frame.f_back
     raise PassedOverError(
         "an overridden op ran in the forward pass of an autograd.Function that began before the "
@@ -94,9 +101,11 @@ class Told:
         def run(*args: Any, **options: Any) -> Any:
             token = _APPLIED.set(Applied(function, (*args, *options.values())))
             try:
-                return forward(*args, **options)
+                y = forward(*args, **options)
             finally:
                 _APPLIED.reset(token)
+            _RETURNED.set([*map(id, y)] if isinstance(y, tuple) else [id(y)])
+            return y
 
         return run
 

@@ -77,8 +77,9 @@ class ModelRun:
 
 def check_callable(f: Any, api: str) -> None:
     """Raise unless a tool was given a function or a module."""
-    if not callable(f):
-        raise ArgumentError(f"{api} takes a function or a module of torch tensors, got {kind(f)}")
+    if not callable(f) or (isinstance(f, type) and issubclass(f, torch.nn.Module)):
+        got = f"the class {f.__name__}" if isinstance(f, type) else kind(f)
+        raise ArgumentError(f"{api} takes a function or a module of torch tensors, got {got}")
 
 
 def find_loss(value: Any, api: str) -> torch.Tensor:

@@ -293,7 +293,7 @@ def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kind
     return define(
         f"tf.nn.{name}(value=None, ksize=None, strides=None, padding=None, "
         f"data_format='{LAYOUTS[n][0]}', name=None, input=None)", op_type, function, kinds,
-        (function.__doc__ or "").splitlines()[0], call=partial(_pool, n), input="value",
+        (function.__doc__ or "").partition("\n")[0], call=partial(_pool, n), input="value",
         shows=(shown, f"ksize={window}", "strides=1", 'padding="VALID"',
                f"Tensor({result}, dtype=float32)"),
     )  # fmt: skip

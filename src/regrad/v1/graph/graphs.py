@@ -8,8 +8,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 import regrad.graph.graph as engine
-from regrad.core.blocks import block
+from regrad.core.blocks import block, stay
 from regrad.core.dims import Words
+from regrad.core.overrides import OpBinding
 from regrad.core.overrides import gradient_override_map as OverrideScope
 from regrad.core.registry import OPS, RULES, Op, bind, canonical, resolve
 from regrad.core.rule import NoGradient, Rule, called
@@ -64,12 +65,7 @@ class Graph(engine.Graph):
     @block
     def as_default(self) -> Generator[Graph]:
         """Make it the default graph in the block."""
-        before = _DEFAULT.get()
-        try:
-            _DEFAULT.set(self)
-            yield self
-        finally:
-            _DEFAULT.set(before)
+        yield from stay(self, _DEFAULT, self)
 
     def view_of(self, node: Node) -> Any:
         return FACES[Node](node)
@@ -155,8 +151,7 @@ class Graph(engine.Graph):
         """Ops *made* in the block run after these ops and tensors; None clears what is around."""
         nodes = None if control_inputs is None else [node_of(x) for x in control_inputs]
         inner = INNERMOST.get()
-        with engine.Graph.control_dependencies(inner or self, nodes):
-            yield
+        yield from engine.Graph.control_dependencies(inner or self, nodes).steps
 
     # -- seeing it -------------------------------------------------------------------------------
 
@@ -251,7 +246,8 @@ class GraphOverrideScope(OverrideScope):
         self._idle = None  # whoever enters it is told what is wrong
         given = self._given
         if not isinstance(given, dict) or not all(
-            isinstance(k, str) and (isinstance(v, str) or callable(v)) for k, v in given.items()
+            isinstance(k, str) and (isinstance(v, str) or callable(v))
+            for k, v in self._rules.items()
         ):
             raise ArgumentError(
                 "op_type_map must be a dictionary mapping strings to strings (names given to "
@@ -266,10 +262,18 @@ class GraphOverrideScope(OverrideScope):
         return GraphOverrideScope(self._graph, rules or self._given)
 
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
-        return LateRule(value, op) if isinstance(value, str) else resolve(value, op)
+        if isinstance(value, str):
+            return LateRule(value, op)
+        rule = resolve(value, op)
+        if rule is not op.shipped:
+            rule.answers = False  # None is no gradient, as in TensorFlow
+        return rule
 
     def _key(self, op_type: str) -> Any:
         return self._graph, op_type
+
+    def _unmatched(self) -> list[OpBinding]:
+        return [] if self.hits else super()._unmatched()  # TensorFlow tells of no key at all
 
 
 class SingleUseError(ArgumentError, AttributeError):

@@ -10,7 +10,7 @@ import numpy as np
 import regrad as rg
 from regrad.core import numbers
 from regrad.core.dims import Dim
-from regrad.core.rule import OpView, Rule, as_many
+from regrad.core.rule import OpView, as_many
 from regrad.core.tensor import Readable, TensorLike, TensorView
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, near
 from regrad.graph.constants import as_attribute, rely
@@ -134,12 +134,12 @@ class Operation(OpView):
     def shown(self, tensor: rg.Tensor | None) -> Any:
         return tensor if tensor is None else face(tensor)
 
-    def own(self, answer: Any, rule: Rule) -> Sequence[Any]:
+    def own(self, answer: Any) -> Sequence[Any]:
         inputs = self._inputs()
         count = sum(place is not None for _, place in inputs)
         if isinstance(answer, list | tuple) and len(answer) == count:
             return list(answer)
-        answer = as_many(answer, len(inputs), rule, self.type, self.name)
+        answer = as_many(answer, len(inputs), self._node)
         mine: list[Any] = [None] * count
         for (_, place), dx in zip(inputs, answer, strict=True):
             if place is not None:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from regrad.core.blocks import block
+from regrad.core.blocks import block, stay
 from regrad.core.signatures import public
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError
@@ -179,7 +179,7 @@ def variable_scope(
             counts[name] = counts.get(name, 0) + 1
             for key in before:
                 del counts[key]
-            yield scope
+            yield from stay(scope)
         finally:
             if graph.variable_scopes[-1:] == [scope]:
                 del graph.variable_scopes[-1]
@@ -354,8 +354,7 @@ def variable_op_scope(
     ...     print(scope.name)
     net
     """
-    with variable_scope(name_or_scope, default_name, values, **options) as scope:
-        yield scope
+    yield from variable_scope(name_or_scope, default_name, values, **options).steps
 
 
 def no_regularizer(_: object) -> None:

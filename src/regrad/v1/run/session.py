@@ -12,7 +12,7 @@ import numpy as np
 
 import regrad as rg
 from regrad.core import dims, numbers
-from regrad.core.blocks import Block, block
+from regrad.core.blocks import Block, block, stay
 from regrad.core.interrupts import Deferred
 from regrad.core.tensor import Readable, TensorLike, read_only
 from regrad.core.tracebacks import fold
@@ -376,7 +376,7 @@ class Session(Block):
     def _steps(self) -> Generator[Self]:
         try:
             with self.graph.as_default(), _as_default(self):
-                yield self
+                yield from stay(self)
         finally:
             self.close()
 
@@ -411,7 +411,7 @@ def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
 
 
 def _compiled_plans() -> type[Plan]:
-    find_jax()
+    find_jax("Session(jit=True)")
     from regrad.v1.run.compiled_plans import CompiledPlan
 
     return CompiledPlan
@@ -419,12 +419,7 @@ def _compiled_plans() -> type[Plan]:
 
 @block
 def _as_default(session: Session) -> Generator[Session]:
-    before = SESSIONS.get()
-    try:
-        SESSIONS.set((*before, session))
-        yield session
-    finally:
-        SESSIONS.set(before)
+    yield from stay(session, SESSIONS, (*SESSIONS.get(), session))
 
 
 class InteractiveSession(Session):
@@ -457,6 +452,6 @@ class InteractiveSession(Session):
 
     def _steps(self) -> Generator[Self]:
         try:
-            yield self
+            yield from stay(self)
         finally:
             self.close()
