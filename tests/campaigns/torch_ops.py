@@ -4,7 +4,8 @@ A plain call runs first, under the oracle of `torch_samples`, which sees the ATe
 records. For each op type among them, for those that a fused kernel holds (`INSIDE`), and for some
 that the call has nothing to do with, the call runs again in a scope with a rule for that type, and
 in many ways (`WAYS`): eagerly, in a thread or a checkpoint, transformed, scripted, compiled; and
-eagerly with special values, in all dtypes (`FILLS`). One of these must come of it:
+eagerly with special values, in all dtypes (`FILLS`). A rule that writes into all that it is given
+takes turns with it. One of these must come of it:
 
 * delivered: autograd kept no op of the type to itself (the oracle says so of an eager call), and
   the gradients by all inputs are the sentinels of the rule, carried on (in other ways they are
@@ -33,7 +34,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -105,10 +106,26 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 
 
-def scope(op_type: str | None) -> Any:
+def writing(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The same rule, which has written into all that it was given when it answers."""
+
+    @wraps(rule)
+    def written_over(*given: Any) -> Any:
+        answer = rule(*given)
+        for each in given:
+            for x in [each] if is_tensor(each) else [*each.inputs, *each.outputs]:
+                if is_tensor(x):
+                    x.zero_()
+        return answer
+
+    return written_over
+
+
+def scope(op_type: str | None, writes: bool = False) -> Any:
     if op_type is None:
         return nullcontext()
-    return regrad.torch.gradient_override_map({op_type: RULES.get(op_type, places)})
+    rule = RULES.get(op_type, places)
+    return regrad.torch.gradient_override_map({op_type: writing(rule) if writes else rule})
 
 
 # -- eagerly --------------------------------------------------------------------------------------
@@ -139,15 +156,18 @@ def plain(case: Case) -> Plain | None:
     return Plain(ys, dxs, types, seen.hidden) if repeated else None
 
 
-def eager(case: Case, known: Plain, op_type: str) -> tuple[str, str]:
+def eager(case: Case, known: Plain, op_type: str, writes: bool = False) -> tuple[str, str]:
     """What comes of a call in a scope with a rule for one op type."""
     call, is_recorded = Call(case), op_type in known.types
     may_be = op_type in known.types | known.hidden | inside(case)
     run = call.ready()
     try:
-        with scope(op_type) as used, Recorded() as seen:
+        with scope(op_type, writes) as used, Recorded() as seen:
             ys = run()
+        given = [x.detach().clone() for x in call.xs]
         dxs = differentiated(ys, call.xs)
+        if compare([x.detach() for x in call.xs], given) != "same":
+            return SILENT, "an input was written into"
     except PassedOverError as error:
         return (REFUSED if may_be else BROKEN), shown(error)
     except Exception as error:
@@ -273,11 +293,13 @@ class Result(NamedTuple):
     fired: bool = False
 
 
-def result(run: Function, xs: Sequence[Any], op_type: str | None = None) -> Result:
+def result(
+    run: Function, xs: Sequence[Any], op_type: str | None = None, writes: bool = False
+) -> Result:
     """What a call gives in a scope; it is differentiated outside."""
     torch.manual_seed(0)
     try:
-        with scope(op_type) as used:
+        with scope(op_type, writes) as used:
             ys, pull = run(*xs)
         return Result(ys, pull(), fired=used is not None and bool(used.hits))
     except Exception as error:  # (its frames would hold what torch has open in them)
@@ -304,6 +326,10 @@ def in_ways(case: Case, known: Plain, ways: Sequence[str]) -> Iterator[Verdict]:
                 got = result(run, call.xs, t)
                 outcome = judged(got, own, expected[t], expected[None], rounding)
                 yield Verdict(f"{way}, {t}: {case.name}", *outcome)
+            for t in types[:1]:
+                got = result(run, call.xs, t, writes=True)
+                outcome = judged(got, own, expected[t], expected[None], rounding)
+                yield Verdict(f"{way}, writing, {t}: {case.name}", *outcome)
 
 
 def means_the_same(own: Result, expected: Result) -> bool:
@@ -415,6 +441,8 @@ def examined(case: Case, quick: bool) -> Iterator[Verdict]:
         return
     for t in op_types(case, known):
         yield Verdict(f"eager, {t}: {case.name}", *eager(case, known, t))
+        if t in known.types:
+            yield Verdict(f"eager, writing, {t}: {case.name}", *eager(case, known, t, writes=True))
     _, _, kind = case.name.partition(":")
     if kind in ("op 0", "inplace_variant 0"):
         yield from in_ways(case, known, ways(case.name, quick))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from regrad.core.rule import RuleFunction
 
 
-LIBRARIES = {"regrad", "torch", "jax"}
+LIBRARIES = {"regrad", "torch", "jax"}  # that a rule may be written with
 
 
 class ForeignRule:
@@ -180,12 +180,9 @@ class ForeignCall:
             rule.plain = False
             return ours()
         record = self._record(xs, y, wanted, dy)
+        ask = self._first_answers if rule.plain is None else self._answers
         try:
-            answers = (
-                self._first_answers(record, dy)
-                if rule.plain is None
-                else (self._answers(record, dy))
-            )
+            answers = ask(record, dy)
         except (AttributeError, TypeError) as error:
             if rule.plain or (libraries and "regrad" not in libraries):
                 raise

@@ -40,7 +40,7 @@ class WrappedRule(Rule):
         self.keeps: Callable[..., Any] = rule.keeps
         self.carries: Callable[..., Any] = rule.carries
         self.unless: Callable[..., Any] | None = rule.unless
-        self.hit: Hit | None = rule.hit
+        self.hit: Any = rule.hit
 
     @property
     def bare(self) -> Rule:
@@ -52,7 +52,7 @@ class CountedRule(WrappedRule):
 
     def __init__(self, rule: Rule, hit: Hit) -> None:
         super().__init__(rule)
-        self.hit: Hit = hit
+        self.hit = hit
 
     def under(self, binding: OpBinding | None) -> Rule:
         """Return the same rule for an op that is run again, counted in the scope open now."""

@@ -19,7 +19,6 @@ from regrad.errors import MissingRuleError, RuleError, SignatureError, near
 
 if TYPE_CHECKING:
     from regrad.core.registry import Op
-    from regrad.core.reports import Hit
     from regrad.core.tape import Record
     from regrad.core.tensor import Tensor
     from regrad.graph.graph import Node
@@ -75,7 +74,7 @@ class Rule:
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
     name = ""
     function: RuleFunction | None = None
-    hit: Hit | None = None  # where the op under it was called, if it was put in force by a scope
+    hit: Any = None  # a Hit: where the op under it was called, if it was put in force by a scope
     plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
 
@@ -125,7 +124,7 @@ class Conjugated(Rule):
         self.rule = rule
         self.conj = conj
         self.name: str = rule.name
-        self.hit: Hit | None = rule.hit
+        self.hit: Any = rule.hit
         self.keeps: Callable[..., Any] = rule.keeps
         self.answers: bool = rule.answers
         self.whole: bool = rule.whole

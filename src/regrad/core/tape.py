@@ -156,11 +156,15 @@ class LoneRecord(Record):
 
     __slots__ = ("hit",)
 
+    hit: Hit | None
+
 
 class LoneGroupedRecord(GroupedRecord):
     """The same of a grouped record."""
 
     __slots__ = ("hit",)
+
+    hit: Hit | None
 
 
 def positions(place: Place) -> tuple[int, ...]:
@@ -197,7 +201,7 @@ def record_of(
         record = LoneGroupedRecord(
             op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
         )
-    record.hit: Hit | None = hit
+    record.hit = hit
     return record
 
 
