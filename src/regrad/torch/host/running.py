@@ -73,9 +73,9 @@ def applied() -> Applied | None:
         ctx = held.get(*frame.f_code.co_varnames[:1]) if frame.f_code.co_argcount else 0
         if isinstance(ctx, BackwardCFunction):
             return Applied(function_of(ctx), (), ctx)
-        if isinstance(ctx, TorchFunctionMode) and held.get("func") is torch.Tensor.view_as:
-            if id(held["args"][0]) in _RETURNED.get():  # (a Function has returned what it was given)
-                return Applied(None, ())
+        is_view = isinstance(ctx, TorchFunctionMode) and held.get("func") is torch.Tensor.view_as
+        if is_view and id(held["args"][0]) in _RETURNED.get():  # which was an argument, too
+            return Applied(None, ())
         frame = frame.f_back
     raise PassedOverError(
         "an overridden op ran in the forward pass of an autograd.Function that began before the "
