@@ -16,7 +16,7 @@ from regrad.core.interrupts import Deferred
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, NotFiredError
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.host import OVERRIDES, check_promises
@@ -194,6 +194,37 @@ class gradient_override_map(Scope[Binding]):
         """
         return self._untouched.table()
 
+    def assert_fired(self, *op_types: Any, group: Any = None) -> None:
+        """Raise NotFiredError unless the rule of each of these op types (by default all) ran.
+
+        Args:
+            op_types: op types, or torch callables that are keys.
+            group: processes of `torch.distributed`, all of which have to call this. Each rule has
+                to have run in each of them. Otherwise all raise the same error, which names the
+                ranks where a rule did not. By default this process alone is asked.
+        """
+        if group is None:
+            return super().assert_fired(*op_types)
+        why = None
+        try:
+            super().assert_fired(*op_types)
+        except NotFiredError as error:
+            why = str(error)
+        answers = gather_from(group, why)
+        lines = [f"rank {n}: {text}" for n, text in answers.items() if text]
+        if lines:
+            raise NotFiredError("\n".join(lines))
+        return None
+
+    def gather(self, group: Any = None) -> Table:
+        """Return the table of hits of all processes of a group, with the rank of each row.
+
+        All processes of the group (by default, all that there are) have to call this.
+        """
+        own = self.table()
+        rows = gather_from(group, own.rows).items()
+        return Table(("rank", *own.headings), [(str(n), *row) for n, part in rows for row in part])
+
     def _key_of(self, op_type: Any) -> str:
         return family_of(op_type).type
 
@@ -205,6 +236,16 @@ class gradient_override_map(Scope[Binding]):
                 "compiled, or run the model once without compiling it"
             )
         return super()._why_not(binding)
+
+
+def gather_from(group: Any, value: Any) -> dict[int, Any]:
+    """Return what all processes of a group of torch.distributed have here, by rank."""
+    import torch.distributed as dist
+
+    ranks = dist.get_process_group_ranks(group)
+    found: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(found, value, group=group)
+    return dict(zip(ranks, found, strict=True))
 
 
 def check_keep(keep: Any) -> tuple[Any, ...]:

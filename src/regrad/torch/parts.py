@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regrad.errors import PassedOverError
 from regrad.torch.host import prelu_kernel, safe_softmax, softmax_axis
 
 Lookup = Callable[[Any], Callable[..., Any]]
@@ -54,6 +55,12 @@ def as_precise(x: Tensor) -> Any:
 
 def _bias(mask: Tensor | None, is_causal: bool, scores: Tensor) -> Any:
     if is_causal:
+        if type(scores).__name__ == "DTensor":  # (context_parallel reorders the positions)
+            raise PassedOverError(
+                "causal attention of DTensors cannot be taken apart: a shard does not tell its "
+                "positions. Give it local tensors (`use_local_output=True` in the plan), or pass "
+                "keep=[torch.nn.functional.scaled_dot_product_attention]."
+            )
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None and mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, -math.inf)

@@ -1,0 +1,512 @@
+"""Checks of overrides in PyTorch that need two processes: `tests/torch/test_at_scale.py` runs them.
+
+    python tests/helpers/parallel_checks.py REPORT RANK PORT [BEGINNING_OF_NAMES...]
+
+Each trains a network over two processes under rules, and compares it with one process that has the
+whole batch and no regrad: there the rules are Functions, written by hand in the network. REPORT
+gets a JSON object with the name of each check that holds; the first that does not ends the process.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import regrad as rg
+import regrad.torch
+from regrad.errors import NotFiredError, PassedOverError
+from tests.helpers.networks import (
+    BOTH,
+    GPT,
+    RELU,
+    Batch,
+    Leaky,
+    ResNet,
+    assert_equal,
+    distance,
+    gpt_by_hand,
+    images,
+    loss_of,
+    resnet_by_hand,
+    state,
+    texts,
+    train,
+    whole,
+)
+
+override = regrad.torch.gradient_override_map
+
+# -- comparing -------------------------------------------------------------------------------------
+
+
+def mine(batch: Batch) -> Batch:
+    """The half of a batch that this process has."""
+    x, labels = batch
+    return x.chunk(2)[dist.get_rank()], labels.chunk(2)[dist.get_rank()]
+
+
+def assert_same_training(
+    model: nn.Module, batch: Batch, by_hand: nn.Module, whole_batch: Batch, rules: Any = BOTH
+) -> None:
+    """Rules fire in each process; losses, gradients and weights are those of one process."""
+    with override(rules) as used:
+        losses, found = train(model, batch)
+    used.assert_fired(group=dist.group.WORLD)
+    expected_losses, expected = train(by_hand, whole_batch)
+    assert_equal(found, expected)
+    mean = torch.tensor(losses, dtype=torch.float64)
+    dist.all_reduce(mean)
+    assert torch.allclose(mean / 2, torch.tensor(expected_losses, dtype=torch.float64), rtol=1e-9)
+
+
+def check_data_parallel(wrap: Callable[[nn.Module], nn.Module], **options: Any) -> None:
+    assert_same_training(
+        wrap(GPT(**options)), mine(texts()), gpt_by_hand(**options), texts()
+    )  # fmt: skip
+
+
+# -- DistributedDataParallel -----------------------------------------------------------------------
+
+
+def ddp_the_comparison_can_fail() -> None:
+    assert distance(train(ResNet(), images())[1], train(resnet_by_hand(), images())[1]) > 1e-3
+    assert distance(train(GPT(), texts())[1], train(gpt_by_hand(), texts())[1]) > 1e-3
+
+
+def ddp_plain() -> None:
+    check_data_parallel(DistributedDataParallel)
+
+
+def ddp_small_buckets() -> None:
+    def wrap(model: nn.Module) -> nn.Module:
+        return DistributedDataParallel(model, bucket_cap_mb=0.001, gradient_as_bucket_view=True)  # pyright: ignore
+
+    check_data_parallel(wrap, checkpoints=True)
+
+
+def ddp_unused_parameters() -> None:
+    model = DistributedDataParallel(ResNet(), find_unused_parameters=True)
+    assert_same_training(model, mine(images()), resnet_by_hand(), images(), RELU)
+
+
+def ddp_static_graph() -> None:
+    check_data_parallel(lambda model: DistributedDataParallel(model, static_graph=True))
+    check_data_parallel(
+        lambda model: DistributedDataParallel(model, static_graph=True), checkpoints=True
+    )
+
+
+def ddp_accumulated_gradients() -> None:
+    model = DistributedDataParallel(GPT())
+    (x1, x2), (labels1, labels2) = (part.chunk(2) for part in mine(texts()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with override(BOTH) as used:
+        for _ in range(2):
+            optimizer.zero_grad()
+            with model.no_sync():
+                (loss_of(model(x1), labels1) / 2).backward()
+            (loss_of(model(x2), labels2) / 2).backward()
+            optimizer.step()
+    assert [hit.ran for hit in used.hits] == [8, 8]  # blocks, parts, steps: each in one line
+    by_hand, (x, labels) = gpt_by_hand(), texts()
+    optimizer = torch.optim.AdamW(by_hand.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(by_hand(x), labels).backward()
+        optimizer.step()
+    assert_equal(state(model), state(by_hand))
+
+
+def ddp_rules_of_regrad_and_second_order() -> None:
+    rules = {"Relu": lambda dy, x: rg.where(x > 0, dy, 0.25 * dy)}
+
+    def penalty(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        x = batch[0].clone().requires_grad_()
+        loss = loss_of(model(x), batch[1]) * len(x)
+        (dx,) = torch.autograd.grad(loss, x, create_graph=True)
+        (dx.square().sum() / len(x)).backward()
+        return state(model)
+
+    with override(rules) as used:
+        model = DistributedDataParallel(ResNet(), find_unused_parameters=True)
+        found = penalty(model, mine(images()))
+    used.assert_fired(group=dist.group.WORLD)
+    expected = penalty(resnet_by_hand(), images())
+    names = [name for name in expected if "head.bias" not in name]  # (of no effect on dx)
+    assert max((found[n] - expected[n]).abs().max().item() for n in names) < 1e-8
+
+
+def ddp_communication_hooks() -> None:
+    """What is communicated in float16 is equal to what a network by hand communicates so."""
+    found = []
+    for model, rules in ((GPT(), BOTH), (gpt_by_hand(), {})):
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        with override(rules):
+            found.append(train(ddp, mine(texts()))[1])
+    assert_equal(*found)
+    assert distance(found[0], train(gpt_by_hand(), texts())[1]) > 1e-8  # (it did communicate so)
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self, relu: Any = None) -> None:
+        torch.manual_seed(0)
+        act = relu or nn.ReLU
+        super().__init__(
+            nn.Conv2d(3, 8, 3), act(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), act(),
+            nn.Flatten(), nn.Linear(8, 5),
+        )  # fmt: skip
+        self.double()
+
+
+class LeakyModule(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return Leaky.apply(x)
+
+
+def ddp_compiled() -> None:
+    for wrap in (
+        lambda model: torch.compile(DistributedDataParallel(model), backend="aot_eager"),
+        lambda model: DistributedDataParallel(torch.compile(model, backend="aot_eager")),  # pyright: ignore
+    ):
+        torch.compiler.reset()
+        model: Any = wrap(Convolutions())
+        by_hand = Convolutions(LeakyModule)
+        assert_same_training(model, mine(images()), by_hand, images(), RELU)
+        plain = wrap(Convolutions())  # without a scope, the same code has no rule in it
+        assert_equal(train(plain, mine(images()))[1], train(Convolutions(), images())[1])
+
+
+# -- FSDP2 -----------------------------------------------------------------------------------------
+
+
+def in_shards(model: Any, **options: Any) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def fsdp_plain() -> None:
+    check_data_parallel(in_shards)
+
+
+def fsdp_activation_checkpoints() -> None:
+    check_data_parallel(in_shards, checkpoints=True)
+
+
+def fsdp_rules_that_keep_weights() -> None:
+    """A rule that names a weight gets it, although its memory is given back in between."""
+
+    def turned(dy: Tensor, a: Tensor, b: Tensor) -> Any:
+        return 0.5 * dy @ b.mT, 2 * (a.mT @ dy).sum_to_size(b.shape) if a.ndim == b.ndim else None
+
+    found = []
+    for model, batch in ((in_shards(GPT(checkpoints=True)), mine(texts())), (GPT(), texts())):
+        with override({"MatMul": turned}) as used:
+            found.append(train(model, batch)[1])
+        used.assert_fired()
+    assert_equal(*found)
+
+
+def fsdp_mixed_precision() -> None:
+    """One process casts the weights, and takes the halves of the batch one by one."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float64)
+    with override(RELU) as used:
+        _, found = train(in_shards(ResNet(), mp_policy=policy), mine(images()))
+    used.assert_fired(group=dist.group.WORLD)
+    model, (x, labels) = resnet_by_hand(), images()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for part, name in zip(x.chunk(2), labels.chunk(2), strict=True):
+            cast = copy.deepcopy(model).bfloat16()
+            cast.zero_grad()
+            loss_of(cast(part.bfloat16()), name).backward()
+            for p, q in zip(model.parameters(), cast.parameters(), strict=True):
+                if q.grad is not None:
+                    p.grad = (0 if p.grad is None else p.grad) + q.grad.double() / 2
+        optimizer.step()
+    assert_equal(found, state(model))
+
+
+def fsdp_saved_and_loaded() -> None:
+    """`torch.distributed.checkpoint` in a scope saves what there is, and loads it."""
+    import torch.distributed.checkpoint as saving
+
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    trained, fresh = in_shards(GPT()), in_shards(GPT())
+    with override(BOTH):
+        train(trained, mine(texts()))
+        saving.save({"model": trained.state_dict()}, checkpoint_id=folder[0])
+        held = {"model": fresh.state_dict()}
+        saving.load(held, checkpoint_id=folder[0])
+        fresh.load_state_dict(held["model"])
+    for a, b in zip(trained.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(whole(a), whole(b))
+
+
+# -- tensor and sequence parallel ------------------------------------------------------------------
+
+
+def over_two(model: Any, mesh: Any = None, sequence: bool = False) -> nn.Module:
+    """Split heads and hidden units; with `sequence`, what is between the layers by positions."""
+    mesh = mesh or init_device_mesh("cpu", (2,))
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    plan: dict[str, Any] = {f"attention.{name}": columns for name in ("wq", "wk", "wv")}
+    plan |= {"mlp.w1": columns, "attention.wo": rows, "mlp.w2": rows}
+    if sequence:
+        positions = Shard(1)
+        gather = PrepareModuleInput(
+            input_layouts=(positions,), desired_input_layouts=(Replicate(),)
+        )
+        plan |= dict.fromkeys(("attention.wo", "mlp.w2"), RowwiseParallel(output_layouts=positions))
+        plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+        plan |= {"attention": gather, "mlp": gather}
+        parallelize_module(model, mesh, {
+            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=positions),
+            "norm": SequenceParallel(),
+            "head": ColwiseParallel(input_layouts=positions, output_layouts=Replicate()),
+        })  # fmt: skip
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan)
+    return model
+
+
+def tensor_parallel() -> None:
+    assert_same_training(over_two(GPT()), texts(), gpt_by_hand(), texts())
+
+
+def tensor_sequence_parallel() -> None:
+    assert_same_training(over_two(GPT(), sequence=True), texts(), gpt_by_hand(), texts())
+
+
+def tensor_parallel_in_shards() -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    model = in_shards(over_two(GPT(checkpoints=True), mesh["tensor"]), mesh=mesh["data"])
+    assert_same_training(model, texts(), gpt_by_hand(), texts())
+
+
+class Perceptron(nn.Module):
+    """What is between its layers may stay a DTensor."""
+
+    def __init__(self, relu: Any = F.relu, mesh: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.relu = nn.Linear(8, 16), nn.Linear(16, 5), relu
+        self.mesh = mesh
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        given: Any = DTensor.from_local(x, self.mesh, [Replicate()]) if self.mesh else x
+        y = self.last(self.relu(self.first(given)))
+        return y.full_tensor() if self.mesh else y
+
+
+def perceptron_of_dtensors() -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,))
+    return parallelize_module(Perceptron(mesh=mesh), mesh, {
+        "first": ColwiseParallel(use_local_output=False),
+        "last": RowwiseParallel(input_layouts=Shard(-1), use_local_output=False),
+    })  # fmt: skip
+
+
+def tensor_rules_get_dtensors() -> None:
+    x, labels = images()
+    batch = x.flatten(1)[:, :8], labels
+    of_regrad = {"Relu": lambda dy, x: rg.where(x > 0, dy, 0.25 * dy)}
+    for rules in (RELU, of_regrad):
+        assert_same_training(perceptron_of_dtensors(), batch, Perceptron(Leaky.apply), batch, rules)
+
+
+def tensor_products_under_rules() -> None:
+    """Products are taken apart of DTensors as of others."""
+
+    def halved(dy: Tensor, a: Tensor, b: Tensor) -> Any:
+        rows = (a.flatten(0, -2), dy.flatten(0, -2)) if b.ndim < a.ndim else (a, dy)
+        return 0.5 * (dy @ b.mT), 2 * (rows[0].mT @ rows[1])
+
+    for make in (over_two, lambda model: over_two(model, sequence=True)):
+        found = []
+        for model in (make(GPT()), GPT()):
+            with override({"MatMul": halved}) as used:
+                found.append(train(model, texts())[1])
+            used.assert_fired()
+        assert_equal(*found)
+
+
+def tensor_causal_attention_of_dtensors_is_refused() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    x = torch.randn(1, 2, 4, 4, requires_grad=True)
+    dx = DTensor.from_local(x, mesh, [Shard(1)])
+    with override(BOTH):
+        F.scaled_dot_product_attention(dx, dx, dx).to_local().sum().backward()
+        try:
+            F.scaled_dot_product_attention(dx, dx, dx, is_causal=True)
+        except PassedOverError as error:
+            assert "DTensor" in str(error) and "use_local_output=True" in str(error), error
+        else:
+            raise AssertionError("the mask of a shard was not refused")
+
+
+# -- pipelines -------------------------------------------------------------------------------------
+
+
+class Stage(nn.Module):
+    """The first or the second half of a GPT."""
+
+    def __init__(self, model: Any, rank: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({str(rank): model.blocks[rank]})
+        if rank == 0:
+            self.embed = model.embed
+        else:
+            self.norm, self.head = model.norm, model.head
+        self.rank = rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks[str(self.rank)](self.embed(x) if self.rank == 0 else x)
+        return self.head(self.norm(y)) if self.rank else y
+
+
+def in_stages() -> tuple[nn.Module, Any]:
+    model, rank = Stage(GPT(), dist.get_rank()), dist.get_rank()
+    return model, pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
+
+
+def traced_in_stages() -> tuple[nn.Module, Any]:
+    split = {"blocks.1": pipelining.SplitPoint.BEGINNING}
+    made = pipelining.pipeline(GPT(), (texts()[0][:2],), split_spec=split)
+    stage = made.build_stage(dist.get_rank(), torch.device("cpu"))
+    return stage.submod, stage
+
+
+def check_pipeline(made: tuple[nn.Module, Any], schedule: Callable[[Any], Any]) -> None:
+    (model, stage), (x, labels) = made, texts()
+    run = schedule(stage)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with override(BOTH) as used:
+        for _ in range(3):
+            optimizer.zero_grad()
+            run.step(x) if dist.get_rank() == 0 else run.step(target=labels)
+            optimizer.step()
+    assert [hit.ran >= 12 for hit in used.hits] == [True] * 2, used.table()  # (4 in each step)
+    expected, found = train(gpt_by_hand(), (x, labels))[1], state(model)
+    assert_equal(found, {name: expected[name] for name in found})
+    assert len(found) > 10
+
+
+def pipeline_schedules() -> None:
+    for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
+        check_pipeline(in_stages(), lambda stage, s=schedule: s(stage, 4, loss_fn=loss_of))
+
+
+def pipeline_with_split_backward_passes() -> None:
+    check_pipeline(
+        in_stages(),
+        lambda stage: pipelining.ScheduleInterleavedZeroBubble([stage], 4, loss_fn=loss_of),
+    )
+
+
+def pipeline_traced() -> None:
+    check_pipeline(
+        traced_in_stages(), lambda stage: pipelining.ScheduleGPipe(stage, 4, loss_fn=loss_of)
+    )
+
+
+def pipeline_tracing_in_a_scope_is_refused() -> None:
+    try:
+        with override(BOTH):
+            traced_in_stages()
+    except Exception as error:
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        assert any(isinstance(each, PassedOverError) for each in causes), causes
+        assert any("torch.export" in str(each) for each in causes), causes
+    else:
+        raise AssertionError("a program was written under a rule")
+
+
+# -- hits ------------------------------------------------------------------------------------------
+
+
+def hits_of_all_processes() -> None:
+    x, rank = torch.ones(2, requires_grad=True), dist.get_rank()
+    with override(BOTH) as used:
+        torch.relu(x).sum().backward()
+        if rank == 1:
+            torch.softmax(x, 0).sum().backward()
+            torch.relu(x).sum().backward()
+    used.assert_fired("Relu", group=dist.group.WORLD)
+    used.assert_fired(*(["Relu"] if rank == 0 else BOTH))  # of this process alone
+    try:
+        used.assert_fired(group=dist.group.WORLD)
+    except NotFiredError as error:  # the same in both
+        assert str(error) == (
+            "rank 0: the rule 'sharper' for the op type 'Softmax' never ran: no op of that "
+            "type was created in the scope"
+        ), error
+    else:
+        raise AssertionError("a rule ran in one process of two")
+    table = used.gather()
+    assert table.headings[:5] == ("rank", "op type", "rule", "calls", "rule ran")
+    rows = [row[:5] for row in table.rows]
+    assert rows == [("0", "Relu", "leaky", "1", "1"), *[("1", "Relu", "leaky", "1", "1")] * 2,
+                    ("1", "Softmax", "sharper", "1", "1")], rows  # fmt: skip
+    alone = dist.new_group([1])
+    if rank == 1:
+        used.assert_fired(group=alone)
+        assert [row[0] for row in used.gather(alone).rows] == ["1"] * 3
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+KINDS = ("ddp_", "fsdp_", "tensor_", "pipeline_", "hits_")
+
+
+def main(report: str, rank: str, port: str, *kinds: str) -> None:
+    checks = {name: f for name, f in globals().items() if name.startswith(kinds or KINDS)}
+    if not checks:
+        sys.exit("no check of that name")
+    warnings.simplefilter("error", rg.errors.UnusedOverrideWarning)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2,
+        timeout=timedelta(seconds=120),
+    )  # fmt: skip
+    for name, check in checks.items():
+        print(name, flush=True)  # (shown if it fails)
+        check()
+        dist.barrier()
+    Path(report).write_text(json.dumps(dict.fromkeys(checks)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

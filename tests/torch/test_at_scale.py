@@ -1,0 +1,166 @@
+"""Overrides where several processes train, and where data comes from other processes.
+
+What needs two processes is in `parallel_checks.py`; each child runs all checks of some kinds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import regrad.torch
+from regrad.errors import PassedOverError
+from tests.helpers import children
+from tests.helpers.children import failures, free_port
+from tests.helpers.networks import (
+    RELU,
+    ResNet,
+    assert_equal,
+    images,
+    loss_of,
+    resnet_by_hand,
+    state,
+    train,
+)
+from tests.helpers.paths import ROOT
+
+override = regrad.torch.gradient_override_map
+run_children = partial(children.run_children, ROOT / "tests/helpers/parallel_checks.py")
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("kinds", [["ddp_"], ["fsdp_"], ["tensor_"], ["pipeline_", "hits_"]])
+def test_two_processes(kinds, tmp_path):
+    port = free_port()
+    reports = run_children(tmp_path, *[[rank, port, *kinds] for rank in ("0", "1")])
+    assert failures(reports) == ""
+    assert reports[0] == reports[1]
+    assert len(reports[0]) >= 5
+
+
+def test_a_child_that_fails_is_reported(tmp_path):
+    with pytest.raises(AssertionError, match="no check of that name"):
+        run_children(tmp_path, ["0", "1", "train"[::-1]])
+
+
+# -- Functions as those of which FSDP2 is made ----------------------------------------------------
+
+
+class Reversal(torch.autograd.Function):
+    """It returns what it was given, of which torch then makes a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        return -dy
+
+
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Any, y: Any) -> Any:
+        return x, y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return tuple(-dy for dy in dys)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("function", [Reversal.apply, lambda x: Pair.apply(x, 2 * x)[0]])
+@pytest.mark.parametrize(("key", "op"), [("Relu", torch.relu), ("Reshape", torch.flatten)])
+def test_functions_that_return_what_they_were_given(function, key, op):
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    with override({key: lambda dy: 7 * dy}) as used:
+        y = op(function(x))
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert dx.tolist() == [-7.0, -7.0]
+    assert [(hit.count, hit.ran) for hit in used.hits] == [(1, 1)]  # torch's view is not the user's
+
+
+def test_a_view_in_a_function_is_still_refused():
+    class Hiding(Reversal):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+    x = torch.tensor([1.0], requires_grad=True)
+    with (
+        pytest.raises(PassedOverError, match="Reshape ran in the forward pass"),
+        override({"Reshape": lambda dy: dy}),
+    ):
+        Hiding.apply(x)
+
+
+def test_a_view_in_a_function_that_began_before_the_scope_is_still_refused():
+    class Late(Pair):
+        @staticmethod
+        def forward(x, y):
+            with override({"Reshape": lambda dy: dy}):
+                Reversal.apply(y)
+                return x.view_as(x), y
+
+    x = torch.tensor([1.0], requires_grad=True)
+    with pytest.raises(PassedOverError, match="began before the scope was opened"):
+        Late.apply(x, 2 * x)
+
+
+# -- other processes, and copies of a model --------------------------------------------------------
+
+
+class Images(Dataset[Any]):
+    """Each example was made with a ReLU, whose gradient it has with it."""
+
+    def __getitem__(self, i: int) -> Any:
+        x, labels = images()
+        part = x[i].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(torch.relu(part).sum(), part)
+        return x[i], labels[i], slope
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_data_loader(method):
+    """A worker that was forked in a scope has it; one that was started anew has none."""
+    loader = DataLoader(
+        Images(), batch_size=8, num_workers=1, multiprocessing_context=method
+    )  # fmt: skip
+    model, by_hand = ResNet(), resnet_by_hand()
+    with override(RELU) as used:
+        ((x, labels, slope),) = loader
+        loss_of(model(x), labels).backward()
+    used.assert_fired()
+    loss_of(by_hand(images()[0]), images()[1]).backward()
+    assert_equal(state(model), state(by_hand))
+    assert torch.equal(x, images()[0])
+    below = 0.25 if method == "fork" else 0.0
+    assert torch.equal(slope, torch.where(x > 0, 1.0, below).double())
+
+
+def test_data_parallel_of_one_process():
+    with override(RELU) as used:
+        found = train(nn.DataParallel(ResNet()), images())[1]
+    used.assert_fired()
+    assert_equal(found, train(resnet_by_hand(), images())[1])
+
+
+def test_hits_of_other_processes_need_a_group():
+    with override(RELU) as used:
+        x = torch.ones(1, requires_grad=True)
+        torch.relu(x).backward()
+    with pytest.raises(ValueError, match="process group"):
+        used.gather()
