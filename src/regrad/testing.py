@@ -22,12 +22,13 @@ from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.registry import OPS
 from regrad.core.rule import label, place
 from regrad.core.signatures import check_passed, helpful
-from regrad.core.state import State, current, in_state
+from regrad.core.state import State, current, in_state, masked
 from regrad.core.tape import GroupedRecord, Record
 from regrad.core.tensor import Tensor, TensorLike, wrap
 from regrad.core.walk import name_of, walk_from
 from regrad.errors import ArgumentError, GradientError, RegradError, kind
 from regrad.inspection.tapes import KeepingTape, bare_rule
+from regrad.ops.creation_like import ones_like
 from regrad.transforms.derivatives import Linearized
 
 OfTensors = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -43,6 +44,15 @@ class GradientCheckError(GradientError, AssertionError):
         )
         super().__init__(report.error + ("" if report.causes else hint))
         self.report = report
+
+
+def raise_if_wrong(report: GradientReport) -> None:
+    """Raise for a report with findings, and for one without a single comparison."""
+    if not report.ok:
+        raise GradientCheckError(report)
+    if not report.comparisons:
+        why = report.inconclusive[0].kind
+        raise ArgumentError(f"check_gradients: nothing was checked: {why}; give other arguments")
 
 
 @helpful("check_gradients")
@@ -65,7 +75,8 @@ def check_gradients(
     Raises GradientCheckError if `gradient_report`, which takes the same arguments, finds
     something. The message names order, input, element and numbers, and the rules or custom
     gradients that disagree with differences of their op alone. What differences cannot judge
-    (a kink, rounding) is not an error; the report has it.
+    (a kink, rounding) is not an error; the report has it. Raises ArgumentError if there was
+    nothing to compare: no elements, or no finite value.
 
     Source: `check_grads` of HIPS autograd and JAX.
 
@@ -76,8 +87,7 @@ def check_gradients(
     report = gradient_report(
         f, args, order, method=method, step=step, rtol=rtol, atol=atol, seed=seed
     )
-    if not report.ok:
-        raise GradientCheckError(report)
+    raise_if_wrong(report)
 
 
 @helpful("gradient_report")
@@ -98,8 +108,9 @@ def gradient_report(
         f: A function of Tensors that returns a Tensor, or a tuple or list of them.
         args: Its arguments. Floats are taken as float64 and differentiated; integers and
             bools are passed on.
-        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on. The first
-            order that is wrong is the last that is checked.
+        order: 1 checks the gradient, 2 also the gradient of the gradient, by the arguments and by
+            the gradient that arrives (`dy` in findings; `dy2` is what arrives at order 2), and so
+            on. The first order that is wrong is the last that is checked.
         method: `"central"`: central differences. `"complex"`: a complex step (exact to
             rounding, first order only, for functions of real arguments that are analytic and
             whose ops take complex numbers).
@@ -216,14 +227,12 @@ def _of_arrays(f: OfTensors, xs: Sequence[Tensor]) -> Function:
 
     def vjp(arrays: check.Arrays) -> check.Pull:
         run = _Run(f, _tensors(arrays, xs))
-        return lambda dys: [None if g is None else g._values() for g in run.pull(dys)]
+        pull = lambda dys: run.pull(_tensors(dys, run.ys))  # noqa: E731
+        return lambda dys: [None if g is None else g._values() for g in pull(dys)]
 
     def gradient(dys: check.Arrays) -> Function:
-        def g(tensors: Sequence[Tensor]) -> list[Tensor]:
-            found = _Run(f, tensors).pull(dys)
-            return [or_zeros(dx, x) for x, dx in zip(tensors, found, strict=True)]
-
-        return _of_arrays(g, xs)
+        ys = f(xs)
+        return _of_arrays(_derive(f, _tensors(dys, ys)), [*xs, *map(ones_like, ys)])
 
     return Function(values, vjp, gradient)
 
@@ -240,11 +249,10 @@ class _Run(Linearized):
     def __init__(self, f: OfTensors, xs: Sequence[Tensor]) -> None:
         super().__init__(lambda *xs: f(xs), xs, "check_gradients")
 
-    def pull(self, dys: check.Arrays) -> list[Tensor | None]:  # pyright: ignore
+    def pull(self, dys: Sequence[Tensor]) -> list[Tensor | None]:  # pyright: ignore
         """The gradients by all inputs, None where nothing came."""
-        given = _tensors(dys, self.ys)
         ids = [y._id for y in self.ys]
-        found = walk_from(reversed(self.tape.records), ids, given, self.watched)
+        found = walk_from(reversed(self.tape.records), ids, dys, self.watched)
         return [found.get(x._id) for (x,) in self.inputs]
 
 
@@ -264,20 +272,29 @@ def _causes(f: OfTensors, xs: Sequence[Tensor], order: int, settings: Settings) 
             found += _wrong_inputs(record, watched, order - k + 1, settings)
         if found:  # one of each rule and input
             return list({(c.rule, c.input, c.order): c for c in reversed(found)}.values())[::-1]
-        function = _derive(function)
+        ys = function(xs)
+        function, xs = _derive(function, [*map(_weights, ys)]), [*xs, *map(ones_like, ys)]
     return []
 
 
-def _derive(f: OfTensors) -> OfTensors:
-    """The gradient of a sum of all outputs with weights of no symmetry, as a function."""
+def _derive(f: OfTensors, dys: Sequence[Tensor]) -> OfTensors:
+    """The function (*xs, *scales) -> the gradients by xs, where scales * dys arrive."""
 
-    def g(xs: Sequence[Tensor]) -> list[Tensor]:
-        run = _Run(f, xs)
-        weights = [np.cos(1.0 + np.arange(y.size)).reshape(y.shape) for y in run.ys]
-        found = run.pull([w.astype(y.dtype) for w, y in zip(weights, run.ys, strict=True)])
-        return [dx for dx in found if dx is not None]
+    def g(tensors: Sequence[Tensor]) -> list[Tensor]:
+        count = len(tensors) - len(dys)
+        xs, scales = tensors[:count], tensors[count:]
+        with masked():
+            given = [scale * dy for scale, dy in zip(scales, dys, strict=True)]
+        found = _Run(f, xs).pull(given)
+        return [or_zeros(dx, x) for x, dx in zip(xs, found, strict=True)]
 
     return g
+
+
+def _weights(y: Tensor) -> Tensor:
+    """A gradient to arrive at an output: without symmetry."""
+    weights = np.cos(1.0 + np.arange(y.size)).reshape(y.shape)
+    return _tensors([weights.astype(y.dtype)], [y])[0]
 
 
 def _records(f: OfTensors, xs: Sequence[Tensor]) -> list[tuple[Record, set[int]]]:

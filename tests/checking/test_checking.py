@@ -48,7 +48,7 @@ def test_broken_rules_are_found_and_named():
     reports = [(row, caught(row)) for row in ROWS]
     assert [row.name for row, found in reports if found.ok] == []
     assert [row.name for row, found in reports if not is_named(row, found)] == []
-    assert len(reports) == 99
+    assert len(reports) == 105
 
 
 def test_the_kind_of_error_is_named():
@@ -157,6 +157,10 @@ def test_scalars():
 def test_no_elements_are_said():
     found = gradient_report(rg.sin, [np.zeros((0, 3))], order=2)
     assert [d.kind for d in found.inconclusive] == ["there are no elements"] * 2
+    with pytest.raises(ArgumentError, match="nothing was checked: there are no elements; give oth"):
+        check_gradients(rg.sin, [np.zeros((0, 3))], order=2)
+    with pytest.raises(ArgumentError, match="nothing was checked: there are no elements"):
+        check_gradients(lambda x: x[:0], [X])
     found = gradient_report(lambda x, y: (x * 2, y.sum()), [X, np.zeros((0, 3))])
     assert found.comparisons
     assert found.ok
@@ -165,6 +169,46 @@ def test_no_elements_are_said():
 def test_a_function_without_a_value_is_said():
     found = gradient_report(rg.log, [[-1.0]])
     assert [d.kind for d in found.inconclusive] == ["the function has no finite value here"]
+    with pytest.raises(ArgumentError, match="nothing was checked: the function has no finite va"):
+        check_gradients(rg.log, [[-1.0]])
+
+
+# -- the gradient that arrives is an input of the next order --------------------------------------
+
+
+def test_a_rule_that_cuts_the_history_of_dy_is_wrong_from_the_second_order_on():
+    @rg.custom_grad
+    def stale(x, save):
+        save(x=x)
+        return rg.sin(x), lambda dy, saved: rg.stop_gradient(dy) * rg.cos(saved.x)
+
+    check_gradients(stale, [X])
+    for order in (2, 3):
+        with pytest.raises(GradientCheckError, match=r"order 2 by dy\(0,\).*'stale'.*input 'dy'"):
+            check_gradients(stale, [X], order=order)
+
+
+def test_gradients_that_arrive_have_the_numbers_of_their_results():
+    f = rg.custom_grad(lambda x: ((x * 2, x * 3), lambda dy, dz: rg.stop_gradient(dy) * 2 + dz * 3))
+    found = gradient_report(f, [X], order=2)
+    assert {finding.input for finding in found.findings} == {"dy[0]"}
+    z = np.array([0.3 + 1j, -0.2 + 0.5j])
+    check_gradients(lambda z: rg.exp(z) * rg.conj(z), [z], order=3)
+
+
+def test_a_convention_at_a_kink_is_no_finding_and_a_nan_everywhere_is_one():
+    found = gradient_report(rg.linalg.vector_norm, [[0.0, 0.0]], order=3)
+    assert found.ok
+    assert "by dy: the gradient is not finite here, as at a kink" in str(found)
+    spoilt = rg.custom_grad(lambda dy: (dy * 2, lambda dz: dz * np.nan))
+    with rg.gradient_override_map({"Sin": lambda dy: spoilt(dy) * 0.0}):
+        found = gradient_report(lambda x: rg.sin(x) * 0.0, [X], order=2)
+    assert [f.kind for f in found.findings] == ["not finite"]
+
+
+def test_the_scaling_of_what_arrives_is_no_op_of_the_users():
+    with rg.gradient_override_map({"Mul": lambda dy, a, b: (dy * b * 7, dy * a * 7)}):
+        check_gradients(rg.sin, [X], order=3)
 
 
 # -- arguments -----------------------------------------------------------------------------------

@@ -40,6 +40,10 @@ def first_order_only(dy, x):
     return dy * rg.stop_gradient(rg.cos(x))
 
 
+def without_history(dy, x):
+    return rg.stop_gradient(dy) * rg.cos(x)
+
+
 def override(
     name: str, f: Any, args: Any, rule: Any, op_type: str, inputs: str = "x", order: int = 1
 ) -> None:
@@ -71,6 +75,19 @@ OF_SIN = {
 for name, rule in OF_SIN.items():
     override(f"Sin: {name}", lambda x: rg.sin(x) * x, X, rule, "Sin")
 override("Sin: second order only", lambda x: rg.sin(x) * x, X, first_order_only, "Sin", order=2)
+override("Sin: dy without history", rg.sin, X, without_history, "Sin", "dy", order=2)
+override("Sin: dy without history, then Mul", lambda x: rg.sin(x) * x, X, without_history, "Sin",
+         "dy", order=2)  # fmt: skip
+override(
+    "Sin: dy without history at third order", rg.sin, X,
+    lambda dy, x: rg.custom_grad(
+        lambda dy, x, save: (
+            save([dy, x]) or dy * rg.cos(x),
+            lambda dz, s: (dz * rg.cos(s[1]), -rg.stop_gradient(dz) * s[0] * rg.sin(s[1])),
+        )
+    )(dy, x),
+    "Sin", "dy2", order=3,
+)  # fmt: skip
 override(
     "Sin: third order only", rg.sin, X,
     lambda dy, x: dy * rg.custom_grad(
@@ -252,6 +269,17 @@ for name, rule in {
 }.items():
     custom(f"custom: {name}", lambda x, rule=rule: one(rule)(x) * x, X)
 custom("custom: second order only", one(first_order_only), X, order=2)
+custom("custom: dy without history", one(without_history), X, "dy", order=2)
+custom(
+    "custom: dy without history in a scan of checkpoint",
+    lambda x: rg.scan(lambda c, x: (rg.checkpoint(one(without_history))(c), c * x), x[0], x)[0],
+    X, "dy", order=2,
+)  # fmt: skip
+custom(
+    "custom: one dy without history", made(
+        lambda a, b: a * b, lambda dy, a, b: (dy * b, rg.stop_gradient(dy) * a)
+    ), (X, Y), "dy", order=2,
+)  # fmt: skip
 custom("custom: behind 1e-9", lambda x: 1e-9 * one(flipped)(x), X)
 custom("custom: beside 1e8", lambda a, b: 1e8 * a + one(flipped)(b), (X, Y), "x")
 custom("custom: in jit", rg.jit(lambda x: one(flipped)(x) * x), X)

@@ -308,6 +308,22 @@ def test_overrides_are_checked_alone():
     assert cause.op_type == "sin" and cause.kind == "scaled by 2"
 
 
+def test_a_rule_that_cuts_the_history_of_dy():
+    stale = jax.custom_vjp(jnp.sin)
+    stale.defvjp(lambda x: (jnp.sin(x), x), lambda x, dy: (jax.lax.stop_gradient(dy) * jnp.cos(x),))
+    rule = {"Sin": lambda dy, x: jax.lax.stop_gradient(dy) * jnp.cos(x)}
+    for f in (stale, rg.jax.override(jnp.sin, rule), jax.jit(jax.vmap(stale))):
+        rg.jax.check_gradients(f, [X])
+        with pytest.raises(GradientCheckError, match=r"order 2 by dy\(.*input 'dy', order 2"):
+            rg.jax.check_gradients(f, [X], order=2)
+    rg.jax.check_gradients(lambda z: jnp.exp(z) * jnp.conj(z), [jnp.array([0.3 + 1j])], order=3)
+
+
+def test_nothing_to_check_is_said():
+    with pytest.raises(ArgumentError, match="nothing was checked: there are no elements"):
+        rg.jax.check_gradients(jnp.sin, [jnp.zeros((0, 2))])
+
+
 def test_a_stopped_gradient_is_named_where_the_user_stops_it():
     f = lambda x: jnp.sum(jax.nn.softmax(x) * jax.lax.stop_gradient(x))  # noqa: E731
     causes = rg.jax.gradient_report(f, [X]).causes

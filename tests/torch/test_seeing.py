@@ -308,6 +308,45 @@ def test_modules_are_checked_by_all_parameters_and_left_alone():
     rt.check_gradients(lambda x: x.sin() * x.exp(), [torch.tensor([0.3, 1.0])], order=3)
 
 
+class Stale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.detach() * ctx.saved_tensors[0].cos()
+
+
+@pytest.mark.versions
+def test_a_rule_that_cuts_the_history_of_dy():
+    def overridden(x):
+        with rt.gradient_override_map({"Sin": lambda dy, x: dy.detach() * x.cos()}):
+            return x.sin()
+
+    x = torch.tensor([0.3, 0.7])
+    for f, name in ((Stale.apply, "Stale"), (overridden, "sin"), (rt_stale, "rt_stale")):
+        rt.check_gradients(f, [x])
+        with pytest.raises(GradientCheckError, match=rf"order 2 by dy\(.*{name}.*input 'dy'"):
+            rt.check_gradients(f, [x], order=2)
+    with rt.gradient_override_map({"Mul": lambda dy, a, b: (dy * b * 7, dy * a * 7)}):
+        rt.check_gradients(torch.sin, [x], order=3)
+    z = torch.tensor([0.3 + 1j, -0.2 + 0.5j])
+    rt.check_gradients(lambda z: z.exp() * z.conj(), [z], order=3)
+
+
+@rt.custom_grad
+def rt_stale(x, save):
+    save(x=x)
+    return x.sin(), lambda dy, saved: dy.detach() * saved.x.cos()
+
+
+def test_nothing_to_check_is_said():
+    with pytest.raises(ArgumentError, match="nothing was checked: there are no elements"):
+        rt.check_gradients(torch.sin, [torch.zeros(0, 2)])
+
+
 @pytest.mark.versions
 def test_forward_mode_is_checked_where_there_is_one():
     class Half(torch.autograd.Function):

@@ -17,7 +17,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from regrad.checking.differences import EPS, Curve, Slopes, quick, refined
-from regrad.checking.findings import EMPTY, FLAT, KINK, UNDEFINED, UNSEEN, Finding, GradientReport
+from regrad.checking.findings import (
+    EMPTY,
+    FLAT,
+    KINK,
+    SINGULAR,
+    UNDEFINED,
+    UNSEEN,
+    Finding,
+    GradientReport,
+)
 from regrad.checking.reals import joined, like, natural, place_of, reals
 
 Arrays = Sequence[np.ndarray]
@@ -41,9 +50,9 @@ class Function:
 
     `vjp(xs)` returns `pull`, and `pull(dys)` the gradients by all xs of `sum(real(conj(dy) * y))`
     over all outputs (None for a missing one). For complex x they are the direction of steepest
-    ascent, as in TensorFlow. `gradient(dys)` is the function xs -> pull(dys) with its own
-    gradients, for the next order. `jvp(xs, dxs)`, how all outputs move along dxs, is checked as
-    well if it is given.
+    ascent, as in TensorFlow. `gradient(dys)` is the function `(*xs, *scales) -> pull(scales * dys)`
+    with its own gradients, for the next order. `jvp(xs, dxs)`, how all outputs move along dxs, is
+    checked as well if it is given.
     """
 
     f: Callable[[Arrays], Arrays]
@@ -80,32 +89,40 @@ def report(
     Args:
         function: The function with its gradients; `gradient` is needed beyond the first order.
         args: Arrays of float64 or complex128.
-        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on; the first
-            order with findings is the last.
+        order: 1 checks the gradient, 2 also the gradient of the gradient, by `args` and by the
+            gradients `dy` that arrive, and so on; the first order with findings is the last.
         names: What the arguments are called, by default `args[0]`, ….
         settings: Tolerances and steps.
     """
     names = names or [f"args[{i}]" for i in range(len(args))]
     found: list[Finding] = []
     doubts: list[Finding] = []
-    count, size = 0, None
+    comparisons, size, count = 0, None, len(args)
     with np.errstate(all="ignore"):
         for k in range(1, order + 1):
             levels = [
-                Level(function, args, k, names, settings or Settings(), size, mode)
+                Level(function, args, k, names, settings or Settings(), size, mode, count)
                 for mode in function.modes
             ]
             for level in levels:
                 wrong, unsure = level.judged()
                 found += wrong or (level.elsewhere() if unsure else [])
                 doubts += unsure
-                count += level.comparisons
-            if found or k == order:
+                comparisons += level.comparisons
+            if found or k == order or any(doubt.kind == SINGULAR for doubt in doubts):
                 break
             assert function.gradient is not None, "the next order needs a function of its own"
-            size = levels[0].size_of_gradient
-            function = function.gradient(levels[0].shaped(levels[0].weights))
-    return GradientReport(order, count, tuple(found), tuple(doubts))
+            size, weights = levels[0].size_of_gradient, levels[0].shaped(levels[0].weights)
+            function = function.gradient(weights)
+            args = [*args, *map(np.ones_like, weights)]
+            names = [*names, *_called(weights, k)]
+    return GradientReport(order, comparisons, tuple(found), tuple(doubts))
+
+
+def _called(weights: Arrays, order: int) -> list[str]:
+    """Return what the gradients that arrive are called, which are inputs of the next order."""
+    name = "dy" if order == 1 else f"dy{order}"
+    return [name] if len(weights) == 1 else [f"{name}[{i}]" for i in range(len(weights))]
 
 
 # -- one order at one point ----------------------------------------------------------------------
@@ -141,6 +158,7 @@ class Level:
     settings: Settings
     made_of: np.ndarray | None = None  # what each output comes from, in size, if it is larger
     mode: Mode = "reverse"
+    trusted: int | None = None  # from this input on, NaN counts only if it is there nearby, too
     comparisons: int = 0
     known: dict[bytes, list[np.ndarray | None]] = field(default_factory=dict)
     trembling: dict[bytes, list[np.ndarray]] = field(default_factory=dict)
@@ -378,6 +396,8 @@ class Level:
         verdict = self.outcome(a, b, errors, scale, self.lost(weights, column) + LOST * flat)
         if verdict == "wrong" and in_kink(a, b, w, slopes, used):
             verdict = KINK
+        if not np.isfinite(a) and self.trusted is not None and column.input >= self.trusted:
+            verdict = SINGULAR  # the convention at a kink; elsewhere it is wrong
         return Judged(verdict, column, a, b, sum(errors), float(w[0]) if w.size == 1 else 1.0)
 
     def outcome(
@@ -450,8 +470,9 @@ class Level:
             xs = [like(self.moved(i, shrink, spread), x) for i, x in enumerate(self.xs)]
             try:
                 level = replace(
-                    self, xs=xs, made_of=self.size, comparisons=0, known={}, trembling={}
-                )
+                    self, xs=xs, made_of=self.size, trusted=None, comparisons=0, known={},
+                    trembling={},
+                )  # fmt: skip
                 found, _ = level.judged()
             except Exception:  # f is not made for these values
                 continue

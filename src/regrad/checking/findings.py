@@ -8,6 +8,7 @@ KINK = "differences do not converge, a kink or too large a function value"
 UNSEEN = "too small for differences, next to the rounding of the function"
 UNDEFINED = "the function has no finite value here"
 FLAT = "the function is flat here"
+SINGULAR = "the gradient is not finite here, as at a kink"
 EMPTY = "there are no elements"
 
 

@@ -18,7 +18,7 @@ from regrad.jax.bridge import conjugate
 from regrad.jax.primitives import is_float
 from regrad.jax.running import CLOSES_OVER, Given, Ran, Run, as_function, wide
 from regrad.jax.sites import is_custom
-from regrad.testing import GradientCheckError
+from regrad.testing import raise_if_wrong
 
 OfArrays = Callable[..., list[Any]]
 
@@ -54,6 +54,7 @@ def check_gradients(
             The message names order, mode, input, element and numbers, and the rules that
             disagree with differences of their op alone. What differences cannot judge (a kink,
             rounding) is not an error; the report has it.
+        ArgumentError: nothing could be compared: there are no elements, or no finite values.
 
     Source: `check_grads` of HIPS autograd and JAX.
 
@@ -63,8 +64,7 @@ def check_gradients(
     report = gradient_report(
         f, args, order, argnums=argnums, has_aux=has_aux, step=step, rtol=rtol, atol=atol, seed=seed
     )
-    if not report.ok:
-        raise GradientCheckError(report)
+    raise_if_wrong(report)
 
 
 @helpful("gradient_report")
@@ -86,8 +86,9 @@ def gradient_report(
         f: A function as `trace_gradients` takes it.
         args: Its arguments. Floats are taken in float64, whatever JAX is set to; integers and
             bools are passed on.
-        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on. The first
-            order that is wrong is the last that is checked.
+        order: 1 checks the gradient, 2 also the gradient of the gradient, by the arguments and by
+            the gradient that arrives (`dy` in findings; `dy2` is what arrives at order 2), and so
+            on. The first order that is wrong is the last that is checked.
         argnums: See `trace_gradients`.
         has_aux: See `trace_gradients`.
         step: The largest step, the same for all; by default relative to each element.
@@ -166,8 +167,7 @@ def _of_numpy(f: OfArrays, xs: Sequence[np.ndarray]) -> check.Function:
         return lambda dys: [np.asarray(dx) for dx in pull(list(arrays), list(dys))]
 
     def gradient(dys: check.Arrays) -> check.Function:
-        given = [np.asarray(dy) for dy in dys]
-        return _of_numpy(lambda *moved: _pulled(f, moved, given, outs), xs)
+        return _of_numpy(_derive(f, dys), [*xs, *map(np.ones_like, dys)])
 
     return check.Function(
         lambda arrays: [np.asarray(y) for y in run(*arrays)], vjp, gradient, _forward(f, xs)
@@ -209,7 +209,8 @@ def _causes(f: OfArrays, xs: Sequence[Any], order: int, settings: Settings) -> l
             found = [c for each in suspects for c in _wrong(each, order - k + 1, settings)]
             if found:  # one of each rule and input
                 return [*{(c.rule, c.input, c.order): c for c in found}.values()]
-        function = _derive(function)
+        dys = [_weights(y) for y in jax.eval_shape(function, *xs)]
+        function, xs = _derive(function, dys), [*xs, *map(np.ones_like, dys)]
     return []
 
 
@@ -224,15 +225,21 @@ def _stopped(ran: Sequence[Ran]) -> list[Ran]:
     return [each for each in named if each.wanted and not each.site.by_jax]
 
 
-def _derive(f: OfArrays) -> OfArrays:
-    """The gradient of a sum of all outputs with weights of no symmetry, as a function."""
+def _derive(f: OfArrays, dys: Sequence[np.ndarray]) -> OfArrays:
+    """The function (*xs, *scales) -> the gradients by xs, where scales * dys arrive."""
 
-    def g(*xs: Any) -> list[Any]:
-        outs = jax.eval_shape(f, *xs)
-        weights = [np.cos(1.0 + np.arange(y.size)).reshape(y.shape) for y in outs]
-        return _pulled(f, xs, weights, outs)
+    def g(*moved: Any) -> list[Any]:
+        count = len(moved) - len(dys)
+        xs, scales = moved[:count], moved[count:]
+        given = [scale * dy for scale, dy in zip(scales, dys, strict=True)]
+        return _pulled(f, xs, given, jax.eval_shape(f, *xs))
 
     return g
+
+
+def _weights(y: Any) -> np.ndarray:
+    """A gradient to arrive at an output: without symmetry."""
+    return np.cos(1.0 + np.arange(y.size)).reshape(y.shape).astype(y.dtype)
 
 
 def _wrong(ran: Ran, order: int, settings: Settings) -> list[Finding]:

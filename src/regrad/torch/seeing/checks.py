@@ -13,7 +13,7 @@ from regrad.checking import check
 from regrad.checking.check import Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.errors import ArgumentError, kind
-from regrad.testing import GradientCheckError
+from regrad.testing import raise_if_wrong
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.seeing.finding import as_array
 from regrad.torch.seeing.floats import Floats, of_arrays, pulled, wide
@@ -50,7 +50,7 @@ def check_gradients(
         GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
             The message names order, input, element and numbers, the rules that are wrong by
             themselves, with their lines, and what kind of error it looks like.
-        ArgumentError: there is nothing to check.
+        ArgumentError: there is nothing to check: no floats, no elements, or no finite values.
 
     >>> import torch
     >>> import regrad.torch
@@ -58,8 +58,7 @@ def check_gradients(
     >>> regrad.torch.check_gradients(lambda x: torch.tanh(layer(x)), [torch.ones(1, 2)], order=2)
     """
     report = gradient_report(f, args, order, step=step, rtol=rtol, atol=atol, seed=seed)
-    if not report.ok:
-        raise GradientCheckError(report)
+    raise_if_wrong(report)
 
 
 def gradient_report(
@@ -80,8 +79,9 @@ def gradient_report(
             as well. It is run in float64, with other tensors in the place of its parameters and
             buffers, which are not changed; and with the same random numbers each time.
         args: Its arguments. Tensors of floats are differentiated; all else is passed on.
-        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on. The first
-            order that is wrong is the last that is checked.
+        order: 1 checks the gradient, 2 also the gradient of the gradient, by the arguments and by
+            the gradient that arrives (`dy` in findings; `dy2` is what arrives at order 2), and so
+            on. The first order that is wrong is the last that is checked.
         step: The largest step, the same for all; by default relative to each element.
         rtol: Tolerance relative to the numbers compared, by default 1e-6.
         atol: Absolute tolerance, by default 0. The rounding of f is allowed for anyway.

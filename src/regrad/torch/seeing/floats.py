@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from regrad.checking.check import Arrays, Function, Pull
 from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, RegradError
+from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.finding import as_array
 from regrad.torch.seeing.modules import Unseen, found_in
@@ -129,12 +130,16 @@ def of_arrays(f: OfFloats, xs: Sequence[torch.Tensor], forward: bool = True) -> 
     def gradient(dys: Arrays) -> Function:
         weights = [torch.tensor(dy, device=device) for dy in dys]
 
-        def g(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            found = pulled(f(xs), xs, weights, create_graph=True)
+        def g(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            count = len(tensors) - len(weights)
+            xs, scales = tensors[:count], tensors[count:]
+            with DisableTorchFunction():
+                arriving = [scale * w for scale, w in zip(scales, weights, strict=True)]
+            found = pulled(f(xs), xs, arriving, create_graph=True)
             pairs = zip(found, xs, strict=True)
             return [torch.zeros_like(x) if dx is None else dx for dx, x in pairs]
 
-        return of_arrays(g, xs, forward)
+        return of_arrays(g, [*xs, *map(torch.ones_like, weights)], forward)
 
     def jvp(arrays: Arrays, dxs: Arrays) -> list[Any]:
         moves = [torch.tensor(dx, device=device) for dx in dxs]
