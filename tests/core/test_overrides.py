@@ -177,7 +177,7 @@ def test_assert_fired_means_ran():
         rg.sign(rg.scalar(1.0))
     with pytest.raises(NotFiredError, match="no gradient passed them"):
         used.assert_fired()
-    with rg.gradient_override_map({"Sign": SEVEN, "Relu": SEVEN}) as used:
+    with unused_is_fine(), rg.gradient_override_map({"Sign": SEVEN, "Relu": SEVEN}) as used:
         rg.grad(rg.sign)(1.0)
     used.assert_fired("Sign")
     with pytest.raises(NotFiredError, match="'Relu' never ran: no op of that type"):
@@ -245,7 +245,10 @@ def test_maps_are_checked_when_the_scope_is_entered(rules, error, words):
     ("rule", "words"),
     [
         (lambda dy: 0, "expected a Tensor, got int"),
-        (lambda dy: None, None),
+        (lambda dy: None, "'Sign', input 'x', returned None, expected a Tensor. Did it forget its"),
+        (rg.rules.no_gradient, None),
+        (lambda dy: [None], None),
+        (lambda op, grad: None, None),
         (lambda dy: SEVEN, "got function. Was a function that makes rules"),
         (lambda dy: dy[:1], r"returned the shape \(1,\), expected \(2,\)"),
         (lambda dy: rg.astype(dy, rg.float64), "returned the dtype float64, expected float32"),
@@ -301,12 +304,15 @@ def test_a_scope_is_not_entered_twice():
 # -- confinement -----------------------------------------------------------------------------------
 
 
-def test_threads_start_without_overrides():
-    found = []
+def test_threads_that_were_started_before_have_no_overrides():
+    found, opened = [], threading.Event()
+    thread = threading.Thread(
+        target=lambda: opened.wait(60) and found.append(rg.grad(rg.sign)(1.0).item())
+    )
+    thread.start()
     with rg.gradient_override_map({"Sign": SEVEN}):
         rg.sign(rg.scalar(1.0))
-        thread = threading.Thread(target=lambda: found.append(rg.grad(rg.sign)(1.0).item()))
-        thread.start()
+        opened.set()
         thread.join()
     assert found == [0.0]
 

@@ -161,8 +161,8 @@ def test_hits_name_the_line_of_ops_with_attributes():
 def test_the_librarys_own_plumbing_is_masked():
     f = lambda x: x * x * x  # noqa: E731
     wrong = {
-        "Reshape": lambda dy, x_shape: rg.reshape(dy, x_shape) * 10,
-        "Pack": lambda op, dy: None,
+        "Reshape": rg.rules.optional(lambda dy, x_shape: rg.reshape(dy, x_shape) * 10),
+        "Pack": rg.rules.optional(lambda op, dy: None),
     }
     with rg.gradient_override_map({**wrong, "Mul": "Mul"}) as used:
         assert rg.jacobian(rg.jacobian(f))(2.0).item() == 12.0

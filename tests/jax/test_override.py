@@ -19,6 +19,7 @@ from regrad.errors import (
     ArgumentError,
     GradientError,
     NotFiredError,
+    RuleError,
     UnusedOverrideWarning,
 )
 from regrad.jax.optypes import TABLE
@@ -154,8 +155,14 @@ def test_all_forms_of_rules():
         np.testing.assert_allclose(jax.grad(f)(X), due)
     f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"Tanh": "Identity"})
     np.testing.assert_array_equal(jax.grad(f)(X), np.ones(3))
-    f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"tanh": lambda dy: None})
-    np.testing.assert_array_equal(jax.grad(f)(X), np.zeros(3))
+    for rule in (rg.rules.no_gradient, lambda dy: [None], lambda op, grad: None):
+        f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"tanh": rule})
+        np.testing.assert_array_equal(jax.grad(f)(X), np.zeros(3))
+        f.assert_fired()
+    for rule in (lambda dy: None, lambda dy, x: print(end="")):
+        f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"tanh": rule})
+        with pytest.raises(RuleError, match=r"'<lambda>' .* returned None, expected a Tensor"):
+            jax.grad(f)(X)
 
 
 def test_a_rule_in_regrads_words_is_differentiated_by_regrad():

@@ -9,6 +9,8 @@ import itertools
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -570,15 +572,26 @@ def test_untouched_shows_functions_of_others():
     assert "Hand (autograd.Function)" in [row[0] for row in used.untouched().rows]
 
 
-def test_a_scope_that_another_thread_leaves_is_closed_everywhere():
+def test_a_scope_that_another_thread_leaves_stays_open_where_it_is():
     x = torch.ones(2, requires_grad=True)
     pool = ThreadPoolExecutor(1)
     scope = override({"Sign": lambda dy: dy * 5})
     scope.__enter__()
     torch.sign(x)
-    error = pool.submit(scope.__exit__, None, None, None).exception()
-    assert isinstance(error, ArgumentError)
-    assert "another thread" in str(error)
+    leaves = [
+        partial(scope.__exit__, None, None, None),
+        partial(Context().run, scope.__exit__, None, None, None),
+        partial(copy_context().run, scope.__exit__, None, None, None),
+    ]
+    for leave in leaves:
+        error = pool.submit(leave).exception()
+        assert isinstance(error, ArgumentError)
+        assert "another thread or context" in str(error)
+    for leave in leaves[1:]:
+        with pytest.raises(ArgumentError, match="another thread or context"):
+            leave()
+    assert torch.autograd.grad(torch.sign(x).sum(), x)[0].tolist() == [5, 5]
+    scope.__exit__(None, None, None)
     assert torch.autograd.grad(torch.sign(x).sum(), x)[0].tolist() == [0, 0]
     with pytest.raises(ArgumentError, match="not open"):
         scope.__exit__(None, None, None)

@@ -308,19 +308,24 @@ def test_a_map_belongs_to_its_graph(graph):
         assert gradient(y, x) == 6.0
 
 
-def test_a_map_is_confined_to_its_thread(graph):
-    x, built = tf.constant(3.0), []
+def test_a_map_is_for_threads_that_are_started_in_it(graph):
+    x, built, opened = tf.constant(3.0), {}, threading.Event()
 
-    def build():
+    def build(name):
+        assert opened.wait(60)
         with graph.as_default():
-            built.append(tf.square(x))
+            built[name] = tf.square(x)
 
+    threads = [threading.Thread(target=build, args=(name,)) for name in ("before", "inside")]
+    threads[0].start()
     with graph.gradient_override_map({"Square": times(10.0)}):
         tf.square(x)
-        thread = threading.Thread(target=build)
-        thread.start()
-        thread.join()
-    assert gradient(built[0], x) == 6.0
+        threads[1].start()
+        opened.set()
+        for thread in threads:
+            thread.join()
+    assert gradient(built["before"], x) == 6.0
+    assert gradient(built["inside"], x) == 10.0
 
 
 def test_an_open_scope_does_not_reach_ops_that_gradients_builds(graph):

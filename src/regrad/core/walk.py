@@ -216,7 +216,7 @@ def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[t
 
 def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor | None:
     """The gradient, if it is a Tensor of the input's dtype and shape, or None; else an error."""
-    if dx is NO_GRADIENT or (dx is None and not record.rule.answers):
+    if dx is NO_GRADIENT or (dx is None and _may_be_none(record, leaf)):
         return None
     if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
         (only,) = dx
@@ -249,6 +249,11 @@ def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor 
     if not dims.same(data.shape, shape):
         return fit(record, leaf, dx, shape, dy)
     return dx
+
+
+def _may_be_none(record: Record, leaf: int) -> bool:
+    """Return whether None is an answer: of several inputs, for indices, or in another form."""
+    return not record.rule.answers or all(i.integers for i in record.op.inputs[leaf : leaf + 1])
 
 
 def wrong_dtype(dx: Tensor, dtype: DTypeLike) -> bool:

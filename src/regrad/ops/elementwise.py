@@ -82,7 +82,7 @@ def imag(xp, x: TensorLike, /) -> Tensor:
 
 @gradient("Imag")
 def _(dy, x_dtype):
-    return dy * 1j if backends.numpy_dtype(x_dtype).kind == "c" else None
+    return dy * 1j if backends.numpy_dtype(x_dtype).kind == "c" else no_gradient(dy)
 
 
 # -- identity, casts ---------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class gradient_override_map(Scope[Binding]):
                 SCOPES.set(outer)
             intercepts.drop_closed()
             intercepts.install()
-            jobs.SCOPES[mode] = None
+            jobs.SCOPES[id(mode)] = None
             jobs.settle()
             mode.__enter__()
             functions.install(ruleset.coverage.functions, find_call)
@@ -180,7 +180,7 @@ class gradient_override_map(Scope[Binding]):
         self._remove(mode)
 
     def _remove(self, mode: Mode) -> None:
-        del jobs.SCOPES[mode]
+        del jobs.SCOPES[id(mode)]
         jobs.settle()
         intercepts.remove()
         functions.remove(mode.ruleset.coverage.functions)
