@@ -95,7 +95,7 @@ class State:
                 if overrides is None and region is None:
                     self.tape = tapes[0]
         else:
-            self.plain: bool = not tapes or all([tape.plain for tape in tapes])
+            self.plain: bool = not tapes or all(tape.plain for tape in tapes)
         # A state that only has a guard is needed no longer than the state around it, which is here.
         # (`discard` runs when the state goes, without a step of Python in which a signal's handler
         # could raise: what is raised in `__del__` is lost)
