@@ -167,18 +167,21 @@ class gradient_override_map(Scope[OpBinding]):
 
     An op is bound when it is *created*; where and when it is differentiated does not matter.
     Scopes nest, and the inner one wins op type by op type. They hold in their own thread and
-    asyncio task. The rules themselves, and the backward pass, run with scopes masked.
+    asyncio task, and in jobs, threads and tasks that are handed in or started there. The rules
+    themselves, and the backward pass, run with scopes masked.
 
     The object bound by `as` tells what happened: `hits` lists op type, rule, source line, how
     many ops were created and how often the rule ran, and `assert_fired()` raises unless each
-    rule ran. A scope in which nothing matched warns with UnusedOverrideWarning.
+    rule ran. Keys that matched nothing are named in an UnusedOverrideWarning, with what ran in
+    their place; `rules.optional` marks those that may match nothing.
 
     As a decorator, `@gradient_override_map(rules)`, it opens a scope of its own for each call of
     the function; the hits of all calls are told by the object that decorates. What runs after
     the call (a generator, a coroutine) is refused.
 
     Raises:
-        ArgumentError: the map is not a dict of op types to rules.
+        ArgumentError: the map is not a dict of op types to rules; the scope is left in another
+            thread or context.
         UnknownOpError: an op type or rule name does not exist (with near names).
         RuleError: a rule asks for a name that the op type does not have.
 

@@ -237,7 +237,8 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
     a record keeps just that; `**names` takes, and keeps, all of them. Anything else makes it
     TensorFlow's: `(op, grad, ...)`.
     With `wrt` it returns one input's gradient and runs only if that is wanted; without, the
-    gradients of all inputs in order. None means no gradient.
+    gradients of all inputs in order. None means no gradient, unless the op has only one
+    differentiable input: then it raises, and `rules.no_gradient` says so.
 
     Args:
         type: The op type.

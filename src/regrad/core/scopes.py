@@ -124,6 +124,7 @@ class Scope(Block, Report[B]):
         def scoped(*args: Any, **options: Any) -> Any:
             scope = self._fresh(rules)
             scope._level = 4  # the line of the call
+            scope._marked = self._marked
             with scope:
                 self._collect(scope)
                 return f(*args, **options)
@@ -132,7 +133,6 @@ class Scope(Block, Report[B]):
 
     def _collect(self, scope: Self) -> None:
         """Let a scope count its hits here."""
-        scope._marked = self._marked
         for key, binding in scope._bindings.items():
             binding.by_line = self._bindings.setdefault(key, binding).by_line
 

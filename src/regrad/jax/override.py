@@ -73,7 +73,8 @@ class override(Report[KeyBinding]):
 
     `hits`, `table()`, `untouched()` and `assert_fired()` tell what happened. Ops are counted
     when a program is traced, rules when they are; what a compiled program does later is not. A
-    call in which nothing matched warns with UnusedOverrideWarning.
+    call in which nothing matched warns with UnusedOverrideWarning, and so does the first one in
+    which a key matches nothing that has never matched, unless `rules.optional` marks it.
 
     Raises:
         ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in

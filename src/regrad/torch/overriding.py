@@ -41,8 +41,8 @@ class gradient_override_map(Scope[Binding]):
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
     an overridden op among others (`scaled_dot_product_attention`, `cross_entropy`, `LSTM`) are
-    taken apart, with torch's own values, or refused. Threads started in the scope, and
-    `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what is refused.
+    taken apart, with torch's own values, or refused. Jobs and threads that are handed in or started
+    in the scope, and `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what is refused.
 
     The object bound by `as` tells what happened: `hits`, `table()`, `untouched()` and
     `assert_fired()`. Under `torch.compile` the hits are those of the tracing. As a decorator it

@@ -1,0 +1,273 @@
+"""Scopes of every kind that are left in the wrong place, or never."""
+
+import asyncio
+import contextlib
+import gc
+import linecache
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
+
+import pytest
+import torch
+
+import regrad as rg
+import regrad.torch
+import regrad.v1 as tf
+from regrad.core.state import current
+from regrad.errors import ArgumentError, OpenScopeWarning
+from regrad.torch import open_scopes
+
+X = rg.tensor([-2.0, 0.5])
+
+
+def tripled(dy):
+    return dy * 3
+
+
+def slope():
+    return rg.grad(rg.sign)(X).tolist()[0]
+
+
+def slope_in_torch():
+    x = torch.tensor([-2.0], requires_grad=True)
+    return torch.autograd.grad(torch.sign(x).sum(), x)[0].item()
+
+
+def slope_in_graph():
+    with tf.Session() as session:
+        x = tf.constant([-2.0])
+        return session.run(tf.gradients(tf.sign(x), x)[0])[0]
+
+
+def dtype():
+    return rg.scalar(1.0).dtype.itemsize
+
+
+def variable_scope():
+    return tf.get_variable_scope().name
+
+
+def name():
+    return tf.no_op().name.rpartition("/")[0]
+
+
+def controls():
+    return len(tf.no_op().control_inputs)
+
+
+def is_default(graph):
+    return lambda: tf.get_default_graph() is graph
+
+
+# Each kind: what makes a scope, what is to be seen of it, and what that is inside and outside.
+KINDS = {
+    "core": (lambda: rg.gradient_override_map({"Sign": tripled}), slope, 3, 0),
+    "torch": (
+        lambda: regrad.torch.gradient_override_map({"Sign": tripled}), slope_in_torch, 3, 0,
+    ),
+    "graph": (
+        lambda: tf.get_default_graph().gradient_override_map({"Sign": tripled}),
+        slope_in_graph, 3, 0,
+    ),
+    "default_dtype": (lambda: rg.default_dtype("float64"), dtype, 8, 4),
+    "name_scope": (lambda: tf.name_scope("a/"), name, "a", ""),
+    "variable_scope": (lambda: tf.variable_scope("v"), variable_scope, "v", ""),
+    "variable_op_scope": (lambda: tf.variable_op_scope([], "v"), variable_scope, "v", ""),
+    "control_dependencies": (lambda: tf.control_dependencies([tf.no_op()]), controls, 1, 0),
+    "session": (tf.Session, lambda: tf.get_default_session() is not None, True, False),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+    assert current() is None
+    assert open_scopes.SCOPES.get() == ()
+    assert threading.Thread.start.__module__ == "threading"
+
+
+def leave(scope):
+    scope.__exit__(None, None, None)
+
+
+def in_a_thread(scope):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(leave, scope).result()
+
+
+def in_a_thread_with_the_context(scope):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(copy_context().run, leave, scope).result()
+
+
+def in_to_thread(scope):
+    asyncio.run(asyncio.to_thread(leave, scope))
+
+
+def in_a_copied_context(scope):
+    copy_context().run(leave, scope)
+
+
+def in_an_empty_context(scope):
+    Context().run(leave, scope)
+
+
+def in_a_task(scope):
+    async def late():
+        leave(scope)
+
+    asyncio.run(late())
+
+
+WRONG = [
+    in_a_thread, in_a_thread_with_the_context, in_to_thread, in_a_copied_context,
+    in_an_empty_context, in_a_task,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_exit_raises_and_changes_nothing(kind, wrong):
+    make, see, inside, outside = KINDS[kind]
+    assert see() == outside
+    scope = make()
+    scope.__enter__()
+    assert see() == inside
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"left in another thread or context .* still open"):
+            wrong(scope)
+        assert see() == inside
+    leave(scope)
+    assert see() == outside
+
+
+def test_a_default_graph_that_is_left_elsewhere_stays(graph):
+    other = tf.Graph()
+    scope = other.as_default()
+    scope.__enter__()
+    with pytest.raises(ArgumentError, match="another thread or context"):
+        in_a_thread(scope)
+    assert tf.get_default_graph() is other
+    leave(scope)
+    assert tf.get_default_graph() is graph
+
+
+def test_a_session_that_is_left_elsewhere_is_not_closed():
+    with tf.Session() as session:
+        with pytest.raises(ArgumentError, match="another thread or context"):
+            in_a_copied_context(session)
+        assert session.run(tf.constant(2.0)) == 2.0
+
+
+@pytest.mark.parametrize("kind", ["core", "graph", "default_dtype"])
+def test_a_scope_that_is_never_left_says_where_it_was_opened(kind):
+    make, see, _, outside = KINDS[kind]
+    if kind != "default_dtype":
+        scope = make()
+        scope.__enter__()
+        see()
+        with pytest.warns(OpenScopeWarning, match=r"test_exits.py:\d+ was never left") as caught:
+            del scope
+            gc.collect()
+    else:
+        with pytest.warns(OpenScopeWarning, match=r"default_dtype: .* was never left") as caught:
+            make().__enter__()
+    (one,) = caught
+    assert one.filename == __file__
+    line = linecache.getline(__file__, one.lineno)
+    assert "__enter__()" in line
+    assert see() == outside
+
+
+def test_a_scope_of_torch_is_open_as_long_as_its_thread():
+    make, see, inside, outside = KINDS["torch"]
+
+    def begin():
+        make().__enter__()
+        return see()
+
+    pool = ThreadPoolExecutor(1)
+    assert pool.submit(begin).result() == inside
+    gc.collect()
+    assert pool.submit(see).result() == inside
+    with pytest.warns(OpenScopeWarning, match=r"test_exits.py:\d+ was never left"):
+        pool.shutdown()
+        gc.collect()
+    assert see() == outside
+
+
+def test_the_line_is_that_of_the_user_behind_an_exit_stack():
+    with pytest.warns(OpenScopeWarning) as caught:
+        stack = contextlib.ExitStack()
+        stack.enter_context(rg.gradient_override_map({"Sign": tripled}))
+        slope()
+        stack.pop_all()
+        gc.collect()
+    assert caught[0].filename == __file__
+
+
+def holding(make, see):
+    with make():
+        see()
+        yield
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("alive", [False, True], ids=["thread ended", "thread goes on"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scope_that_is_finalised_elsewhere_is_in_force_nowhere_else(kind, alive, graph):
+    """A generator that holds it was begun in one thread, and is collected in another."""
+    make, see, _, outside = KINDS[kind]
+    held = []
+
+    def begin():
+        with graph.as_default():
+            generator = holding(make, see)
+            next(generator)
+            held.append(generator)
+
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore", OpenScopeWarning)
+        pool.submit(begin).result()
+        if not alive:
+            pool.shutdown()
+        held.clear()
+        gc.collect()
+        assert see() == outside
+        assert slope() == 0.0
+        with rg.gradient_override_map({"Sign": tripled}):
+            assert slope() == 3.0
+        if alive and kind == "core":  # nobody can leave it there: it has ended
+            assert pool.submit(see).result() == outside
+        pool.shutdown()
+        gc.collect()
+    assert rg.grad(lambda x: rg.sum(x * x))(X).tolist() == [-4.0, 1.0]
+
+
+def test_a_scope_that_is_collected_out_of_turn_leaves_the_inner_one():
+    outer = rg.gradient_override_map({"Sign": lambda dy: dy * 5, "Sin": tripled})
+    outer.__enter__()
+    rg.sin(1.0)
+    with rg.gradient_override_map({"Sign": tripled}):
+        with pytest.warns(OpenScopeWarning):
+            del outer
+            gc.collect()
+        assert slope() == 3.0
+    assert slope() == 0.0
+
+
+def test_tasks_of_one_thread_leave_their_own():
+    async def under(factor):
+        with rg.gradient_override_map({"Sign": lambda dy: dy * factor}):
+            await asyncio.sleep(0)
+            found = slope()
+            await asyncio.sleep(0)
+        return found, slope()
+
+    async def together():
+        return await asyncio.gather(*map(under, range(5)))
+
+    assert asyncio.run(together()) == [(float(k), 0.0) for k in range(5)]
