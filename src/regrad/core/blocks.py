@@ -68,7 +68,7 @@ class Refusal:
 HERE: ContextVar[None] = ContextVar("regrad_here")
 
 
-def stay(value: T, variable: ContextVar[Any] = HERE, to: Any = None) -> Generator[Any]:
+def stay(value: Any, variable: ContextVar[Any] = HERE, to: Any = None) -> Generator[Any]:
     """Steps of a block that is left in the context in which it was entered, and refuses elsewhere.
 
     Within the block the variable has another value, which stays if a block inside is still open.

@@ -266,7 +266,7 @@ class gradient_override_map(Scope[OpBinding]):
         """Under what key a binding is found; a graph's own scope is found for its ops only."""
         return op_type
 
-    def _collect(self, scope: Self) -> None:
+    def _collect(self, scope: Any) -> None:
         super()._collect(scope)
         self._onlookers = scope._onlookers
 

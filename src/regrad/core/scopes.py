@@ -131,7 +131,7 @@ class Scope(Block, Report[B]):
 
         return scoped  # pyright: ignore[reportReturnType] (of the same signature)
 
-    def _collect(self, scope: Self) -> None:
+    def _collect(self, scope: Any) -> None:
         """Let a scope count its hits here."""
         for key, binding in scope._bindings.items():
             binding.by_line = self._bindings.setdefault(key, binding).by_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import Token
 from threading import get_ident
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -42,7 +42,8 @@ class gradient_override_map(Scope[Binding]):
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
     an overridden op among others (`scaled_dot_product_attention`, `cross_entropy`, `LSTM`) are
     taken apart, with torch's own values, or refused. Jobs and threads that are handed in or started
-    in the scope, and `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what is refused.
+    in the scope, and `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what
+    is refused.
 
     The object bound by `as` tells what happened: `hits`, `table()`, `untouched()` and
     `assert_fired()`. Under `torch.compile` the hits are those of the tracing. As a decorator it
@@ -89,7 +90,7 @@ class gradient_override_map(Scope[Binding]):
         self._left = False
         self._warn_unless_entered()
 
-    def _steps(self) -> Generator[Self]:
+    def _steps(self) -> Generator[Any]:
         outer = open_here()
         ruleset = rule_set(self._rules, self._keep, outer[-1]._ruleset if outer else None)
         try:
