@@ -266,7 +266,7 @@ def short_int(value: int) -> str:
 
 def lacks(package: str, error: ImportError) -> str:
     """Why an optional package cannot be used: it is not there, or it is, and its import fails."""
-    if isinstance(error, ModuleNotFoundError) and error.name == package:
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == package:
         return "which is not installed"
     return f"which is installed but cannot be imported ({error})"
 

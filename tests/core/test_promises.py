@@ -209,7 +209,7 @@ def test_a_variable_compares_by_value_with_what_is_no_variable():
 
 
 def test_foreign_names_get_a_hint():
-    with pytest.raises(AttributeError, match="Did you mean 'value_and_grad'"):
+    with pytest.raises(AttributeError, match=r"Use regrad\.value_and_grad"):
         rg.valueAndGrad  # noqa: B018
     with pytest.raises(ArgumentError, match="dtype='int32'"):
         rg.tensor([1, 2], "int32")

@@ -314,7 +314,7 @@ def test_a_rule_that_cuts_the_history_of_dy():
     rule = {"Sin": lambda dy, x: jax.lax.stop_gradient(dy) * jnp.cos(x)}
     for f in (stale, rg.jax.override(jnp.sin, rule), jax.jit(jax.vmap(stale))):
         rg.jax.check_gradients(f, [X])
-        with pytest.raises(GradientCheckError, match=r"order 2 by dy\(.*input 'dy', order 2"):
+        with pytest.raises(GradientCheckError, match=r"(?s)order 2 by dy\(.*Wrong: "):
             rg.jax.check_gradients(f, [X], order=2)
     rg.jax.check_gradients(lambda z: jnp.exp(z) * jnp.conj(z), [jnp.array([0.3 + 1j])], order=3)
 

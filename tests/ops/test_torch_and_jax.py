@@ -38,7 +38,7 @@ def test_a_function_of_torch_says_what_to_call(name, x):
         IN_TORCH[name](x)
     says = str(caught.value)
     assert INSTEAD.get(name, "regrad.torch.from_regrad") in says
-    assert "regrad.torch.from_regrad" in says and "torch.asarray(x) gives the values" in says
+    assert "regrad.torch.from_regrad" in says and "torch.asarray(x) returns the values" in says
 
 
 IN_JAX = {
@@ -72,7 +72,7 @@ def test_a_function_of_jax_says_what_to_call(name, x):
     ) as caught:
         IN_JAX[name](x)
     says = str(caught.value)
-    assert "regrad.jax.from_regrad" in says and "jax.numpy.asarray(x) gives the values" in says
+    assert "regrad.jax.from_regrad" in says and "jax.numpy.asarray(x) returns the values" in says
 
 
 def test_where_the_user_s_function_is_differentiated_by_regrad():

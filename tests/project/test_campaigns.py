@@ -86,7 +86,7 @@ def test_what_is_due_is_known_without_the_library():
 
 def test_an_override_that_is_dropped_is_found(monkeypatch):
     assert op_calls.call_of("Tanh")  # (found by an override, too)
-    monkeypatch.setattr(overrides.OpBinding, "bind", lambda self, xs: self.op.rule)
+    monkeypatch.setattr(overrides.OpBinding, "bind", lambda self, op, xs: op.rule)
     found = derivatives("Tanh", "numpy", ("alone", "scan", "cond"))
     assert SILENT in outcomes(found)
     assert DELIVERED not in outcomes(found)
@@ -203,7 +203,7 @@ def test_an_answer_that_is_not_checked_is_found(monkeypatch):
 
 
 def test_an_error_without_names_is_found(monkeypatch):
-    monkeypatch.setattr(walk, "where", lambda record, leaf: "something")
+    monkeypatch.setattr(walk, "describe_pull", lambda record, name="": "something")
     assert wrong_shape() == UNNAMED
 
 

@@ -132,3 +132,14 @@ def test_bfloat16(rule):
 def test_keep_has_torch_callables(keep):
     with pytest.raises(ArgumentError, match="keep"):
         override({"Sign": lambda dy: dy}, keep=keep)
+
+
+def test_a_new_rule_for_a_known_key_is_the_one_that_runs():
+    x = torch.ones(2, requires_grad=True)
+    for k in (2.0, 3.0):
+        with (
+            override({"Sign": lambda dy, k=k: k * dy}),
+            override({"Relu": lambda dy, k=k: -k * dy}),
+        ):
+            y = torch.sign(x) + torch.relu(torch.sign(x))
+        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [k - k * k] * 2

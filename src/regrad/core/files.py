@@ -134,7 +134,7 @@ def file_name(path: str | os.PathLike[str], api: str) -> str:
 def reading(
     path: str | os.PathLike[str], form: str, error: type[RegradError] = CheckpointError
 ) -> contextlib.AbstractContextManager[None]:
-    """Turn what a damaged file makes its reader raise into one error; refuse what is no file."""
+    """Turn what a damaged file makes its reader raise into one error; refuse what is not a file."""
     return blaming(os.fspath(path), form, error, path)
 
 

@@ -151,7 +151,7 @@ class ForeignCall:
         return [self._checked(record, i, answers.get(i), first) for i in wanted]
 
     def _answers(self, record: Record, dy: Any) -> Any:
-        """What the rule answers, by leaf, before it is looked at."""
+        """Return the rule's answers by leaf, as they are."""
         ids = set(record.inputs)
         ids.discard(0)
         if current() is None:
@@ -162,7 +162,7 @@ class ForeignCall:
             return leaf_gradients(record, dy, ids)
 
     def _first_answers(self, record: Record, dy: Any) -> Any:
-        """What a rule answers to arrays that may not be plain: if it is not, nothing is lost."""
+        """Return a rule's answers to arrays; it may turn out that it needs Tensors."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DetachedTensorWarning)
             return self._answers(record, dy)
@@ -170,7 +170,7 @@ class ForeignCall:
     def pull_either(
         self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int], ours: Callable[[], Any]
     ) -> Sequence[Any]:
-        """The gradients, given arrays: by a plain rule, or by `ours()`, which gives it Tensors.
+        """The gradients, given arrays: by a plain rule, or by `ours()`, which passes it Tensors.
 
         A rule runs once. Where its code does not say which it is, it is given arrays first; only
         if it cannot take them, or answers with Tensors for all that, it runs again.

@@ -185,7 +185,7 @@ def of_rule(function: Callable[..., Any]) -> str:
 
 
 def makes_rules(function: Callable[..., Any]) -> bool:
-    """Return whether all parameters have defaults, so that it is no rule, and may make some."""
+    """Return whether all parameters have defaults, so that it may make rules, and is not one."""
     try:
         defaults = [p.default for p in inspect.signature(function).parameters.values()]
     except ValueError:  # a builtin without a signature

@@ -106,7 +106,7 @@ class Deferred:
                 next(h for n, h in reversed(self.handlers) if n == number)(number, frame)
 
     def _restore(self) -> None:
-        """Put the handlers back and run those that are due; each may raise, and none is lost."""
+        """Put the handlers back and run those called; each may raise, and none is lost."""
         try:
             handlers = self.handlers
             while handlers:  # SIGINT comes last: once it is back, Ctrl-C may strike here

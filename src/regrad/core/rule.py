@@ -37,15 +37,18 @@ def no_gradient(dy: Any) -> Any:
     """Return no gradient: what leads to the op's inputs is as if the op were not differentiated.
 
     A rule of an op of one differentiable input that returns None has forgotten its `return`, and
-    raises. This rule says None on purpose. It fits every op type; another rule may return
-    `no_gradient(dy)`. The gradient is then zero where an array is asked for (`grad`, `jax.grad`),
-    and None where that stands for none (`x.grad` in PyTorch).
+    raises. This rule says None on purpose; another rule may return `no_gradient(dy)`. The gradient
+    is then zero where an array is asked for (`grad`, `jax.grad`), and None where that stands for
+    none (`x.grad` in PyTorch).
 
     Args:
         dy: The gradient that arrives.
 
     Returns:
         What stands for no gradient in the answer of a rule.
+
+    Raises:
+        Nothing. It fits every op type.
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"Tanh": rg.rules.no_gradient}):
@@ -70,7 +73,7 @@ class Rule:
     each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
-    answers = False  # of one differentiable input, so that None is no answer; see `no_gradient`
+    answers = False  # of one differentiable input, so that None is refused; see `no_gradient`
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
     name = ""
     function: RuleFunction | None = None

@@ -37,6 +37,9 @@ def optional(rule: Any) -> Optional:
     Returns:
         A value for the map, in `gradient_override_map` as in `regrad.torch` and `regrad.jax`.
 
+    Raises:
+        Nothing. A rule that does not fit its op type is refused by the map.
+
     >>> import regrad as rg
     >>> from regrad.rules import guided_relu, optional
     >>> GUIDED = {"Relu": optional(guided_relu), "Relu6": optional(guided_relu)}

@@ -85,7 +85,7 @@ def answered(
     library is told: only the one that the user has called speaks.
     """
     caller = sys._getframe(2).f_globals.get("__name__", "")
-    if caller.startswith("regrad.") and caller != METHODS:
+    if caller.startswith("regrad.") and caller not in PASSING_ON:
         return error
     name = name or function.__name__
     if isinstance(error, TypeError) and not isinstance(error, RegradError):
@@ -95,7 +95,7 @@ def answered(
     return refusal(error, name, given(function, args, options))
 
 
-METHODS = "regrad.ops.methods"  # which pass on what the user wrote
+PASSING_ON = ("regrad.ops.methods", "regrad.core.made")  # what the user wrote
 OWN = {
     "regrad", "numpy", "scipy", "jax", "jaxlib", "torch", "optree", "opt_einsum", "ml_dtypes",
     "array_api_compat", "safetensors", *sys.stdlib_module_names,

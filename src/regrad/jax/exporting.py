@@ -451,8 +451,8 @@ class Exported:
             path: The file.
 
         Raises:
-            ExportError: The file is damaged, or is no such file.
-            ArgumentError: path is no name of a file.
+            ExportError: The file is damaged, or is not a saved program.
+            ArgumentError: path is not the name of a file.
             FileNotFoundError: There is no file of this name.
         """
         path = file_name(path, "Exported.load")

@@ -201,7 +201,8 @@ class override(Report[KeyBinding]):
         known = {(c.name, c.place, c.keys) for c in self._closed}
         new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
         tell = [c for c in new if not c.keys <= hit]
-        idle = [b for b in self._unmatched() if b.key.label not in hit]
+        rest = [b for b in self._bindings.values() if not b.optional]
+        idle = [b for b in rest if b.key.label not in hit]
         if idle and not found.hits:
             why = advice(found.closed) if found.closed else (
                 f"no {', '.join(repr(b.key.label) for b in idle)} through which a gradient could "
@@ -212,7 +213,7 @@ class override(Report[KeyBinding]):
         if tell:
             warnings.warn(f"override: {advice(tell)}", UnusedOverrideWarning, stacklevel=3)
         closed = {label for c in found.closed for label in c.keys} | self._told
-        if idle := [b for b in idle if b.key.label not in closed]:
+        if idle := [b for b in idle if not b.hits and b.key.label not in closed]:
             self._told.update(b.key.label for b in idle)
             self._warn_of_idle(idle, "", 3)
 

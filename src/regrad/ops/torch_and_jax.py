@@ -1,4 +1,4 @@
-"""What functions of PyTorch and JAX ask of an argument that is no array of theirs.
+"""What functions of PyTorch and JAX ask of an argument that is not an array of theirs.
 
 A Tensor refuses, with the way out. Operators (`array + t`) run regrad's op: both libraries leave
 them to us. Conversions (`torch.asarray`, `jnp.asarray`) go by `__array__` or DLPack.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-import regrad
+from regrad.core.hints import of_name
 from regrad.errors import ArgumentError, GradientError
 
 
@@ -50,10 +50,8 @@ def refuse_in_jax(x: Any, name: str = "") -> NoReturn:
 
 
 def _advice(what: str, name: str, library: str, conversion: str) -> str:
-    places = {"regrad": regrad, "regrad.nn": regrad.nn, "regrad.linalg": regrad.linalg}
-    ours = [f"{path}.{name}" for path, place in places.items() if callable(vars(place).get(name))]
     return (
-        f"{what} was given a regrad Tensor, which only regrad's functions take. Use "
-        f"{ours[0] if ours else 'these'}, or regrad.{library}.from_regrad, which makes regrad code "
-        f"a function of {library}'s arrays; {conversion}(x) gives the values, without a gradient."
+        f"{what} was given a regrad Tensor, which only regrad's functions take.{of_name(name, ())} "
+        f"regrad.{library}.from_regrad makes regrad code a function of {library}'s arrays; "
+        f"{conversion}(x) returns the values, without a gradient."
     )

@@ -55,8 +55,8 @@ def save(
     writes.
 
     Raises:
-        ArgumentError: two variables of one name; no variables, or something else; path is no name
-            of a file.
+        ArgumentError: two variables of one name; no variables, or something else; path is not the
+            name of a file.
         CheckpointError: there is something at `path` that is not a file.
         OSError: the file cannot be written; the old one is as it was.
         GradientError: a variable is being differentiated.

@@ -266,7 +266,7 @@ class GraphOverrideScope(OverrideScope):
             return LateRule(value, op)
         rule = resolve(value, op)
         if rule is not op.shipped:
-            rule.answers = False  # None is no gradient, as in TensorFlow
+            rule.answers = False  # None means no gradient, as in TensorFlow
         return rule
 
     def _key(self, op_type: str) -> Any:
