@@ -14,7 +14,8 @@ must see (`mutations`); F5, random programs in every mode (`agreement`); F6, the
 (`edges`); F7, eager, graph and compiled to the last digit (`ulps`); F8, threads and tasks
 (`concurrency`); F9, memory (`memory`); F10, interrupts (`interrupts`); F11, damaged files
 (`damage`); F12, calls that make no sense (`malformed`); F13, torch's own samples of its ops, in
-every way in which torch runs them (`torch_ops`). What is done is noted under `out/`; a second run
+every way in which torch runs them (`torch_ops`); F14, modules of torch.nn, compiled (`compiled`).
+What is done is noted under `out/`; a second run
 of the same sources goes on from there. A campaign that is run whole writes its results to
 `tests/campaigns/results/F1.json` and so on, and what is not whole to `out/`.
 
@@ -47,6 +48,7 @@ import regrad
 from tests.campaigns import (
     agreement,
     answers,
+    compiled,
     concurrency,
     damage,
     edges,
@@ -94,6 +96,7 @@ CAMPAIGNS: dict[str, Any] = {
     "F11": damage,
     "F12": malformed,
     "F13": torch_ops,
+    "F14": compiled,
 }
 LIMIT = 600  # seconds for a job
 
@@ -130,6 +133,7 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F11": lambda: damage.jobs(damage.CHUNK if quick else damage.RANDOM),
         "F12": lambda: malformed.jobs(quick),
         "F13": lambda: torch_ops.jobs(quick),
+        "F14": lambda: compiled.jobs(quick),
     }
     campaign, _, start = options.only.partition("/")  # F1 is not F11
     wanted = [c for c in CAMPAIGNS if campaign in ("", c)]  # (others need not even be listed)

@@ -53,6 +53,7 @@ from tests.helpers.networks import (
     images,
     loss_of,
     resnet_by_hand,
+    sharper,
     state,
     texts,
     train,
@@ -364,7 +365,7 @@ def tensor_causal_attention_of_dtensors_is_refused() -> None:
     mesh = init_device_mesh("cpu", (2,))
     x = torch.randn(1, 2, 4, 4, requires_grad=True)
     dx = DTensor.from_local(x, mesh, [Shard(1)])
-    with override(BOTH):
+    with override({"Softmax": sharper}):
         F.scaled_dot_product_attention(dx, dx, dx).to_local().sum().backward()
         try:
             F.scaled_dot_product_attention(dx, dx, dx, is_causal=True)
@@ -458,11 +459,13 @@ def pipeline_tracing_in_a_scope_is_refused() -> None:
 
 def hits_of_all_processes() -> None:
     x, rank = torch.ones(2, requires_grad=True), dist.get_rank()
-    with override(BOTH) as used:
+    always = warnings.catch_warnings(record=True, action="always")
+    with always as caught, override(BOTH) as used:
         torch.relu(x).sum().backward()
         if rank == 1:
             torch.softmax(x, 0).sum().backward()
             torch.relu(x).sum().backward()
+    assert len(caught) == 1 - rank  # the other process is not asked
     used.assert_fired("Relu", group=dist.group.WORLD)
     used.assert_fired(*(["Relu"] if rank == 0 else BOTH))  # of this process alone
     try:

@@ -412,7 +412,7 @@ def test_a_slice_of_memory(name):
 
 def test_a_leak_is_found(monkeypatch):
     kept = []
-    leak = memory.Kind(lambda stack: lambda i: kept.append(np.ones(10_000)), 1000)
+    leak = memory.Kind(lambda stack: lambda i: kept.append(np.ones(100_000)), 1000)
     monkeypatch.setitem(memory.KINDS, "leak", leak)
     assert memory.examined("leak", 200).outcome == BROKEN
 

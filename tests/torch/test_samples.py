@@ -32,7 +32,10 @@ def test_a_slice_of_the_campaign():
         torch_ops.UNTOUCHED,
     }
     ways = {v.case.partition(":")[0].rpartition(", ")[0] for v in found}
-    assert ways == {"eager", *torch_ops.CHEAP}
+    assert ways == {f"{way}{rule}" for way in ("eager", *torch_ops.CHEAP) for rule in RULES}
+
+
+RULES = ("", ", writing")
 
 
 def wrong(found: Sequence[Any]) -> dict[str, str]:
@@ -59,7 +62,9 @@ def test_a_way_that_loses_the_rules_is_found(monkeypatch):
     monkeypatch.setitem(torch_ops.WAYS, "thread", torch_ops.by_autograd(lost))
     found = wrong(torch_ops.run("sigmoid", quick=True))
     assert found == {
-        f"thread, Sigmoid: sigmoid:{kind} 0": "torch's own" for kind in ("op", "inplace_variant")
+        f"thread{rule}, Sigmoid: sigmoid:{kind} 0": "torch's own"
+        for kind in ("op", "inplace_variant")
+        for rule in RULES
     }
 
 

@@ -91,6 +91,6 @@ def fields(*names: str) -> Callable[[Any], bool]:
 
 _handlers: Any = GRADIENTS.part(
     "jax._src.dtypes.canonicalize_value_handlers", "primitives drop what __jax_array__ raises",
-    lambda found: isinstance(found, dict), missing={}, needed=False,
+    lambda found: hasattr(found, "__setitem__"), missing={}, needed=False,
 )  # fmt: skip
 _handlers[Tensor] = _handlers[Variable] = refuse_in_jax
