@@ -12,7 +12,7 @@ from regrad.core.blocks import stay
 from regrad.core.callers import find_caller, warn_of_open_scope
 from regrad.core.registry import OPS, Op, find_op, resolve
 from regrad.core.reports import Binding, Hit
-from regrad.core.rule import NoGradient, Rule
+from regrad.core.rule import NoGradient, Rule, identity_of
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.core.state import STATE, State, current
@@ -241,7 +241,7 @@ class gradient_override_map(Scope[OpBinding]):
             for key, op in ops.items()
         }
         if len(new) < len(ops):  # (Add and AddV2 with one rule is what portable code says)
-            given = {(op.type, _identity(self._rules[key])) for key, op in ops.items()}
+            given = {(op.type, identity_of(self._rules[key])) for key, op in ops.items()}
             if len(new) < len(given):
                 raise ArgumentError(
                     f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
@@ -280,8 +280,3 @@ class gradient_override_map(Scope[OpBinding]):
 
     def _key_of(self, op_type: str) -> str:
         return find_op(op_type).type
-
-
-def _identity(rule: str | RuleFunction) -> Any:
-    """Return what tells two rules of a map apart; callable objects need no hash."""
-    return rule if isinstance(rule, str) else id(rule)

@@ -14,6 +14,7 @@ from functools import partial
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from regrad.core.made import Made
 from regrad.core.signatures import parameters_of, plain_code
 from regrad.errors import MissingRuleError, RuleError, SignatureError, near
 
@@ -520,6 +521,28 @@ def wrong_gradient(which: str, name: str, got: str, expected: str) -> RuleError:
     return RuleError(
         f"wrong gradient: {which}, input {name!r}, returned {got}, expected {expected}"
     )
+
+
+def identity_of(rule: Any) -> Any:
+    """Return what a rule shares with all that do the same; it holds while the rule is held.
+
+    A `lambda` in a training loop is a new function at each step, of one code object and with the
+    same cells. What a factory such as `superspike(10.0)` makes is known by its arguments.
+    """
+    if type(rule) is FunctionType and not rule.__dict__:
+        defaults = (*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values())
+        held = (rule.__code__, rule.__globals__, *(rule.__closure__ or ()), *defaults)
+        return tuple(map(id, held))
+    if isinstance(rule, Made):
+        module, name, args, options = rule.made_by
+        given = [("", x) for x in args] + sorted(options.items())
+        if all(type(x) in (float, int, str) for _, x in given):
+            return module, name, *((key, type(x), x) for key, x in given)
+    try:
+        hash(rule)
+    except TypeError:  # an object that can be called
+        return id(rule)
+    return rule
 
 
 def place(function: Callable[..., Any]) -> str:

@@ -35,6 +35,7 @@ from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule
 from regrad.core.registry import Input, Op, find_op, refuse_function
 from regrad.core.reports import Binding, Hit
+from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
 from regrad.torch import compiled_code, functions
 from regrad.torch.apart import put, take_apart
@@ -271,10 +272,7 @@ def rule_set(
     rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
 ) -> RuleSet:
     """The set of these rules, made once for all scopes with the same ones."""
-    try:
-        key = (frozenset(rules.items()), keep, outer)
-    except TypeError:  # a rule that cannot be hashed: no other scope can have the same
-        return RuleSet(rules, keep, outer)
+    key = frozenset((key, identity_of(rule)) for key, rule in rules.items()), keep, outer
     with _LOCK:
         if key not in _SETS:
             _SETS[key] = RuleSet(rules, keep, outer)
