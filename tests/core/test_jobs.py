@@ -98,6 +98,21 @@ def test_what_was_handed_in_before_does_not(side):
         assert [before.result(), inside.result(), after.result()] == [0, 7, 0]
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_a_thread_that_outlives_its_scope_hands_it_on(side):
+    make, slope = SIDES[side]
+    go, found = threading.Event(), []
+    thread = threading.Thread(target=lambda: found.extend([go.wait(60), *by_thread(slope)]))
+    with make(SEVEN):
+        slope()
+        thread.start()
+    with make({"Sign": lambda dy: dy * 5}):  # of whoever is in the main thread now
+        slope()
+        go.set()
+        thread.join()
+    assert found == [True, 7.0]
+
+
 def test_a_scope_of_another_thread_is_not_taken():
     opened, done = threading.Event(), threading.Event()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
+from contextvars import ContextVar
 from functools import cache, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -128,16 +129,23 @@ def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
             )
             if mode not in running:
                 stack.enter_context(mode)
-        before = SCOPES.get()
+        before = SCOPES.get(), _REOPENED.get()
         try:
             SCOPES.set(tuple(scope for scope, _ in them))
+            _REOPENED.set(dict(them))
             yield
         finally:
-            SCOPES.set(before)
+            SCOPES.set(before[0])
+            _REOPENED.set(before[1])
+
+
+# The modes of scopes that run here and may have been left by now where they were entered.
+_REOPENED: ContextVar[dict[Any, Any]] = ContextVar("regrad_reopened", default={})  # noqa: B039
 
 
 def _hold_scopes() -> tuple[Any, ...]:
-    return tuple((scope, scope._mode) for scope in open_here())
+    again = _REOPENED.get()
+    return tuple((scope, scope._mode or again[scope]) for scope in open_here())
 
 
 jobs.CARRIERS.append((_hold_scopes, reopen))
