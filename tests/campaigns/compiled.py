@@ -9,7 +9,8 @@ that the rule hits it. One of these must come of it:
   and gradients by all inputs and parameters that are, for the rule of Sin, those of the module
   alone (computed without regrad), and otherwise those of the eager network in the same scope;
 * refused: PassedOverError, where the eager network is refused as well;
-* explained: torch does not compile the network without regrad, or not to the eager values;
+* explained: torch does not compile the network without regrad, or not to the eager values; or it
+  breaks the graph in other places, where it breaks it without regrad as well;
 * silent: another gradient or value;
 * broken: any other error, or another number of graphs.
 """
@@ -172,7 +173,8 @@ def judged(case: Case) -> Iterator[Verdict]:
         got, found = compiled(net, taken, xs, op_type)
         where = "another layer" if op_type == OTHER else "it"
         kind = f"a rule that hits {where}, {op_type}: {case.name}"
-        yield Verdict(kind, *verdict(got, found, due, alone, graphs))
+        whole = partial(is_whole, net, call.xs)
+        yield Verdict(kind, *verdict(got, found, due, alone, graphs, whole))
 
 
 def by_ones(ys: Any, xs: Sequence[Any]) -> list[Any]:
@@ -190,8 +192,23 @@ def compiled(net: nn.Module, taken: int, xs: Sequence[Any], op_type: str | None)
     return result(EAGER(lambda *xs: run(*xs[:taken]), xs), xs, op_type), counter.frame_count
 
 
+def is_whole(net: nn.Module, xs: Sequence[Any]) -> bool:
+    """Whether torch compiles a network to one graph without regrad."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(net, backend="aot_eager", fullgraph=True)(*xs)
+    except Exception:
+        return False
+    return True
+
+
 def verdict(
-    got: Result, graphs: int, due: Result, alone: Result, graphs_alone: int
+    got: Result,
+    graphs: int,
+    due: Result,
+    alone: Result,
+    graphs_alone: int,
+    is_whole: Callable[[], bool],
 ) -> tuple[str, str]:
     if isinstance(got.error, PassedOverError) and isinstance(due.error, PassedOverError):
         return REFUSED, shown(got.error)
@@ -199,12 +216,13 @@ def verdict(
         return BROKEN, shown(got.error)
     if due.error is not None:
         return BROKEN, f"an eager call has {shown(due.error)}"
-    if graphs != graphs_alone:
-        return BROKEN, f"{graphs} graphs, without regrad {graphs_alone}"
     if not same(got.ys, alone.ys, 1e-9):
         return SILENT, "the value is another"
     if not close(got.dxs, due.dxs):
         return SILENT, "torch's own" if close(got.dxs, alone.dxs) else "another gradient"
+    if graphs != graphs_alone:
+        why = f"{graphs} graphs, without regrad {graphs_alone}"
+        return (BROKEN, why) if is_whole() else (EXPLAINED, f"torch breaks the graph: {why}")
     return DELIVERED, f"{graphs} graph{'s' if graphs != 1 else ''}"
 
 

@@ -187,7 +187,7 @@ def test_no_direction(graph, rankdir):
 
 def test_without_the_package_the_error_says_what_to_install(graph, monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
-    with pytest.raises(ImportError, match=r"regrad\[viz\].*dot"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[viz\]'.*dot"):
         draw.to_svg(graph)
 
 
