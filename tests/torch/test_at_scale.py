@@ -120,13 +120,15 @@ def test_a_view_in_a_function_that_began_before_the_scope_is_still_refused():
 
 
 class Images(Dataset[Any]):
-    """Each example was made with a ReLU, whose gradient it has with it."""
+    """Each example was made with a ReLU, and says whose gradient that has.
+
+    (A worker that was forked cannot differentiate if its parent has: torch's own limit.)
+    """
 
     def __getitem__(self, i: int) -> Any:
         x, labels = images()
-        part = x[i].clone().requires_grad_()
-        (slope,) = torch.autograd.grad(torch.relu(part).sum(), part)
-        return x[i], labels[i], slope
+        y = torch.relu(x[i].clone().requires_grad_())
+        return x[i], labels[i], type(y.grad_fn).__name__
 
     def __len__(self) -> int:
         return 8
@@ -141,14 +143,13 @@ def test_workers_of_a_data_loader(method):
     )  # fmt: skip
     model, by_hand = ResNet(), resnet_by_hand()
     with override(RELU) as used:
-        ((x, labels, slope),) = loader
+        ((x, labels, nodes),) = loader
         loss_of(model(x), labels).backward()
     used.assert_fired()
     loss_of(by_hand(images()[0]), images()[1]).backward()
     assert_equal(state(model), state(by_hand))
     assert torch.equal(x, images()[0])
-    below = 0.25 if method == "fork" else 0.0
-    assert torch.equal(slope, torch.where(x > 0, 1.0, below).double())
+    assert ({*nodes} == {"ReluBackward0"}) == (method == "spawn")
 
 
 def test_data_parallel_of_one_process():
