@@ -125,7 +125,7 @@ def subjects(name: str) -> Iterator[Case]:
 
 def of_module(name: str, module: nn.Module, given: Any) -> Case:
     args, options = given if isinstance(given, tuple) else (given.args, given.kwargs)
-    input, *rest = args
+    input, *rest = args or [options.pop("input")]
     if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
         module(*args, **options)
     return Case(name, module, (input, rest, options))

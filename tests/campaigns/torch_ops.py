@@ -144,7 +144,7 @@ def plain(case: Case) -> Plain | None:
     """None if the call fails, or cannot be repeated."""
     try:
         call, again = Call(case), Call(case)
-        run, expected = call.ready(), again()
+        expected, run = again(), call.ready()  # (which sets the seed)
         with Recorded() as seen:
             ys = run()
         dxs = differentiated(ys, call.xs)
