@@ -30,6 +30,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,9 +79,8 @@ class Mode(torch.overrides.TorchFunctionMode):
     ruleset: RuleSet
     ways: Mapping[Any, Way]
     # For torch.compile, which cannot run our code as it traces (see `RuleSet.prepare`):
-    calls: Mapping[Any, Callable[..., Any]]
-    parts: Mapping[Any, Sequence[tuple[Any, Any]]]  # when, and what runs then
-    traced: Mapping[Any, Callable[..., Any]]  # the bodies that torch.compile can look into
+    # the parts of a function (when, and what runs then), its rule, and the body to look into
+    traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]]
     divides: bool  # whether there is a rule for RealDiv here or around
 
     def __init__(self, scope: Any) -> None:
@@ -116,23 +116,25 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
         """Run a function while torch.compile traces, which looks at nodes itself."""
-        if type(func) is _Getter and func not in self.parts:
+        if func not in self.traced:
+            if type(func) is FunctionType:  # (each comparison takes time)
+                for method, run in METHODS:
+                    if func is method:
+                        with self:
+                            return run(self.divides, *args, **options)
             return func(*args, **options)
-        for method, run in METHODS:
-            if func is method:
-                with self:
-                    return run(self.divides, *args, **options)
-        for when, parts in self.parts.get(func, ()):
+        rows, call, body = self.traced[func]
+        for when, parts in rows:
             if when is None or when(*args, **options):
                 if parts.refused:  # which `compiled_code` then sees
                     return func(*args, **options)
                 return parts(*args, **options)
-        if func in self.calls:
-            return self.calls[func](*args, **options)
-        if func in self.traced:
-            with self:
-                return self.traced[func](*args, **options)
-        return func(*args, **options)
+        if call is not None:
+            return call(*args, **options)
+        if body is None:
+            return func(*args, **options)
+        with self:
+            return body(*args, **options)
 
     def refuse_fused(
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]

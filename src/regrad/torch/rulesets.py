@@ -176,7 +176,7 @@ class RuleSet:
 
         A program that it makes calls these functions as they are.
         """
-        if "calls" in vars(self.mode):
+        if "traced" in vars(self.mode):
             return
         asked = (f for f in self.coverage.fused if not compiled_code.is_operator(f))
         parts = {f: self.parts_for(f) for f in asked}
@@ -184,10 +184,9 @@ class RuleSet:
         for run in (*calls.values(), *[run for rows in parts.values() for _, run in rows]):
             allow_in_graph(run)
         traced = {f: body for f in self.coverage.bodies if (body := traced_body(f))}
-        divides = any("RealDiv" in each.rules for each in self.chain())
-        found = {"parts": parts, "calls": calls, "traced": traced, "divides": divides}
-        for name, value in found.items():
-            setattr(self.mode, name, value)
+        every = {**parts, **calls, **traced}
+        self.mode.divides = any("RealDiv" in each.rules for each in self.chain())
+        self.mode.traced = {f: (parts.get(f, ()), calls.get(f), traced.get(f)) for f in every}
 
     def chain(self) -> Iterator[RuleSet]:
         """Yield these rules, and those of the scopes around."""
