@@ -23,6 +23,7 @@ SUITES = {
     "jit": "bench.jit",
     "calls": "bench.calls",
     "torch": "bench.foreign_torch",
+    "compiled": "bench.compiled_torch",
     "jax": "bench.foreign_jax",
 }
 FULL = Effort(rounds=31, seconds=0.02, calls=10_000)
