@@ -1,4 +1,4 @@
-"""Models under torch.compile: a rule against custom ops in an edited model; and compiling itself."""
+"""Models under torch.compile: a rule against custom ops in an edited model, and compiling."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -258,3 +259,18 @@ def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
         return detail.partition(":")[0], case
     where, _, op_type = kind.rpartition(", ")
     return (kind if outcome == REFUSED else f"{where}: {detail}"), f"{op_type} in {name}"
+
+
+def tables(classes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the counts: as many graphs as without regrad, or what else came, by kind of rule."""
+    every: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in classes:
+        kind, _, detail = each["class"].partition(": ")
+        if kind.startswith("a rule"):
+            found = detail if each["outcome"] == DELIVERED else each["outcome"]
+            every[kind.partition(",")[0]][found] += each["count"]
+    columns = sorted({found for counts in every.values() for found in counts})
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
+    for kind, counts in every.items():
+        lines.append(f"| {kind} | {' | '.join(f'{counts[c]:,}' for c in columns)} |")
+    return "Cases, by the number of graphs, which is that without regrad:\n\n" + "\n".join(lines)
