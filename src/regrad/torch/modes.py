@@ -116,12 +116,12 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
         """Run a function while torch.compile traces, which looks at nodes itself."""
+        if type(func) is FunctionType:  # (each comparison takes time)
+            for method, run in METHODS:
+                if func is method:
+                    with self:
+                        return run(self.divides, *args, **options)
         if func not in self.traced:
-            if type(func) is FunctionType:  # (each comparison takes time)
-                for method, run in METHODS:
-                    if func is method:
-                        with self:
-                            return run(self.divides, *args, **options)
             return func(*args, **options)
         rows, call, body = self.traced[func]
         for when, parts in rows:
