@@ -64,7 +64,7 @@ def main():
         if dist.get_rank() == 0:
             print(f"{name}: equal to one process: {torch.allclose(weights, alone)}", end=", ")
             print(f"to one without the rule: {torch.allclose(weights, without)}")
-            print(f"{table}\n")
+            print(table)
     dist.destroy_process_group()
 
 
