@@ -11,10 +11,13 @@ Prints:  whether the weights are those of one process that has the whole batch, 
 Needs:   pip install '.[torch]'
 """
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,7 +59,8 @@ def main():
     with regrad.torch.gradient_override_map(RULES):
         alone = train(Network(), x, y)
 
-    for name, spread in (("DDP", DistributedDataParallel), ("FSDP2", fully_shard)):
+    in_shards = partial(fully_shard, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    for name, spread in (("DDP", DistributedDataParallel), ("FSDP2", in_shards)):
         with regrad.torch.gradient_override_map(RULES) as used:
             weights = train(spread(Network()), *mine)
         used.assert_fired(group=dist.group.WORLD)  # in every process, or all raise

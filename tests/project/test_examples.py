@@ -188,7 +188,7 @@ def prints_what_the_page_says(package: str) -> None:
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    assert re.sub(r"^\[Gloo\].*\n", "", done.stdout, flags=re.M) == printed  # (says torch 2.10)
 
 
 def test_at_scale_torch():
