@@ -45,7 +45,7 @@ OLDEST, NEWEST = ROOT / ".github" / "oldest.txt", ROOT / ".github" / "newest.txt
 HOSTS = ("torch", "jax", "numpy", "scipy")
 TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 VERSIONS = ("tests/torch", "tests/jax", "tests/core", "-m", "versions")
-MODELS = ("flax", "equinox", "dm-haiku")
+MODELS = ("flax", "equinox", "dm-haiku", "keras")
 CORE = ("tests/core", "tests/autodiff", "tests/transforms", "tests/train")
 TODAY = f"{datetime.now(UTC):%Y-%m-%d}"
 

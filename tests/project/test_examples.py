@@ -5,12 +5,18 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from regrad.core.registry import RULES
-from tests.helpers.paths import EXAMPLES, GOLDEN
+from tests.helpers.children import free_port
+from tests.helpers.optional import ABSENT
+from tests.helpers.paths import DOCS, EXAMPLES, GOLDEN, ROOT
 
 
 @pytest.fixture
@@ -36,7 +42,8 @@ def test_every_example_has_a_test_and_says_how_to_run_it():
     tested = {n.removeprefix("test_") for n in globals() if n.startswith("test_")}
     for path in EXAMPLES.glob("*.py"):
         assert path.stem in tested
-        assert f"python examples/{path.name}" in path.read_text(encoding="utf-8")
+        command = rf"(python|torchrun .*) examples/{path.name}"
+        assert re.search(command, path.read_text(encoding="utf-8"))
 
 
 def test_binarized_digits(run):
@@ -162,6 +169,42 @@ def test_sharded_training(run):
     assert len(losses) == 3
     for others in losses.values():
         assert others == pytest.approx(alone, abs=1e-5)
+
+
+# -- overrides at scale, by the commands of their page ---------------------------------------------
+
+
+def prints_what_the_page_says(package: str) -> None:
+    """Run at_scale_{package}.py in processes of its own."""
+    if package in ABSENT:
+        pytest.skip(f"needs {package}")
+    shown = rf"```sh\n(.* examples/at_scale_{package}\.py)\n```\n\n```text\n([^`]*)```"
+    ((command, printed),) = re.findall(shown, (DOCS / "at_scale.md").read_text(encoding="utf-8"))
+    launcher, *rest = command.split()
+    module = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}[launcher]
+    paths = {"PYTHONPATH": str(ROOT / "src"), "PET_MASTER_PORT": free_port()}  # (torchrun reads it)
+    done = subprocess.run(
+        [sys.executable, *module, *rest], cwd=ROOT, env={**os.environ, **paths},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.sub(r"^\[Gloo\].*\n", "", done.stdout, flags=re.M) == printed  # (says torch 2.10)
+
+
+def test_at_scale_torch():
+    prints_what_the_page_says("torch")
+
+
+def test_at_scale_jax():
+    prints_what_the_page_says("jax")
+
+
+def test_at_scale_accelerate():
+    prints_what_the_page_says("accelerate")
+
+
+def test_at_scale_lightning():
+    prints_what_the_page_says("lightning")
 
 
 # -- TensorFlow 1 programs ---------------------------------------------------------------------

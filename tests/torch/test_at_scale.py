@@ -28,6 +28,7 @@ from tests.helpers.networks import (
     state,
     train,
 )
+from tests.helpers.optional import ABSENT
 from tests.helpers.paths import ROOT
 
 override = regrad.torch.gradient_override_map
@@ -42,6 +43,15 @@ def test_two_processes(kinds, tmp_path):
     assert failures(reports) == ""
     assert reports[0] == reports[1]
     assert len(reports[0]) >= 5
+
+
+@pytest.mark.versions
+@pytest.mark.skipif("keras" in ABSENT, reason="needs keras")
+def test_a_model_of_keras(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))  # where it writes its settings
+    (report,) = children.run_children(ROOT / "tests/helpers/keras_checks.py", tmp_path, [])
+    assert [*report] == ["torch_fit_in_a_scope"]
 
 
 def test_a_child_that_fails_is_reported(tmp_path):
@@ -135,7 +145,7 @@ class Images(Dataset[Any]):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_a_data_loader(method):
     """A worker that was forked in a scope has it; one that was started anew has none."""
     loader = DataLoader(
@@ -149,7 +159,7 @@ def test_workers_of_a_data_loader(method):
     loss_of(by_hand(images()[0]), images()[1]).backward()
     assert_equal(state(model), state(by_hand))
     assert torch.equal(x, images()[0])
-    assert ({*nodes} == {"ReluBackward0"}) == (method == "spawn")
+    assert ({*nodes} == {"ReluBackward0"}) == (method != "fork")
 
 
 def test_data_parallel_of_one_process():
