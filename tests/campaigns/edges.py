@@ -59,7 +59,7 @@ NAMES = {  # other names of the same function: in NumPy and SciPy, PyTorch, JAX
     "cumulative_prod": "cumprod",
 }  # fmt: skip
 PARAMETERS = {"LeakyRelu": {"alpha": 0.01}}  # what the others have as their default
-# Functions of the rows of all pairs, and what regrad and the others are told beside the axis.
+# Functions of the rows of all pairs, and what regrad and the others are told besides the axis.
 REDUCTIONS: dict[str, dict[str, Any]] = {
     **{name: {} for name in (
         "all", "any", "argmax", "argmin", "count_nonzero", "cumulative_prod", "cumulative_sum",
@@ -231,7 +231,7 @@ REASONS: list[tuple[Callable[[Point], Any], str]] = [
     (lambda p: p.op_type == "FloorMod" and largest(p) and p.some,
      "the quotient overflows, which is NaN on PyTorch's data (conventions)"),
     (lambda p: p.op_type == "log_softmax" and np.inf in p.xs and p.some,
-     "NaN beside an infinity (conventions)"),
+     "NaN next to an infinity (conventions)"),
     (lambda p: p.op_type == "median" and p.what == 0 and largest(p) and abs(p.got) == LARGE,
      "the mean of the largest numbers does not overflow (conventions)"),
     (lambda p: p.op_type in ("std", "var") and largest(p) and p.some,
