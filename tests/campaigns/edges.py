@@ -328,9 +328,11 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
 
 
 def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
-    """The kind, library and fill; of points the reason."""
+    """The kind, library and fill; of points that are explained the reason."""
     group, _, name = case.partition(" ")
     kind, library, which = group.split("/")
     if kind == "fills":
         return group, name
-    return (f"{kind}/{library} {detail}" if outcome == EXPLAINED else group), f"{which} {name}"
+    if outcome == EXPLAINED:
+        return f"{kind}: {detail}", f"{which} {name}, on {library}"
+    return group, f"{which} {name}"
