@@ -29,9 +29,9 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], obje
     The new file has the mode of the old one, or the mode that `open` would give it. If `path` is
     a symbolic link the file that it points to is replaced and the link stays, as `open(path, "w")`
     and Git's lock files have it. Several threads or processes may write to one path: the last one
-    to finish wins. What killed processes left in the folder is deleted. Signals interrupt `write`
-    at once; else they wait, since one between the opening of a file and its `with` would leave it
-    open.
+    to finish wins. What killed processes left in the folder is deleted. Signals interrupt the
+    writing at once; else they wait, since one between the opening of a file and its `with` would
+    leave it open.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
@@ -43,8 +43,8 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], obje
             with file:
                 with at_once():
                     write(file)
-                file.flush()
-                os.fsync(file.fileno())
+                    file.flush()
+                    os.fsync(file.fileno())
                 if os.name == "nt":  # which renames no open file
                     file.close()
                 os.replace(temporary, target)  # under the lock, or it could be taken for left over
