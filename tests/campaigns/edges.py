@@ -2,7 +2,8 @@
 
 *Points.* Every elementwise op of one or two tensors that PyTorch, JAX, NumPy or SciPy has as well
 is computed at 15 special numbers, or all pairs of them, on NumPy's, PyTorch's and JAX's data, and
-differentiated. Value and gradients are *delivered* where they agree with one of those libraries,
+differentiated; so are reductions and norms of all pairs. A value is *delivered* where it agrees
+with all of those libraries that have the function, a gradient where it agrees with one. They are
 *explained* where a convention of docs/conventions.md or the limit says otherwise (`REASONS`), and
 *silent* where nothing does.
 
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -43,23 +45,37 @@ LIBRARIES = ("numpy", "torch", "jax")
 
 # -- points ----------------------------------------------------------------------------------------
 
+EXACT = SimpleNamespace(gelu=partial(jax.nn.gelu, approximate=False))  # as all others have it
 SPACES = {
-    "numpy": (np, scipy.special),
-    "torch": (torch, torch.nn.functional, torch.special),
-    "jax": (jnp, jax.nn, jax.scipy.special, jax.lax),
+    "regrad": (rg, rg.linalg, rg.nn),
+    "numpy": (np, scipy.special, np.linalg),
+    "torch": (torch, torch.nn.functional, torch.special, torch.linalg),
+    "jax": (EXACT, jnp, jax.nn, jax.scipy.special, jax.lax, jnp.linalg),
 }
 NAMES = {  # other names of the same function: in NumPy and SciPy, PyTorch, JAX
     "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh",
     "atanh": "arctanh", "atan2": "arctan2", "pow": "power", "lgamma": "gammaln", "digamma": "psi",
-    "sigmoid": "expit",
+    "sigmoid": "expit", "max": "amax", "min": "amin", "cumulative_sum": "cumsum",
+    "cumulative_prod": "cumprod",
 }  # fmt: skip
 PARAMETERS = {"LeakyRelu": {"alpha": 0.01}}  # what the others have as their default
+# Functions of the rows of all pairs, and what regrad and the others are told besides the axis.
+REDUCTIONS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in (
+        "all", "any", "argmax", "argmin", "count_nonzero", "cumulative_prod", "cumulative_sum",
+        "log_softmax", "logsumexp", "max", "mean", "median", "min", "prod", "softmax", "sum",
+    )},
+    "std": {"correction": 0},
+    "var": {"correction": 0},
+    **{f"vector_norm:{p}": {"ord": p} for p in (-np.inf, -2, -1, -0.5, 0, 0.5, 1, 2, 3, np.inf)},
+}  # fmt: skip
 
 
 @cache
 def op_types() -> list[str]:
-    """Elementwise op types of one or two tensors that another library has, too."""
-    return [t for t in rg.op_types() if is_pointwise(rg.find_op(t)) and any(references(t))]
+    """Elementwise op types of one or two tensors that another library has, too; and reductions."""
+    pointwise = [t for t in rg.op_types() if is_pointwise(rg.find_op(t)) and any(references(t))]
+    return pointwise + list(REDUCTIONS)
 
 
 def is_pointwise(op: Any) -> bool:
@@ -68,22 +84,35 @@ def is_pointwise(op: Any) -> bool:
 
 def references(op_type: str) -> Iterator[tuple[Arrays, list[Arrays]]]:
     """Values, and gradients where there are any, of the other libraries."""
-    name = rg.find_op(op_type).function.__name__
-    for library in SPACES:
+    name, told = function(op_type).__name__, options(op_type)
+    for library in PEERS:
         for f in named(name, library)[:1]:
             try:
-                yield PEERS[library](f, points(op_type))
+                yield PEERS[library](partial(f, **told), points(op_type))
             except (AttributeError, TypeError, ValueError, RuntimeError):
                 continue  # it takes other arguments, or other dtypes, or returns one bool
 
 
 def named(name: str, library: str) -> list[Any]:
     """The functions of this name in a library."""
-    names = [name, NAMES.get(name, name)]
+    names = [NAMES.get(name, name), name]
     return [f for space in SPACES[library] for n in names if (f := vars(space).get(n))]
 
 
+def function(op_type: str) -> Any:
+    """regrad's own."""
+    if op_type not in REDUCTIONS:
+        return rg.find_op(op_type).function
+    return named(op_type.partition(":")[0], "regrad")[0]
+
+
+def options(op_type: str) -> dict[str, Any]:
+    return {"axis": 1, **REDUCTIONS[op_type]} if op_type in REDUCTIONS else {}
+
+
 def points(op_type: str) -> Arrays:
+    if op_type in REDUCTIONS:
+        return [np.stack(np.meshgrid(POINTS, POINTS), -1).reshape(-1, 2)]
     if len(rg.find_op(op_type).inputs) == 1:
         return [POINTS]
     return [grid.ravel() for grid in np.meshgrid(POINTS, POINTS)]
@@ -118,9 +147,8 @@ PEERS: dict[str, Callable[..., Any]] = {"numpy": by_numpy, "torch": by_torch, "j
 
 def by_regrad(op_type: str, library: str) -> list[np.ndarray]:
     """The value and the gradients by each input."""
-    op, xs = rg.find_op(op_type), points(op_type)
-    f = lambda *xs: op.function(*xs, **PARAMETERS.get(op_type, {}))  # noqa: E731
-    tensors = [rg.asarray(runs.arrays_of(library, x)) for x in xs]
+    f = partial(function(op_type), **options(op_type), **PARAMETERS.get(op_type, {}))
+    tensors = [rg.asarray(runs.arrays_of(library, x)) for x in points(op_type)]
     y = f(*tensors)
     if y.dtype.kind != "f":
         return runs.numbers(y)
@@ -139,39 +167,51 @@ def at_points(op_type: str, library: str) -> Iterator[Verdict]:
     rights = [[value, *gradients] for value, gradients in references(op_type)]
     for i, got in enumerate(found):
         known = [right[i] for right in rights if len(right) > i]
-        agree = np.any([close(got, right) for right in known], axis=0) if known else None
-        for j, numbers in enumerate(zip(*points(op_type), strict=True)):
+        agrees = np.array([close(got, right) for right in known])
+        xs = points(op_type)
+        for j, numbers in enumerate(xs[0] if op_type in REDUCTIONS else zip(*xs, strict=True)):
             what = "value" if i == 0 else f"gradient {i}"
             case = (
                 f"points/{library}/{op_type} {what} at {', '.join(map(str, map(float, numbers)))}"
             )
-            if agree is None or agree[j]:
+            some = not known or agrees[:, j].any()
+            if not known or agrees[:, j].all() or (i and some):
                 yield Verdict(case, DELIVERED, "" if known else "nobody else has it")
                 continue
-            point = Point(op_type, library, i, numbers, got[j])
+            point = Point(op_type, library, i, numbers, got[j], some)
             reason = next((text for test, text in REASONS if test(point)), None)
-            others = [right[j].item() for right in known]
+            others = [right[j].tolist() for right in known]
             detail = reason or f"{got[j]} where others have {others}"
             yield Verdict(case, EXPLAINED if reason else SILENT, detail)
 
 
 def close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return np.isclose(a, b, rtol=1e-6, atol=1e-300, equal_nan=True)
+        near = np.isclose(a, b, rtol=1e-6, atol=1e-300, equal_nan=True)
+    return near.reshape(len(near), -1).all(1)
 
 
 class Point(NamedTuple):
-    """A number that nobody else has: what of (0: the value), where, and what it is."""
+    """A number that not all others have: what of (0: the value), where, and what it is."""
 
     op_type: str
     library: str
     what: int
     xs: Sequence[float]
     got: Any
+    some: bool  # whether one of the others has it
 
 
 def subnormal(p: Point) -> bool:
-    return any(0 < abs(x) <= TINY for x in p.xs)
+    return any(map(subnormal_at, p.xs)) and bool(p.what or p.some)
+
+
+def subnormal_at(x: float) -> bool:
+    return 0 < abs(x) <= TINY
+
+
+def largest(p: Point) -> bool:
+    return LARGE in np.abs(p.xs)
 
 
 def tied(p: Point) -> bool:
@@ -180,7 +220,31 @@ def tied(p: Point) -> bool:
 
 # The first that holds says why a number differs from that of all others.
 REASONS: list[tuple[Callable[[Point], Any], str]] = [
-    (lambda p: np.isnan(p.got) and np.isnan(p.xs).any(), "NaN in, NaN out"),
+    (lambda p: p.what and np.isnan(p.got).any() and np.isnan(p.xs).any(), "NaN in, NaN out"),
+    (lambda p: p.op_type == "Sign" and np.isnan(p.xs[0]) and p.some,
+     "NaN has no sign (conventions)"),
+    (lambda p: p.op_type == "Lgamma" and p.xs[0] == -np.inf and p.got == np.inf,
+     "infinite at both ends (conventions)"),
+    (lambda p: p.op_type == "Lgamma" and p.xs[0] in (1, 2) and abs(p.got) < 1e-15,
+     "a root, which JAX may round"),
+    (lambda p: p.op_type == "Digamma" and p.xs[0] == 0 and p.some,
+     "a pole, which is NaN on JAX's data (conventions)"),
+    (lambda p: p.op_type == "FloorMod" and largest(p) and p.some,
+     "the quotient overflows, which is NaN on PyTorch's data (conventions)"),
+    (lambda p: p.op_type == "log_softmax" and np.inf in p.xs and p.some,
+     "NaN next to an infinity (conventions)"),
+    (lambda p: p.op_type == "median" and p.what == 0 and largest(p) and abs(p.got) == LARGE,
+     "the mean of the largest numbers does not overflow (conventions)"),
+    (lambda p: p.op_type in ("std", "var") and largest(p) and p.some,
+     "the mean of the largest numbers overflows (conventions)"),
+    (lambda p: p.op_type in ("max", "min", "median") and p.what and np.isnan(p.xs).any(),
+     "the gradient of a NaN goes to the NaN (conventions)"),
+    (lambda p: p.op_type == "logsumexp" and p.what and p.xs[0] == p.xs[1] == -np.inf,
+     "elements of -infinity do not count"),
+    (lambda p: p.op_type == "vector_norm:0.5" and p.what and 0 in p.xs and np.isinf(p.xs).any(),
+     "0 at a zero (conventions)"),
+    (lambda p: "vector_norm" in p.op_type and largest(p),
+     "a power of the largest number overflows, or is subnormal"),
     (lambda p: p.op_type == "Acosh" and np.isnan(p.got) and p.xs[0] < 1, "out of the domain: NaN"),
     (lambda p: p.op_type == "Copysign" and np.isnan(p.xs[0]), "the sign of a NaN is kept apart"),
     (lambda p: p.op_type in ("Maximum", "Minimum", "NextAfter") and tied(p),
@@ -192,6 +256,8 @@ REASONS: list[tuple[Callable[[Point], Any], str]] = [
      "0: a power of 0 is a constant (conventions)"),
     (lambda p: p.op_type == "LeakyRelu" and p.what == 1 and p.xs[0] == 0, "alpha (conventions)"),
     (lambda p: p.op_type == "Xlogy" and p.got == 0 and p.xs[0] == 0, "0 where a is (conventions)"),
+    (lambda p: p.op_type == "Xlogy" and p.library == "jax" and p.got == 0 and subnormal_at(p.xs[0]),
+     "0 where a is (conventions), which XLA has for a subnormal number"),
     (lambda p: p.op_type == "Softsign" and np.isinf(p.xs[0]) and p.got == 0, "the limit"),
     (lambda p: p.op_type == "Gelu" and np.isinf(p.xs[0]) and p.got == (p.xs[0] > 0), "the limit"),
     (subnormal, "a subnormal number: the derivative overflows, or XLA has 0 for it"),
@@ -262,9 +328,11 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
 
 
 def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
-    """The kind, library and fill; of points the reason."""
+    """The kind, library and fill; of points that are explained the reason."""
     group, _, name = case.partition(" ")
     kind, library, which = group.split("/")
     if kind == "fills":
         return group, name
-    return (f"{kind}/{library} {detail}" if outcome == EXPLAINED else group), f"{which} {name}"
+    if outcome == EXPLAINED:
+        return f"{kind}: {detail}", f"{which} {name}, on {library}"
+    return group, f"{which} {name}"

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+import regrad as rg
 import regrad.v1 as tf
 from regrad.core import files
 from regrad.errors import CheckpointError
@@ -216,6 +217,63 @@ def test_an_interrupt_leaves_the_old_file(tmp_path):
         files.replace_file(path, write)
     assert path.read_bytes() == b"old"
     assert temporaries(tmp_path) == []
+
+
+class StruckError(Exception):
+    """What the handler of a signal raises."""
+
+
+@pytest.mark.parametrize("saves", ["replace_file", "train.save", "Exported.save", "draw"])
+def test_a_signal_at_any_instruction_leaves_no_file_open(tmp_path, saves, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    path, x = tmp_path / "model.npz", np.ones(2, np.float32)
+    w, program, picture = rg.Variable(x, name="w"), rg.export(rg.sin, x), rg.draw(rg.sin, x)
+    save = {
+        "replace_file": lambda: files.replace_file(path, lambda file: file.write(b"new")),
+        "train.save": lambda: rg.train.save(path, [w]),
+        "Exported.save": lambda: program.save(path),
+        "draw": lambda: picture.html(path),
+    }[saves]
+    save()
+    total, outcomes = struck(save, -1), set()
+    before = len(os.listdir("/dev/fd"))
+    for n in range(0, total, 1 if saves == "replace_file" else 17):
+        try:
+            struck(save, n)
+            outcomes.add("swallowed")
+        except StruckError:
+            outcomes.add("raised")
+        assert len(os.listdir("/dev/fd")) == before, n
+        assert os.listdir(tmp_path) == [path.name], n
+    assert outcomes == {"raised"}
+
+
+def struck(save, n):
+    """Let a signal come before the n-th instruction of core/files; return how many there are."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        if frame.f_code.co_filename != files.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            count += 1
+            if count == n + 1:
+                signal.raise_signal(signal.SIGALRM)
+        return trace
+
+    def handler(number, frame):
+        raise StruckError
+
+    usual, tracing = signal.signal(signal.SIGALRM, handler), sys.gettrace()
+    try:
+        sys.settrace(trace)
+        save()
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGALRM, usual)
+    return count
 
 
 # -- links and modes -------------------------------------------------------------------------------

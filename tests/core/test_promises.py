@@ -1,11 +1,16 @@
 """Ways in which a rule could be skipped, or a gradient be wrong, without a word. None may."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import regrad as rg
 from regrad.core.state import current
 from regrad.errors import ArgumentError, GradientError, RuleError
+from tests.helpers.paths import ROOT
 
 
 def test_a_broadcasting_op_does_not_sum_what_it_never_spread():
@@ -222,3 +227,14 @@ def test_a_kernel_that_returns_a_number():
 
     with pytest.raises(ArgumentError, match="must return arrays"):
         number(rg.scalar(2.0))
+
+
+@pytest.mark.parametrize("flag", ["-O", "-OO"])
+def test_no_promise_is_kept_by_an_assertion(flag):
+    """Python leaves assertions out with -O, and docstrings with -OO."""
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, flag, "-m", "tests.helpers.optimized_program"], capture_output=True,
+        text=True, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["all hold"], done.stderr

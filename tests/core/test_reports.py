@@ -1,5 +1,6 @@
 """What an override tells of itself: tables as text, as data and in rich."""
 
+import copy
 import io
 
 import pytest
@@ -8,6 +9,7 @@ from rich.console import Console
 
 import regrad as rg
 import regrad.torch
+import regrad.v1 as tf
 from regrad.core.reports import Table, Untouched
 from regrad.errors import ArgumentError
 
@@ -57,6 +59,45 @@ def test_compiled_calls_report_their_shapes():
         with rg.gradient_override_map({"Sign": rg.rules.straight_through}) as used:
             f(rg.ones((2, 2)))
         assert used.table().rows[0][-1] == "2×2"
+
+
+def graph_sine():
+    """A sine, and what differentiates it."""
+    x = tf.constant([0.5])
+    y = tf.sin(x)
+    return lambda: tf.Session().run(tf.gradients(y, x))
+
+
+def torch_sine():
+    x = torch.ones(2, requires_grad=True)
+    y = torch.sin(x).sum()
+    return lambda: y.backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("kind", ["eager", "graph", "torch"])
+def test_a_deep_copy_keeps_the_hits_of_its_time(kind):
+    graph = tf.Graph()
+    scope, sine = {
+        "eager": (rg.gradient_override_map, lambda: lambda: rg.grad(rg.sin)(1.0)),
+        "graph": (graph.gradient_override_map, graph_sine),
+        "torch": (regrad.torch.gradient_override_map, torch_sine),
+    }[kind]
+    with graph.as_default():
+        with scope({"Sin": lambda dy, x: dy * 3.0}) as used:
+            differentiate = sine()
+            differentiate()
+            now = copy.deepcopy(used)
+            with pytest.raises(ArgumentError, match="not open"):
+                now.__exit__(None, None, None)
+            differentiate()
+        left = copy.deepcopy({"report": used})["report"]
+        assert [now.hits[0].ran, left.hits[0].ran] == [1, 2]
+        assert str(left.table()) == str(used.table())
+        left.assert_fired("Sin")
+        if kind != "graph":  # whose scopes are entered once
+            with left:
+                sine()()
+            assert [left.hits[0].ran, used.hits[0].ran] == [1, 2]
 
 
 def test_in_torch_the_missed_relu6_is_seen():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from regrad.v1 import namespaces
 from regrad.v1.functions import arrays, nn
 from tests.samples import sample, spread
 
@@ -20,4 +21,6 @@ SAMPLES = [
            covers="IdentityN", reference=lambda x, y: (x * y, y)),
     sample("one identity", lambda x: arrays._identities([x])[0] ** 2, BIAS,
            covers="IdentityN", reference=np.square),
+    sample("a default", lambda x: namespaces._with_default(x) ** 2, BIAS,
+           covers="PlaceholderWithDefault", reference=np.square),
 ]  # fmt: skip

@@ -407,6 +407,31 @@ def test_mistakes(make):
         make()
 
 
+@pytest.mark.parametrize("flag", [
+    lambda: tf.placeholder(tf.bool), lambda: tf.placeholder(tf.bool, None),
+    lambda: tf.placeholder_with_default(False, None), lambda: tf.placeholder(tf.bool, []),
+])  # fmt: skip
+def test_a_flag_without_a_shape_keeps_the_shapes(session, flag):
+    """TensorFlow's flag is the predicate of a `cond`, and so one bool."""
+    training, x = flag(), tf.placeholder(tf.float32, [None, 3])
+    dropped = tf.layers.dropout(x, 0.5, training=training)
+    normal = tf.layers.batch_normalization(x, training=training)
+    for y in (dropped, normal):
+        assert y.shape.as_list() == [None, 3]
+        assert tf.layers.dense(y, 2).shape.as_list() == [None, 2]
+    initialized(session)
+    feed = {x: [[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]}
+    y, z = session.run([dropped, normal], {**feed, training: False})
+    np.testing.assert_allclose([y, z * np.sqrt(1.001)], [feed[x]] * 2, rtol=1e-6)
+    y, z = session.run([dropped, normal], {**feed, training: True})
+    assert set((y / feed[x]).ravel()) <= {0, 2}
+    np.testing.assert_allclose(z, [[-1] * 3, [1] * 3], rtol=1e-3)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="shape"):
+        session.run(dropped, {**feed, training: [True, False, True]})
+    with pytest.raises(ValueError, match=r"expected the shape \(\), got \(3,\)"):
+        tf.layers.dropout(x, 0.5, training=tf.placeholder(tf.bool, [3]))
+
+
 # -- training ------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from regrad.errors import UnusedOverrideWarning
 from tests.helpers.v1_session import run, values
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -44,6 +45,16 @@ def test_op_is_the_operation_itself(graph):
     assert op.graph is graph
     assert grad.shape.as_list() == [2]
     assert grad.dtype == tf.float32
+
+
+def test_a_placeholder_with_a_default_is_no_identity():
+    x = tf.constant([1.0, 2.0])
+    build = lambda: tf.placeholder_with_default(x, [None])  # noqa: E731
+    with pytest.warns(UnusedOverrideWarning, match="no op of type 'Identity'"):
+        y = overridden("Identity", lambda op, grad: -grad, build)
+    assert run(tf.gradients(y, x)[0]).tolist() == [1, 1]
+    y = overridden("PlaceholderWithDefault", lambda op, grad: -grad, build)
+    assert run(tf.gradients(y, x)[0]).tolist() == [-1, -1]
 
 
 def test_inputs_can_be_counted_unpacked_and_indexed():

@@ -155,6 +155,19 @@ def test_any_tensor_can_be_fed(session):
     assert session.run(dx * 2.0, {dx: [1.0, 1.0]}).tolist() == [2.0, 2.0]
 
 
+def test_a_placeholder_with_a_default(session):
+    x = tf.constant([1.0, 2.0])
+    y = tf.placeholder_with_default(x, [None])
+    assert (y.op.type, y.name, y.shape.as_list()) == (
+        "PlaceholderWithDefault", "PlaceholderWithDefault:0", [None],
+    )  # fmt: skip
+    assert y.op.get_attr("dtype") == tf.float32 and y.op.inputs[0] is x
+    assert tf.get_static_value(y) is None
+    dx = tf.gradients(y * y, x)[0]
+    assert session.run([y, dx])[1].tolist() == [2, 4]
+    assert session.run(y, {y: [3.0]}).tolist() == [3]
+
+
 def test_a_fed_variable_keeps_its_value(session):
     v, unset = tf.Variable(1.0), tf.Variable(2.0)
     session.run(v.initializer)
@@ -297,6 +310,15 @@ def test_an_interactive_session_is_the_default_until_it_is_closed():
     finally:
         session.close()
     assert tf.get_default_session() is None
+
+
+def test_the_levels_of_traces(session):
+    """The numbers of TensorFlow's enum `RunOptions.TraceLevel`."""
+    levels = "NO_TRACE", "SOFTWARE_TRACE", "HARDWARE_TRACE", "FULL_TRACE"
+    assert [getattr(tf.RunOptions, name) for name in levels] == [0, 1, 2, 3]
+    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+    assert (options.trace_level, options.NO_TRACE) == (3, 0)
+    assert session.run(tf.constant(1.0), options=options, run_metadata=tf.RunMetadata()) == 1
 
 
 def test_make_callable(session):

@@ -39,6 +39,31 @@ def test_the_value_may_be_a_tensor_or_a_function(session):
     assert [a.tolist() for a in got] == [[3.0, 3.0], 4.0, [6.0, 6.0]]
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_copy_has_the_value_that_there_is(graph, jit):
+    """As in TensorFlow: that of the variable, and the initial value only as long as it has none."""
+    v = tf.Variable(tf.random_normal([3]))
+    with tf.control_dependencies([tf.placeholder(tf.float32)]):  # (not fed: it does not wait)
+        begin = v.initialized_value()
+    copy = tf.Variable(begin)
+    assert copy.shape.as_list() == [3]
+    with tf.Session(jit=jit) as session:
+        initialized(session)
+        first = session.run([v, copy])
+        np.testing.assert_array_equal(*first)
+        session.run(copy.initializer)  # not drawn anew
+        np.testing.assert_array_equal(session.run(copy), first[0])
+        session.run(v.assign([1.0, 2.0, 3.0]))
+        session.run(copy.initializer)
+        assert session.run(copy).tolist() == [1, 2, 3]
+        session.run([v.initializer, copy.initializer])
+        np.testing.assert_array_equal(*session.run([v, copy]))
+    with tf.Session(jit=jit) as session:  # v has no value here
+        session.run(copy.initializer)
+        assert np.isfinite(session.run(copy)).all()
+        assert not session.run(tf.is_variable_initialized(v))
+
+
 def test_the_ways_to_read(session):
     v = tf.Variable(2.0)
     initialized(session)

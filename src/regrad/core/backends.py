@@ -87,9 +87,10 @@ class Backend:
         """`erf`, `gammaln`, `psi`, … as in `scipy.special`."""
         import scipy.special as scipy
 
-        names = "erf", "erfc", "erfinv", "expit", "gammaln", "psi"
+        names = "erf", "erfc", "erfinv", "expit", "psi"
         return SimpleNamespace(
             polygamma=lambda n, x: np.asarray(scipy.polygamma(n, x)).astype(x.dtype, copy=False),
+            gammaln=_of_scipy(lambda x: scipy.gammaln(np.where(x == -np.inf, -x, x))),  # C's limit
             **{name: _of_scipy(getattr(scipy, name)) for name in names},
         )
 

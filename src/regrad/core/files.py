@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
+from regrad.core.interrupts import Deferred, at_once
 from regrad.errors import ArgumentError, CheckpointError, RegradError, kind
 
 if TYPE_CHECKING:
@@ -28,26 +29,30 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], obje
     The new file has the mode of the old one, or the mode that `open` would give it. If `path` is
     a symbolic link the file that it points to is replaced and the link stays, as `open(path, "w")`
     and Git's lock files have it. Several threads or processes may write to one path: the last one
-    to finish wins. What killed processes left in the folder is deleted.
+    to finish wins. What killed processes left in the folder is deleted. Signals interrupt the
+    writing at once; else they wait, since one between the opening of a file and its `with` would
+    leave it open.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
     mode = _mode(target)
-    _delete_leftovers(folder)
-    temporary, file = _created(folder, mode)
-    try:
-        with file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-            if os.name == "nt":  # which renames no open file
-                file.close()
-            os.replace(temporary, target)  # under the lock, so that nobody takes it for left over
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
-        raise
-    _sync(folder)
+    with Deferred():
+        _delete_leftovers(folder)
+        temporary, file = _created(folder, mode)
+        try:
+            with file:
+                with at_once():
+                    write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if os.name == "nt":  # which renames no open file
+                    file.close()
+                os.replace(temporary, target)  # under the lock, or it could be taken for left over
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(temporary)
+            raise
+        _sync(folder)
 
 
 def _mode(target: str) -> int | None:

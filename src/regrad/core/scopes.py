@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 import warnings
@@ -133,6 +134,15 @@ class Scope(Block, Report[B]):
                 return f(*args, **options)
 
         return scoped  # pyright: ignore[reportReturnType] (of the same signature)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A scope that is not open, with the same rules, whose hits stay as they are now."""
+        made = copy.copy(self)
+        made.__dict__.pop("_ended", None)
+        made._bindings = {key: copy.copy(binding) for key, binding in self._bindings.items()}
+        for binding in made._bindings.values():
+            binding.by_line = copy.deepcopy(binding.by_line, memo)
+        return made
 
     def _collect(self, scope: Any) -> None:
         """Let a scope count its hits here."""

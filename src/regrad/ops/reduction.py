@@ -555,7 +555,7 @@ def vector_norm(
     if math.isinf(ord):
         return (max if ord > 0 else min)(sizes, axis=axis, keepdims=keepdims)
     if ord in (0, 1):
-        terms = sizes if ord else sign(sizes)
+        terms = sizes if ord else sign(where(sizes != sizes, 1, sizes))  # NaN is not 0
         return sum(terms, axis=axis, keepdims=keepdims)
     return _power_norm(sizes, axis, keepdims, ord)
 
@@ -566,7 +566,8 @@ def _power_norm(sizes: Tensor, axis: Axis, keepdims: bool, p: float) -> Tensor:
     zero = sizes == 0
     total = sum(where(zero, at_zero, pow(where(zero, 1, sizes), p)), axis=axis, keepdims=keepdims)
     zero = total == at_zero
-    return or_zero(pow(where(zero, 1, total), 1 / p), where(zero, 0, total))
+    x = where(zero, 0, where(total == 0, 1, total))  # (below 0, a total of 0 is of infinities)
+    return or_zero(pow(where(zero, 1, total), 1 / p), x)
 
 
 @public

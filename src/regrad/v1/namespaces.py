@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from regrad.core.dims import Dim
+from regrad.core.op import op
+from regrad.core.registry import gradient
 from regrad.core.tensor import Readable, TensorLike
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, uncovered
@@ -18,7 +20,7 @@ from regrad.v1.functions import linalg as _linalg
 from regrad.v1.functions import math as _math
 from regrad.v1.functions import nn as _nn
 from regrad.v1.functions import spectral as _spectral
-from regrad.v1.functions.arrays import identity
+from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import Tensor, convert_to_tensor, face
@@ -58,6 +60,15 @@ def placeholder(
     return face(current_graph().placeholder(spec, name or "Placeholder"))
 
 
+@op("PlaceholderWithDefault", elementwise=True)
+def _with_default(xp, x: TensorLike, /) -> Any:
+    """The default, in a run that does not feed the tensor."""
+    return x
+
+
+gradient("PlaceholderWithDefault")(lambda dy: dy)
+
+
 def placeholder_with_default(
     input: TensorLike, shape: ShapeLike, name: str | None = None
 ) -> Tensor:
@@ -73,7 +84,7 @@ def placeholder_with_default(
     Raises:
         ShapeError: the input does not have this shape.
 
-    Op type: `Identity`. Source: `tf.placeholder_with_default`.
+    Op type: `PlaceholderWithDefault`. Source: `tf.placeholder_with_default`.
 
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     x = tf.placeholder_with_default([1.0], [None])
@@ -81,7 +92,7 @@ def placeholder_with_default(
     [1.] [2. 3.]
     """
     given = convert_to_tensor(input)
-    made = identity(given, name=name or "PlaceholderWithDefault")
+    made = one_op("PlaceholderWithDefault", name or "PlaceholderWithDefault", _with_default, given)
     wanted = TensorShape(shape)
     wanted.assert_is_compatible_with(given.shape)
     made._symbol.loosen(None if wanted.ndims is None else wanted.as_list())

@@ -341,7 +341,7 @@ SEEDS = {"seed": at("seed"), "seed2": at("seed2")}
 VIEWS: dict[str, View | Callable[[Node], View]] = {
     # sources and state
     "Const": typed(value=at("value"), dtype=result),
-    "Placeholder": typed(dtype=result, shape=sizes),
+    **each("Placeholder PlaceholderWithDefault", typed(dtype=result, shape=sizes)),
     "VariableV2": typed(dtype=result, shape=sizes, container=b"", shared_name=b""),
     "Assign": row(validate_shape=lambda node: node.attrs["shape"] is not None, use_locking=False),
     "IsVariableInitialized": typed(dtype=T),

@@ -18,8 +18,14 @@ from regrad.graph.graph import INNERMOST, NO_RULE, chain
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType, DTypeLike
-from regrad.v1.graph.control import group
-from regrad.v1.graph.graphs import GraphKeys, current_graph, get_collection, get_default_graph
+from regrad.v1.graph.control import cond, group
+from regrad.v1.graph.graphs import (
+    GraphKeys,
+    control_dependencies,
+    current_graph,
+    get_collection,
+    get_default_graph,
+)
 from regrad.v1.graph.open_sessions import default_session
 from regrad.v1.graph.operators import install_operators
 from regrad.v1.graph.static_shapes import ShapeLike
@@ -211,8 +217,10 @@ class Variable(Readable):
         return self._new_read("read")
 
     def initialized_value(self) -> Tensor:
-        """Return the initial value, for the initial values of other variables."""
-        return self.initial_value
+        """Return the value if there is one, else the initial value: for copies of the variable."""
+        with control_dependencies(None):
+            known = is_variable_initialized(self)
+            return cond(known, self.read_value, lambda: self.initial_value)
 
     def eval(self, session: Session | None = None) -> Any:
         """Return the value in a session (the default one)."""

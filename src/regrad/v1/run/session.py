@@ -72,7 +72,8 @@ class RunOptions(GPUOptions):
     """Settings of one run, which have no effect here.
 
     Args:
-        **options: Settings by name, which are kept as attributes.
+        **options: Settings by name, which are kept as attributes. The class has the levels of
+            traces: NO_TRACE, SOFTWARE_TRACE, HARDWARE_TRACE and FULL_TRACE.
 
     Source: `tf.RunOptions`.
 
@@ -81,6 +82,8 @@ class RunOptions(GPUOptions):
     ...     print(sess.run(tf.constant(1.0), options=tf.RunOptions(trace_level=3)))
     1.0
     """
+
+    NO_TRACE, SOFTWARE_TRACE, HARDWARE_TRACE, FULL_TRACE = range(4)
 
 
 class RunMetadata:

@@ -15,7 +15,7 @@ from regrad.v1.functions import nn
 from regrad.v1.functions.convolution import LAYOUTS
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection
 from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, static_value
-from regrad.v1.graph.values import constant_value, floats
+from regrad.v1.graph.values import constant_value, ensure, floats
 from regrad.v1.graph.variable_scopes import Initial, get_variable, variable_scope
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
@@ -406,7 +406,11 @@ def _moments(
 
 
 def _select(training: TensorLike, yes: TensorLike, no: TensorLike) -> Any:
-    return build("SelectV2", None, rg.where, training, yes, no)
+    return build("SelectV2", None, _where, training, yes, no)
+
+
+def _where(training: Any, yes: Any, no: Any) -> Any:
+    return rg.where(ensure("training", training, ()), yes, no)  # one bool, as for TensorFlow's cond
 
 
 # -- layers without weights ----------------------------------------------------------------------
