@@ -85,7 +85,7 @@ def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **opti
     try:
         return _ufunc_of_tensors(ufunc, method, inputs, options)
     except ArgumentError:
-        if not is_unobserved():
+        if method == "at" or not is_unobserved():  # (NumPy writes to arrays that are read-only)
             raise
         return getattr(ufunc, method)(*_values(inputs), **_values(options))
 
