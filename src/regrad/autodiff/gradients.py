@@ -384,7 +384,7 @@ def watched_inputs(
     aliases = []
     for leaf in leaves:
         aliases.append(watchable(leaf, api))
-    if not aliases:
+    if not aliases and None in args:
         raise _no_tensor(args[0] if len(args) == 1 else args, api)
     return aliases if rebuild is None else rebuild(aliases), aliases, rebuild
 

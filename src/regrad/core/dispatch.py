@@ -390,7 +390,7 @@ def _one_library(arrays: Sequence[Array]) -> list[Any]:
     if len(names) > 1:
         raise ArgumentError(
             f"one op cannot mix data of {' and '.join(sorted(names))}: got "
-            f"{', '.join(map(kind, arrays))}. Convert one of them first, as in tensor(np.asarray(x))."
+            f"{', '.join(map(kind, arrays))}. Convert one of them: tensor(np.asarray(x))."
         )
     like = next(a for a in arrays if BACKENDS[type(a)] is backend)
     return [a if BACKENDS[type(a)] is backend else backend.from_numpy(a, like) for a in arrays]

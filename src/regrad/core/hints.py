@@ -209,6 +209,8 @@ def refuse_name(module: str, name: str) -> NoReturn:
         places = () if not host or name in NAMES else (host, f"{host}.autograd", f"{host}.func")
         own = [p for p in places if p in sys.modules and hasattr(sys.modules[p], name)]
         hint = f" Use {own[0]}.{name}." if own else of_name(name, public_in(module), host)
+        if (host, name) == ("jax", "gradient_override_map"):
+            hint = " For JAX programs use rg.jax.override(f, {'Relu': rule})."
     raise unknown(f"module {module!r} has no attribute {name!r}.{hint}", module)
 
 
@@ -309,6 +311,12 @@ def hint_at(owner: type, hints: dict[str, str]) -> None:
     for name, hint in hints.items():
         if name not in vars(owner):
             setattr(owner, name, Hint(name, hint))
+    owner.__dir__ = _dir_without_hints  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _dir_without_hints(self: object) -> list[str]:
+    found = object.__dir__(self)
+    return [n for n in found if not isinstance(inspect.getattr_static(self, n, None), Hint)]
 
 
 class Hint:

@@ -106,10 +106,8 @@ NAMES = {  # of the package
     "from_numpy": "Use regrad.asarray.",
     "function": "Use regrad.jit.",
     "functional": "Its functions are in regrad.nn: regrad.nn.relu.",
-    "gradient_override_map": "It is regrad.gradient_override_map; for JAX programs use "
-    "rg.jax.override(f, {'Relu': rule}).",
     "inference_mode": "Nothing is differentiated outside grad and its kin.",
-    "is_tensor": "Use isinstance(x, regrad.Tensor).",
+    "is_tensor": "The type of all is regrad.Tensor.",
     "layers": _LAYERS,
     "lax": "scan, cond, while_loop, fori_loop and map are regrad's own: regrad.scan.",
     "no_grad": "Nothing is differentiated outside grad and its kin; inside, use stop_gradient(x).",

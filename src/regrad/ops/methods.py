@@ -489,9 +489,6 @@ class Methods:
     space_to_batch_nd = image.space_to_batch
     batch_to_space_nd = image.batch_to_space
 
-    def __dir__(self) -> list[str]:
-        return sorted(set(object.__dir__(self)) - ATTRIBUTES.keys())
-
 
 # What users of other libraries look for is absent, and says what to use instead: TensorFlow.js's
 # own spelling of our names, too. A __getattr__ would slow down every attribute.
