@@ -397,7 +397,7 @@ def watchable(leaf: TensorLike, api: str) -> Tensor:
         except ArgumentError:
             raise _no_tensor(leaf, api) from None
     if leaf._data.dtype is not FLOAT and not is_inexact(leaf.dtype):
-        dispatch.check_differentiable(leaf, f"the input of {api}(f)")
+        dispatch.check_differentiable(leaf, f"the input of {api.partition('(')[0]}(f)")
     return dispatch.alias(leaf)
 
 

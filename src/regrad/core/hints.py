@@ -259,6 +259,7 @@ def of_result(value: object, api: str) -> str:
 ORDER = {  # of the arguments of functions that take several
     "check_gradients": "check_gradients(f, [x])",
     "cond": "cond(pred, true_fn, false_fn, *operands), with functions of the operands",
+    "fit": "fit(step, batches, epochs), with step(batch) a function that returns the loss",
     "fori_loop": "fori_loop(lower, upper, body_fn, init)",
     "map": "map(f, xs)",
     "override": "override(f, {'Relu': rule}), with f the function itself and not its result",
@@ -326,6 +327,13 @@ class Hint:
         self.name = name
         self.hint = hint
 
+    def __set__(self, instance: object, value: object) -> None:
+        if not hasattr(instance, "__dict__"):  # or else it is one of the object's own attributes
+            self.__get__(None, type(instance))
+        vars(instance)[self.name] = value
+
     def __get__(self, instance: object, owner: type) -> object:
+        if self.name in getattr(instance, "__dict__", ()):
+            return vars(instance)[self.name]
         said = f"{owner.__name__!r} object has no attribute {self.name!r}. {self.hint}"
         raise unknown(said, owner)

@@ -1,7 +1,7 @@
 """Names of other libraries, and what to write here instead: the tables behind `hints`."""
 
 FUNCTIONS = "Gradients are of functions: grad(f)(x), or variable_grads(f) for Variables."
-_CHANGES = "A Tensor never changes: make a new one, by x + y or by regrad.at_set."
+CHANGES = "A Tensor never changes: make a new one, by x + y or by regrad.at_set."
 ATTRIBUTES = {  # of a Tensor
     "backward": FUNCTIONS,
     "clamp": "Use regrad.clip(x, low, high).",
@@ -35,7 +35,6 @@ ATTRIBUTES = {  # of a Tensor
     "unsqueeze": "Use x.expand_dims(axis).",
     "view": "Use x.reshape(shape).",
     "zero_": "A Tensor never changes; use zeros_like(x).",
-    "add_": _CHANGES,
     "arraySync": "Use x.tolist().",
     "array_sync": "Use x.tolist().",
     "asScalar": "Use x.item() for the number.",
@@ -53,24 +52,23 @@ ATTRIBUTES = {  # of a Tensor
     "diagonal": "Use regrad.linalg.diagonal(x).",
     "dispose": "Leave it out: Python frees what nobody holds.",
     "expand": "Use x.broadcast_to(shape).",
-    "fill_": _CHANGES,
     "get_shape": "Use x.shape.",
     "imag": "Use regrad.imag(x).",
     "isDisposed": "Leave it out: Python frees what nobody holds.",
     "matMul": "It is called matmul here, or @.",
     "masked_fill": "Use regrad.where(mask, value, x).",
     "mm": "Use x @ y.",
-    "mul_": _CHANGES,
     "narrow": "Use x[start:stop].",
     "nonzero": "Use regrad.nonzero(x).",
     "outer": "Use regrad.linalg.outer(x, y).",
     "ptp": "Use x.max() - x.min().",
-    "put": _CHANGES,
+    "copy_": CHANGES,
+    "fill_": CHANGES,
+    "put": CHANGES,
     "real": "Use regrad.real(x).",
     "resize": "Use x.reshape(shape).",
     "searchsorted": "Use regrad.searchsorted(x, values).",
     "set_shape": "A Tensor knows its shape.",
-    "sub_": _CHANGES,
     "trace": "Use regrad.linalg.trace(x).",
     "tril": "Use regrad.tril(x).",
     "triu": "Use regrad.triu(x).",
@@ -174,7 +172,10 @@ MODULE = {  # attributes of PyTorch's and Keras's modules
     "weights": "Use module.variables.",
     "zero_grad": _NO_GRADS,
 }
+_RATE = "Make it a variable by optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)."
 OPTIMIZER = {  # attributes of other libraries' optimizers
+    "learning_rate": _RATE,
+    "lr": _RATE,
     "param_groups": "See optimizer.variables; optax.inject_hyperparams makes a rate one of them.",
     "state_dict": "Use optimizer.variables, which train.save and train.restore take.",
     "step": "Use optimizer.minimize(lambda: loss(x)), or apply_gradients(grads).",
@@ -183,6 +184,8 @@ OPTIMIZER = {  # attributes of other libraries' optimizers
 }
 
 _REPORT = "See hits or table(); assert_fired() raises unless each rule ran."
-REPORT = dict.fromkeys(
-    ("fired", "report", "result", "summary", "count", "counts", "stats"), _REPORT
+REPORT: dict[str, str] = dict.fromkeys(
+    ["fired", "report", "result", "summary", "count", "stats"], _REPORT
 )
+_CTX = "This is TensorFlow's op: see op.inputs, op.outputs and op.get_attr(name)."
+OP_VIEW = {"needs_input_grad": _CTX, "saved_tensors": _CTX, "saved_values": _CTX}

@@ -8,7 +8,7 @@ from typing import Any
 from regrad.core import dispatch
 from regrad.core.backends import is_array
 from regrad.core.hints import hint_at
-from regrad.core.names import ATTRIBUTES
+from regrad.core.names import ATTRIBUTES, CHANGES
 from regrad.core.shapes import Axis
 from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, NoTransposeError, camel_case
@@ -493,6 +493,8 @@ class Methods:
 # What users of other libraries look for is absent, and says what to use instead: TensorFlow.js's
 # own spelling of our names, too. A __getattr__ would slow down every attribute.
 for _name in list(vars(Methods)):
+    if not _name.startswith("_"):
+        ATTRIBUTES.setdefault(f"{_name}_", CHANGES)
     if not _name.startswith("_") and (_camel := camel_case(_name)) != _name:
         ATTRIBUTES[_camel] = f"It is called {_name} here."
 hint_at(Methods, ATTRIBUTES)
