@@ -129,7 +129,7 @@ RULES = {
         NameError, ["undefined", "in the rule", "'Sign' at", HERE]),
     "too many inputs in TensorFlow's form": (lambda: under({"Sign": lambda op, dy: op.inputs[3]}),
         IndexError, ["in the rule", "'Sign' at", HERE]),
-    "PyTorch's ctx": (lambda: under({"Sign": lambda ctx, dy: dy * ctx.saved_tensors[0]}),
+    "PyTorch's ctx": (lambda: under({"Sign": lambda ctx, g: g * ctx.saved_tensors[0]}),
         AttributeError, ["no attribute 'saved_tensors'", "op.inputs", "in the rule", HERE]),
     "a function of tensors": (lambda: under({"Sign": rg.sign}),
         e.SignatureError, ["takes (x, /)", "sign is a function of a tensor", "y = sign(x)"]),

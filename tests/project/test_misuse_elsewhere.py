@@ -160,7 +160,7 @@ TORCH = {
     "from_regrad of a value": (lambda: rg.torch.from_regrad(squares(x)),
         e.ArgumentError, ["from_regrad(f) must be a function", "not from_regrad(f(x))"]),
     "from_regrad of PyTorch's code": (lambda: rg.torch.from_regrad(lambda a: torch.sin(a))(leaf()),
-        e.ArgumentError, ["from_regrad: <lambda>", "PyTorch's sin()", "with regrad's functions"]),
+        e.ArgumentError, ["from_regrad: <lambda>", "called PyTorch on", "with regrad's functions"]),
     "from_regrad of a number": (lambda: rg.torch.from_regrad(lambda a: 1.0)(leaf()),
         e.ArgumentError, ["from_regrad: <lambda> must return Tensors, got float"]),
     "custom_grad of a number": (lambda: rg.torch.custom_grad(3),

@@ -184,8 +184,7 @@ OPTIMIZER = {  # attributes of other libraries' optimizers
 }
 
 _REPORT = "See hits or table(); assert_fired() raises unless each rule ran."
-REPORT: dict[str, str] = dict.fromkeys(
-    ["fired", "report", "result", "summary", "count", "stats"], _REPORT
-)
+_OFTEN = ("fired", "report", "result", "summary", "count", "stats")
+REPORT: dict[str, str] = dict.fromkeys(_OFTEN, _REPORT)
 _CTX = "This is TensorFlow's op: see op.inputs, op.outputs and op.get_attr(name)."
 OP_VIEW = {"needs_input_grad": _CTX, "saved_tensors": _CTX, "saved_values": _CTX}

@@ -131,8 +131,8 @@ class Opened:
             if "must be Tensor, not Tensor" not in str(error):
                 raise
             raise ArgumentError(
-                f"from_regrad: {_name(self.f)} gave a regrad Tensor to PyTorch's {error}. Write it "
-                "with regrad's functions; what is of PyTorch's needs no from_regrad."
+                f"from_regrad: {_name(self.f)} called PyTorch on a regrad Tensor, {error}. Write "
+                "it with regrad's functions; what is of PyTorch's needs no from_regrad."
             ) from error
 
 
