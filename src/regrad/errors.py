@@ -273,8 +273,15 @@ def lacks(package: str, error: ImportError) -> str:
 
 def near(name: str, names: Iterable[str]) -> str:
     """`" Did you mean 'MatMul'?"`, or nothing when no name is close."""
-    close = alike(name, names)
+    known = list(names)
+    close = alike(name, known) or [n for n in known if _has_words(n, name)][:3]
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _has_words(name: str, part: str) -> bool:
+    """Return whether a name has all words of another one, at least in part: `reverse_gradient`."""
+    words, wanted = snake_case(name).lower().split("_"), snake_case(part).lower().split("_")
+    return all(len(w) > 2 and any(word.startswith(w) for word in words) for w in wanted)
 
 
 def alike(name: str, names: Iterable[str]) -> list[str]:

@@ -15,20 +15,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec
 
 from regrad.autodiff.custom import custom_grad
+from regrad.core.backends import is_array
 from regrad.core.builtin import builtin as builtin
 from regrad.core.made import remade
 from regrad.core.rule import no_gradient as no_gradient
 from regrad.core.scopes import optional as optional
+from regrad.core.signatures import given, helpful
 from regrad.core.tensor import Tensor, TensorLike
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, brief
 from regrad.ops.activation import sigmoid
 from regrad.ops.binary import clip, maximum, where
 from regrad.ops.elementwise import abs as absolute
 from regrad.ops.elementwise import exp, identity, square
 from regrad.ops.reduction import vector_norm
 
+P = ParamSpec("P")
 Rule = Callable[..., Tensor]
 
 # -- straight-through estimators -----------------------------------------------------------------
@@ -131,7 +137,22 @@ def deconvnet_relu(dy: Tensor) -> Tensor:
 # -- surrogates for the spike (the op type "Step") ---------------------------------------------
 
 
-@remade
+def _factory(maker: Callable[P, Rule]) -> Callable[P, Rule]:
+    """A function that makes rules from numbers which are not negative."""
+
+    @wraps(maker)
+    def make(*args: P.args, **options: P.kwargs) -> Rule:
+        for name, value in given(maker, args, options).items():
+            is_number = isinstance(value, int | float) and value >= 0
+            if not (is_number or is_array(value) or isinstance(value, Tensor)):
+                raise ArgumentError(f"{name} is a number of 0 or more, got {brief(value)}")
+        return maker(*args, **options)
+
+    make.__signature__ = signature(maker)  # pyright: ignore[reportAttributeAccessIssue]
+    return remade(helpful(maker.__name__)(make))
+
+
+@_factory
 def superspike(beta: float = 10.0) -> Rule:
     """Return the slope of a fast sigmoid as a rule, `dy / (1 + beta * |x|)²`.
 
@@ -158,7 +179,7 @@ def superspike(beta: float = 10.0) -> Rule:
     return superspike
 
 
-@remade
+@_factory
 def sigmoid_surrogate(beta: float = 10.0) -> Rule:
     """Return the slope of `sigmoid(beta * x)` as a rule, scaled to 1 at 0.
 
@@ -186,7 +207,7 @@ def sigmoid_surrogate(beta: float = 10.0) -> Rule:
     return sigmoid_surrogate
 
 
-@remade
+@_factory
 def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
     """Return a triangle as a rule, `dy * height * max(0, 1 - |x| / width)`.
 
@@ -216,7 +237,7 @@ def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
     return triangle
 
 
-@remade
+@_factory
 def rectangle(width: float = 1.0) -> Rule:
     """Return a box around 0 of area 1 as a rule.
 
@@ -244,7 +265,7 @@ def rectangle(width: float = 1.0) -> Rule:
     return rectangle
 
 
-@remade
+@_factory
 def arctan_surrogate(alpha: float = 2.0) -> Rule:
     """Return the slope of `arctan(π/2 * alpha * x) / π` as a rule.
 
@@ -272,7 +293,7 @@ def arctan_surrogate(alpha: float = 2.0) -> Rule:
     return arctan_surrogate
 
 
-@remade
+@_factory
 def gaussian(sigma: float = 0.5) -> Rule:
     """Return the density of a normal distribution around 0 as a rule.
 

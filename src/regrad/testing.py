@@ -148,7 +148,10 @@ def gradient_report(
     """
     callable_or_raise(f, "check_gradients")
     if not isinstance(args, list | tuple):
-        raise ArgumentError(f"check_gradients(f, args): args is a list, got {kind(args)}")
+        raise ArgumentError(
+            f"check_gradients(f, args): args is a list, got {kind(args)}. Write "
+            "check_gradients(f, [x])."
+        )
     check_passed(f, args, "check_gradients(f, args)")
     _check_options(order, method)
     xs = [_as_float64(a) for a in args]

@@ -392,7 +392,7 @@ def test_values_that_are_no_tensors(value, words):
 
 
 def test_attributes_of_other_libraries_are_absent_and_say_what_to_use():
-    from regrad.core.hints import ATTRIBUTES
+    from regrad.core.names import ATTRIBUTES
 
     protocols = [
         "__jax_array__",
@@ -413,9 +413,10 @@ def test_attributes_of_other_libraries_are_absent_and_say_what_to_use():
 
 
 def test_what_the_hints_name_is_there():
-    from regrad.core import hints
+    from regrad.core import names
 
-    for text in [*hints.ATTRIBUTES.values(), *hints.NAMES.values()]:
+    places = [f"regrad.{place}" for place in names.SAME.values()]
+    for text in [*names.ATTRIBUTES.values(), *names.NAMES.values(), *places]:
         for name in re.findall(r"regrad\.([a-z_0-9.]*[a-z_0-9])", text):
             assert functools.reduce(getattr, name.split("."), rg) is not None
         for name in re.findall(r"\bx\.([a-z]\w*)", text):
@@ -425,7 +426,7 @@ def test_what_the_hints_name_is_there():
 
 
 def test_names_of_other_libraries_say_what_to_use():
-    from regrad.core.hints import NAMES
+    from regrad.core.names import NAMES
 
     assert [name for name in NAMES if hasattr(rg, name)] == []
     says(lambda: rg.no_grad, "stop_gradient(x)", error=AttributeError)

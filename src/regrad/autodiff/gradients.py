@@ -11,6 +11,7 @@ from regrad.autodiff.choosing import Argnums, Choice, weight
 from regrad.autodiff.variables import Variable, VariableTape
 from regrad.core import containers, dispatch
 from regrad.core.backends import FLOAT, is_inexact
+from regrad.core.hints import of_result
 from regrad.core.made import remade
 from regrad.core.pullback import or_zeros, pull_back, run_taped
 from regrad.core.registry import OPS
@@ -318,8 +319,10 @@ def callable_or_raise(f: object, api: str) -> None:
             f"custom_grad(f): f is a {kind(f)} object; put @{kind(f)} above @custom_grad, which "
             "takes the function itself"
         )
-    if not callable(f):
-        raise ArgumentError(f"the f passed in {api}(f) must be a function, got {kind(f)}")
+    if not callable(f) or (api == "custom_grad" and isinstance(f, type)):
+        raise ArgumentError(
+            f"the f passed in {api}(f) must be a function, got {kind(f)}.{of_result(f, api)}"
+        )
 
 
 def _arguments(args: object, api: str) -> Sequence[Any]:
@@ -381,6 +384,8 @@ def watched_inputs(
     aliases = []
     for leaf in leaves:
         aliases.append(watchable(leaf, api))
+    if not aliases and None in args:
+        raise _no_tensor(args[0] if len(args) == 1 else args, api)
     return aliases if rebuild is None else rebuild(aliases), aliases, rebuild
 
 
@@ -392,7 +397,7 @@ def watchable(leaf: TensorLike, api: str) -> Tensor:
         except ArgumentError:
             raise _no_tensor(leaf, api) from None
     if leaf._data.dtype is not FLOAT and not is_inexact(leaf.dtype):
-        dispatch.check_differentiable(leaf, f"the input of {api}(f)")
+        dispatch.check_differentiable(leaf, f"the input of {api.partition('(')[0]}(f)")
     return dispatch.alias(leaf)
 
 
@@ -566,11 +571,13 @@ def _if_used(dx: Tensor | None, x: Tensor) -> Any:
 
 
 def _variables(var_list: Iterable[Variable]) -> list[Variable]:
-    chosen: list[Variable] = list(var_list) if isinstance(var_list, Iterable) else [var_list]
+    alone = isinstance(var_list, Variable) or not isinstance(var_list, Iterable)
+    chosen: list[Any] = [var_list] if alone else list(var_list)
     for v in chosen:
         if not isinstance(v, Variable):
             raise ArgumentError(
-                f"variable_grads(f, var_list): var_list is a list of Variables, got {kind(v)}"
+                f"variable_grads(f, var_list): var_list is a list of Variables, got {kind(v)}."
+                " Of a Module give module.trainable_variables; for Tensors there is grads."
             )
     if not any(v.trainable for v in chosen):
         raise GradientError(

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from regrad.autodiff.variables import Variable
+from regrad.core.hints import hint_at
+from regrad.core.names import MODULE
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 
 
@@ -87,6 +90,15 @@ class Module:
         """
         return [v for v in self.variables if v.trainable]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a Tensor does not replace a Variable, which would train no more."""
+        if isinstance(value, Tensor) and isinstance(vars(self).get(name), Variable):
+            raise ArgumentError(
+                f"{type(self).__name__}.{name} = x would put a Tensor in the place of a Variable; "
+                f"write {name}.assign(x). (For a Tensor that is not trained, del {name} first.)"
+            )
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         found = _places(self)
         count = sum(v.value.size for v in found)
@@ -94,6 +106,9 @@ class Module:
         lines = [f"{type(self).__name__}, {count:,} numbers in {len(found)} variables"]
         lines += [f"  {path:{width}}  {v.dtype} {v.shape}" for v, path in found.items()]
         return "\n".join(lines)
+
+
+hint_at(Module, MODULE)
 
 
 def _places(module: Module) -> dict[Variable, str]:

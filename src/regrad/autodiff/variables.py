@@ -115,6 +115,10 @@ class Variable(Methods, Readable):
         """The current value; inside `variable_grads`, a read that is differentiated."""
         return self._read()
 
+    @value.setter
+    def value(self, value: object) -> None:
+        raise ArgumentError("v.value = x is not possible; write v.assign(x)")
+
     def _set(self, tensor: Tensor, lent: bool) -> None:
         """Hold a Tensor that fits. The caller has `UPDATES`."""
         state = current()
@@ -201,7 +205,10 @@ class Variable(Methods, Readable):
         elif dispatch.is_plain(value):
             new = dispatch.lift_as(value, before.dtype)
         else:
-            new = dispatch.lift(value)
+            try:
+                new = dispatch.lift(value)
+            except ArgumentError as error:
+                raise prefixed(error, f"assign to the variable {self.name!r}") from None
         if new.dtype != before.dtype:
             raise DTypeError(
                 f"assign to the variable {self.name!r}: its dtype is {before.dtype}, got "

@@ -389,7 +389,8 @@ def _one_library(arrays: Sequence[Array]) -> list[Any]:
     names = {BACKENDS[type(a)].name for a in arrays} - {"numpy"}
     if len(names) > 1:
         raise ArgumentError(
-            f"one op cannot mix data of {' and '.join(sorted(names))}; convert one of them first"
+            f"one op cannot mix data of {' and '.join(sorted(names))}: got "
+            f"{', '.join(map(kind, arrays))}. Convert one of them: tensor(np.asarray(x))."
         )
     like = next(a for a in arrays if BACKENDS[type(a)] is backend)
     return [a if BACKENDS[type(a)] is backend else backend.from_numpy(a, like) for a in arrays]

@@ -35,6 +35,8 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], obje
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder}. Make it with os.makedirs first.")
     mode = _mode(target)
     with Deferred():
         _delete_leftovers(folder)

@@ -6,13 +6,13 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from regrad.core.names import FUNCTIONS, NAMES, OPTIMIZERS, SAME, SEARCHED
 from regrad.errors import near, snake_case
 
 # -- arguments of our functions --------------------------------------------------------------------
 
-_FUNCTIONS = "Gradients are of functions: grad(f)(x), or variable_grads(f) for Variables."
 _CLOSE_OVER = "Let f reach what is not differentiated by a closure: {api}(lambda x: f(x, option))."
 _UNCONNECTED = "Say what an input without a path gets by unconnected='raise', 'zero' or 'none'."
 _ORDERS = "Leave it out: what {api} returns can be differentiated again, to any order."
@@ -25,6 +25,8 @@ KEYWORDS = {
     "axis_name": "Axes have no names: f sees single examples. Sum or average the results of vmap.",
     "batch_size": "Nothing is done in batches here; vmap does all at once.",
     "create_graph": _ORDERS,
+    "device": "device_put(x, device) moves JAX's data, asarray keeps PyTorch's where they are.",
+    "eps": "It is called step here.",
     "grad_outputs": "It is called dy here, and goes to the gradient function: grad(f)(x, dy=dy).",
     "has_aux": "grad, value_and_grad, jacobian, jacfwd, hessian and vjp take it; here f returns "
     "just what is differentiated.",
@@ -32,11 +34,13 @@ KEYWORDS = {
     "convention (the conjugate of JAX's).",
     "in_dims": "It is called in_axes here.",
     "loop_vars": "It is called init here.",
+    "lr": "The rate is the optax optimizer's: Optimizer(optax.adam(lr)).",
+    "learning_rate": "The rate is the optax optimizer's: Optimizer(optax.adam(learning_rate)).",
     "nondiff_argnums": _CLOSE_OVER,
     "operands": "Give them by position: cond(pred, true_fn, false_fn, *operands).",
     "out_dims": "It is called out_axes here.",
     "primals": "Its arguments are called xs and dxs here: jvp(f, [x], [dx]).",
-    "requires_grad": _FUNCTIONS,
+    "requires_grad": FUNCTIONS,
     "retain_graph": _ORDERS,
     "static_argnames": _CLOSE_OVER,
     "static_argnums": _CLOSE_OVER,
@@ -44,6 +48,8 @@ KEYWORDS = {
     "unconnected_gradients": _UNCONNECTED,
     "unroll": "Leave it out; the compiler decides.",
     "variables": "It is called var_list here.",
+    "wrt": "Differentiate by one argument of several with {api}(lambda a: f(a, b)), by all "
+    "with {all}.",
 }
 KEYWORDS["operand"] = KEYWORDS["operands"]
 KEYWORDS["axis_size"] = KEYWORDS["spmd_axis_name"] = KEYWORDS["axis_name"]
@@ -70,6 +76,17 @@ ALL = {  # how each differentiates by all arguments of f
     "hvp": "hvp(f, [a, b], [da, db])",
 }
 
+RETURN_FUNCTIONS = {
+    "checkpoint", "compare_gradients", "find_nan", "grad", "hessian", "jacfwd", "jacobian",
+    "jacrev", "jit", "saved_bytes", "trace_gradients", "value_and_grad", "vmap",
+}  # fmt: skip
+CALLS = {  # how functions are called that newcomers give too much
+    "custom_grad": "It takes f alone, which returns the value and its gradient function: "
+    "custom_grad(lambda x: (y, lambda dy: dx)).",
+    "gradient_override_map": "It takes a dict: gradient_override_map({'Sign': rule}).",
+    "variable_grads": "Its f takes no arguments: variable_grads(lambda: f(x)).",
+}
+
 
 def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
     """Return what to write instead of a keyword that a function does not have."""
@@ -83,18 +100,26 @@ def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
     return f"It takes {', '.join(known)}.{near(keyword, known)}"
 
 
-def of_arguments(api: str) -> str:
+def of_arguments(api: str, parameters: Sequence[inspect.Parameter] = ()) -> str:
     """Return what to write instead of more arguments than a function takes."""
     name = api.removesuffix("(f)")
     if api != name:
         return of_passed(name)
-    if name in ("grad", "value_and_grad", "jacobian", "jacfwd", "hessian"):
+    if name in RETURN_FUNCTIONS:
         return f"It returns a function: {name}(f)(x)."
     if name in ("grads", "value_and_grads"):
         return f"It returns a function of a list: {name}(f)([a, b])."
-    if name == "variable_grads":
-        return "Its f takes no arguments: variable_grads(lambda: f(x))."
-    return f"help(regrad.{name}) says what it takes."
+    if name in CALLS:
+        return CALLS[name]
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    plain = [p.name for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+    said = f"It takes {', '.join(plain) or 'none'}"
+    said += f", and by name {', '.join(by_name)}." if by_name else "."
+    if plain[-1:] and plain[-1] in ("shape", "arrays", "axes"):  # a sequence, not each by itself
+        said += f" Give {plain[-1]} as one: {name}({', '.join([*plain[:-1], '[a, b]'])})."
+    elif by_name:
+        said += f" Write {name}({', '.join([*plain, f'{by_name[0]}=…'])})."
+    return said
 
 
 def of_passed(api: str) -> str:
@@ -125,23 +150,35 @@ def _all(api: str) -> str:
 # -- values that are not tensors -------------------------------------------------------------------
 
 
-def of_name(name: str, known: Sequence[str]) -> str:
-    """Return what a name is called here that a module does not have: ours, or a foreign one."""
-    ours = snake_case(name).lower().removesuffix("_optimizer")
+def of_name(name: str, known: Sequence[str], host: str = "") -> str:
+    """Return what a name is called here that a module does not have: ours, or a foreign one.
+
+    `host` is the library whose arrays the module's functions take, if they are not Tensors.
+    """
+    ours = snake_case(name).lower().removeprefix("reduce_")
+    plain = _plain(ours).removesuffix("optimizer")
     if name in NAMES:
         return f" {NAMES[name]}"
-    if ours in OPTIMIZERS:
-        return f" Use regrad.train.Optimizer(optax.{ours}(0.001))."
-    if same := SAME.get(name, SAME.get(ours, _place_of(ours))):
+    if plain in OPTIMIZERS:
+        return f" Use regrad.train.Optimizer(optax.{plain}(0.001))."
+    if not (same := PLAIN.get(plain) or PLAIN.get(plain.removesuffix("loss")) or _place_of(plain)):
+        return near(ours, known)
+    if not host:
         return f" Use regrad.{same}."
-    return near(ours, known)
+    last = last_name(same)
+    return f" Use regrad.{host}.{last if last in known else f'from_regrad(regrad.{same})'}."
 
 
-def _place_of(name: str) -> str | None:
-    """Return where the package has a name: `nn.relu`."""
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _place_of(plain: str) -> str | None:
+    """Return where the package has a name, whatever its spelling: `nn.relu` for `ReLU`."""
     for part in ("", *SEARCHED):
-        if name in public_in(f"regrad.{part}".rstrip(".")):
-            return f"{part}.{name}".lstrip(".")
+        for name in public_in(f"regrad.{part}".rstrip(".")):
+            if _plain(name) == plain:
+                return f"{part}.{name}".lstrip(".")
     return None
 
 
@@ -150,7 +187,8 @@ def public_in(module: str) -> Sequence[str]:
     names = vars(sys.modules[module]) if module in sys.modules else {}
     engine = ("regrad.core", "regrad.errors")
     own = [n for n, v in names.items() if n[0] != "_" and _home(v).startswith("regrad.")]
-    return names.get("__all__") or [n for n in own if not _home(names[n]).startswith(engine)]
+    own = [n for n in own if not _home(names[n]).startswith(engine)]
+    return names.get("__all__") or [*own, *names.get("_TOOLS", ())]
 
 
 def _home(value: object) -> str:
@@ -160,11 +198,19 @@ def _home(value: object) -> str:
 def hint_in(*modules: str) -> None:
     """Have modules say what to call for a name that they do not have."""
     for module in modules:
-        sys.modules[module].__getattr__ = partial(_refuse, module)
+        sys.modules[module].__getattr__ = partial(refuse_name, module)
 
 
-def _refuse(module: str, name: str) -> object:
-    hint = "" if name.startswith("__") else of_name(name, public_in(module))
+def refuse_name(module: str, name: str) -> NoReturn:
+    """Raise AttributeError for a name that a module does not have, with what to call."""
+    host = module.removeprefix("regrad.") if module in ("regrad.jax", "regrad.torch") else ""
+    hint = ""
+    if not name.startswith("__"):
+        places = () if not host or name in NAMES else (host, f"{host}.autograd", f"{host}.func")
+        own = [p for p in places if p in sys.modules and hasattr(sys.modules[p], name)]
+        hint = f" Use {own[0]}.{name}." if own else of_name(name, public_in(module), host)
+        if (host, name) == ("jax", "gradient_override_map"):
+            hint = " For JAX programs use rg.jax.override(f, {'Relu': rule})."
     raise unknown(f"module {module!r} has no attribute {name!r}.{hint}", module)
 
 
@@ -181,7 +227,45 @@ def of_rule(function: Callable[..., Any]) -> str:
         return " Put dy first."
     if _home(function).startswith("regrad.") and names[0] == "x":
         return f" {name} is a function of a tensor, which the model calls: y = {name}(x)."
+    if len(names) == 1 and not _home(function).startswith("regrad."):
+        return f" If {names[0]} is the gradient that arrives, call it dy."
     return f" If it makes rules, call it: {name}(…)." if names else ""
+
+
+def of_no_rule(value: object) -> str:
+    """Return what to give as a rule instead of a value that cannot be one."""
+    if value is None:
+        return " For no gradient give rg.rules.no_gradient."
+    if isinstance(value, type):
+        return " Give a function such as lambda dy, x: dy. An autograd.Function is a key, no rule."
+    if isinstance(value, list | tuple):
+        return " An op type has one rule."
+    return " Give a function such as lambda dy, x: dy, or 'Identity'."
+
+
+def last_name(name: str) -> str:
+    """`sign` of `torch.sign`, `nn.sign` and `aten::sign`."""
+    return name.rpartition(".")[2].rpartition(":")[2]
+
+
+def of_result(value: object, api: str) -> str:
+    """Return what to do with a value that is given where a function belongs."""
+    if api in ORDER:
+        return f" Its arguments are {ORDER[api]}."
+    called = api.partition("(")[0]
+    return f" Give the function itself, not its result: {called}(f), not {called}(f(x))."
+
+
+ORDER = {  # of the arguments of functions that take several
+    "check_gradients": "check_gradients(f, [x])",
+    "cond": "cond(pred, true_fn, false_fn, *operands), with functions of the operands",
+    "fit": "fit(step, batches, epochs), with step(batch) a function that returns the loss",
+    "fori_loop": "fori_loop(lower, upper, body_fn, init)",
+    "map": "map(f, xs)",
+    "override": "override(f, {'Relu': rule}), with f the function itself and not its result",
+    "scan": "scan(f, init, xs)",
+    "while_loop": "while_loop(cond_fn, body_fn, init)",
+}
 
 
 def makes_rules(function: Callable[..., Any]) -> bool:
@@ -195,9 +279,10 @@ def makes_rules(function: Callable[..., Any]) -> bool:
 
 def of_rule_name(name: str) -> str:
     """Return which function of `regrad.rules` a name means."""
-    ours = snake_case(name).lower()
-    known = ours in public_in("regrad.rules")
-    return f" Did you mean the function regrad.rules.{ours}?" if known else ""
+    plain = _plain(name)
+    known = {_plain(rule): f"rules.{rule}" for rule in public_in("regrad.rules")}
+    found = known.get(plain) or PLAIN.get(plain, "")
+    return f" Did you mean the function regrad.{found}?" if found.startswith("rules.") else ""
 
 
 def of_value(value: object) -> str:
@@ -219,135 +304,20 @@ def of_value(value: object) -> str:
 
 # -- names of other libraries ----------------------------------------------------------------------
 
-_CHANGES = "A Tensor never changes: make a new one, by x + y or by regrad.at_set."
-ATTRIBUTES = {  # of a Tensor
-    "backward": _FUNCTIONS,
-    "clamp": "Use regrad.clip(x, low, high).",
-    "contiguous": "Leave it out.",
-    "cpu": "Use x.numpy() for NumPy's data; device_put moves JAX's.",
-    "cuda": "Use device_put(x, device), with data of JAX.",
-    "detach_": "Use stop_gradient(x).",
-    "dim": "Use x.ndim.",
-    "double": "Use x.cast(regrad.float64).",
-    "fill": "A Tensor never changes; use full_like(x, value).",
-    "float": "Use x.cast(regrad.float32).",
-    "grad": _FUNCTIONS,
-    "grad_fn": _FUNCTIONS,
-    "half": "Use x.cast(regrad.float16).",
-    "index_select": "Use x.gather(indices, axis).",
-    "int": "Use x.cast(regrad.int32).",
-    "is_leaf": _FUNCTIONS,
-    "long": "Use x.cast(regrad.int64).",
-    "nelement": "Use x.size.",
-    "numel": "Use x.size.",
-    "permute": "Use x.transpose(axes).",
-    "register_hook": "To see or change a gradient on its way, use custom_grad or "
-    "gradient_override_map.",
-    "requires_grad": _FUNCTIONS,
-    "requires_grad_": _FUNCTIONS,
-    "retain_grad": _FUNCTIONS,
-    "scatter_add": "Use at_add(x, index, value).",
-    "t": "Use x.T.",
-    "to": "Use x.cast(dtype), or device_put(x, device) with data of JAX.",
-    "type": "Use x.cast(dtype), or x.dtype.",
-    "unsqueeze": "Use x.expand_dims(axis).",
-    "view": "Use x.reshape(shape).",
-    "zero_": "A Tensor never changes; use zeros_like(x).",
-    "add_": _CHANGES,
-    "arraySync": "Use x.tolist().",
-    "array_sync": "Use x.tolist().",
-    "asScalar": "Use x.item() for the number.",
-    "as1D": "Use x.flatten().",
-    "as2D": "Use x.reshape(rows, columns).",
-    "bool": "Use x.cast(regrad.bool).",
-    "bufferSync": "A Tensor never changes; x.numpy() is a view of its values.",
-    "byte": "Use x.cast(regrad.uint8).",
-    "chunk": "Use x.split(number, axis).",
-    "compress": "Use x[mask].",
-    "conj": "Use regrad.conj(x).",
-    "cummax": "Use regrad.cumulative_max(x).",
-    "dataSync": "Use x.numpy().",
-    "data_sync": "Use x.numpy().",
-    "diagonal": "Use regrad.linalg.diagonal(x).",
-    "dispose": "Leave it out: Python frees what nobody holds.",
-    "expand": "Use x.broadcast_to(shape).",
-    "fill_": _CHANGES,
-    "get_shape": "Use x.shape.",
-    "imag": "Use regrad.imag(x).",
-    "isDisposed": "Leave it out: Python frees what nobody holds.",
-    "matMul": "It is called matmul here, or @.",
-    "masked_fill": "Use regrad.where(mask, value, x).",
-    "mm": "Use x @ y.",
-    "mul_": _CHANGES,
-    "narrow": "Use x[start:stop].",
-    "nonzero": "Use regrad.nonzero(x).",
-    "outer": "Use regrad.linalg.outer(x, y).",
-    "ptp": "Use x.max() - x.min().",
-    "put": _CHANGES,
-    "real": "Use regrad.real(x).",
-    "resize": "Use x.reshape(shape).",
-    "searchsorted": "Use regrad.searchsorted(x, values).",
-    "set_shape": "A Tensor knows its shape.",
-    "sub_": _CHANGES,
-    "trace": "Use regrad.linalg.trace(x).",
-    "tril": "Use regrad.tril(x).",
-    "triu": "Use regrad.triu(x).",
-}
-NAMES = {  # of the package
-    "GradientTape": _FUNCTIONS,
-    "Session": "It is in regrad.v1, with the rest of TensorFlow 1.",
-    "array": "Use regrad.asarray, or regrad.tensor, whose numbers are float32.",
-    "arccos": "It is called acos, as in the Array API standard.",
-    "arcsin": "It is called asin, as in the Array API standard.",
-    "arctan": "It is called atan, as in the Array API standard.",
-    "autograd": _FUNCTIONS,
-    "backward": _FUNCTIONS,
-    "cat": "Use regrad.concat.",
-    "concatenate": "Use regrad.concat.",
-    "constant": "Use regrad.tensor, or regrad.v1.constant.",
-    "cumprod": "It is called cumulative_prod, as in the Array API standard.",
-    "cumsum": "It is called cumulative_sum, as in the Array API standard.",
-    "custom_gradient": "Use regrad.custom_grad.",
-    "custom_vjp": "Use regrad.custom_grad.",
-    "detach": "Use regrad.stop_gradient.",
-    "dot": "Use regrad.matmul, vecdot or tensordot.",
-    "enable_grad": _FUNCTIONS,
-    "from_numpy": "Use regrad.asarray.",
-    "function": "Use regrad.jit.",
-    "lax": "scan, cond, while_loop, fori_loop and map are regrad's own: regrad.scan.",
-    "no_grad": "Nothing is differentiated outside grad and its kin; inside, use stop_gradient(x).",
-    "numpy": "NumPy's functions are regrad's own: regrad.sum. x.numpy() returns NumPy data.",
-    "pmap": "Use regrad.jit with sharded data, see device_put.",
-    "Linear": "Layers are functions here: x @ w + b, of Variables in a regrad.Module.",
-    "Parameter": "Use regrad.Variable.",
-    "Sequential": "Layers are functions here: call one after the other.",
-    "power": "It is called pow, as in the Array API standard.",
-    "reduce_mean": "Use regrad.mean, or regrad.v1.reduce_mean.",
-    "reduce_sum": "Use regrad.sum, or regrad.v1.reduce_sum.",
-    "remat": "Use regrad.checkpoint.",
-    "transpose": "Use regrad.permute_dims or matrix_transpose.",
-    "tree_util": "Use regrad.tree_map, or optree, which knows regrad's containers.",
-}
-OPTIMIZERS = ("adam", "adamw", "adagrad", "adadelta", "lamb", "lion", "rmsprop", "sgd")
-SEARCHED = ("nn", "losses", "linalg", "random", "rules", "fft")  # for names that others lack
-SAME = {  # names of other libraries (and of parts that are loaded on use), and those here
-    "MSELoss": "losses.mean_squared_error", "absolute": "abs", "amax": "max", "amin": "min",
-    "avg_pool2d": "nn.avg_pool", "batch_normalization": "nn.batch_norm",
-    "bce": "losses.sigmoid_cross_entropy", "binary_cross_entropy": "losses.sigmoid_cross_entropy",
-    "bmm": "matmul", "check_gradients": "testing.check_gradients",
-    "check_grads": "testing.check_gradients", "clamp": "clip", "clip_by_value": "clip",
-    "cross_entropy": "losses.softmax_cross_entropy", "div": "divide", "fft2": "fft.fftn",
-    "fit": "train.fit", "flatten": "reshape", "gather": "take",
-    "gradcheck": "testing.check_gradients", "gradient_report": "testing.gradient_report",
-    "inverse": "linalg.inv", "l1_loss": "losses.absolute_difference", "load": "train.restore",
-    "max_pool2d": "nn.max_pool", "mm": "matmul", "mod": "remainder",
-    "mse": "losses.mean_squared_error", "mse_loss": "losses.mean_squared_error",
-    "mul": "multiply", "neg": "negative", "norm": "linalg.vector_norm",
-    "optimizer": "train.Optimizer", "permute": "permute_dims", "rand": "random.uniform",
-    "randn": "random.normal", "range": "arange", "save": "train.save",
-    "softmax_cross_entropy_with_logits": "losses.softmax_cross_entropy", "sub": "subtract",
-    "swish": "nn.silu", "true_divide": "divide", "unsqueeze": "expand_dims", "view": "reshape",
-}  # fmt: skip
+PLAIN = {_plain(name): ours for name, ours in SAME.items()}
+
+
+def hint_at(owner: type, hints: dict[str, str]) -> None:
+    """Have objects of a class say what to use for attributes that they do not have."""
+    for name, hint in hints.items():
+        if name not in vars(owner):
+            setattr(owner, name, Hint(name, hint))
+    owner.__dir__ = _dir_without_hints  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _dir_without_hints(self: object) -> list[str]:
+    found = object.__dir__(self)
+    return [n for n in found if not isinstance(inspect.getattr_static(self, n, None), Hint)]
 
 
 class Hint:
@@ -357,6 +327,13 @@ class Hint:
         self.name = name
         self.hint = hint
 
+    def __set__(self, instance: object, value: object) -> None:
+        if not hasattr(instance, "__dict__"):  # or else it is one of the object's own attributes
+            self.__get__(None, type(instance))
+        vars(instance)[self.name] = value
+
     def __get__(self, instance: object, owner: type) -> object:
+        if self.name in getattr(instance, "__dict__", ()):
+            return vars(instance)[self.name]
         said = f"{owner.__name__!r} object has no attribute {self.name!r}. {self.hint}"
         raise unknown(said, owner)

@@ -5,6 +5,7 @@ Python pickles a function by its name, and what `grad(f)` or `superspike(1.0)` r
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
@@ -42,6 +43,7 @@ def remade(maker: F) -> F:
         made.made_by = maker.__module__, maker.__name__, args, options
         return made
 
+    make.__signature__ = inspect.signature(maker)  # pyright: ignore[reportAttributeAccessIssue]
     return make  # pyright: ignore[reportReturnType]
 
 

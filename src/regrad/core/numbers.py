@@ -39,12 +39,18 @@ def listed(values: Any, exact: bool = True) -> np.ndarray:
         array = np.array(values)
     except RegradError:  # of a Tensor in one of the rows, which may not be read
         raise ArgumentError(HOLDS_TENSORS) from None
-    except ValueError as error:
-        raise ShapeError(f"a list of unequal rows is not a Tensor: {error}") from None
+    except ValueError:
+        raise ShapeError(
+            "a list of unequal rows is not a Tensor. Pad them to one length, or keep a list of "
+            "Tensors."
+        ) from None
     if (exact or array.dtype.kind == "O") and (whole := integers(array, values)) is not None:
         return whole
     if array.dtype.kind not in "biufc":
-        raise DTypeError(f"a Tensor holds numbers or bools, got the list {values!r:.80}")
+        raise DTypeError(
+            f"a Tensor holds numbers or bools, got the list {values!r:.80}. For a missing number "
+            "write rg.nan."
+        )
     return array
 
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from regrad.core import backends
-from regrad.core.hints import makes_rules, of_rule, of_rule_name
+from regrad.core.hints import last_name, makes_rules, of_no_rule, of_rule, of_rule_name
 from regrad.core.rule import (
     Joint,
     Missing,
@@ -191,7 +191,18 @@ def check_op_type(op_type: object) -> None:
     """Refuse what cannot be the name of an op type."""
     if not isinstance(op_type, str) or not op_type:
         refuse_function(op_type)
-        raise ArgumentError(f"an op type is a string such as 'Relu', got {op_type!r:.80}")
+        raise ArgumentError(
+            f"an op type is a string such as 'Relu', got {op_type!r:.80}.{meant_by(op_type)}"
+        )
+
+
+def meant_by(key: object) -> str:
+    """Return a hint at the op type that a foreign function, class or module means by its name."""
+    if isinstance(key, tuple | list):
+        return " Give each op type an entry of its own."
+    plain = getattr(key, "__name__", type(key).__name__).lower().replace("_", "")
+    ops = [t for t, op in OPS.items() if plain in (t.lower(), op.name.replace("_", ""))]
+    return f" Did you mean {ops[0]!r}?" if ops else ""
 
 
 def refuse_function(key: object) -> None:
@@ -222,7 +233,7 @@ def find_op(op_type: str) -> Op:
     op = OPS.get(canonical(op_type))
     if op is None:
         raise UnknownOpError(
-            f"there is no op type {op_type!r}.{near(op_type, [*OPS, *ALIASES])} "
+            f"there is no op type {op_type!r}.{near(last_name(op_type), [*OPS, *ALIASES])} "
             "regrad.op_types() lists them all."
         )
     return op
@@ -409,12 +420,12 @@ def resolve(value: str | RuleFunction, op: Op) -> Rule:
     bound_to = getattr(type(value), "bound_to", None)  # a builtin
     if bound_to is not None:
         return bound_to(value, op)
-    if callable(value):
+    if callable(value) and not isinstance(value, type):
         return bind(value, op, called(value))
     if not isinstance(value, str):
         raise ArgumentError(
             f"gradient_override_map maps op types to rules: for {op.type!r} expected a "
-            f"registered name or a function, got {value!r:.80}"
+            f"registered name or a function, got {value!r:.80}.{of_no_rule(value)}"
         )
     if value in RULES:
         registered = RULES[value]
@@ -477,8 +488,10 @@ def _check_tensorflow_form(function: RuleFunction, op: Op, name: str) -> None:
     ours = {"dy", "y", *op.attrs, *[i.name for i in op.inputs]}  # the native form was meant
     meant = names[:1] != ["op"] and (makes_rules(function) or not ours.isdisjoint(names))
     try:
-        inspect.signature(function).bind("op", "grad")
-        fits = True
+        given = inspect.signature(function).bind("op", "grad")
+        second = list(given.signature.parameters.values())[1:2]
+        # (and not `torch.nn.functional.relu(input, inplace=False)`)
+        fits = names[:1] == ["op"] or all(p.default is p.empty for p in second)
     except TypeError:
         fits = _takes_several(function)
     except ValueError:  # a builtin without a signature: its own call will tell

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from regrad.core.hints import hint_at
+from regrad.core.names import REPORT
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, alike, printable
 
 if TYPE_CHECKING:
@@ -116,8 +118,8 @@ class Report(Generic[B]):
         for op_type in asked:
             if op_type not in self._bindings:
                 raise ArgumentError(
-                    f"this scope does not override {op_type!r}, but "
-                    f"{', '.join(map(repr, self._bindings))}"
+                    f"assert_fired({op_type!r}): this scope does not override {op_type!r}, but "
+                    f"{', '.join(map(repr, self._bindings))}. Name one of these, or none for all."
                 )
         all_keys = [key for key, b in self._bindings.items() if b.hits or not b.optional]
         bindings = [self._bindings[key] for key in asked or all_keys]
@@ -137,7 +139,10 @@ class Report(Generic[B]):
             instead = self._instead(binding)
             return "no op of that type was created in the scope" + f" ({instead})" * bool(instead)
         lines = ", ".join(hit.where for hit in binding.hits)
-        return f"ops were created ({lines}), but no gradient passed them"
+        return (
+            f"ops were created ({lines}), but no gradient passed them. Ask after the gradient has "
+            "been computed, and of a result that depends on them."
+        )
 
     def _unmatched(self) -> list[B]:
         """The entries that matched nothing, and should have."""
@@ -157,7 +162,11 @@ class Report(Generic[B]):
             pairs = zip(found, idle, strict=True)
             found = [f"{instead or f'{b.op_type!r} never ran'}." for instead, b in pairs]
             found.append("(rg.rules.optional(rule) marks a key that may match nothing.)")
-        warnings.warn(" ".join([message, *found]), UnusedOverrideWarning, stacklevel=level + 1)
+        self._tell(" ".join([message, *found]), level + 1)
+
+    def _tell(self, message: str, level: int) -> None:
+        """Warn at the line so many calls further up."""
+        warnings.warn(message, UnusedOverrideWarning, stacklevel=level + 1)
 
     def _others(self) -> Iterable[tuple[str, int]]:
         """The ops that were created and kept their own gradient: names, and how many."""
@@ -175,6 +184,9 @@ class Report(Generic[B]):
     def __repr__(self) -> str:
         lines = [repr(hit) for hit in self.hits] or ["no op matched"]
         return f"{type(self).__name__}:\n  " + "\n  ".join(lines)
+
+
+hint_at(Report, REPORT)
 
 
 class Untouched:

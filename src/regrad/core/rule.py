@@ -14,7 +14,9 @@ from functools import partial
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from regrad.core.hints import hint_at
 from regrad.core.made import Made
+from regrad.core.names import OP_VIEW
 from regrad.core.signatures import parameters_of, plain_code
 from regrad.errors import MissingRuleError, RuleError, SignatureError, near
 
@@ -436,6 +438,9 @@ class OpView:
 
     def __repr__(self) -> str:
         return f"<op {self.name!r} type={self.type}>"
+
+
+hint_at(OpView, OP_VIEW)
 
 
 def as_many(answer: Any, count: int, record: Record) -> Sequence[Any]:

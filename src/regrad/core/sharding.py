@@ -88,7 +88,8 @@ def put(x: Tensor, sharding: Any, what: str) -> Any:
 
     if not isinstance(sharding, jax.Device | jax.sharding.Sharding):
         raise ArgumentError(
-            f"{what}: expected a jax.sharding.Sharding or a jax.Device, got {sharding!r:.80}"
+            f"{what}: expected a jax.sharding.Sharding or a jax.Device, as in "
+            f"jax.devices('cpu')[0], got {sharding!r:.80}"
         )
     axes = getattr(getattr(sharding, "mesh", None), "axis_types", ())
     if any(axis.name == "Explicit" for axis in axes):

@@ -131,17 +131,17 @@ def check_call(
     fault = misfit(function, args, options)
     if fault is None:
         return
-    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    parameters = [*inspect.signature(function, follow_wrapped=False).parameters.values()]
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     known = [p.name for p in parameters if p.kind not in several and p.name != "self"]
+    parameters = [p for p in parameters if p.name != "self"]
     unknown = next((key for key in options if key not in known), None)
     if unknown is not None:
         fault = f"got an unexpected keyword argument {unknown!r}"
         hint = of_keyword(name, unknown, known)
     else:
-        hint = (
-            of_arguments(name) if fault.startswith("too many") else f"It takes {', '.join(known)}."
-        )
+        is_more = fault.startswith("too many")
+        hint = of_arguments(name, parameters) if is_more else f"It takes {', '.join(known)}."
     raise ArgumentError(f"{name}: {fault}. {hint}") from None
 
 

@@ -102,7 +102,10 @@ class Tensor(Methods):
     def item(self) -> Any:
         """The only element, as a Python number."""
         if self.size != 1:
-            raise ArgumentError(f"item() reads a single number; this Tensor has shape {self.shape}")
+            raise ArgumentError(
+                f"item() reads a single number; this Tensor has shape {self.shape}. tolist() reads "
+                "them all."
+            )
         return self._plainly().item()
 
     def tolist(self) -> Any:

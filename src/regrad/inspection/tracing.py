@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.backends import is_inexact
 from regrad.core.signatures import helpful
@@ -45,6 +46,7 @@ def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
     >>> [step.op_type for step in trace.steps]
     ['Sin', 'Mul']
     """
+    callable_or_raise(f, "trace_gradients")
 
     def traced(*args: Any) -> GradientTrace:
         run = Run(f, args, SeenTape(), "trace_gradients")
@@ -120,6 +122,7 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
     >>> found.op_type, found.phase, found.what, found.index
     ('Log', 'forward', 'inf', (1,))
     """
+    callable_or_raise(f, "find_nan")
 
     def checked(*args: Any) -> NonFinite | None:
         with np.errstate(all="ignore"):  # what NumPy would warn of is reported
@@ -221,6 +224,7 @@ def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
     >>> saved.total, saved.rows[0].op_type
     (1024, 'Sin')
     """
+    callable_or_raise(f, "saved_bytes")
 
     def measured(*args: Any) -> SavedBytes:
         run = Run(f, args, SeenTape(), "saved_bytes")

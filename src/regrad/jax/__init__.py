@@ -4,6 +4,7 @@ It needs JAX, and is loaded when it is first used.
 """
 
 from regrad.core.extras import missing as _missing
+from regrad.core.hints import hint_in as _hint_in
 
 try:
     import jax as _jax  # noqa: F401
@@ -22,9 +23,4 @@ from regrad.jax.saved import saved_bytes as saved_bytes
 from regrad.jax.tracing import find_nan as find_nan
 from regrad.jax.tracing import trace_gradients as trace_gradients
 
-
-def __getattr__(name: str) -> object:
-    """Say what a name of another module is called here."""
-    hint = "For JAX programs use rg.jax.override(f, {'Relu': rule})."
-    said = f" {hint}" if name == "gradient_override_map" else ""
-    raise AttributeError(f"module 'regrad.jax' has no attribute {name!r}.{said}")
+_hint_in(__name__)

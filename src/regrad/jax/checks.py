@@ -116,7 +116,10 @@ def gradient_report(
     ('cube', 'scaled by 0.6667')
     """
     if not isinstance(args, list | tuple):
-        raise ArgumentError(f"check_gradients(f, args): args is a list, got {kind(args)}")
+        raise ArgumentError(
+            f"check_gradients(f, args): args is a list, got {kind(args)}. Write "
+            "check_gradients(f, [x])."
+        )
     if order < 1:
         raise ArgumentError(f"check_gradients: order is 1 or more, got {order!r}")
     settings = Settings("central", step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)

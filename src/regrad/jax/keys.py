@@ -18,7 +18,17 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from regrad.core.registry import ALIASES, OPS, Input, Op, canonical, not_yet, refuse_function
+from regrad.core.hints import last_name
+from regrad.core.registry import (
+    ALIASES,
+    OPS,
+    Input,
+    Op,
+    canonical,
+    meant_by,
+    not_yet,
+    refuse_function,
+)
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.host import FUNCTION_KEYS, OVERRIDES, need, refuse
 from regrad.jax.host.extending import primitives
@@ -370,7 +380,7 @@ def key_for(key: Any) -> Key:
     if not callable(key):
         raise ArgumentError(
             "override takes a dict of op types, JAX primitives or functions to rules, got the key "
-            f"{key!r:.60} ({kind(key)})"
+            f"{key!r:.60} ({kind(key)}).{meant_by(key)}"
         )
     refuse_function(key)
     for op_type, function in _with_options():
@@ -421,7 +431,7 @@ def _key_named(name: str) -> Key:
 def _unknown(name: str, called: Iterable[str]) -> str:
     """Say that a name stands for nothing; `called` are the functions in the program."""
     others = [] if name[:1].isupper() else [*primitives(), *called]
-    hint = near(name, [*TABLE, *ALIASES, *others])
+    hint = near(last_name(name), [*TABLE, *ALIASES, *others])
     return (
         f"override: {name!r} is neither an op type nor a JAX primitive, and the program calls no "
         f"function of that name under jax.jit, jax.custom_jvp or jax.custom_vjp.{hint} The op "
@@ -436,7 +446,7 @@ def _check_boundary(key: Any) -> None:
     info = jit_info(key)
     if info is None or info.inlined:
         what = "is compiled with inline=True, and so" if info else "is a plain function; it"
-        raise ArgumentError(f"override: {name} {what} {INLINED}")
+        raise ArgumentError(f"override: {name} {what} {INLINED}{meant_by(key)}")
 
 
 @functools.cache

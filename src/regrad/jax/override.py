@@ -20,8 +20,8 @@ Invariants:
 from __future__ import annotations
 
 import inspect
+import os
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,8 +32,10 @@ from jax.extend import core
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from regrad.autodiff.gradients import callable_or_raise
+from regrad.core.callers import PACKAGE, warn_caller
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import unmarked
+from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
@@ -98,6 +100,7 @@ class override(Report[KeyBinding]):
 
     _name = "override"
 
+    @helpful("override")
     def __init__(
         self,
         f: Callable[..., Any],
@@ -211,11 +214,15 @@ class override(Report[KeyBinding]):
             self._warn_of_idle(idle, why, 3)
             return
         if tell:
-            warnings.warn(f"override: {advice(tell)}", UnusedOverrideWarning, stacklevel=3)
+            self._tell(f"override: {advice(tell)}", 3)
         closed = {label for c in found.closed for label in c.keys} | self._told
         if idle := [b for b in idle if not b.hits and b.key.label not in closed]:
             self._told.update(b.key.label for b in idle)
             self._warn_of_idle(idle, "", 3)
+
+    def _tell(self, message: str, level: int) -> None:
+        """Warn at the user's line: JAX's own lines are often between."""
+        warn_caller(message, UnusedOverrideWarning, (PACKAGE, os.path.dirname(jax.__file__)))
 
     def _note(self, found: Occurrences) -> None:
         for seen in found.hits:

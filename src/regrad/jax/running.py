@@ -129,7 +129,8 @@ class Given:
         if not self.results:
             raise GradientError(
                 f"{self.api}: f must return floats that come of its arguments, got "
-                f"{', '.join(kind(y) for y in self.call.outs[:3]) or 'nothing'}"
+                f"{', '.join(kind(y) for y in self.call.outs[:3]) or 'nothing'}. For "
+                "regrad's functions there are those of regrad and regrad.testing."
             )
         return closed
 

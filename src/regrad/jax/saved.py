@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.signatures import helpful
 from regrad.inspection.saved import SavedBytes
 from regrad.jax.host.programs import branches, called
@@ -54,6 +55,7 @@ def saved_bytes(
     >>> saved.total, saved.rows[0].op_type
     (1024, 'cos')
     """
+    callable_or_raise(f, "saved_bytes")
 
     def measured(*args: Any, **kwargs: Any) -> SavedBytes:
         given = Given(f, args, kwargs, "saved_bytes", argnums, has_aux)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.signatures import helpful
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
 from regrad.inspection.numbers import Numbers, numbers_of, together
@@ -66,6 +67,7 @@ def trace_gradients(
     >>> [step.op_type for step in trace.steps]
     ['reduce_sum', 'sin', 'mul']
     """
+    callable_or_raise(f, "trace_gradients")
 
     def traced(*args: Any, **kwargs: Any) -> GradientTrace:
         given = Given(f, args, kwargs, "trace_gradients", argnums, has_aux)
@@ -124,6 +126,7 @@ def find_nan(
     >>> found.op_type, found.phase, found.what, found.index
     ('log', 'forward', 'inf', (1,))
     """
+    callable_or_raise(f, "find_nan")
 
     def checked(*args: Any, **kwargs: Any) -> NonFinite | None:
         given = Given(f, args, kwargs, "find_nan", argnums, has_aux)

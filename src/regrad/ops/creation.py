@@ -13,7 +13,7 @@ from regrad.core.backends import DTypeLike
 from regrad.core.op import TensorLike, op
 from regrad.core.promotion import complex_dtype, get_default_dtype
 from regrad.core.registry import OPS, gradient
-from regrad.core.shapes import Shape, as_count, as_shape
+from regrad.core.shapes import Shape, as_count, as_ints, as_shape
 from regrad.core.signatures import public
 from regrad.core.tensor import OURS, Tensor, wrap
 from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError, kind
@@ -73,7 +73,7 @@ def tensor(
     t = _with_dtype(values, dtype)
     if shape is None:
         return t
-    shape = tuple(shape)
+    shape = as_ints(shape)
     if isinstance(values, list | tuple) and t.ndim > 1 and t.shape != shape:
         raise ShapeError(
             f"tensor: the nested values have the shape {t.shape}, which is not the shape "

@@ -7,7 +7,8 @@ from typing import Any
 
 from regrad.core import dispatch
 from regrad.core.backends import is_array
-from regrad.core.hints import ATTRIBUTES, Hint
+from regrad.core.hints import hint_at
+from regrad.core.names import ATTRIBUTES, CHANGES
 from regrad.core.shapes import Axis
 from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, NoTransposeError, camel_case
@@ -488,17 +489,15 @@ class Methods:
     space_to_batch_nd = image.space_to_batch
     batch_to_space_nd = image.batch_to_space
 
-    def __dir__(self) -> list[str]:
-        return sorted(set(object.__dir__(self)) - ATTRIBUTES.keys())
-
 
 # What users of other libraries look for is absent, and says what to use instead: TensorFlow.js's
 # own spelling of our names, too. A __getattr__ would slow down every attribute.
 for _name in list(vars(Methods)):
+    if not _name.startswith("_"):
+        ATTRIBUTES.setdefault(f"{_name}_", CHANGES)
     if not _name.startswith("_") and (_camel := camel_case(_name)) != _name:
         ATTRIBUTES[_camel] = f"It is called {_name} here."
-for _name, _hint in ATTRIBUTES.items():
-    setattr(Methods, _name, Hint(_name, _hint))
+hint_at(Methods, ATTRIBUTES)
 
 # Tensor is defined before any op exists, so it gets its methods here.
 for _name, _method in list(vars(Methods).items()):

@@ -578,5 +578,3 @@ class Methods:
         self, /, block_shape: Sequence[int], crops: Sequence[Sequence[int]]
     ) -> Tensor:
         """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`."""
-
-    def __dir__(self) -> list[str]: ...

@@ -22,7 +22,7 @@ from regrad.core.dispatch import lift
 from regrad.core.registry import OPS
 from regrad.core.state import OPEN, current
 from regrad.core.tensor import Readable, Tensor, TensorLike
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, InvalidValueError
 
 
 class _Regrad:
@@ -85,9 +85,9 @@ def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **opti
     try:
         return _ufunc_of_tensors(ufunc, method, inputs, options)
     except ArgumentError:
-        if not is_unobserved():
+        if method == "at" or not is_unobserved():  # (NumPy writes to arrays that are read-only)
             raise
-        return getattr(ufunc, method)(*_values(inputs), **_values(options))
+        return _by_numpy(ufunc.__name__, getattr(ufunc, method), inputs, options)
 
 
 def _ufunc_of_tensors(
@@ -117,6 +117,19 @@ def is_unobserved() -> bool:
     """
     state = current()
     return not OPEN and (state is None or not (state.tapes or state.guard or state.region))
+
+
+def _by_numpy(name: str, run: Callable[..., Any], args: Any, options: Any) -> Any:
+    """Return what NumPy computes from the values; refuse to write into a Tensor."""
+    try:
+        return run(*_values(args), **_values(options))
+    except ValueError as error:
+        if "read-only" not in str(error):
+            raise
+        raise InvalidValueError(
+            f"np.{name} would write into a Tensor, which never changes. Make a new one, as in "
+            "at_set(x, index, y)."
+        ) from None
 
 
 def _values(value: Any) -> Any:
@@ -226,7 +239,7 @@ def array_function(
     except ArgumentError:
         if not is_unobserved():
             raise
-        return func(*_values(args), **_values(kwargs))
+        return _by_numpy(func.__name__, func, args, kwargs)
 
 
 def _function_of_tensors(

@@ -53,5 +53,6 @@ def _advice(what: str, name: str, library: str, conversion: str) -> str:
     return (
         f"{what} was given a regrad Tensor, which only regrad's functions take.{of_name(name, ())} "
         f"regrad.{library}.from_regrad makes regrad code a function of {library}'s arrays; "
-        f"{conversion}(x) returns the values, without a gradient."
+        f"{conversion}(x) returns the values, without a gradient. For {library}'s code itself "
+        f"there are the tools of regrad.{library}."
     )

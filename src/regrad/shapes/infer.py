@@ -129,7 +129,8 @@ def explain_trial(error: Exception, op: Op, arguments: Arguments, attrs: Attrs) 
     inputs = " and ".join(f"{x.dtype} {'<unknown>' if x.shape is None else x.shape}" for x in specs)
     if op.broadcasts and (type(error) is Clash or (type(error) is ValueError and _clash(specs))):
         return ShapeError(
-            f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
+            f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}. "
+            "From the last axis on, sizes have to be equal, or one of them 1."
         )
     if is_of_caller(error) or isinstance(error, RegradError):
         error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")

@@ -12,6 +12,7 @@ tensor([1., 1.])
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from regrad.core.extras import missing as _missing
+from regrad.core.hints import refuse_name as _refuse_name
 
 try:
     import torch as _torch  # noqa: F401
@@ -48,4 +49,4 @@ def __getattr__(name: str) -> object:
 
     if name in _TOOLS:
         return getattr(import_module(f"regrad.torch.seeing.{_TOOLS[name]}"), name)
-    raise AttributeError(f"module 'regrad.torch' has no attribute {name!r}")
+    return _refuse_name(__name__, name)

@@ -115,7 +115,7 @@ class Opened:
         outer = current()
         tapes = () if outer is None else outer.tapes
         with in_state(State(tapes, self.overrides)):
-            ys, self.close = containers.flatten(self.f(*args, **options))
+            ys, self.close = containers.flatten(self._called(args, options))
         self.overrides: Any = overrides_for_replay(self.overrides)
         for y in ys:
             if not isinstance(y, Tensor):
@@ -123,6 +123,17 @@ class Opened:
                     f"from_regrad: {_name(self.f)} must return Tensors, got {kind(y)}"
                 )
         return ys
+
+    def _called(self, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        try:
+            return self.f(*args, **options)
+        except TypeError as error:
+            if "must be Tensor, not Tensor" not in str(error):
+                raise
+            raise ArgumentError(
+                f"from_regrad: {_name(self.f)} called PyTorch on a regrad Tensor, {error}. Write "
+                "it with regrad's functions; what is of PyTorch's needs no from_regrad."
+            ) from error
 
 
 def bridge(flat: Flat, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -13,7 +13,8 @@ from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.rule import place, wrong_gradient
-from regrad.errors import GradientError, kind
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
 from regrad.torch.calls import guard
 from regrad.torch.host import DisableTorchFunction, is_leaf, number_of, sequence_nr
@@ -90,6 +91,11 @@ def open_arguments(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[
     leaves, _, spec = containers.opened(args)
     for leaf in leaves:
         is_input = isinstance(leaf, torch.Tensor)
+        if isinstance(leaf, Tensor):
+            raise ArgumentError(
+                "custom_grad of regrad.torch: an argument is a Tensor of regrad, expected torch's. "
+                "For functions of regrad's Tensors there is rg.custom_grad."
+            )
         slots.append(containers.Hole(len(inputs)) if is_input else None)
         inputs += [leaf] if is_input else []
     return inputs, lambda: containers.nested(spec, iter(slots)).parts.values()

@@ -113,7 +113,12 @@ class gradient_override_map(Scope[Binding]):
         return self._untouched.others()
 
     def _hint(self) -> str:
-        return "what did run: used.untouched()."
+        if any(self._others()):
+            return "what did run: used.untouched()."
+        return (
+            "what library it is of: no torch function with a gradient ran. For regrad's there is "
+            "rg.gradient_override_map, for JAX programs rg.jax.override."
+        )
 
     def _open(self, ruleset: RuleSet, outer: tuple[Any, ...]) -> None:
         check_promises()

@@ -33,7 +33,7 @@ from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule
-from regrad.core.registry import Input, Op, find_op, refuse_function
+from regrad.core.registry import Input, Op, find_op, meant_by, refuse_function
 from regrad.core.reports import Binding, Hit
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
@@ -299,7 +299,7 @@ def family_of(key: Any) -> Family:
         raise ArgumentError(
             f"a key is an op type such as 'Relu', a torch callable such as torch.relu, or a "
             f"torch.autograd.Function; got {key!r:.80}. For a module class, give the function that "
-            "it calls."
+            f"it calls.{meant_by(key)}"
         )
     if key in spellings():
         return spellings()[key].family
@@ -308,6 +308,7 @@ def family_of(key: Any) -> Family:
             f"{key!r:.80} is not a callable that torch shows when it runs, so a rule for "
             "it would be passed over. Give a function of torch, torch.Tensor or "
             "torch.nn.functional; change your own function with regrad.torch.custom_grad."
+            + meant_by(key)
         )
     return make_family(key)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, kind
 
@@ -73,6 +74,7 @@ def fit(
     >>> rg.train.fit(step, [1.0, 3.0], epochs=2)["loss"]
     [10.0, 4.0]
     """
+    callable_or_raise(step, "fit")
     called = _callables(callbacks)
     history, best, since = History(), float("inf"), 0
     for epoch in range(epochs):

@@ -18,6 +18,9 @@ from regrad.autodiff.variables import UPDATES, Variable
 from regrad.core import dispatch
 from regrad.core.backends import BACKENDS, is_inexact, is_traced
 from regrad.core.extras import needed
+from regrad.core.hints import hint_at
+from regrad.core.names import OPTIMIZER
+from regrad.core.signatures import helpful
 from regrad.core.tensor import Tensor, TensorLike, wrap
 from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
@@ -84,6 +87,7 @@ class Optimizer:
         [1, -0.5]
     """
 
+    @helpful("Optimizer")
     def __init__(self, transformation: Any, name: str = "optimizer") -> None:
         optax = needed("optax", "jax", "regrad.train.Optimizer")
         import jax
@@ -313,6 +317,9 @@ class Optimizer:
                 f"{v.name!r}. Call .init(var_list) with all variables before the first step, or "
                 "make another Optimizer."
             )
+
+
+hint_at(Optimizer, OPTIMIZER)
 
 
 def _as_value(loss: Tensor, variables: Sequence[Variable]) -> Tensor:

@@ -75,6 +75,8 @@ def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P
          [6, 8]]
     """
     callable_or_raise(f, "vmap")
+    if getattr(in_axes, "ndim", 0):
+        raise ArgumentError(f"vmap: in_axes are ints, got {kind(in_axes)}. Write vmap(f)(x).")
 
     @helpful("vmap(f)")
     @wraps(f)

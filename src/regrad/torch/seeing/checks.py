@@ -113,12 +113,18 @@ def gradient_report(
     """
     check_callable(f, "check_gradients")
     if not isinstance(args, list | tuple):
-        raise ArgumentError(f"check_gradients(f, args): args is a list, got {kind(args)}")
+        raise ArgumentError(
+            f"check_gradients(f, args): args is a list, got {kind(args)}. Write "
+            "check_gradients(f, [x])."
+        )
     if order < 1:
         raise ArgumentError(f"check_gradients: order is 1 or more, got {order!r}")
     floats = Floats(f, args, "check_gradients", seed)
     if not floats.xs:
-        raise ArgumentError("check_gradients: there is no tensor of floats, so no gradient")
+        raise ArgumentError(
+            "check_gradients: there is no torch tensor of floats, so no gradient. For functions "
+            "of regrad's Tensors there is regrad.testing.check_gradients."
+        )
     settings = Settings("central", step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
     arrays = [as_array(x) for x in floats.xs]
     function = of_arrays(_told(floats), floats.xs)
