@@ -249,3 +249,18 @@ def test_what_is_kept_under_jit():
     assert counted(f)[0] == 5
     assert counted(rg.checkpoint(f))[0] >= 10
     assert counted(rg.checkpoint(f))[1] >= 1
+
+
+def test_an_argument_without_a_gradient_that_is_closed_over_as_well():
+    def f(x):
+        choose = lambda y: x * rg.sin(x) if rg.sum(y) > 1 else x  # noqa: E731
+        return rg.sum(rg.checkpoint(choose)(x) ** 2)
+
+    def by_jax(x):
+        return jax.numpy.sum((x * jax.numpy.sin(x)) ** 2)
+
+    x = np.array([0.6, 1.0, -0.3])
+    np.testing.assert_allclose(rg.grad(f)(x).numpy(), jax.grad(by_jax)(x))
+    np.testing.assert_allclose(rg.hessian(f)(x).numpy(), jax.hessian(by_jax)(x), atol=1e-12)
+    v = np.array([1.0, -2.0, 0.5])
+    np.testing.assert_allclose(rg.jvp(f, [x], [v])[1].numpy(), jax.jvp(by_jax, (x,), (v,))[1])
