@@ -264,3 +264,16 @@ def test_an_argument_without_a_gradient_that_is_closed_over_as_well():
     np.testing.assert_allclose(rg.hessian(f)(x).numpy(), jax.hessian(by_jax)(x), atol=1e-12)
     v = np.array([1.0, -2.0, 0.5])
     np.testing.assert_allclose(rg.jvp(f, [x], [v])[1].numpy(), jax.jvp(by_jax, (x,), (v,))[1])
+
+
+def test_what_a_compiled_function_made_is_used_in_a_batch():
+    def f(x):
+        t = rg.jit(lambda p: p * x)(x)
+        return rg.sum(rg.vmap(lambda r: rg.vmap(lambda q: q * r * rg.sum(t))(x))(t))
+
+    def by_jax(x):
+        return jax.numpy.sum(x * x) ** 2 * jax.numpy.sum(x)
+
+    x = np.array([0.6, 1.0, -0.3])
+    np.testing.assert_allclose(rg.grad(rg.checkpoint(f))(x).numpy(), jax.grad(by_jax)(x))
+    np.testing.assert_allclose(rg.hessian(rg.checkpoint(f))(x).numpy(), jax.hessian(by_jax)(x))
