@@ -10,7 +10,7 @@ import pytest
 
 import regrad as rg
 from regrad.core.state import current
-from regrad.errors import GradientError
+from regrad.errors import ArgumentError, GradientError
 from tests.helpers.quick import MODES, nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
@@ -277,3 +277,21 @@ def test_what_a_compiled_function_made_is_used_in_a_batch():
     x = np.array([0.6, 1.0, -0.3])
     np.testing.assert_allclose(rg.grad(rg.checkpoint(f))(x).numpy(), jax.grad(by_jax)(x))
     np.testing.assert_allclose(rg.hessian(rg.checkpoint(f))(x).numpy(), jax.hessian(by_jax)(x))
+
+
+async def later(x):
+    return x
+
+
+def one_by_one(x):
+    yield x
+
+
+async def one_by_one_later(x):
+    yield x
+
+
+@pytest.mark.parametrize("f", [later, one_by_one, one_by_one_later])
+def test_a_function_that_runs_after_the_call_is_refused(f):
+    with pytest.raises(ArgumentError, match="an async or a generator function"):
+        rg.checkpoint(f)
