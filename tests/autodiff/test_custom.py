@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
+import regrad.v1 as tf
 from regrad.core.state import current
 from regrad.errors import ArgumentError, GradientError, RuleError
 
@@ -271,3 +272,37 @@ def test_a_keyword_that_is_differentiated_is_refused():
     f = rg.custom_grad(lambda x, w=None: (x * 1.0, lambda dy: dy))
     with pytest.raises(GradientError, match="keyword argument 'w'"):
         rg.grad(lambda w: f(rg.scalar(1.0), w=w))(2.0)
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_a_method_object_is_refused_where_it_is_decorated(kind):
+    with pytest.raises(ArgumentError, match=f"put @{kind.__name__} above @custom_grad"):
+        rg.custom_grad(kind(lambda x: (x, lambda dy: dy)))
+
+
+def test_what_a_gradient_function_differentiates_is_under_the_overrides_of_the_call():
+    """Of the three sines, the one under `grad` has the rule; those of grad_func itself do not."""
+
+    def differentiating(x):
+        inner = lambda: rg.grad(lambda p: rg.sum(rg.sin(p)))(x)  # noqa: E731
+        return rg.sin(x), lambda dy: dy * (rg.sin(x) + inner())
+
+    def f(x):
+        with rg.gradient_override_map({"Sin": lambda dy: dy * 100.0}):
+            return rg.sum(rg.custom_grad(differentiating)(x))
+
+    x = np.array([0.7, 0.2], np.float32)
+    jitted = pytest.importorskip("jax") and [rg.jit(rg.grad(f)), rg.grad(rg.jit(f))]
+    for df in [rg.grad(f), rg.grad(rg.checkpoint(f)), *jitted]:
+        np.testing.assert_allclose(df(x).numpy(), np.sin(x) + 100, rtol=1e-6)
+    with tf.Graph().as_default(), tf.Session() as session:
+        place = tf.placeholder(np.float32, [2])
+        dx = tf.gradients(f(rg.asarray(place)), place)
+        np.testing.assert_allclose(session.run(dx, {place: x})[0], np.sin(x) + 100, rtol=1e-6)
+
+
+def test_what_a_rule_differentiates_is_masked_like_the_rule():
+    rule = lambda dy, x: dy * rg.grad(lambda p: rg.sum(rg.sin(p)))(x)  # noqa: E731
+    with rg.gradient_override_map({"Sin": lambda dy: dy * 100.0, "Tanh": rule}):
+        dx = rg.grad(lambda x: rg.tanh(x) + rg.sin(x))(0.7)
+    assert dx.item() == pytest.approx(np.cos(0.7) + 100)

@@ -2,7 +2,8 @@
 
 A program is a list of statements over float64 tensors. Each has a *twin*, in which overridden ops
 and custom gradients are written out by `stop_gradient` alone; it needs no override and no
-`custom_grad`, and its value and derivatives of every order are those of the program.
+`custom_grad`, and its value and derivatives of every order are those of the program. Every third
+program is a *nested* one, of a few expressions as `nested` writes them; JAX runs its twin.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regrad as rg
+from tests.campaigns import in_jax, nested
 
 PRELUDE = """
 import numpy as np
@@ -82,7 +84,9 @@ def twin_closed_tanh(x): return rg.tanh(x)
 def twin_pair(a, b): return a * b
 def twin_surrogate(x): return sur(x * x, rg.sin(x))
 def twin_steps(x): return sur(rg.floor(x), rg.erf(x) * (np.pi ** 0.5 / 2))
-""".strip()
+
+""".lstrip()
+PRELUDE += nested.PRELUDE
 
 UNARY = """
 -{a}; rg.abs({a}); rg.square({a}); rg.sqrt(rg.square({a}) + 0.3); rg.exp(rg.tanh({a}))
@@ -171,6 +175,7 @@ class Stmt(NamedTuple):
     uses: tuple[str, ...]
     shape: tuple[int, ...] = ()
     surrogate: bool = False
+    expr: nested.Expr | None = None
 
 
 def followed(stmt: Stmt, line: str) -> Stmt:
@@ -193,6 +198,10 @@ class Program:
     @property
     def has_surrogate(self) -> bool:
         return any(s.surrogate for s in self.stmts)
+
+    @property
+    def is_nested(self) -> bool:
+        return any(s.expr is not None for s in self.stmts)
 
     @property
     def xs(self) -> list[np.ndarray]:
@@ -224,7 +233,7 @@ class Program:
 
     def function(self, twin: bool = False) -> Any:
         """`f`, with definitions of its own."""
-        space = definitions()
+        space = definitions(in_jax if twin and self.is_nested else rg)
         if "variable" in self.kinds:
             space["V"] = rg.Variable(np.float64(0.3), name=f"V{next(SERIAL)}")
         exec(compile(self.text(twin), "<program>", "exec"), space)
@@ -240,9 +249,10 @@ class Program:
 SERIAL = iter(range(10**9))
 
 
-def definitions() -> dict[str, Any]:
+def definitions(library: Any = rg) -> dict[str, Any]:
     space: dict[str, Any] = {}
     exec(PRELUDE_CODE, space)
+    space["rg"] = library
     return space
 
 
@@ -289,18 +299,39 @@ class Maker:
         last = [s.target for s in self.stmts if s.target not in used] or ["x0"]
         return Program(tuple(inputs), tuple(self.stmts), tuple(last))
 
+    def nested(self) -> Program:
+        """A program of expressions that hold each other; one that raises is kept, and found."""
+        rng, writer = self.rng, nested.Writer(self.rng)
+        numbers = np.random.default_rng(rng.randrange(2**32))
+        shapes = [(3,), *rng.choices([(3,), ()], k=rng.randint(0, 2))]
+        inputs = [(f"x{i}", np.round(numbers.uniform(-2, 2, s), 3)) for i, s in enumerate(shapes)]
+        self.values = {n: rg.asarray(x) for n, x in inputs}
+        due = rng.randint(1, 3)
+        for _ in range(6):
+            if len(self.stmts) < due:
+                names = {n: "v" if x.shape else "s" for n, x in self.values.items()}
+                expr = writer.expr("v", names, rng.randint(2, 4))
+                self.take(nested_stmt(f"t{len(self.stmts)}", expr), keep=True)
+        used = {name for s in self.stmts for name in s.uses}
+        last = [s.target for s in self.stmts if s.target not in used] or ["x0"]
+        return Program(tuple(inputs), tuple(self.stmts), tuple(last))
+
     def grow(self) -> None:
         make = self.rng.choices(
             [self.basic, self.shaped, self.region, self.override, self.custom, self.variable],
             [5, 3, 4, 3, 2, 0.5],
         )[0]
-        stmt = make(f"t{len(self.stmts)}")
+        self.take(make(f"t{len(self.stmts)}"))
+
+    def take(self, stmt: Stmt, keep: bool = False) -> None:
+        """Run a statement, and keep it if there is something to compare."""
         space = {**self.space, **self.values}
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
                 exec("\n".join(stmt.lines), space)
             except Exception:
+                self.stmts += [stmt] * keep
                 return  # the shapes do not fit; (that it fails in other modes alone is found there)
         y = space[stmt.target]
         data = y.numpy() if isinstance(y, rg.Tensor) else np.zeros(0)
@@ -391,6 +422,15 @@ class Maker:
         return Stmt(target, "variable", lines, lines, (a,))
 
 
+def nested_stmt(target: str, expr: nested.Expr) -> Stmt:
+    kinds = sorted(expr.kinds - {"op"})
+    lines = (f"{target} = {expr.text}",)
+    uses = dict.fromkeys(re.findall(r"\b[tx]\d+\b", expr.text))
+    surrogate = any(k.startswith(("override", "custom_grad")) and "true" not in k for k in kinds)
+    kind = "nested: " + "; ".join(kinds)
+    return Stmt(target, kind, lines, lines, tuple(uses), (3,), surrogate, expr)
+
+
 def substituted(text: str, letter: str, unary: str, op: str) -> str:
     """`U(…)` written out; with `op`, of `OP(…)`."""
     while (i := text.find(f"{letter}(")) >= 0 and not text[i - 1].isalnum():
@@ -405,7 +445,7 @@ def substituted(text: str, letter: str, unary: str, op: str) -> str:
 
 
 def made(seed: int) -> Program:
-    return Maker(seed).program()
+    return Maker(seed).nested() if seed % 3 == 2 else Maker(seed).program()
 
 
 # -- making them smaller ---------------------------------------------------------------------------
@@ -422,6 +462,11 @@ def smaller(program: Program) -> Iterator[Program]:
                 others = tuple(y for y in program.outputs if y != s.target)
                 yield tidy(replace(program, outputs=(*others, name)))
     for i, s in enumerate(program.stmts):
+        if s.expr is not None:
+            for expr in nested.smaller(s.expr):
+                less = nested_stmt(s.target, expr)
+                stmts = (*program.stmts[:i], less, *program.stmts[i + 1 :])
+                yield tidy(replace(program, stmts=stmts))
         if s.kind not in ("constant",):
             for name, x in program.inputs:
                 if x.shape == s.shape and s.lines != (f"{s.target} = {name}",):

@@ -10,7 +10,7 @@ import pytest
 
 import regrad as rg
 from regrad.core.state import current
-from regrad.errors import GradientError
+from regrad.errors import ArgumentError, GradientError
 from tests.helpers.quick import MODES, nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
@@ -249,3 +249,49 @@ def test_what_is_kept_under_jit():
     assert counted(f)[0] == 5
     assert counted(rg.checkpoint(f))[0] >= 10
     assert counted(rg.checkpoint(f))[1] >= 1
+
+
+def test_an_argument_without_a_gradient_that_is_closed_over_as_well():
+    def f(x):
+        choose = lambda y: x * rg.sin(x) if rg.sum(y) > 1 else x  # noqa: E731
+        return rg.sum(rg.checkpoint(choose)(x) ** 2)
+
+    def by_jax(x):
+        return jax.numpy.sum((x * jax.numpy.sin(x)) ** 2)
+
+    x = np.array([0.6, 1.0, -0.3])
+    np.testing.assert_allclose(rg.grad(f)(x).numpy(), jax.grad(by_jax)(x))
+    np.testing.assert_allclose(rg.hessian(f)(x).numpy(), jax.hessian(by_jax)(x), atol=1e-12)
+    v = np.array([1.0, -2.0, 0.5])
+    np.testing.assert_allclose(rg.jvp(f, [x], [v])[1].numpy(), jax.jvp(by_jax, (x,), (v,))[1])
+
+
+def test_what_a_compiled_function_made_is_used_in_a_batch():
+    def f(x):
+        t = rg.jit(lambda p: p * x)(x)
+        return rg.sum(rg.vmap(lambda r: rg.vmap(lambda q: q * r * rg.sum(t))(x))(t))
+
+    def by_jax(x):
+        return jax.numpy.sum(x * x) ** 2 * jax.numpy.sum(x)
+
+    x = np.array([0.6, 1.0, -0.3])
+    np.testing.assert_allclose(rg.grad(rg.checkpoint(f))(x).numpy(), jax.grad(by_jax)(x))
+    np.testing.assert_allclose(rg.hessian(rg.checkpoint(f))(x).numpy(), jax.hessian(by_jax)(x))
+
+
+async def later(x):
+    return x
+
+
+def one_by_one(x):
+    yield x
+
+
+async def one_by_one_later(x):
+    yield x
+
+
+@pytest.mark.parametrize("f", [later, one_by_one, one_by_one_later])
+def test_a_function_that_runs_after_the_call_is_refused(f):
+    with pytest.raises(ArgumentError, match="an async or a generator function"):
+        rg.checkpoint(f)

@@ -6,7 +6,8 @@ import pytest
 import regrad as rg
 from regrad.errors import GradientError
 
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
 
 X, V = rg.scalar(0.7), rg.scalar(1.3)
 
@@ -181,3 +182,81 @@ def test_variables_assigned_in_the_loop():
         return rg.jit(lambda x: rg.jvp(g, [x], [V])[1])(x)
 
     assert f(X).item() == pytest.approx(4 * 0.7**3 * 1.3, rel=1e-5)
+
+
+# -- a gradient function that is transposed piece by piece -----------------------------------------
+#
+# What comes before a region is transposed for its inputs, and once more for what does not lead
+# through it, so a gradient function runs twice: in the derivative of a compiled function, by a
+# replay of a replay.
+
+
+@rg.custom_grad
+def kept_sin(x, save):
+    save(x=x)
+    return rg.sin(x), lambda dy, saved: dy * rg.cos(saved.x)
+
+
+@rg.custom_grad
+def closed_sin(x):
+    return rg.sin(x), lambda dy: dy * rg.cos(x)
+
+
+@rg.custom_grad
+def sin_of_a_pair(pair, save):
+    y = rg.sin(pair["x"])
+    save(x=pair["x"], y=y)
+    back = lambda dy, saved: {"x": dy[0] * rg.cos(saved.x) + dy[1] * saved.y, "of": None}  # noqa: E731
+    return (y, -rg.cos(pair["x"])), back
+
+
+SINES = {
+    "saved": kept_sin,
+    "closed over": closed_sin,
+    "of a pair": lambda x: sin_of_a_pair({"x": x, "of": rg.tensor(1.0)})[0],
+}
+# A region over another input, and the same in JAX; c is the sum of the sines.
+OVER_ANOTHER = {
+    "scan": (
+        lambda c, x: rg.scan(lambda c, r: (c * r, c), c, x)[1],
+        lambda c, x: jax.lax.scan(lambda c, r: (c * r, c), c, x)[1],
+    ),
+    "vmap": (
+        lambda c, x: rg.vmap(lambda r: r * c * r)(x),
+        lambda c, x: jax.vmap(lambda r: r * c * r)(x),
+    ),
+    "cond": (
+        lambda c, x: rg.cond(x[0] > 0, lambda: x * x * c, lambda: x),
+        lambda c, x: jax.lax.cond(x[0] > 0, lambda: x * x * c, lambda: x),
+    ),
+}
+DERIVATIVES = {
+    "jvp": lambda lib, g: lib.jvp(g, (P, Q), (Q, P))[1],
+    "linearize": lambda lib, g: lib.linearize(g, P, Q)[1](Q, P),
+    "jvp of jvp": lambda lib, g: lib.jvp(
+        lambda x, w: lib.jvp(g, (x, w), (w, x * w))[1], (P, Q), (Q, P)
+    )[1],
+    "grad of jvp": lambda lib, g: lib.grad(lambda x: lib.jvp(g, (x, P * 1.0), (x * x, x))[1])(Q),
+    "jvp of grad": lambda lib, g: lib.jvp(lib.grad(lambda w: g(P * 1.0, w)), (Q,), (P,))[1],
+}
+P, Q = np.array([0.3, 0.2], np.float32), np.array([0.1, 0.4], np.float32)
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.parametrize("region", OVER_ANOTHER)
+@pytest.mark.parametrize("sine", SINES)
+def test_a_gradient_function_that_runs_twice_in_a_replay(sine, region, name):
+    def g(x, w):
+        t = SINES[sine](w)
+        return rg.sum(t) * rg.sum(t) + rg.sum(OVER_ANOTHER[region][0](rg.sum(t), x))
+
+    def by_jax(x, w):
+        t = jnp.sin(w)
+        return jnp.sum(t) ** 2 + jnp.sum(OVER_ANOTHER[region][1](jnp.sum(t), x))
+
+    due = DERIVATIVES[name](jax, by_jax)
+    for f in (rg.jit(g), rg.jit(lambda x, w: rg.jit(g)(x, w))):
+        found = DERIVATIVES[name](rg, f)
+        np.testing.assert_allclose(found.numpy(), due, 1e-5, 1e-6)
+        if name == "jvp of grad":
+            np.testing.assert_allclose(rg.hvp(f, [P, Q], [P * 0, P])[1].numpy(), due, 1e-5)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import is_inexact
 from regrad.core.blocks import block
-from regrad.core.dispatch import in_region
+from regrad.core.dispatch import alias, in_region
 from regrad.core.promotion import gradient_dtype, widest
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.state import current
@@ -186,9 +186,11 @@ class BodyFunction:
         pairs = list(zip(self.captured, tensors[self.count :], strict=True))
         stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
         values = {s: x for s, x in pairs if isinstance(s, Variable)}
+        # an argument without a gradient may be the very object that is captured with one
+        xs = [alias(x) if id(x) in stand_ins else x for x in tensors[: self.count]]
         region = Inline(self.kind, stand_ins, values)
         tapes = () if (state := current()) is None else state.tapes
-        body = partial(results, self.f, tensors[: self.count], region)
+        body = partial(results, self.f, xs, region)
         return run_inside(body, region, self.overrides, tapes)
 
 

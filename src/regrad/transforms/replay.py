@@ -563,6 +563,8 @@ class Renamed:
         inner = self.region.enter(now)
         self.region.swap(capture)
         if capture is not self.outside:
+            if self.outside is not None:  # untold, it would look for x, whose trace has ended
+                self.outside.source(now, inner)
             capture.source(x, inner)
         return inner
 

@@ -38,6 +38,7 @@ from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
+    from regrad.transforms.trail import Reached
 
 Axes: TypeAlias = Any  # an int, None, or containers of these
 
@@ -177,6 +178,9 @@ class Examples(Inline):
     """The region of examples that are run one by one, as if they were run at once."""
 
     draws = False
+
+    def _reached(self, source: Reached, inner: Tensor) -> Tensor:
+        return inner  # (the region around tells the capture, unless the source was made in there)
 
 
 def one_by_one(
