@@ -36,6 +36,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 import regrad as rg
 import regrad.torch
@@ -488,9 +489,53 @@ def hits_of_all_processes() -> None:
         assert [row[0] for row in used.gather(alone).rows] == ["1"] * 3
 
 
+# -- other processes, which prepare data -----------------------------------------------------------
+
+
+class Images(Dataset[Any]):
+    """Each example was made with a ReLU, and says whose gradient that has.
+
+    (A worker that was forked cannot differentiate if its parent has: torch's own limit.)
+    """
+
+    def __getitem__(self, i: int) -> Any:
+        x, labels = images()
+        y = torch.relu(x[i].clone().requires_grad_())
+        return x[i], labels[i], type(y.grad_fn).__name__
+
+    def __len__(self) -> int:
+        return 8
+
+
+def check_workers(method: str) -> None:
+    """A worker that was forked in a scope has it; one that was started anew has none."""
+    loader = DataLoader(Images(), 8, num_workers=1, multiprocessing_context=method)
+    model, by_hand = ResNet(), resnet_by_hand()
+    with override(RELU) as used:
+        ((x, labels, nodes),) = loader
+        loss_of(model(x), labels).backward()
+    used.assert_fired()
+    loss_of(by_hand(images()[0]), images()[1]).backward()
+    assert_equal(state(model), state(by_hand))
+    assert torch.equal(x, images()[0])
+    assert ({*nodes} == {"ReluBackward0"}) == (method != "fork"), nodes
+
+
+def workers_forked() -> None:
+    check_workers("fork")
+
+
+def workers_of_a_server() -> None:
+    check_workers("forkserver")
+
+
+def workers_started_anew() -> None:
+    check_workers("spawn")
+
+
 # -- running ---------------------------------------------------------------------------------------
 
-KINDS = ("ddp_", "fsdp_", "tensor_", "pipeline_", "hits_")
+KINDS = ("ddp_", "fsdp_", "tensor_", "pipeline_", "hits_", "workers_")
 
 
 def main(report: str, rank: str, port: str, *kinds: str) -> None:
