@@ -4,6 +4,7 @@
     python -m tests.campaigns.public_models --only timm/resnet    rows whose name begins like this
     python -m tests.campaigns.public_models --types Relu,Softmax  these op types only
     python -m tests.campaigns.public_models --fresh               from the beginning
+    python -m tests.campaigns.public_models --compiled aot_eager  some, by torch.compile
 
 The models are in `public_table` (PyTorch) and `public_jax`, with random weights and tiny sizes. A
 case is a model and an op type of which it runs at least one; its rule multiplies the native
@@ -16,6 +17,9 @@ of the plain model, to the bit where the op is called by its name. One of these 
 * explained: torch's own error about a tensor that was changed in place after a rule had named it;
 * silent: another gradient or another value. There must be none;
 * broken: any other error. There must be none.
+
+With `--compiled` a model is compiled anew in each scope. It has to have as many graphs as without a
+scope; gradients are due from the same oracle, and values up to rounding.
 
 The same models under guided backprop are compared with Captum's and zennit's (`public_peers`).
 
@@ -46,7 +50,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 import tqdm
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import regrad.torch
 from regrad.errors import RegradError
@@ -58,6 +64,13 @@ from tests.helpers.paths import ROOT
 RESULT = Path(__file__).parent / "results" / "public.json"
 STATE = ROOT / "out" / "public.jsonl"
 OUTCOMES = (DELIVERED, REFUSED, EXPLAINED, SILENT, BROKEN)
+BACKEND = os.environ.get("REGRAD_PUBLIC_BACKEND", "")  # of torch.compile (for the workers)
+COMPILED = (  # what `--compiled` runs
+    "torchvision/resnet18", "torchvision/resnet18/train", "timm/vit_tiny_patch16_224",
+    "transformers/BertForSequenceClassification/sdpa", "transformers/GPT2LMHeadModel/sdpa",
+    "transformers/GPT2LMHeadModel/eager", "transformers/LlamaForCausalLM/sdpa",
+    "transformers/LlamaForCausalLM/eager",
+)  # fmt: skip
 PEERS = ("captum", "zennit")
 TWO = ("MatMul", "AddV2", "Mul")  # op types of two operands, which torch may exchange inside
 
@@ -81,6 +94,17 @@ class Subject:
         self.dys = [torch.randn_like(y) for y in self.ys]
         is_single = self.record.is_single or self.dtype != torch.float64
         self.tolerance = 2e-4 if is_single else max(1e-6, 30 * self._unrest())
+        self.counter = CompileCounterWithBackend(BACKEND)
+        self.compiled_ys = self.call(self.compiled())
+        self.graphs = self.counter.frame_count
+
+    def compiled(self) -> Any:
+        """The model as it runs in a case: compiled anew, if it is to be compiled."""
+        if not BACKEND:
+            return self.module
+        torch._dynamo.reset()
+        self.counter = CompileCounterWithBackend(BACKEND)
+        return torch.compile(self.module, backend=self.counter)  # pyright: ignore
 
     def _unrest(self) -> float:
         """How much the plain gradients change if weights and inputs change by a rounding."""
@@ -99,10 +123,10 @@ class Subject:
         is_real = isinstance(x, torch.Tensor) and x.is_floating_point()
         return x.detach().to(self.dtype, copy=True).requires_grad_() if is_real else x
 
-    def call(self) -> list[torch.Tensor]:
+    def call(self, model: Any = None) -> list[torch.Tensor]:
         """The outputs that have a gradient; with the same random numbers at each call."""
         torch.manual_seed(1)
-        found = leaves(self.module(*self.args, **self.options))
+        found = leaves((self.module if model is None else model)(*self.args, **self.options))
         return [y for y in found if y.requires_grad]
 
     def due(self, ops: Sequence[Op], k: float, l: float) -> list[torch.Tensor]:  # noqa: E741
@@ -111,8 +135,9 @@ class Subject:
     def overridden(self, op_type: str, k: float, l: float) -> tuple[Any, Any, int]:  # noqa: E741
         """The outputs in a scope, the gradients, and how many calls were bound."""
         rules = {op_type: public_oracle.rule(op_type, k, l)}
+        model = self.compiled()
         with regrad.torch.gradient_override_map(rules) as used:
-            ys = self.call()
+            ys = self.call(model)
         found = public_oracle.gradients(ys, self.dys, self.xs)
         return ys, found, sum(hit.count for hit in used.hits)
 
@@ -153,6 +178,8 @@ def compared(subject: Subject, op_type: str, ops: Sequence[Op]) -> tuple[str, st
         ys, found, hits = subject.overridden(op_type, k, l)
         if wrong := values_differ(subject, ys, op_type, ops, counted):
             return SILENT, wrong
+        if (graphs := subject.counter.frame_count) != subject.graphs:
+            return BROKEN, f"{graphs} graphs, without a scope {subject.graphs}"
         every = counted if op_type in BY_NAME else ops
         far = public_oracle.error(found, subject.due(every, k, l))
         if far <= subject.tolerance:
@@ -193,7 +220,7 @@ def values_differ(subject: Subject, ys: Any, op_type: str, ops: Any, counted: An
         float((y - plain).detach().abs().max() / (plain.detach().abs().max() + 1e-300))
         for y, plain in zip(ys, subject.ys, strict=True)
     )
-    is_apart = len(counted) < len(ops) or op_type == "Conv2D"
+    is_apart = len(counted) < len(ops) or op_type == "Conv2D" or BACKEND
     bound = subject.tolerance if is_apart else 0.0
     return "" if far <= bound else f"values differ by {far:.1e} of the largest"
 
@@ -228,6 +255,9 @@ def attempted(name: str, types: Sequence[str]) -> Iterator[Verdict]:
     row = next(r for r in public_table.rows() if r.name == name)
     public_table.prepared(row.package)
     subject = Subject(row)
+    if wrong := values_differ(subject, subject.compiled_ys, "", (), ()):
+        yield Verdict(name, EXPLAINED, f"compiled without a scope, {wrong}")
+        return
     for op_type in types or public_table.OP_TYPES:
         if ops := subject.record.ops(op_type):
             yield verdict_of(subject, f"{name}/{op_type}", op_type, ops)
@@ -240,7 +270,7 @@ def carried_out(wanted: Sequence[str], options: argparse.Namespace) -> list[dict
     STATE.parent.mkdir(exist_ok=True)
     if options.fresh:
         STATE.unlink(missing_ok=True)
-    digest = sources() + options.types
+    digest = sources() + options.types + options.compiled
     known = before(STATE, digest)
     todo = [(name, types_of(options)) for name in wanted if name not in known]
     with (
@@ -322,9 +352,11 @@ def listing(found: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"       {', '.join(row['cases'][:3])}{', …' if row['count'] > 3 else ''}"
 
 
-def written(path: Path, entries: Sequence[dict[str, Any]], found: Any, peers: Any) -> None:
+def written(
+    path: Path, entries: Sequence[dict[str, Any]], found: Any, peers: Any, packages: Iterable[str]
+) -> None:
     content = {
-        **records.facts("tests.campaigns.public_models", versions()),
+        **records.facts("tests.campaigns.public_models", versions(packages)),
         "seconds": round(sum(entry["seconds"] for entry in entries)),
         "models": len(entries),
         "counts": totals(entries),
@@ -339,8 +371,8 @@ def needed() -> list[str]:
     return [*public_table.SOURCES, *public_jax.PACKAGES, *PEERS]
 
 
-def versions() -> Iterator[str]:
-    for name in ("torch", "jax", *needed()):
+def versions(packages: Iterable[str]) -> Iterator[str]:
+    for name in packages:
         dist = {"haiku": "dm-haiku"}.get(name, name)
         yield f"{name} {importlib.metadata.version(dist).partition('+')[0]}"
 
@@ -353,6 +385,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.public_models")
     parser.add_argument("--only", default="", metavar="timm/", help="rows that begin like this")
     parser.add_argument("--types", default="", metavar="Relu,Mul", help="these op types only")
+    parser.add_argument("--compiled", default="", metavar="BACKEND", help="by torch.compile")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
     return parser.parse_args(given)
@@ -361,20 +394,25 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
     start = time.perf_counter()
-    wanted = [row.name for row in all_rows() if row.name.startswith(options.only)]
+    rows = public_table.rows() if options.compiled else all_rows()
+    wanted = [row.name for row in rows if row.name.startswith(options.only)]
+    if options.compiled and not options.only:
+        wanted = [name for name in wanted if name in COMPILED]
     if not wanted:
         sys.exit(f"no row begins with {options.only!r}; see public_table.rows()")
-    packages = needed() if not options.only else {n.partition("/")[0] for n in wanted} - {"jax"}
+    is_all = not (options.only or options.compiled)
+    packages = needed() if is_all else sorted({n.partition("/")[0] for n in wanted} - {"jax"})
     if lacking := missing(packages):
         sys.exit(f"not installed: {', '.join(lacking)}; the head of public_models.py says how")
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers
+    os.environ |= {"OMP_NUM_THREADS": "1", "REGRAD_PUBLIC_BACKEND": options.compiled}  # of workers
     entries = carried_out(wanted, options)
     found = causes(entries)
     print("\n".join(listing(found)), f"\n\n{table(totals(entries))}\n")
     is_whole = not options.only and not options.types
-    peers = public_peers.errors() if is_whole else {}
-    path = RESULT if is_whole else ROOT / "out" / "public-part.json"
-    written(path, entries, found, peers)
+    peers = public_peers.errors() if is_whole and is_all else {}
+    path = RESULT if is_all else RESULT.with_stem(f"public-{options.compiled}")
+    path = path if is_whole else ROOT / "out" / "public-part.json"
+    written(path, entries, found, peers, ["torch", *["jax"] * is_all, *packages])
     wrong = sum(row["count"] for row in found if row["outcome"] in WRONG)
     print(f"{wrong} cases must not be. {time.perf_counter() - start:.0f} s; "
           f"written to {path.relative_to(ROOT)}")  # fmt: skip
