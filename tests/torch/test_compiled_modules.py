@@ -105,6 +105,13 @@ def answers(net, shape):
     return y.detach(), torch.autograd.grad((y * weights).sum(), x)[0]
 
 
+class Made(nn.Module):
+    """A loss that is made in the forward pass: Dynamo asks no mode about it."""
+
+    def forward(self, x):
+        return nn.CrossEntropyLoss(label_smoothing=0.1)(x, torch.arange(len(x)) % x.shape[1])
+
+
 # One that the network has in front of the module, and one that most modules have not.
 @pytest.mark.parametrize("key", ["Tanh", "Relu"])
 @pytest.mark.parametrize("name", MODULES)
@@ -127,3 +134,17 @@ def test_modules_compile_whole_beside_a_rule(name, key):
     torch.testing.assert_close(y, plain[0])
     torch.testing.assert_close(dx, wanted[1])
     assert key == "Relu" or not torch.allclose(dx, plain[1])
+
+
+@pytest.mark.parametrize("make", [Loss, Made])
+def test_a_loss_runs_under_the_rule_for_an_op_inside(make):
+    net = Net(make())
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    with override({"LogSoftmax": lambda dy: dy * 3}) as used:
+        wanted = answers(net, FLAT)
+        y, dx = answers(compiled, FLAT)
+    used.assert_fired()
+    torch.testing.assert_close(y, wanted[0])
+    torch.testing.assert_close(dx, wanted[1])
+    assert not torch.allclose(dx, answers(net, FLAT)[1])

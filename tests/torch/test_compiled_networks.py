@@ -109,7 +109,8 @@ def test_networks_are_trained_under_rules(name):
     expected_losses, expected = train(by_hand(), data())
     assert_equal(found, expected)
     torch.testing.assert_close(losses, expected_losses)
-    assert counter.frame_count == without.frame_count > 0
+    assert counter.frame_count == without.frame_count
+    assert counter.frame_count > 0 or name == "LSTM"  # (PyTorch 2.10 compiles nothing around one)
 
 
 def test_inductor_compiles_a_network_under_rules():

@@ -96,7 +96,7 @@ def differs(case: Case) -> str:
     for op_type, scaled in rules(factors).items():
         try:
             value, due, count = expected(case, op_type, factors)
-        except RuntimeError:
+        except (RuntimeError, ArithmeticError):  # (opt_einsum 3.3 divides by sizes of 0)
             return ""  # the call is none
         xs = case.inputs()
         try:

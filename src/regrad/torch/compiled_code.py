@@ -137,6 +137,9 @@ def run_node(old: Callable[..., Any]) -> Any:
             return old(tracer, node, args, options, module)
         if (function := FORWARD.get()) is not None:
             return _in_forward(function, node, lambda: old(tracer, node, args, options, module))
+        if (parts := _unasked(node, args, options)) is not None:
+            node.target = place_call(parts, Place(line_of(node)))
+            return old(tracer, node, args, options, module)
         start = sequence_nr()
         result = old(tracer, node, args, options, module)
         if _is_watched(node):
@@ -144,6 +147,18 @@ def run_node(old: Callable[..., Any]) -> Any:
         return result
 
     return watched
+
+
+def _unasked(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Return the parts of a function that torch.compile put into its program without asking.
+
+    It does so for `nn.CrossEntropyLoss()` that is made in the compiled function.
+    """
+    if node.op != "call_function" or not torch.is_grad_enabled():
+        return None
+    rows, *_ = SCOPES.get()[-1]._mode.traced.get(node.target, ((),))
+    fit = (parts for when, parts in rows if when is None or when(*args, **options))
+    return next((parts for parts in fit if not parts.refused), None)
 
 
 def is_ours(target: object) -> bool:
