@@ -136,8 +136,8 @@ class Subject:
         self,
         op_type: str,
         k: float,
-        l: float,
-        model: Any = None,  # noqa: E741
+        l: float,  # noqa: E741
+        model: Any = None,
     ) -> tuple[Any, Any, int]:
         """The outputs in a scope, the gradients, and how many calls were bound."""
         rules = {op_type: public_oracle.rule(op_type, k, l)}

@@ -65,7 +65,7 @@ class Refusal:
         )
 
 
-HERE: ContextVar[None] = ContextVar("regrad_here")
+HERE: ContextVar[None] = ContextVar("regrad_here", default=None)
 
 
 def stay(value: Any, variable: ContextVar[Any] = HERE, to: Any = None) -> Generator[Any]:
@@ -76,7 +76,7 @@ def stay(value: Any, variable: ContextVar[Any] = HERE, to: Any = None) -> Genera
     other one is changed.
     """
     token = None
-    before = variable.get(None)
+    before = variable.get()
     try:
         token = variable.set(to)
         yield value
@@ -93,7 +93,7 @@ def stay(value: Any, variable: ContextVar[Any] = HERE, to: Any = None) -> Genera
 def _put_back(variable: ContextVar[Any], token: Token[Any], to: Any) -> bool:
     """Give a variable its former value; False, and no change, in another context."""
     try:
-        found = variable.get(None)
+        found = variable.get()
         variable.reset(token)
     except ValueError:
         return False
