@@ -81,7 +81,9 @@ def test_errors_are_told_apart(monkeypatch):
         (regrad.errors.PassedOverError("no"), REFUSED),
         (TypeError("no"), BROKEN),
     ):
-        monkeypatch.setattr(small, "call", lambda problem=problem: (_ for _ in ()).throw(problem))
+        monkeypatch.setattr(
+            small, "call", lambda model, problem=problem: (_ for _ in ()).throw(problem)
+        )
         assert public_models.verdict_of(small, "case", "Relu", ops).outcome == outcome
 
 
