@@ -186,7 +186,7 @@ def by_ones(ys: Any, xs: Sequence[Any]) -> list[Any]:
 
 
 def compiled(net: nn.Module, taken: int, xs: Sequence[Any], op_type: str | None) -> tuple[Any, int]:
-    """What the compiled network gives under a rule, and of how many graphs it is."""
+    """Return the compiled network's result under a rule, and its number of graphs."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     run = torch.compile(net, backend=counter)
@@ -194,7 +194,7 @@ def compiled(net: nn.Module, taken: int, xs: Sequence[Any], op_type: str | None)
 
 
 def is_whole(net: nn.Module, xs: Sequence[Any]) -> bool:
-    """Whether torch compiles a network to one graph without regrad."""
+    """Return whether torch compiles a network to one graph without regrad."""
     torch._dynamo.reset()
     try:
         torch.compile(net, backend="aot_eager", fullgraph=True)(*xs)
@@ -251,7 +251,7 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
 
 
 def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
-    """What a case has in common with others, and what tells it from them."""
+    """Return the class of a case, and its name in it."""
     kind, _, name = case.partition(": ")
     if outcome in WRONG:
         return f"{kind}: {detail[:80]}", name

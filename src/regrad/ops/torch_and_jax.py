@@ -1,4 +1,4 @@
-"""What functions of PyTorch and JAX ask of an argument that is not an array of theirs.
+"""Answers to functions of PyTorch and JAX that are given a Tensor, not an array of theirs.
 
 A Tensor refuses, with the way out. Operators (`array + t`) run regrad's op: both libraries leave
 them to us. Conversions (`torch.asarray`, `jnp.asarray`) go by `__array__` or DLPack.
