@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import update_wrapper
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,8 +26,8 @@ from regrad.errors import HostError, PassedOverError, RegradError
 from regrad.torch.below import Below, join_types
 from regrad.torch.composites import fused, is_other_op
 from regrad.torch.enclosing import hidden_error
-from regrad.torch.host import COMPILING, dynamo, sequence_nr
-from regrad.torch.host.running import Operator
+from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, sequence_nr
+from regrad.torch.host.running import Operator, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
 
@@ -332,7 +334,7 @@ def call_user_compiler(old: Callable[..., Any]) -> Any:
             if not isinstance(inner, RegradError):
                 raise
             raise dynamo.through_dynamo(inner) from inner
-        return tell_scopes(program, types)
+        return tell_scopes(program, types, any(map(_may_hide, nodes(graph))))
 
     return checked
 
@@ -362,10 +364,31 @@ def nodes(graph: torch.fx.GraphModule) -> Iterator[Any]:
             yield from nodes(body)
 
 
-def tell_scopes(program: Callable[..., Any], types: dict[Any, set[str]]) -> Any:
-    """A compiled program that tells the scopes in which it runs which of their rules it has."""
-    if not types:
-        return program
+def _may_hide(node: Any) -> bool:
+    """Return whether a node runs Python code that was not traced, with ops nobody has seen yet."""
+    if node.op == "call_module":
+        return True
+    return (
+        node.op == "call_function"
+        and not is_ours(node.target)
+        and (custom_op(node.target) is not None or _is_untraced(node.target))
+    )
+
+
+def _is_untraced(function: object) -> bool:
+    """Return whether a function is Python's and not torch's, as `allow_in_graph` has them."""
+    return isinstance(function, FunctionType) and not function.__module__.startswith("torch.")
+
+
+def tell_scopes(
+    program: Callable[..., Any], types: dict[Any, set[str]], asks: bool
+) -> Callable[..., Any]:
+    """Return a compiled program that tells the scopes it runs in which of their rules it has.
+
+    Every node was looked at when it was traced, so that no mode needs to be asked again about the
+    functions of torch that the program calls, but for those in it that hide others (`asks`).
+    """
+    modes = nullcontext if asks else DisableTorchFunction
 
     def run(*args: Any) -> Any:
         for ruleset, built_in in types.items():
@@ -377,7 +400,8 @@ def tell_scopes(program: Callable[..., Any], types: dict[Any, set[str]]) -> Any:
                     "it in the task that opened the scope, or leave the scope before tasks change."
                 )
             scope._compiled.update(built_in)
-        return program(*args)
+        with modes():
+            return program(*args)
 
     return run
 
