@@ -199,6 +199,27 @@ def test_a_block_undoes_what_it_did():
     assert log[4:] == [3, -3, 4, -4]
 
 
+def test_no_python_runs_between_the_generator_and_the_block():
+    """Python may look for signals wherever a function of its own returns to the `with`."""
+    frames = []
+
+    def note(frame, event, _):
+        if event in ("call", "return"):
+            frames.append((event, frame.f_code.co_name))
+
+    scope = rg.gradient_override_map({"Sign": "Identity"})
+    sys.setprofile(note)
+    try:
+        with scope:
+            entered = frames.copy()
+            rg.sign(1.0)
+            frames.clear()
+    finally:
+        sys.setprofile(None)
+    assert entered[-1] == ("return", "_steps")
+    assert frames[0] == ("call", "_steps")
+
+
 def test_a_scope_may_be_used_without_with():
     scope = rg.gradient_override_map({"Sign": "Identity"})
     used = scope.__enter__()

@@ -7,8 +7,9 @@ first instruction of `__exit__`. What was set (a tape, an override) would stay i
 
 Two facts help. No handler runs between an instruction and the C function that it calls. And what is
 raised at the moment at which a generator goes on is raised at its `yield`, inside its `try`. So
-the end of a block is C code all the way down to the generator: `any`, which asks what the generator
-yields for its truth. A generator that is not to end here yields a `Refusal`, and goes on waiting.
+both ends of a block are C code all the way down to the generator. It is begun by `next`. It is
+ended by `any`, which asks what the generator yields for its truth: one that is not to end here
+yields a `Refusal`, and goes on waiting.
 """
 
 from __future__ import annotations
@@ -17,13 +18,26 @@ import io
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, Token
 from functools import partial, update_wrapper, wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from itertools import repeat
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from regrad.errors import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+class _Enter:
+    """`__enter__` of a context manager whose generator is begun by `next`."""
+
+    def __get__(self, manager: Any, owner: type | None = None) -> Callable[..., Any]:
+        return _enter if manager is None else manager._begin()
+
+
+def _enter(manager: Any) -> Any:  # (contextlib.ExitStack asks the class for it)
+    return manager.__enter__()
 
 
 class _Ended(io.IOBase, Generic[T]):
@@ -36,16 +50,17 @@ class _Ended(io.IOBase, Generic[T]):
         self.steps = steps
         self.close = _not_open  # pyright: ignore (until the block is entered)
 
-    def __enter__(self) -> T:  # pyright: ignore[reportIncompatibleMethodOverride]
-        steps = self.steps
-        close = partial(any, steps)
-        try:
-            value = next(steps)
-        except BaseException as error:
-            steps.throw(error)  # (not `close`: the generator would take it for one nobody leaves)
-            raise
-        self.close = close  # pyright: ignore (with no call between this and the block)
-        return value
+    def _begin(self) -> Callable[[], T]:
+        # (a generator that was not begun takes no True: Python raises)
+        self.close = partial(any, map(self.steps.send, repeat(True)))  # pyright: ignore
+        return MethodType(next, self.steps)
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> T: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    else:
+        __enter__ = _Enter()
 
 
 def _not_open() -> None:
@@ -135,12 +150,13 @@ class Block:
     def _steps(self) -> Generator[Any]:
         raise NotImplementedError
 
-    def __enter__(self) -> Any:
+    def _begin(self) -> Callable[[], Any]:
         ended = _ended(self)
         if ended.steps.gi_suspended:  # pyright: ignore[reportAttributeAccessIssue]
             raise ArgumentError(f"this {type(self).__name__} is open already; {self._twice}")
-        return ended.__enter__()
+        return ended._begin()
 
+    __enter__: _Enter = _Enter()
     __exit__: _Exit = _Exit()
 
 

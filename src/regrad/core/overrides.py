@@ -209,6 +209,7 @@ class gradient_override_map(Scope[OpBinding]):
         self._warn_unless_entered()
 
     def _steps(self) -> Generator[Self]:
+        self._note_entry()
         before = current()
         inside = self._inside(before)
         try:

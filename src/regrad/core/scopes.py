@@ -71,11 +71,11 @@ class Scope(Block, Report[B]):
     _around: BaseException | None = None  # what was being handled when the scope was entered
     _idle: weakref.ref[Any] | None = None  # until code is put under the rules
 
-    def __enter__(self) -> Self:
+    def _note_entry(self) -> None:
+        """Note where the scope is entered: the first of its steps."""
         self._idle = None
         self._opener = find_opener()
         self._around = sys.exc_info()[1]
-        return super().__enter__()
 
     def _warn_unless_entered(self) -> None:
         """Warn if the scope dies as it is: a call as a statement looks like a setting.

@@ -91,6 +91,7 @@ class gradient_override_map(Scope[Binding]):
         self._warn_unless_entered()
 
     def _steps(self) -> Generator[Any]:
+        self._note_entry()
         outer = open_here()
         ruleset = rule_set(self._rules, self._keep, outer[-1]._ruleset if outer else None)
         try:

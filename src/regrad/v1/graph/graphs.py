@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import regrad.graph.graph as engine
 from regrad.core.blocks import block, stay
@@ -242,7 +242,7 @@ class GraphOverrideScope(OverrideScope):
         self._given = op_type_map
         self._used = False
 
-    def __enter__(self) -> Self:
+    def _steps(self) -> Generator[Any]:
         self._idle = None  # whoever enters it is told what is wrong
         given = self._given
         if not isinstance(given, dict) or not all(
@@ -256,7 +256,7 @@ class GraphOverrideScope(OverrideScope):
         if self._used:
             raise SingleUseError("a gradient_override_map scope can be entered once; make another")
         self._used = True
-        return super().__enter__()
+        return (yield from super()._steps())
 
     def _fresh(self, rules: OpTypeMap) -> GraphOverrideScope:
         return GraphOverrideScope(self._graph, rules or self._given)
