@@ -11,7 +11,8 @@ Some have a stand-in that is right without it: `missing=`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
@@ -60,6 +61,19 @@ def check_promises(*features: Feature) -> None:
         return
     later = () if has_compiled() else (COMPILING, RUN_TIME)
     HOST.check(*features or [each for each in HOST.features if each not in later])
+
+
+def replacing(new: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return what makes, of a function of torch's, one that calls `new(old, …)` instead."""
+
+    def make(old: Any) -> Any:
+        @wraps(old)
+        def replaced(*args: Any, **options: Any) -> Any:
+            return new(old, *args, **options)
+
+        return replaced
+
+    return make
 
 
 def has_compiled() -> bool:

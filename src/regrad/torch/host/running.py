@@ -205,8 +205,8 @@ def is_made_by_hand() -> bool:
 
 
 def is_called_by_inductor() -> bool:
-    """Return whether the caller of the function that asks is code of torch.compile's."""
-    return sys._getframe(2).f_globals.get("__name__", "").startswith("torch._inductor")
+    """Return whether what a function of ours replaces (see `replacing`) is called by inductor."""
+    return sys._getframe(3).f_globals.get("__name__", "").startswith("torch._inductor")
 
 
 # -- ops -------------------------------------------------------------------------------------------
