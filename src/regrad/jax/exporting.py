@@ -45,6 +45,7 @@ from regrad.errors import (
 )
 from regrad.jax.bridge import from_regrad
 from regrad.ops.elementwise import conj
+from regrad.transforms.arguments import replaced
 from regrad.transforms.region import Inline, run_inside
 
 try:
@@ -352,10 +353,7 @@ class Program:
         avals = self.exported.out_avals
         floats = [dy for i, dy in zip(self.returned, dys, strict=True) if _is_inexact(avals[i])]
         found = self.pullback.op(*saved, *map(_conjugate, floats))
-        dxs: list[Tensor | None] = [None] * len(saved)
-        for i, dx in zip(self.gradients, found, strict=True):
-            dxs[i] = _conjugate(dx)
-        return dxs
+        return replaced([None] * len(saved), self.gradients, map(_conjugate, found))
 
 
 def _places(avals: Sequence[Any]) -> list[int]:
