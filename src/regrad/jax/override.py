@@ -307,13 +307,11 @@ class Modules:
 
     def __init__(self, given: Any) -> None:
         self.nnx: Any = sys.modules.get("flax.nnx")  # not imported here: it is optional
-        self.found: list[Any] = []
         self.copies: list[Any] = []
         self.arrays: list[Any] = []
-        if self.nnx is not None:
-            leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds)
-            self.found = [leaf for leaf in leaves if self.holds(leaf)]
-        if self.nnx is not None and self.found:
+        leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds) if self.nnx else ()
+        self.found: list[Any] = [leaf for leaf in leaves if self.holds(leaf)]
+        if self.found:
             self.graph: Any
             self.graph, state = self.nnx.split(self.found)
             self.state: Any

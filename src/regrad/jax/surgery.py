@@ -232,13 +232,10 @@ class Surgery:
 
     def _calls(self, jaxpr: core.Jaxpr) -> set[Any]:
         """Return the places of visible calls of functions with a derivative of their own."""
-        found = set()
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name in CUSTOM or programs.is_high(eqn):
-                found |= {call_site(b.key.call, programs.codes(eqn)) for b in self.bindings}
-            for body in programs.bodies(eqn.params.values()):
-                found |= self._calls(body)
-        return found
+        every = programs.equations(jaxpr)
+        calls = [e for e in every if e.primitive.name in CUSTOM or programs.is_high(e)]
+        found = [programs.codes(eqn) for eqn in calls]
+        return {call_site(b.key.call, running) for running in found for b in self.bindings}
 
     def equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> list[Any]:
         """Return an equation with the rules in it, or itself, and notes behind it."""
@@ -448,13 +445,10 @@ def _closed(program: Any) -> bool:
     return isinstance(program, core.ClosedJaxpr)
 
 
-def has_batches(jaxpr: core.Jaxpr, around: Around = Around()) -> bool:  # noqa: B008
+def has_batches(jaxpr: core.Jaxpr) -> bool:
     """Return whether a program holds differentiable equations that a vmap has batched."""
-    return any(
-        (around.inside(eqn).batched and is_differentiable(eqn))
-        or any(has_batches(body, around) for body in programs.bodies(eqn.params.values()))
-        for eqn in jaxpr.eqns
-    )
+    every = programs.equations(jaxpr)
+    return any("vmap" in programs.transforms(eqn) and is_differentiable(eqn) for eqn in every)
 
 
 def is_differentiable(eqn: core.JaxprEqn) -> bool:

@@ -18,7 +18,7 @@ from jax.extend import core
 
 from regrad.core.blocks import block
 from regrad.jax.host import VMAPS, extending, need
-from regrad.jax.host.programs import bodies, unnamed
+from regrad.jax.host.programs import equations, unnamed
 from regrad.transforms.arguments import replaced
 
 KEEPING: ContextVar[bool] = ContextVar("regrad_keeping_vmaps", default=False)
@@ -95,21 +95,16 @@ def _single_aval(x: jax.Array, dim: int, axis: Any) -> Any:
 
 
 def _can_be_kept(body: Any, dests: Sequence[Any]) -> bool:
-    """Return whether a body is all there is to see, and its results are batched as usual."""
-    return _are_usual(dests) and not extending.assigns(body) and not _has_own_batching(body.jaxpr)
+    """Return whether a body is all there is to see, and its results are batched as usual.
+
+    The ops of a `custom_vmap` are known when it is batched.
+    """
+    names = {eqn.primitive.name for eqn in equations(body.jaxpr)}
+    return _are_usual(dests) and not extending.assigns(body) and "custom_vmap_call" not in names
 
 
 def _are_usual(dims: Sequence[Any]) -> bool:
     return all(type(d) is int or d is None for d in dims)
-
-
-def _has_own_batching(jaxpr: Any) -> bool:
-    """Return whether a program calls a `custom_vmap`: its ops are known when it is batched."""
-    return any(
-        eqn.primitive.name == "custom_vmap_call"
-        or any(map(_has_own_batching, bodies(eqn.params.values())))
-        for eqn in jaxpr.eqns
-    )
 
 
 def _batch_results(

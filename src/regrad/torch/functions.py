@@ -43,8 +43,7 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
             if _open[function] == 1:
                 name = "setup_context" if _has_context(function) else "forward"
                 _before[function] = name, function.__dict__.get(name, _INHERITED)
-                make = _make_setup_context if name == "setup_context" else _make_forward
-                setattr(function, name, staticmethod(make(function, bind)))
+                setattr(function, name, staticmethod(_make(name, function, bind)))
 
 
 def remove(functions: Iterable[Any]) -> None:
@@ -75,26 +74,18 @@ def _has_context(function: Any) -> bool:
     return function.setup_context is not torch.autograd.Function.setup_context
 
 
-def _make_forward(function: Any, bind: Binder) -> Callable[..., Any]:
-    old = find_forward(function)
+def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:
+    """Return what runs in place of a Function's `forward`, or of its `setup_context`."""
+    old = find_forward(function) if name == "forward" else function.setup_context
 
     @wraps(old)
-    def forward(ctx: Any, *args: Any, **options: Any) -> Any:
+    def bound(ctx: Any, *args: Any, **options: Any) -> Any:
         y = old(ctx, *args, **options)
-        _bind(ctx, function, bind, (*args, *options.values()), y)
+        given = ((*args, *options.values()), y) if name == "forward" else args
+        _bind(ctx, function, bind, *given)
         return y
 
-    return forward
-
-
-def _make_setup_context(function: Any, bind: Binder) -> Callable[..., Any]:
-    old = function.setup_context
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        old(ctx, inputs, output)
-        _bind(ctx, function, bind, inputs, output)
-
-    return setup_context
+    return bound
 
 
 def _bind(

@@ -32,8 +32,6 @@ from regrad.transforms.vmap import at_once
 if TYPE_CHECKING:
     from regrad.core.tensor import TensorLike
 
-VjpFunction = Callable[..., tuple[Any, ...]]
-
 
 class Linearized:
     """A function run once under a tape: its outputs, and the way back, any number of times."""

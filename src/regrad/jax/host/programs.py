@@ -204,6 +204,14 @@ def bodies(values: Iterable[Any]) -> Iterator[Any]:
             yield from bodies(value)
 
 
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a program, and of the programs in it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in bodies(eqn.params.values()):
+            yield from equations(body)
+
+
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a parameter of an equation with its programs changed; itself if none has."""
     if isinstance(value, core.Jaxpr | core.ClosedJaxpr):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from operator import attrgetter
-from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from regrad.core.hosts import Missing, takes
 from regrad.errors import RegradError
 from regrad.torch.host import COMPILING
+from regrad.torch.host.bodies import remade
 
 Make = Callable[[Any], Any]
 _VARIABLES = "torch._dynamo.variables"
@@ -189,10 +189,7 @@ def traced_body(function: Any) -> Callable[..., Any] | None:
     )
     if dispatches or function.__module__ in ("torch.functional", "torch._tensor"):
         return None
-    names = function.__globals__
-    body = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
+    return remade(function, function.__globals__, function.__closure__)
 
 
 proxy_mode: Any = COMPILING.part(
