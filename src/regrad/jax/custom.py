@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from regrad.core.containers import Arguments
 
 
-ARRAYS = (jax.Array, np.ndarray, np.generic)
+ARRAYS: Any = (jax.Array, np.ndarray, np.generic)
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:

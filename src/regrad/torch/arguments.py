@@ -93,7 +93,7 @@ class ArgumentRebuilder:
     def __init__(self, held: Mapping[Any, Any], count: int, paths: Sequence[Any]):
         self.count = count
         self.paths = paths
-        self.held: dict[Any, Any | None] = dict(held)
+        self.held: dict[Any, Any] = dict(held)
         for key, _ in paths:
             if isinstance(held[key], torch.Tensor):
                 self.held[key] = None

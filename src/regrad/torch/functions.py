@@ -41,7 +41,8 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
         for function in functions:
             _open[function] = _open.get(function, 0) + 1
             if _open[function] == 1:
-                name = "setup_context" if _has_context(function) else "forward"
+                own = function.setup_context is not torch.autograd.Function.setup_context
+                name = "setup_context" if own else "forward"
                 _before[function] = name, function.__dict__.get(name, _INHERITED)
                 setattr(function, name, staticmethod(_make(name, function, bind)))
 
@@ -68,10 +69,6 @@ def install_for_block(functions: Iterable[Any], bind: Binder) -> Generator[None]
         yield
     finally:
         remove(functions)
-
-
-def _has_context(function: Any) -> bool:
-    return function.setup_context is not torch.autograd.Function.setup_context
 
 
 def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:

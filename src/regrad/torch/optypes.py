@@ -240,7 +240,7 @@ def _spellings_named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]
         there = family if order is None else family._replace(parameters=_parameters(order))
         for each in _with_overloads(function):
             yield each, Spelling(there, each, switch=switch(each))
-        plain = function if callable(function) else first
+        plain: Any = function if callable(function) else first
         for each in _with_overloads(getattr(place, f"{name}_", None)):
             yield each, Spelling(there, plain, in_place=True)
 

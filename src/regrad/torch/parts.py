@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -119,9 +120,14 @@ def bce_with_logits(
     return (loss, loss.mean(), loss.sum())[reduction]
 
 
+@cache
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
 def named_loss(function: Callable[..., Any], op: Lookup, *args: Any, **options: Any) -> Any:
     """A loss of torch.nn.functional, which has words for how it is reduced."""
-    given = inspect.signature(function).bind(*args, **options).arguments
+    given = {**dict(zip(_parameters(function), args, strict=False)), **options}
     average, reduce = given.pop("size_average", None), given.pop("reduce", None)
     words = given.pop("reduction", "mean")
     if average is not None or reduce is not None:

@@ -165,7 +165,7 @@ class Method:
         try:
             self.instance: Callable[[], Any] = weakref.ref(instance, gone)
         except TypeError:  # slots without __weakref__
-            self.instance = functools.partial(_itself, instance)
+            self.instance = lambda: instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         instance = self.instance()
@@ -418,10 +418,6 @@ class IdentityKey:
 # -- places ----------------------------------------------------------------------------------------
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
 def _holds(read: Read, reference: Read) -> bool:
     return read() is reference()
 
@@ -448,11 +444,9 @@ def _is_unchanged(read: Read, parts: Sequence[object]) -> bool:
         return False
     if all(map(operator.is_, now, parts)):
         return True
-    return all(a is b or _same_plain(a, b) for a, b in zip(now, parts, strict=True))
-
-
-def _same_plain(a: object, b: object) -> bool:
-    return type(a) is type(b) and type(a) in PLAIN and exactly(a) == exactly(b)
+    others = [(a, b) for a, b in zip(now, parts, strict=True) if a is not b]
+    plain = all(type(a) is type(b) and type(a) in PLAIN for a, b in others)
+    return plain and all(exactly(a) == exactly(b) for a, b in others)
 
 
 def content(value: Tensor | Array) -> Any:
