@@ -87,6 +87,7 @@ class CustomJaxCall(Saves):
         self.options = options
         self.leaves: list[Any]
         self.close: containers.Rebuild
+        self.structure: Any
         self.leaves, self.close, self.structure = containers.opened(args)
         self.places: list[int] = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
         count = len(self.places)

@@ -32,6 +32,7 @@ from regrad.core.registry import (
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.host import FUNCTION_KEYS, OVERRIDES, functions, need, programs, refuse
 from regrad.jax.host.extending import primitives
+from regrad.jax.host.programs import arg_names
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
@@ -215,7 +216,7 @@ class FunctionKey(Key):
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
         """The parameters; what the function closes over comes first, and is called `outer0`."""
-        known = list(programs.arg_names(programs.called(eqn)) or self.parameters)
+        known = list(arg_names(programs.called(eqn)) or self.parameters)
         count = len(eqn.invars)
         hidden = functions.closed_over(eqn, otherwise=count - len(list(filter(None, known))))
         known = known[len(known) - (count - hidden) :] if len(known) >= count - hidden else []

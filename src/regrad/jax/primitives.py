@@ -165,7 +165,9 @@ class BatchedGradient(WrappedGradient):
 
     def __init__(self, one: Gradient, along: Sequence[bool], avals: Arrays, axis: Any) -> None:
         super().__init__(one)
-        self.avals, self.along, self.axis = avals, along, axis
+        self.avals: Arrays = avals
+        self.along = along
+        self.axis = axis
 
     def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         def one(xs: Arrays, ys: Arrays | None, dys: Arrays) -> Any:

@@ -149,7 +149,7 @@ _FOREIGN: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
 def fused() -> dict[Any, list[Fused]]:
     """The callables that compute an op type among others; of the rows of one the first counts."""
     table: dict[Any, list[Fused]] = {}
-    for function, form in chain(_rows_of_spellings(), *_rows()):
+    for function, form in chain(_rows_of_spellings(), *_rows_of_products(), *_rows()):
         table.setdefault(function, []).append(form)
     return table
 
@@ -177,18 +177,11 @@ _SUM_OF_ALL = partial(products.add_product, products.sum_of_products)
 _GATED = "MatMul Sigmoid Tanh"
 
 
-def _rows() -> list[Iterator[tuple[Any, Fused]]]:
-    bce = F.binary_cross_entropy_with_logits
+def _rows_of_products() -> list[Iterator[tuple[Any, Fused]]]:
+    """Contractions of tensors, and the recurrent layers that are made of them."""
     sparse_mm = [torch.sparse.mm, *functions_named("_sparse_mm")]
     sparse_addmm = [torch.sparse.addmm, *functions_named("_sparse_addmm")]
     return [
-        row("scaled_dot_product_attention", "MatMul Softmax", of.attention, draws=_drops),
-        # (torch.compile asks no mode about what the losses of torch.nn.functional call)
-        row([F.cross_entropy], "LogSoftmax", of.named_loss, F.cross_entropy),
-        row("cross_entropy_loss", "LogSoftmax", of.cross_entropy),
-        row([bce], "Sigmoid", of.named_loss, bce),
-        row([torch.binary_cross_entropy_with_logits], "Sigmoid", of.bce_of_each),
-        row("binary_cross_entropy_with_logits", "Sigmoid", of.bce_with_logits),
         row("linear", "MatMul", products.linear),
         both("addmm", "MatMul", _SUM, ("mat1", "mat2")),
         both("addmv", "MatMul", _SUM, ("mat", "vec")),
@@ -212,6 +205,19 @@ def _rows() -> list[Iterator[tuple[Any, Fused]]]:
         row("gru", _GATED, recurrent.layers, "gru", draws=_drops_between),
         row("rnn_tanh", "MatMul Tanh", recurrent.layers, "rnn_tanh", draws=_drops_between),
         row("rnn_relu", "MatMul Relu", recurrent.layers, "rnn_relu", draws=_drops_between),
+    ]  # fmt: skip
+
+
+def _rows() -> list[Iterator[tuple[Any, Fused]]]:
+    bce = F.binary_cross_entropy_with_logits
+    return [
+        row("scaled_dot_product_attention", "MatMul Softmax", of.attention, draws=_drops),
+        # (torch.compile asks no mode about what the losses of torch.nn.functional call)
+        row([F.cross_entropy], "LogSoftmax", of.named_loss, F.cross_entropy),
+        row("cross_entropy_loss", "LogSoftmax", of.cross_entropy),
+        row([bce], "Sigmoid", of.named_loss, bce),
+        row([torch.binary_cross_entropy_with_logits], "Sigmoid", of.bce_of_each),
+        row("binary_cross_entropy_with_logits", "Sigmoid", of.bce_with_logits),
         row("log_sigmoid logsigmoid", "Sigmoid", of.logsigmoid),
         row("glu", "Sigmoid", of.glu),
         both("silu", "Sigmoid", of.silu),
