@@ -12,14 +12,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 from jax import lax
 from jax.extend import core
 
 from regrad.errors import GradientError
 from regrad.jax.host import extending
 from regrad.jax.host.programs import varying_axes
-from regrad.jax.linear import TRANSPOSING, NotLinear, transpose
+from regrad.jax.linear import TRANSPOSING, NotLinear, is_float, transpose
 from regrad.transforms.arguments import replaced
 
 Arrays: TypeAlias = Sequence[Any]
@@ -47,11 +46,6 @@ class Gradient:
 
     def allow(self, wanted: Sequence[int]) -> None:
         """Raise if there is no gradient by these inputs."""
-
-
-def is_float(aval: Any) -> bool:
-    """Return whether an array of this type has a gradient."""
-    return jax.numpy.issubdtype(aval.dtype, np.inexact)
 
 
 def fit(dx: Any, aval: Any) -> Any:

@@ -174,7 +174,10 @@ def both(name: str, *columns: Any, **more: Any) -> Iterator[tuple[Any, Fused]]:
 
 _SUM = partial(products.add_product, products.matrix_product)
 _SUM_OF_ALL = partial(products.add_product, products.sum_of_products)
-_GATED = "MatMul Sigmoid Tanh"
+_LAYERS = {  # and the op types inside
+    "lstm": "MatMul Sigmoid Tanh", "gru": "MatMul Sigmoid Tanh",
+    "rnn_tanh": "MatMul Tanh", "rnn_relu": "MatMul Relu",
+}  # fmt: skip
 
 
 def _rows_of_products() -> list[Iterator[tuple[Any, Fused]]]:
@@ -197,14 +200,11 @@ def _rows_of_products() -> list[Iterator[tuple[Any, Fused]]]:
         row(sparse_mm, "MatMul", None, when=_reduces, what=" with another reduction"),
         row(sparse_mm, "MatMul", products.matrix_product),
         row(sparse_addmm, "MatMul", _SUM, ("mat1", "mat2")),
-        row("lstm_cell", _GATED, recurrent.cell, "lstm"),
-        row("gru_cell", _GATED, recurrent.cell, "gru"),
-        row("rnn_tanh_cell", "MatMul Tanh", recurrent.cell, "rnn_tanh"),
-        row("rnn_relu_cell", "MatMul Relu", recurrent.cell, "rnn_relu"),
-        row("lstm", _GATED, recurrent.layers, "lstm", draws=_drops_between),
-        row("gru", _GATED, recurrent.layers, "gru", draws=_drops_between),
-        row("rnn_tanh", "MatMul Tanh", recurrent.layers, "rnn_tanh", draws=_drops_between),
-        row("rnn_relu", "MatMul Relu", recurrent.layers, "rnn_relu", draws=_drops_between),
+        *[row(f"{name}_cell", types, recurrent.cell, name) for name, types in _LAYERS.items()],
+        *[
+            row(name, types, recurrent.layers, name, draws=_drops_between)
+            for name, types in _LAYERS.items()
+        ],
     ]  # fmt: skip
 
 

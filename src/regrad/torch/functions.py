@@ -18,13 +18,12 @@ import torch
 from regrad.core.blocks import block
 from regrad.errors import GradientError, PassedOverError
 from regrad.torch.calls import Overridden, RuleCall
-from regrad.torch.host import in_forward_mode, is_transformed
+from regrad.torch.host import NOTHING, in_forward_mode, is_transformed, put_back
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
 _before: dict[Any, tuple[str, Any]] = {}  # what is replaced in it, and what was there
-_INHERITED: Any = object()
 
 # Given a Function and its inputs, the call under the rule that is in force here, if there is one.
 Binder = Callable[[Any, Sequence[Any]], RuleCall | None]
@@ -43,7 +42,7 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
             if _open[function] == 1:
                 own = function.setup_context is not torch.autograd.Function.setup_context
                 name = "setup_context" if own else "forward"
-                _before[function] = name, function.__dict__.get(name, _INHERITED)
+                _before[function] = name, function.__dict__.get(name, NOTHING)
                 setattr(function, name, staticmethod(_make(name, function, bind)))
 
 
@@ -55,10 +54,7 @@ def remove(functions: Iterable[Any]) -> None:
             if not _open[function]:
                 del _open[function]
                 name, old = _before.pop(function)
-                if old is _INHERITED:
-                    delattr(function, name)
-                else:
-                    setattr(function, name, old)
+                put_back(function, name, old)
 
 
 @block

@@ -29,6 +29,7 @@ from regrad.torch.composites import asked_when_compiled
 from regrad.torch.host import (
     CHECKPOINTS,
     COMPILING,
+    NOTHING,
     OVERRIDES,
     RUN_TIME,
     check_promises,
@@ -36,6 +37,7 @@ from regrad.torch.host import (
     mode_stack,
     pop_mode,
     push_mode,
+    put_back,
     replacing,
     running,
     top_mode,
@@ -52,7 +54,6 @@ _open = 0
 # What is replaced: where it is, its name, what it was, and what it is instead. (It stays here, and
 # is made again where others have replaced it meanwhile.)
 _replaced: list[tuple[Any, str, Any, Any]] = []
-_NOTHING: Any = object()  # where there was nothing
 _no_compiling: list[Any] = []  # what ends a time in which nothing is compiled
 
 
@@ -92,9 +93,9 @@ def install() -> None:
     global _open
     with _LOCK:
         if _open == 0:
-            now = [vars(owner).get(name, _NOTHING) for owner, name, *_ in _replaced]
+            now = [vars(owner).get(name, NOTHING) for owner, name, *_ in _replaced]
             if now != [old for _, _, old, _ in _replaced] or not now:
-                found = [(o, n, vars(o).get(n, _NOTHING), make) for o, n, make in _entrances()]
+                found = [(o, n, vars(o).get(n, NOTHING), make) for o, n, make in _entrances()]
                 _replaced[:] = [(o, n, old, make(old)) for o, n, old, make in found]
             for owner, name, _, new in _replaced:
                 setattr(owner, name, new)
@@ -112,10 +113,7 @@ def remove() -> None:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
             for owner, name, old, _ in reversed(_replaced):
-                if old is _NOTHING:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, old)
+                put_back(owner, name, old)
 
 
 @block

@@ -76,6 +76,17 @@ def replacing(new: Callable[..., Any]) -> Callable[[Any], Any]:
     return make
 
 
+NOTHING: Any = object()  # what a class or module has of its own, where it has nothing
+
+
+def put_back(owner: Any, name: str, old: Any) -> None:
+    """Have a class or module hold again what it held by a name, if anything."""
+    if old is NOTHING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, old)
+
+
 def has_compiled() -> bool:
     """Return whether torch.compile may have been used: what it is made of takes long to import."""
     return "torch._dynamo" in sys.modules
