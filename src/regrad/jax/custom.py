@@ -151,7 +151,10 @@ class CustomJaxCall(Saves):
         """`(value, grad_func)` from what f returned."""
         if any(isinstance(leaf, Tensor) for leaf in jax.tree_util.tree_leaves(answer)):
             raise self._ours("the value")
-        return unpack(answer, self.name, ARRAYS)
+        try:
+            return unpack(answer, self.name, ARRAYS)
+        except ArgumentError as error:  # whose words are those of libraries that have Tensors
+            raise ArgumentError(str(error).replace("a Tensor (", "an array (")) from None
 
     # -- what the gradient function answers ----------------------------------------------------
 
