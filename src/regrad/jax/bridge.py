@@ -19,7 +19,8 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import trace_around, trace_of
-from regrad.jax.primitives import Gradient, fit, is_float, run_op
+from regrad.jax.primitives import Arrays, Gradient, fit, is_float, run_op
+from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import BodyFunction, pullback
 from regrad.transforms.region import (
     Flat,
@@ -69,10 +70,7 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
         notes: list[Any] = []
 
         def flat(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-            given = list(leaves)
-            for i, x in zip(places, xs, strict=True):
-                given[i] = x
-            args, kwargs = jax.tree_util.tree_unflatten(structure, given)
+            args, kwargs = jax.tree_util.tree_unflatten(structure, replaced(leaves, places, xs))
             ys, rebuild = jax.tree_util.tree_flatten(f(*args, **kwargs))
             notes[:] = [rebuild]
             return [_result(y, name) for y in ys]
@@ -214,9 +212,7 @@ class RegradGradient(Gradient):
                 "gradient would be lost. Pass it as an argument, or use jax.lax.stop_gradient."
             )
 
-    def pull(
-        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
-    ) -> Sequence[Any]:
+    def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         back = pullback(self.flat, len(xs), Passage(wanted, self.reached))
         with in_state(None):
             dxs = bridge(back, [*xs, *map(conjugate, dys)], f"the gradient of {self.name}")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.extend import core
-from jax.tree_util import tree_flatten, tree_unflatten
 
-from regrad.autodiff.custom_functions import CustomFunction, Saves
+from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.guards import name_of
 from regrad.core import containers
@@ -23,10 +21,14 @@ from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.bridge import conjugate
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import dce, zeros_like_aval
-from regrad.jax.primitives import Gradient, fit, is_float, run_op
+from regrad.jax.primitives import Arrays, Gradient, fit, is_float, run_op
+from regrad.transforms.arguments import replaced
 
 if TYPE_CHECKING:
     from regrad.core.containers import Arguments
+
+
+ARRAYS: Any = (jax.Array, np.ndarray, np.generic)
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,19 +81,17 @@ class CustomJaxCall(Saves):
     """One call: f and its gradient function traced, and what leads from one to the other."""
 
     def __init__(
-        self,
-        custom: CustomFunction,
-        args: tuple[Any, ...],
-        options: dict[str, Any],
+        self, custom: CustomFunction, args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         super().__init__(custom)
         self.options = options
         self.leaves: list[Any]
+        self.close: containers.Rebuild
         self.structure: Any
-        self.leaves, self.structure = tree_flatten(args)
+        self.leaves, self.close, self.structure = containers.opened(args)
         self.places: list[int] = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
         count = len(self.places)
-        self.arguments: Arguments = containers.Arguments(self.f, self.name, count, self.slots, read)
+        self.arguments: Arguments = containers.Arguments(self.f, self.name, count, self.slots)
 
     def run(self) -> Any:
         need(GRADIENTS)
@@ -102,14 +102,13 @@ class CustomJaxCall(Saves):
         jaxpr, outside = with_constants_as_inputs(closed)
         gradient = CustomGradient(self, jaxpr, outside)
         ys = run_op([*outside, *arrays], part(jaxpr, 0, self.count), gradient)
-        return tree_unflatten(self.result, ys)
+        return self.result(ys)
 
     def slots(self) -> Any:
         """The arguments, with Holes for the arrays."""
-        slots: list[Any] = [None] * len(self.leaves)
-        for i, position in enumerate(self.places):
-            slots[position] = containers.Hole(i)
-        return nest(self.structure, iter(slots)).parts.values()
+        holes = map(containers.Hole, range(len(self.places)))
+        slots = replaced([None] * len(self.leaves), self.places, holes)
+        return containers.nested(self.structure, iter(slots)).parts.values()
 
     def _array(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -124,13 +123,10 @@ class CustomJaxCall(Saves):
 
     def traced(self, *xs: Any) -> list[Any]:
         """f and, right after it, its gradient function: values, then what the latter needs."""
-        given = list(self.leaves)
-        for i, x in zip(self.places, xs, strict=True):
-            given[i] = x
-        args = tree_unflatten(self.structure, given)
+        args = self.close(replaced(self.leaves, self.places, xs))
         value, grad_func = self.unpack(self.custom.run(args, self.options, self.save))
-        self.result: Any
-        ys, self.result = tree_flatten(value)
+        self.result: containers.Rebuild
+        ys, self.result = containers.flatten(value)
         ys = [jax.numpy.asarray(y) for y in ys]
         self.count: int = len(ys)
         self.floats: list[int] = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
@@ -141,10 +137,8 @@ class CustomJaxCall(Saves):
         """The gradient function as a program; its constants are what it takes from f."""
 
         def back(*dys: Any) -> list[Any]:
-            given = [jax.numpy.zeros_like(y) for y in ys]
-            for i, dy in zip(self.floats, dys, strict=True):
-                given[i] = conjugate(dy)
-            dy = tree_unflatten(self.result, given)
+            zeros = map(jax.numpy.zeros_like, ys)
+            dy = self.result(replaced(zeros, self.floats, map(conjugate, dys)))
             answer = self.custom.pull(grad_func, dy, self.saved)
             return [self.check(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]
 
@@ -155,28 +149,12 @@ class CustomJaxCall(Saves):
 
     def unpack(self, answer: Any) -> tuple[Any, Callable[..., Any]]:
         """`(value, grad_func)` from what f returned."""
-        fields = ("value", "grad_func")
-        if isinstance(answer, dict) and set(answer) == set(fields):
-            answer = tuple(answer[k] for k in fields)
-        elif all(hasattr(answer, k) for k in fields):
-            answer = tuple(getattr(answer, k) for k in fields)
-        if not (isinstance(answer, tuple | list) and len(answer) == 2 and callable(answer[1])):
-            raise ArgumentError(
-                f"custom_grad: {self.name} must return {{'value': y, 'grad_func': g}} or (y, g) "
-                f"with an array (or a container of them) and a function; got {kind(answer)}"
-            )
-        leaves = jax.tree_util.tree_leaves(answer[0])
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                raise self._ours("the value")
-            if not is_array(leaf):
-                raise ArgumentError(
-                    f"custom_grad: the value that {self.name} returned holds {kind(leaf)}, "
-                    "expected arrays"
-                )
-        if not leaves:
-            raise ArgumentError(f"custom_grad: the value that {self.name} returned is empty")
-        return answer[0], answer[1]
+        if any(isinstance(leaf, Tensor) for leaf in jax.tree_util.tree_leaves(answer)):
+            raise self._ours("the value")
+        try:
+            return unpack(answer, self.name, ARRAYS)
+        except ArgumentError as error:  # whose words are those of libraries that have Tensors
+            raise ArgumentError(str(error).replace("a Tensor (", "an array (")) from None
 
     # -- what the gradient function answers ----------------------------------------------------
 
@@ -195,27 +173,6 @@ class CustomJaxCall(Saves):
             advice = "Sum over what was broadcast, or convert it with astype."
             raise wrong_gradient(which, name, got, f"{aval.dtype} {tuple(aval.shape)}. {advice}")
         return fit(conjugate(jax.numpy.asarray(dx)), aval)
-
-
-def nest(structure: Any, leaves: Iterator[Any]) -> Any:
-    """A structure of JAX's around some leaves, as `containers.Container`s; None stays None."""
-    known = structure.node_data()
-    if known is None:
-        return next(leaves)
-    type, detail = known
-    if type is NoneType:
-        return None
-    parts = [nest(child, leaves) for child in structure.children()]
-    keys = range(len(parts))
-    if issubclass(type, dict):
-        keys = detail[1] if type is defaultdict else detail
-    return containers.container(type, keys, containers.KINDS.get(type, known), parts)
-
-
-def read(value: Any) -> Any:
-    """A container as Nodes."""
-    leaves, structure = tree_flatten(value)
-    return nest(structure, iter(leaves))
 
 
 def with_constants_as_inputs(closed: core.ClosedJaxpr) -> tuple[Any, list[Any]]:
@@ -258,22 +215,15 @@ class CustomGradient(Gradient):
                 "too, or use jax.lax.stop_gradient on it."
             )
 
-    def pull(
-        self, xs: Sequence[Any], ys: Any, dys: Sequence[Any], wanted: Sequence[int]
-    ) -> Sequence[Any]:
+    def pull(self, xs: Arrays, ys: Any, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         back, own = self.call.back, self.call.own
         found = iter(core.jaxpr_as_fun(self.residuals)(*[xs[i] for i in self.reads]))
         given = [ys[own[k]] if k in own else next(found) for k in range(len(back.consts))]
         places = [i - self.outside for i in wanted]
         used = [i in places for i in range(len(back.out_avals))]
         body = dce(with_constants_as_inputs(back)[0], used, True)[0]
-        dxs = dict(
-            zip(
-                sorted(places),
-                core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))(*given, *dys),
-                strict=True,
-            )
-        )
+        run = core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))
+        dxs = dict(zip(sorted(places), run(*given, *dys), strict=True))
         return [fit(dxs[i], self.call.avals[i]) for i in places]
 
 

@@ -44,7 +44,9 @@ from regrad.errors import (
     kind,
 )
 from regrad.jax.bridge import from_regrad
+from regrad.jax.linear import is_float
 from regrad.ops.elementwise import conj
+from regrad.transforms.arguments import replaced
 from regrad.transforms.region import Inline, run_inside
 
 try:
@@ -320,7 +322,7 @@ class Program:
     def gradients(self) -> list[int]:
         """Return which inputs have a gradient."""
         avals = self.exported.in_avals
-        return [n for n, i in enumerate(self.taken) if _is_inexact(avals[i])]
+        return [n for n, i in enumerate(self.taken) if is_float(avals[i])]
 
     @cached_property
     def op(self) -> Callable[..., list[Tensor]]:
@@ -350,20 +352,13 @@ class Program:
                 "larger order."
             )
         avals = self.exported.out_avals
-        floats = [dy for i, dy in zip(self.returned, dys, strict=True) if _is_inexact(avals[i])]
+        floats = [dy for i, dy in zip(self.returned, dys, strict=True) if is_float(avals[i])]
         found = self.pullback.op(*saved, *map(_conjugate, floats))
-        dxs: list[Tensor | None] = [None] * len(saved)
-        for i, dx in zip(self.gradients, found, strict=True):
-            dxs[i] = _conjugate(dx)
-        return dxs
+        return replaced([None] * len(saved), self.gradients, map(_conjugate, found))
 
 
 def _places(avals: Sequence[Any]) -> list[int]:
     return [i for i, aval in enumerate(avals) if aval.dtype != jax.dtypes.float0]
-
-
-def _is_inexact(aval: Any) -> bool:
-    return jax.numpy.issubdtype(aval.dtype, np.inexact)
 
 
 def _conjugate(dy: Tensor) -> Tensor:

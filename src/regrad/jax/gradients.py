@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from regrad.core.reports import Hit
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
 from regrad.jax.bridge import bridge, conjugate
-from regrad.jax.primitives import Gradient, fit, is_float
+from regrad.jax.primitives import Arrays, Gradient, WrappedGradient, fit, is_float
 from regrad.transforms.closures import names_in
 
 
@@ -26,15 +26,9 @@ class RuleGradient(Gradient):
     """
 
     def __init__(
-        self,
-        rule: ForeignRule,
-        hit: Hit,
-        avals: Sequence[Any],
-        outs: Sequence[Any],
-        places: Sequence[int | str | None],
-        fixed: dict[int, Any],
-        attrs: dict[str, Any],
-    ) -> None:
+        self, rule: ForeignRule, hit: Hit, avals: Arrays, outs: Arrays,
+        places: Sequence[int | str | None], fixed: dict[int, Any], attrs: dict[str, Any],
+    ) -> None:  # fmt: skip
         self.rule = rule
         self.hit = hit
         self.name: str = f"the rule {rule.name!r} for {hit.op_type!r} ({hit.where})"
@@ -62,15 +56,11 @@ class RuleGradient(Gradient):
                     "Pass it as an argument, or use jax.lax.stop_gradient on it."
                 )
 
-    def pull(
-        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
-    ) -> Sequence[Any]:
+    def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         self.hit.ran += 1
         return self.answer(xs, ys, dys, wanted)
 
-    def answer(
-        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
-    ) -> Sequence[Any]:
+    def answer(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         """Return what the rule says, uncounted."""
         call, given, y, dy = self._call(xs, ys, [*map(conjugate, dys)])
         inputs, rule = self._inputs(wanted), self.rule
@@ -116,28 +106,20 @@ class RuleGradient(Gradient):
         def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
             xs, y, dy = jax.tree_util.tree_unflatten(structure, tensors)
             dxs = call.pull(xs, y, dy, wanted)
-            return [
-                _zeros(call.specs[i]) if dx is None else dx
-                for i, dx in zip(wanted, dxs, strict=True)
-            ]
+            pairs = zip(wanted, dxs, strict=True)
+            return [_zeros(call.specs[i]) if dx is None else dx for i, dx in pairs]
 
         return bridge(flat, [*map(jax.numpy.asarray, leaves)], self.name)
 
 
-class ScaledGradient(Gradient):
+class ScaledGradient(WrappedGradient):
     """The gradient of an operation that computes what another one does, times known numbers."""
 
     def __init__(self, one: Gradient, scale: Any) -> None:
-        self.one = one
-        self.name: str = one.name
-        self.avals: Sequence[Any] = one.avals
+        super().__init__(one)
         self.scale = scale
-        self.keeps: Callable[..., Any] = one.keeps
-        self.allow: Callable[..., Any] = one.allow
 
-    def pull(
-        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
-    ) -> Sequence[Any]:
+    def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         scale = jax.numpy.asarray(self.scale, dys[0].dtype)
         return self.one.pull(xs, ys and [ys[0] / scale], [dys[0] * scale], wanted)
 
@@ -153,9 +135,7 @@ class CountedGradient(Gradient):
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
         return (), False
 
-    def pull(
-        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
-    ) -> Sequence[Any]:
+    def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         self.hit.ran += 1
         return [dys[i] for i in wanted]
 

@@ -30,26 +30,9 @@ from regrad.core.registry import (
     refuse_function,
 )
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
-from regrad.jax.host import FUNCTION_KEYS, OVERRIDES, need, refuse
+from regrad.jax.host import FUNCTION_KEYS, OVERRIDES, functions, need, programs, refuse
 from regrad.jax.host.extending import primitives
-from regrad.jax.host.functions import (
-    WITH_RULE,
-    closed_over,
-    derivatives,
-    entrance,
-    jit_info,
-    rules,
-)  # fmt: skip
-from regrad.jax.host.programs import (
-    Params,
-    arg_names,
-    bodies,
-    called,
-    closed_call_p,
-    codes,
-    is_high,
-    source,
-)
+from regrad.jax.host.programs import arg_names
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
@@ -114,25 +97,20 @@ class PrimitiveKey(Key):
         return any(target.fits(eqn, batched) for target in self.targets)
 
     def refusal(self, eqn: core.JaxprEqn) -> str:
-        target = self._target(eqn)
-        return target.refusal(eqn) if self.known is not None and target is not None else ""
+        return self._target(eqn).refusal(eqn)
 
     def form(self, eqn: core.JaxprEqn) -> MatrixForm | None:
-        target = self._target(eqn)
-        return target.form(eqn) if self.known is not None and target is not None else None
+        return self._target(eqn).form(eqn)
 
     def scale(self, eqn: core.JaxprEqn) -> Any:
-        target = self._target(eqn)
-        if self.known is None or target is None:
-            return None
-        return target.scale(self.attrs(eqn), eqn.invars[0].aval)
+        return self._target(eqn).scale(self.attrs(eqn), eqn.invars[0].aval)
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
-        target = self._target(eqn)
-        return (target is not None and target.operand_names) or super().operand_names(eqn)
+        return self._target(eqn).operand_names or super().operand_names(eqn)
 
-    def _target(self, eqn: core.JaxprEqn) -> Target | None:
-        return next((t for t in self.targets if t.fits(eqn)), None)
+    def _target(self, eqn: core.JaxprEqn) -> Target:
+        """Return what an equation is meant by; one that was batched may look otherwise."""
+        return next((t for t in self.targets if t.fits(eqn)), Target(""))
 
     def op(self, eqn: core.JaxprEqn) -> Op:
         if self.known is not None:
@@ -145,9 +123,8 @@ class PrimitiveKey(Key):
         return self.ops[found]
 
     def attrs(self, eqn: core.JaxprEqn) -> dict[str, Any]:
-        target = self._target(eqn)
-        if self.known is not None and target is not None:
-            return target.attrs(Params(eqn))
+        if self.known is not None:
+            return self._target(eqn).attrs(programs.Params(eqn))
         return {k: v for k, v in eqn.params.items() if k.isidentifier() and k != "y"}
 
 
@@ -155,19 +132,16 @@ class FunctionKey(Key):
     """A function that JAX compiles or that has a derivative of its own."""
 
     def __init__(self, function: Any, label: str = "", target: Target | None = None) -> None:
-        self.label: str | Any = (
-            label or getattr(function, "__qualname__", None) or function.__name__
-        )
+        own = getattr(function, "__qualname__", None) or function.__name__
+        self.label: str | Any = label or own
         self.name: str
         self.place: str
         self.name, self.place = find_definition(function)
         self.targets: Sequence[Target] = [Target(f"{self.name} at {self.place}")]
         if isinstance(function, jax.custom_jvp | jax.custom_vjp) and not label:
-            self.call: Any = entrance(type(function))
+            self.call: Any = functions.entrance(type(function))
         self.function: Any = function
-        self.single: bool = (
-            target is not None
-        )  # an op type of one input: other operands are attributes
+        self.single: bool = target is not None  # one input: other operands are attributes
         self.is_inlined: bool = target is not None and target.inlined
         self.options: Callable[..., Any] = (target and target.options) or (lambda eqns: [])
         self.given: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -190,12 +164,12 @@ class FunctionKey(Key):
 
     def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
         if self.is_inlined:
-            is_call = eqn.primitive is closed_call_p
+            is_call = eqn.primitive is programs.closed_call_p
         else:
-            is_call = eqn.primitive.name in CALLED or is_high(eqn)
-        if not is_call or (program := called(eqn)) is None:
+            is_call = eqn.primitive.name in CALLED or programs.is_high(eqn)
+        if not is_call or (program := programs.called(eqn)) is None:
             return False
-        name, _, where = source(program).partition(" at ")
+        name, _, where = programs.source(program).partition(" at ")
         if name == self.name and not where:
             raise GradientError(
                 f"override: the program calls a function {name!r} and does not say where it was "
@@ -204,7 +178,7 @@ class FunctionKey(Key):
             )
         if (name, where) != (self.name, self.place):
             return False
-        theirs = list(filter(None, map(_unwrap, derivatives(eqn))))
+        theirs = list(filter(None, map(_unwrap, functions.derivatives(eqn))))
         if self.closes and theirs:
             own = [_unwrap(f) for f in _parts(self.function)]
             return all(any(f is each for each in own) for f in theirs)
@@ -215,7 +189,7 @@ class FunctionKey(Key):
         """Refuse another function that was written at the same place, in a factory say."""
         if not self.closes:
             return
-        text, kinds = _text(called(eqn)), tuple(str(v.aval) for v in eqn.invars)
+        text, kinds = _text(programs.called(eqn)), tuple(str(v.aval) for v in eqn.invars)
         own = self._own(eqn) or self.bodies.setdefault((kinds, "regrad_vmap" in text[0]), text)
         if text != own:
             raise GradientError(
@@ -228,25 +202,23 @@ class FunctionKey(Key):
 
     def _own(self, eqn: Any) -> Any:
         """The text of the key's own program for such operands, if it is known how to call it."""
-        info = jit_info(self.function)
+        info = functions.jit_info(self.function)
         if info is None or info.has_static:
             return None
-        avals = [v.aval for v in eqn.invars]
-        weak = [getattr(a, "weak_type", False) for a in avals]
         with suppress(Exception):  # it takes pytrees, say
             like = [
-                jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=w)
-                for a, w in zip(avals, weak, strict=True)
+                jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+                for a in [v.aval for v in eqn.invars]
             ]
             text = _text(self.function.trace(*like).jaxpr)
-            return None if "vmap" in str(called(eqn)) else text
+            return None if "vmap" in str(programs.called(eqn)) else text
         return None
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
         """The parameters; what the function closes over comes first, and is called `outer0`."""
-        known = list(arg_names(called(eqn)) or self.parameters)
+        known = list(arg_names(programs.called(eqn)) or self.parameters)
         count = len(eqn.invars)
-        hidden = closed_over(eqn, otherwise=count - len(list(filter(None, known))))
+        hidden = functions.closed_over(eqn, otherwise=count - len(list(filter(None, known))))
         known = known[len(known) - (count - hidden) :] if len(known) >= count - hidden else []
         known += [""] * (count - hidden - len(known))
         names = [re.sub(r"\W+", "_", n).strip("_") or f"x{i}" for i, n in enumerate(known)]
@@ -263,7 +235,7 @@ class FunctionKey(Key):
         return self.ops[found]
 
     def attrs(self, eqn: core.JaxprEqn) -> dict[str, Any]:
-        program = called(eqn)
+        program = programs.called(eqn)
         if program in self.given:
             return dict(self.given[program])
         return next(iter(self.options(getattr(program, "jaxpr", program).eqns)), {})
@@ -296,23 +268,24 @@ class NamedKey(FunctionKey):
             raise UnknownOpError(_unknown(self.name, {name for name, _, _ in calls}))
         for self.place, eqn in found.items():
             self.targets: Sequence[Target] = [Target(f"{self.name} at {self.place}")]
-            kind = {"custom_jvp_call": jax.custom_jvp, "custom_vjp_call": jax.custom_vjp}
-            self.call: Any = entrance(kind[name]) if (name := eqn.primitive.name) in kind else None
-            eqns = (each for body in bodies([called(eqn)]) for each in body.eqns)
-            running = {code for each in eqns for code, _ in codes(each)}
+            kinds = {"custom_jvp_call": jax.custom_jvp, "custom_vjp_call": jax.custom_vjp}
+            kind = kinds.get(eqn.primitive.name)
+            self.call: Any = kind and functions.entrance(kind)
+            eqns = (each for body in programs.bodies([programs.called(eqn)]) for each in body.eqns)
+            running = {code for each in eqns for code, _ in programs.codes(each)}
             own = [c for c in running if (c.co_name, _line(c)) == (self.name, self.place)]
-            self.codes: Sequence[Any] = _told([*own, *map(_code, derivatives(eqn))])
+            self.codes: Sequence[Any] = _told([*own, *map(_code, functions.derivatives(eqn))])
 
 
 def _calls(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str, Any]]:
     """Yield the name and place of each function that a program calls, with the equation."""
     for eqn in jaxpr.eqns:
-        is_call = eqn.primitive.name in CALLED or is_high(eqn)
-        held: list[Any] = [called(eqn)] if is_call else [*eqn.params.values()]
+        is_call = eqn.primitive.name in CALLED or programs.is_high(eqn)
+        held: list[Any] = [programs.called(eqn)] if is_call else [*eqn.params.values()]
         if is_call and held[0] is not None:
-            name, _, place = source(held[0]).partition(" at ")
+            name, _, place = programs.source(held[0]).partition(" at ")
             yield name, place, eqn
-        for body in bodies(held):
+        for body in programs.bodies(held):
             yield from _calls(body)
 
 
@@ -330,7 +303,7 @@ def _text(program: Any) -> tuple[Any, ...]:
 
 def _parts(function: Callable[..., Any]) -> list[Any]:
     """The functions that run when a function is called, differentiated or not."""
-    return [function, *filter(None, rules(function))]
+    return [function, *filter(None, functions.rules(function))]
 
 
 def _unwrap(function: Callable[..., Any]) -> Any:
@@ -346,7 +319,7 @@ def _code(function: Any) -> Any:
 @functools.cache
 def _shared() -> Any:
     """Return the code of what `defjvps` makes: many functions share it, and show themselves."""
-    return _code(rules(WITH_RULE)[1])
+    return _code(functions.rules(functions.WITH_RULE)[1])
 
 
 def _told(found: Iterable[Any]) -> list[Any]:
@@ -443,7 +416,7 @@ def _check_boundary(key: Any) -> None:
     name = getattr(key, "__name__", repr(key))
     if isinstance(key, jax.custom_jvp | jax.custom_vjp):
         return
-    info = jit_info(key)
+    info = functions.jit_info(key)
     if info is None or info.inlined:
         what = "is compiled with inline=True, and so" if info else "is a plain function; it"
         raise ArgumentError(f"override: {name} {what} {INLINED}{meant_by(key)}")

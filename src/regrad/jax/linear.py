@@ -95,18 +95,19 @@ def _is_linear(eqn: core.JaxprEqn, name: str, given: list[str]) -> bool:
         return _tangent(eqn, given)
     if name == "integer_pow":
         return Params(eqn)["y"] == 1
-    if name == "convert_element_type" and not _is_float(eqn.outvars[0].aval):
+    if name == "convert_element_type" and not is_float(eqn.outvars[0].aval):
         return False
     if name == "reduce_window":
         return False
     if name in ALL:
-        floats = [g for g, x in zip(given, eqn.invars, strict=True) if _is_float(x.aval)]
+        floats = [g for g, x in zip(given, eqn.invars, strict=True) if is_float(x.aval)]
         return CONSTANT not in floats
     places = {FIRST: [0], ONE: linear[:1], LAST: [len(given) - 1], SOURCE: [0]}
     return any(name in names and linear == places[names] for names in places)
 
 
-def _is_float(aval: Any) -> bool:
+def is_float(aval: Any) -> bool:
+    """Return whether an array of this type has a gradient."""
     return jnp.issubdtype(aval.dtype, np.inexact)
 
 

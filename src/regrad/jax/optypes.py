@@ -24,7 +24,7 @@ from regrad.ops.windows import windows
 Attrs = Mapping[str, Any]
 
 
-class Target:
+class Target(NamedTuple):
     """The meaning of an op type: a primitive with certain attributes, or a function.
 
     `power` picks equations of `integer_pow`, `when` others by what they look like; `refusal` says
@@ -35,30 +35,16 @@ class Target:
     times them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        attrs: Callable[[Attrs], dict[str, Any]] = lambda params: {},
-        power: int | None = None,
-        refusal: Callable[[Any], str] = lambda eqn: "",
-        *,
-        when: Callable[[Any], bool] = lambda eqn: True,
-        operand_names: Sequence[str] = (),
-        form: Callable[[Any], MatrixForm | None] = lambda eqn: None,
-        options: Callable[[Sequence[Any]], list[dict[str, Any]]] | None = None,
-        inlined: bool = False,
-        scale: Callable[[Attrs, Any], Any] = lambda attrs, aval: None,
-    ) -> None:
-        self.name = name
-        self.attrs = attrs
-        self.power = power
-        self.refusal = refusal
-        self.when = when
-        self.operand_names = operand_names
-        self.form = form
-        self.options = options
-        self.inlined = inlined
-        self.scale = scale
+    name: str
+    attrs: Callable[[Attrs], dict[str, Any]] = lambda params: {}
+    power: int | None = None
+    refusal: Callable[[Any], str] = lambda eqn: ""
+    when: Callable[[Any], bool] = lambda eqn: True
+    operand_names: Sequence[str] = ()
+    form: Callable[[Any], MatrixForm | None] = lambda eqn: None
+    options: Callable[[Sequence[Any]], list[dict[str, Any]]] | None = None
+    inlined: bool = False
+    scale: Callable[[Attrs, Any], Any] = lambda attrs, aval: None
 
     def fits(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
         """Return whether an equation is one of these; a batched one may look otherwise."""
@@ -136,10 +122,6 @@ def _is_matmul(m: int, n: int, left: Any, right: Any, first: Any, second: Any) -
     return m == n == len(batch) + 2 and right == (n - 2,)
 
 
-def _is_pooling(eqn: core.JaxprEqn, n: int) -> bool:
-    return len(Params(eqn)["window_dimensions"]) == n + 2
-
-
 def _no_pooling(eqn: core.JaxprEqn) -> str:
     """Say why a window reduction is not a pooling of images whose channels come last."""
     p = Params(eqn)
@@ -169,10 +151,6 @@ def _window_counts(attrs: Attrs, aval: Any) -> Any:
     win = windows("AvgPool", tuple(aval.shape[1:-1]), size, strides, pad, (1,) * len(size))
     counts = functools.reduce(np.multiply.outer, map(win.counts, range(len(size))))
     return np.maximum(counts, 1)[..., None]
-
-
-def _is_convolution(eqn: core.JaxprEqn, n: int) -> bool:
-    return len(Params(eqn)["window_strides"]) == n
 
 
 def _no_convolution(eqn: core.JaxprEqn) -> str:
@@ -249,6 +227,22 @@ def _transform(params: Attrs) -> dict[str, Any]:
     return {"axes": tuple(range(-len(params["fft_lengths"]), 0)), "norm": "backward"}
 
 
+def _fourier(name: str, attrs: Any) -> list[Target]:
+    """The meaning of a transform, which JAX has as one primitive of several types."""
+    is_one = functools.partial(_is_transform, kind=getattr(jax.lax.FftType, name))
+    return [Target("fft", attrs, refusal=_several_axes, when=is_one)]
+
+
+def _windowed(name: str, attrs: Any, refusal: Any, axes: int, **more: Any) -> list[Target]:
+    """The meaning of an op type whose windows have so many axes, as a primitive for any number."""
+    fits = lambda eqn: len(Params(eqn)["window_strides"]) == axes  # noqa: E731
+    return [Target(name, attrs, refusal=refusal, when=fits, **more)]
+
+
+def _as_they_are(params: Attrs) -> dict[str, Any]:
+    return {"transpose_a": False, "transpose_b": False}
+
+
 def _real_transform(params: Attrs) -> dict[str, Any]:
     return {"axis": -1, "norm": "backward"}
 
@@ -278,13 +272,7 @@ TABLE: dict[str, list[Target]] = {
     "Prod": [Target("reduce_prod", _axes)],
     "Cumsum": [Target("cumsum", _along)],
     "Cumprod": [Target("cumprod", _along)],
-    "MatMul": [
-        Target(
-            "dot_general",
-            lambda params: {"transpose_a": False, "transpose_b": False},
-            form=_as_matmul,
-        )
-    ],
+    "MatMul": [Target("dot_general", _as_they_are, form=_as_matmul)],
     "StopGradient": [Target("stop_gradient")],
     "LeakyRelu": [Target("jax.nn.leaky_relu")],
     "Softsign": [Target("jax.nn.soft_sign")],
@@ -294,38 +282,16 @@ TABLE: dict[str, list[Target]] = {
     "LogSumExp": [Target("jax.nn.logsumexp", options=_logsumexp, inlined=True)],
     "Mean": [Target("jax.numpy.mean", options=_mean, inlined=True)],
     "SelectV2": [Target("select_n", when=_is_choice, operand_names=("condition", "b", "a"))],
-    **{
-        f"Conv{n}D": [
-            Target("conv_general_dilated", _convolution, refusal=_no_convolution,
-                   when=functools.partial(_is_convolution, n=n))
-        ]
-        for n in (2, 3)
-    },
-    **{
-        name: [
-            Target("reduce_window_max", _pooling, refusal=_no_pooling,
-                   when=functools.partial(_is_pooling, n=n))
-        ]
-        for n, name in ((2, "MaxPool"), (3, "MaxPool3D"))
-    },
-    **{
-        name: [
-            Target("reduce_window_sum", _pooling, refusal=_no_pooling, scale=_window_counts,
-                   when=functools.partial(_is_pooling, n=n))
-        ]
-        for n, name in ((2, "AvgPool"), (3, "AvgPool3D"))
-    },
-    **{
-        kind.name: [
-            Target("fft", attrs, refusal=_several_axes,
-                   when=functools.partial(_is_transform, kind=kind))
-        ]
-        for kind, attrs in (
-            (jax.lax.FftType.FFT, _transform), (jax.lax.FftType.IFFT, _transform),
-            (jax.lax.FftType.RFFT, _real_transform),
-            (jax.lax.FftType.IRFFT, _inverse_real_transform),
-        )
-    },
+    "Conv2D": _windowed("conv_general_dilated", _convolution, _no_convolution, 2),
+    "Conv3D": _windowed("conv_general_dilated", _convolution, _no_convolution, 3),
+    "MaxPool": _windowed("reduce_window_max", _pooling, _no_pooling, 4),
+    "MaxPool3D": _windowed("reduce_window_max", _pooling, _no_pooling, 5),
+    "AvgPool": _windowed("reduce_window_sum", _pooling, _no_pooling, 4, scale=_window_counts),
+    "AvgPool3D": _windowed("reduce_window_sum", _pooling, _no_pooling, 5, scale=_window_counts),
+    "FFT": _fourier("FFT", _transform),
+    "IFFT": _fourier("IFFT", _transform),
+    "RFFT": _fourier("RFFT", _real_transform),
+    "IRFFT": _fourier("IRFFT", _inverse_real_transform),
     "ClipByValue": [Target("jax.numpy.clip")],
     "MatrixExponential": [Target("jax.scipy.linalg.expm")],
     "NanToNum": [Target("jax.numpy.nan_to_num")],

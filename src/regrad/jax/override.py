@@ -41,6 +41,7 @@ from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.keys import key_for
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
+from regrad.transforms.arguments import replaced
 
 _USE = (
     "It returns a function with the rules in it: ours = rg.jax.override(f, {'Relu': rule}), and "
@@ -280,9 +281,7 @@ class TracedCall:
 
     def traced(self, *xs: Any) -> list[Any]:
         """Call the function on these arrays: the arrays it returns, then changed state."""
-        leaves = list(self.leaves)
-        for i, x in zip(self.places, xs, strict=False):
-            leaves[i] = x
+        leaves = replaced(self.leaves, self.places, xs[: len(self.places)])
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = tree_unflatten(self.structure, leaves)
         y = f(*args, **kwargs)
@@ -298,9 +297,7 @@ class TracedCall:
         """Return what the function returned, with these arrays."""
         count = len(self.out_places)
         # (a function may return the module that it was given)
-        outs = [*map(self.modules.original, self.outs)]
-        for i, y in zip(self.out_places, ys, strict=False):
-            outs[i] = y
+        outs = replaced(map(self.modules.original, self.outs), self.out_places, ys[:count])
         self.modules.update(ys[count:])
         return tree_unflatten(self.out_structure, outs)
 
@@ -310,13 +307,11 @@ class Modules:
 
     def __init__(self, given: Any) -> None:
         self.nnx: Any = sys.modules.get("flax.nnx")  # not imported here: it is optional
-        self.found: list[Any] = []
         self.copies: list[Any] = []
         self.arrays: list[Any] = []
-        if self.nnx is not None:
-            leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds)
-            self.found = [leaf for leaf in leaves if self.holds(leaf)]
-        if self.nnx is not None and self.found:
+        leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds) if self.nnx else ()
+        self.found: list[Any] = [leaf for leaf in leaves if self.holds(leaf)]
+        if self.found:
             self.graph: Any
             self.graph, state = self.nnx.split(self.found)
             self.state: Any
@@ -364,7 +359,5 @@ class Modules:
     def update(self, ys: list[Any]) -> None:
         """Put changed state into the objects outside."""
         if self.found and self.moved:
-            now = [None] * self.count if len(self.arrays) != self.count else list(self.arrays)
-            for i, y in zip(self.moved, ys, strict=True):
-                now[i] = y
-            self.nnx.update(self.found, tree_unflatten(self.after, now))
+            now = [None] * self.count if len(self.arrays) != self.count else self.arrays
+            self.nnx.update(self.found, tree_unflatten(self.after, replaced(now, self.moved, ys)))

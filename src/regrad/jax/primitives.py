@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 from jax import lax
 from jax.extend import core
 
 from regrad.errors import GradientError
-from regrad.jax.host.extending import (
-    Zero,
-    define,
-    instantiate_zeros,
-    is_undefined_primal,
-    zeros_like_aval,
-)
+from regrad.jax.host import extending
 from regrad.jax.host.programs import varying_axes
-from regrad.jax.linear import TRANSPOSING, NotLinear, transpose
+from regrad.jax.linear import TRANSPOSING, NotLinear, is_float, transpose
+from regrad.transforms.arguments import replaced
+
+Arrays: TypeAlias = Sequence[Any]
 
 
 class Gradient:
@@ -41,9 +37,7 @@ class Gradient:
         """The inputs that the pull reads, in order, and whether it reads the outputs."""
         return range(len(self.avals)), True
 
-    def pull(
-        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
-    ) -> Sequence[Any]:
+    def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         """Gradients by the wanted inputs, of their shapes and dtypes.
 
         Inputs that are not kept are None. `dys` are those of the outputs that are floats.
@@ -54,15 +48,10 @@ class Gradient:
         """Raise if there is no gradient by these inputs."""
 
 
-def is_float(aval: Any) -> bool:
-    """Return whether an array of this type has a gradient."""
-    return jax.numpy.issubdtype(aval.dtype, np.inexact)
-
-
 def fit(dx: Any, aval: Any) -> Any:
     """A gradient for an input of this type: zeros for None; over a mesh, all devices' sum."""
     if dx is None:
-        return zeros_like_aval(aval)
+        return extending.zeros_like_aval(aval)
     dx = jax.numpy.asarray(dx)
     due, has = varying_axes(aval), varying_axes(jax.typeof(dx))
     if has - due:
@@ -91,32 +80,23 @@ def _evaluate(*xs: Any, jaxpr: core.ClosedJaxpr, gradient: Gradient) -> list[Any
     return core.jaxpr_as_fun(jaxpr)(*xs)
 
 
-def _op_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: core.ClosedJaxpr, gradient: Gradient
-) -> Any:
+def _op_jvp(primals: Arrays, tangents: Arrays, *, jaxpr: Any, gradient: Gradient) -> Any:
     ys = run_op(primals, jaxpr, gradient)
-    wanted = tuple(i for i, t in enumerate(tangents) if type(t) is not Zero)
+    wanted = tuple(i for i, t in enumerate(tangents) if type(t) is not extending.Zero)
     outs = [jax.typeof(y).to_tangent_aval() for y in ys]
     floats = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
-    dots: list[Any] = [Zero(aval) for aval in outs]
+    dots: list[Any] = [extending.Zero(aval) for aval in outs]
     if not wanted or not floats:
         return ys, dots
     gradient.allow(wanted)
     tangent = OpTangent(gradient, wanted, len(primals), [outs[i] for i in floats])
     residuals = tangent.residuals(primals, ys)
     found = run_tangent(tangent, residuals, [tangents[i] for i in wanted])
-    for i, dot in zip(floats, found, strict=True):
-        dots[i] = dot
-    return ys, dots
+    return ys, replaced(dots, floats, found)
 
 
 def _op_batched(
-    axis: Any,
-    xs: Sequence[Any],
-    dims: Sequence[int | None],
-    *,
-    jaxpr: core.ClosedJaxpr,
-    gradient: Gradient,
+    axis: Any, xs: Arrays, dims: Sequence[int | None], *, jaxpr: Any, gradient: Gradient
 ) -> Any:
     if all(d is None for d in dims):
         return run_op(xs, jaxpr, gradient), [None] * len(jaxpr.out_avals)
@@ -133,9 +113,7 @@ def _op_batched(
     return ys, [0] * len(ys)
 
 
-def _op_transposed(
-    dys: Sequence[Any], *xs: Any, jaxpr: core.ClosedJaxpr, gradient: Gradient
-) -> Any:
+def _op_transposed(dys: Arrays, *xs: Any, jaxpr: Any, gradient: Gradient) -> Any:
     if not TRANSPOSING.get():
         raise GradientError(
             f"jax.linear_transpose: {gradient.name} has a gradient of its own, which is not "
@@ -146,54 +124,52 @@ def _op_transposed(
 
 def _by_transposition(f: Callable[..., Any], dys: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
     """The transpose of f by those of its arguments that are still unknown."""
-    places = [i for i, x in enumerate(xs) if is_undefined_primal(x)]
+    places = [i for i, x in enumerate(xs) if extending.is_undefined_primal(x)]
 
     def inner(*linear: Any) -> Any:
-        given = list(xs)
-        for i, x in zip(places, linear, strict=True):
-            given[i] = x
-        return f(*given)
+        return f(*replaced(xs, places, linear))
 
-    like = [zeros_like_aval(xs[i].aval) for i in places]
-    found = jax.linear_transpose(inner, *like)([*map(instantiate_zeros, dys)])
-    back: list[Any] = [None] * len(xs)
-    for i, dx in zip(places, found, strict=True):
-        back[i] = dx
-    return back
+    like = [extending.zeros_like_aval(xs[i].aval) for i in places]
+    found = jax.linear_transpose(inner, *like)([*map(extending.instantiate_zeros, dys)])
+    return replaced([None] * len(xs), places, found)
 
 
 def _op_types(*avals: Any, jaxpr: core.ClosedJaxpr, gradient: Gradient) -> Any:
     return jaxpr.out_avals, jaxpr.effects
 
 
-define(op_p, _evaluate, _op_types, jvp=_op_jvp, transpose=_op_transposed, batched=_op_batched)
+extending.define(
+    op_p, _evaluate, _op_types, jvp=_op_jvp, transpose=_op_transposed, batched=_op_batched
+)
 
 
-class BatchedGradient(Gradient):
-    """A gradient under `vmap`: its rule sees single examples."""
+class WrappedGradient(Gradient):
+    """A gradient by way of another one, of the same inputs and outputs."""
 
-    def __init__(
-        self, one: Gradient, along: Sequence[bool], avals: Sequence[Any], axis: Any
-    ) -> None:
+    def __init__(self, one: Gradient) -> None:
         self.one = one
         self.name: str = one.name
-        self.avals = avals
-        self.along = along
-        self.axis = axis
+        self.avals: Arrays = one.avals
         self.keeps: Callable[..., Any] = one.keeps
         self.allow: Callable[..., Any] = one.allow
 
-    def pull(
-        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
-    ) -> Sequence[Any]:
-        def one(xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any]) -> Any:
+
+class BatchedGradient(WrappedGradient):
+    """A gradient under `vmap`: its rule sees single examples."""
+
+    def __init__(self, one: Gradient, along: Sequence[bool], avals: Arrays, axis: Any) -> None:
+        super().__init__(one)
+        self.avals: Arrays = avals
+        self.along = along
+        self.axis = axis
+
+    def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
+        def one(xs: Arrays, ys: Arrays | None, dys: Arrays) -> Any:
             return list(self.one.pull(xs, ys, dys, wanted))
 
         axes = [0 if a and x is not None else None for a, x in zip(self.along, xs, strict=True)]
-        dxs = map_over(self.axis, one, (axes, None if ys is None else 0, 0))(
-            list(xs), ys, list(dys)
-        )
-        pairs = zip(wanted, dxs, strict=True)
+        batched = map_over(self.axis, one, (axes, None if ys is None else 0, 0))
+        pairs = zip(wanted, batched(list(xs), ys, list(dys)), strict=True)
         return [fit(dx if self.along[i] else dx.sum(0), self.avals[i]) for i, dx in pairs]
 
 
@@ -219,9 +195,7 @@ class Tangent:
 class OpTangent(Tangent):
     """The tangent of an op, by some of its inputs."""
 
-    def __init__(
-        self, gradient: Gradient, wanted: Sequence[int], count: int, outs: Sequence[Any]
-    ) -> None:
+    def __init__(self, gradient: Gradient, wanted: Sequence[int], count: int, outs: Arrays) -> None:
         self.gradient = gradient
         self.name: str = gradient.name
         self.wanted = wanted
@@ -236,9 +210,7 @@ class OpTangent(Tangent):
         return [*(xs[i] for i in self.kept), *(ys if self.keeps_outputs else ())]
 
     def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
-        xs: list[Any] = [None] * self.count
-        for i, x in zip(self.kept, residuals, strict=False):
-            xs[i] = x
+        xs = replaced([None] * self.count, self.kept, residuals[: len(self.kept)])
         ys = list(residuals[len(self.kept) :]) if self.keeps_outputs else None
         return self.gradient.pull(xs, ys, dys, self.wanted)
 
@@ -260,9 +232,7 @@ class DerivedTangent(Tangent):
         at, changes = list(residuals[: self.count]), residuals[self.count :]
 
         def pulled(*moved: Any) -> list[Any]:
-            for i, x in zip(self.places, moved, strict=True):
-                at[i] = x
-            return list(self.base.pull(at, dys))
+            return list(self.base.pull(replaced(at, self.places, moved), dys))
 
         return jax.jvp(pulled, tuple(at[i] for i in self.places), tuple(changes))[1]
 
@@ -287,14 +257,14 @@ class BatchedTangent(Tangent):
 
 def run_tangent(tangent: Tangent, residuals: Sequence[Any], ts: Sequence[Any]) -> list[Any]:
     """The tangent map at some residuals, applied."""
-    ts = [instantiate_zeros(t) for t in ts]
+    ts = [extending.instantiate_zeros(t) for t in ts]
     return tangent_p.bind(*residuals, *ts, tangent=tangent, count=len(residuals))
 
 
 def _push(*args: Any, tangent: Tangent, count: int) -> list[Any]:
     """Forward: the transpose of the pull, which exists if that is linear."""
     residuals, ts = args[:count], args[count:]
-    like = [zeros_like_aval(aval) for aval in tangent.outs]
+    like = [extending.zeros_like_aval(aval) for aval in tangent.outs]
     try:
         return list(transpose(partial(tangent.pull, residuals), like, ts))
     except NotLinear as error:
@@ -305,14 +275,12 @@ def _push(*args: Any, tangent: Tangent, count: int) -> list[Any]:
         ) from None
 
 
-def _tangent_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, tangent: Tangent, count: int
-) -> Any:
+def _tangent_jvp(primals: Arrays, tangents: Arrays, *, tangent: Tangent, count: int) -> Any:
     residuals, ts = primals[:count], primals[count:]
     ys = run_tangent(tangent, residuals, ts)
-    places = [i for i, t in enumerate(tangents[:count]) if type(t) is not Zero]
+    places = [i for i, t in enumerate(tangents[:count]) if type(t) is not extending.Zero]
     parts = []
-    if any(type(t) is not Zero for t in tangents[count:]):
+    if any(type(t) is not extending.Zero for t in tangents[count:]):
         parts.append(run_tangent(tangent, residuals, tangents[count:]))
     if places:
         derived = DerivedTangent(tangent, count, places)
@@ -321,19 +289,21 @@ def _tangent_jvp(
 
 
 def _tangent_transposed(dys: Sequence[Any], *args: Any, tangent: Tangent, count: int) -> Any:
-    if any(map(is_undefined_primal, args[:count])):
+    if any(map(extending.is_undefined_primal, args[:count])):
         return _by_transposition(partial(_push, tangent=tangent, count=count), dys, args)
     arriving = [
-        jax.numpy.asarray(instantiate_zeros(dy), aval.dtype)  # jax.vjp takes Python numbers
+        jax.numpy.asarray(
+            extending.instantiate_zeros(dy), aval.dtype
+        )  # jax.vjp takes Python numbers
         for dy, aval in zip(dys, tangent.outs, strict=True)
     ]
     dxs = tangent.pull(args[:count], arriving)
     pairs = zip(args[count:], dxs, strict=True)
-    return [None] * count + [dx if is_undefined_primal(t) else None for t, dx in pairs]
+    return [None] * count + [dx if extending.is_undefined_primal(t) else None for t, dx in pairs]
 
 
 def _tangent_batched(
-    axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, tangent: Tangent, count: int
+    axis: Any, args: Arrays, dims: Sequence[int | None], *, tangent: Tangent, count: int
 ) -> Any:
     if all(d is None for d in dims):
         return tangent_p.bind(*args, tangent=tangent, count=count), [None] * len(tangent.outs)
@@ -343,7 +313,7 @@ def _tangent_batched(
         t if a else jax.numpy.broadcast_to(t, (axis.size, *t.shape))
         for t, a in zip(args[count:], along[count:], strict=True)
     ]
-    zeros = map_over(axis, lambda _: [zeros_like_aval(a) for a in tangent.outs], 0)
+    zeros = map_over(axis, lambda _: [extending.zeros_like_aval(a) for a in tangent.outs], 0)
     outs = [jax.typeof(z) for z in zeros(jax.numpy.zeros(axis.size))]
     batched = BatchedTangent(tangent, along[:count], outs, axis)
     return run_tangent(batched, args[:count], ts), [0] * len(outs)
@@ -353,7 +323,7 @@ def _tangent_types(*avals: Any, tangent: Tangent, count: int) -> Any:
     return list(tangent.outs), core.no_effects
 
 
-define(
+extending.define(
     tangent_p, _push, _tangent_types,
     jvp=_tangent_jvp, transpose=_tangent_transposed, batched=_tangent_batched,
 )  # fmt: skip

@@ -51,35 +51,7 @@ from regrad.errors import GradientError, RuleError
 from regrad.jax.boundaries import restore_calls
 from regrad.jax.closed import Choice, Closed, name_and_place, of_jax
 from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
-from regrad.jax.host import OVERRIDES, refuse
-from regrad.jax.host.programs import (
-    COMPOSITES,
-    JAX,
-    MACHINERY,
-    REMAT,
-    ROOT,
-    SHOWN,
-    SOLVE,
-    Params,
-    as_call,
-    bodies,
-    called,
-    closed_call_p,
-    codes,
-    expanded,
-    holds_code,
-    is_high,
-    linear_maps,
-    lines,
-    mapped,
-    name_of,
-    remat_body,
-    transforms,
-    unnamed,
-    varying_axes,
-    with_linear_maps,
-    with_remat_body,
-)
+from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import Gradient, is_float, op_p, run_op
@@ -117,7 +89,7 @@ class Around(NamedTuple):
         """Return the place of what an equation holds; its transforms are in its name stack."""
         if self.closed:
             return self
-        names = transforms(eqn)
+        names = programs.transforms(eqn)
         return self._replace(
             batched=self.batched or "vmap" in names,
             derived=self.derived or not names.isdisjoint({"jvp", "transpose"}),
@@ -260,13 +232,10 @@ class Surgery:
 
     def _calls(self, jaxpr: core.Jaxpr) -> set[Any]:
         """Return the places of visible calls of functions with a derivative of their own."""
-        found = set()
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name in CUSTOM or is_high(eqn):
-                found |= {call_site(b.key.call, codes(eqn)) for b in self.bindings}
-            for body in bodies(eqn.params.values()):
-                found |= self._calls(body)
-        return found
+        every = programs.equations(jaxpr)
+        calls = [e for e in every if e.primitive.name in CUSTOM or programs.is_high(e)]
+        found = [programs.codes(eqn) for eqn in calls]
+        return {call_site(b.key.call, running) for running in found for b in self.bindings}
 
     def equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> list[Any]:
         """Return an equation with the rules in it, or itself, and notes behind it."""
@@ -289,18 +258,19 @@ class Surgery:
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
-        name = name_of(eqn)
-        if name == SOLVE:
+        name = programs.name_of(eqn)
+        if name == programs.SOLVE:
             return self.linear_solve(eqn, around, found)
         if name in OPENED:
             return self.inside(eqn, around, found) if is_differentiable(eqn) or eqn.effects else eqn
-        if name in COMPOSITES:
+        if name in programs.COMPOSITES:
             return self.composite(eqn, around, found)
-        if name == REMAT:
-            new, inner = self.program(remat_body(eqn), around)
+        if name == programs.REMAT:
+            new, inner = self.program(programs.remat_body(eqn), around)
             found.add(inner)
-            return eqn if new is remat_body(eqn) else with_remat_body(eqn, new)
-        if name in CUSTOM or eqn.primitive is op_p or (is_high(eqn) and is_differentiable(eqn)):
+            return eqn if new is programs.remat_body(eqn) else programs.with_remat_body(eqn, new)
+        is_custom = name in CUSTOM or eqn.primitive is op_p
+        if is_custom or (programs.is_high(eqn) and is_differentiable(eqn)):
             return self.custom(eqn, around, found)
         self.check_hidden(eqn, around, found)
         if is_differentiable(eqn) and name != "stop_gradient":
@@ -343,7 +313,7 @@ class Surgery:
         """
         if not self.codes:
             return
-        running = codes(eqn)
+        running = programs.codes(eqn)
         for code, _ in running:
             if code in self.codes:
                 raise _derived_error(self.codes[code], self.lines[-1])
@@ -356,7 +326,7 @@ class Surgery:
 
     def inside(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """Return an equation that runs other programs, with the rules in these."""
-        held = len([*bodies(eqn.params.values())])
+        held = len([*programs.bodies(eqn.params.values())])
         if held < (2 if eqn.primitive.name == "while" else 1):
             refuse(OVERRIDES, f"the programs that {eqn.primitive.name!r} runs are out of sight")
 
@@ -365,7 +335,7 @@ class Surgery:
             found.add(inner)
             return new
 
-        params = {key: mapped(value, changed) for key, value in eqn.params.items()}
+        params = {key: programs.mapped(value, changed) for key, value in eqn.params.items()}
         same = all(params[key] is eqn.params[key] for key in params)
         return eqn if same else eqn.replace(params=params)
 
@@ -374,30 +344,30 @@ class Surgery:
 
         The transpose counts from the second order on; how the solution is found never does.
         """
-        matvec, vecmat = linear_maps(eqn)
+        matvec, vecmat = programs.linear_maps(eqn)
         new, inner = self.program(matvec, around)
         found.add(inner)
         turned = vecmat and self.program(vecmat, around._replace(turned=True))[0]
         same = new is matvec and turned is vecmat
-        return eqn if same else with_linear_maps(eqn, new, turned)
+        return eqn if same else programs.with_linear_maps(eqn, new, turned)
 
     def composite(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """Return an equation that computes what others compute as these, if a rule is inside."""
-        new, inner = self.program(expanded(eqn), around)
+        new, inner = self.program(programs.expanded(eqn), around)
         if not inner.hits:
-            found.untouched[name_of(eqn), self.lines[-1]] += is_differentiable(eqn)
+            found.untouched[programs.name_of(eqn), self.lines[-1]] += is_differentiable(eqn)
             return eqn
         by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
         inner.hits = [seen._replace(of_jax=by_jax) for seen in inner.hits]
         found.add(inner)
-        return as_call(eqn, new)
+        return programs.as_call(eqn, new)
 
     def custom(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """Return a function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
-        body = called(eqn)
+        body = programs.called(eqn)
         name = eqn.params["gradient"].name if ours else _name_of(eqn, body)
-        if body is None or (name == ROOT and not around.closed):
+        if body is None or (name == programs.ROOT and not around.closed):
             self.check_unseen(name, body, around)
             found.untouched[name, self.lines[-1]] += 1
             return eqn
@@ -407,7 +377,7 @@ class Surgery:
             if any(not seen.binding.native for seen in inner.hits):
                 found.add(inner)
                 found.notes[name, "opened", self.lines[-1]] += 1
-                return as_call(eqn, new)
+                return programs.as_call(eqn, new)
         _, inner = self.program(body, Around(closed=True, ours=ours or around.ours))
         hidden = [seen for seen in inner.hits if not seen.binding.native]
         if is_differentiable(eqn) and not (ours and hidden):
@@ -420,16 +390,11 @@ class Surgery:
         return eqn
 
     def leave(
-        self,
-        name: str,
-        body: core.Jaxpr | core.ClosedJaxpr,
-        hidden: list[Occurrence],
-        around: Around,
-        found: Occurrences,
+        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Occurrences
     ) -> None:
         """Note a function that was left closed over ops of some keys."""
         place = name_and_place(body)[1]
-        theirs = [seen for seen in hidden if not (place.startswith(JAX) and seen.of_jax)]
+        theirs = [seen for seen in hidden if not (place.startswith(programs.JAX) and seen.of_jax)]
         if around.closed:  # by the function around, which answers for what others wrote
             found.hits += theirs
             return
@@ -442,7 +407,7 @@ class Surgery:
         """Refuse what is differentiated by functions that the program does not show."""
         kept = name in self.choice.keep or (body is not None and self.choice.keeps(body))
         if self.bindings and not around.ours and not kept:
-            what = "jax.lax.custom_root" if name == ROOT else name
+            what = "jax.lax.custom_root" if name == programs.ROOT else name
             raise GradientError(
                 f"override: the program calls {what} ({self.lines[-1]}), which is differentiated "
                 "by functions that are out of sight. Give the whole of it a gradient with "
@@ -452,17 +417,17 @@ class Surgery:
     def check_hidden(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
-        if name == "call_exported" and Params(eqn)["exported"].has_vjp():
+        if name == "call_exported" and programs.Params(eqn)["exported"].has_vjp():
             raise GradientError(
                 f"override: the program calls an exported function ({self.lines[-1]}), whose "
                 "inside cannot be seen. Put the override on the function before it is exported."
             )
-        unseen = name not in SHOWN and holds_code(eqn.params.values())
+        unseen = name not in programs.SHOWN and programs.holds_code(eqn.params.values())
         if unseen and is_differentiable(eqn) and not around.closed:
             self.check_unseen(name, None, around)
         # Any other primitive with a program in it (`pallas_call`, one of a library)
         # may be differentiated by a rule that never looks at the program.
-        for body in () if name in SCALAR else bodies(eqn.params.values()):
+        for body in () if name in SCALAR else programs.bodies(eqn.params.values()):
             _, inner = self.program(body, around)
             hits = [seen.hit for seen in inner.hits if not seen.binding.native]
             if around.closed:
@@ -480,13 +445,10 @@ def _closed(program: Any) -> bool:
     return isinstance(program, core.ClosedJaxpr)
 
 
-def has_batches(jaxpr: core.Jaxpr, around: Around = Around()) -> bool:  # noqa: B008
+def has_batches(jaxpr: core.Jaxpr) -> bool:
     """Return whether a program holds differentiable equations that a vmap has batched."""
-    return any(
-        (around.inside(eqn).batched and is_differentiable(eqn))
-        or any(has_batches(body, around) for body in bodies(eqn.params.values()))
-        for eqn in jaxpr.eqns
-    )
+    every = programs.equations(jaxpr)
+    return any("vmap" in programs.transforms(eqn) and is_differentiable(eqn) for eqn in every)
 
 
 def is_differentiable(eqn: core.JaxprEqn) -> bool:
@@ -502,13 +464,13 @@ def _float(aval: Any) -> bool:
 
 def program_of(eqn: core.JaxprEqn) -> Any:
     """Return an equation as a program of its own; constants in it stay where they are."""
-    if eqn.primitive is closed_call_p:
-        return called(eqn)
+    if eqn.primitive is programs.closed_call_p:
+        return programs.called(eqn)
     inputs = [None if isinstance(v, core.Literal) else core.Var(v.aval) for v in eqn.invars]
     given = [v if x is None else x for x, v in zip(inputs, eqn.invars, strict=True)]
     outs = [core.Var(v.aval) for v in eqn.outvars]
     body = eqn.replace(invars=given, outvars=outs)
-    info = unnamed(jax.make_jaxpr(lambda: 0)())
+    info = programs.unnamed(jax.make_jaxpr(lambda: 0)())
     return core.ClosedJaxpr(
         core.Jaxpr([], [x for x in inputs if x is not None], outs, [body], eqn.effects, info), ()
     )
@@ -521,7 +483,7 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     axes were put in order, and its gradients go back through the transposes as JAX's own.
     """
     avals = [v.aval for v in eqn.invars]
-    if any(map(varying_axes, avals)):
+    if any(map(programs.varying_axes, avals)):
         raise GradientError(
             f"override: {hit.op_type!r} meets `{eqn}` inside shard_map, where its axes cannot be "
             f"those of the op type. Use the key {eqn.primitive.name!r}."
@@ -538,7 +500,7 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
         (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
         return y.reshape(eqn.outvars[0].aval.shape)
 
-    return as_call(eqn, jax.make_jaxpr(whole)(*like))
+    return programs.as_call(eqn, jax.make_jaxpr(whole)(*like))
 
 
 def _count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
@@ -546,8 +508,8 @@ def _count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
 
     The note is a `regrad_op` that returns its inputs, and whose derivative counts.
     """
-    is_call = eqn.primitive is closed_call_p  # that we made of equations
-    given = called(eqn).jaxpr.eqns if is_call else [eqn]
+    is_call = eqn.primitive is programs.closed_call_p  # that we made of equations
+    given = programs.called(eqn).jaxpr.eqns if is_call else [eqn]
     noted = {
         y: core.Var(y.aval)
         for y in eqn.outvars
@@ -556,7 +518,7 @@ def _count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
     # the note takes the names of the results, and what made them gets new ones
     made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
     xs = [core.Var(y.aval) for y in noted]
-    info = unnamed(jax.make_jaxpr(lambda: 0)())
+    info = programs.unnamed(jax.make_jaxpr(lambda: 0)())
     same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
     params = {"jaxpr": same, "gradient": CountedGradient(hit, [x.aval for x in xs])}
     note = eqn.replace(
@@ -597,7 +559,7 @@ def call_site(call: Any, running: Sequence[tuple[Any, int]]) -> Any:
     says no more than that `call` (JAX's code) was running.
     """
     inner = [*takewhile(lambda each: each[0] is not call, running)]
-    if not all(code.co_filename.startswith(MACHINERY) for code, _ in inner):
+    if not all(code.co_filename.startswith(programs.MACHINERY) for code, _ in inner):
         return None  # a derivative of someone else's: its code would have been ours
     return tuple(running[len(inner) :]) or None
 
@@ -621,12 +583,12 @@ def _batched_error(binding: KeyBinding, where: str) -> GradientError:
 
 def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
     """Return the line outside JAX and regrad that made an equation: `model.py:12`."""
-    for file, number in lines(eqn):
-        if not file.startswith((PACKAGE, JAX, "<frozen ")):
+    for file, number in programs.lines(eqn):
+        if not file.startswith((PACKAGE, programs.JAX, "<frozen ")):
             return f"{file}:{number}"
     return otherwise
 
 
 def _name_of(eqn: core.JaxprEqn, body: Any) -> str:
     """Return what a function with a derivative of its own is called."""
-    return name_of(eqn) if body is None else name_and_place(body)[0]
+    return programs.name_of(eqn) if body is None else name_and_place(body)[0]

@@ -17,20 +17,9 @@ import jax
 from jax.extend import core
 
 from regrad.core.blocks import block
-from regrad.jax.host import VMAPS, need
-from regrad.jax.host.extending import (
-    assigns,
-    batch,
-    batch_by,
-    define,
-    is_staging,
-    mapped_aval,
-    set_trace,
-    trace_to_jaxpr,
-    with_axes,
-    wrap,
-)
-from regrad.jax.host.programs import bodies, unnamed
+from regrad.jax.host import VMAPS, extending, need
+from regrad.jax.host.programs import equations, unnamed
+from regrad.transforms.arguments import replaced
 
 KEEPING: ContextVar[bool] = ContextVar("regrad_keeping_vmaps", default=False)
 # JAX traces a compiled function once for each set of named axes, so that programs that were traced
@@ -48,7 +37,7 @@ def trace(f: Callable[..., Any], xs: Sequence[Any]) -> Any:
 @block
 def _keep_vmaps(keep: bool) -> Generator[None]:
     if keep:  # (and it stays so: another thread may be tracing, and elsewhere it calls JAX's own)
-        batch_by(_batch)
+        extending.batch_by(_batch)
     token = KEEPING.set(keep)
     try:
         yield
@@ -58,10 +47,10 @@ def _keep_vmaps(keep: bool) -> Generator[None]:
 
 def _batch(fun: Any, axis: Any, in_dims: Any, dests: Any, *args: Any, **kwargs: Any) -> Any:
     """Batch as JAX's function of that name does, or keep the call while a program is traced."""
-    plain = KEEPING.get() and is_staging() and all(type(d) is int or d is None for d in in_dims)
     special = any(args) or any(kwargs.values()) or axis.explicit_mesh_axis is not None
-    if not plain or special or axis.spmd_name is not None:
-        return batch(fun, axis, in_dims, dests, *args, **kwargs)
+    kept = KEEPING.get() and extending.is_staging() and _are_usual(in_dims)
+    if not kept or special or axis.spmd_name is not None:
+        return extending.batch(fun, axis, in_dims, dests, *args, **kwargs)
     return _Kept(fun, axis, in_dims, dests)
 
 
@@ -79,14 +68,11 @@ class _Kept:
         avals = [_single_aval(args[i], self.in_dims[i], self.axis) for i in mapped]
 
         def single(*xs: Any) -> Any:
-            given = list(args)
-            for i, x in zip(mapped, xs, strict=True):
-                given[i] = x
-            return self.fun.call_wrapped(*given)
+            return self.fun.call_wrapped(*replaced(args, mapped, xs))
 
-        with with_axes([(self.axis.name, self.axis.size)]):
-            run = wrap(single, like=self.fun)
-            jaxpr, _, consts = trace_to_jaxpr(run, avals)
+        with extending.with_axes([(self.axis.name, self.axis.size)]):
+            run = extending.wrap(single, like=self.fun)
+            jaxpr, _, consts = extending.trace_to_jaxpr(run, avals)
         body = core.ClosedJaxpr(_open(jaxpr), ())
         in_dims = (*[None] * len(consts), *(self.in_dims[i] for i in mapped))
         dests: Any = self.dests() if callable(self.dests) else self.dests
@@ -105,30 +91,28 @@ def _open(jaxpr: Any) -> Any:
 
 def _single_aval(x: jax.Array, dim: int, axis: Any) -> Any:
     aval = jax.typeof(x)
-    return mapped_aval(axis.size, dim % len(aval.shape), aval)
+    return extending.mapped_aval(axis.size, dim % len(aval.shape), aval)
 
 
 def _can_be_kept(body: Any, dests: Sequence[Any]) -> bool:
-    """Return whether a body is all there is to see, and its results are batched as usual."""
-    usual = all(type(d) is int or d is None for d in dests)
-    return usual and not assigns(body) and not _has_own_batching(body.jaxpr)
+    """Return whether a body is all there is to see, and its results are batched as usual.
+
+    The ops of a `custom_vmap` are known when it is batched.
+    """
+    names = {eqn.primitive.name for eqn in equations(body.jaxpr)}
+    return _are_usual(dests) and not extending.assigns(body) and "custom_vmap_call" not in names
 
 
-def _has_own_batching(jaxpr: Any) -> bool:
-    """Return whether a program calls a `custom_vmap`: its ops are known when it is batched."""
-    return any(
-        eqn.primitive.name == "custom_vmap_call"
-        or any(map(_has_own_batching, bodies(eqn.params.values())))
-        for eqn in jaxpr.eqns
-    )
+def _are_usual(dims: Sequence[Any]) -> bool:
+    return all(type(d) is int or d is None for d in dims)
 
 
 def _batch_results(
     xs: Sequence[Any], *, jaxpr: Any, axis: Any, in_dims: Sequence[int | None], dests: Any
 ) -> Any:
     """The results of a program for all examples, batched by JAX, and along which axes."""
-    fun = wrap(core.jaxpr_as_fun(jaxpr), like=jaxpr)
-    return batch(fun, axis, in_dims, dests).call_wrapped(*xs)
+    fun = extending.wrap(core.jaxpr_as_fun(jaxpr), like=jaxpr)
+    return extending.batch(fun, axis, in_dims, dests).call_wrapped(*xs)
 
 
 def _run(*xs: Any, **params: Any) -> list[Any]:
@@ -140,17 +124,17 @@ class _Vmap(core.Primitive):
     """An equation while a program waits for its rules; anywhere else the batched ops."""
 
     def bind_with_trace(self, trace: Any, args: Sequence[Any], avals: Any, params: Any, /) -> Any:
-        with set_trace(trace):
-            if KEEPING.get() and is_staging():
+        with extending.set_trace(trace):
+            if KEEPING.get() and extending.is_staging():
                 return super().bind_with_trace(trace, args, avals, params)
             return _run(*args, **params)
 
 
 def _types(*avals: Any, **params: Any) -> Any:
     run = functools.partial(_run, **params)
-    jaxpr, outs, _ = trace_to_jaxpr(wrap(run, like=params["jaxpr"]), avals)
+    jaxpr, outs, _ = extending.trace_to_jaxpr(extending.wrap(run, like=params["jaxpr"]), avals)
     return outs, jaxpr.effects
 
 
 vmap_p: _Vmap = _Vmap("regrad_vmap")
-define(vmap_p, _run, _types)
+extending.define(vmap_p, _run, _types)

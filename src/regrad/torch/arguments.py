@@ -46,9 +46,9 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
         return Filled([*args], None, family.attributes({}), _as_arguments)
     if not family.parameters:
         return fill_by_place(args, options)
-    keys = _keys(family, args, options)
+    held, keys = _by_key(args, options), _keys(family, args, options)
     by_name = {ours: keys[theirs] for theirs, ours in family.parameters if ours and theirs in keys}
-    given = {name: args[k] if isinstance(k, int) else options[k] for name, k in by_name.items()}
+    given = {name: held[k] for name, k in by_name.items()}
     leaves: list[tuple[Any, tuple[Any, int | None]]] = []  # a value, and where it stands
     layout: list[Place] = []
     for entry in family.op.inputs:
@@ -62,13 +62,11 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
             layout.append(len(leaves))
             leaves.append((value, (key, None)))
     paths = [path for value, path in leaves if isinstance(value, torch.Tensor)]
-    _refuse_others(family, args, options, {key for _, (key, _) in leaves})
+    _refuse_others(family, held, {key for _, (key, _) in leaves})
     attrs = family.attributes({name: given[name] for name in family.op.attrs if name in given})
     flat = all(place == i for i, place in enumerate(layout))
-    return Filled(
-        [value for value, _ in leaves], None if flat else tuple(layout), attrs,
-        ArgumentRebuilder(args, options, paths),
-    )  # fmt: skip
+    rebuild = ArgumentRebuilder(held, len(args), paths)
+    return Filled([value for value, _ in leaves], None if flat else tuple(layout), attrs, rebuild)
 
 
 def _as_arguments(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
@@ -78,43 +76,42 @@ def _as_arguments(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str,
 def fill_by_place(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
     """Take all tensors among the arguments as inputs, in order: one sequence, or one each."""
     leaves: list[tuple[torch.Tensor, tuple[Any, int | None]]] = []
-    for key, value in (*enumerate(args), *options.items()):
+    held = _by_key(args, options)
+    for key, value in held.items():
         if isinstance(value, torch.Tensor):
             leaves.append((value, (key, None)))
         elif isinstance(value, list | tuple):
             leaves += [(v, (key, i)) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
     layout = (tuple(range(len(leaves))),)
-    rebuild = ArgumentRebuilder(args, options, [path for _, path in leaves])
+    rebuild = ArgumentRebuilder(held, len(args), [path for _, path in leaves])
     return Filled([value for value, _ in leaves], layout, {}, rebuild)
 
 
 class ArgumentRebuilder:
     """The arguments of a torch call with other tensors in their places."""
 
-    def __init__(self, args: Sequence[Any], options: Mapping[str, Any], paths: Sequence[Any]):
+    def __init__(self, held: Mapping[Any, Any], count: int, paths: Sequence[Any]):
+        self.count = count
         self.paths = paths
-        taken = {key for key, _ in paths}
-        self.args: list[Any | None] = [
-            None if i in taken and _is_tensor(a) else a for i, a in enumerate(args)
-        ]
-        self.options: dict[str, Any | None] = {
-            k: None if k in taken and _is_tensor(v) else v for k, v in options.items()
-        }
+        self.held: dict[Any, Any] = dict(held)
+        for key, _ in paths:
+            if isinstance(held[key], torch.Tensor):
+                self.held[key] = None
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        args, options = list(self.args), dict(self.options)
+        held = dict(self.held)
         for (key, index), tensor in zip(self.paths, tensors, strict=True):
-            holder: Any = args if isinstance(key, int) else options
             if index is None:
-                holder[key] = tensor
+                held[key] = tensor
             else:
-                holder[key] = [*holder[key]]
-                holder[key][index] = tensor
-        return args, options
+                held[key] = [*held[key]]
+                held[key][index] = tensor
+        return [held.pop(i) for i in range(self.count)], held
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+def _by_key(args: Sequence[Any], options: Mapping[str, Any]) -> dict[Any, Any]:
+    """The arguments of a call by position, or keyword."""
+    return {**dict(enumerate(args)), **options}
 
 
 def _keys(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,10 +138,10 @@ def refuse_layout(value: Any, op_type: str) -> None:
 
 def refuse_unknown(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> None:
     """Refuse the rule of one of our ops where a call says more than the op knows: `elu(x, 2.0)`."""
-    keys = _keys(family, args, options)
+    held, keys = _by_key(args, options), _keys(family, args, options)
     for name, default in LACKS.get(family.type, {}).items():
         key = keys.get(name)
-        value = default if key is None else args[key] if isinstance(key, int) else options[key]
+        value = default if key is None else held[key]
         if value != default:
             raise RuleError(
                 f"the rule of {family.type!r} is that of regrad's op, which has no {name!r}; this "
@@ -152,10 +149,8 @@ def refuse_unknown(family: Family, args: Sequence[Any], options: Mapping[str, An
             )
 
 
-def _refuse_others(
-    family: Family, args: Sequence[Any], options: Mapping[str, Any], known: set[Any]
-) -> None:
-    for key, value in (*enumerate(args), *options.items()):
+def _refuse_others(family: Family, held: Mapping[Any, Any], known: set[Any]) -> None:
+    for key, value in held.items():
         if key not in known and isinstance(value, torch.Tensor) and value.requires_grad:
             raise PassedOverError(
                 f"{family.type} is overridden, and was called with a differentiable tensor as its "

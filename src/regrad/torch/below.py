@@ -98,7 +98,8 @@ _SCRIPTED = re.compile(r'File "(.+?)", line (\d+)')
 def _names(program: Any) -> Iterator[str]:
     """Return what a program calls: ATen ops, and the Python functions or lines around them."""
     called = _nodes(program.graph)
-    yield from (_callee(node) for node in called if node.kind() == "prim::CallFunction")
+    inputs = (next(node.inputs()) for node in called if node.kind() == "prim::CallFunction")
+    yield from (str(x.type()).rpartition(".")[2] for x in inputs)
     for node in _nodes(inlined(program)):
         if node.kind().startswith("aten::"):
             source = node.sourceRange()
@@ -112,10 +113,6 @@ def _lines(key: str) -> frozenset[str]:
     """The lines of the Python function that is a key, by its full name."""
     module, _, name = key.rpartition(".")
     return lines_of(getattr(sys.modules.get(module), name, None))
-
-
-def _callee(node: Any) -> str:
-    return str(next(node.inputs()).type()).rpartition(".")[2]
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

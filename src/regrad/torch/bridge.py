@@ -21,6 +21,7 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.torch.host import DisableTorchFunction, is_transformed
 from regrad.torch.host.running import Silent
+from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import overrides_for_replay, pullback
 from regrad.transforms.derivatives import jvp
 from regrad.transforms.region import Flat, Passage
@@ -108,10 +109,7 @@ class Opened:
         self.close: containers.Rebuild = containers.only
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        leaves = list(self.leaves)
-        for i, x in zip(self.places, xs, strict=True):
-            leaves[i] = x
-        args, options = self.rebuild(leaves)
+        args, options = self.rebuild(replaced(self.leaves, self.places, xs))
         outer = current()
         tapes = () if outer is None else outer.tapes
         with in_state(State(tapes, self.overrides)):
@@ -200,9 +198,7 @@ def push_forward(
         values, directions = list(given[: len(xs)]), given[len(xs) :]
 
         def of_floats(*floats: Tensor) -> list[Tensor]:
-            for i, x in zip(places, floats, strict=True):
-                values[i] = x
-            return list(flat(values))
+            return list(flat(replaced(values, places, floats)))
 
         return jvp(of_floats, [values[i] for i in places], list(directions))[1]
 

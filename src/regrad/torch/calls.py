@@ -140,10 +140,8 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
         saved = ctx.saved_tensors  # which may run a checkpoint again, under its own overrides
         if kept is not call.kept:  # what the rule names, of all that was saved
             saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
-        if is_traced() and may_change(call.rule):
-            found = _pull_at_run_time(call, specs, outputs, wanted, saved, dys)
-        else:
-            found = _pull_now(call, specs, outputs, wanted, saved, dys)
+        pull = _pull_at_run_time if is_traced() and may_change(call.rule) else _pull_now
+        found = pull(call, specs, outputs, wanted, saved, dys)
         dxs: list[Any] = [None] * (call.total or len(specs) + 1)
         for n, dx in zip(wanted, found, strict=True):
             dxs[at[n]] = dx
@@ -166,14 +164,9 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
 
 
 def _pull_now(
-    call: RuleCall,
-    specs: Any,
-    outputs: Any,
-    wanted: Sequence[int],
-    saved: Any,
-    dys: Any,
+    call: RuleCall, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any,
     hidden: bool = False,
-) -> Sequence[Any]:
+) -> Sequence[Any]:  # fmt: skip
     call.count_run()
     with shield(dys):
         if call.rule.plain and call.is_simple and outputs is None and _have_dtype_of(specs, dys[0]):
@@ -197,13 +190,9 @@ UNCOUNTED = {"data", "numpy", "asarray", "from_dlpack", "untyped_storage"}
 
 
 def guard(
-    rule: Any,
-    pull: Callable[..., Any],
-    saved: Sequence[Any],
-    dys: Sequence[Any],
-    describe: Callable[[], str],
-    hidden: bool = False,
-) -> Any:
+    rule: Any, pull: Callable[..., Any], saved: Sequence[Any], dys: Sequence[Any],
+    describe: Callable[[], str], hidden: bool = False,
+) -> Any:  # fmt: skip
     """Return `pull(saved, dys)`, by a rule that may write into these tensors.
 
     Others read them: a gradient that arrives goes to other places too, and what was saved may be a
@@ -271,11 +260,7 @@ class Pull:
     """
 
     def __init__(
-        self,
-        call: RuleCall,
-        specs: Sequence[Any],
-        wanted: Sequence[int],
-        outputs: Sequence[Any] | None,
+        self, call: RuleCall, specs: Sequence[Any], wanted: Sequence[int], outputs: Any
     ) -> None:
         self.call = call
         self.specs = self.work = specs
@@ -304,26 +289,21 @@ class Pull:
             return (bridge if torch.is_grad_enabled() else run)(self._pull_flat, given)
 
         xs, y, dy = self._sort(given)
-        dxs = self._foreign_call().pull_either(xs, y, dy, self.leaves, pull_by_regrad)
+        one = self.call.foreign_call(self.work, self.outputs)
+        dxs = one.pull_either(xs, y, dy, self.leaves, pull_by_regrad)
         if not mixed:
             return list(dxs)
-        return [
-            None if dx is None else convert(dx, self.specs[n][1])
-            for n, dx in zip(self.wanted, dxs, strict=True)
-        ]
-
-    def _foreign_call(self) -> ForeignCall:
-        return self.call.foreign_call(self.work, self.outputs)
+        pairs = zip(self.wanted, dxs, strict=True)
+        return [None if dx is None else convert(dx, self.specs[n][1]) for n, dx in pairs]
 
     def _pull_flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The pull as a regrad function of what was saved and of the gradients that arrived."""
         xs, y, dy = self._sort(tensors)
         xs = [_as_tensor(x, tensors[-1]) for x in xs]
-        dxs = self._foreign_call().pull(xs, y, dy, self.leaves)
-        return [
-            zeros(self.work[n], tensors[-1]) if dx is None else dx
-            for n, dx in zip(self.wanted, dxs, strict=True)
-        ]
+        one = self.call.foreign_call(self.work, self.outputs)
+        dxs = one.pull(xs, y, dy, self.leaves)
+        pairs = zip(self.wanted, dxs, strict=True)
+        return [zeros(self.work[n], tensors[-1]) if dx is None else dx for n, dx in pairs]
 
     def _sort(self, given: Sequence[Any]) -> tuple[list[Any], Any, Any]:
         """The op's inputs, its output and the gradient that arrived, of what was saved and dys."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import FunctionType
 from typing import Any
 
@@ -26,7 +26,7 @@ from regrad.errors import HostError, PassedOverError, RegradError
 from regrad.torch.below import Below, join_types
 from regrad.torch.composites import fused, is_other_op
 from regrad.torch.enclosing import hidden_error
-from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, sequence_nr
+from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, replacing, sequence_nr
 from regrad.torch.host.running import Operator, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
@@ -94,18 +94,14 @@ DONE: ContextVar[bool] = ContextVar("regrad_forward_done", default=False)  # tra
 # -- while torch.compile traces -------------------------------------------------------------------
 
 
-def begin(old: Callable[..., Any]) -> Any:
+def begin(old: Callable[..., Any], self: Any, *args: Any, **options: Any) -> None:
     """Have the rules of the modes that a trace begins under ready for it."""
-
-    def __init__(self: Any, *args: Any, **options: Any) -> None:
-        old(self, *args, **options)
-        if SCOPES.get():
-            _refuse_unchecked()
-        for mode in dynamo.modes_of(self):
-            if hasattr(mode, "ruleset"):
-                mode.ruleset.prepare()
-
-    return __init__
+    old(self, *args, **options)
+    if SCOPES.get():
+        _refuse_unchecked()
+    for mode in dynamo.modes_of(self):
+        if hasattr(mode, "ruleset"):
+            mode.ruleset.prepare()
 
 
 def _refuse_unchecked() -> None:
@@ -125,30 +121,28 @@ def _refuse_unchecked() -> None:
         )
 
 
-def run_node(old: Callable[..., Any]) -> Any:
+def run_node(
+    old: Callable[..., Any], tracer: Any, node: Any, args: Sequence[Any],
+    options: Mapping[str, Any], module: Any,
+) -> Any:  # fmt: skip
     """Watch a node as torch.compile runs it."""
-
-    def watched(
-        tracer: Any, node: Any, args: Sequence[Any], options: Mapping[str, Any], module: Any
-    ) -> Any:
-        if not SCOPES.get():
-            return old(tracer, node, args, options, module)
-        if is_ours(node.target):
-            if not hasattr(node.target, "place"):
-                node.target = place_call(node.target, Place(line_of(node)))
-            return old(tracer, node, args, options, module)
-        if (function := FORWARD.get()) is not None:
-            return _in_forward(function, node, lambda: old(tracer, node, args, options, module))
-        if (parts := _unasked(node, args, options)) is not None:
-            node.target = place_call(parts, Place(line_of(node)))
-            return old(tracer, node, args, options, module)
-        start = sequence_nr()
-        result = old(tracer, node, args, options, module)
-        if _is_watched(node):
-            node.meta[_SEEN] = _look(start, node, args, options, result)
-        return result
-
-    return watched
+    run = partial(old, tracer, node, args, options, module)
+    if not SCOPES.get():
+        return run()
+    if is_ours(node.target):
+        if not hasattr(node.target, "place"):
+            node.target = place_call(node.target, Place(line_of(node)))
+        return run()
+    if (function := FORWARD.get()) is not None:
+        return _in_forward(function, node, run)
+    if (parts := _unasked(node, args, options)) is not None:
+        node.target = place_call(parts, Place(line_of(node)))
+        return run()
+    start = sequence_nr()
+    result = run()
+    if _is_watched(node):
+        node.meta[_SEEN] = _look(start, node, args, options, result)
+    return result
 
 
 def _unasked(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -210,49 +204,39 @@ def _refuse_unasked(
         )
 
 
-def call_apply(old: Callable[..., Any]) -> Any:
+def call_apply(
+    old: Callable[..., Any], self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
     """Know whose forward pass is traced."""
-
-    def apply(self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        token, done = APPLIED.set(dynamo.function_class(self)), DONE.set(False)
-        try:
-            return old(self, tx, args, options)
-        finally:
-            APPLIED.reset(token)
-            DONE.reset(done)
-
-    return apply
+    token, done = APPLIED.set(dynamo.function_class(self)), DONE.set(False)
+    try:
+        return old(self, tx, args, options)
+    finally:
+        APPLIED.reset(token)
+        DONE.reset(done)
 
 
-def trace_forward(old: Callable[..., Any]) -> Any:
+def trace_forward(old: Callable[..., Any], self: Any, tx: Any, *args: Any, **options: Any) -> Any:
     """Trace the forward pass of somebody's Function without modes: its backward pass decides."""
-
-    def traced(self: Any, tx: Any, *args: Any, **options: Any) -> Any:
-        return _trace_without_modes(tx, lambda: old(self, tx, *args, **options))
-
-    return traced
+    return _trace_without_modes(tx, lambda: old(self, tx, *args, **options))
 
 
-def speculate(old: Callable[..., Any]) -> Any:
+def speculate(old: Callable[..., Any], tx: Any, *args: Any, **options: Any) -> Any:
     """Trace a region: as `trace_forward` does, if it is such a forward pass.
 
     That is the first region of a Function's; the other one is its backward pass.
     """
-
-    def traced(tx: Any, *args: Any, **options: Any) -> Any:
-        if "autograd.Function" not in (options.get("description"), *args[3:4]) or DONE.get():
-            return old(tx, *args, **options)
-        DONE.set(True)
-        return _trace_without_modes(tx, lambda: old(tx, *args, **options))
-
-    return traced
+    if "autograd.Function" not in (options.get("description"), *args[3:4]) or DONE.get():
+        return old(tx, *args, **options)
+    DONE.set(True)
+    return _trace_without_modes(tx, lambda: old(tx, *args, **options))
 
 
 def _trace_without_modes(tx: Any, trace: Callable[[], Any]) -> Any:
     stack = dynamo.modes(tx)
     before, token = list(stack), FORWARD.set(APPLIED.get())
     for mode in before:
-        if hasattr(dynamo.value_of(mode), "ruleset"):
+        if _is_scope(mode):
             stack.remove(mode)
     try:
         return trace()
@@ -285,24 +269,20 @@ def line_of(node: torch.fx.Node) -> str:
     return ":".join(own[-1]) if own else find_caller(LIBRARIES)
 
 
-def dispatch(old: Any) -> Any:
+def dispatch(old: Any, tx: Any, fn: Any, args: Any, options: Any) -> Any:
     """Have the bodies of higher-order operators traced under the modes of the open scopes.
 
     torch.compile asks a mode for such an operator as a whole, and takes the mode off meanwhile. A
     region that is to be compiled once for all its calls is traced where it stands: torch cannot
     tell the modes of two calls apart.
     """
-
-    def dispatch_torch_function(tx: Any, fn: Any, args: Any, options: Any) -> Any:
-        operator = getattr(fn, "value", None)
-        known = is_operator(operator) and dynamo.can_trace_operator(fn)
-        if not known or not _has_scopes(tx):
-            return old(tx, fn, args, options)
-        if operator is torch.ops.higher_order.invoke_subgraph:
-            return dynamo.trace_call(args[0], tx, list(args[1:]), options)
-        return dynamo.trace_operator(fn, tx, args, options)
-
-    return dispatch_torch_function
+    operator = getattr(fn, "value", None)
+    known = is_operator(operator) and dynamo.can_trace_operator(fn)
+    if not known or not any(map(_is_scope, dynamo.modes(tx))):
+        return old(tx, fn, args, options)
+    if operator is torch.ops.higher_order.invoke_subgraph:
+        return dynamo.trace_call(args[0], tx, list(args[1:]), options)
+    return dynamo.trace_operator(fn)(tx, args, options)
 
 
 def is_operator(function: object) -> bool:
@@ -310,33 +290,31 @@ def is_operator(function: object) -> bool:
     return isinstance(function, Operator)
 
 
-def _has_scopes(tx: Any) -> bool:
-    """Return whether there is a mode of ours among those that a trace is made under."""
-    return any(hasattr(dynamo.value_of(mode), "ruleset") for mode in dynamo.modes(tx))
+def _is_scope(mode: Any) -> bool:
+    """Return whether a variable of Dynamo's stands for a mode of ours."""
+    return hasattr(dynamo.value_of(mode), "ruleset")
 
 
 # -- when a backend gets the graph ----------------------------------------------------------------
 
 
-def call_user_compiler(old: Callable[..., Any]) -> Any:
+def call_user_compiler(
+    old: Callable[..., Any], self: Any, graph: torch.fx.GraphModule, *args: Any, **options: Any
+) -> Any:
     """Check a graph before a backend compiles it, and tell the scopes in which it then runs."""
-
-    def checked(self: Any, graph: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
-        if not SCOPES.get():
-            return old(self, graph, *args, **options)
-        if COMPILING.losses:
-            raise dynamo.through_dynamo(COMPILING.error())
-        types = settle(graph)
-        try:
-            program = old(self, graph, *args, **options)
-        except Exception as error:  # a rule that is wrong is run here for the first time
-            inner = getattr(error, "inner_exception", None)
-            if not isinstance(inner, RegradError):
-                raise
-            raise dynamo.through_dynamo(inner) from inner
-        return tell_scopes(program, types, any(map(_may_hide, nodes(graph))))
-
-    return checked
+    if not SCOPES.get():
+        return old(self, graph, *args, **options)
+    if COMPILING.losses:
+        raise dynamo.through_dynamo(COMPILING.error())
+    types = settle(graph)
+    try:
+        program = old(self, graph, *args, **options)
+    except Exception as error:  # a rule that is wrong is run here for the first time
+        inner = getattr(error, "inner_exception", None)
+        if not isinstance(inner, RegradError):
+            raise
+        raise dynamo.through_dynamo(inner) from inner
+    return tell_scopes(program, types, any(map(_may_hide, nodes(graph))))
 
 
 def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
@@ -407,12 +385,5 @@ def tell_scopes(
 
 
 # What replaces Dynamo's own functions while a scope is open (see `host.dynamo`).
-MAKERS = {
-    "call_apply": call_apply,
-    "trace_forward": trace_forward,
-    "speculate": speculate,
-    "run_node": run_node,
-    "dispatch": dispatch,
-    "begin": begin,
-    "call_user_compiler": call_user_compiler,
-}
+_NEW = (call_apply, trace_forward, speculate, run_node, dispatch, begin, call_user_compiler)
+MAKERS = {new.__name__: replacing(new) for new in _NEW}

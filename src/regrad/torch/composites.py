@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
@@ -146,132 +147,128 @@ _FOREIGN: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
 
 @cache
 def fused() -> dict[Any, list[Fused]]:
-    """The callables that compute an op type among others."""
+    """The callables that compute an op type among others; of the rows of one the first counts."""
     table: dict[Any, list[Fused]] = {}
-    for function, row in _forms():
-        table.setdefault(function, []).append(row)
-    for names, contains, parts, *rest in _rows():
-        row = Fused(frozenset(contains.split()), parts, **(rest[0] if rest else {}))
-        for function in functions_named(names):
-            table.setdefault(function, []).append(row)
-    table.update({f: [Fused(frozenset({t}), parts)] for f, t, parts in _losses()})
+    for function, form in chain(_rows_of_spellings(), *_rows_of_products(), *_rows()):
+        table.setdefault(function, []).append(form)
     return table
 
 
-def _losses() -> list[tuple[Any, str, Callable[..., Any]]]:
-    """Losses that say in other ways how they are reduced: torch.nn.functional has words for it.
+def row(
+    functions: Any, contains: str, parts: Any, *given: Any, **more: Any
+) -> Iterator[tuple[Any, Fused]]:
+    """Callables, or their names in torch; the op types inside; the parts; what else a row says.
 
-    (torch.compile asks no mode about the functions that those call.)
+    The parts are a function, and what it is given before `op`.
     """
+    parts = partial(parts, *given) if given else parts
+    for function in functions_named(functions) if isinstance(functions, str) else functions:
+        yield function, Fused(frozenset(contains.split()), parts, **more)
+
+
+def both(name: str, *columns: Any, **more: Any) -> Iterator[tuple[Any, Fused]]:
+    """A row, and that of the variant in place."""
+    yield from row(name, *columns, **more)
+    yield from row(f"{name}_", *columns, in_place=True, **more)
+
+
+_SUM = partial(products.add_product, products.matrix_product)
+_SUM_OF_ALL = partial(products.add_product, products.sum_of_products)
+_LAYERS = {  # and the op types inside
+    "lstm": "MatMul Sigmoid Tanh", "gru": "MatMul Sigmoid Tanh",
+    "rnn_tanh": "MatMul Tanh", "rnn_relu": "MatMul Relu",
+}  # fmt: skip
+
+
+def _rows_of_products() -> list[Iterator[tuple[Any, Fused]]]:
+    """Contractions of tensors, and the recurrent layers that are made of them."""
+    sparse_mm = [torch.sparse.mm, *functions_named("_sparse_mm")]
+    sparse_addmm = [torch.sparse.addmm, *functions_named("_sparse_addmm")]
     return [
-        (F.cross_entropy, "LogSoftmax", of.named_cross_entropy),
-        (F.binary_cross_entropy_with_logits, "Sigmoid", of.named_bce),
-        (torch.binary_cross_entropy_with_logits, "Sigmoid", of.bce_of_each),
-    ]
-
-
-_GATED = "MatMul Sigmoid Tanh"
-_IN_PLACE = {"in_place": True}
-_EXACT = {"exact": True}
-_BETWEEN = {"draws": _drops_between}
-
-
-def _rows() -> list[tuple[Any, ...]]:
-    """Names in torch, the op types that are inside, the parts, and what else a row says."""
-    return [
-        ("scaled_dot_product_attention", "MatMul Softmax", of.attention, {"draws": _drops}),
-        ("cross_entropy_loss", "LogSoftmax", of.cross_entropy),
-        ("linear", "MatMul", products.linear),
-        *_both_variants("addmm", "MatMul", products.add_product("mat1", "mat2")),
-        *_both_variants("addmv", "MatMul", products.add_product("mat", "vec")),
-        *_both_variants("baddbmm", "MatMul", products.add_product("batch1", "batch2")),
-        *_both_variants("addbmm", "MatMul", products.add_batch),
-        ("chain_matmul multi_dot", "MatMul", products.chain),
-        ("einsum", "MatMul Mul", products.einsum, {"when": _is_product}),
-        ("tensordot", "MatMul Mul", products.tensordot),
-        ("inner", "MatMul Mul", products.inner),
-        ("bilinear", "MatMul", products.bilinear),
-        ("vdot", "MatMul", products.vdot),
-        ("_grouped_mm", "MatMul", products.grouped_product),
-        ("lstm_cell", _GATED, recurrent.cell("lstm")),
-        ("gru_cell", _GATED, recurrent.cell("gru")),
-        ("rnn_tanh_cell", "MatMul Tanh", recurrent.cell("rnn_tanh")),
-        ("rnn_relu_cell", "MatMul Relu", recurrent.cell("rnn_relu")),
-        ("lstm", _GATED, recurrent.layers("lstm"), _BETWEEN),
-        ("gru", _GATED, recurrent.layers("gru"), _BETWEEN),
-        ("rnn_tanh", "MatMul Tanh", recurrent.layers("rnn_tanh"), _BETWEEN),
-        ("rnn_relu", "MatMul Relu", recurrent.layers("rnn_relu"), _BETWEEN),
-        ("binary_cross_entropy_with_logits", "Sigmoid", of.bce_with_logits),
-        ("log_sigmoid logsigmoid", "Sigmoid", of.logsigmoid),
-        ("glu", "Sigmoid", of.glu),
-        *_both_variants("silu", "Sigmoid", of.silu),
-        *_both_variants("mish", "Tanh Softplus", of.mish),
-        *_both_variants("hardswish", "Relu6", of.hardswish),
-        *_both_variants("hardsigmoid", "Relu6", of.hardsigmoid),
-        *_both_variants("clamp_min", "ClipByValue", of.clamp_side("min"), _EXACT),
-        *_both_variants("clamp_max", "ClipByValue", of.clamp_side("max"), _EXACT),
-        *_both_variants("square", "Pow", of.square, _EXACT),
-        *_both_variants("float_power", "Pow", of.float_power, _EXACT),
-        ("outer ger", "Mul", of.outer, _EXACT),
-        ("adjoint", "Conj", of.adjoint, {**_EXACT, "when": _is_complex}),
-        ("aminmax", "Max Min", of.aminmax),
-        ("hstack", "ConcatV2", of.stack(1, torch.atleast_1d), _EXACT),
-        ("vstack row_stack", "ConcatV2", of.stack(0, torch.atleast_2d), _EXACT),
-        ("dstack", "ConcatV2", of.stack(2, torch.atleast_3d), _EXACT),
-        ("column_stack", "ConcatV2", of.stack(1, of.as_column), _EXACT),
-        ("flatten ravel", "Reshape", of.flatten, _EXACT),
-        ("unflatten", "Reshape", of.unflatten, _EXACT),
-        ("view_as reshape_as", "Reshape", of.reshape_as, _EXACT),
-        ("_native_multi_head_attention", "MatMul Softmax", None),
-        ("_transformer_encoder_layer_fwd", "MatMul Softmax Relu Gelu", None),
+        row("linear", "MatMul", products.linear),
+        both("addmm", "MatMul", _SUM, ("mat1", "mat2")),
+        both("addmv", "MatMul", _SUM, ("mat", "vec")),
+        both("baddbmm", "MatMul", _SUM, ("batch1", "batch2")),
+        both("addbmm", "MatMul", _SUM_OF_ALL, ("batch1", "batch2")),
+        row("chain_matmul multi_dot", "MatMul", products.chain),
+        row("einsum", "MatMul Mul", products.einsum, when=_is_product),
+        row("tensordot", "MatMul Mul", products.tensordot),
+        row("inner", "MatMul Mul", products.inner),
+        row("bilinear", "MatMul", products.bilinear),
+        row("vdot", "MatMul", products.vdot),
+        row("_grouped_mm", "MatMul", products.grouped_product),
+        row(sparse_mm, "MatMul", None, when=_reduces, what=" with another reduction"),
+        row(sparse_mm, "MatMul", products.matrix_product),
+        row(sparse_addmm, "MatMul", _SUM, ("mat1", "mat2")),
+        *[row(f"{name}_cell", types, recurrent.cell, name) for name, types in _LAYERS.items()],
+        *[
+            row(name, types, recurrent.layers, name, draws=_drops_between)
+            for name, types in _LAYERS.items()
+        ],
     ]  # fmt: skip
 
 
-def _both_variants(name: str, contains: str, parts: Any, more: Any = None) -> list[tuple[Any, ...]]:
-    """A row, and that of the variant in place."""
-    more = more or {}
-    return [(name, contains, parts, more), (f"{name}_", contains, parts, {**more, **_IN_PLACE})]
+def _rows() -> list[Iterator[tuple[Any, Fused]]]:
+    bce = F.binary_cross_entropy_with_logits
+    return [
+        row("scaled_dot_product_attention", "MatMul Softmax", of.attention, draws=_drops),
+        # (torch.compile asks no mode about what the losses of torch.nn.functional call)
+        row([F.cross_entropy], "LogSoftmax", of.named_loss, F.cross_entropy),
+        row("cross_entropy_loss", "LogSoftmax", of.cross_entropy),
+        row([bce], "Sigmoid", of.named_loss, bce),
+        row([torch.binary_cross_entropy_with_logits], "Sigmoid", of.bce_of_each),
+        row("binary_cross_entropy_with_logits", "Sigmoid", of.bce_with_logits),
+        row("log_sigmoid logsigmoid", "Sigmoid", of.logsigmoid),
+        row("glu", "Sigmoid", of.glu),
+        both("silu", "Sigmoid", of.silu),
+        both("mish", "Tanh Softplus", of.mish),
+        both("hardtanh", "Relu6", of.relu6, when=_is_relu6),
+        both("hardswish", "Relu6", of.hardswish),
+        both("hardsigmoid", "Relu6", of.hardsigmoid),
+        both("clamp_min", "ClipByValue", of.clamp_side, "min", exact=True),
+        both("clamp_max", "ClipByValue", of.clamp_side, "max", exact=True),
+        both("square", "Pow", of.square, exact=True),
+        both("float_power", "Pow", of.float_power, exact=True),
+        row("outer ger", "Mul", of.outer, exact=True),
+        row("adjoint", "Conj", of.adjoint, when=_is_complex, exact=True),
+        row([torch.Tensor.H.__get__, torch.Tensor.mH.__get__], "Conj", of.adjoint,  # pyright: ignore
+            when=_is_complex, exact=True),
+        row("max", "Maximum", of.other_name, torch.maximum, when=_has_other, exact=True),
+        row("min", "Minimum", of.other_name, torch.minimum, when=_has_other, exact=True),
+        row("max", "Max", of.reduction, torch.amax, when=_is_reduction),
+        row("min", "Min", of.reduction, torch.amin, when=_is_reduction),
+        row("aminmax", "Max Min", of.aminmax),
+        row([F.softmax], "Softmax", of.along_some_axis, torch.softmax, when=_has_no_dim,
+            exact=True),
+        row([F.log_softmax], "LogSoftmax", of.along_some_axis, torch.log_softmax, when=_has_no_dim,
+            exact=True),
+        row("hstack", "ConcatV2", of.stack, 1, torch.atleast_1d, exact=True),
+        row("vstack row_stack", "ConcatV2", of.stack, 0, torch.atleast_2d, exact=True),
+        row("dstack", "ConcatV2", of.stack, 2, torch.atleast_3d, exact=True),
+        row("column_stack", "ConcatV2", of.stack, 1, of.as_column, exact=True),
+        row("flatten ravel", "Reshape", of.flatten, exact=True),
+        row("unflatten", "Reshape", of.unflatten, exact=True),
+        row("view_as reshape_as", "Reshape", of.reshape_as, exact=True),
+        row("conv2d", "Conv2D", of.convolution, torch.conv2d, 2, when=_has_bias),
+        row("conv3d", "Conv3D", of.convolution, torch.conv3d, 3, when=_has_bias),
+        row("max_pool2d", "MaxPool", None, when=_gives_indices, what=" with indices"),
+        row("max_pool3d", "MaxPool3D", None, when=_gives_indices, what=" with indices"),
+        row([torch.ops.higher_order.flex_attention], "MatMul Softmax", None),
+        row("_native_multi_head_attention", "MatMul Softmax", None),
+        row("_transformer_encoder_layer_fwd", "MatMul Softmax Relu Gelu", None),
+    ]  # fmt: skip
 
 
-def _forms() -> Iterator[tuple[Any, Fused]]:
-    """Callables that are one op or another, or more than one, by their arguments."""
-    for name, op, pair in (("max", "Max", "Maximum"), ("min", "Min", "Minimum")):
-        for function in functions_named(name):
-            other = of.other_name(getattr(torch, pair.lower()))
-            yield function, Fused(frozenset({pair}), other, _has_other, exact=True)
-            found = of.reduction(getattr(torch, f"a{name}"))
-            yield function, Fused(frozenset({op}), found, _is_reduction)
+def _rows_of_spellings() -> Iterator[tuple[Any, Fused]]:
+    """The same of callables that are an op type's own, with arguments that it does not have."""
     for function, (family, plain, in_place, _) in spellings().items():
+        row_of = partial(row, [function], family.type, in_place=in_place)
         if family.type in ("AddV2", "Sub"):
-            parts = of.scaled_sum(plain, family.parameters[0] == ("input", "b"))
-            yield function, Fused(frozenset({family.type}), parts, _has_alpha, in_place=in_place)
+            turned = family.parameters[0] == ("input", "b")
+            yield from row_of(of.scaled_sum, turned, plain, when=_has_alpha)
         if family.type in _FOREIGN:
             parts, when = _FOREIGN[family.type]
-            types = frozenset({family.type})
-            yield function, Fused(types, parts(plain), when, in_place=in_place, lent=True)
-    for function, plain in ((F.softmax, torch.softmax), (F.log_softmax, torch.log_softmax)):
-        types = frozenset({spellings()[function].family.type})
-        yield function, Fused(types, of.along_some_axis(plain), _has_no_dim, exact=True)
-    for name in ("hardtanh", "hardtanh_"):
-        for function in functions_named(name):
-            in_place = name.endswith("_")
-            yield function, Fused(frozenset({"Relu6"}), of.relu6, _is_relu6, in_place=in_place)
-    for name, op, axes in (("conv2d", "Conv2D", 2), ("conv3d", "Conv3D", 3)):
-        for function in functions_named(name):
-            parts = of.convolution(getattr(torch, name), axes)
-            yield function, Fused(frozenset({op}), parts, _has_bias)
-    for getter in (torch.Tensor.H, torch.Tensor.mH):
-        yield getter.__get__, Fused(frozenset({"Conj"}), of.adjoint, _is_complex, exact=True)  # pyright: ignore
-    for name, op in (("max_pool2d", "MaxPool"), ("max_pool3d", "MaxPool3D")):
-        for function in functions_named(name):
-            yield function, Fused(frozenset({op}), None, _gives_indices, " with indices")
-    yield torch.ops.higher_order.flex_attention, Fused(frozenset({"MatMul", "Softmax"}), None)
-    product = frozenset({"MatMul"})
-    for function in (torch.sparse.mm, *functions_named("_sparse_mm")):
-        yield function, Fused(product, None, _reduces, " with another reduction")
-        yield function, Fused(product, products.sparse_product)
-    for function in (torch.sparse.addmm, *functions_named("_sparse_addmm")):
-        yield function, Fused(product, products.add_product("mat1", "mat2"))
+            yield from row_of(parts, plain, when=when, lent=True)
 
 
 def is_other_op(op_type: str, args: Sequence[Any], options: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import CellType, FunctionType, SimpleNamespace
+from types import CellType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from regrad.errors import ArgumentError, GradientError, kind
 from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
 from regrad.torch.calls import guard
 from regrad.torch.host import DisableTorchFunction, is_leaf, number_of, sequence_nr
+from regrad.torch.host.bodies import remade
 from regrad.torch.host.running import Silent
 from regrad.torch.nodes import new_nodes, tensors
 from regrad.torch.open_scopes import OWN
@@ -117,10 +118,7 @@ class CustomTorchCall(Saves):
     grad_func: Callable[..., Any]
 
     def __init__(
-        self,
-        custom: CustomFunction,
-        inputs: Sequence[torch.Tensor],
-        make: Callable[[], Any],
+        self, custom: CustomFunction, inputs: Sequence[torch.Tensor], make: Callable[[], Any]
     ) -> None:
         super().__init__(custom)
         self.inputs: Sequence[torch.Tensor] = inputs
@@ -196,14 +194,9 @@ def _with_cells(function: Any, contents: dict[int, Any]) -> Any:
     """A function that closes over other values."""
     if not contents:
         return function
-    cells = tuple(
-        CellType(contents[id(c)]) if id(c) in contents else c for c in function.__closure__
-    )
-    made = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    old = function.__closure__
+    cells = tuple(CellType(contents[id(c)]) if id(c) in contents else c for c in old)
+    return remade(function, function.__globals__, cells)
 
 
 class Custom(torch.autograd.Function, metaclass=Silent):

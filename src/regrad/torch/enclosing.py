@@ -10,15 +10,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import PassedOverError
 from regrad.torch.below import Below, join_types
-from regrad.torch.host import CHECKPOINTS, FUNCTIONS
-from regrad.torch.host.running import (
-    applied,
-    body_of,
-    in_checkpoint,
-    is_made_by_hand,
-    is_program,
-    wants_gradient,
-)
+from regrad.torch.host import CHECKPOINTS, FUNCTIONS, running
 from regrad.torch.nodes import name_of, tensors
 
 
@@ -29,13 +21,13 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     Any other `autograd.Function` has a backward pass of its own, and the rule would never run.
     """
     FUNCTIONS.require()
-    found = applied()
+    found = running.applied()
     if found is None or is_checkpoint(found.function):
         return False
     if found.function is None or found.function in keep:
         return True
-    if is_program(found.function):
-        if found.wants_gradient() and is_made_by_hand():
+    if running.is_program(found.function):
+        if found.wants_gradient() and running.is_made_by_hand():
             raise PassedOverError(
                 f"{op_type} ran in a program of functorch.compile.aot_function, which is made for "
                 f"no scope in particular, so that the rule for {op_type!r} would not be in it. "
@@ -61,14 +53,14 @@ def find_decider(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
     That is a custom op itself, or the Function in whose forward pass it runs. A program of
     torch.compile has the rules of all built in that it calls, but for custom ops.
     """
-    is_custom = body_of(func) is not None
+    is_custom = running.body_of(func) is not None
     if torch.is_grad_enabled():
         return func if is_custom else None
     FUNCTIONS.require()
-    found = applied()
+    found = running.applied()
     if found is None or found.function in keep or is_checkpoint(found.function):
         return None
-    if not found.wants_gradient() or (is_program(found.function) and not is_custom):
+    if not found.wants_gradient() or (running.is_program(found.function) and not is_custom):
         return None
     return found.function
 
@@ -90,14 +82,14 @@ def call_within(
     with Below() as below:
         result = func(*args, **options)
     types = below.types & rules.keys()
-    if types and (function is not func or wants_gradient([*tensors((result,))])):
-        raise hidden_error(function if body_of(func) is None else func, types)
+    if types and (function is not func or running.wants_gradient([*tensors((result,))])):
+        raise hidden_error(function if running.body_of(func) is None else func, types)
     return result
 
 
 def refuse_to_be_written(op_type: str) -> None:
     """Refuse where an op becomes part of a program that outlives the scope, or has no gradient."""
-    if CHECKPOINTS.losses and in_checkpoint():  # which would run it again
+    if CHECKPOINTS.losses and running.in_checkpoint():  # which would run it again
         raise CHECKPOINTS.error()
     if torch.compiler.is_exporting():
         raise PassedOverError(

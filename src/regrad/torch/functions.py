@@ -18,13 +18,12 @@ import torch
 from regrad.core.blocks import block
 from regrad.errors import GradientError, PassedOverError
 from regrad.torch.calls import Overridden, RuleCall
-from regrad.torch.host import in_forward_mode, is_transformed
+from regrad.torch.host import NOTHING, in_forward_mode, is_transformed, put_back
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
 _before: dict[Any, tuple[str, Any]] = {}  # what is replaced in it, and what was there
-_INHERITED: Any = object()
 
 # Given a Function and its inputs, the call under the rule that is in force here, if there is one.
 Binder = Callable[[Any, Sequence[Any]], RuleCall | None]
@@ -41,10 +40,10 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
         for function in functions:
             _open[function] = _open.get(function, 0) + 1
             if _open[function] == 1:
-                name = "setup_context" if _has_context(function) else "forward"
-                _before[function] = name, function.__dict__.get(name, _INHERITED)
-                make = _make_setup_context if name == "setup_context" else _make_forward
-                setattr(function, name, staticmethod(make(function, bind)))
+                own = function.setup_context is not torch.autograd.Function.setup_context
+                name = "setup_context" if own else "forward"
+                _before[function] = name, function.__dict__.get(name, NOTHING)
+                setattr(function, name, staticmethod(_make(name, function, bind)))
 
 
 def remove(functions: Iterable[Any]) -> None:
@@ -55,10 +54,7 @@ def remove(functions: Iterable[Any]) -> None:
             if not _open[function]:
                 del _open[function]
                 name, old = _before.pop(function)
-                if old is _INHERITED:
-                    delattr(function, name)
-                else:
-                    setattr(function, name, old)
+                put_back(function, name, old)
 
 
 @block
@@ -71,30 +67,18 @@ def install_for_block(functions: Iterable[Any], bind: Binder) -> Generator[None]
         remove(functions)
 
 
-def _has_context(function: Any) -> bool:
-    return function.setup_context is not torch.autograd.Function.setup_context
-
-
-def _make_forward(function: Any, bind: Binder) -> Callable[..., Any]:
-    old = find_forward(function)
+def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:
+    """Return what runs in place of a Function's `forward`, or of its `setup_context`."""
+    old = find_forward(function) if name == "forward" else function.setup_context
 
     @wraps(old)
-    def forward(ctx: Any, *args: Any, **options: Any) -> Any:
+    def bound(ctx: Any, *args: Any, **options: Any) -> Any:
         y = old(ctx, *args, **options)
-        _bind(ctx, function, bind, (*args, *options.values()), y)
+        given = ((*args, *options.values()), y) if name == "forward" else args
+        _bind(ctx, function, bind, *given)
         return y
 
-    return forward
-
-
-def _make_setup_context(function: Any, bind: Binder) -> Callable[..., Any]:
-    old = function.setup_context
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        old(ctx, inputs, output)
-        _bind(ctx, function, bind, inputs, output)
-
-    return setup_context
+    return bound
 
 
 def _bind(

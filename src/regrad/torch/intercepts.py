@@ -29,6 +29,7 @@ from regrad.torch.composites import asked_when_compiled
 from regrad.torch.host import (
     CHECKPOINTS,
     COMPILING,
+    NOTHING,
     OVERRIDES,
     RUN_TIME,
     check_promises,
@@ -36,6 +37,8 @@ from regrad.torch.host import (
     mode_stack,
     pop_mode,
     push_mode,
+    put_back,
+    replacing,
     running,
     top_mode,
 )
@@ -51,7 +54,6 @@ _open = 0
 # What is replaced: where it is, its name, what it was, and what it is instead. (It stays here, and
 # is made again where others have replaced it meanwhile.)
 _replaced: list[tuple[Any, str, Any, Any]] = []
-_NOTHING: Any = object()  # where there was nothing
 _no_compiling: list[Any] = []  # what ends a time in which nothing is compiled
 
 
@@ -91,9 +93,9 @@ def install() -> None:
     global _open
     with _LOCK:
         if _open == 0:
-            now = [vars(owner).get(name, _NOTHING) for owner, name, *_ in _replaced]
+            now = [vars(owner).get(name, NOTHING) for owner, name, *_ in _replaced]
             if now != [old for _, _, old, _ in _replaced] or not now:
-                found = [(o, n, vars(o).get(n, _NOTHING), make) for o, n, make in _entrances()]
+                found = [(o, n, vars(o).get(n, NOTHING), make) for o, n, make in _entrances()]
                 _replaced[:] = [(o, n, old, make(old)) for o, n, old, make in found]
             for owner, name, _, new in _replaced:
                 setattr(owner, name, new)
@@ -111,10 +113,7 @@ def remove() -> None:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
             for owner, name, old, _ in reversed(_replaced):
-                if old is _NOTHING:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, old)
+                put_back(owner, name, old)
 
 
 @block
@@ -172,43 +171,34 @@ def _intercept_reentrant(old: Any) -> Any:
     return staticmethod(forward)
 
 
-def _intercept_recomputation(old: Callable[..., Any]) -> Any:
+@replacing
+def _intercept_recomputation(
+    old: Any, self: Any, recompute_fn: Any, *args: Any, **opts: Any
+) -> None:
     """A checkpoint that is not reentrant keeps, in a frame, what it will run again."""
-
-    def __init__(self: Any, recompute_fn: Any, *args: Any, **options: Any) -> None:
-        old(self, bind_scopes(recompute_fn), *args, **options)
-
-    return __init__
+    old(self, bind_scopes(recompute_fn), *args, **opts)
 
 
-def _intercept_compile(old: Callable[..., Any]) -> Any:
+@replacing
+def _intercept_compile(old: Any, *args: Any, **options: Any) -> Any:
     """See first whether compiled code keeps its promises, on versions that were not tested."""
-
-    @wraps(old)
-    def compile(*args: Any, **options: Any) -> Any:
-        check_promises(COMPILING, RUN_TIME)
-        return old(*args, **options)
-
-    return compile
+    check_promises(COMPILING, RUN_TIME)
+    return old(*args, **options)
 
 
-def _intercept_script(old: Callable[..., Any]) -> Any:
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        if not SCOPES.get():
-            return old(self, *args, **options)
-        name = f"the TorchScript program {getattr(self, 'name', self)!r}"
-        _refuse(name, lambda rules: script_types(self, rules))
-        with Below() as below:
-            y = old(self, *args, **options)
-        if wants_gradient([*tensors((y,))]):
-            _refuse(name, lambda rules: below.types & rules.keys())
-            types = ", ".join(sorted(below.types))
-            SCOPES.get()[-1]._untouched.note(
-                f"{name[4:]} ({types})" if types else name[4:], find_caller(LIBRARIES)
-            )
-        return y
-
-    return call
+@replacing
+def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
+    if not SCOPES.get():
+        return old(self, *args, **options)
+    name = f"the TorchScript program {getattr(self, 'name', self)!r}"
+    _refuse(name, lambda rules: script_types(self, rules))
+    with Below() as below:
+        y = old(self, *args, **options)
+    if wants_gradient([*tensors((y,))]):
+        _refuse(name, lambda rules: below.types & rules.keys())
+        types = f" ({', '.join(sorted(below.types))})" if below.types else ""
+        SCOPES.get()[-1]._untouched.note(name[4:] + types, find_caller(LIBRARIES))
+    return y
 
 
 def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
@@ -230,31 +220,26 @@ def _find_rules() -> Any:
     return [(scope._rules, scope._keep) for scope in open_here()]
 
 
-def _intercept_capture(old: Callable[..., Any]) -> Any:
-    def capture_begin(self: Any, *args: Any, **options: Any) -> None:
-        old(self, *args, **options)
-        _CAPTURED[self] = _find_rules()
-
-    return capture_begin
+@replacing
+def _intercept_capture(old: Any, self: Any, *args: Any, **options: Any) -> None:
+    old(self, *args, **options)
+    _CAPTURED[self] = _find_rules()
 
 
-def _intercept_replay(old: Callable[..., Any]) -> Any:
+@replacing
+def _intercept_replay(old: Any, self: Any) -> None:
     """A graph that was captured under other rules, or none, has none of these in it.
 
     (Those that `torch.compile` makes belong to programs that were compiled for the scope.)
     """
-
-    def replay(self: Any) -> None:
-        rules = _find_rules()
-        if rules and not is_called_by_inductor() and _CAPTURED.get(self) != rules:
-            raise PassedOverError(
-                "a CUDA graph is replayed in a scope of overrides, and was not captured in a scope "
-                "with these very rules: it runs its kernels out of sight of any override. Capture "
-                "it in such a scope, or replay it outside of this one."
-            )
-        old(self)
-
-    return replay
+    rules = _find_rules()
+    if rules and not is_called_by_inductor() and _CAPTURED.get(self) != rules:
+        raise PassedOverError(
+            "a CUDA graph is replayed in a scope of overrides, and was not captured in a scope "
+            "with these very rules: it runs its kernels out of sight of any override. Capture "
+            "it in such a scope, or replay it outside of this one."
+        )
+    old(self)
 
 
 Entrance = tuple[Any, str, Callable[[Any], Any]]

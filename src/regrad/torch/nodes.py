@@ -39,7 +39,7 @@ from regrad.errors import PassedOverError
 from regrad.torch.composites import fused
 from regrad.torch.host import is_leaf, number_of, unwrap
 from regrad.torch.host.running import function_of
-from regrad.torch.optypes import HOLDS, following, nodes_of, spellings
+from regrad.torch.optypes import HOLDS, following, holds, nodes_of, spellings
 
 # Ops inside a call that are torch's plumbing, and not ops that the caller wrote: the layout of an
 # operand (anywhere), the factor of a dropout mask, the way in which a pool averages.
@@ -100,8 +100,9 @@ class Watch:
         for op_type in types:
             if op_type not in self.rules or _is_plumbing(func, op_type):
                 continue
-            holds = hidden or HOLDS.get(op_type, _return_true)(node)
-            if holds and not _is_spelled(func, op_type):
+            # (a call may be the op itself, under arguments that make it another op)
+            own = func in spellings() and spellings()[func].family.type == op_type
+            if not own and (hidden or holds(op_type, node)):
                 raise PassedOverError(
                     f"{name_of(func)} computes {op_type!r} inside ({node.name()}), which is "
                     "overridden, and would keep its own gradient. Write it with separate torch "
@@ -136,17 +137,9 @@ def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
     """Return a call as the report shows it: `Tanh`, `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
         return name_of(func)
-    types = {
-        op_type
-        for node in nodes
-        for op_type in types_of(node.name().rstrip("0123456789"))
-        if HOLDS.get(op_type, _return_true)(node)
-    }
+    named = [(node, t) for node in nodes for t in types_of(node.name().rstrip("0123456789"))]
+    types = {op_type for node, op_type in named if holds(op_type, node)}
     return f"{name_of(func)} ({', '.join(sorted(types))})" if types else name_of(func)
-
-
-def _return_true(node: Any) -> bool:
-    return True
 
 
 @cache
@@ -159,12 +152,6 @@ def node_named(name: str) -> str:
     """Return the backward node of a torch function, by the name that torch would give it."""
     words = name.strip("_").split("_")
     return "".join(word.capitalize() for word in words) + "Backward"
-
-
-def _is_spelled(func: Callable[..., Any], op_type: str) -> bool:
-    """Return whether the call is the op itself, under arguments that make it another op."""
-    spelling = spellings().get(func)
-    return spelling is not None and spelling.family.type == op_type
 
 
 def tensors(values: Any) -> Iterator[torch.Tensor]:

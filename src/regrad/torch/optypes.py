@@ -134,7 +134,7 @@ class Family(NamedTuple):
         """The op's attributes, as it means them, of what a call says."""
         if not self.op.attrs:
             return {}
-        said = {name: MEANS.get(name, _as_is)(value) for name, value in given.items()}
+        said = {name: MEANS[name](v) if name in MEANS else v for name, v in given.items()}
         return {**_defaults(self.type), **said}
 
 
@@ -154,10 +154,6 @@ class Spelling(NamedTuple):
         if self.switch is None or len(args) <= self.switch:
             return self.in_place or bool(options.get("inplace")), args, named
         return bool(args[self.switch]), args[: self.switch], named
-
-
-def _as_is(value: Any) -> Any:
-    return value
 
 
 @cache
@@ -240,18 +236,13 @@ def _spellings_named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]
     every = [getattr(place, name, None) for place in PLACES]
     first = next((f for f in every if callable(f)), None)
     for place, function in zip(PLACES, every, strict=True):
-        if callable(function):
-            there = _as_method(family) if place is torch.Tensor else family
-            for each in (function, *overloads(function)):
-                yield each, Spelling(there, each, switch=switch(each))
-        yield from _spellings_in_place(
-            family, name, place, function if callable(function) else first
-        )
-
-
-def _as_method(family: Family) -> Family:
-    order = METHODS.get(family.type)
-    return family if order is None else family._replace(parameters=_parameters(order))
+        order = METHODS.get(family.type) if place is torch.Tensor else None
+        there = family if order is None else family._replace(parameters=_parameters(order))
+        for each in _with_overloads(function):
+            yield each, Spelling(there, each, switch=switch(each))
+        plain: Any = function if callable(function) else first
+        for each in _with_overloads(getattr(place, f"{name}_", None)):
+            yield each, Spelling(there, plain, in_place=True)
 
 
 @cache
@@ -266,23 +257,14 @@ def functions_named(names: str) -> list[Any]:
     # (`torch.einsum` is written in Python, and calls another)
     places = (*PLACES, *NATIVE)
     found = [getattr(place, name, None) for name in names.split() for place in places]
-    return [each for f in found if callable(f) for each in (f, *overloads(f))]
+    return [each for f in found for each in _with_overloads(f)]
 
 
-def _spellings_in_place(
-    family: Family, name: str, place: Any, function: Any
-) -> Iterator[tuple[Any, Spelling]]:
-    family = _as_method(family) if place is torch.Tensor else family
-    changing = getattr(place, f"{name}_", None)
-    for each in (changing, *overloads(changing)) if callable(changing) else ():
-        yield each, Spelling(family, function, in_place=True)
-
-
-def overloads(packet: Any) -> list[Any]:
-    """The overloads of a `torch.ops.aten` function."""
-    if not isinstance(packet, Packet):
-        return []
-    return [getattr(packet, name) for name in packet.overloads()]
+def _with_overloads(function: Any) -> list[Any]:
+    """A function, if it is one, and the overloads of one of `torch.ops.aten`."""
+    if not isinstance(function, Packet):
+        return [function] if callable(function) else []
+    return [function, *[getattr(function, name) for name in function.overloads()]]
 
 
 def _operators(family: Family) -> Iterator[tuple[Any, Spelling]]:
@@ -361,6 +343,11 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
     "Conv2D": lambda node: _convolves(node, 2),
     "Conv3D": lambda node: _convolves(node, 3),
 }
+
+
+def holds(op_type: str, node: Any) -> bool:
+    """Return whether a backward node that belongs to an op type, and to others, is one of it."""
+    return op_type not in HOLDS or HOLDS[op_type](node)
 
 
 def nodes_of(op_type: str) -> list[str]:

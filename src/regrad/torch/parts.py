@@ -8,8 +8,10 @@ of torch's kernel where every op has its own.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -118,31 +120,21 @@ def bce_with_logits(
     return (loss, loss.mean(), loss.sum())[reduction]
 
 
-def named_cross_entropy(
-    op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None,
-    size_average: bool | None = None, ignore_index: int = -100, reduce: bool | None = None,
-    reduction: str = "mean", label_smoothing: float = 0.0,
-) -> Any:  # fmt: skip
-    """`torch.nn.functional.cross_entropy`."""
-    number = _number(size_average, reduce, reduction)
-    return cross_entropy(op, input, target, weight, number, ignore_index, label_smoothing)
+@cache
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
-def named_bce(
-    op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None,
-    size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean",
-    pos_weight: Tensor | None = None,
-) -> Any:  # fmt: skip
-    """`torch.nn.functional.binary_cross_entropy_with_logits`."""
-    number = _number(size_average, reduce, reduction)
-    return bce_with_logits(op, input, target, weight, pos_weight, number)
-
-
-def _number(size_average: bool | None, reduce: bool | None, reduction: str) -> int:
-    if size_average is None and reduce is None:
-        return REDUCTIONS.index(reduction)
-    # (the older arguments, each of which is true if it is left out)
-    return 0 if reduce is False else 2 if size_average is False else 1
+def named_loss(function: Callable[..., Any], op: Lookup, *args: Any, **options: Any) -> Any:
+    """A loss of torch.nn.functional, which has words for how it is reduced."""
+    given = {**dict(zip(_parameters(function), args, strict=False)), **options}
+    average, reduce = given.pop("size_average", None), given.pop("reduce", None)
+    words = given.pop("reduction", "mean")
+    if average is not None or reduce is not None:
+        # (the older arguments, each of which is true if it is left out)
+        words = "none" if reduce is False else "sum" if average is False else "mean"
+    parts = cross_entropy if function is F.cross_entropy else bce_with_logits
+    return parts(op, **given, reduction=REDUCTIONS.index(words))
 
 
 def logsigmoid(op: Lookup, input: Tensor) -> Any:
@@ -210,11 +202,9 @@ def relu6(op: Lookup, input: Tensor, *args: Any, **options: Any) -> Any:
     return op(F.relu6)(input)
 
 
-def clamp_side(side: str) -> Callable[..., Any]:
+def clamp_side(side: str, op: Lookup, input: Tensor, *args: Any, **options: Any) -> Any:
     """`clamp_min` or `clamp_max`."""
-    return lambda op, input, *args, **options: op(torch.clamp)(
-        input, **{side: (*args, *options.values())[0]}
-    )
+    return op(torch.clamp)(input, **{side: (*args, *options.values())[0]})
 
 
 # -- arithmetic, reductions, shapes ---------------------------------------------------------------
@@ -246,39 +236,30 @@ def adjoint(op: Lookup, input: Tensor) -> Any:
     return op(torch.conj)(input.mT)
 
 
-def scaled_sum(function: Callable[..., Any], reverse: bool) -> Callable[..., Any]:
+def scaled_sum(
+    reverse: bool, function: Callable[..., Any], op: Lookup, input: Tensor,
+    other: Tensor | complex, alpha: Tensor | complex = 1,
+) -> Any:  # fmt: skip
     """`a + alpha * b`, or `b - alpha * a`."""
-
-    def parts(
-        op: Lookup, input: Tensor, other: Tensor | complex, alpha: Tensor | complex = 1
-    ) -> Any:
-        if isinstance(alpha, Tensor):
-            other, alpha = alpha, other
-        if reverse:
-            return op(function)(input * alpha, other)
-        return op(function)(input, other * alpha)
-
-    return parts
+    if isinstance(alpha, Tensor):
+        other, alpha = alpha, other
+    return op(function)(*((input * alpha, other) if reverse else (input, other * alpha)))
 
 
-def other_name(function: Callable[..., Any]) -> Callable[..., Any]:
+def other_name(function: Callable[..., Any], op: Lookup, *args: Any, **options: Any) -> Any:
     """Another spelling of a function: `max(a, b)` of `maximum`."""
-    return lambda op, *args, **options: op(function)(*args, **options)
+    return op(function)(*args, **options)
 
 
-def reduction(function: Callable[..., Any]) -> Callable[..., Any]:
+def reduction(
+    function: Callable[..., Any], op: Lookup, input: Tensor, dim: int | None = None,
+    keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False,
+) -> Any:  # fmt: skip
     """`torch.max(x)`, or `torch.max(x, dim)`, whose indices have no gradient."""
-
-    def parts(
-        op: Lookup, input: Tensor, dim: int | None = None, keepdim: bool = False, *,
-        axis: int | None = None, keepdims: bool = False,
-    ) -> Any:  # fmt: skip
-        dim = axis if dim is None else dim
-        if dim is None:
-            return op(function)(input)
-        return op(function)(input, dim, keepdim or keepdims), None
-
-    return parts
+    dim = axis if dim is None else dim
+    if dim is None:
+        return op(function)(input)
+    return op(function)(input, dim, keepdim or keepdims), None
 
 
 def aminmax(op: Lookup, input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -287,14 +268,10 @@ def aminmax(op: Lookup, input: Tensor, *, dim: int | None = None, keepdim: bool 
     return tuple([op(f)(input, where, keepdim) for f in (torch.amin, torch.amax)])
 
 
-def stack(axis: int, ready: Callable[..., Any]) -> Callable[..., Any]:
+def stack(axis: int, ready: Callable[..., Any], op: Lookup, tensors: Sequence[Tensor]) -> Any:
     """`hstack` and the like: cat, of tensors made ready."""
-
-    def parts(op: Lookup, tensors: Sequence[Tensor]) -> Any:
-        xs = [ready(x) for x in tensors]
-        return op(torch.cat)(xs, min(axis, xs[0].dim() - 1))
-
-    return parts
+    xs = [ready(x) for x in tensors]
+    return op(torch.cat)(xs, min(axis, xs[0].dim() - 1))
 
 
 def as_column(x: Tensor) -> Any:
@@ -321,76 +298,54 @@ def reshape_as(op: Lookup, input: Tensor, other: Tensor) -> Any:
     return op(torch.reshape)(input, other.shape)
 
 
-def convolution(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
+def convolution(
+    function: Callable[..., Any], axes: int, op: Lookup, input: Tensor, weight: Tensor,
+    bias: Tensor, *args: Any, **options: Any,
+) -> Any:  # fmt: skip
     """A convolution, and then its bias."""
-
-    def parts(
-        op: Lookup, input: Tensor, weight: Tensor, bias: Tensor, *args: Any, **options: Any
-    ) -> Any:
-        y = op(function)(input, weight, None, *args, **options)
-        return y + bias.reshape(-1, *[1] * axes)
-
-    return parts
+    y = op(function)(input, weight, None, *args, **options)
+    return y + bias.reshape(-1, *[1] * axes)
 
 
 # -- as regrad's ops have it ----------------------------------------------------------------------
 
 
-def of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
+def of_matrices(function: Callable[..., Any], op: Lookup, *args: Any, **named: Any) -> Any:
     """A product with vectors, as one of rows and columns."""
-
-    def parts(op: Lookup, *args: Any, **named: Any) -> Any:
-        a, b = (*args, *named.values())
-        y = op(torch.matmul)(a[None] if a.dim() == 1 else a, b[:, None] if b.dim() == 1 else b)
-        y = y.squeeze(-1) if b.dim() == 1 else y
-        return y.squeeze(-1 if b.dim() == 1 else -2) if a.dim() == 1 else y
-
-    return parts
+    a, b = (*args, *named.values())
+    y = op(torch.matmul)(a[None] if a.dim() == 1 else a, b[:, None] if b.dim() == 1 else b)
+    y = y.squeeze(-1) if b.dim() == 1 else y
+    return y.squeeze(-1 if b.dim() == 1 else -2) if a.dim() == 1 else y
 
 
-def by_channel(function: Callable[..., Any]) -> Callable[..., Any]:
+def by_channel(function: Callable[..., Any], op: Lookup, *args: Any, **named: Any) -> Any:
     """`prelu` with a slope for each channel, which broadcasts."""
-
-    def parts(op: Lookup, *args: Any, **named: Any) -> Any:
-        x, slope = (*args, *named.values())
-        shape = (1, -1, *[1] * (x.dim() - 2)) if x.dim() else ()
-        return op(prelu_kernel)(x, slope.reshape(shape))
-
-    return parts
+    x, slope = (*args, *named.values())
+    shape = (1, -1, *[1] * (x.dim() - 2)) if x.dim() else ()
+    return op(prelu_kernel)(x, slope.reshape(shape))
 
 
-def from_the_front(function: Any) -> Callable[..., Any]:
+def from_the_front(
+    function: Any, op: Lookup, input: Tensor, dim: int, *args: Any, **options: Any
+) -> Any:
     """Along an axis that is counted from the front; a number as a vector."""
-
-    def parts(op: Lookup, input: Tensor, dim: int, *args: Any, **options: Any) -> Any:
-        if input.dim():
-            return op(function)(input, dim % input.dim(), *args, **options)
-        return op(function)(input[None], 0, *args, **options)[0]
-
-    return parts
+    if input.dim():
+        return op(function)(input, dim % input.dim(), *args, **options)
+    return op(function)(input[None], 0, *args, **options)[0]
 
 
-def over_all(function: Callable[..., Any]) -> Callable[..., Any]:
+def over_all(
+    function: Any, op: Lookup, input: Tensor, dim: int | None = None, *args: Any, **options: Any
+) -> Any:
     """Over all axes, by name."""
-
-    def parts(op: Lookup, input: Tensor, dim: int | None = None, *args: Any, **options: Any) -> Any:
-        options = {k: v for k, v in options.items() if k != "axis"}
-        return op(function)(input, tuple(range(input.dim())) or None, *args, **options)
-
-    return parts
+    options = {k: v for k, v in options.items() if k != "axis"}
+    return op(function)(input, tuple(range(input.dim())) or None, *args, **options)
 
 
-def along_some_axis(function: Callable[..., Any]) -> Callable[..., Any]:
+def along_some_axis(
+    function: Callable[..., Any], op: Lookup, input: Tensor, dim: int | None = None,
+    _stacklevel: int = 3, dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
     """`softmax` of torch.nn.functional, along the axis that it picks where none is given."""
-
-    def parts(
-        op: Lookup,
-        input: Tensor,
-        dim: int | None = None,
-        _stacklevel: int = 3,
-        dtype: torch.dtype | None = None,
-    ) -> Any:
-        picked = softmax_axis(function.__name__, input.dim(), _stacklevel)
-        return op(function)(input, picked, dtype=dtype)
-
-    return parts
+    picked = softmax_axis(function.__name__, input.dim(), _stacklevel)
+    return op(function)(input, picked, dtype=dtype)

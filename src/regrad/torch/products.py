@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -33,32 +35,28 @@ def product(op: Lookup) -> Callable[..., Any]:
     return by_matmul
 
 
-def add_product(*names: str) -> Callable[..., Any]:
+def add_product(
+    product: Callable[..., Any], names: Sequence[str], op: Lookup, *args: Any,
+    beta: float = 1, alpha: float = 1, **named: Any,
+) -> Any:  # fmt: skip
     """`beta * input + alpha * (a @ b)`: `addmm` and the like, whose operands have these names."""
-
-    def parts(op: Lookup, *args: Any, beta: float = 1, alpha: float = 1, **named: Any) -> Any:
-        words = ("self", "input", *names)
-        input, a, b = (*args, *[named[n] for n in words if n in named])
-        return op(torch.matmul)(a, b) * alpha + input * beta
-
-    return parts
+    input, a, b = (*args, *[named[n] for n in ("self", "input", *names) if n in named])
+    return product(op, a, b) * alpha + input * beta
 
 
-def add_batch(op: Lookup, *args: Any, beta: float = 1, alpha: float = 1, **named: Any) -> Any:
-    """`addbmm`: the sum of a batch of products."""
-    words = ("self", "input", "batch1", "batch2")
-    input, a, b = (*args, *[named[n] for n in words if n in named])
-    return op(torch.bmm)(a, b).sum(0) * alpha + input * beta
+def matrix_product(op: Lookup, sparse: Tensor, dense: Tensor) -> Any:
+    """A product of matrices, the first of which may be sparse."""
+    return op(torch.matmul)(sparse, dense)
+
+
+def sum_of_products(op: Lookup, a: Tensor, b: Tensor) -> Any:
+    """The sum of a batch of products."""
+    return op(torch.bmm)(a, b).sum(0)
 
 
 def vdot(op: Lookup, input: Tensor, other: Tensor) -> Any:
     """A product of vectors, the first of which is conjugated."""
     return op(torch.dot)(input.conj(), other)
-
-
-def sparse_product(op: Lookup, sparse: Tensor, dense: Tensor) -> Any:
-    """A product of a sparse matrix."""
-    return op(torch.matmul)(sparse, dense)
 
 
 def grouped_product(
@@ -101,39 +99,29 @@ def chain(op: Lookup, *given: Any) -> Any:
     xs = list(given[0]) if isinstance(given[0], list | tuple) else list(given)
     if len(xs) == 1:
         return xs[0]
-    first, last = xs[0].dim() == 1, xs[-1].dim() == 1
+    matmul, first, last = op(torch.matmul), xs[0].dim() == 1, xs[-1].dim() == 1
     xs = [xs[0][None] if first else xs[0], *xs[1:-1], xs[-1][:, None] if last else xs[-1]]
-    y = _product(
-        op(torch.matmul), xs, _cheapest_splits([x.shape[0] for x in xs] + [xs[-1].shape[1]])
-    )
+    sizes = [x.shape[0] for x in xs] + [xs[-1].shape[1]]
+    order = -1 if len(xs) == 3 else 1  # in which torch looks for the first of the cheapest splits
+
+    @cache
+    def best(i: int, j: int) -> tuple[int, int]:
+        """Return how many numbers a run of matrices takes to multiply, and where to split it."""
+        if i == j:
+            return 0, i
+        splits = [
+            (best(i, k)[0] + best(k + 1, j)[0] + sizes[i] * sizes[k + 1] * sizes[j + 1], k)
+            for k in range(i, j)[::order]
+        ]
+        return min(splits, key=itemgetter(0))
+
+    def between(i: int, j: int) -> Any:
+        at = best(i, j)[1]
+        return xs[i] if i == j else matmul(between(i, at), between(at + 1, j))
+
+    y = between(0, len(xs) - 1)
     y = y[0] if first else y
     return y[..., 0] if last else y
-
-
-def _product(matmul: Any, xs: Sequence[Any], at: dict[tuple[int, int], int]) -> Any:
-    def between(i: int, j: int) -> Any:
-        return xs[i] if i == j else matmul(between(i, at[i, j]), between(at[i, j] + 1, j))
-
-    return between(0, len(xs) - 1)
-
-
-def _cheapest_splits(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Return where to split each run of matrices, so that the fewest numbers are multiplied."""
-    count, cost = len(sizes) - 1, {}
-    at: dict[tuple[int, int], int] = {}
-    for i in range(count):
-        cost[i, i] = 0
-    for length in range(1, count):
-        for i in range(count - length):
-            j = i + length
-            splits = range(i, j) if count != 3 else range(j - 1, i - 1, -1)
-            each = {
-                k: cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
-                for k in splits
-            }
-            at[i, j] = min(each, key=each.__getitem__)  # the first of the least, as torch has it
-            cost[i, j] = each[at[i, j]]
-    return at
 
 
 # -- sums of products -----------------------------------------------------------------------------

@@ -16,16 +16,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from regrad.errors import PassedOverError
+from regrad.torch import host
 from regrad.torch.bridge import from_regrad
-from regrad.torch.host import (
-    CHECKPOINTS,
-    COMPILING,
-    CUSTOM_OPS,
-    FUNCTIONS,
-    OVERRIDES,
-    RUN_TIME,
-    SCRIPTS,
-)
 from regrad.torch.overriding import gradient_override_map
 
 Rules = dict[Any, Any]
@@ -102,19 +94,19 @@ _module = torch.nn.ReLU().forward  # past the hooks of all modules, which are th
 # -- ops -------------------------------------------------------------------------------------------
 
 
-@OVERRIDES.promise
+@host.OVERRIDES.promise
 def functions_methods_and_modules() -> None:
     for f in (F.relu, torch.relu, torch.Tensor.relu, _module, torch.ops.aten.relu):
         _expect(f, 7)
 
 
-@OVERRIDES.promise
+@host.OVERRIDES.promise
 def ops_in_place() -> None:
     for f in (lambda x: (x * 1).relu_(), lambda x: F.relu(x * 1, inplace=True)):
         _expect(f, 7)
 
 
-@OVERRIDES.promise
+@host.OVERRIDES.promise
 def operators() -> None:
     _expect(lambda x: x - 1, 7, {"Sub": lambda dy: (dy * 7, None)})
     _expect(lambda x: 1 - x, 7, {"Sub": lambda dy: (None, dy * 7)})
@@ -123,7 +115,7 @@ def operators() -> None:
     _expect(lambda x: x**2, 7, {"Pow": lambda dy: (dy * 7, None)})
 
 
-@OVERRIDES.promise
+@host.OVERRIDES.promise
 def ops_inside_of_others() -> None:
     softmax = {"LogSoftmax": lambda dy: dy * 0 + 7}
     target = torch.tensor([0.5, 0.5], dtype=torch.float64)
@@ -132,12 +124,12 @@ def ops_inside_of_others() -> None:
             {"MatMul": lambda dy: (dy * 7, None)})  # fmt: skip
 
 
-@OVERRIDES.promise
+@host.OVERRIDES.promise
 def what_only_autograd_tells_is_refused() -> None:
     _expect_refusal(lambda x: torch.kron(x, x), {"Mul": lambda dy: (dy * 7, None)})
 
 
-@OVERRIDES.promise
+@host.OVERRIDES.promise
 def second_order() -> None:
     x = _input()
     with gradient_override_map({"Relu": lambda dy, x: dy * x * x}):
@@ -147,7 +139,7 @@ def second_order() -> None:
     assert torch.equal(ddx, 2 * x), f"the second derivative is {ddx.tolist()}"
 
 
-@OVERRIDES.promise
+@host.OVERRIDES.promise
 def transformations_of_torch_func() -> None:
     x = _input().detach()
     with gradient_override_map(SEVEN):
@@ -155,7 +147,7 @@ def transformations_of_torch_func() -> None:
     assert dx.tolist() == [7, 7], f"the gradient is {dx.tolist()}"
 
 
-@OVERRIDES.promise
+@host.OVERRIDES.promise
 def forward_mode() -> None:
     x = _input().detach()
     square = from_regrad(lambda x: x * x)
@@ -166,14 +158,14 @@ def forward_mode() -> None:
 # -- where torch runs code elsewhere, later, or out of sight ---------------------------------------
 
 
-@FUNCTIONS.promise
+@host.FUNCTIONS.promise
 def functions_of_others() -> None:
     for f in (_Own.apply, _apply, _InTwoParts.apply):
         _expect_refusal(f)
     _expect(lambda x: torch.relu(_apply(x) + 1 - 1), 7, keep=[_Own])
 
 
-@CHECKPOINTS.promise
+@host.CHECKPOINTS.promise
 def checkpoints() -> None:
     by_input: Rules = {"Relu": lambda dy, x: dy * x}
     for reentrant in (True, False):
@@ -184,7 +176,7 @@ def checkpoints() -> None:
         assert x.grad is not None and torch.equal(x.grad, x), f"the gradient is {x.grad}"
 
 
-@CUSTOM_OPS.promise
+@host.CUSTOM_OPS.promise
 def custom_ops() -> None:
     _expect_refusal(_custom_op())
 
@@ -199,7 +191,7 @@ def _custom_op() -> Any:
     return op
 
 
-@SCRIPTS.promise
+@host.SCRIPTS.promise
 def scripts() -> None:
     traced: Any = torch.jit.trace(torch.relu, _input().detach())
     _expect_refusal(traced)
@@ -208,30 +200,30 @@ def scripts() -> None:
 # -- torch.compile ---------------------------------------------------------------------------------
 
 
-@COMPILING.promise
+@host.COMPILING.promise
 def compiled_functions() -> None:
     for f in (lambda x: torch.relu(x), lambda x: (x * 1).relu_(), _module):
         _expect(f, 7, compiles=True)
 
 
-@COMPILING.promise
+@host.COMPILING.promise
 def compiled_operators() -> None:
     _expect(lambda x: 1 - x, 7, {"Sub": lambda dy: (None, dy * 7)}, compiles=True)
     _expect(lambda x: 2 / x, 7, {"RealDiv": lambda dy: (None, dy * 7)}, compiles=True)
 
 
-@COMPILING.promise
+@host.COMPILING.promise
 def compiled_checkpoints() -> None:
     _expect(lambda x: checkpoint(torch.relu, x * 1, use_reentrant=False), 7, compiles=True)
 
 
-@COMPILING.promise
+@host.COMPILING.promise
 def compiled_functions_of_others() -> None:
     for f in (_apply, _InTwoParts.apply):
         _expect_refusal(_compiled(lambda x, f=f: f(x)))
 
 
-@COMPILING.promise
+@host.COMPILING.promise
 def programs_for_other_rules() -> None:
     f = _compiled(lambda x: torch.relu(x) * 1)
     rules: list[Rules] = [{"Relu": lambda dy, n=n: dy * n} for n in (2, 3)]
@@ -243,7 +235,7 @@ def programs_for_other_rules() -> None:
         assert dx.tolist() == [n + 2] * 2, f"the gradient is {dx.tolist()}, expected {n + 2}"
 
 
-@RUN_TIME.promise
+@host.RUN_TIME.promise
 def rules_that_read_what_may_change() -> None:
     factor = [2.0]
     f = _compiled(lambda x: torch.relu(x) + 0)

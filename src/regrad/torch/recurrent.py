@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,71 +37,55 @@ def _gru(op: Lookup) -> Callable[..., tuple[Any, ...]]:
     return step
 
 
-def _rnn(function: Callable[..., Any]) -> Callable[..., Callable[..., tuple[Any, ...]]]:
-    def ready(op: Lookup) -> Callable[..., tuple[Any, ...]]:
-        act = op(function)
-        return lambda given, hidden, h: (act(given + hidden),)
-
-    return ready
+def _rnn(function: Callable[..., Any], op: Lookup) -> Callable[..., tuple[Any, ...]]:
+    act = op(function)
+    return lambda given, hidden, h: (act(given + hidden),)
 
 
 STEPS: dict[str, Callable[..., Any]] = {
     "lstm": _lstm,
     "gru": _gru,
-    "rnn_tanh": _rnn(torch.tanh),
-    "rnn_relu": _rnn(torch.relu),
+    "rnn_tanh": partial(_rnn, torch.tanh),
+    "rnn_relu": partial(_rnn, torch.relu),
 }
 
 
-def cell(name: str) -> Callable[..., Any]:
+def cell(
+    name: str, op: Lookup, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor,
+    b_ih: Tensor | None = None, b_hh: Tensor | None = None,
+) -> Any:  # fmt: skip
     """`lstm_cell` and the like."""
-
-    def parts(
-        op: Lookup,
-        input: Tensor,
-        hx: Any,
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None = None,
-        b_hh: Tensor | None = None,
-    ) -> Any:
-        state = hx if name == "lstm" else (hx,)
-        times = product(op)
-        found = STEPS[name](op)(times(input, w_ih, b_ih), times(state[0], w_hh, b_hh), *state)
-        return found if name == "lstm" else found[0]
-
-    return parts
+    state = hx if name == "lstm" else (hx,)
+    times = product(op)
+    found = STEPS[name](op)(times(input, w_ih, b_ih), times(state[0], w_hh, b_hh), *state)
+    return found if name == "lstm" else found[0]
 
 
-def layers(name: str) -> Callable[..., Any]:
+def layers(name: str, op: Lookup, input: Tensor, *args: Any) -> Any:
     """`lstm`, `gru`, … over whole sequences, or packed ones, step by step."""
-
-    def parts(op: Lookup, input: Tensor, *args: Any) -> Any:
-        sizes = None
-        if isinstance(args[2], list | tuple):  # of batches: the sequences are packed
-            sizes, args = args[0].tolist(), args[1:]
-        hx, params, has_biases, count, dropout, train, bidirectional, *rest = args
-        batch_first = bool(rest and rest[0])
-        x = input.transpose(0, 1) if batch_first else input
-        run = LayerRun(op, name, sizes)
-        states = list(zip(*hx, strict=True)) if name == "lstm" else [(h,) for h in hx]
-        ways = 1 + bidirectional
-        each, last = len(params) // (count * ways), []
-        for layer in range(count):
-            found = []
-            for way in range(ways):
-                n = layer * ways + way
-                weights = _weights(params[n * each : (n + 1) * each], has_biases)
-                ys, state = run(x, states[n], weights, way == 1)
-                found.append(ys)
-                last.append(state)
-            x = torch.cat(found, -1) if ways == 2 else found[0]
-            if layer < count - 1:
-                x = torch.dropout(x, dropout, train)
-        y = x.transpose(0, 1) if batch_first else x
-        return y, *[torch.stack(each) for each in zip(*last, strict=True)]
-
-    return parts
+    sizes = None
+    if isinstance(args[2], list | tuple):  # of batches: the sequences are packed
+        sizes, args = args[0].tolist(), args[1:]
+    hx, params, has_biases, count, dropout, train, bidirectional, *rest = args
+    batch_first = bool(rest and rest[0])
+    x = input.transpose(0, 1) if batch_first else input
+    run = LayerRun(op, name, sizes)
+    states = list(zip(*hx, strict=True)) if name == "lstm" else [(h,) for h in hx]
+    ways = 1 + bidirectional
+    each, last = len(params) // (count * ways), []
+    for layer in range(count):
+        found = []
+        for way in range(ways):
+            n = layer * ways + way
+            weights = _weights(params[n * each : (n + 1) * each], has_biases)
+            ys, state = run(x, states[n], weights, way == 1)
+            found.append(ys)
+            last.append(state)
+        x = torch.cat(found, -1) if ways == 2 else found[0]
+        if layer < count - 1:
+            x = torch.dropout(x, dropout, train)
+    y = x.transpose(0, 1) if batch_first else x
+    return y, *[torch.stack(each) for each in zip(*last, strict=True)]
 
 
 def _weights(params: Sequence[Any], has_biases: bool) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ from regrad.core.registry import Input, Op, find_op, meant_by, refuse_function
 from regrad.core.reports import Binding, Hit
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
-from regrad.torch import compiled_code, functions
+from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
@@ -51,22 +51,25 @@ from regrad.torch.host.running import custom_op
 from regrad.torch.modes import Mode, Ways
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
-from regrad.torch.optypes import (
-    PLACES,
-    Family,
-    Spelling,
-    families,
-    find_family,
-    make_family,
-    spellings,
-    spellings_of,
-)
 from regrad.torch.subclasses import as_given
 
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 
 
-class Coverage:
+class Nested:
+    """Something of a scope, inside that of the scope around."""
+
+    outer: Any = None
+
+    def chain(self) -> Iterator[Any]:
+        """Yield this one, and those of the scopes around."""
+        each = self
+        while each is not None:
+            yield each
+            each = each.outer
+
+
+class Coverage(Nested):
     """The op types that some keys cover, in a scope inside others: known before any rule is.
 
     The mode of an inner scope is asked first, so it takes apart and opens for the scopes around it
@@ -74,24 +77,23 @@ class Coverage:
     """
 
     def __init__(self, keys: Sequence[Any], keep: tuple[Any, ...], outer: Coverage | None) -> None:
-        self.families: dict[Any, Family] = {key: family_of(key) for key in keys}
+        self.families: dict[Any, optypes.Family] = {key: family_of(key) for key in keys}
         self.functions: dict[Any, str] = {
             k: f.type for k, f in self.families.items() if functions.is_function(k)
         }
-        self.keep: tuple[Any, ...] = (
-            *keep,
-            *self.functions,
-        )  # whose own forward passes are left alone
+        self.keep: tuple[Any, ...] = (*keep, *self.functions)  # whose forward passes are left alone
         self.outer = outer
         self.types: frozenset[str] = frozenset(family.type for family in self.families.values())
-        spelled: dict[Any, Spelling] = {}
+        spelled: dict[Any, optypes.Spelling] = {}
         for key, family in self.families.items():
-            spelled.update(spellings_of(family))
+            spelled.update(optypes.spellings_of(family))
             if op := custom_op(key):
-                spelled.update(dict.fromkeys((op, op.overloadpacket), Spelling(family, op)))
+                spelled.update(dict.fromkeys((op, op.overloadpacket), optypes.Spelling(family, op)))
         # callables that are op types of their own: a function with a rule for the whole stays whole
         self.alone: set[Any] = {f for f, s in spelled.items() if not s.family.parameters}
-        self.spelled: dict[Any, Spelling] = {f: s for f, s in spelled.items() if f not in keep}
+        self.spelled: dict[Any, optypes.Spelling] = {
+            f: s for f, s in spelled.items() if f not in keep
+        }
         self.left: set[Any] = {*keep, *gradients()}  # whose nodes are not looked at
         self.watch: Watch = Watch(self.types)
         found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
@@ -99,13 +101,6 @@ class Coverage:
         self.bodies: dict[Any, Callable[..., Any]] = {
             f: b for f, b in bodies().items() if not self._is_left(f)
         }
-
-    def chain(self) -> Iterator[Coverage]:
-        """Yield this one, and those of the scopes around."""
-        coverage: Coverage | None = self
-        while coverage is not None:
-            yield coverage
-            coverage = coverage.outer
 
     def _concerned(self, function: Callable[..., Any], rows: Sequence[Fused]) -> list[Fused]:
         """Return the rows by which a callable is taken apart: none if it has a rule of its own."""
@@ -129,7 +124,7 @@ def coverage_of(keys: tuple[Any, ...], keep: tuple[Any, ...], outer: Coverage | 
     return Coverage(keys, keep, outer)
 
 
-class RuleSet:
+class RuleSet(Nested):
     """Rules by op type, and the class of mode that carries them.
 
     torch.compile guards on the *class* of an open mode, so every set of rules has a class of its
@@ -188,13 +183,6 @@ class RuleSet:
         self.mode.divides = any("RealDiv" in each.rules for each in self.chain())
         self.mode.traced = {f: (parts.get(f, ()), calls.get(f), traced.get(f)) for f in every}
 
-    def chain(self) -> Iterator[RuleSet]:
-        """Yield these rules, and those of the scopes around."""
-        ruleset: RuleSet | None = self
-        while ruleset is not None:
-            yield ruleset
-            ruleset = ruleset.outer
-
     def _lends(self, op_type: str) -> bool:
         """Return whether the innermost rule for an op type is one of regrad's own."""
         rules = (each.rules[op_type] for each in self.chain() if op_type in each.rules)
@@ -223,7 +211,7 @@ class RuleSet:
 
 
 def _type_of(function: Callable[..., Any]) -> str | None:
-    spelling = spellings().get(function)
+    spelling = optypes.spellings().get(function)
     return None if spelling is None else spelling.family.type
 
 
@@ -281,28 +269,28 @@ def rule_set(
         return _SETS[key]
 
 
-def family_of(key: Any) -> Family:
+def family_of(key: Any) -> optypes.Family:
     """Return what a key of a map covers."""
     if isinstance(key, str):
-        family = find_family(key)
+        family = optypes.find_family(key)
         if family is None:
             op = find_op(key)  # raises for what regrad does not know either
             raise UnknownOpError(
                 f"no torch callable is known for the op type {op.type!r}."
-                f"{near(op.type, families())} Give the torch callable itself as the key."
+                f"{near(op.type, optypes.families())} Give the torch callable itself as the key."
             )
         return family
     refuse_function(key)
     if functions.is_function(key) or custom_op(key):
-        return make_family(custom_op(key) or key)
+        return optypes.make_family(custom_op(key) or key)
     if isinstance(key, type) or not callable(key):
         raise ArgumentError(
             f"a key is an op type such as 'Relu', a torch callable such as torch.relu, or a "
             f"torch.autograd.Function; got {key!r:.80}. For a module class, give the function that "
             f"it calls.{meant_by(key)}"
         )
-    if key in spellings():
-        return spellings()[key].family
+    if key in optypes.spellings():
+        return optypes.spellings()[key].family
     if not is_seen(key):
         raise UnknownOpError(
             f"{key!r:.80} is not a callable that torch shows when it runs, so a rule for "
@@ -310,7 +298,7 @@ def family_of(key: Any) -> Family:
             "torch.nn.functional; change your own function with regrad.torch.custom_grad."
             + meant_by(key)
         )
-    return make_family(key)
+    return optypes.make_family(key)
 
 
 def is_seen(function: Callable[..., Any]) -> bool:
@@ -320,7 +308,7 @@ def is_seen(function: Callable[..., Any]) -> bool:
     if (asked := asks(function)) is not None:
         return asked
     name = getattr(function, "__name__", "")
-    return any(getattr(place, name, None) is function for place in PLACES)
+    return any(getattr(place, name, None) is function for place in optypes.PLACES)
 
 
 # -- calls under a rule ----------------------------------------------------------------------------
@@ -339,7 +327,7 @@ def bind_call(binding: Binding, shape: tuple[int, ...]) -> Hit:
 
 
 def _override(
-    ruleset: RuleSet, function: Callable[..., Any], spelling: Spelling
+    ruleset: RuleSet, function: Callable[..., Any], spelling: optypes.Spelling
 ) -> Callable[..., Any]:
     """Return what runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,27 +27,14 @@ _NUMBERS = itertools.count()
 _PULLS: dict[int, Any] = {}
 
 
-class Pulls:
-    """The call of a rule at a place in a compiled program.
+class Pulls(NamedTuple):
+    """The call of a rule at a place in a compiled program."""
 
-    Args:
-        pull: pulls gradients, given what was saved, those that arrived, and the shapes of the
-            inputs and outputs.
-        dtypes: those of the gradients wanted.
-        wanted: whose they are.
-        ranks: how many sizes each input and output has.
-        kept: how many tensors were saved.
-    """
-
-    def __init__(
-        self, pull: Callable[..., Any], dtypes: Sequence[torch.dtype], wanted: Sequence[int],
-        ranks: Sequence[int], kept: int,
-    ) -> None:  # fmt: skip
-        self.pull = pull
-        self.dtypes = dtypes
-        self.wanted = wanted
-        self.ranks = ranks
-        self.kept = kept
+    pull: Callable[..., Any]  # of what was saved, the gradients that arrived, and the shapes
+    dtypes: Sequence[torch.dtype]  # those of the gradients wanted
+    wanted: Sequence[int]  # whose they are
+    ranks: Sequence[int]  # how many sizes each input and output has
+    kept: int  # how many tensors were saved
 
     def shapes(self, sizes: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The shapes, of all sizes in a row."""
@@ -79,20 +66,19 @@ def _in_own_memory(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return dx.contiguous()
 
 
-class PullsBackward:
+class PullsBackward(NamedTuple):
     """The gradient of what is called at a place in a compiled program, called there in its turn."""
 
-    def __init__(self, first: Any, count: int) -> None:
-        self.first = first
-        self.count = count  # of the tensors that the first is given
+    first: Any
+    given: int  # how many tensors the first is given
 
     def zeros(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
-        return [torch.zeros_like(x) for x in given[: self.count]]
+        return [torch.zeros_like(x) for x in given[: self.given]]
 
     def __call__(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
         with enable_recording():
-            xs = [x.detach().requires_grad_(is_differentiable(x)) for x in given[: self.count]]
-            pairs = zip(self.first(xs, sizes), given[self.count :], strict=True)
+            xs = [x.detach().requires_grad_(is_differentiable(x)) for x in given[: self.given]]
+            pairs = zip(self.first(xs, sizes), given[self.given :], strict=True)
             reached = [(y, dy) for y, dy in pairs if y.requires_grad]
             wanted = [n for n, x in enumerate(xs) if x.requires_grad]
             ys, dys = [y for y, _ in reached], [dy for _, dy in reached]
@@ -152,8 +138,5 @@ def may_change(rule: ForeignRule) -> bool:
     closure = Closure(*rule.functions)
     if closure.tensors or closure.generators:
         return True
-    return any(_is_state(value) for _, value in closure.places)
-
-
-def _is_state(value: Any) -> bool:
-    return value is not MISSING and not isinstance(value, CONSTANT)
+    values = (value for _, value in closure.places)
+    return any(not (value is MISSING or isinstance(value, CONSTANT)) for value in values)

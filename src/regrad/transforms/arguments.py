@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -209,6 +209,14 @@ class Body:
         args, kwargs = self.given.close(xs)
         ys, self.note = returned(self.function(*args, **kwargs))
         return ys
+
+
+def replaced(values: Iterable[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
+    """Return values, with others in some places."""
+    made = list(values)
+    for i, other in zip(places, others, strict=True):
+        made[i] = other
+    return made
 
 
 def can_go_in(array: Array) -> bool:

@@ -19,7 +19,7 @@ from regrad.core.state import current
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
-from regrad.transforms.arguments import Body, Given, is_key
+from regrad.transforms.arguments import Body, Given, is_key, replaced
 from regrad.transforms.bodies import BodyRun, Rerun, pullback, pushforward
 from regrad.transforms.region import Flat, Passage
 from regrad.transforms.replay import Captured
@@ -117,12 +117,8 @@ def apart(xs: Sequence[Tensor]) -> Sequence[Tensor]:
     places = [i for i, x in enumerate(xs) if is_traced(x._data) and not is_key(x._data)]
     if not places:
         return xs
-    ys = list(xs)
     traced = tuple([xs[i] for i in places])
-    apart = dispatch.run(APART, traced, {}, (tuple(range(len(traced))),))
-    for i, y in zip(places, apart, strict=True):
-        ys[i] = y
-    return ys
+    return replaced(xs, places, dispatch.run(APART, traced, {}, (tuple(range(len(traced))),)))
 
 
 def _barrier(xp: Namespace, xs: Sequence[Array]) -> tuple[Any, ...]:

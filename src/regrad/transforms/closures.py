@@ -165,7 +165,7 @@ class Method:
         try:
             self.instance: Callable[[], Any] = weakref.ref(instance, gone)
         except TypeError:  # slots without __weakref__
-            self.instance = functools.partial(_itself, instance)
+            self.instance = lambda: instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         instance = self.instance()
@@ -207,9 +207,12 @@ class _Walk:
 
     def place(self, namespace: Mapping[str, object], key: str, name: str) -> None:
         """Note the value of a name in a namespace, and watch the place."""
-        read = functools.partial(namespace.get, key, MISSING)
-        self.watch(namespace, key, read)
-        self.value(namespace[key], name, read)
+        self.follow(namespace, key, functools.partial(namespace.get, key, MISSING), name)
+
+    def follow(self, where: object, key: object, read: Read, name: str) -> None:
+        """Watch a place, and note the value that is there now."""
+        self.watch(where, key, read)
+        self.value(read(), name, read)
 
     def watch(self, where: object, key: object, read: Read) -> None:
         """Add a place: the closure is current as long as it holds what it holds now."""
@@ -242,19 +245,18 @@ class _Walk:
             for part in ("func", "args", "keywords"):
                 self.value(getattr(value, part), f"{name}.{part}", MISSING)
         elif isinstance(value, CONTAINERS) and not type(value).__module__.startswith("regrad."):
-            self.container(value, name)
+            self.entry(name, type(value))
+            self.parts(value, name)
         elif isinstance(value, ContextVar):
             read = functools.partial(value.get, None)
-            self.watch(value, "value", read)
-            self.value(read(), f"the value of {name}", read)
+            self.follow(value, "value", read, f"the value of {name}")
         else:
             self.entry(name, IdentityKey(value))
             if isinstance(value, np.random.Generator):
                 self.closure.generators.append((name, value))
             elif isinstance(value, Variable):
                 read = functools.partial(getattr, value, "trainable")
-                self.watch(value, "trainable", read)
-                self.value(read(), f"{name}.trainable", read)
+                self.follow(value, "trainable", read, f"{name}.trainable")
             elif "__wrapped__" in (own := getattr(value, "__dict__", {})):
                 self.value(own["__wrapped__"], name, MISSING)
             if not _is_closed(value):
@@ -280,10 +282,6 @@ class _Walk:
         self.entry(f"{name}.__self__", "the object")
         self.value(method.__func__, name, MISSING)
         self.parts(instance, "self")
-
-    def container(self, value: Any, name: str) -> None:
-        self.entry(name, type(value))
-        self.parts(value, name)
 
     def parts(self, value: Any, name: str) -> None:
         """Note the entries of a container, and the attributes of an object."""
@@ -326,8 +324,7 @@ class _Walk:
         for part in ("__defaults__", "__kwdefaults__"):
             if getattr(function, part) is not None:
                 read = functools.partial(getattr, function, part)
-                self.watch(function, part, read)
-                self.value(read(), f"{name}.{part}", read)
+                self.follow(function, part, read, f"{name}.{part}")
         if "__wrapped__" in vars(function):
             self.value(vars(function)["__wrapped__"], name, MISSING)
         if _is_library_file(code.co_filename):
@@ -388,8 +385,7 @@ class _Walk:
         if isinstance(found, types.MemberDescriptorType):
             if not isinstance(owner, type):
                 read = functools.partial(getattr, owner, attribute, MISSING)
-                self.watch(owner, attribute, read)
-                self.value(read(), name, read)
+                self.follow(owner, attribute, read, name)
         elif isinstance(found, property):
             self.value(found.fget, name, MISSING)
             self.value(found.fset, name, MISSING)
@@ -422,10 +418,6 @@ class IdentityKey:
 # -- places ----------------------------------------------------------------------------------------
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
 def _holds(read: Read, reference: Read) -> bool:
     return read() is reference()
 
@@ -452,11 +444,9 @@ def _is_unchanged(read: Read, parts: Sequence[object]) -> bool:
         return False
     if all(map(operator.is_, now, parts)):
         return True
-    return all(a is b or _same_plain(a, b) for a, b in zip(now, parts, strict=True))
-
-
-def _same_plain(a: object, b: object) -> bool:
-    return type(a) is type(b) and type(a) in PLAIN and exactly(a) == exactly(b)
+    others = [(a, b) for a, b in zip(now, parts, strict=True) if a is not b]
+    plain = all(type(a) is type(b) and type(a) in PLAIN for a, b in others)
+    return plain and all(exactly(a) == exactly(b) for a, b in others)
 
 
 def content(value: Tensor | Array) -> Any:

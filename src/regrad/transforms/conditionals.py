@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import Variable, assign_all
@@ -30,24 +31,22 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
 
     def run() -> tuple[BodyRun, Any]:
         body_run = BodyRun("cond", [pred, *xs], traced=True)
-        return body_run, (
-            body_run,
-            _branches(body_run, [with_assigned(body, assigned) for body in bodies]),
-        )
+        flats = [with_assigned(body, assigned) for body in bodies]
+        return body_run, (body_run, _branches(body_run, flats))
 
     body_run, ys = until_all_are_known(assigned, run)
     functions = [body_run.as_function(body, assigned) for body in bodies]
 
-    def answer(
-        inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+    def derivative(
+        way: Callable[..., Flat],
+        inputs: Sequence[Tensor],
+        passage: Passage,
+        given: Sequence[Tensor],
     ) -> Sequence[Tensor]:
-        pulls = [pullback(f, len(inputs), passage) for f in functions]
-        return conditional(inputs[0], pulls, [*inputs, *dys])
+        ways = [way(f, len(inputs), passage) for f in functions]
+        return conditional(inputs[0], ways, [*inputs, *given])
 
-    def push(inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]) -> Sequence[Tensor]:
-        moves = [pushforward(f, len(inputs), passage) for f in functions]
-        return conditional(inputs[0], moves, [*inputs, *dxs])
-
+    answer, push = partial(derivative, pullback), partial(derivative, pushforward)
     results = body_run.finish(ys, answer, push, lambda xs: conditional(xs[0], functions, xs))
     n = len(results) - len(assigned)
     assign_all(assigned, results[n:])

@@ -6,7 +6,6 @@ Where nothing is connected they give zeros: a linear function has a Hessian.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +31,6 @@ from regrad.transforms.vmap import at_once
 
 if TYPE_CHECKING:
     from regrad.core.tensor import TensorLike
-
-VjpFunction = Callable[..., tuple[Any, ...]]
 
 
 class Linearized:
@@ -180,20 +177,48 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     >>> dy.item()
     6.0
     """
-    if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
-        got = f"got {kind(xs)} and {kind(dxs)}. Write jvp(f, [x], [dx])."
-        raise ArgumentError(f"jvp(f, xs, dxs): xs and dxs are lists, one entry per argument, {got}")
+    check_lists(xs, dxs, "jvp")
     return _pushed(Linearized(f, xs, "jvp(f, xs, dxs)", ForwardTape), dxs)
 
 
 @inside(masked)
 def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
     inputs = run.close_inputs(run.inputs)
-    directions = like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs")
+    dys = push(run, like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs"))
+    return run.handed_out(), run.rebuild(dys)
+
+
+def push(run: Linearized, directions: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tangents of the outputs by those of all inputs."""
     xs = [x for group in run.inputs for x in group]
     tangents: Tangents = {x._id: dx for x, dx in zip(xs, directions, strict=True)}
-    dys = push_through(run.tape.records, run.watched, tangents, run.ys)
-    return run.handed_out(), run.rebuild(list(map(or_zeros, dys, run.ys)))
+    found = push_through(run.tape.records, run.watched, tangents, run.ys)
+    return list(map(or_zeros, found, run.ys))
+
+
+def derived(
+    f: Callable[..., Any], api: str, argnums: Argnums | None, has_aux: bool,
+    compute: Callable[[Call], Any],
+) -> Callable[..., Any]:  # fmt: skip
+    """Return a function of the arguments of f, whose result is computed of a call of f."""
+    callable_or_raise(f, api)
+    choice = Choice(f, api, argnums, has_aux)
+
+    @helpful(f"{api}(f)")
+    def derivative_of_f(*args: Any, **options: Any) -> Any:
+        call = choice.call(args, options)
+        return call.with_aux(compute(call))
+
+    return derivative_of_f
+
+
+def check_lists(xs: Any, dxs: Any, api: str) -> None:
+    """Raise unless the arguments and their directions are lists."""
+    if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
+        got = f"got {kind(xs)} and {kind(dxs)}. Write {api}(f, [x], [dx])."
+        raise ArgumentError(
+            f"{api}(f, xs, dxs): xs and dxs are lists, one entry per argument, {got}"
+        )
 
 
 @remade
@@ -225,15 +250,7 @@ def jacobian(
         [[2, 0],
          [0, 6]]
     """
-    callable_or_raise(f, "jacobian")
-    choice = Choice(f, "jacobian", argnums, has_aux)
-
-    @helpful("jacobian(f)")
-    def jacobian_of_f(*args: Any, **options: Any) -> Any:
-        call = choice.call(args, options)
-        return call.with_aux(_jacobian(call, call, "jacobian"))
-
-    return jacobian_of_f
+    return derived(f, "jacobian", argnums, has_aux, lambda c: _jacobian(c, c, "jacobian"))
 
 
 def _jacobian(call: Call, f: Callable[..., Any], api: str) -> Any:
@@ -308,19 +325,11 @@ def hessian(
         [[6, 0 ],
          [0, 12]]
     """
-    callable_or_raise(f, "hessian")
-    choice = Choice(f, "hessian", argnums, has_aux)
 
-    @helpful("hessian(f)")
-    def hessian_of_f(*args: Any, **options: Any) -> Any:
-        call = choice.call(args, options)
-        return call.with_aux(_jacobian(call, partial(_gradient, call), "hessian"))
+    def compute(call: Call) -> Any:
+        return _jacobian(call, lambda *xs: gradient_of(call, xs, "hessian(f)(x)"), "hessian")
 
-    return hessian_of_f
-
-
-def _gradient(call: Call, *inputs: Any) -> Any:
-    return gradient_of(call, inputs, "hessian(f)(x)")
+    return derived(f, "hessian", argnums, has_aux, compute)
 
 
 def gradient_of(call: Call, inputs: Sequence[Any], api: str) -> Any:

@@ -7,21 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from regrad.autodiff.choosing import Argnums, Choice
+from regrad.autodiff.choosing import Argnums, Call, Choice
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import dispatch
 from regrad.core.backends import BACKENDS
 from regrad.core.blocks import inside
 from regrad.core.made import remade
-from regrad.core.pullback import or_zeros
 from regrad.core.signatures import helpful
 from regrad.core.state import masked
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError, kind
 from regrad.ops.array import permute_dims, reshape
 from regrad.ops.joining import stack
-from regrad.transforms.derivatives import Linearized, gradient_of, jvp, like
-from regrad.transforms.forward import ForwardTape, Tangents, push_through
+from regrad.transforms.derivatives import (
+    Linearized,
+    check_lists,
+    derived,
+    gradient_of,
+    jvp,
+    like,
+    push,
+)  # fmt: skip
+from regrad.transforms.forward import ForwardTape
 from regrad.transforms.vmap import at_once
 
 
@@ -52,18 +58,9 @@ def linearize(f: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[..., Any]]
 
     @inside(masked)
     def f_jvp(*dxs: Any) -> Any:
-        return run.rebuild(_push(run, like(dxs, inputs, "the dxs of a linearized function")))
+        return run.rebuild(push(run, like(dxs, inputs, "the dxs of a linearized function")))
 
     return run.handed_out(), f_jvp
-
-
-def _push(run: Linearized, directions: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tangents of the outputs by those of all inputs."""
-    xs = [x for group in run.inputs for x in group]
-    tangents: Tangents = {x._id: dx for x, dx in zip(xs, directions, strict=True)}
-    return list(
-        map(or_zeros, push_through(run.tape.records, run.watched, tangents, run.ys), run.ys)
-    )
 
 
 @remade
@@ -93,12 +90,8 @@ def jacfwd(
         [[2, 0],
          [0, 6]]
     """
-    callable_or_raise(f, "jacfwd")
-    choice = Choice(f, "jacfwd", argnums, has_aux)
 
-    @helpful("jacfwd(f)")
-    def jacfwd_of_f(*args: Any, **options: Any) -> Any:
-        call = choice.call(args, options)
+    def compute(call: Call) -> Any:
         run = Linearized(call, call.inputs, "jacfwd(f)(x)", ForwardTape)
         columns = [_columns(run, i) for i in range(sum(map(len, run.inputs)))]
         per_output = []
@@ -106,9 +99,9 @@ def jacfwd(
             found = iter(columns)
             groups = [[next(found)[j] for _ in group] for group in run.inputs]
             per_output.append(call.parts(run.close_inputs(groups)))
-        return call.with_aux(run.rebuild(per_output))
+        return run.rebuild(per_output)
 
-    return jacfwd_of_f
+    return derived(f, "jacfwd", argnums, has_aux, compute)
 
 
 @inside(masked)
@@ -118,16 +111,16 @@ def _columns(run: Linearized, i: int) -> list[Tensor]:
     x = xs[i]
     zeros = [dispatch.lift(np.zeros(t.shape, t.dtype)) for t in xs]
 
-    def push(dxs: Sequence[Tensor]) -> list[Tensor]:
-        return _push(run, [*zeros[:i], *dxs, *zeros[i + 1 :]])
+    def push_one(dxs: Sequence[Tensor]) -> list[Tensor]:
+        return push(run, [*zeros[:i], *dxs, *zeros[i + 1 :]])
 
     if not x.size:
         return [dispatch.lift(np.zeros((*y.shape, *x.shape), y.dtype)) for y in run.ys]
     units = np.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
     if BACKENDS[type(x._data)].name == "jax":
-        moved = at_once(push, [dispatch.lift(units)], [True], "jacfwd")
+        moved = at_once(push_one, [dispatch.lift(units)], [True], "jacfwd")
     else:
-        pushed = [push([dispatch.lift_as(unit, x.dtype)]) for unit in units]
+        pushed = [push_one([dispatch.lift_as(unit, x.dtype)]) for unit in units]
         moved = [stack(list(dys)) for dys in zip(*pushed, strict=True)]
     return [
         reshape(permute_dims(dys, (*range(1, y.ndim + 1), 0)), (*y.shape, *x.shape))
@@ -163,8 +156,6 @@ def hvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     [6.0, 12.0]
     """
     callable_or_raise(f, "hvp")
-    if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
-        got = f"got {kind(xs)} and {kind(dxs)}. Write hvp(f, [x], [dx])."
-        raise ArgumentError(f"hvp(f, xs, dxs): xs and dxs are lists, one entry per argument, {got}")
+    check_lists(xs, dxs, "hvp")
     call = Choice(f, "hvp", range(len(xs)) if xs else None).call(xs or (None,), {})
     return jvp(lambda *inputs: gradient_of(call, inputs, "hvp(f, xs, dxs)"), xs, dxs)[1]

@@ -210,10 +210,8 @@ class Statics:
     def __init__(
         self, parameters: Sequence[str], names: Sequence[str], places: Sequence[int]
     ) -> None:
-        self.places: set[int] = {
-            *places,
-            *[i for i, name in enumerate(parameters) if name in names],
-        }
+        named = [i for i, name in enumerate(parameters) if name in names]
+        self.places: set[int] = {*places, *named}
         self.names: set[str] = {*names, *[parameters[i] for i in places if i < len(parameters)]}
         self.any: bool = bool(self.places or self.names)
 
@@ -230,26 +228,13 @@ class Statics:
 class Jitted(Generic[P, R]):
     """A compiled function, see `jit`."""
 
-    def __init__(
-        self,
-        f: Callable[P, R],
-        *,
-        static_argnames: str | Sequence[str] = (),
-        static_argnums: int | Sequence[int] = (),
-        donate: str | Sequence[str] = (),
-        verify: bool = False,
-    ) -> None:
+    def __init__(self, f: Callable[P, R], **options: Any) -> None:
         find_jax("rg.jit")
         self.f = f
         self.name: str = f"jit({getattr(f, '__name__', type(f).__name__)})"
-        self.options: dict[str, Any] = {
-            "static_argnames": static_argnames,
-            "static_argnums": static_argnums,
-            "donate": donate,
-            "verify": verify,
-        }
-        self.donate: tuple[str, ...] = _names(f, donate, "donate")
-        self.verify = verify
+        self.options: dict[str, Any] = options  # those of `jit`
+        self.donate: tuple[str, ...] = _names(f, options["donate"], "donate")
+        self.verify: bool = options["verify"]
         self.programs: OrderedDict[Any, Program] = OrderedDict()  # the one used last comes last
         self.full: bool = False  # programs are to be dropped
         self.dropped: int = 0
@@ -266,8 +251,9 @@ class Jitted(Generic[P, R]):
         self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
         signature = _signature(f)
         self.parameters: list[str] = list(signature.parameters) if signature is not None else []
-        names = _names(f, static_argnames, "static_argnames")
-        self.static: Statics = Statics(self.parameters, names, _places(f, static_argnums))
+        names = _names(f, options["static_argnames"], "static_argnames")
+        places = _places(f, options["static_argnums"])
+        self.static: Statics = Statics(self.parameters, names, places)
         self.shortcuts: Shortcuts = Shortcuts(self.static.places, self.static.names)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
@@ -490,13 +476,8 @@ class Jitted(Generic[P, R]):
                 self.programs[known, program.closure.content(sorted(read))] = program
             self._traced(seen, arrays)
 
-        program = Program(
-            self._body(given),
-            self.name,
-            donated=donated,
-            traces=traced,
-            verify=self.verify,
-        )
+        body = self._body(given)
+        program = Program(body, self.name, donated=donated, traces=traced, verify=self.verify)
         return program
 
     # -- what happened -----------------------------------------------------------------------

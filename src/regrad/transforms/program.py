@@ -636,9 +636,8 @@ class Variant:
 
         outputs = [results[i] for i in passage.reached]
         wide = widest((*inputs, *ys))
-        trace.dtypes = [gradient_dtype(y, wide) for y in outputs]
-        shapes = [y.shape for y in outputs]
-        specs = list(map(jax.ShapeDtypeStruct, shapes, trace.dtypes))
+        specs = [jax.ShapeDtypeStruct(y.shape, gradient_dtype(y, wide)) for y in outputs]
+        trace.dtypes = [spec.dtype for spec in specs]
         closed = jax.make_jaxpr(back)(*specs)
         # An input or a result need not be returned a second time. The call that walks back finds it
         # where it is (`_record`).

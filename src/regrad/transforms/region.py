@@ -46,6 +46,7 @@ from regrad.core.tape import Tape, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GraphError, TraceError
 from regrad.graph.graph import is_symbolic
+from regrad.transforms.arguments import replaced
 from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:
@@ -463,11 +464,8 @@ class RegionRule(Rule):
         return True  # its body was checked op by op, see RegionTape
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
-        dxs: list[Any] = [None] * len(self.inputs)
         given = self.answer(self.inputs, self.passage, [dy[i] for i in self.passage.reached])
-        for i, dx in zip(self.passage.wanted, given, strict=True):
-            dxs[i] = dx
-        return [(0, dxs)]
+        return [(0, replaced([None] * len(self.inputs), self.passage.wanted, given))]
 
 
 def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:

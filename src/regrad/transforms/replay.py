@@ -156,7 +156,8 @@ class Capture(Trail):
         xs: Sequence[Tensor],
         ys: Sequence[Tensor],
     ) -> None:
-        self.steps.append(ForeignStep(function, read, [self.ref(x) for x in xs], _ids(ys)))
+        run = partial(computed, function, read)
+        self.steps.append(RunStep(run, [self.ref(x) for x in xs], _ids(ys)))
         super().foreign(function, read, xs, ys)
 
     def body(self, captured: Captured, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
@@ -166,7 +167,7 @@ class Capture(Trail):
                 self.reach(source, number)
             elif number not in self.places:  # a constant that was assigned in here
                 self.steps.append(HeldStep(self.ref(value), number))
-        self.steps.append(BodyStep(captured, [self.ref(x) for x in xs], _ids(ys)))
+        self.steps.append(RunStep(captured.replay, [self.ref(x) for x in xs], _ids(ys)))
         # what it made is known out here, too: records on tapes that go on may have kept it
         for number, place in captured.known.items():
             self.places.setdefault(number, place)
@@ -319,29 +320,24 @@ class PullStep(NamedTuple):
             env[number] = found[xs[i]._id]
 
 
-class BodyStep(NamedTuple):
-    """A smaller body, captured by itself."""
+class RunStep(NamedTuple):
+    """A smaller body, captured by itself, or a function of arrays that no gradient passes."""
 
-    captured: Captured
+    run: Callable[[Sequence[Tensor], Env], Sequence[Tensor]]
     xs: Sequence[Ref]
     ys: Sequence[float]
 
     def replay(self, env: Env, records: Records) -> None:
-        ys = self.captured.replay([at(env, ref) for ref in self.xs], env)
+        ys = self.run([at(env, ref) for ref in self.xs], env)
         env.update(zip(self.ys, ys, strict=True))
 
 
-class ForeignStep(NamedTuple):
-    """A function of arrays that no gradient passes, and what it computed."""
-
-    function: Callable[[Sequence[Any]], Sequence[Any]]
-    read: Callable[[Tensor], Any]
-    xs: Sequence[Ref]
-    ys: Sequence[float]
-
-    def replay(self, env: Env, records: Records) -> None:
-        arrays = self.function([self.read(at(env, ref)) for ref in self.xs])
-        env.update(zip(self.ys, map(wrap, arrays), strict=True))
+def computed(
+    function: Callable[[Sequence[Array]], Sequence[Array]], read: Callable[[Tensor], Array],
+    xs: Sequence[Tensor], env: Env | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """Return what a function of arrays computes, as constants."""
+    return [wrap(array) for array in function([read(x) for x in xs])]
 
 
 def foreign(
@@ -355,7 +351,7 @@ def foreign(
     so that the Python of its body has to run again (see `Captured`).
     """
     xs = [dispatch.in_region(x) for x in xs]
-    ys = [wrap(array) for array in function([read(x) for x in xs])]
+    ys = computed(function, read, xs)
     if (capture := capturing()) is not None:
         capture.foreign(function, read, xs, ys)
     return ys

@@ -259,10 +259,7 @@ class Scan:
         self.wide: np.dtype = widest((*given, *ys))
         dtypes = [gradient_dtype(given[i], self.wide) for i in self.wanted]
         outputs = [results[i] for i in self.active]
-        shapes = [y.shape for y in outputs]
-        specs = list(
-            map(jax.ShapeDtypeStruct, shapes, [gradient_dtype(y, self.wide) for y in outputs])
-        )
+        specs = [jax.ShapeDtypeStruct(y.shape, gradient_dtype(y, self.wide)) for y in outputs]
         closed = jax.make_jaxpr(back)(*specs)
         self.jaxpr: Any = closed.jaxpr
         return self._sorted(closed.consts, inner, stand_ins, results[m:])

@@ -125,11 +125,8 @@ def _spread(axis: Axes, arg: Any) -> list[Any]:
 
     found: list[Any] = []
     structure = optree.tree_structure(axis, none_is_leaf=True, namespace=NAMESPACE)
-    for a, part in zip(
-        optree.tree_leaves(axis, none_is_leaf=True, namespace=NAMESPACE),
-        structure.flatten_up_to(arg),
-        strict=True,
-    ):
+    leaves = optree.tree_leaves(axis, none_is_leaf=True, namespace=NAMESPACE)
+    for a, part in zip(leaves, structure.flatten_up_to(arg), strict=True):
         found += _spread(a, part)
     return found
 
@@ -190,19 +187,13 @@ def one_by_one(
     if not count:
         raise ShapeError(f"{kind}: there are no examples, so the results have no known shape")
     region = Examples(kind)
-    state = current()
-    rows = []
+    state, rows = current(), []
+    overrides, tapes = (None, ()) if state is None else (state.overrides, state.tapes)
     for i in range(count):
         with masked():
             example = [getitem(x, i) if a else x for x, a in zip(xs, along, strict=True)]
-        rows.append(
-            run_inside(
-                partial(results, flat, example, region),
-                region,
-                None if state is None else state.overrides,
-                () if state is None else state.tapes,
-            )
-        )
+        body = partial(results, flat, example, region)
+        rows.append(run_inside(body, region, overrides, tapes))
     _refuse_assignments(region, kind)
     check_guard([read_source(s) for s in region.captured])
     with masked():

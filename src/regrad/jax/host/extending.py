@@ -13,28 +13,21 @@ from regrad.jax.host.programs import notes
 
 # -- primitives ------------------------------------------------------------------------------------
 
-_RULES = "JAX documents no way to give a primitive its rules"
-_JVPS: Any = GRADIENTS.part("jax.interpreters.ad.primitive_jvps", _RULES, fields("__setitem__"))
-_TRANSPOSES: Any = GRADIENTS.part(
-    "jax.interpreters.ad.primitive_transposes", _RULES, fields("__setitem__")
-)
-_BATCHERS: Any = GRADIENTS.part(
-    "jax.interpreters.batching.fancy_primitive_batchers", _RULES, fields("__setitem__")
-)
-_register_lowering: Any = GRADIENTS.part(
-    "jax.interpreters.mlir.register_lowering", _RULES, takes("prim", "rule")
-)
-_lower: Any = GRADIENTS.part(
-    "jax.interpreters.mlir.lower_fun", _RULES, takes("fun", "multiple_results")
-)
-Zero: Any = GRADIENTS.part("jax.interpreters.ad.Zero", _RULES, takes("aval"))
-instantiate_zeros: Any = GRADIENTS.part(
-    "jax.interpreters.ad.instantiate_zeros", _RULES, takes("tangent")
-)
-zeros_like_aval: Any = GRADIENTS.part("jax.interpreters.ad.zeros_like_aval", _RULES, takes("aval"))
-is_undefined_primal: Any = GRADIENTS.part(
-    "jax.interpreters.ad.is_undefined_primal", _RULES, takes("x")
-)
+
+def _interpreter(name: str, probe: Any) -> Any:
+    why = "JAX documents no way to give a primitive its rules"
+    return GRADIENTS.part(f"jax.interpreters.{name}", why, probe)
+
+
+_JVPS = _interpreter("ad.primitive_jvps", fields("__setitem__"))
+_TRANSPOSES = _interpreter("ad.primitive_transposes", fields("__setitem__"))
+_BATCHERS = _interpreter("batching.fancy_primitive_batchers", fields("__setitem__"))
+_register_lowering = _interpreter("mlir.register_lowering", takes("prim", "rule"))
+_lower = _interpreter("mlir.lower_fun", takes("fun", "multiple_results"))
+Zero: Any = _interpreter("ad.Zero", takes("aval"))
+instantiate_zeros: Any = _interpreter("ad.instantiate_zeros", takes("tangent"))
+zeros_like_aval: Any = _interpreter("ad.zeros_like_aval", takes("aval"))
+is_undefined_primal: Any = _interpreter("ad.is_undefined_primal", takes("x"))
 dce: Any = GRADIENTS.part(
     "jax.interpreters.partial_eval.dce_jaxpr",
     "nothing public takes what is not used out of a program",

@@ -65,74 +65,68 @@ def _names(eqn: Any, kind: Any) -> list[str]:
     return [part.name for part in eqn.source_info.name_stack.stack if isinstance(part, kind)]
 
 
-@reads(
-    OVERRIDES, "equation.source_info.name_stack", "nothing public tells what was batched", _example
-)
+def _of_equations(name: str, told: str, feature: Feature = OVERRIDES) -> Any:
+    """Make a function that reads where an equation comes from, which nothing public tells."""
+    return reads(feature, f"equation.source_info.{name}", f"nothing public tells {told}", _example)
+
+
+@_of_equations("name_stack", "what was batched")
 def transforms(eqn: Any) -> set[str]:
     """Return the transformations that made an equation: vmap, jvp, transpose."""
     return set(_names(eqn, _Transform))
 
 
-@reads(SIGHT, "equation.source_info.name_stack", "nothing public tells the scopes", _example)
+@_of_equations("name_stack", "the scopes", SIGHT)
 def scopes(eqn: Any) -> list[str]:
     """Return the name scopes around an equation, outermost first."""
     return _names(eqn, _Scope)
 
 
-@reads(
-    OVERRIDES, "equation.source_info.traceback.raw_frames", "nothing public tells what was running",
-    _example,
-)  # fmt: skip
+@_of_equations("traceback.raw_frames", "what was running")
 def codes(eqn: Any) -> list[tuple[Any, int]]:
     """Return the code that was running when an equation was made, innermost first, and where."""
     trace = eqn.source_info.traceback
     return [] if trace is None else list(zip(*trace.raw_frames(), strict=True))
 
 
-@reads(
-    OVERRIDES, "equation.source_info.traceback.frames", "nothing public tells the line", _example
-)
+@_of_equations("traceback.frames", "the line")
 def lines(eqn: Any) -> list[tuple[str, int]]:
     """Return the file and line of each function that was running, innermost first."""
     trace = eqn.source_info.traceback
     return [] if trace is None else [(f.file_name, f.line_num) for f in trace.frames]
 
 
-def _identity() -> Any:
-    return jax.make_jaxpr(lambda x: x)(1.0)
+def _of_programs(name: str, why: str) -> Any:
+    """Make a function that reads what JAX notes about a program."""
+    identity = lambda: jax.make_jaxpr(lambda x: x)(1.0)  # noqa: E731
+    return reads(OVERRIDES, f"program.debug_info{name}", why, identity)
 
 
-@reads(OVERRIDES, "program.debug_info", "nothing public tells what was traced", _identity)
+@_of_programs("", "nothing public tells what was traced")
 def notes(program: Any) -> Any:
     """Return what JAX notes about the function that a program was made of."""
     return getattr(program, "jaxpr", program).debug_info
 
 
-@reads(OVERRIDES, "program.debug_info.func_src_info", "as `debug_info`", _identity)
+@_of_programs(".func_src_info", "as `debug_info`")
 def source(program: Any) -> str:
     """Return the name and place of the function that a program was made of: `f at file:line`."""
     return "" + (notes(program).func_src_info or "")
 
 
-@reads(
-    OVERRIDES, "program.debug_info.arg_names", "nothing public tells what inputs are called",
-    _identity,
-)  # fmt: skip
+@_of_programs(".arg_names", "nothing public tells what inputs are called")
 def arg_names(program: Any) -> list[str]:
     """Return what the inputs of a program are called; nothing if that is not known."""
     return list(notes(program).arg_names or ())
 
 
-@reads(
-    OVERRIDES, "program.debug_info.with_unknown_names", "programs are not made without notes",
-    _identity,
-)  # fmt: skip
+@_of_programs(".with_unknown_names", "programs are not made without notes")
 def unnamed(program: Any) -> Any:
     """Return the notes of a program without names of inputs and outputs."""
     return notes(program).with_unknown_names()
 
 
-@reads(OVERRIDES, "program.debug_info._replace", "as `with_unknown_names`", _identity)
+@_of_programs("._replace", "as `with_unknown_names`")
 def renamed(program: Any, name: str = "", args: Any = None, results: Any = None) -> Any:
     """Return the notes of a program as those of a function of this name."""
     return notes(program)._replace(func_src_info=name, arg_names=args, result_paths=results)
@@ -208,6 +202,14 @@ def bodies(values: Iterable[Any]) -> Iterator[Any]:
             yield getattr(value, "jaxpr", value)
         elif isinstance(value, tuple | list):
             yield from bodies(value)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a program, and of the programs in it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in bodies(eqn.params.values()):
+            yield from equations(body)
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

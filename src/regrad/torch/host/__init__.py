@@ -11,7 +11,8 @@ Some have a stand-in that is right without it: `missing=`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
@@ -60,6 +61,30 @@ def check_promises(*features: Feature) -> None:
         return
     later = () if has_compiled() else (COMPILING, RUN_TIME)
     HOST.check(*features or [each for each in HOST.features if each not in later])
+
+
+def replacing(new: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return what makes, of a function of torch's, one that calls `new(old, …)` instead."""
+
+    def make(old: Any) -> Any:
+        @wraps(old)
+        def replaced(*args: Any, **options: Any) -> Any:
+            return new(old, *args, **options)
+
+        return replaced
+
+    return make
+
+
+NOTHING: Any = object()  # what a class or module has of its own, where it has nothing
+
+
+def put_back(owner: Any, name: str, old: Any) -> None:
+    """Have a class or module hold again what it held by a name, if anything."""
+    if old is NOTHING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, old)
 
 
 def has_compiled() -> bool:

@@ -137,10 +137,15 @@ def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """A function of a module with other names (and so for the functions that it holds)."""
     if function.__globals__["__name__"] != names["__name__"]:
         return function
-    cells = tuple(map(_open_cell, function.__closure__ or ()))
-    body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
+    return remade(function, names, tuple(map(_open_cell, function.__closure__ or ())))
+
+
+def remade(function: FunctionType, names: dict[str, Any], cells: Any) -> FunctionType:
+    """Return a function with the same code, and other names or closure cells."""
+    code, name, defaults = function.__code__, function.__name__, function.__defaults__
+    made = FunctionType(code, names, name, defaults, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def _open_cell(cell: CellType) -> CellType:

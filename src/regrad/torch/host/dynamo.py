@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
-from types import FunctionType
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from regrad.core.hosts import Missing, takes
 from regrad.errors import RegradError
 from regrad.torch.host import COMPILING
+from regrad.torch.host.bodies import remade
 
 Make = Callable[[Any], Any]
 _VARIABLES = "torch._dynamo.variables"
@@ -89,45 +90,30 @@ def ask_about(functions: frozenset[Any]) -> None:
         asked().update(functions)
 
 
-def modes(tx: Any) -> Any:
-    """Return the variables of the modes that a trace is made under, which may be changed."""
-    try:
-        return tx.symbolic_torch_function_state.mode_stack
-    except AttributeError as error:
-        _refuse(error)
+def _reader(path: str) -> Callable[[Any], Any]:
+    """Return what reads an attribute of Dynamo's objects; where there is none, all is refused."""
+    find = attrgetter(path)
+
+    def read(held: Any) -> Any:
+        try:
+            return find(held)
+        except AttributeError as error:
+            why = f"Dynamo shows something else ({error})"
+            raise through_dynamo(COMPILING.lose(why)) from None
+
+    return read
+
+
+modes: Any = _reader("symbolic_torch_function_state.mode_stack")  # of a trace: variables, in a list
+modes_of: Any = _reader("torch_function_mode_stack")  # those under which an OutputGraph begins
+function_class: Any = _reader("fn_cls")  # the Function whose application a variable stands for
+trace_operator: Any = _reader("_call_function")  # what traces the bodies of an operator
+_realize = _reader("realize")
 
 
 def value_of(variable: Any) -> Any:
     """Return the object behind a variable of Dynamo's; None if it is made while it traces."""
-    try:
-        return getattr(variable.realize(), "value", None)
-    except AttributeError as error:
-        _refuse(error)
-
-
-def modes_of(graph: Any) -> Sequence[Any]:
-    """Return the modes under which an OutputGraph begins."""
-    try:
-        return graph.torch_function_mode_stack
-    except AttributeError as error:
-        _refuse(error)
-
-
-def function_class(variable: Any) -> Any:
-    """Return the Function whose application a variable stands for."""
-    try:
-        return variable.fn_cls
-    except AttributeError as error:
-        _refuse(error)
-
-
-def trace_operator(variable: Any, tx: Any, args: Sequence[Any], options: Any) -> Any:
-    """Trace the bodies of an operator where it stands, under the modes that are open."""
-    try:
-        trace = variable._call_function
-    except AttributeError as error:
-        _refuse(error)
-    return trace(tx, args, options)
+    return getattr(_realize(variable)(), "value", None)
 
 
 def can_trace_operator(variable: Any) -> bool:
@@ -138,10 +124,6 @@ def can_trace_operator(variable: Any) -> bool:
 def trace_call(function: Any, tx: Any, args: Sequence[Any], options: Any) -> Any:
     """Trace a call of a function that is a variable of Dynamo's."""
     return function.call_function(tx, args, options)
-
-
-def _refuse(error: Exception) -> NoReturn:
-    raise through_dynamo(COMPILING.lose(f"Dynamo shows something else ({error})")) from None
 
 
 def through_dynamo(error: RegradError) -> Exception:
@@ -207,10 +189,7 @@ def traced_body(function: Any) -> Callable[..., Any] | None:
     )
     if dispatches or function.__module__ in ("torch.functional", "torch._tensor"):
         return None
-    names = function.__globals__
-    body = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
+    return remade(function, function.__globals__, function.__closure__)
 
 
 proxy_mode: Any = COMPILING.part(

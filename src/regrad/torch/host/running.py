@@ -12,7 +12,7 @@ before the scope was opened, its frame is looked for; if none is found, the op i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NamedTuple
@@ -67,8 +67,7 @@ def applied() -> Applied | None:
     found = _APPLIED.get()
     if found is not None or _has_forward_mode() or torch.is_inference_mode_enabled():
         return found
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _frames():
         held = frame.f_locals
         ctx = held.get(*frame.f_code.co_varnames[:1]) if frame.f_code.co_argcount else 0
         if isinstance(ctx, BackwardCFunction):
@@ -76,12 +75,19 @@ def applied() -> Applied | None:
         is_view = isinstance(ctx, TorchFunctionMode) and held.get("func") is torch.Tensor.view_as
         if is_view and id(held["args"][0]) in _RETURNED.get():  # a Function returned its input
             return Applied(None, ())
-        frame = frame.f_back
     raise PassedOverError(
         "an overridden op ran in the forward pass of an autograd.Function that began before the "
         "scope was opened: its own backward pass decides, so that the rule would never run. Open "
         "the scope around the Function, or do without the Function."
     )
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the code that runs, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 class Told:
@@ -181,10 +187,7 @@ def in_checkpoint() -> bool:
     hooks = _saved_tensors_hooks(True) or ()
     if any(getattr(hook, "__module__", "") == module for hook in hooks):
         return True
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != module:
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_globals.get("__name__") == module for frame in _frames())
 
 
 _saved_tensors_hooks: Any = CHECKPOINTS.part(
@@ -195,18 +198,14 @@ _saved_tensors_hooks: Any = CHECKPOINTS.part(
 
 def is_made_by_hand() -> bool:
     """Return whether a program runs that functorch.compile made once and for all."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "returned_function" and code.co_filename.endswith("aot_autograd.py"):
-            return True
-        frame = frame.f_back
-    return False
+    codes = (frame.f_code for frame in _frames())
+    made = (code for code in codes if code.co_name == "returned_function")
+    return any(code.co_filename.endswith("aot_autograd.py") for code in made)
 
 
 def is_called_by_inductor() -> bool:
-    """Return whether the caller of the function that asks is code of torch.compile's."""
-    return sys._getframe(2).f_globals.get("__name__", "").startswith("torch._inductor")
+    """Return whether what a function of ours replaces (see `replacing`) is called by inductor."""
+    return sys._getframe(3).f_globals.get("__name__", "").startswith("torch._inductor")
 
 
 # -- ops -------------------------------------------------------------------------------------------
