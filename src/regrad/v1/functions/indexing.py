@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import regrad as rg
 from regrad.core.dims import Dim, UnknownRank, is_known, size_of
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Readable, Tensor
 from regrad.errors import ArgumentError, GraphError, IndexRangeError
 from regrad.v1 import dtypes
 from regrad.v1.functions.arrays import (
@@ -39,10 +39,6 @@ from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import is_tensor, rg_read
 from regrad.v1.graph.values import indices_from_zero
-
-if TYPE_CHECKING:
-    from regrad.v1.graph.variables import Variable
-
 
 __all__ = [
     "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
@@ -135,7 +131,7 @@ slice = define(
 def strided_slice(
     input_: TensorLike, begin: TensorLike, end: TensorLike, strides: TensorLike = None,
     begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0, var: Variable | None = None, name: str | None = None,
+    shrink_axis_mask: int = 0, var: Readable | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
     """Return the elements that `input_[begin:end:strides]` selects, axis by axis.
 

@@ -17,7 +17,7 @@ from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.graph import NO_RULE, Node
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, errors
-from regrad.v1.functions.arrays import identity
+from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
 from regrad.v1.graph.regions import GraphRegion, cond_node, inside, new_graph, spec_of, while_node
 from regrad.v1.graph.tensors import (
@@ -129,7 +129,10 @@ def tuple_(
     made = [None if t is None else convert_to_tensor(t) for t in tensors]
     waits = [t for t in made if t is not None] + list(control_inputs or ())
     with current_graph().name_scope(name or "tuple"), control_dependencies(waits):
-        return [None if t is None else identity(t, name="control_dependency") for t in made]
+        return [
+            None if t is None else one_op("Identity", "control_dependency", rg.identity, t)
+            for t in made
+        ]
 
 
 def with_dependencies(
@@ -137,7 +140,7 @@ def with_dependencies(
 ) -> Tensor:
     """The tensor, ready only when the dependencies have run."""
     with control_dependencies(dependencies):
-        return identity(output_tensor, name=name)
+        return one_op("Identity", name or "Identity", rg.identity, output_tensor)
 
 
 # -- branches ------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ from regrad.core.tensor import TensorLike
 from regrad.core.walk import Grads, walk
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
 from regrad.graph.graph import Graph, Node, Symbol, tensor_of
-from regrad.v1.functions.arrays import reshape, stack
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.tensors import (
     IndexedSlices,
     Tensor,
+    build,
     constant,
     convert_to_tensor,
     face,
@@ -433,12 +433,13 @@ def _hessian(ys: TensorLike, x: Any, options: dict[str, Any]) -> Tensor:
         raise GradientError("hessians: no path leads from ys to xs")
     if None in shape:
         raise GraphError(f"hessians: the shape of {x} must be known when the graph is built")
-    flat = reshape(first, [-1])
+    flat = build("Reshape", "Reshape", rg.reshape, first, shape=(-1,))
     rows = [
         gradients(flat[i], x, unconnected_gradients="zero", **options)[0]
         for i in range(int(np.prod(shape)))
     ]
-    return reshape(stack(rows), shape + shape)
+    stacked = build("Pack", "stack", lambda *xs: rg.stack(xs), *rows)
+    return build("Reshape", "Reshape", rg.reshape, stacked, shape=(*shape, *shape))
 
 
 # -- functions with a gradient of their own ------------------------------------------------------

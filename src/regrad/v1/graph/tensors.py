@@ -20,12 +20,8 @@ from regrad.v1.dtypes import DType
 from regrad.v1.graph import tf_names
 from regrad.v1.graph.graphs import FACES, current_graph
 from regrad.v1.graph.node_defs import NodeDef
-from regrad.v1.graph.open_sessions import default_session
+from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
-
-if TYPE_CHECKING:
-    from regrad.v1.run.session import Session
-
 
 __all__ = ["IndexedSlices", "Operation", "Tensor", "constant", "convert_to_tensor"]
 
@@ -96,7 +92,9 @@ class Operation(OpView):
     @property
     def node_def(self) -> NodeDef:
         """The definition of the op, which prints as text."""
-        return NodeDef(self)
+        read = [x.name.removesuffix(":0") for x in self.inputs]
+        waits = [f"^{other.name}" for other in self.control_inputs]
+        return NodeDef(self.name, self.type, read + waits, tf_names.attrs(self._node))
 
     device = ""
     variable: Any = None  # of a variable's op
@@ -105,9 +103,7 @@ class Operation(OpView):
         """The outputs as a tuple."""
         return tuple(self.outputs)
 
-    def run(
-        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
-    ) -> None:
+    def run(self, feed_dict: Mapping[Any, Any] | None = None, session: Runs | None = None) -> None:
         """Run the op in a session (the default one)."""
         (session or default_session("run")).run(self, feed_dict)
 
@@ -255,9 +251,7 @@ class Tensor(TensorView):
         nodes = self._symbol.node.graph.nodes
         return [operation(n) for n in nodes if any(s.id == here for s in n.sources())]
 
-    def eval(
-        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
-    ) -> Any:
+    def eval(self, feed_dict: Mapping[Any, Any] | None = None, session: Runs | None = None) -> Any:
         """Its value in a session (the default one)."""
         return (session or default_session("eval")).run(self, feed_dict)
 

@@ -26,8 +26,7 @@ from regrad.v1.graph.graphs import (
     get_collection,
     get_default_graph,
 )
-from regrad.v1.graph.open_sessions import default_session
-from regrad.v1.graph.operators import install_operators
+from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike
 from regrad.v1.graph.tensors import (
     Operation,
@@ -41,7 +40,6 @@ from regrad.v1.graph.tensors import (
 if TYPE_CHECKING:
     from regrad.graph.graph import Graph
     from regrad.graph.plan import Run
-    from regrad.v1.run.session import Session
 
 
 __all__ = [
@@ -222,11 +220,11 @@ class Variable(Readable):
             known = is_variable_initialized(self)
             return cond(known, self.read_value, lambda: self.initial_value)
 
-    def eval(self, session: Session | None = None) -> Any:
+    def eval(self, session: Runs | None = None) -> Any:
         """Return the value in a session (the default one)."""
         return self.value().eval(session=session)
 
-    def load(self, value: TensorLike, session: Session | None = None) -> None:
+    def load(self, value: TensorLike, session: Runs | None = None) -> None:
         """Give the variable a value in a session."""
         session = session or default_session("load")
         session.run(self.initializer, {self.initializer.inputs[1]: value})
@@ -328,17 +326,11 @@ class Variable(Readable):
     def __bool__(self) -> bool:
         return bool(self.value())
 
-    if TYPE_CHECKING:
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
-        def __hash__(self) -> int: ...
-    else:
-        __hash__ = object.__hash__
-
-
-install_operators(Variable)
-Variable.__eq__ = lambda self, other: self is other  # type: ignore[method-assign]
-Variable.__ne__ = lambda self, other: self is not other  # type: ignore[method-assign]
-Variable.__hash__ = object.__hash__  # type: ignore[method-assign]
+    def __hash__(self) -> int:
+        return id(self)
 
 
 def variable_of(x: TensorLike) -> Variable:

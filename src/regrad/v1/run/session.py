@@ -22,7 +22,7 @@ from regrad.graph.plan import Plan, Run
 from regrad.transforms.traces import find_jax
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.graphs import Graph, MissingNameError, get_default_graph
-from regrad.v1.graph.open_sessions import SESSIONS, get_default_session
+from regrad.v1.graph.open_sessions import SESSIONS
 from regrad.v1.graph.tensors import Operation, Tensor, TensorShape, as_array, face
 
 __all__ = [
@@ -423,6 +423,22 @@ def _compiled_plans() -> type[Plan]:
 @block
 def _as_default(session: Session) -> Generator[Session]:
     yield from stay(session, SESSIONS, (*SESSIONS.get(), session))
+
+
+def get_default_session() -> Session | None:
+    """Return the innermost session whose block is open, or None.
+
+    Returns:
+        The Session, or None.
+
+    Source: `tf.get_default_session`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(tf.get_default_session() is sess)
+    True
+    """
+    found: Any = SESSIONS.get()[-1:]
+    return found[0] if found else None
 
 
 class InteractiveSession(Session):

@@ -16,12 +16,12 @@ from regrad.v1.functions.convolution import LAYOUTS
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection
 from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, static_value
 from regrad.v1.graph.values import constant_value, ensure, floats
-from regrad.v1.graph.variable_scopes import Initial, get_variable, variable_scope
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
+from regrad.v1.training.variable_scopes import Initial, get_variable, variable_scope
 
 if TYPE_CHECKING:
-    from regrad.v1.graph.variable_scopes import AutoReuse
+    from regrad.v1.training.variable_scopes import AutoReuse
 
 
 Function = Callable[..., Any] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,13 +30,10 @@ from regrad.v1.functions.math import (
 from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.control import group
 from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
+from regrad.v1.graph.open_sessions import Runs
 from regrad.v1.graph.tensors import Operation, Tensor, build, constant, convert_to_tensor, is_tensor
-from regrad.v1.graph.variable_scopes import get_variable
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
-
-if TYPE_CHECKING:
-    from regrad.v1.run.session import Session
-
+from regrad.v1.training.variable_scopes import get_variable
 
 Number = float | np.ndarray | Readable
 
@@ -129,7 +126,7 @@ def get_or_create_global_step(graph: Graph | None = None) -> Any:
     return create_global_step(graph) if found is None else found
 
 
-def global_step(sess: Session, global_step_tensor: TensorLike) -> int:
+def global_step(sess: Runs, global_step_tensor: TensorLike) -> int:
     """Return the value of a count of steps in a session.
 
     Args:
