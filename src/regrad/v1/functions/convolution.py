@@ -141,18 +141,18 @@ def _conv1d(
 
 conv1d = define(
     "tf.nn.conv1d(value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, "
-    "data_format=None, name=None, input=None, dilations=None)", "Conv2D", _conv1d, FLOATS,
-    "Return sequences, (batch, width, in), convolved with a filter (width, in, out).",
-    scope="conv1d", call=_convolve_rows,
-    filters=TENSOR, input="value",
-    shows=("[[[1.0], [2.0]]]", "[[[3.0]]]", "stride=1", "padding=\"SAME\"",
-           "Tensor([[[3.],\n         [6.]]], dtype=float32)"),
+    "data_format=None, name=None, input=None, dilations=None)",
+    "Conv2D", _conv1d, FLOATS, "[[[1.0], [2.0]]]", "[[[3.0]]]", "stride=1", "padding=\"SAME\"",
+    "[[[3.],\n         [6.]]]",
+    doc="Return sequences, (batch, width, in), convolved with a filter (width, in, out).",
+    scope="conv1d", call=_convolve_rows, filters=TENSOR, input="value",
 )  # fmt: skip
 conv2d = define(
     "tf.nn.conv2d(input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, "
     "data_format='NHWC', dilations=(1, 1, 1, 1), name=None, filters=None)",
-    "Conv2D", rg.nn.conv2d, FLOATS,
-    """Return images convolved with a filter (height, width, in, out).
+    "Conv2D", rg.nn.conv2d, FLOATS, "[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "strides=[1, 1, 1, 1]",
+    "padding=\"SAME\"", "[[[[3.],\n          [6.]]]]",
+    doc="""Return images convolved with a filter (height, width, in, out).
 
     Args:
         input: Images in the order of `data_format`, `"NHWC"` or `"NCHW"`.
@@ -161,75 +161,66 @@ conv2d = define(
         padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
         dilations: As `strides`.""",
     call=partial(_convolve, 2), filters="filter",
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "strides=[1, 1, 1, 1]", "padding=\"SAME\"",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
 )  # fmt: skip
 conv3d = define(
     "tf.nn.conv3d(input, filter=None, strides=None, padding=None, data_format='NDHWC', "
-    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)", "Conv3D", rg.nn.conv3d, FLOATS,
-    "Return volumes convolved with a filter (depth, height, width, in, out).",
+    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)",
+    "Conv3D", rg.nn.conv3d, FLOATS, "[[[[[1.0], [2.0]]]]]", "[[[[[3.0]]]]]",
+    "strides=[1, 1, 1, 1, 1]", "padding=\"SAME\"", "[[[[[3.],\n           [6.]]]]]",
+    doc="Return volumes convolved with a filter (depth, height, width, in, out).",
     call=partial(_convolve, 3), filters="filter",
-    shows=("[[[[[1.0], [2.0]]]]]", "[[[[[3.0]]]]]", "strides=[1, 1, 1, 1, 1]", "padding=\"SAME\"",
-           "Tensor([[[[[3.],\n           [6.]]]]], dtype=float32)"),
 )  # fmt: skip
 atrous_conv2d = define(
     "tf.nn.atrous_conv2d(value, filters, rate, padding)", "Conv2D", rg.nn.conv2d, FLOATS,
-    "Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it.",
+    "[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "rate=2", "padding=\"SAME\"",
+    "[[[[3.],\n          [6.]]]]",
+    doc="Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it.",
     scope="atrous_conv2d",
     call=lambda *row, rate, **options: _convolve(2, *row, strides=1, dilations=rate, **options),
     rate=plain_value,
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "rate=2", "padding=\"SAME\"",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
 )  # fmt: skip
 depthwise_conv2d = define(
     "tf.nn.depthwise_conv2d(input, filter, strides, padding, rate=None, name=None, "
-    "data_format=None, dilations=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS,
-    "Return images whose channels are convolved with filters of their own.\n\n"
+    "data_format=None, dilations=None)",
+    "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS, "[[[[1.0], [2.0]]]]", "[[[[3.0]]]]",
+    "strides=[1, 1, 1, 1]", "padding=\"SAME\"", "[[[[3.],\n          [6.]]]]",
+    doc="Return images whose channels are convolved with filters of their own.\n\n"
     "Args:\n    filter: Of the shape (height, width, in, multiplier).",
-    scope="depthwise", call=partial(_convolve, 2),
-    rate="dilations",
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "strides=[1, 1, 1, 1]", "padding=\"SAME\"",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
+    scope="depthwise", call=partial(_convolve, 2), rate="dilations",
 )  # fmt: skip
 depthwise_conv2d_native = define(
     "tf.nn.depthwise_conv2d_native(input, filter, strides, padding, data_format='NHWC', "
-    "dilations=(1, 1, 1, 1), name=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS,
-    "Return `depthwise_conv2d`, under its op's name.",
-    call=partial(_convolve, 2),
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "strides=[1, 1, 1, 1]", "padding=\"SAME\"",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
+    "dilations=(1, 1, 1, 1), name=None)",
+    "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS, "[[[[1.0], [2.0]]]]", "[[[[3.0]]]]",
+    "strides=[1, 1, 1, 1]", "padding=\"SAME\"", "[[[[3.],\n          [6.]]]]",
+    doc="Return `depthwise_conv2d`, under its op's name.", call=partial(_convolve, 2),
 )  # fmt: skip
 separable_conv2d = define(
     "tf.nn.separable_conv2d(input, depthwise_filter, pointwise_filter, strides, padding, "
     "rate=None, name=None, data_format=None, dilations=None)",
-    "Conv2D", rg.nn.separable_conv2d, FLOATS,
-    "Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.",
-    scope="separable_conv2d", call=partial(_convolve, 2),
-    rate="dilations",
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "[[[[2.0]]]]", "strides=[1, 1, 1, 1]",
-           "padding=\"SAME\"",
-           "Tensor([[[[ 6.],\n          [12.]]]], dtype=float32)"),
+    "Conv2D", rg.nn.separable_conv2d, FLOATS, "[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "[[[[2.0]]]]",
+    "strides=[1, 1, 1, 1]", "padding=\"SAME\"", "[[[[ 6.],\n          [12.]]]]",
+    doc="Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.",
+    scope="separable_conv2d", call=partial(_convolve, 2), rate="dilations",
 )  # fmt: skip
 conv2d_transpose = define(
     "tf.nn.conv2d_transpose(value=None, filter=None, output_shape=None, strides=None, "
     "padding='SAME', data_format='NHWC', name=None, input=None, filters=None, dilations=None)",
-    "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS,
-    "Return the adjoint of `conv2d`, with a filter (height, width, out, in).",
-    scope="conv2d_transpose", call=partial(_convolve_back, 2),
-    input="value", filters="filter", output_shape=sizes,
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "output_shape=[1, 1, 2, 1]", "strides=[1, 1, 1, 1]",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
+    "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS, "[[[[1.0], [2.0]]]]", "[[[[3.0]]]]",
+    "output_shape=[1, 1, 2, 1]", "strides=[1, 1, 1, 1]", "[[[[3.],\n          [6.]]]]",
+    doc="Return the adjoint of `conv2d`, with a filter (height, width, out, in).",
+    scope="conv2d_transpose", call=partial(_convolve_back, 2), input="value", filters="filter",
+    output_shape=sizes,
 )  # fmt: skip
 conv3d_transpose = define(
     "tf.nn.conv3d_transpose(value, filter=None, output_shape=None, strides=None, "
     "padding='SAME', data_format='NDHWC', name=None, input=None, filters=None, dilations=None)",
-    "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS,
-    "Return the adjoint of `conv3d`, with a filter (depth, height, width, out, in).",
-    scope="conv3d_transpose", call=partial(_convolve_back, 3),
-    input="value", filters="filter", output_shape=sizes,
-    shows=("[[[[[1.0], [2.0]]]]]", "[[[[[3.0]]]]]", "output_shape=[1, 1, 1, 2, 1]",
-           "strides=[1, 1, 1, 1, 1]",
-           "Tensor([[[[[3.],\n           [6.]]]]], dtype=float32)"),
+    "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS, "[[[[[1.0], [2.0]]]]]",
+    "[[[[[3.0]]]]]", "output_shape=[1, 1, 1, 2, 1]", "strides=[1, 1, 1, 1, 1]",
+    "[[[[[3.],\n           [6.]]]]]",
+    doc="Return the adjoint of `conv3d`, with a filter (depth, height, width, out, in).",
+    scope="conv3d_transpose", call=partial(_convolve_back, 3), input="value", filters="filter",
+    output_shape=sizes,
 )  # fmt: skip
 
 
@@ -292,10 +283,10 @@ def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kind
     window = "[" + "1, " * n + "2, 1]"
     return define(
         f"tf.nn.{name}(value=None, ksize=None, strides=None, padding=None, "
-        f"data_format='{LAYOUTS[n][0]}', name=None, input=None)", op_type, function, kinds,
-        (function.__doc__ or "").partition("\n")[0], call=partial(_pool, n), input="value",
-        shows=(shown, f"ksize={window}", "strides=1", 'padding="VALID"',
-               f"Tensor({result}, dtype=float32)"),
+        f"data_format='{LAYOUTS[n][0]}', name=None, input=None)",
+        op_type, function, kinds, shown, f"ksize={window}", "strides=1", 'padding="VALID"',
+        result, doc=(function.__doc__ or "").partition("\n")[0],
+        call=partial(_pool, n), input="value",
     )  # fmt: skip
 
 

@@ -112,9 +112,10 @@ def _asks_eager(sizes: TensorLike) -> bool:
 def _like(name: str, op_type: str, function: Any, values: str, shown: str) -> Any:
     return define(
         f"tf.{name}(tensor, dtype=None, name=None, optimize=True)", op_type, function, ANY,
-        f"Return {values} of the shape of a tensor, and of its dtype unless one is given.",
+        "[1.5, 2.5]", f"[{shown}, {shown}]",
+        doc=f"Return {values} of the shape of a tensor, and of its dtype unless one is given.",
         scope=name, dtype=lambda dtype: None if dtype is None else dtypes.to_numpy(dtype),
-        optimize=None, shows=("[1.5, 2.5]", f"Tensor([{shown}, {shown}], dtype=float32)"),
+        optimize=None,
     )  # fmt: skip
 
 
@@ -223,14 +224,10 @@ def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
 
 
 lin_space = linspace = define(
-    "tf.lin_space(start, stop, num)",
-    "LinSpace",
-    _lin_space,
-    FLOATS,
-    f"{_lin_space.__doc__}\n\nArgs:\n    num: How many there are.",
+    "tf.lin_space(start, stop, num)", "LinSpace", _lin_space, FLOATS, "0.0", "1.0", "num=3",
+    "[0. , 0.5, 1. ]", doc=f"{_lin_space.__doc__}\n\nArgs:\n    num: How many there are.",
     num=as_sizes,
-    shows=("0.0", "1.0", "num=3", "Tensor([0. , 0.5, 1. ], dtype=float32)"),
-)
+)  # fmt: skip
 
 
 # -- matrices, masks -------------------------------------------------------------------------------

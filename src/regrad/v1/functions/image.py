@@ -43,17 +43,17 @@ def _resize_bilinear(
 LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
 resize_bilinear = define(
     f"tf.image.resize_bilinear{LISTED}", "ResizeBilinear", _resize_bilinear, ANY,
-    "Return images of another size, each pixel interpolated between four, as floats.",
+    "[[[[1.0], [2.0]]]]", "size=[1, 4]",
+    "Tensor([[[[1. ],\n          [1.5],\n          [2. ],\n"
+           "          [2. ]]]], dtype=float32)",
+    doc="Return images of another size, each pixel interpolated between four, as floats.",
     size=sizes,
-    shows=("[[[[1.0], [2.0]]]]", "size=[1, 4]",
-           "Tensor([[[[1. ],\n          [1.5],\n          [2. ],\n"
-           "          [2. ]]]], dtype=float32)"),
 )  # fmt: skip
 resize_nearest_neighbor = define(
     f"tf.image.resize_nearest_neighbor{LISTED}", "ResizeNearestNeighbor", rg.nn.resize_nearest, ANY,
-    "Return images of another size, each pixel that of the nearest old one.", size=sizes,
-    shows=("[[[[1.0], [2.0]]]]", "size=[1, 4]",
-           "Tensor([[[[1.],\n          [1.],\n          [2.],\n          [2.]]]], dtype=float32)"),
+    "[[[[1.0], [2.0]]]]", "size=[1, 4]",
+    "[[[[1.],\n          [1.],\n          [2.],\n          [2.]]]]",
+    doc="Return images of another size, each pixel that of the nearest old one.", size=sizes,
 )  # fmt: skip
 RESIZE = {
     ResizeMethod.BILINEAR: resize_bilinear,

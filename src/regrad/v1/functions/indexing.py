@@ -118,13 +118,13 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
 
 
 slice = define(
-    "tf.slice(input_, begin, size)", "Slice", _block, ANY,
-    "Return the block that starts at `begin` and has the shape `size`.\n\nArgs:\n"
+    "tf.slice(input_, begin, size)", "Slice", _block, ANY, "[1, 2, 3]", "begin=[1]", "size=[-1]",
+    "[2, 3]",
+    doc="Return the block that starts at `begin` and has the shape `size`.\n\nArgs:\n"
     "    begin: The first index, one number for each axis.\n"
     "    size: The sizes, one for each axis; -1 means to the end.\n\n"
     "Raises:\n    IndexRangeError: the block is not within the tensor.",
     begin=as_sizes, size=as_sizes,
-    shows=("[1, 2, 3]", "begin=[1]", "size=[-1]", "Tensor([2, 3], dtype=int64)"),
 )  # fmt: skip
 
 
@@ -251,18 +251,17 @@ def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
 
 
 gather_nd = define(
-    "tf.gather_nd(params, indices)", "GatherNd", _gather_nd, same=False,
-    shows=("[[1, 2], [3, 4]]", "[[0, 1], [1, 0]]", "Tensor([2, 3], dtype=int64)"),
+    "tf.gather_nd(params, indices)", "GatherNd", _gather_nd, ANY, "[[1, 2], [3, 4]]",
+    "[[0, 1], [1, 0]]", "[2, 3]", same=False,
 )  # fmt: skip
 scatter_nd = define(
-    "tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, same=False,
-    shows=("[[2], [0]]", "[5, 6]", "shape=[3]", "Tensor([6, 0, 5], dtype=int64)"),
+    "tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, ANY, "[[2], [0]]", "[5, 6]",
+    "shape=[3]", "[6, 0, 5]", same=False,
 )  # fmt: skip
 tensor_scatter_update = define(
     "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
-    rg.find_op("TensorScatterUpdate").function, ANY,
-    "Return the tensor with `updates` at index vectors.", same=False,
-    shows=("[1, 2, 3]", "[[1]]", "[9]", "Tensor([1, 9, 3], dtype=int64)"),
+    rg.find_op("TensorScatterUpdate").function, ANY, "[1, 2, 3]", "[[1]]", "[9]", "[1, 9, 3]",
+    doc="Return the tensor with `updates` at index vectors.", same=False,
 )  # fmt: skip
 
 

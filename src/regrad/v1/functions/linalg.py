@@ -108,11 +108,11 @@ def _axes(axes: TensorLike) -> Any:
 
 
 tensordot = define(
-    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS,
-    "Return the sum of products of two tensors over axes of both.\n\nArgs:\n"
+    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS, "[1.0, 2.0]", "[3.0, 4.0]", "axes=1",
+    "11.",
+    doc="Return the sum of products of two tensors over axes of both.\n\nArgs:\n"
     "    axes: A number, of last axes of a and first axes of b, or a pair of lists of axes.",
     scope="Tensordot", axes=_axes,
-    shows=("[1.0, 2.0]", "[3.0, 4.0]", "axes=1", "Tensor(11., dtype=float32)"),
 )  # fmt: skip
 
 
@@ -144,8 +144,8 @@ def _einsum(*xs: Tensor, equation: str) -> Any:
 
 cross = define(
     "tf.cross(a, b)", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS,
-    "Return the cross product of vectors of three elements along the last axis.",
-    shows=("[1, 0, 0]", "[0, 1, 0]", "Tensor([0, 0, 1], dtype=int64)"),
+    "[1, 0, 0]", "[0, 1, 0]", "[0, 0, 1]",
+    doc="Return the cross product of vectors of three elements along the last axis.",
 )  # fmt: skip
 
 
@@ -198,13 +198,12 @@ def _adjoint(x: Tensor) -> Any:
 
 
 matrix_diag = diag = define(
-    "tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag,
-    shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
+    "tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag, ANY, "[1, 2]",
+    "[[1, 0],\n        [0, 2]]",
 )  # fmt: skip
 matrix_diag_part = diag_part = define(
-    "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY,
-    "Return the diagonals of matrices.",
-    shows=("[[1, 2], [3, 4]]", "Tensor([1, 4], dtype=int64)"),
+    "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY, "[[1, 2], [3, 4]]",
+    "[1, 4]", doc="Return the diagonals of matrices.",
 )  # fmt: skip
 
 
@@ -238,24 +237,23 @@ def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
 
 
 matrix_set_diag = set_diag = define(
-    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag",
-    shows=("[[1, 2], [3, 4]]", "[5, 6]", "Tensor([[5, 2],\n        [3, 6]], dtype=int64)"),
+    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, ANY, "[[1, 2], [3, 4]]", "[5, 6]",
+    "[[5, 2],\n        [3, 6]]", scope="MatrixSetDiag",
 )  # fmt: skip
 tensor_diag = define(
-    "tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag",
-    shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
+    "tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, ANY, "[1, 2]",
+    "[[1, 0],\n        [0, 2]]", scope="Diag",
 )  # fmt: skip
 tensor_diag_part = define(
-    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart",
-    shows=("[[1, 2], [3, 4]]", "Tensor([1, 4], dtype=int64)"),
+    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, ANY, "[[1, 2], [3, 4]]",
+    "[1, 4]", scope="DiagPart",
 )  # fmt: skip
 matrix_band_part = band_part = define(
-    "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY,
-    f"{_band.__doc__}\n\nArgs:\n    num_lower: Diagonals below; a negative one keeps all.\n"
+    "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY, "[[1, 2], [3, 4]]",
+    "num_lower=0", "num_upper=-1", "[[1, 2],\n        [0, 4]]",
+    doc=f"{_band.__doc__}\n\nArgs:\n    num_lower: Diagonals below; a negative one keeps all.\n"
     "    num_upper: Diagonals above; a negative one keeps all.",
     scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes,
-    shows=("[[1, 2], [3, 4]]", "num_lower=0", "num_upper=-1",
-           "Tensor([[1, 2],\n        [0, 4]], dtype=int64)"),
 )  # fmt: skip
 
 
@@ -340,7 +338,7 @@ def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -
 
 matrix_determinant = det = define(
     "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT,
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(-2., dtype=float32)"),
+    "[[1.0, 2.0], [3.0, 4.0]]", "-2.",
 )  # fmt: skip
 
 
@@ -382,47 +380,43 @@ def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
 
 
 slogdet = define(
-    "tf.linalg.slogdet(input)", "LogMatrixDeterminant",
-    lambda x: SignAndLog(*rg.linalg.slogdet(x)), INEXACT,
-    "Return the signs of the determinants, and the logarithms of their absolute values.\n\n"
+    "tf.linalg.slogdet(input)", "LogMatrixDeterminant", lambda x: SignAndLog(*rg.linalg.slogdet(x)),
+    INEXACT,
+    doc="Return the signs of the determinants, and the logarithms of their absolute values.\n\n"
     ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
     ">>> sign, log = tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]]))\n"
     ">>> sign.item(), log.item()\n(-1.0, 0.0)",
 )  # fmt: skip
-logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT,
-    shows=("[[2.0, 0.0], [0.0, 3.0]]", "Tensor(1.7917595, dtype=float32)"),
-)  # fmt: skip
+logdet = define(
+    "tf.linalg.logdet(matrix)", None, _logdet, INEXACT, "[[2.0, 0.0], [0.0, 3.0]]", "1.7917595"
+)
 matrix_inverse = inv = define(
-    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool,
-    shows=("[[2.0, 0.0], [0.0, 4.0]]",
-           "Tensor([[0.5 , 0.  ],\n        [0.  , 0.25]], dtype=float32)"),
+    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT,
+    "[[2.0, 0.0], [0.0, 4.0]]", "[[0.5 , 0.  ],\n        [0.  , 0.25]]", adjoint=bool,
 )  # fmt: skip
 expm = define(
     "tf.linalg.expm(input)", "MatrixExponential", rg.linalg.expm, INEXACT,
-    "Return the exponential of square matrices, `I + x + x @ x / 2 + …`.",
+    "[[0.0, 1.0], [0.0, 0.0]]", "[[1., 1.],\n        [0., 1.]]",
+    doc="Return the exponential of square matrices, `I + x + x @ x / 2 + …`.",
     scope="matrix_exponential",
-    shows=("[[0.0, 1.0], [0.0, 0.0]]", "Tensor([[1., 1.],\n        [0., 1.]], dtype=float32)"),
 )  # fmt: skip
 matrix_solve = solve = define(
-    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool,
-    shows=("[[2.0, 0.0], [0.0, 4.0]]", "[[2.0], [8.0]]",
-           "Tensor([[1.],\n        [2.]], dtype=float32)"),
+    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT,
+    "[[2.0, 0.0], [0.0, 4.0]]", "[[2.0], [8.0]]", "[[1.],\n        [2.]]", adjoint=bool,
 )  # fmt: skip
 matrix_triangular_solve = triangular_solve = define(
-    "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)",
-    "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool,
-    shows=("[[2.0, 0.0], [1.0, 1.0]]", "[[2.0], [3.0]]",
-           "Tensor([[1.],\n        [2.]], dtype=float32)"),
+    "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)", "MatrixTriangularSolve",
+    _triangular_solve, INEXACT, "[[2.0, 0.0], [1.0, 1.0]]", "[[2.0], [3.0]]",
+    "[[1.],\n        [2.]]", lower=bool, adjoint=bool,
 )  # fmt: skip
 cholesky = define(
-    "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT,
-    "Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.",
-    shows=("[[4.0, 0.0], [0.0, 9.0]]", "Tensor([[2., 0.],\n        [0., 3.]], dtype=float32)"),
+    "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT, "[[4.0, 0.0], [0.0, 9.0]]",
+    "[[2., 0.],\n        [0., 3.]]",
+    doc="Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.",
 )  # fmt: skip
 cholesky_solve = define(
-    "tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT,
-    shows=("[[2.0, 0.0], [0.0, 1.0]]", "[[4.0], [3.0]]",
-           "Tensor([[1.],\n        [3.]], dtype=float32)"),
+    "tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT, "[[2.0, 0.0], [0.0, 1.0]]",
+    "[[4.0], [3.0]]", "[[1.],\n        [3.]]",
 )  # fmt: skip
 
 # -- decompositions --------------------------------------------------------------------------------
@@ -475,21 +469,18 @@ def svd(
 
 
 qr = define(
-    "tf.qr(input, full_matrices=False)",
-    "Qr",
-    _qr,
-    INEXACT,
-    f"{_qr.__doc__}\n\n"
+    "tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT,
+    doc=f"{_qr.__doc__}\n\n"
     ">>> import regrad as rg\n"
     ">>> import regrad.v1 as tf\n"
     ">>> x = rg.asarray([[3.0, 1.0], [4.0, 2.0]])\n"
     ">>> q, r = tf.qr(x)\n"
     ">>> (q @ r).numpy().round(4).tolist()\n"
     "[[3.0, 1.0], [4.0, 2.0]]",
-)
+)  # fmt: skip
 self_adjoint_eig = eigh = define(
     "tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", lambda x: tuple(rg.linalg.eigh(x)), INEXACT,
-    "Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.\n\n"
+    doc="Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.\n\n"
     ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
     ">>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))\n"
     ">>> values.tolist(), abs(vectors).tolist()\n"
@@ -497,5 +488,5 @@ self_adjoint_eig = eigh = define(
 )  # fmt: skip
 self_adjoint_eigvals = eigvalsh = define(
     "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT,
-    shows=("[[2.0, 0.0], [0.0, 1.0]]", "Tensor([1., 2.], dtype=float32)"),
+    "[[2.0, 0.0], [0.0, 1.0]]", "[1., 2.]",
 )  # fmt: skip

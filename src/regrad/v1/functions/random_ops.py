@@ -257,8 +257,8 @@ random_normal = define(
     scope="random_normal", call=_normal, shape=plain_value,
 )  # fmt: skip
 truncated_normal = define(
-    "tf.truncated_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)",
-    "AddV2", TRUNCATED,
+    "tf.truncated_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)", "AddV2",
+    TRUNCATED,
     doc="Return normal numbers that are at most two standard deviations away from the mean.\n\n"
     "Args:\n    mean: The mean, which may be a tensor, and has a gradient.\n"
     "    stddev: The standard deviation of the normal numbers, likewise.\n\n"
@@ -345,8 +345,8 @@ def _categorical(
 
 
 multinomial = define(
-    "tf.multinomial(logits, num_samples, seed=None, name=None, output_dtype=None)",
-    "Multinomial", MULTINOMIAL,
+    "tf.multinomial(logits, num_samples, seed=None, name=None, output_dtype=None)", "Multinomial",
+    MULTINOMIAL,
     doc="Return, for each row of logits, classes drawn from `softmax(logits)`.\n\n"
     "Args:\n    logits: Of the shape (rows, classes).\n"
     "    num_samples: How many classes are drawn for a row.\n\n"
@@ -358,13 +358,13 @@ multinomial = define(
     scope="multinomial", call=_categorical,
 )  # fmt: skip
 categorical = define(
-    "tf.random.categorical(logits, num_samples, dtype=None, seed=None)",
-    "Multinomial", MULTINOMIAL, scope="categorical", call=_categorical,
+    "tf.random.categorical(logits, num_samples, dtype=None, seed=None)", "Multinomial", MULTINOMIAL,
     doc="Return classes for each row of logits, drawn as `multinomial` draws them.\n\n"
     ">>> import regrad.v1 as tf\n"
     ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
     "...     print(sess.run(tf.random.categorical([[0.0, 100.0]], 3)))\n"
     "[[1 1 1]]",
+    scope="categorical", call=_categorical,
 )  # fmt: skip
 
 

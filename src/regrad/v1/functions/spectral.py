@@ -32,10 +32,11 @@ def _transform(name: str, op_type: str, count: int) -> Callable[..., Any]:
     axes = "axis" if count == 1 else f"{('two', 'three')[count - 2]} axes"
     brackets, close = "[" * count, "]" * count
     return define(
-        f"tf.{name}(input)", op_type, _along(op_type, count), COMPLEX,
-        f"Return the {inverse}Fourier transform along the last {axes}, of the input's shape and "
-        "dtype.", scope=name.upper(),
-        shows=(f"{brackets}1 + 0j{close}", f"Tensor({brackets}1.+0.j{close}, dtype=complex64)"),
+        f"tf.{name}(input)", op_type, _along(op_type, count), COMPLEX, f"{brackets}1 + 0j{close}",
+        f"{brackets}1.+0.j{close}",
+        doc=f"Return the {inverse}Fourier transform along the last {axes}, of the input's shape "
+        "and dtype.",
+        scope=name.upper(),
     )  # fmt: skip
 
 
@@ -61,53 +62,46 @@ def _inverse(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor:
 
 rfft = define(
     "tf.spectral.rfft(input_tensor, fft_length=None)", "RFFT",
-    lambda x, fft_length: _real(x, fft_length, 1), FLOATS,
-    "Return the first half of the Fourier transform of real numbers along the last axis.",
+    lambda x, fft_length: _real(x, fft_length, 1), FLOATS, "[1.0, 2.0]", "[ 3.+0.j, -1.+0.j]",
+    doc="Return the first half of the Fourier transform of real numbers along the last axis.",
     scope="rfft", fft_length=_lengths,
-    shows=("[1.0, 2.0]", "Tensor([ 3.+0.j, -1.+0.j], dtype=complex64)"),
 )  # fmt: skip
 irfft = define(
     "tf.spectral.irfft(input_tensor, fft_length=None)", "IRFFT",
-    lambda x, fft_length: _inverse(x, fft_length, 1), COMPLEX,
-    "Return the inverse of `rfft`: real numbers.",
-    scope="irfft", fft_length=_lengths,
-    shows=("[3.0 + 0j, -1.0]", "Tensor([1., 2.], dtype=float32)"),
+    lambda x, fft_length: _inverse(x, fft_length, 1), COMPLEX, "[3.0 + 0j, -1.0]", "[1., 2.]",
+    doc="Return the inverse of `rfft`: real numbers.", scope="irfft", fft_length=_lengths,
 )  # fmt: skip
 rfft2d = define(
     "tf.spectral.rfft2d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _real(x, fft_length, 2), FLOATS,
-    "Return `rfft` along the last axis, after that `fft` along the one before it.", scope="rfft2d",
-    fft_length=_lengths,
-    shows=("[[1.0, 2.0]]", "Tensor([[ 3.+0.j, -1.+0.j]], dtype=complex64)"),
+    lambda x, fft_length: _real(x, fft_length, 2), FLOATS, "[[1.0, 2.0]]", "[[ 3.+0.j, -1.+0.j]]",
+    doc="Return `rfft` along the last axis, after that `fft` along the one before it.",
+    scope="rfft2d", fft_length=_lengths,
 )  # fmt: skip
 irfft2d = define(
     "tf.spectral.irfft2d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _inverse(x, fft_length, 2), COMPLEX, "Return the inverse of `rfft2d`.",
-    scope="irfft2d", fft_length=_lengths,
-    shows=("[[3.0 + 0j, -1.0]]", "Tensor([[1., 2.]], dtype=float32)"),
+    lambda x, fft_length: _inverse(x, fft_length, 2), COMPLEX, "[[3.0 + 0j, -1.0]]", "[[1., 2.]]",
+    doc="Return the inverse of `rfft2d`.", scope="irfft2d", fft_length=_lengths,
 )  # fmt: skip
 rfft3d = define(
     "tf.spectral.rfft3d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _real(x, fft_length, 3), FLOATS,
-    "Return `rfft` along the last axis, after that `fft` along the two before it.",
-    scope="rfft3d",
-    fft_length=_lengths,
-    shows=("[[[1.0, 2.0]]]", "Tensor([[[ 3.+0.j, -1.+0.j]]], dtype=complex64)"),
+    lambda x, fft_length: _real(x, fft_length, 3), FLOATS, "[[[1.0, 2.0]]]",
+    "[[[ 3.+0.j, -1.+0.j]]]",
+    doc="Return `rfft` along the last axis, after that `fft` along the two before it.",
+    scope="rfft3d", fft_length=_lengths,
 )  # fmt: skip
 irfft3d = define(
     "tf.spectral.irfft3d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _inverse(x, fft_length, 3), COMPLEX, "Return the inverse of `rfft3d`.",
-    scope="irfft3d", fft_length=_lengths,
-    shows=("[[[3.0 + 0j, -1.0]]]", "Tensor([[[1., 2.]]], dtype=float32)"),
+    lambda x, fft_length: _inverse(x, fft_length, 3), COMPLEX, "[[[3.0 + 0j, -1.0]]]",
+    "[[[1., 2.]]]", doc="Return the inverse of `rfft3d`.", scope="irfft3d", fft_length=_lengths,
 )  # fmt: skip
 
 # -- shifts ----------------------------------------------------------------------------------------
 
-fftshift = define("tf.signal.fftshift(x, axes=None)", None, rg.fft.fftshift, ANY,
-                  scope="fftshift", axes=axes_of,
-    shows=("[1, 2, 3]", "Tensor([3, 1, 2], dtype=int64)"),
+fftshift = define(
+    "tf.signal.fftshift(x, axes=None)", None, rg.fft.fftshift, ANY, "[1, 2, 3]", "[3, 1, 2]",
+    scope="fftshift", axes=axes_of,
 )  # fmt: skip
-ifftshift = define("tf.signal.ifftshift(x, axes=None)", None, rg.fft.ifftshift, ANY,
-                   scope="ifftshift", axes=axes_of,
-    shows=("[1, 2, 3]", "Tensor([2, 3, 1], dtype=int64)"),
+ifftshift = define(
+    "tf.signal.ifftshift(x, axes=None)", None, rg.fft.ifftshift, ANY, "[1, 2, 3]", "[2, 3, 1]",
+    scope="ifftshift", axes=axes_of,
 )  # fmt: skip

@@ -212,19 +212,18 @@ def define(
     op_type: str | None,
     function: Callable[..., Any] | Op,
     kinds: str = ANY,
+    *shows: str,
     doc: str = "",
-    *,
     scope: str = "",
     same: bool = True,
     call: Callable[..., Any] = one_op,
-    shows: tuple[str, ...] = (),
     **roles: Role,
 ) -> Callable[..., Any]:
     """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
 
         argmin = define(
             "tf.argmin(input, axis=None, name=None, dimension=None)",
-            "ArgMin", rg.argmin, REALS,
+            "ArgMin", rg.argmin, REALS, "[3, 9, 1]", "2",
         )
 
     Args:
@@ -232,10 +231,11 @@ def define(
             tensors, in order; those with one are attributes, passed on by keyword. `name=None`
             is the last unless it is written elsewhere.
         op_type, function, kinds, same: See `one_op`.
+        shows: An example: arrays and keywords that are passed, and the eager result, as its
+            elements or as its repr.
         doc: The docstring; by default the first line of the function's. `complete` adds to it.
         scope: The default name: otherwise the declared one, the op type or the function's name.
         call: What takes the place of `one_op`.
-        shows: An example: arrays and keywords that are passed, and the repr of the eager result.
         roles: What a parameter is otherwise: a function that makes the attribute of what is
             passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
             one without effect. `USUAL_ROLES` need not be written.

@@ -111,7 +111,7 @@ class Row(NamedTuple):
     kinds: str
     one_dtype: bool  # whether the tensors are brought to one dtype
     plain: bool  # whether the op's result is the function's, without casts
-    shows: tuple[str, ...] = ()  # arrays and keywords that an example passes, the result's repr
+    shows: tuple[str, ...] = ()  # arrays and keywords that an example passes, its result
 
 
 def complete(doc: str, row: Row) -> str:
@@ -172,7 +172,14 @@ def _example(row: Row) -> str:
     keyword = re.compile(r"\w+=")
     passed = ", ".join(g if keyword.match(g) else f"rg.asarray({g})" for g in given)
     imports = ">>> import regrad as rg\n>>> import regrad.v1 as tf"
+    result = result if "Tensor" in result else f"Tensor({result}, dtype={_dtype_shown(result)})"
     return f"\n\n{imports}\n>>> {row.path}({passed})\n{result}"
+
+
+def _dtype_shown(elements: str) -> str:
+    """Return the dtype of a result, as its elements show it."""
+    marks = {"e": "bool", "j": "complex64", ".": "float32"}  # of False and True, …
+    return next((dtype for mark, dtype in marks.items() if mark in elements), "int64")
 
 
 def _elementwise(row: Row) -> bool:
