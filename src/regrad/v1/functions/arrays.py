@@ -21,10 +21,8 @@ from regrad.v1 import dtypes
 from regrad.v1.functions.math import cast
 from regrad.v1.functions.reductions import reduce_prod
 from regrad.v1.graph.forms import (
-    ANY,
     as_sizes,
     axes_of,
-    define,
     dtype_of,
     is_eager,
     one_op,
@@ -35,6 +33,8 @@ from regrad.v1.graph.forms import (
 )
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.kinds import ANY
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import (
     CONVERSIONS,

@@ -1,7 +1,8 @@
 """`tf.bitwise`: integers, bit by bit."""
 
 import regrad as rg
-from regrad.v1.graph.forms import INTEGERS, define
+from regrad.v1.graph.kinds import INTEGERS
+from regrad.v1.graph.rows import define
 
 bitwise_and = define(
     "tf.bitwise.bitwise_and(x, y)", "BitwiseAnd", rg.bitwise_and, INTEGERS, "[6]", "[3]", "[2]"

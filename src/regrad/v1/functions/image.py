@@ -10,7 +10,9 @@ from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
 from regrad.v1.functions.random_ops import random_uniform
-from regrad.v1.graph.forms import ANY, define, one_op, scope
+from regrad.v1.graph.forms import one_op, scope
+from regrad.v1.graph.kinds import ANY
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.tensors import build, convert_to_tensor, sizes
 
 

@@ -24,18 +24,10 @@ from regrad.v1.functions.arrays import (
 from regrad.v1.functions.creation import ones_like
 from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
 from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
-from regrad.v1.graph.forms import (
-    ANY,
-    as_sizes,
-    axes_of,
-    define,
-    dtype_of,
-    one_op,
-    rank_of,
-    scope,
-    shape_of,
-)
+from regrad.v1.graph.forms import as_sizes, axes_of, dtype_of, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
+from regrad.v1.graph.kinds import ANY
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import is_tensor, rg_read
 from regrad.v1.graph.values import indices_from_zero

@@ -18,12 +18,8 @@ from regrad.graph.deferred import deferrable
 from regrad.v1.functions.creation import eye as eye
 from regrad.v1.functions.math import cast
 from regrad.v1.graph.forms import (
-    ANY,
-    INEXACT,
-    NUMBERS,
     as_sizes,
     axes_of,
-    define,
     dtype_of,
     one_op,
     rank_of,
@@ -31,6 +27,8 @@ from regrad.v1.graph.forms import (
     scope,
     tensor,
 )
+from regrad.v1.graph.kinds import ANY, INEXACT, NUMBERS
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.tensors import is_tensor
 
 __all__ = [

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import regrad as rg
-from regrad.v1.graph.forms import ANY, COMPLEX, FLOATS, as_sizes, axes_of, define
+from regrad.v1.graph.forms import as_sizes, axes_of
+from regrad.v1.graph.kinds import ANY, COMPLEX, FLOATS
+from regrad.v1.graph.rows import define
 
 __all__ = [
     "fft", "fft2d", "fft3d", "fftshift", "ifft", "ifft2d", "ifft3d", "ifftshift", "irfft",

@@ -34,6 +34,11 @@ from regrad.v1.training.updates import add_update, find_rows, update_op
 if TYPE_CHECKING:
     from regrad.v1.graph.graphs import Graph
 
+__all__ = [
+    "AdadeltaOptimizer", "AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer",
+    "GradientDescentOptimizer", "MomentumOptimizer", "Optimizer", "RMSPropOptimizer",
+]  # fmt: skip
+
 
 Hyperparameter = float | np.ndarray | Readable | Callable[[], Any]
 
