@@ -147,14 +147,10 @@ def with_dependencies(
 
 
 def cond(
-    pred: TensorLike,
-    true_fn: Callable[[], Any] | None = None,
-    false_fn: Callable[[], Any] | None = None,
-    strict: bool = False,
-    name: str | None = None,
-    fn1: Callable[[], Any] | None = None,
-    fn2: Callable[[], Any] | None = None,
-) -> Any:
+    pred: TensorLike, true_fn: Callable[[], Any] | None = None,
+    false_fn: Callable[[], Any] | None = None, strict: bool = False, name: str | None = None,
+    fn1: Callable[[], Any] | None = None, fn2: Callable[[], Any] | None = None,
+) -> Any:  # fmt: skip
     """Return the result of `true_fn()` or `false_fn()`; the run computes the chosen branch only.
 
     Both functions are called once, to build their branches, and must return the same structure of
@@ -247,12 +243,9 @@ def _check_branches(
 
 
 def case(
-    pred_fn_pairs: Any,
-    default: Callable[[], Any] | None = None,
-    exclusive: bool = False,
-    strict: bool = False,
-    name: str = "case",
-) -> Any:
+    pred_fn_pairs: Any, default: Callable[[], Any] | None = None, exclusive: bool = False,
+    strict: bool = False, name: str = "case",
+) -> Any:  # fmt: skip
     """Return the result of the function paired with the first true predicate, or `default()`.
 
     Args:
@@ -296,17 +289,11 @@ def case(
 
 
 def while_loop(
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
-    loop_vars: Any,
-    shape_invariants: Any = None,
-    parallel_iterations: int = 10,
-    back_prop: bool = True,
-    swap_memory: bool = False,
-    name: str | None = None,
-    maximum_iterations: TensorLike = None,
+    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Any,
+    shape_invariants: Any = None, parallel_iterations: int = 10, back_prop: bool = True,
+    swap_memory: bool = False, name: str | None = None, maximum_iterations: TensorLike = None,
     return_same_structure: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the loop variables after `body(*loop_vars)`, repeated while `cond(*loop_vars)` holds.
 
     Both functions are called once, to build the loop. The loop variables keep their dtypes, and
@@ -512,12 +499,9 @@ PY_FUNC, PY_FUNC_STATELESS = (
 
 
 def py_func(
-    func: Callable[..., Any],
-    inp: Sequence[TensorLike],
-    Tout: DTypes,
-    stateful: bool = True,
+    func: Callable[..., Any], inp: Sequence[TensorLike], Tout: DTypes, stateful: bool = True,
     name: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the result of a Python function of NumPy arrays, as an op.
 
     The static shapes of the results are unknown. There is no gradient unless an override of the
@@ -608,13 +592,9 @@ PRINT_RULE.add("data", lambda dy: None)
 
 
 def Print(
-    input_: TensorLike,
-    data: Sequence[TensorLike],
-    message: str | None = None,
-    first_n: int | None = None,
-    summarize: int | None = None,
-    name: str | None = None,
-) -> Tensor:
+    input_: TensorLike, data: Sequence[TensorLike], message: str | None = None,
+    first_n: int | None = None, summarize: int | None = None, name: str | None = None,
+) -> Tensor:  # fmt: skip
     """Return the input as it is; when it is computed, the values of `data` are printed on stderr.
 
     Args:

@@ -78,14 +78,9 @@ def rank_of(x: TensorLike) -> int | None:
 
 
 def one_op(
-    op_type: str | None,
-    name: str,
-    function: Callable[..., Any],
-    *values: TensorLike,
-    kinds: str = ANY,
-    same: bool = True,
-    **attrs: Any,
-) -> Any:
+    op_type: str | None, name: str, function: Callable[..., Any], *values: TensorLike,
+    kinds: str = ANY, same: bool = True, **attrs: Any,
+) -> Any:  # fmt: skip
     """Call one of regrad's functions on values as tensors; the op of this type gets the name.
 
     With `same` they are brought to one dtype, strictly. For compositions, where no op is the

@@ -140,16 +140,11 @@ def NotDifferentiable(op_type: str) -> None:
 
 
 def gradients(
-    ys: TensorLike,
-    xs: TensorLike,
-    grad_ys: TensorLike = None,
-    name: str = "gradients",
-    colocate_gradients_with_ops: bool = False,
-    gate_gradients: int | bool = False,
-    aggregation_method: int | None = None,
-    stop_gradients: TensorLike = None,
+    ys: TensorLike, xs: TensorLike, grad_ys: TensorLike = None, name: str = "gradients",
+    colocate_gradients_with_ops: bool = False, gate_gradients: int | bool = False,
+    aggregation_method: int | None = None, stop_gradients: TensorLike = None,
     unconnected_gradients: str = UnconnectedGradients.NONE,
-) -> list[Any]:
+) -> list[Any]:  # fmt: skip
     """Return ops that compute the gradients of the sum of `ys` by each of `xs`.
 
     Each op on a path is differentiated once, on the sum of the gradients that arrive, by the rule

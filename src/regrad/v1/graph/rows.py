@@ -35,17 +35,10 @@ USUAL_ROLES: dict[str, Any] = {
 
 
 def define(
-    declaration: str,
-    op_type: str | None,
-    function: Callable[..., Any] | Op,
-    kinds: str = ANY,
-    *shows: str,
-    doc: str = "",
-    scope: str = "",
-    same: bool = True,
-    call: Callable[..., Any] = one_op,
-    **roles: Role,
-) -> Callable[..., Any]:
+    declaration: str, op_type: str | None, function: Callable[..., Any] | Op, kinds: str = ANY,
+    *shows: str, doc: str = "", scope: str = "", same: bool = True,
+    call: Callable[..., Any] = one_op, **roles: Role,
+) -> Callable[..., Any]:  # fmt: skip
     """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
 
         argmin = define(

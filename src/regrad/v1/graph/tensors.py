@@ -402,12 +402,9 @@ def _mismatch(value: TensorLike, got: str, due: DType | None) -> DTypeError:
 
 
 def constant(
-    value: TensorLike,
-    dtype: dtypes.DTypeLike | None = None,
-    shape: ShapeLike = None,
-    name: str = "Const",
-    verify_shape: bool = False,
-) -> Tensor:
+    value: TensorLike, dtype: dtypes.DTypeLike | None = None, shape: ShapeLike = None,
+    name: str = "Const", verify_shape: bool = False,
+) -> Tensor:  # fmt: skip
     """Return a constant tensor: Python ints are int32 and floats float32, arrays keep their dtype.
 
     Args:

@@ -78,12 +78,9 @@ def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def state_op(
-    type: str,
-    kernel: Callable[..., Any],
-    inputs: Iterable[str],
-    attrs: Sequence[str],
+    type: str, kernel: Callable[..., Any], inputs: Iterable[str], attrs: Sequence[str],
     lists: Sequence[Input] = (),
-) -> Op:
+) -> Op:  # fmt: skip
     """Make an op on the state of a run, without a gradient; `lists` are inputs after the others."""
     op = Op(type, type, kernel, [*[Input(n, "one") for n in inputs], *lists], attrs, stateful=True)
     op.rule = NO_RULE
