@@ -286,15 +286,19 @@ squeeze = define(
 
 
 def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor:
+    """Return the tensor with its axes in the order `perm`, by default reversed.
+
+    Args:
+        perm: The axes in their new order.
+        conjugate: Conjugate the elements too.
+    """
     return rg.permute_dims(rg.conj(x) if conjugate else x, perm)
 
 
 transpose = define(
     "tf.transpose(a, perm=None, name=None, conjugate=False)", "Transpose", _transpose, ANY,
-    "[[1, 2], [3, 4]]", "[[1, 3],\n        [2, 4]]",
-    doc="Return the tensor with its axes in the order `perm`, by default reversed.\n\n"
-    "Args:\n    perm: The axes in their new order.\n    conjugate: Conjugate the elements too.",
-    scope="transpose", perm=lambda perm: axes_of(perm, "perm"),
+    "[[1, 2], [3, 4]]", "[[1, 3],\n        [2, 4]]", scope="transpose",
+    perm=lambda perm: axes_of(perm, "perm"),
 )  # fmt: skip
 
 
@@ -455,6 +459,15 @@ def _stack(*xs: TensorLike, axis: int) -> Any:
 
 
 def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
+    """Return the slices along an axis, without it, as a list.
+
+    Args:
+        num: The size of the axis; needed only if that is unknown.
+
+    Raises:
+        ShapeError: the size is not `num`.
+        GraphError: the size is unknown, and `num` is None.
+    """
     if num is not None and axis >= 0 and _has_unknown_rank(x):
         return [rg.squeeze(part, axis) for part in _split(x, (1,) * num, axis)]
     n = x.shape[axis]
@@ -470,14 +483,18 @@ def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
 unstack = define(
     "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY, "[1, 2]",
     "[Tensor(1, dtype=int64), Tensor(2, dtype=int64)]",
-    doc="Return the slices along an axis, without it, as a list.\n\n"
-    "Args:\n    num: The size of the axis; needed only if that is unknown.\n\n"
-    "Raises:\n    ShapeError: the size is not `num`.\n"
-    "    GraphError: the size is unknown, and `num` is None.",
 )  # fmt: skip
 
 
 def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
+    """Return the parts of a tensor along an axis, as a list.
+
+    Args:
+        num_or_size_splits: A number of equal parts, or a list of sizes, of which one may be -1.
+
+    Raises:
+        ShapeError: the size of the axis is not the sum of the parts.
+    """
     if not _has_unknown_rank(x) or axis < 0:
         return list(rg.split(x, num_or_size_splits, axis=axis))
     sizes = part_sizes(num_or_size_splits, size_of(x._data, axis))  # pyright: ignore[reportArgumentType]
@@ -487,11 +504,8 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
 split = define(
     "tf.split(value, num_or_size_splits, axis=0, num=None, name='split')", "Split", _split, ANY,
     "[1, 2, 3]", "num_or_size_splits=[1, -1]",
-    "[Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]",
-    doc="Return the parts of a tensor along an axis, as a list.\n\nArgs:\n    num_or_size_splits: "
-    "A number of equal parts, or a list of sizes, of which one may be -1.\n\nRaises:\n"
-    "    ShapeError: the size of the axis is not the sum of the parts.",
-    num_or_size_splits=as_sizes, num=None,
+    "[Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]", num_or_size_splits=as_sizes,
+    num=None,
 )  # fmt: skip
 
 

@@ -219,7 +219,11 @@ def _known_number(x: Tensor) -> Any:
 
 
 def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
+    """Return evenly spaced numbers from `start` to `stop`, both of them included.
+
+    Args:
+        num: How many there are.
+    """
     if is_eager(start, stop):
         return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
@@ -227,8 +231,7 @@ def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
 
 lin_space = linspace = define(
     "tf.lin_space(start, stop, num)", "LinSpace", _lin_space, FLOATS, "0.0", "1.0", "num=3",
-    "[0. , 0.5, 1. ]", doc=f"{_lin_space.__doc__}\n\nArgs:\n    num: How many there are.",
-    num=as_sizes,
+    "[0. , 0.5, 1. ]", num=as_sizes,
 )  # fmt: skip
 
 

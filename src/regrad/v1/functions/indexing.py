@@ -84,6 +84,15 @@ def _bound(b: Any) -> Any:
 
 
 def _block(x: Tensor, begin: Any, size: Any) -> Any:
+    """Return the block that starts at `begin` and has the shape `size`.
+
+    Args:
+        begin: The first index, one number for each axis.
+        size: The sizes, one for each axis; -1 means to the end.
+
+    Raises:
+        IndexRangeError: the block is not within the tensor.
+    """
     shape = shape_of(x)
     if is_known(shape) and is_known((*begin, *size)):
         return rg.slice(x, begin, size)
@@ -111,12 +120,7 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
 
 slice = define(
     "tf.slice(input_, begin, size)", "Slice", _block, ANY, "[1, 2, 3]", "begin=[1]", "size=[-1]",
-    "[2, 3]",
-    doc="Return the block that starts at `begin` and has the shape `size`.\n\nArgs:\n"
-    "    begin: The first index, one number for each axis.\n"
-    "    size: The sizes, one for each axis; -1 means to the end.\n\n"
-    "Raises:\n    IndexRangeError: the block is not within the tensor.",
-    begin=as_sizes, size=as_sizes,
+    "[2, 3]", begin=as_sizes, size=as_sizes,
 )  # fmt: skip
 
 

@@ -347,6 +347,18 @@ class SignAndLog(NamedTuple):
     log_abs_determinant: Any
 
 
+def _slogdet(x: Tensor) -> SignAndLog:
+    """Return the signs of the determinants, and the logarithms of their absolute values.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> sign, log = tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]]))
+    >>> sign.item(), log.item()
+    (-1.0, 0.0)
+    """
+    return SignAndLog(*rg.linalg.slogdet(x))
+
+
 def _logdet(x: Tensor) -> Tensor:
     """Return the logarithms of the determinants of positive definite matrices."""
     return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(x)))), axis=-1)
@@ -377,14 +389,7 @@ def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
     return _triangular_solve(factor, y, lower=True, adjoint=True)
 
 
-slogdet = define(
-    "tf.linalg.slogdet(input)", "LogMatrixDeterminant", lambda x: SignAndLog(*rg.linalg.slogdet(x)),
-    INEXACT,
-    doc="Return the signs of the determinants, and the logarithms of their absolute values.\n\n"
-    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
-    ">>> sign, log = tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]]))\n"
-    ">>> sign.item(), log.item()\n(-1.0, 0.0)",
-)  # fmt: skip
+slogdet = define("tf.linalg.slogdet(input)", "LogMatrixDeterminant", _slogdet, INEXACT)
 logdet = define(
     "tf.linalg.logdet(matrix)", None, _logdet, INEXACT, "[[2.0, 0.0], [0.0, 3.0]]", "1.7917595"
 )
@@ -428,8 +433,28 @@ class Qr(NamedTuple):
 
 
 def _qr(x: Tensor, full_matrices: bool) -> Qr:
-    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`."""
+    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x = rg.asarray([[3.0, 1.0], [4.0, 2.0]])
+    >>> q, r = tf.qr(x)
+    >>> (q @ r).numpy().round(4).tolist()
+    [[3.0, 1.0], [4.0, 2.0]]
+    """
     return Qr(*rg.linalg.qr(x, mode="complete" if full_matrices else "reduced"))
+
+
+def _eigh(x: Tensor) -> tuple[Tensor, ...]:
+    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
+    >>> values.tolist(), abs(vectors).tolist()
+    ([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])
+    """
+    return tuple(rg.linalg.eigh(x))
 
 
 def _svd(x: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -466,24 +491,8 @@ def svd(
     return one_op("Svd", name or "Svd", _svd, tensor, **attrs)
 
 
-qr = define(
-    "tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT,
-    doc=f"{_qr.__doc__}\n\n"
-    ">>> import regrad as rg\n"
-    ">>> import regrad.v1 as tf\n"
-    ">>> x = rg.asarray([[3.0, 1.0], [4.0, 2.0]])\n"
-    ">>> q, r = tf.qr(x)\n"
-    ">>> (q @ r).numpy().round(4).tolist()\n"
-    "[[3.0, 1.0], [4.0, 2.0]]",
-)  # fmt: skip
-self_adjoint_eig = eigh = define(
-    "tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", lambda x: tuple(rg.linalg.eigh(x)), INEXACT,
-    doc="Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.\n\n"
-    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
-    ">>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))\n"
-    ">>> values.tolist(), abs(vectors).tolist()\n"
-    "([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])",
-)  # fmt: skip
+qr = define("tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT)
+self_adjoint_eig = eigh = define("tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", _eigh, INEXACT)
 self_adjoint_eigvals = eigvalsh = define(
     "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT,
     "[[2.0, 0.0], [0.0, 1.0]]", "[1., 2.]",

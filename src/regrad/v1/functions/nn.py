@@ -318,8 +318,8 @@ def _l2_loss(x: rg.Tensor) -> rg.Tensor:
 
 
 log_poisson_loss = define(
-    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)", None, _log_poisson_loss,
-    FLOATS, "[1.0]", "[0.0]", "[1.]",
+    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)",
+    None, _log_poisson_loss, FLOATS, "[1.0]", "[0.0]", "[1.]",
     doc=f"{_log_poisson_loss.__doc__}\n\nArgs:\n"
     "    compute_full_loss: Add Stirling's term, which the gradient does not need.",
 )  # fmt: skip
@@ -335,14 +335,23 @@ l2_normalize = define(
     "tf.nn.l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None)", "Mul",
     rg.nn.l2_normalize, FLOATS, "[3.0, 4.0]", "axis=0", "[0.6, 0.8]", scope="l2_normalize",
 )  # fmt: skip
+
+
+def _moments(x: rg.Tensor, axes: Any, keepdims: bool) -> Any:
+    """Return the mean and the variance over `axes`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> mean, variance = tf.nn.moments(rg.asarray([1.0, 3.0]), [0])
+    >>> mean.item(), variance.item()
+    (2.0, 1.0)
+    """
+    return rg.nn.moments(x, axes, keepdims)
+
+
 moments = define(
-    "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None,
-    lambda x, axes, keepdims: rg.nn.moments(x, axes, keepdims), INEXACT,
-    doc="Return the mean and the variance over `axes`.\n\n"
-    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
-    ">>> mean, variance = tf.nn.moments(rg.asarray([1.0, 3.0]), [0])\n"
-    ">>> mean.item(), variance.item()\n(2.0, 1.0)",
-    axes=axes_of, shift=None,
+    "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None, _moments,
+    INEXACT, axes=axes_of, shift=None,
 )  # fmt: skip
 
 
@@ -666,18 +675,21 @@ class TopKV2(NamedTuple):
 
 
 def _top_k(x: rg.Tensor, k: int) -> TopKV2:
-    """Return the k largest elements of each row, largest first, and their places (int32)."""
+    """Return the k largest elements of each row, largest first, and their places (int32).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)
+    >>> values.tolist(), places.tolist()
+    ([9, 3], [1, 0])
+    """
     values, indices = rg.top_k(x, k)
     return TopKV2(values, rg.astype(indices, rg.int32))
 
 
 top_k = define(
-    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS,
-    doc=f"{_top_k.__doc__}\n\n>>> import regrad as rg\n>>> import regrad.v1 as tf\n"
-    ">>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)\n"
-    ">>> values.tolist(), places.tolist()\n([9, 3], [1, 0])",
-    k=sizes, sorted=None,
-)  # fmt: skip
+    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS, k=sizes, sorted=None
+)
 
 
 def in_top_k(

@@ -53,7 +53,8 @@ def define(
         op_type, function, kinds, same: See `one_op`.
         shows: An example: arrays and keywords that are passed, and the eager result, as its
             elements or as its repr.
-        doc: The docstring; by default the first line of the function's. `complete` adds to it.
+        doc: The docstring; by default that of a function of the same module, and of one of
+            regrad's its first line. `complete` adds to it.
         scope: The default name: otherwise the declared one, the op type or the function's name.
         call: What takes the place of `one_op`.
         roles: What a parameter is otherwise: a function that makes the attribute of what is
@@ -105,8 +106,11 @@ def define(
     given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
     settings = kinds, same, call is one_op, shows
     row = Row(path, op_type, default, list(places), given, dict(older), idle, *settings)
-    shown = complete(doc or (function.__doc__ or "").partition("\n")[0], row)
-    return _dress(call_row, name, signature, shown, sys._getframe(1).f_globals["__name__"])
+    module = sys._getframe(1).f_globals["__name__"]
+    said = inspect.cleandoc(function.__doc__ or "")
+    if function.__module__ != module or hasattr(function, "__wrapped__"):  # it has other sections
+        said = said.partition("\n")[0]
+    return _dress(call_row, name, signature, complete(doc or said, row), module)
 
 
 def _lacks_any(values: list[Any]) -> bool:
