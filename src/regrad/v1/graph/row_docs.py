@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regrad.core.docstrings import Texts
 from regrad.core.registry import OPS
@@ -112,6 +112,13 @@ class Row(NamedTuple):
     one_dtype: bool  # whether the tensors are brought to one dtype
     plain: bool  # whether the op's result is the function's, without casts
     shows: tuple[str, ...] = ()  # arrays and keywords that an example passes, its result
+
+
+def fill_in(made: Any, name: str, **shown: Any) -> Any:
+    """Name what a function made, a function or a class, and fill in its docstring; return it."""
+    made.__name__ = made.__qualname__ = name
+    made.__doc__ = inspect.cleandoc(made.__doc__ or "").format(name=name, **shown)
+    return made
 
 
 def complete(doc: str, row: Row) -> str:

@@ -14,6 +14,7 @@ from regrad.errors import GraphError, ShapeError
 from regrad.v1 import dtypes
 from regrad.v1.functions import random_ops
 from regrad.v1.graph import tensors
+from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 
 __all__ = [
@@ -272,49 +273,48 @@ def fans(shape: _Shape) -> tuple[float, float]:
     return receptive * shape[-2], receptive * shape[-1]
 
 
-SCALING = """Random numbers as {source} draw them: {distribution}, of variance `{scale:g} / {mode}`.
-
-    Args:
-        seed: The seed of the op; see `set_random_seed`.
-        dtype: The dtype of the values, unless the call says otherwise.
-
-    Source: `tf.{path}`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default():
-    ...     print(tf.{path}(seed=1)([20, 30]).shape)
-    (20, 30)
-    """
-
-
-def _scaling(name: str, path: str, scale: float, mode: str, distribution: str, source: str) -> Any:
+def _scaling(name: str, path: str, distribution: str) -> Any:
     """Make a VarianceScaling with fixed settings, a class of (seed, dtype)."""
+    source, scale, mode = SOURCES[name.removesuffix("Uniform").removesuffix("Normal")]
 
-    def __init__(self: Any, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT) -> None:
-        VarianceScaling.__init__(self, scale, mode, distribution, seed, dtype)
+    class Scaling(VarianceScaling):
+        """Random numbers as {source} draw them: {distribution}, of variance `{scale:g} / {mode}`.
+
+        Args:
+            seed: The seed of the op; see `set_random_seed`.
+            dtype: The dtype of the values, unless the call says otherwise.
+
+        Source: `tf.{path}`.
+
+        >>> import regrad.v1 as tf
+        >>> with tf.Graph().as_default():
+        ...     print(tf.{path}(seed=1)([20, 30]).shape)
+        (20, 30)
+        """
+
+        def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT) -> None:
+            super().__init__(scale, mode, distribution, seed, dtype)
 
     shown = distribution.removeprefix("truncated_")
-    doc = SCALING.format(source=source, distribution=shown, scale=scale, mode=mode, path=path)
-    return type(name, (VarianceScaling,), {"__init__": __init__, "__doc__": doc})
+    return fill_in(
+        Scaling, name, source=source, distribution=shown, scale=scale, mode=mode, path=path
+    )
 
 
-_GLOROT, _HE, _LECUN = "Glorot and Bengio (2010)", "He et al. (2015)", "LeCun et al. (1998)"
-GlorotUniform: Any = _scaling(  # the default of get_variable
-    "GlorotUniform", "glorot_uniform_initializer", 1.0, "fan_avg", "uniform", _GLOROT
-)
-GlorotNormal: Any = _scaling(
-    "GlorotNormal", "glorot_normal_initializer", 1.0, "fan_avg", "truncated_normal", _GLOROT
-)
-HeUniform: Any = _scaling("HeUniform", "initializers.he_uniform", 2.0, "fan_in", "uniform", _HE)
-HeNormal: Any = _scaling(
-    "HeNormal", "initializers.he_normal", 2.0, "fan_in", "truncated_normal", _HE
-)
-LecunUniform: Any = _scaling(
-    "LecunUniform", "initializers.lecun_uniform", 1.0, "fan_in", "uniform", _LECUN
-)
-LecunNormal: Any = _scaling(
-    "LecunNormal", "initializers.lecun_normal", 1.0, "fan_in", "truncated_normal", _LECUN
-)
+# Who found which scale, by which number of units.
+SOURCES = {
+    "Glorot": ("Glorot and Bengio (2010)", 1.0, "fan_avg"),
+    "He": ("He et al. (2015)", 2.0, "fan_in"),
+    "Lecun": ("LeCun et al. (1998)", 1.0, "fan_in"),
+}
+NORMAL = "truncated_normal"
+# (the first is the default of get_variable)
+GlorotUniform: Any = _scaling("GlorotUniform", "glorot_uniform_initializer", "uniform")
+GlorotNormal: Any = _scaling("GlorotNormal", "glorot_normal_initializer", NORMAL)
+HeUniform: Any = _scaling("HeUniform", "initializers.he_uniform", "uniform")
+HeNormal: Any = _scaling("HeNormal", "initializers.he_normal", NORMAL)
+LecunUniform: Any = _scaling("LecunUniform", "initializers.lecun_uniform", "uniform")
+LecunNormal: Any = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
 
 
 class UniformUnitScaling(Initializer):
