@@ -135,14 +135,6 @@ def tuple_(
         ]
 
 
-def with_dependencies(
-    dependencies: Sequence[TensorLike], output_tensor: TensorLike, name: str | None = None
-) -> Tensor:
-    """The tensor, ready only when the dependencies have run."""
-    with control_dependencies(dependencies):
-        return one_op("Identity", name or "Identity", rg.identity, output_tensor)
-
-
 # -- branches ------------------------------------------------------------------------------------
 
 

@@ -73,14 +73,6 @@ class AggregationMethod:
     EXPERIMENTAL_ACCUMULATE_N = 2
 
 
-class GateGradients:
-    """When optimizers may use gradients; all mean the same here."""
-
-    GATE_NONE = 0
-    GATE_OP = 1
-    GATE_GRAPH = 2
-
-
 # -- registering ---------------------------------------------------------------------------------
 
 

@@ -12,8 +12,8 @@ from regrad.core.blocks import block, stay
 from regrad.core.dims import Words
 from regrad.core.overrides import OpBinding
 from regrad.core.overrides import gradient_override_map as OverrideScope
-from regrad.core.registry import OPS, RULES, Op, bind, canonical, resolve
-from regrad.core.rule import NoGradient, Rule, called
+from regrad.core.registry import OPS, RULES, Op, canonical, resolve
+from regrad.core.rule import NoGradient, Rule
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, Tensor, TensorLike
@@ -278,11 +278,6 @@ class GraphOverrideScope(OverrideScope):
 
 class SingleUseError(ArgumentError, AttributeError):
     """A scope that was used up (TensorFlow raises AttributeError here)."""
-
-
-def bind_named(function: Callable[..., Any], op: Op) -> Rule:
-    """A function as a rule of an op."""
-    return bind(function, op, called(function))
 
 
 class LateRule(Rule):
