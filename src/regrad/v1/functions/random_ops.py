@@ -145,7 +145,7 @@ def _integers(
 ) -> np.ndarray:
     if isinstance(low, KNOWN) and isinstance(high, KNOWN):
         if bool(np.greater_equal(low, high)):
-            raise InvalidArgumentError(None, None, f"Need minval < maxval, got {low} >= {high}")
+            raise InvalidArgumentError(f"Need minval < maxval, got {low} >= {high}")
         low, high = int(low), int(high)
     return source.integers(shape, low, high, dtype)
 

@@ -336,8 +336,8 @@ def while_loop(
     repeated = _loop_region(
         label, specs, lambda args: _results(body, vars_in(args), len(leaves), structure)
     )
-    _check_results(repeated, specs)
-    specs = _at_the_end(repeated, specs)
+    triples = zip(repeated.arguments, repeated.outputs, specs, strict=True)
+    specs = [_after(*triple) for triple in triples]
     limit = None if maximum_iterations is None else int(maximum_iterations)
     found = while_node(tested, repeated, [v._read() for v in start], specs, limit)
     if not back_prop:
@@ -413,42 +413,35 @@ def _check_condition(y: rg.Tensor) -> None:
         raise ShapeError(f"while_loop: cond must return a bool of rank 0, got {shown}")
 
 
-def _check_results(region: GraphRegion, specs: Sequence[Spec]) -> None:
-    for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
-        shown = face(y)
-        if y._data.dtype != spec.dtype:
-            raise DTypeError(
-                f"while_loop: a loop variable of {spec.dtype} became {y._data.dtype} in the body "
-                f"({shown}); use tf.cast"
-            )
-        due = TensorShape(x._data.shape)
-        if due.is_fully_defined() and shown.shape.is_fully_defined() and due != shown.shape:
-            raise ShapeError(
-                f"while_loop: a loop variable enters with shape {due} and has {shown.shape} after "
-                "one iteration. To allow it give shape_invariants=[tf.TensorShape([None, ...])]."
-            )
+def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
+    """Return the spec of a loop variable after the loop: what every iteration preserves.
 
-
-def _at_the_end(region: GraphRegion, specs: Sequence[Spec]) -> list[Spec]:
-    """Return the specs of the loop variables after the loop: what every iteration preserves."""
-    found = []
-    for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
-        before, after = x._data.shape, y._data.shape
-        known = isinstance(before, tuple) and isinstance(after, tuple) and spec.shape is not None
-        if not known or len(before) != len(after):
-            found.append(Spec(None, spec.dtype))
-            continue
-        same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
-        for m, kept in zip(before, same, strict=True):
-            if isinstance(m, int) and not kept:
-                raise ShapeError(
-                    f"while_loop: a loop variable enters with shape {TensorShape(before)}, and "
-                    f"after one iteration only {TensorShape(after)} is known. Give "
-                    "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
-                )
-        shape = tuple(n if kept else None for n, kept in zip(spec.shape or (), same, strict=True))
-        found.append(Spec(shape, spec.dtype))
-    return found
+    x is it at the beginning of an iteration, and y at the end.
+    """
+    if y._data.dtype != spec.dtype:
+        raise DTypeError(
+            f"while_loop: a loop variable of {spec.dtype} became {y._data.dtype} in the body "
+            f"({face(y)}); use tf.cast"
+        )
+    enters, leaves = TensorShape(x._data.shape), TensorShape(y._data.shape)
+    what = f"while_loop: a loop variable enters with shape {enters}"
+    if enters.is_fully_defined() and leaves.is_fully_defined() and enters != leaves:
+        raise ShapeError(
+            f"{what} and has {leaves} after one iteration. To allow it give "
+            "shape_invariants=[tf.TensorShape([None, ...])]."
+        )
+    before, after = x._data.shape, y._data.shape
+    known = isinstance(before, tuple) and isinstance(after, tuple) and spec.shape is not None
+    if not known or len(before) != len(after):
+        return Spec(None, spec.dtype)
+    same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
+    if any(isinstance(m, int) and not kept for m, kept in zip(before, same, strict=True)):
+        raise ShapeError(
+            f"{what}, and after one iteration only {leaves} is known. Give "
+            "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
+        )
+    shape = [n if kept else None for n, kept in zip(spec.shape or (), same, strict=True)]
+    return Spec(tuple(shape), spec.dtype)
 
 
 # -- Python in the graph -------------------------------------------------------------------------
@@ -458,11 +451,11 @@ def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any
     try:
         answer = func(*[np.array(x) for x in xs])  # func may write to them
     except Exception as error:
-        raise errors.UnknownError(None, None, f"{type(error).__name__}: {error}") from error
+        raise errors.UnknownError(f"{type(error).__name__}: {error}") from error
     values = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(values) != len(Tout) and not (answer is None and not Tout):
         raise errors.InvalidArgumentError(
-            None, None, f"py_func: expected {len(Tout)} values, {func!r:.60} returned {len(values)}"
+            f"py_func: expected {len(Tout)} values, {func!r:.60} returned {len(values)}"
         )
     return tuple(_returned(v, t, i) for i, (v, t) in enumerate(zip(values, Tout, strict=False)))
 
@@ -474,9 +467,7 @@ def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
     plain = not isinstance(value, np.ndarray | np.generic)
     if array.dtype != dtype and not (plain and array.dtype.kind == dtype.kind):
         raise errors.InvalidArgumentError(
-            None,
-            None,
-            f"py_func: the {index}-th value returned has the type {array.dtype}, expected {dtype}",
+            f"py_func: the {index}-th value returned has the type {array.dtype}, expected {dtype}"
         )
     return array.astype(dtype)  # a copy: func may keep its own
 
@@ -623,7 +614,7 @@ def Print(
 def _assert(xp: Any, condition: Any, data: Sequence[Any], summarize: int) -> Any:
     if not np.all(condition):
         shown = " ".join(f"[{_summary(np.asarray(d), summarize)}]" for d in data)
-        raise errors.InvalidArgumentError(None, None, f"assertion failed: {shown}")
+        raise errors.InvalidArgumentError(f"assertion failed: {shown}")
     return ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, Self
@@ -181,12 +181,10 @@ class _Fetches:
                     f"Fetch argument {fetch!r} cannot be interpreted: {error}"
                 ) from None
         if not isinstance(fetch, Operation | Readable):
-            advice = "Cannot be None" if fetch is None else "must be a string or Tensor"
-            hint = (
-                ": tf.gradients returns None where no path leads from y to x, or a rule did"
-                if fetch is None
-                else ""
-            )
+            advice, hint = "must be a string or Tensor", ""
+            if fetch is None:
+                advice = "Cannot be None"
+                hint = ": tf.gradients returns None where no path leads from y to x, or a rule did"
             raise ArgumentError(
                 f"Fetch argument {fetch!r:.80} has invalid type {type(fetch).__name__!r}. "
                 f"{advice}. (Can not convert a {type(fetch).__name__} into a Tensor or "
@@ -296,13 +294,10 @@ class Session(Block):
             raise ArgumentError(f"feed_dict is a dict of tensors to values, got {feed_dict!r:.60}")
         feeds: dict[Symbol, Any] = {}
         for key, value in feed_dict.items():
-            if isinstance(key, tuple | list):
-                for k, v in zip(key, value, strict=True):
-                    symbol = self._fed(k)
-                    feeds[symbol] = self._fed_value(symbol, v)
-            else:
-                symbol = self._fed(key)
-                feeds[symbol] = self._fed_value(symbol, value)
+            several = isinstance(key, tuple | list)
+            for k, v in zip(key, value, strict=True) if several else [(key, value)]:
+                symbol = self._fed(k)
+                feeds[symbol] = self._fed_value(symbol, v)
         return feeds
 
     def _fed(self, key: Any) -> Symbol:
