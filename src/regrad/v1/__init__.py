@@ -42,6 +42,7 @@ from regrad.v1.functions.random_ops import *
 from regrad.v1.functions.reductions import *
 from regrad.v1.graph import control
 from regrad.v1.graph.control import *
+from regrad.v1.graph.conversion import *
 from regrad.v1.graph.gradients import *
 from regrad.v1.graph.graphs import *
 from regrad.v1.graph.row_docs import WRITTEN_OUT as _WRITTEN_OUT

@@ -20,6 +20,7 @@ from regrad.shapes.sizes import broadcast
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import cast
 from regrad.v1.functions.reductions import reduce_prod
+from regrad.v1.graph.conversion import constant, convert_to_tensor
 from regrad.v1.graph.forms import (
     as_sizes,
     axes_of,
@@ -36,13 +37,7 @@ from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.rows import define
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
-from regrad.v1.graph.tensors import (
-    CONVERSIONS,
-    IndexedSlices,
-    constant,
-    convert_to_tensor,
-    is_tensor,
-)
+from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, is_tensor
 
 __all__ = [
     "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",

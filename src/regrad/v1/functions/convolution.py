@@ -10,10 +10,10 @@ import regrad as rg
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
+from regrad.v1.graph.conversion import sizes, static_value
 from regrad.v1.graph.forms import one_op, shape_of, tensor
 from regrad.v1.graph.kinds import FLOATS, REALS
 from regrad.v1.graph.rows import TENSOR, define, plain_value
-from regrad.v1.graph.tensors import sizes, static_value
 
 __all__ = [
     "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",

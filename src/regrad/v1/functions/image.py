@@ -10,11 +10,11 @@ from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
 from regrad.v1.functions.random_ops import random_uniform
+from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
 from regrad.v1.graph.forms import one_op, scope
 from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.rows import define
-from regrad.v1.graph.tensors import build, convert_to_tensor, sizes
 
 
 class ResizeMethod:

@@ -18,11 +18,12 @@ from regrad.core.tensor import Tensor
 from regrad.errors import GraphError, ShapeError, UnknownShapeError
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
+from regrad.v1.graph.conversion import build, same_dtype
 from regrad.v1.graph.forms import dtype_of, is_eager, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import ANY, BOOLS, FLOATS, INEXACT, NUMBERS, REALS, check_kinds
 from regrad.v1.graph.rows import define
 from regrad.v1.graph.static_shapes import ShapeLike
-from regrad.v1.graph.tensors import build, is_tensor, same_dtype
+from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import whole_divisor
 
 __all__ = [

@@ -24,11 +24,12 @@ from regrad.v1.functions.convolution import *
 from regrad.v1.functions.convolution import channels_last, to_first, to_last
 from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
+from regrad.v1.graph.conversion import build, convert_to_tensor, sizes, static_value
 from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
 from regrad.v1.graph.rows import TENSOR, define
-from regrad.v1.graph.tensors import build, convert_to_tensor, is_tensor, sizes, static_value
+from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
 
 # -- activations ---------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.functions import arrays, indexing
+from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
 from regrad.v1.graph.graphs import current_graph, get_default_graph
-from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
+from regrad.v1.graph.tensors import Tensor, face, is_tensor
 
 if TYPE_CHECKING:
     from regrad.graph.plan import Run

@@ -22,10 +22,11 @@ from regrad.graph.constants import static_content
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
+from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import ANY, BOOLS, INEXACT, NUMBERS, REALS
 from regrad.v1.graph.rows import define
-from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, convert_to_tensor, rg_read
+from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
 
 __all__ = [
     "argmax", "argmin", "argsort", "count_nonzero", "cumprod", "cumsum", "invert_permutation",

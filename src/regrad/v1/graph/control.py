@@ -17,17 +17,12 @@ from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.graph import NO_RULE, Node
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, errors
+from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
 from regrad.v1.graph.regions import GraphRegion, cond_node, inside, new_graph, spec_of, while_node
-from regrad.v1.graph.tensors import (
-    Operation,
-    Tensor,
-    TensorShape,
-    convert_to_tensor,
-    face,
-    operation,
-)
+from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 
 __all__ = [
     "Assert", "Print", "case", "cond", "group", "no_op", "numpy_function", "py_func", "while_loop",

@@ -21,19 +21,10 @@ from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
+from regrad.v1.graph.conversion import build, convert_to_tensor, same_dtype, sizes, static_value
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, check_kinds
-from regrad.v1.graph.tensors import (
-    Tensor,
-    build,
-    convert_to_tensor,
-    face,
-    is_tensor,
-    rg_read,
-    same_dtype,
-    sizes,
-    static_value,
-)
+from regrad.v1.graph.tensors import Tensor, face, is_tensor, rg_read
 
 
 def is_eager(*values: TensorLike) -> bool:

@@ -22,17 +22,9 @@ from regrad.core.tensor import TensorLike
 from regrad.core.walk import Grads, walk
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
 from regrad.graph.graph import Graph, Node, Symbol, tensor_of
+from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.tensors import (
-    IndexedSlices,
-    Tensor,
-    build,
-    constant,
-    convert_to_tensor,
-    face,
-    is_tensor,
-    operation,
-)
+from regrad.v1.graph.tensors import IndexedSlices, Tensor, face, is_tensor, operation
 
 __all__ = [
     "AggregationMethod", "NotDifferentiable", "RegisterGradient", "UnconnectedGradients",

@@ -33,8 +33,9 @@ __all__ = [
     "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
 ]  # fmt: skip
 
-# How TensorFlow shows nodes and symbolic Tensors, by type; `tensors` fills it.
-FACES: dict[type, Callable[[Any], Any]] = {}
+# How TensorFlow shows nodes, symbolic Tensors and values (`object`); `tensors` and `conversion`
+# fill it.
+FACES: dict[type, Callable[..., Any]] = {}
 
 # The names of rules, or functions, by op type.
 OpTypeMap = Mapping[str, str | Callable[..., Any]]

@@ -19,6 +19,7 @@ from regrad.shapes.infer import Spec
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType, DTypeLike
 from regrad.v1.graph.control import cond, group
+from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import (
     GraphKeys,
     control_dependencies,
@@ -27,15 +28,8 @@ from regrad.v1.graph.graphs import (
     get_default_graph,
 )
 from regrad.v1.graph.open_sessions import Runs, default_session
-from regrad.v1.graph.static_shapes import ShapeLike
-from regrad.v1.graph.tensors import (
-    Operation,
-    Tensor,
-    TensorShape,
-    convert_to_tensor,
-    face,
-    operation,
-)
+from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
+from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 
 if TYPE_CHECKING:
     from regrad.graph.graph import Graph

@@ -21,9 +21,11 @@ from regrad.graph.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.graph.plan import Plan, Run
 from regrad.transforms.traces import find_jax
 from regrad.v1 import dtypes, errors
+from regrad.v1.graph.conversion import as_array
 from regrad.v1.graph.graphs import Graph, MissingNameError, get_default_graph
 from regrad.v1.graph.open_sessions import SESSIONS
-from regrad.v1.graph.tensors import Operation, Tensor, TensorShape, as_array, face
+from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import Operation, Tensor, face
 
 __all__ = [
     "ConfigProto", "GPUOptions", "InteractiveSession", "RunMetadata", "RunOptions", "Session",

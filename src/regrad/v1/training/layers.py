@@ -13,9 +13,10 @@ from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.v1.functions import nn
 from regrad.v1.functions.convolution import LAYOUTS
+from regrad.v1.graph.conversion import build, convert_to_tensor, static_value
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection
 from regrad.v1.graph.row_docs import fill_in
-from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, static_value
+from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import constant_value, ensure, floats
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
