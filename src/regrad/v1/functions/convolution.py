@@ -126,7 +126,7 @@ def _slide_back(
 
 
 def _convolution(
-    n: int, declaration: str, op_type: str, function: Callable[..., Any], doc: str,
+    n: int, declaration: str, op_type: str, function: Callable[..., Any], doc: str = "",
     *options: str, **settings: Any,
 ) -> Callable[..., Any]:  # fmt: skip
     """Make the row of a convolution; its example multiplies two pixels by a filter of one."""
@@ -149,17 +149,7 @@ def _conv1d(
     return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
 
 
-conv1d = _convolution(
-    1, "conv1d(value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, "
-    "data_format=None, name=None, input=None, dilations=None)", "Conv2D", _conv1d,
-    "Return sequences, (batch, width, in), convolved with a filter (width, in, out).",
-    "stride=1", scope="conv1d", filters=TENSOR, input="value",
-    call=lambda *row, stride, **options: _slide(1, *row, strides=stride, **options),
-)  # fmt: skip
-conv2d = _convolution(
-    2, "conv2d(input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, "
-    "data_format='NHWC', dilations=(1, 1, 1, 1), name=None, filters=None)",
-    "Conv2D", rg.nn.conv2d,
+def _conv2d(x: Tensor, w: Tensor, **attrs: Any) -> Tensor:
     """Return images convolved with a filter (height, width, in, out).
 
     Args:
@@ -167,12 +157,28 @@ conv2d = _convolution(
         filter: The filter, also called `filters`.
         strides: Four numbers in the order of `data_format`, 1 for batch and channels.
         padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
-        dilations: As `strides`.""",
-    filters="filter",
+        dilations: As `strides`.
+    """
+    return rg.nn.conv2d(x, w, **attrs)
+
+
+conv1d = _convolution(
+    1, "conv1d(value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, "
+    "data_format=None, name=None, input=None, dilations=None)",
+    "Conv2D", _conv1d,
+    "Return sequences, (batch, width, in), convolved with a filter (width, in, out).", "stride=1",
+    scope="conv1d", filters=TENSOR, input="value",
+    call=lambda *row, stride, **options: _slide(1, *row, strides=stride, **options),
+)  # fmt: skip
+conv2d = _convolution(
+    2, "conv2d(input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, "
+    "data_format='NHWC', dilations=(1, 1, 1, 1), name=None, filters=None)",
+    "Conv2D", _conv2d, filters="filter",
 )  # fmt: skip
 conv3d = _convolution(
     3, "conv3d(input, filter=None, strides=None, padding=None, data_format='NDHWC', "
-    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)", "Conv3D", rg.nn.conv3d,
+    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)",
+    "Conv3D", rg.nn.conv3d,
     "Return volumes convolved with a filter (depth, height, width, in, out).", filters="filter",
 )  # fmt: skip
 atrous_conv2d = _convolution(
@@ -183,14 +189,16 @@ atrous_conv2d = _convolution(
 )  # fmt: skip
 depthwise_conv2d = _convolution(
     2, "depthwise_conv2d(input, filter, strides, padding, rate=None, name=None, "
-    "data_format=None, dilations=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d,
+    "data_format=None, dilations=None)",
+    "DepthwiseConv2dNative", rg.nn.depthwise_conv2d,
     "Return images whose channels are convolved with filters of their own.\n\n"
     "Args:\n    filter: Of the shape (height, width, in, multiplier).",
     scope="depthwise", rate="dilations",
 )  # fmt: skip
 depthwise_conv2d_native = _convolution(
     2, "depthwise_conv2d_native(input, filter, strides, padding, data_format='NHWC', "
-    "dilations=(1, 1, 1, 1), name=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d,
+    "dilations=(1, 1, 1, 1), name=None)",
+    "DepthwiseConv2dNative", rg.nn.depthwise_conv2d,
     "Return `depthwise_conv2d`, under its op's name.",
 )  # fmt: skip
 separable_conv2d = define(
@@ -264,9 +272,8 @@ def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kind
     return define(
         f"tf.nn.{name}(value=None, ksize=None, strides=None, padding=None, "
         f"data_format='{LAYOUTS[n][0]}', name=None, input=None)",
-        op_type, function, kinds, shown, f"ksize={window}", "strides=1", 'padding="VALID"',
-        result, doc=(function.__doc__ or "").partition("\n")[0],
-        call=partial(_slide, n), input="value",
+        op_type, function, kinds, shown, f"ksize={window}", "strides=1", 'padding="VALID"', result,
+        doc=(function.__doc__ or "").partition("\n")[0], call=partial(_slide, n), input="value",
     )  # fmt: skip
 
 

@@ -52,13 +52,14 @@ def _convolution(
     declaration: str,
     op_type: str,
     function: Callable[..., Any],
-    doc: str,
+    doc: str = "",
     *options: str,
     **settings: Any,
 ) -> Callable[..., Any]: ...
 def _conv1d(
     x: Tensor, w: Tensor, strides: Sequence[int], pad: str | Sequence[Any], dilations: Sequence[int]
 ) -> Tensor: ...
+def _conv2d(x: Tensor, w: Tensor, **attrs: Any) -> Tensor: ...
 def conv1d(
     value: Any = None,
     filters: Any = None,

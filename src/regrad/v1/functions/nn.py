@@ -319,8 +319,8 @@ def _l2_loss(x: rg.Tensor) -> rg.Tensor:
 
 
 log_poisson_loss = define(
-    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)",
-    None, _log_poisson_loss, FLOATS, "[1.0]", "[0.0]", "[1.]",
+    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)", None, _log_poisson_loss,
+    FLOATS, "[1.0]", "[0.0]", "[1.]",
     doc=f"{_log_poisson_loss.__doc__}\n\nArgs:\n"
     "    compute_full_loss: Add Stirling's term, which the gradient does not need.",
 )  # fmt: skip

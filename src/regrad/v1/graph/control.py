@@ -323,13 +323,12 @@ def while_loop(
         raise GraphError("No loop variables provided")
     start = [convert_to_tensor(v) for v in leaves]
     specs = _invariants(start, shape_invariants)
-    vars_in = lambda tensors: close(tensors)  # noqa: E731
     label = name or "while"
-    tested = _loop_region(label, specs, lambda args: [cond(*_spread(vars_in(args)))])
+    tested = _loop_region(label, specs, lambda args: [cond(*_spread(close(args)))])
     _check_condition(tested.outputs[0])
     structure: list[Any] = []
     repeated = _loop_region(
-        label, specs, lambda args: _results(body, vars_in(args), len(leaves), structure)
+        label, specs, lambda args: _results(body, close(args), len(leaves), structure)
     )
     triples = zip(repeated.arguments, repeated.outputs, specs, strict=True)
     specs = [_after(*triple) for triple in triples]
