@@ -31,7 +31,7 @@ from regrad.v1.functions import image as image
 from regrad.v1.functions import linalg as matrices
 from regrad.v1.functions import losses as losses
 from regrad.v1.functions import nn as nn
-from regrad.v1.functions import operators as _operators  # noqa: F401 (gives tensors theirs)
+from regrad.v1.functions import operators as _operators  # noqa: F401 (tensors have theirs by it)
 from regrad.v1.functions.arrays import *
 from regrad.v1.functions.clipping import *
 from regrad.v1.functions.creation import *

@@ -1,4 +1,4 @@
-"""What becomes a tensor of the graph, or an attribute of an op, and how ops are put down."""
+"""What becomes a tensor of the graph or an attribute of an op, and how ops are made."""
 
 from __future__ import annotations
 
