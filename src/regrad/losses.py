@@ -138,11 +138,9 @@ def _float(x: Tensor, like: Tensor) -> Tensor:
 
 @deferrable
 def absolute_difference(
-    labels: TensorLike,
-    predictions: TensorLike,
-    weights: TensorLike | None = None,
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the loss `abs(labels - predictions)`. The gradient where they are equal is 0.
 
     Args:
@@ -169,11 +167,9 @@ def absolute_difference(
 
 @deferrable
 def mean_squared_error(
-    labels: TensorLike,
-    predictions: TensorLike,
-    weights: TensorLike | None = None,
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the loss `(labels - predictions)²`.
 
     Args:
@@ -201,13 +197,9 @@ def mean_squared_error(
 
 @deferrable
 def huber_loss(
-    labels: TensorLike,
-    predictions: TensorLike,
-    weights: TensorLike | None = None,
-    reduction: str = BY_NONZERO,
-    *,
-    delta: float = 1.0,
-) -> Tensor:
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO, *, delta: float = 1.0,
+) -> Tensor:  # fmt: skip
     """Return half the squared error up to an error of `delta`, and linear beyond.
 
     Args:
@@ -238,11 +230,9 @@ def huber_loss(
 
 @deferrable
 def hinge_loss(
-    labels: TensorLike,
-    predictions: TensorLike,
-    weights: TensorLike | None = None,
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return `relu(1 - s * predictions)`, where s is -1 for the label 0 and 1 for the label 1.
 
     Args:
@@ -269,13 +259,9 @@ def hinge_loss(
 
 @deferrable
 def log_loss(
-    labels: TensorLike,
-    predictions: TensorLike,
-    weights: TensorLike | None = None,
-    reduction: str = BY_NONZERO,
-    *,
-    epsilon: float = 1e-7,
-) -> Tensor:
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO, *, epsilon: float = 1e-7,
+) -> Tensor:  # fmt: skip
     """Return `-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)`.
 
     For logits use `sigmoid_cross_entropy`, which needs no epsilon.
@@ -307,13 +293,9 @@ def log_loss(
 
 @deferrable
 def cosine_distance(
-    labels: TensorLike,
-    predictions: TensorLike,
-    weights: TensorLike | None = None,
-    reduction: str = BY_NONZERO,
-    *,
-    axis: int,
-) -> Tensor:
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO, *, axis: int,
+) -> Tensor:  # fmt: skip
     """Return `1 - sum(labels * predictions)` along `axis`, which stays as an axis of size 1.
 
     The vectors along `axis` must have norm 1 already; see `nn.l2_normalize`.
@@ -348,13 +330,9 @@ def cosine_distance(
 
 @deferrable
 def sigmoid_cross_entropy(
-    labels: TensorLike,
-    logits: TensorLike,
-    weights: TensorLike | None = None,
-    reduction: str = BY_NONZERO,
-    *,
-    label_smoothing: float = 0.0,
-) -> Tensor:
+    labels: TensorLike, logits: TensorLike, weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO, *, label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
     """Return the cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
 
     Args:
@@ -384,13 +362,9 @@ def sigmoid_cross_entropy(
 
 @deferrable
 def softmax_cross_entropy(
-    labels: TensorLike,
-    logits: TensorLike,
-    weights: TensorLike | None = None,
-    reduction: str = BY_NONZERO,
-    *,
-    label_smoothing: float = 0.0,
-) -> Tensor:
+    labels: TensorLike, logits: TensorLike, weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO, *, label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
     """Return the cross entropy of distributions `labels` and `softmax(logits)` along the last axis.
 
     There is one loss, and one weight, per example. The gradient of the labels is
@@ -424,11 +398,9 @@ def softmax_cross_entropy(
 
 @deferrable
 def sparse_softmax_cross_entropy(
-    labels: TensorLike,
-    logits: TensorLike,
-    weights: TensorLike | None = None,
+    labels: TensorLike, logits: TensorLike, weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the softmax cross entropy with the number of the right class as label.
 
     The losses are those of `nn.sparse_softmax_cross_entropy_with_logits`, which is one op: it has

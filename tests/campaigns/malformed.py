@@ -252,7 +252,8 @@ HELPERS = {
     *[f"regrad.core.{name}" for name in ("shapes", "tensor", "numbers")],
     "regrad.errors", "regrad.graph.deferred", "regrad.graph.graph", "regrad.graph.size_ops",
     "regrad.shapes.sizes", "regrad.shapes.table", "regrad.v1.namespaces",
-    *[f"regrad.v1.graph.{name}" for name in ("forms", "tensors", "values", "tf_names")],
+    *[f"regrad.v1.graph.{name}" for name in ("conversion", "forms", "kinds", "row_docs", "rows")],
+    *[f"regrad.v1.graph.{name}" for name in ("tensors", "values", "tf_names")],
 }  # fmt: skip
 
 

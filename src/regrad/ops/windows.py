@@ -158,13 +158,9 @@ class Windows(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def windows(
-    name: str,
-    inputs: tuple[int, ...],
-    size: tuple[int, ...],
-    strides: tuple[int, ...],
-    pad: str | Pairs,
-    dilations: tuple[int, ...],
-) -> Windows:
+    name: str, inputs: tuple[int, ...], size: tuple[int, ...], strides: tuple[int, ...],
+    pad: str | Pairs, dilations: tuple[int, ...],
+) -> Windows:  # fmt: skip
     """The windows of an op, with their padding and number worked out.
 
     `"same"` makes `ceil(n / stride)` windows and puts the smaller half of the padding first;
@@ -325,14 +321,9 @@ class ConvolutionPlan(NamedTuple):
 
 
 def plan_of(
-    name: str,
-    images: Sequence[int],
-    filter: Sequence[int],
-    strides: Sizes,
-    pad: str | Pairs,
-    dilations: Sizes,
-    depthwise: bool = False,
-) -> ConvolutionPlan:
+    name: str, images: Sequence[int], filter: Sequence[int], strides: Sizes, pad: str | Pairs,
+    dilations: Sizes, depthwise: bool = False,
+) -> ConvolutionPlan:  # fmt: skip
     """The plan of a convolution; ShapeError where filter and images do not fit."""
     images, filter = tuple(images), tuple(filter)
     n = len(images) - 2

@@ -31,6 +31,7 @@ from regrad.v1.functions import image as image
 from regrad.v1.functions import linalg as matrices
 from regrad.v1.functions import losses as losses
 from regrad.v1.functions import nn as nn
+from regrad.v1.functions import operators as _operators  # noqa: F401 (tensors have theirs by it)
 from regrad.v1.functions.arrays import *
 from regrad.v1.functions.clipping import *
 from regrad.v1.functions.creation import *
@@ -41,19 +42,20 @@ from regrad.v1.functions.random_ops import *
 from regrad.v1.functions.reductions import *
 from regrad.v1.graph import control
 from regrad.v1.graph.control import *
+from regrad.v1.graph.conversion import *
 from regrad.v1.graph.gradients import *
 from regrad.v1.graph.graphs import *
 from regrad.v1.graph.row_docs import WRITTEN_OUT as _WRITTEN_OUT
 from regrad.v1.graph.static_shapes import *
 from regrad.v1.graph.tensors import *
 from regrad.v1.graph.tracing import *
-from regrad.v1.graph.variable_scopes import *
 from regrad.v1.graph.variables import *
 from regrad.v1.namespaces import *
 from regrad.v1.run.session import *
 from regrad.v1.training import initializers as initializers
 from regrad.v1.training import layers as layers
 from regrad.v1.training.initializers import *
+from regrad.v1.training.variable_scopes import *
 
 # names that stand for others, older ones among them
 tuple = control.tuple_

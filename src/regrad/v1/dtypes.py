@@ -111,20 +111,17 @@ class DType:
 DTypeLike: TypeAlias = DType | np.dtype | type | str
 
 bool: DType = DType(np.bool_)
-int8: DType
-int16: DType
-int32: DType
-int64: DType
-int8, int16, int32, int64 = (DType(f"int{n}") for n in (8, 16, 32, 64))
-uint8: DType
-uint16: DType
-uint32: DType
-uint64: DType
-uint8, uint16, uint32, uint64 = (DType(f"uint{n}") for n in (8, 16, 32, 64))
-float16: DType
-float32: DType
-float64: DType
-float16, float32, float64 = (DType(f"float{n}") for n in (16, 32, 64))
+int8: DType = DType("int8")
+int16: DType = DType("int16")
+int32: DType = DType("int32")
+int64: DType = DType("int64")
+uint8: DType = DType("uint8")
+uint16: DType = DType("uint16")
+uint32: DType = DType("uint32")
+uint64: DType = DType("uint64")
+float16: DType = DType("float16")
+float32: DType = DType("float32")
+float64: DType = DType("float64")
 half: DType = float16
 double: DType = float64
 complex64: DType = DType("complex64")

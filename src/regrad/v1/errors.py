@@ -10,7 +10,6 @@ from regrad.graph.graph import Node
 
 if TYPE_CHECKING:
     from regrad.v1.graph.node_defs import NodeDef
-    from regrad.v1.graph.tensors import Operation
 
 
 class OpError(RegradError):
@@ -18,9 +17,7 @@ class OpError(RegradError):
 
     op: Any = None
 
-    def __init__(
-        self, node_def: NodeDef | str | None, op: Operation | Node | None = None, message: str = ""
-    ) -> None:
+    def __init__(self, node_def: NodeDef | str | None, op: Any = None, message: str = "") -> None:
         # TensorFlow's argument order; a message alone will do
         self.message: str = message or str(node_def)
         self.node_def: NodeDef | str | None = node_def if message else None

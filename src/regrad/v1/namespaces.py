@@ -20,10 +20,11 @@ from regrad.v1.functions import linalg as _linalg
 from regrad.v1.functions import math as _math
 from regrad.v1.functions import nn as _nn
 from regrad.v1.functions import spectral as _spectral
+from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
-from regrad.v1.graph.tensors import Tensor, convert_to_tensor, face
+from regrad.v1.graph.tensors import Tensor, face
 
 __all__ = [
     "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "fft", "fft2d",

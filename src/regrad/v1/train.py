@@ -1,34 +1,5 @@
 """`tf.train`: optimizers, learning rates, step counts, averages and checkpoints."""
 
-from regrad.v1.training.optimizers import AdadeltaOptimizer as AdadeltaOptimizer
-from regrad.v1.training.optimizers import AdagradOptimizer as AdagradOptimizer
-from regrad.v1.training.optimizers import AdamOptimizer as AdamOptimizer
-from regrad.v1.training.optimizers import FtrlOptimizer as FtrlOptimizer
-from regrad.v1.training.optimizers import GradientDescentOptimizer as GradientDescentOptimizer
-from regrad.v1.training.optimizers import MomentumOptimizer as MomentumOptimizer
-from regrad.v1.training.optimizers import Optimizer as Optimizer
-from regrad.v1.training.optimizers import RMSPropOptimizer as RMSPropOptimizer
-from regrad.v1.training.saver import CheckpointReader as CheckpointReader
-from regrad.v1.training.saver import CheckpointState as CheckpointState
-from regrad.v1.training.saver import NewCheckpointReader as NewCheckpointReader
-from regrad.v1.training.saver import Saver as Saver
-from regrad.v1.training.saver import checkpoint_exists as checkpoint_exists
-from regrad.v1.training.saver import get_checkpoint_state as get_checkpoint_state
-from regrad.v1.training.saver import latest_checkpoint as latest_checkpoint
-from regrad.v1.training.saver import list_variables as list_variables
-from regrad.v1.training.saver import load_checkpoint as load_checkpoint
-from regrad.v1.training.saver import load_variable as load_variable
-from regrad.v1.training.saver import remove_checkpoint as remove_checkpoint
-from regrad.v1.training.saver import update_checkpoint_state as update_checkpoint_state
-from regrad.v1.training.schedules import ExponentialMovingAverage as ExponentialMovingAverage
-from regrad.v1.training.schedules import assert_global_step as assert_global_step
-from regrad.v1.training.schedules import cosine_decay as cosine_decay
-from regrad.v1.training.schedules import create_global_step as create_global_step
-from regrad.v1.training.schedules import exponential_decay as exponential_decay
-from regrad.v1.training.schedules import get_global_step as get_global_step
-from regrad.v1.training.schedules import get_or_create_global_step as get_or_create_global_step
-from regrad.v1.training.schedules import global_step as global_step
-from regrad.v1.training.schedules import inverse_time_decay as inverse_time_decay
-from regrad.v1.training.schedules import natural_exp_decay as natural_exp_decay
-from regrad.v1.training.schedules import piecewise_constant as piecewise_constant
-from regrad.v1.training.schedules import polynomial_decay as polynomial_decay
+from regrad.v1.training.optimizers import *
+from regrad.v1.training.saver import *
+from regrad.v1.training.schedules import *

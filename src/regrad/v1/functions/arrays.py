@@ -20,11 +20,10 @@ from regrad.shapes.sizes import broadcast
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import cast
 from regrad.v1.functions.reductions import reduce_prod
+from regrad.v1.graph.conversion import constant, convert_to_tensor
 from regrad.v1.graph.forms import (
-    ANY,
     as_sizes,
     axes_of,
-    define,
     dtype_of,
     is_eager,
     one_op,
@@ -35,14 +34,10 @@ from regrad.v1.graph.forms import (
 )
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.kinds import ANY
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
-from regrad.v1.graph.tensors import (
-    CONVERSIONS,
-    IndexedSlices,
-    constant,
-    convert_to_tensor,
-    is_tensor,
-)
+from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, is_tensor
 
 __all__ = [
     "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",
@@ -55,18 +50,14 @@ __all__ = [
 # -- identity --------------------------------------------------------------------------------------
 
 
-identity = define(
-    "tf.identity(input)", "Identity", rg.identity,
-    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
-)  # fmt: skip
+identity = define("tf.identity(input)", "Identity", rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]")
 guarantee_const = define(
-    "tf.guarantee_const(input)", "Identity", rg.identity, scope="GuaranteeConst",
-    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
+    "tf.guarantee_const(input)", "Identity", rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]",
+    scope="GuaranteeConst",
 )  # fmt: skip
 stop_gradient = define(
-    "tf.stop_gradient(input)", "StopGradient", rg.stop_gradient,
-    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
-)  # fmt: skip
+    "tf.stop_gradient(input)", "StopGradient", rg.stop_gradient, ANY, "[1.0, 2.0]", "[1., 2.]"
+)
 
 
 @rg.op("IdentityN")
@@ -247,8 +238,8 @@ def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShap
 
 
 reshape = define(
-    "tf.reshape(tensor, shape)", "Reshape", rg.reshape,
-    shows=("[[1, 2], [3, 4]]", "shape=[-1]", "Tensor([1, 2, 3, 4], dtype=int64)"),
+    "tf.reshape(tensor, shape)", "Reshape", rg.reshape, ANY, "[[1, 2], [3, 4]]", "shape=[-1]",
+    "[1, 2, 3, 4]",
 )  # fmt: skip
 
 
@@ -283,28 +274,32 @@ def expand_dims(
 
 squeeze = define(
     "tf.squeeze(input, axis=None, name=None, squeeze_dims=None)", "Squeeze", rg.squeeze, ANY,
-    "Return the input without its axes of size 1, or without the axes of `axis`.",
+    "[[1.0], [2.0]]", "[1., 2.]",
+    doc="Return the input without its axes of size 1, or without the axes of `axis`.",
     axis=lambda axis: None if (axes := axes_of(axis)) == () else axes,
-    shows=("[[1.0], [2.0]]", "Tensor([1., 2.], dtype=float32)"),
 )  # fmt: skip
 
 
 def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor:
+    """Return the tensor with its axes in the order `perm`, by default reversed.
+
+    Args:
+        perm: The axes in their new order.
+        conjugate: Conjugate the elements too.
+    """
     return rg.permute_dims(rg.conj(x) if conjugate else x, perm)
 
 
 transpose = define(
     "tf.transpose(a, perm=None, name=None, conjugate=False)", "Transpose", _transpose, ANY,
-    "Return the tensor with its axes in the order `perm`, by default reversed.\n\n"
-    "Args:\n    perm: The axes in their new order.\n    conjugate: Conjugate the elements too.",
-    scope="transpose", perm=lambda perm: axes_of(perm, "perm"),
-    shows=("[[1, 2], [3, 4]]", "Tensor([[1, 3],\n        [2, 4]], dtype=int64)"),
+    "[[1, 2], [3, 4]]", "[[1, 3],\n        [2, 4]]", scope="transpose",
+    perm=lambda perm: axes_of(perm, "perm"),
 )  # fmt: skip
 
 
 broadcast_to = define(
-    "tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to,
-    shows=("[1, 2]", "shape=[2, 2]", "Tensor([[1, 2],\n        [1, 2]], dtype=int64)"),
+    "tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to, ANY, "[1, 2]", "shape=[2, 2]",
+    "[[1, 2],\n        [1, 2]]",
 )  # fmt: skip
 
 
@@ -334,17 +329,17 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
 
 
 reverse = reverse_v2 = define(
-    "tf.reverse(tensor, axis)", "ReverseV2", rg.flip, ANY,
-    "Return the tensor with its elements reversed along the axes of a list.",
-    shows=("[1, 2, 3]", "axis=[0]", "Tensor([3, 2, 1], dtype=int64)"),
+    "tf.reverse(tensor, axis)", "ReverseV2", rg.flip, ANY, "[1, 2, 3]", "axis=[0]", "[3, 2, 1]",
+    doc="Return the tensor with its elements reversed along the axes of a list.",
 )  # fmt: skip
 
 
 roll = define(
-    "tf.roll(input, shift, axis)", "Roll", rg.roll, ANY,
-    "Return the input with its elements shifted along axes; what leaves at an end enters at the "
-    "other.\n\nArgs:\n    shift: The number of places, or a list with one for each axis.",
-    shift=as_sizes, shows=("[1, 2, 3]", "shift=1", "axis=0", "Tensor([3, 1, 2], dtype=int64)"),
+    "tf.roll(input, shift, axis)", "Roll", rg.roll, ANY, "[1, 2, 3]", "shift=1", "axis=0",
+    "[3, 1, 2]",
+    doc="Return the input with its elements shifted along axes; what leaves at an end enters at "
+    "the other.\n\nArgs:\n    shift: The number of places, or a list with one for each axis.",
+    shift=as_sizes,
 )  # fmt: skip
 
 
@@ -459,6 +454,15 @@ def _stack(*xs: TensorLike, axis: int) -> Any:
 
 
 def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
+    """Return the slices along an axis, without it, as a list.
+
+    Args:
+        num: The size of the axis; needed only if that is unknown.
+
+    Raises:
+        ShapeError: the size is not `num`.
+        GraphError: the size is unknown, and `num` is None.
+    """
     if num is not None and axis >= 0 and _has_unknown_rank(x):
         return [rg.squeeze(part, axis) for part in _split(x, (1,) * num, axis)]
     n = x.shape[axis]
@@ -472,16 +476,20 @@ def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
 
 
 unstack = define(
-    "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY,
-    "Return the slices along an axis, without it, as a list.\n\n"
-    "Args:\n    num: The size of the axis; needed only if that is unknown.\n\n"
-    "Raises:\n    ShapeError: the size is not `num`.\n"
-    "    GraphError: the size is unknown, and `num` is None.",
-    shows=("[1, 2]", "[Tensor(1, dtype=int64), Tensor(2, dtype=int64)]"),
+    "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY, "[1, 2]",
+    "[Tensor(1, dtype=int64), Tensor(2, dtype=int64)]",
 )  # fmt: skip
 
 
 def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
+    """Return the parts of a tensor along an axis, as a list.
+
+    Args:
+        num_or_size_splits: A number of equal parts, or a list of sizes, of which one may be -1.
+
+    Raises:
+        ShapeError: the size of the axis is not the sum of the parts.
+    """
     if not _has_unknown_rank(x) or axis < 0:
         return list(rg.split(x, num_or_size_splits, axis=axis))
     sizes = part_sizes(num_or_size_splits, size_of(x._data, axis))  # pyright: ignore[reportArgumentType]
@@ -490,12 +498,9 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
 
 split = define(
     "tf.split(value, num_or_size_splits, axis=0, num=None, name='split')", "Split", _split, ANY,
-    "Return the parts of a tensor along an axis, as a list.\n\nArgs:\n    num_or_size_splits: A "
-    "number of equal parts, or a list of sizes, of which one may be -1.\n\nRaises:\n"
-    "    ShapeError: the size of the axis is not the sum of the parts.",
-    num_or_size_splits=as_sizes, num=None,
-    shows=("[1, 2, 3]", "num_or_size_splits=[1, -1]",
-           "[Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]"),
+    "[1, 2, 3]", "num_or_size_splits=[1, -1]",
+    "[Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]", num_or_size_splits=as_sizes,
+    num=None,
 )  # fmt: skip
 
 
@@ -525,21 +530,19 @@ def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") ->
 
 space_to_batch_nd = define(
     "tf.space_to_batch_nd(input, block_shape, paddings)", "SpaceToBatchND", rg.nn.space_to_batch,
+    ANY, "[[1, 2, 3, 4]]", "block_shape=[2]", "paddings=[[0, 0]]", "[[1, 3],\n        [2, 4]]",
     doc="Return the tensor with blocks of its axes after the first moved to the batch axis.\n\n"
     "Args:\n    block_shape: The sizes of a block, one for each axis that is cut.\n"
     "    paddings: Pairs (before, after) of zeros that are added to these axes first.\n\n"
     "Returns:\n    A tensor whose first size is the input's times that of a block.",
-    shows=("[[1, 2, 3, 4]]", "block_shape=[2]", "paddings=[[0, 0]]",
-           "Tensor([[1, 3],\n        [2, 4]], dtype=int64)"),
 )  # fmt: skip
 batch_to_space_nd = define(
-    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space,
+    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space, ANY,
+    "[[1, 3], [2, 4]]", "block_shape=[2]", "crops=[[0, 0]]", "[[1, 2, 3, 4]]",
     doc="Return the tensor with parts of the batch axis moved to blocks of the axes after it.\n\n"
     "Args:\n    block_shape: The sizes of a block, one for each axis that grows.\n"
     "    crops: Pairs (before, after) of elements that are cut off these axes last.\n\n"
     "Returns:\n    A tensor whose first size is the input's divided by that of a block.",
-    shows=("[[1, 3], [2, 4]]", "block_shape=[2]", "crops=[[0, 0]]",
-           "Tensor([[1, 2, 3, 4]], dtype=int64)"),
 )  # fmt: skip
 
 

@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any
 import regrad as rg
 from regrad.core.op import TensorLike
 from regrad.errors import ArgumentError
+from regrad.v1.functions import math
 from regrad.v1.functions.arrays import size
-from regrad.v1.functions.math import (
-    add,
-    add_n,
-    cast,
-    divide,
-    maximum,
-    multiply,
-    sqrt,
-    square,
-    subtract,
-)
 from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.forms import axes_of, one_op, scope, tensor
 
@@ -52,7 +42,7 @@ def clip_by_norm(
     with scope(name or "clip_by_norm", t) as whole:
         t = tensor(t, name="t")
         length = one_op(None, "norm", _length, t, axis=axes_of(axes))
-        return divide(multiply(t, clip_norm), maximum(length, clip_norm), name=whole)
+        return math.divide(math.multiply(t, clip_norm), math.maximum(length, clip_norm), name=whole)
 
 
 def _length(x: Tensor, axis: int | tuple[int, ...] | None) -> Any:
@@ -78,8 +68,10 @@ def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None 
     with scope(name or "clip_by_average_norm", t) as whole:
         t = tensor(t, name="t")
         length = one_op(None, "norm", _length, t, axis=None)
-        average = divide(length, cast(size(t), t.dtype))
-        return divide(multiply(t, clip_norm), maximum(average, clip_norm), name=whole)
+        average = math.divide(length, math.cast(size(t), t.dtype))
+        return math.divide(
+            math.multiply(t, clip_norm), math.maximum(average, clip_norm), name=whole
+        )
 
 
 def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
@@ -102,7 +94,7 @@ def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
     """
     known = [t for t in _check_list(t_list) if t is not None]
     with scope(name or "global_norm", *known) as whole:
-        return sqrt(add_n([reduce_sum(square(t)) for t in known]), name=whole)
+        return math.sqrt(math.add_n([reduce_sum(math.square(t)) for t in known]), name=whole)
 
 
 def clip_by_global_norm(
@@ -134,9 +126,9 @@ def clip_by_global_norm(
     known = [t for t in _check_list(t_list) if t is not None]
     with scope(name or "clip_by_global_norm", *known):
         length = global_norm(known) if use_norm is None else tensor(use_norm)
-        factor = divide(clip_norm, maximum(length, clip_norm))
-        factor = add(factor, subtract(length, length))  # NaN where the norm is infinite
-        return [None if t is None else multiply(t, factor) for t in t_list], length
+        factor = math.divide(clip_norm, math.maximum(length, clip_norm))
+        factor = math.add(factor, math.subtract(length, length))  # NaN where the norm is infinite
+        return [None if t is None else math.multiply(t, factor) for t in t_list], length
 
 
 def _check_list(tensors: Sequence[TensorLike]) -> Any:

@@ -10,17 +10,10 @@ import regrad as rg
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
-from regrad.v1.graph.forms import (
-    FLOATS,
-    REALS,
-    TENSOR,
-    define,
-    one_op,
-    plain_value,
-    shape_of,
-    tensor,
-)
-from regrad.v1.graph.tensors import sizes, static_value
+from regrad.v1.graph.conversion import sizes, static_value
+from regrad.v1.graph.forms import one_op, shape_of, tensor
+from regrad.v1.graph.kinds import FLOATS, REALS
+from regrad.v1.graph.rows import TENSOR, define, plain_value
 
 __all__ = [
     "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
@@ -103,34 +96,51 @@ def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
 # -- convolutions --------------------------------------------------------------------------------
 
 
-def _convolve(
+# What windows are given, under TensorFlow's names and under regrad's.
+WINDOWS = {"ksize": "filter_size", "strides": "strides", "dilations": "dilations"}
+
+
+def _slide(
     n: int, op_type: str, name: str, function: Callable[..., Any], *tensors: TensorLike,
-    strides: TensorLike, padding: Padding, data_format: str | None = None,
-    dilations: TensorLike = None, **attrs: Any,
+    padding: Padding, data_format: str | None = None, **attrs: Any,
 ) -> Any:  # fmt: skip
     """Make the `call` of rows: `one_op` with TensorFlow's arguments for n spatial axes."""
     last = channels_last(data_format, n)
-    windows = {
-        "strides": spatial(strides, n, last, "strides"),
-        "pad": padding_of(padding, n, last),
-        "dilations": spatial(1 if dilations is None else dilations, n, last, "dilations"),
-    }
+    for given, taken in WINDOWS.items():
+        if given in attrs:
+            value = attrs.pop(given)
+            attrs[taken] = spatial(1 if value is None else value, n, last, given)
+    attrs["pad"] = padding_of(padding, n, last)
     function = function if last else _channels_first(function, n)
-    return one_op(op_type, name, function, *tensors, **windows, **attrs)
+    return one_op(op_type, name, function, *tensors, **attrs)
 
 
-def _convolve_back(
+def _slide_back(
     n: int, *row: Any, output_shape: tuple[Any, ...], data_format: str | None, **options: Any
 ) -> Any:
-    """`_convolve` for the adjoints, which are told the shape of the result."""
+    """`_slide` for the adjoints, which are told the shape of the result."""
     shape = output_shape
     if not channels_last(data_format, n):
         shape = tuple([shape[axis] for axis in to_last(n)])
-    return _convolve(n, *row, output_shape=shape, data_format=data_format, **options)
+    return _slide(n, *row, output_shape=shape, data_format=data_format, **options)
 
 
-def _convolve_rows(*row: Any, stride: TensorLike, **options: Any) -> Any:
-    return _convolve(1, *row, strides=stride, **options)
+def _convolution(
+    n: int, declaration: str, op_type: str, function: Callable[..., Any], doc: str = "",
+    *options: str, **settings: Any,
+) -> Callable[..., Any]:  # fmt: skip
+    """Make the row of a convolution; its example multiplies two pixels by a filter of one."""
+    once, more = "[" * n, "]" * n
+    example = f"{once}[[1.0], [2.0]]{more}", f"{once}[[3.0]]{more}", *options
+    if "strides" in declaration:
+        example = *example, f"strides={[1] * (n + 2)}"
+    if "padding='SAME'" not in declaration:
+        example = *example, 'padding="SAME"'
+    result = f"{once}[[3.],\n{' ' * (8 + n)}[6.]]{more}"
+    settings = {"call": partial(_slide, n), **settings}
+    return define(
+        f"tf.nn.{declaration}", op_type, function, FLOATS, *example, result, doc=doc, **settings
+    )
 
 
 def _conv1d(
@@ -139,19 +149,7 @@ def _conv1d(
     return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
 
 
-conv1d = define(
-    "tf.nn.conv1d(value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, "
-    "data_format=None, name=None, input=None, dilations=None)", "Conv2D", _conv1d, FLOATS,
-    "Return sequences, (batch, width, in), convolved with a filter (width, in, out).",
-    scope="conv1d", call=_convolve_rows,
-    filters=TENSOR, input="value",
-    shows=("[[[1.0], [2.0]]]", "[[[3.0]]]", "stride=1", "padding=\"SAME\"",
-           "Tensor([[[3.],\n         [6.]]], dtype=float32)"),
-)  # fmt: skip
-conv2d = define(
-    "tf.nn.conv2d(input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, "
-    "data_format='NHWC', dilations=(1, 1, 1, 1), name=None, filters=None)",
-    "Conv2D", rg.nn.conv2d, FLOATS,
+def _conv2d(x: Tensor, w: Tensor, **attrs: Any) -> Tensor:
     """Return images convolved with a filter (height, width, in, out).
 
     Args:
@@ -159,77 +157,73 @@ conv2d = define(
         filter: The filter, also called `filters`.
         strides: Four numbers in the order of `data_format`, 1 for batch and channels.
         padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
-        dilations: As `strides`.""",
-    call=partial(_convolve, 2), filters="filter",
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "strides=[1, 1, 1, 1]", "padding=\"SAME\"",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
+        dilations: As `strides`.
+    """
+    return rg.nn.conv2d(x, w, **attrs)
+
+
+conv1d = _convolution(
+    1, "conv1d(value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, "
+    "data_format=None, name=None, input=None, dilations=None)",
+    "Conv2D", _conv1d,
+    "Return sequences, (batch, width, in), convolved with a filter (width, in, out).", "stride=1",
+    scope="conv1d", filters=TENSOR, input="value",
+    call=lambda *row, stride, **options: _slide(1, *row, strides=stride, **options),
 )  # fmt: skip
-conv3d = define(
-    "tf.nn.conv3d(input, filter=None, strides=None, padding=None, data_format='NDHWC', "
-    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)", "Conv3D", rg.nn.conv3d, FLOATS,
-    "Return volumes convolved with a filter (depth, height, width, in, out).",
-    call=partial(_convolve, 3), filters="filter",
-    shows=("[[[[[1.0], [2.0]]]]]", "[[[[[3.0]]]]]", "strides=[1, 1, 1, 1, 1]", "padding=\"SAME\"",
-           "Tensor([[[[[3.],\n           [6.]]]]], dtype=float32)"),
+conv2d = _convolution(
+    2, "conv2d(input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, "
+    "data_format='NHWC', dilations=(1, 1, 1, 1), name=None, filters=None)",
+    "Conv2D", _conv2d, filters="filter",
 )  # fmt: skip
-atrous_conv2d = define(
-    "tf.nn.atrous_conv2d(value, filters, rate, padding)", "Conv2D", rg.nn.conv2d, FLOATS,
+conv3d = _convolution(
+    3, "conv3d(input, filter=None, strides=None, padding=None, data_format='NDHWC', "
+    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)",
+    "Conv3D", rg.nn.conv3d,
+    "Return volumes convolved with a filter (depth, height, width, in, out).", filters="filter",
+)  # fmt: skip
+atrous_conv2d = _convolution(
+    2, "atrous_conv2d(value, filters, rate, padding)", "Conv2D", rg.nn.conv2d,
     "Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it.",
-    scope="atrous_conv2d",
-    call=lambda *row, rate, **options: _convolve(2, *row, strides=1, dilations=rate, **options),
-    rate=plain_value,
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "rate=2", "padding=\"SAME\"",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
+    "rate=2", scope="atrous_conv2d", rate=plain_value,
+    call=lambda *row, rate, **options: _slide(2, *row, strides=1, dilations=rate, **options),
 )  # fmt: skip
-depthwise_conv2d = define(
-    "tf.nn.depthwise_conv2d(input, filter, strides, padding, rate=None, name=None, "
-    "data_format=None, dilations=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS,
+depthwise_conv2d = _convolution(
+    2, "depthwise_conv2d(input, filter, strides, padding, rate=None, name=None, "
+    "data_format=None, dilations=None)",
+    "DepthwiseConv2dNative", rg.nn.depthwise_conv2d,
     "Return images whose channels are convolved with filters of their own.\n\n"
     "Args:\n    filter: Of the shape (height, width, in, multiplier).",
-    scope="depthwise", call=partial(_convolve, 2),
-    rate="dilations",
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "strides=[1, 1, 1, 1]", "padding=\"SAME\"",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
+    scope="depthwise", rate="dilations",
 )  # fmt: skip
-depthwise_conv2d_native = define(
-    "tf.nn.depthwise_conv2d_native(input, filter, strides, padding, data_format='NHWC', "
-    "dilations=(1, 1, 1, 1), name=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS,
+depthwise_conv2d_native = _convolution(
+    2, "depthwise_conv2d_native(input, filter, strides, padding, data_format='NHWC', "
+    "dilations=(1, 1, 1, 1), name=None)",
+    "DepthwiseConv2dNative", rg.nn.depthwise_conv2d,
     "Return `depthwise_conv2d`, under its op's name.",
-    call=partial(_convolve, 2),
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "strides=[1, 1, 1, 1]", "padding=\"SAME\"",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
 )  # fmt: skip
 separable_conv2d = define(
     "tf.nn.separable_conv2d(input, depthwise_filter, pointwise_filter, strides, padding, "
     "rate=None, name=None, data_format=None, dilations=None)",
-    "Conv2D", rg.nn.separable_conv2d, FLOATS,
-    "Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.",
-    scope="separable_conv2d", call=partial(_convolve, 2),
-    rate="dilations",
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "[[[[2.0]]]]", "strides=[1, 1, 1, 1]",
-           "padding=\"SAME\"",
-           "Tensor([[[[ 6.],\n          [12.]]]], dtype=float32)"),
+    "Conv2D", rg.nn.separable_conv2d, FLOATS, "[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "[[[[2.0]]]]",
+    "strides=[1, 1, 1, 1]", 'padding="SAME"', "[[[[ 6.],\n          [12.]]]]",
+    doc="Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.",
+    scope="separable_conv2d", call=partial(_slide, 2), rate="dilations",
 )  # fmt: skip
-conv2d_transpose = define(
-    "tf.nn.conv2d_transpose(value=None, filter=None, output_shape=None, strides=None, "
+conv2d_transpose = _convolution(
+    2, "conv2d_transpose(value=None, filter=None, output_shape=None, strides=None, "
     "padding='SAME', data_format='NHWC', name=None, input=None, filters=None, dilations=None)",
-    "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS,
+    "Conv2DBackpropInput", rg.nn.conv2d_transpose,
     "Return the adjoint of `conv2d`, with a filter (height, width, out, in).",
-    scope="conv2d_transpose", call=partial(_convolve_back, 2),
+    "output_shape=[1, 1, 2, 1]", scope="conv2d_transpose", call=partial(_slide_back, 2),
     input="value", filters="filter", output_shape=sizes,
-    shows=("[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "output_shape=[1, 1, 2, 1]", "strides=[1, 1, 1, 1]",
-           "Tensor([[[[3.],\n          [6.]]]], dtype=float32)"),
 )  # fmt: skip
-conv3d_transpose = define(
-    "tf.nn.conv3d_transpose(value, filter=None, output_shape=None, strides=None, "
+conv3d_transpose = _convolution(
+    3, "conv3d_transpose(value, filter=None, output_shape=None, strides=None, "
     "padding='SAME', data_format='NDHWC', name=None, input=None, filters=None, dilations=None)",
-    "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS,
+    "Conv3DBackpropInputV2", rg.nn.conv3d_transpose,
     "Return the adjoint of `conv3d`, with a filter (depth, height, width, out, in).",
-    scope="conv3d_transpose", call=partial(_convolve_back, 3),
+    "output_shape=[1, 1, 1, 2, 1]", scope="conv3d_transpose", call=partial(_slide_back, 3),
     input="value", filters="filter", output_shape=sizes,
-    shows=("[[[[[1.0], [2.0]]]]]", "[[[[[3.0]]]]]", "output_shape=[1, 1, 1, 2, 1]",
-           "strides=[1, 1, 1, 1, 1]",
-           "Tensor([[[[[3.],\n           [6.]]]]], dtype=float32)"),
 )  # fmt: skip
 
 
@@ -261,28 +255,13 @@ def convolution(
     function, op_type = {
         1: (_conv1d, "Conv2D"), 2: (rg.nn.conv2d, "Conv2D"), 3: (rg.nn.conv3d, "Conv3D"),
     }[n]  # fmt: skip
-    return _convolve(
+    return _slide(
         n, op_type, name or "convolution", function, input, filter, kinds=FLOATS, padding=padding,
         strides=1 if strides is None else strides, data_format=data_format, dilations=dilation_rate,
     )  # fmt: skip
 
 
 # -- pools ---------------------------------------------------------------------------------------
-
-
-def _pool(
-    n: int, op_type: str, name: str, function: Callable[..., Any], value: TensorLike,
-    ksize: TensorLike, strides: TensorLike, padding: Padding, data_format: str, **kinds: str,
-) -> Any:  # fmt: skip
-    last = channels_last(data_format, n)
-    windows = {
-        "filter_size": spatial(ksize, n, last, "ksize"),
-        "strides": spatial(strides, n, last, "strides"),
-        "pad": padding_of(padding, n, last),
-    }
-    return one_op(
-        op_type, name, function if last else _channels_first(function, n), value, **kinds, **windows
-    )
 
 
 def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kinds: str) -> Any:
@@ -292,10 +271,9 @@ def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kind
     window = "[" + "1, " * n + "2, 1]"
     return define(
         f"tf.nn.{name}(value=None, ksize=None, strides=None, padding=None, "
-        f"data_format='{LAYOUTS[n][0]}', name=None, input=None)", op_type, function, kinds,
-        (function.__doc__ or "").partition("\n")[0], call=partial(_pool, n), input="value",
-        shows=(shown, f"ksize={window}", "strides=1", 'padding="VALID"',
-               f"Tensor({result}, dtype=float32)"),
+        f"data_format='{LAYOUTS[n][0]}', name=None, input=None)",
+        op_type, function, kinds, shown, f"ksize={window}", "strides=1", 'padding="VALID"', result,
+        doc=(function.__doc__ or "").partition("\n")[0], call=partial(_slide, n), input="value",
     )  # fmt: skip
 
 

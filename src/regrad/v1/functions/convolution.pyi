@@ -31,25 +31,35 @@ def to_first(n: int) -> tuple[int, ...]: ...
 def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...]: ...
 def padding_of(padding: Padding, n: int, last: bool) -> Any: ...
 def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]: ...
-def _convolve(
+
+WINDOWS: dict[Any, Any]
+
+def _slide(
     n: int,
     op_type: str,
     name: str,
     function: Callable[..., Any],
     *tensors: TensorLike,
-    strides: TensorLike,
     padding: Padding,
     data_format: str | None = None,
-    dilations: TensorLike = None,
     **attrs: Any,
 ) -> Any: ...
-def _convolve_back(
+def _slide_back(
     n: int, *row: Any, output_shape: tuple[Any, ...], data_format: str | None, **options: Any
 ) -> Any: ...
-def _convolve_rows(*row: Any, stride: TensorLike, **options: Any) -> Any: ...
+def _convolution(
+    n: int,
+    declaration: str,
+    op_type: str,
+    function: Callable[..., Any],
+    doc: str = "",
+    *options: str,
+    **settings: Any,
+) -> Callable[..., Any]: ...
 def _conv1d(
     x: Tensor, w: Tensor, strides: Sequence[int], pad: str | Sequence[Any], dilations: Sequence[int]
 ) -> Tensor: ...
+def _conv2d(x: Tensor, w: Tensor, **attrs: Any) -> Tensor: ...
 def conv1d(
     value: Any = None,
     filters: Any = None,
@@ -349,18 +359,6 @@ def convolution(
     dilation_rate: TensorLike = None,
     name: str | None = None,
     data_format: str | None = None,
-) -> Any: ...
-def _pool(
-    n: int,
-    op_type: str,
-    name: str,
-    function: Callable[..., Any],
-    value: TensorLike,
-    ksize: TensorLike,
-    strides: TensorLike,
-    padding: Padding,
-    data_format: str,
-    **kinds: str,
 ) -> Any: ...
 def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kinds: str) -> Any: ...
 def max_pool(

@@ -20,9 +20,12 @@ from regrad.v1 import dtypes
 from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_dims, rank
 from regrad.v1.functions.math import cast, equal, less, where
 from regrad.v1.functions.reductions import reduce_max
-from regrad.v1.graph.forms import ANY, FLOATS, as_sizes, define, dtype_of, is_eager, one_op, scope
+from regrad.v1.graph.conversion import as_array, constant
+from regrad.v1.graph.forms import as_sizes, dtype_of, is_eager, one_op, scope
 from regrad.v1.graph.forms import tensor as as_tensor
-from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, as_array, constant, is_tensor
+from regrad.v1.graph.kinds import ANY, FLOATS
+from regrad.v1.graph.rows import define
+from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, is_tensor
 
 __all__ = [
     "eye", "fill", "lin_space", "linspace", "one_hot", "ones", "ones_like", "range",
@@ -112,9 +115,10 @@ def _asks_eager(sizes: TensorLike) -> bool:
 def _like(name: str, op_type: str, function: Any, values: str, shown: str) -> Any:
     return define(
         f"tf.{name}(tensor, dtype=None, name=None, optimize=True)", op_type, function, ANY,
-        f"Return {values} of the shape of a tensor, and of its dtype unless one is given.",
+        "[1.5, 2.5]", f"[{shown}, {shown}]",
+        doc=f"Return {values} of the shape of a tensor, and of its dtype unless one is given.",
         scope=name, dtype=lambda dtype: None if dtype is None else dtypes.to_numpy(dtype),
-        optimize=None, shows=("[1.5, 2.5]", f"Tensor([{shown}, {shown}], dtype=float32)"),
+        optimize=None,
     )  # fmt: skip
 
 
@@ -216,21 +220,20 @@ def _known_number(x: Tensor) -> Any:
 
 
 def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
+    """Return evenly spaced numbers from `start` to `stop`, both of them included.
+
+    Args:
+        num: How many there are.
+    """
     if is_eager(start, stop):
         return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
 
 
 lin_space = linspace = define(
-    "tf.lin_space(start, stop, num)",
-    "LinSpace",
-    _lin_space,
-    FLOATS,
-    f"{_lin_space.__doc__}\n\nArgs:\n    num: How many there are.",
-    num=as_sizes,
-    shows=("0.0", "1.0", "num=3", "Tensor([0. , 0.5, 1. ], dtype=float32)"),
-)
+    "tf.lin_space(start, stop, num)", "LinSpace", _lin_space, FLOATS, "0.0", "1.0", "num=3",
+    "[0. , 0.5, 1. ]", num=as_sizes,
+)  # fmt: skip
 
 
 # -- matrices, masks -------------------------------------------------------------------------------

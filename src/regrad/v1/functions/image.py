@@ -10,8 +10,11 @@ from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
 from regrad.v1.functions.random_ops import random_uniform
-from regrad.v1.graph.forms import ANY, define, one_op, scope
-from regrad.v1.graph.tensors import build, convert_to_tensor, sizes
+from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
+from regrad.v1.graph.forms import one_op, scope
+from regrad.v1.graph.kinds import ANY
+from regrad.v1.graph.row_docs import fill_in
+from regrad.v1.graph.rows import define
 
 
 class ResizeMethod:
@@ -43,17 +46,17 @@ def _resize_bilinear(
 LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
 resize_bilinear = define(
     f"tf.image.resize_bilinear{LISTED}", "ResizeBilinear", _resize_bilinear, ANY,
-    "Return images of another size, each pixel interpolated between four, as floats.",
+    "[[[[1.0], [2.0]]]]", "size=[1, 4]",
+    "Tensor([[[[1. ],\n          [1.5],\n          [2. ],\n"
+           "          [2. ]]]], dtype=float32)",
+    doc="Return images of another size, each pixel interpolated between four, as floats.",
     size=sizes,
-    shows=("[[[[1.0], [2.0]]]]", "size=[1, 4]",
-           "Tensor([[[[1. ],\n          [1.5],\n          [2. ],\n"
-           "          [2. ]]]], dtype=float32)"),
 )  # fmt: skip
 resize_nearest_neighbor = define(
     f"tf.image.resize_nearest_neighbor{LISTED}", "ResizeNearestNeighbor", rg.nn.resize_nearest, ANY,
-    "Return images of another size, each pixel that of the nearest old one.", size=sizes,
-    shows=("[[[[1.0], [2.0]]]]", "size=[1, 4]",
-           "Tensor([[[[1.],\n          [1.],\n          [2.],\n          [2.]]]], dtype=float32)"),
+    "[[[[1.0], [2.0]]]]", "size=[1, 4]",
+    "[[[[1.],\n          [1.],\n          [2.],\n          [2.]]]]",
+    doc="Return images of another size, each pixel that of the nearest old one.", size=sizes,
 )  # fmt: skip
 RESIZE = {
     ResizeMethod.BILINEAR: resize_bilinear,
@@ -95,45 +98,45 @@ def resize_images(
         return RESIZE[method](images, size, align_corners)
 
 
-FLIP = """Return images (or one image) flipped {direction}.
-
-    Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
-
-    Returns:
-        A tensor of the same shape and dtype.
-
-    Op type: `ReverseV2`. Source: `tf.image.{name}`.
-
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.image.{name}([[[1], [2]], [[3], [4]]])).tolist())
-    {shown}
-    """
-RANDOM_FLIP = """Return each image flipped {direction} with probability 1/2, anew in each run.
-
-    Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
-
-    Returns:
-        A tensor of the same shape and dtype.
-
-    Source: `tf.image.random_{name}`.
-
-    >>> with tf.Graph().as_default():
-    ...     print(tf.image.random_{name}(tf.zeros([4, 5, 3])).shape)
-    (4, 5, 3)
-    """
-
-
 def _flip(
     name: str, axis: int, direction: str, shown: str
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Make a flip along an axis, counted from the end, and the flip by chance."""
 
     def flip(image: TensorLike) -> Any:
+        """Return images (or one image) flipped {direction}.
+
+        Args:
+            image: A tensor or array of the shape (batch, height, width, channels), or without
+                batch.
+
+        Returns:
+            A tensor of the same shape and dtype.
+
+        Op type: `ReverseV2`. Source: `tf.image.{name}`.
+
+        >>> with tf.Graph().as_default(), tf.Session() as sess:
+        ...     print(sess.run(tf.image.{name}([[[1], [2]], [[3], [4]]])).tolist())
+        {shown}
+        """
         return one_op(None, name, rg.flip, image, axis=axis)
 
     def random_flip(image: TensorLike, seed: int | None = None) -> Any:
+        """Return each image flipped {direction} with probability 1/2, anew in each run.
+
+        Args:
+            image: A tensor or array of the shape (batch, height, width, channels), or without
+                batch.
+
+        Returns:
+            A tensor of the same shape and dtype.
+
+        Source: `tf.image.{name}`.
+
+        >>> with tf.Graph().as_default():
+        ...     print(tf.image.{name}(tf.zeros([4, 5, 3])).shape)
+        (4, 5, 3)
+        """
         image = convert_to_tensor(image)
         shape = image._symbol.shape
         with scope(f"random_{name}"):
@@ -141,11 +144,8 @@ def _flip(
             half = random_uniform(each, seed=seed)
             return build("SelectV2", None, _where_less, half, flip(image), image)
 
-    flip.__name__ = flip.__qualname__ = name
-    flip.__doc__ = FLIP.format(name=name, direction=direction, shown=shown)
-    random_flip.__name__ = random_flip.__qualname__ = f"random_{name}"
-    random_flip.__doc__ = RANDOM_FLIP.format(name=name, direction=direction)
-    return flip, random_flip
+    plain = fill_in(flip, name, direction=direction, shown=shown)
+    return plain, fill_in(random_flip, f"random_{name}", direction=direction)
 
 
 def _where_less(noise: Tensor, yes: Tensor, no: Tensor) -> Any:

@@ -95,10 +95,6 @@ def resize_images(
     preserve_aspect_ratio: bool = False,
     name: str | None = None,
 ) -> Any: ...
-
-FLIP: str
-RANDOM_FLIP: str
-
 def _flip(
     name: str, axis: int, direction: str, shown: str
 ) -> tuple[Callable[..., Any], Callable[..., Any]]: ...
@@ -107,7 +103,8 @@ def flip_left_right(image: TensorLike) -> Any:
     """Return images (or one image) flipped left to right.
 
     Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+        image: A tensor or array of the shape (batch, height, width, channels), or without
+            batch.
 
     Returns:
         A tensor of the same shape and dtype.
@@ -126,7 +123,8 @@ def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
     """Return each image flipped left to right with probability 1/2, anew in each run.
 
     Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+        image: A tensor or array of the shape (batch, height, width, channels), or without
+            batch.
         seed: The seed of the op; see `set_random_seed`.
 
     Returns:
@@ -146,7 +144,8 @@ def flip_up_down(image: TensorLike) -> Any:
     """Return images (or one image) flipped upside down.
 
     Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+        image: A tensor or array of the shape (batch, height, width, channels), or without
+            batch.
 
     Returns:
         A tensor of the same shape and dtype.
@@ -165,7 +164,8 @@ def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
     """Return each image flipped upside down with probability 1/2, anew in each run.
 
     Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
+        image: A tensor or array of the shape (batch, height, width, channels), or without
+            batch.
         seed: The seed of the op; see `set_random_seed`.
 
     Returns:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import regrad as rg
 from regrad.core.dims import Dim, UnknownRank, is_known, size_of
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Readable, Tensor
 from regrad.errors import ArgumentError, GraphError, IndexRangeError
 from regrad.v1 import dtypes
 from regrad.v1.functions.arrays import (
@@ -24,25 +24,13 @@ from regrad.v1.functions.arrays import (
 from regrad.v1.functions.creation import ones_like
 from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
 from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
-from regrad.v1.graph.forms import (
-    ANY,
-    as_sizes,
-    axes_of,
-    define,
-    dtype_of,
-    one_op,
-    rank_of,
-    scope,
-    shape_of,
-)
+from regrad.v1.graph.forms import as_sizes, axes_of, dtype_of, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
+from regrad.v1.graph.kinds import ANY
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import is_tensor, rg_read
 from regrad.v1.graph.values import indices_from_zero
-
-if TYPE_CHECKING:
-    from regrad.v1.graph.variables import Variable
-
 
 __all__ = [
     "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
@@ -96,6 +84,15 @@ def _bound(b: Any) -> Any:
 
 
 def _block(x: Tensor, begin: Any, size: Any) -> Any:
+    """Return the block that starts at `begin` and has the shape `size`.
+
+    Args:
+        begin: The first index, one number for each axis.
+        size: The sizes, one for each axis; -1 means to the end.
+
+    Raises:
+        IndexRangeError: the block is not within the tensor.
+    """
     shape = shape_of(x)
     if is_known(shape) and is_known((*begin, *size)):
         return rg.slice(x, begin, size)
@@ -122,20 +119,15 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
 
 
 slice = define(
-    "tf.slice(input_, begin, size)", "Slice", _block, ANY,
-    "Return the block that starts at `begin` and has the shape `size`.\n\nArgs:\n"
-    "    begin: The first index, one number for each axis.\n"
-    "    size: The sizes, one for each axis; -1 means to the end.\n\n"
-    "Raises:\n    IndexRangeError: the block is not within the tensor.",
-    begin=as_sizes, size=as_sizes,
-    shows=("[1, 2, 3]", "begin=[1]", "size=[-1]", "Tensor([2, 3], dtype=int64)"),
+    "tf.slice(input_, begin, size)", "Slice", _block, ANY, "[1, 2, 3]", "begin=[1]", "size=[-1]",
+    "[2, 3]", begin=as_sizes, size=as_sizes,
 )  # fmt: skip
 
 
 def strided_slice(
     input_: TensorLike, begin: TensorLike, end: TensorLike, strides: TensorLike = None,
     begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0, var: Variable | None = None, name: str | None = None,
+    shrink_axis_mask: int = 0, var: Readable | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
     """Return the elements that `input_[begin:end:strides]` selects, axis by axis.
 
@@ -255,18 +247,17 @@ def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
 
 
 gather_nd = define(
-    "tf.gather_nd(params, indices)", "GatherNd", _gather_nd, same=False,
-    shows=("[[1, 2], [3, 4]]", "[[0, 1], [1, 0]]", "Tensor([2, 3], dtype=int64)"),
+    "tf.gather_nd(params, indices)", "GatherNd", _gather_nd, ANY, "[[1, 2], [3, 4]]",
+    "[[0, 1], [1, 0]]", "[2, 3]", same=False,
 )  # fmt: skip
 scatter_nd = define(
-    "tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, same=False,
-    shows=("[[2], [0]]", "[5, 6]", "shape=[3]", "Tensor([6, 0, 5], dtype=int64)"),
+    "tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, ANY, "[[2], [0]]", "[5, 6]",
+    "shape=[3]", "[6, 0, 5]", same=False,
 )  # fmt: skip
 tensor_scatter_update = define(
     "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
-    rg.find_op("TensorScatterUpdate").function, ANY,
-    "Return the tensor with `updates` at index vectors.", same=False,
-    shows=("[1, 2, 3]", "[[1]]", "[9]", "Tensor([1, 9, 3], dtype=int64)"),
+    rg.find_op("TensorScatterUpdate").function, ANY, "[1, 2, 3]", "[[1]]", "[9]", "[1, 9, 3]",
+    doc="Return the tensor with `updates` at index vectors.", same=False,
 )  # fmt: skip
 
 

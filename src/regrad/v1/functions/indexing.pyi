@@ -4,9 +4,8 @@ from typing import Any, NamedTuple
 
 from regrad.core.dims import Dim
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Readable, Tensor
 from regrad.v1 import dtypes
-from regrad.v1.graph.variables import Variable
 
 __all__ = [
     "batch_gather",
@@ -58,7 +57,7 @@ def strided_slice(
     ellipsis_mask: int = 0,
     new_axis_mask: int = 0,
     shrink_axis_mask: int = 0,
-    var: Variable | None = None,
+    var: Readable | None = None,
     name: str | None = None,
 ) -> Any: ...
 def gather(

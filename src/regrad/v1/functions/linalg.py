@@ -18,12 +18,8 @@ from regrad.graph.deferred import deferrable
 from regrad.v1.functions.creation import eye as eye
 from regrad.v1.functions.math import cast
 from regrad.v1.graph.forms import (
-    ANY,
-    INEXACT,
-    NUMBERS,
     as_sizes,
     axes_of,
-    define,
     dtype_of,
     one_op,
     rank_of,
@@ -31,6 +27,8 @@ from regrad.v1.graph.forms import (
     scope,
     tensor,
 )
+from regrad.v1.graph.kinds import ANY, INEXACT, NUMBERS
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.tensors import is_tensor
 
 __all__ = [
@@ -108,11 +106,11 @@ def _axes(axes: TensorLike) -> Any:
 
 
 tensordot = define(
-    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS,
-    "Return the sum of products of two tensors over axes of both.\n\nArgs:\n"
+    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS, "[1.0, 2.0]", "[3.0, 4.0]", "axes=1",
+    "11.",
+    doc="Return the sum of products of two tensors over axes of both.\n\nArgs:\n"
     "    axes: A number, of last axes of a and first axes of b, or a pair of lists of axes.",
     scope="Tensordot", axes=_axes,
-    shows=("[1.0, 2.0]", "[3.0, 4.0]", "axes=1", "Tensor(11., dtype=float32)"),
 )  # fmt: skip
 
 
@@ -144,8 +142,8 @@ def _einsum(*xs: Tensor, equation: str) -> Any:
 
 cross = define(
     "tf.cross(a, b)", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS,
-    "Return the cross product of vectors of three elements along the last axis.",
-    shows=("[1, 0, 0]", "[0, 1, 0]", "Tensor([0, 0, 1], dtype=int64)"),
+    "[1, 0, 0]", "[0, 1, 0]", "[0, 0, 1]",
+    doc="Return the cross product of vectors of three elements along the last axis.",
 )  # fmt: skip
 
 
@@ -198,13 +196,12 @@ def _adjoint(x: Tensor) -> Any:
 
 
 matrix_diag = diag = define(
-    "tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag,
-    shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
+    "tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag, ANY, "[1, 2]",
+    "[[1, 0],\n        [0, 2]]",
 )  # fmt: skip
 matrix_diag_part = diag_part = define(
-    "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY,
-    "Return the diagonals of matrices.",
-    shows=("[[1, 2], [3, 4]]", "Tensor([1, 4], dtype=int64)"),
+    "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY, "[[1, 2], [3, 4]]",
+    "[1, 4]", doc="Return the diagonals of matrices.",
 )  # fmt: skip
 
 
@@ -238,24 +235,23 @@ def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
 
 
 matrix_set_diag = set_diag = define(
-    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag",
-    shows=("[[1, 2], [3, 4]]", "[5, 6]", "Tensor([[5, 2],\n        [3, 6]], dtype=int64)"),
+    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, ANY, "[[1, 2], [3, 4]]", "[5, 6]",
+    "[[5, 2],\n        [3, 6]]", scope="MatrixSetDiag",
 )  # fmt: skip
 tensor_diag = define(
-    "tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag",
-    shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
+    "tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, ANY, "[1, 2]",
+    "[[1, 0],\n        [0, 2]]", scope="Diag",
 )  # fmt: skip
 tensor_diag_part = define(
-    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart",
-    shows=("[[1, 2], [3, 4]]", "Tensor([1, 4], dtype=int64)"),
+    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, ANY, "[[1, 2], [3, 4]]",
+    "[1, 4]", scope="DiagPart",
 )  # fmt: skip
 matrix_band_part = band_part = define(
-    "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY,
-    f"{_band.__doc__}\n\nArgs:\n    num_lower: Diagonals below; a negative one keeps all.\n"
+    "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY, "[[1, 2], [3, 4]]",
+    "num_lower=0", "num_upper=-1", "[[1, 2],\n        [0, 4]]",
+    doc=f"{_band.__doc__}\n\nArgs:\n    num_lower: Diagonals below; a negative one keeps all.\n"
     "    num_upper: Diagonals above; a negative one keeps all.",
     scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes,
-    shows=("[[1, 2], [3, 4]]", "num_lower=0", "num_upper=-1",
-           "Tensor([[1, 2],\n        [0, 4]], dtype=int64)"),
 )  # fmt: skip
 
 
@@ -340,7 +336,7 @@ def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -
 
 matrix_determinant = det = define(
     "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT,
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(-2., dtype=float32)"),
+    "[[1.0, 2.0], [3.0, 4.0]]", "-2.",
 )  # fmt: skip
 
 
@@ -349,6 +345,18 @@ class SignAndLog(NamedTuple):
 
     sign: Any
     log_abs_determinant: Any
+
+
+def _slogdet(x: Tensor) -> SignAndLog:
+    """Return the signs of the determinants, and the logarithms of their absolute values.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> sign, log = tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]]))
+    >>> sign.item(), log.item()
+    (-1.0, 0.0)
+    """
+    return SignAndLog(*rg.linalg.slogdet(x))
 
 
 def _logdet(x: Tensor) -> Tensor:
@@ -381,48 +389,37 @@ def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
     return _triangular_solve(factor, y, lower=True, adjoint=True)
 
 
-slogdet = define(
-    "tf.linalg.slogdet(input)", "LogMatrixDeterminant",
-    lambda x: SignAndLog(*rg.linalg.slogdet(x)), INEXACT,
-    "Return the signs of the determinants, and the logarithms of their absolute values.\n\n"
-    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
-    ">>> sign, log = tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]]))\n"
-    ">>> sign.item(), log.item()\n(-1.0, 0.0)",
-)  # fmt: skip
-logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT,
-    shows=("[[2.0, 0.0], [0.0, 3.0]]", "Tensor(1.7917595, dtype=float32)"),
-)  # fmt: skip
+slogdet = define("tf.linalg.slogdet(input)", "LogMatrixDeterminant", _slogdet, INEXACT)
+logdet = define(
+    "tf.linalg.logdet(matrix)", None, _logdet, INEXACT, "[[2.0, 0.0], [0.0, 3.0]]", "1.7917595"
+)
 matrix_inverse = inv = define(
-    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool,
-    shows=("[[2.0, 0.0], [0.0, 4.0]]",
-           "Tensor([[0.5 , 0.  ],\n        [0.  , 0.25]], dtype=float32)"),
+    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT,
+    "[[2.0, 0.0], [0.0, 4.0]]", "[[0.5 , 0.  ],\n        [0.  , 0.25]]", adjoint=bool,
 )  # fmt: skip
 expm = define(
     "tf.linalg.expm(input)", "MatrixExponential", rg.linalg.expm, INEXACT,
-    "Return the exponential of square matrices, `I + x + x @ x / 2 + …`.",
+    "[[0.0, 1.0], [0.0, 0.0]]", "[[1., 1.],\n        [0., 1.]]",
+    doc="Return the exponential of square matrices, `I + x + x @ x / 2 + …`.",
     scope="matrix_exponential",
-    shows=("[[0.0, 1.0], [0.0, 0.0]]", "Tensor([[1., 1.],\n        [0., 1.]], dtype=float32)"),
 )  # fmt: skip
 matrix_solve = solve = define(
-    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool,
-    shows=("[[2.0, 0.0], [0.0, 4.0]]", "[[2.0], [8.0]]",
-           "Tensor([[1.],\n        [2.]], dtype=float32)"),
+    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT,
+    "[[2.0, 0.0], [0.0, 4.0]]", "[[2.0], [8.0]]", "[[1.],\n        [2.]]", adjoint=bool,
 )  # fmt: skip
 matrix_triangular_solve = triangular_solve = define(
-    "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)",
-    "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool,
-    shows=("[[2.0, 0.0], [1.0, 1.0]]", "[[2.0], [3.0]]",
-           "Tensor([[1.],\n        [2.]], dtype=float32)"),
+    "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)", "MatrixTriangularSolve",
+    _triangular_solve, INEXACT, "[[2.0, 0.0], [1.0, 1.0]]", "[[2.0], [3.0]]",
+    "[[1.],\n        [2.]]", lower=bool, adjoint=bool,
 )  # fmt: skip
 cholesky = define(
-    "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT,
-    "Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.",
-    shows=("[[4.0, 0.0], [0.0, 9.0]]", "Tensor([[2., 0.],\n        [0., 3.]], dtype=float32)"),
+    "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT, "[[4.0, 0.0], [0.0, 9.0]]",
+    "[[2., 0.],\n        [0., 3.]]",
+    doc="Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.",
 )  # fmt: skip
 cholesky_solve = define(
-    "tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT,
-    shows=("[[2.0, 0.0], [0.0, 1.0]]", "[[4.0], [3.0]]",
-           "Tensor([[1.],\n        [3.]], dtype=float32)"),
+    "tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT, "[[2.0, 0.0], [0.0, 1.0]]",
+    "[[4.0], [3.0]]", "[[1.],\n        [3.]]",
 )  # fmt: skip
 
 # -- decompositions --------------------------------------------------------------------------------
@@ -436,8 +433,28 @@ class Qr(NamedTuple):
 
 
 def _qr(x: Tensor, full_matrices: bool) -> Qr:
-    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`."""
+    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x = rg.asarray([[3.0, 1.0], [4.0, 2.0]])
+    >>> q, r = tf.qr(x)
+    >>> (q @ r).numpy().round(4).tolist()
+    [[3.0, 1.0], [4.0, 2.0]]
+    """
     return Qr(*rg.linalg.qr(x, mode="complete" if full_matrices else "reduced"))
+
+
+def _eigh(x: Tensor) -> tuple[Tensor, ...]:
+    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
+    >>> values.tolist(), abs(vectors).tolist()
+    ([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])
+    """
+    return tuple(rg.linalg.eigh(x))
 
 
 def _svd(x: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -474,28 +491,9 @@ def svd(
     return one_op("Svd", name or "Svd", _svd, tensor, **attrs)
 
 
-qr = define(
-    "tf.qr(input, full_matrices=False)",
-    "Qr",
-    _qr,
-    INEXACT,
-    f"{_qr.__doc__}\n\n"
-    ">>> import regrad as rg\n"
-    ">>> import regrad.v1 as tf\n"
-    ">>> x = rg.asarray([[3.0, 1.0], [4.0, 2.0]])\n"
-    ">>> q, r = tf.qr(x)\n"
-    ">>> (q @ r).numpy().round(4).tolist()\n"
-    "[[3.0, 1.0], [4.0, 2.0]]",
-)
-self_adjoint_eig = eigh = define(
-    "tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", lambda x: tuple(rg.linalg.eigh(x)), INEXACT,
-    "Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.\n\n"
-    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
-    ">>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))\n"
-    ">>> values.tolist(), abs(vectors).tolist()\n"
-    "([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])",
-)  # fmt: skip
+qr = define("tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT)
+self_adjoint_eig = eigh = define("tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", _eigh, INEXACT)
 self_adjoint_eigvals = eigvalsh = define(
     "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT,
-    shows=("[[2.0, 0.0], [0.0, 1.0]]", "Tensor([1., 2.], dtype=float32)"),
+    "[[2.0, 0.0], [0.0, 1.0]]", "[1., 2.]",
 )  # fmt: skip

@@ -16,9 +16,10 @@ from regrad.errors import ArgumentError, GraphError, ShapeError, near
 from regrad.graph.deferred import deferrable
 from regrad.shapes.sizes import differ
 from regrad.v1.functions.nn import sparse_cross_entropy
+from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.forms import renamed
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection, current_graph, get_collection
-from regrad.v1.graph.tensors import Tensor, build, constant, convert_to_tensor
+from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import alike, floats
 
 

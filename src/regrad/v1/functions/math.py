@@ -18,24 +18,12 @@ from regrad.core.tensor import Tensor
 from regrad.errors import GraphError, ShapeError, UnknownShapeError
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
-from regrad.v1.graph.forms import (
-    ANY,
-    BOOLS,
-    FLOATS,
-    INEXACT,
-    NUMBERS,
-    REALS,
-    check_kinds,
-    define,
-    dtype_of,
-    is_eager,
-    one_op,
-    rank_of,
-    scope,
-    tensor,
-)
+from regrad.v1.graph.conversion import build, same_dtype
+from regrad.v1.graph.forms import dtype_of, is_eager, one_op, rank_of, scope, tensor
+from regrad.v1.graph.kinds import ANY, BOOLS, FLOATS, INEXACT, NUMBERS, REALS, check_kinds
+from regrad.v1.graph.rows import define
 from regrad.v1.graph.static_shapes import ShapeLike
-from regrad.v1.graph.tensors import build, is_tensor, same_dtype
+from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import whole_divisor
 
 __all__ = [
@@ -51,260 +39,125 @@ __all__ = [
     "truediv", "truncatediv", "truncatemod", "where",
 ]  # fmt: skip
 
+# Arrays of several examples.
+SPECIAL = "[1.0, float('nan'), float('inf')]"
+PAIR = "[7.0, -3.0]", "[2.0, 2.0]"
+INTS = "[1, 2]", "[1, 3]"
+BITS = "[True, True]", "[True, False]"
+
 # -- one tensor ------------------------------------------------------------------------------------
 
 abs = define(
-    "tf.abs(x)", "Abs", rg.abs, NUMBERS,
-    "Return the absolute value. The gradient at 0 is 0.\n\n"
+    "tf.abs(x)", "Abs", rg.abs, NUMBERS, "[-2.0, 3.0]", "[2., 3.]",
+    doc="Return the absolute value. The gradient at 0 is 0.\n\n"
     "Returns:\n    A tensor of x's shape and dtype; complex numbers have real absolute values.",
-    shows=("[-2.0, 3.0]", "Tensor([2., 3.], dtype=float32)"),
 )  # fmt: skip
-negative = define(
-    "tf.negative(x)", "Neg", rg.negative, NUMBERS,
-    shows=("[-2.0, 3.0]", "Tensor([ 2., -3.], dtype=float32)"),
-)  # fmt: skip
-sign = define(
-    "tf.sign(x)", "Sign", rg.sign, NUMBERS,
-    shows=("[-2.0, 3.0]", "Tensor([-1.,  1.], dtype=float32)"),
-)  # fmt: skip
-square = define(
-    "tf.square(x)", "Square", rg.square, NUMBERS,
-    shows=("[-2.0, 3.0]", "Tensor([4., 9.], dtype=float32)"),
-)  # fmt: skip
-round = define(
-    "tf.round(x)", "Round", rg.round, REALS,
-    shows=("[-1.5, 2.5, 0.7]", "Tensor([-2.,  2.,  1.], dtype=float32)"),
-)  # fmt: skip
-sqrt = define(
-    "tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT,
-    shows=("[4.0, 16.0]", "Tensor([2., 4.], dtype=float32)"),
-)  # fmt: skip
-rsqrt = define(
-    "tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT,
-    shows=("[4.0, 16.0]", "Tensor([0.5 , 0.25], dtype=float32)"),
-)  # fmt: skip
+negative = define("tf.negative(x)", "Neg", rg.negative, NUMBERS, "[-2.0, 3.0]", "[ 2., -3.]")
+sign = define("tf.sign(x)", "Sign", rg.sign, NUMBERS, "[-2.0, 3.0]", "[-1.,  1.]")
+square = define("tf.square(x)", "Square", rg.square, NUMBERS, "[-2.0, 3.0]", "[4., 9.]")
+round = define("tf.round(x)", "Round", rg.round, REALS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  1.]")
+sqrt = define("tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT, "[4.0, 16.0]", "[2., 4.]")
+rsqrt = define("tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT, "[4.0, 16.0]", "[0.5 , 0.25]")
 reciprocal = define(
-    "tf.reciprocal(x)", "Reciprocal", rg.reciprocal, INEXACT,
-    shows=("[4.0, 16.0]", "Tensor([0.25  , 0.0625], dtype=float32)"),
-)  # fmt: skip
-exp = define(
-    "tf.exp(x)", "Exp", rg.exp, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([1.       , 1.6487212], dtype=float32)"),
-)  # fmt: skip
-expm1 = define(
-    "tf.expm1(x)", "Expm1", rg.expm1, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.       , 0.6487213], dtype=float32)"),
-)  # fmt: skip
-log = define(
-    "tf.log(x)", "Log", rg.log, INEXACT,
-    shows=("[1.0, 2.0]", "Tensor([0.       , 0.6931472], dtype=float32)"),
-)  # fmt: skip
-log1p = define(
-    "tf.log1p(x)", "Log1p", rg.log1p, INEXACT,
-    shows=("[0.0, 1.0]", "Tensor([0.       , 0.6931472], dtype=float32)"),
-)  # fmt: skip
-sin = define(
-    "tf.sin(x)", "Sin", rg.sin, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.        , 0.47942555], dtype=float32)"),
-)  # fmt: skip
-cos = define(
-    "tf.cos(x)", "Cos", rg.cos, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([1.        , 0.87758255], dtype=float32)"),
-)  # fmt: skip
-tan = define(
-    "tf.tan(x)", "Tan", rg.tan, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.       , 0.5463025], dtype=float32)"),
-)  # fmt: skip
-asin = define(
-    "tf.asin(x)", "Asin", rg.asin, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.       , 0.5235988], dtype=float32)"),
-)  # fmt: skip
-acos = define(
-    "tf.acos(x)", "Acos", rg.acos, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([1.5707964, 1.0471976], dtype=float32)"),
-)  # fmt: skip
-atan = define(
-    "tf.atan(x)", "Atan", rg.atan, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.       , 0.4636476], dtype=float32)"),
-)  # fmt: skip
-sinh = define(
-    "tf.sinh(x)", "Sinh", rg.sinh, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.       , 0.5210953], dtype=float32)"),
-)  # fmt: skip
-cosh = define(
-    "tf.cosh(x)", "Cosh", rg.cosh, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([1.       , 1.1276261], dtype=float32)"),
-)  # fmt: skip
-tanh = define(
-    "tf.tanh(x)", "Tanh", rg.tanh, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.       , 0.4621172], dtype=float32)"),
-)  # fmt: skip
-asinh = define(
-    "tf.asinh(x)", "Asinh", rg.asinh, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.       , 0.4812118], dtype=float32)"),
-)  # fmt: skip
-acosh = define(
-    "tf.acosh(x)", "Acosh", rg.acosh, INEXACT,
-    shows=("[1.0, 2.0]", "Tensor([0.      , 1.316958], dtype=float32)"),
-)  # fmt: skip
-atanh = define(
-    "tf.atanh(x)", "Atanh", rg.atanh, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.        , 0.54930615], dtype=float32)"),
-)  # fmt: skip
+    "tf.reciprocal(x)", "Reciprocal", rg.reciprocal, INEXACT, "[4.0, 16.0]", "[0.25  , 0.0625]"
+)
+exp = define("tf.exp(x)", "Exp", rg.exp, INEXACT, "[0.0, 0.5]", "[1.       , 1.6487212]")
+expm1 = define("tf.expm1(x)", "Expm1", rg.expm1, INEXACT, "[0.0, 0.5]", "[0.       , 0.6487213]")
+log = define("tf.log(x)", "Log", rg.log, INEXACT, "[1.0, 2.0]", "[0.       , 0.6931472]")
+log1p = define("tf.log1p(x)", "Log1p", rg.log1p, INEXACT, "[0.0, 1.0]", "[0.       , 0.6931472]")
+sin = define("tf.sin(x)", "Sin", rg.sin, INEXACT, "[0.0, 0.5]", "[0.        , 0.47942555]")
+cos = define("tf.cos(x)", "Cos", rg.cos, INEXACT, "[0.0, 0.5]", "[1.        , 0.87758255]")
+tan = define("tf.tan(x)", "Tan", rg.tan, INEXACT, "[0.0, 0.5]", "[0.       , 0.5463025]")
+asin = define("tf.asin(x)", "Asin", rg.asin, INEXACT, "[0.0, 0.5]", "[0.       , 0.5235988]")
+acos = define("tf.acos(x)", "Acos", rg.acos, INEXACT, "[0.0, 0.5]", "[1.5707964, 1.0471976]")
+atan = define("tf.atan(x)", "Atan", rg.atan, INEXACT, "[0.0, 0.5]", "[0.       , 0.4636476]")
+sinh = define("tf.sinh(x)", "Sinh", rg.sinh, INEXACT, "[0.0, 0.5]", "[0.       , 0.5210953]")
+cosh = define("tf.cosh(x)", "Cosh", rg.cosh, INEXACT, "[0.0, 0.5]", "[1.       , 1.1276261]")
+tanh = define("tf.tanh(x)", "Tanh", rg.tanh, INEXACT, "[0.0, 0.5]", "[0.       , 0.4621172]")
+asinh = define("tf.asinh(x)", "Asinh", rg.asinh, INEXACT, "[0.0, 0.5]", "[0.       , 0.4812118]")
+acosh = define("tf.acosh(x)", "Acosh", rg.acosh, INEXACT, "[1.0, 2.0]", "[0.      , 1.316958]")
+atanh = define("tf.atanh(x)", "Atanh", rg.atanh, INEXACT, "[0.0, 0.5]", "[0.        , 0.54930615]")
 sigmoid = define(
-    "tf.sigmoid(x)", "Sigmoid", rg.nn.sigmoid, INEXACT,
-    shows=("[0.0, 0.5]", "Tensor([0.5       , 0.62245935], dtype=float32)"),
-)  # fmt: skip
+    "tf.sigmoid(x)", "Sigmoid", rg.nn.sigmoid, INEXACT, "[0.0, 0.5]", "[0.5       , 0.62245935]"
+)
 log_sigmoid = define(
-    "tf.log_sigmoid(x)", "LogSigmoid", rg.nn.log_sigmoid, FLOATS,
-    shows=("[0.0, 0.5]", "Tensor([-0.6931472, -0.474077 ], dtype=float32)"),
+    "tf.log_sigmoid(x)", "LogSigmoid", rg.nn.log_sigmoid, FLOATS, "[0.0, 0.5]",
+    "[-0.6931472, -0.474077 ]",
 )  # fmt: skip
-erf = define(
-    "tf.erf(x)", "Erf", rg.erf, FLOATS,
-    shows=("[0.0, 0.5]", "Tensor([0.       , 0.5204999], dtype=float32)"),
-)  # fmt: skip
-erfc = define(
-    "tf.erfc(x)", "Erfc", rg.erfc, FLOATS,
-    shows=("[0.0, 0.5]", "Tensor([1.        , 0.47950011], dtype=float32)"),
-)  # fmt: skip
-lgamma = define(
-    "tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS,
-    shows=("[1.0, 2.0]", "Tensor([0., 0.], dtype=float32)"),
-)  # fmt: skip
+erf = define("tf.erf(x)", "Erf", rg.erf, FLOATS, "[0.0, 0.5]", "[0.       , 0.5204999]")
+erfc = define("tf.erfc(x)", "Erfc", rg.erfc, FLOATS, "[0.0, 0.5]", "[1.        , 0.47950011]")
+lgamma = define("tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS, "[1.0, 2.0]", "[0., 0.]")
 digamma = define(
-    "tf.digamma(x)", "Digamma", rg.digamma, FLOATS,
-    shows=("[1.0, 2.0]", "Tensor([-0.5772157 ,  0.42278433], dtype=float32)"),
-)  # fmt: skip
-ceil = define(
-    "tf.ceil(x)", "Ceil", rg.ceil, FLOATS,
-    shows=("[-1.5, 2.5, 0.7]", "Tensor([-1.,  3.,  1.], dtype=float32)"),
-)  # fmt: skip
-floor = define(
-    "tf.floor(x)", "Floor", rg.floor, FLOATS,
-    shows=("[-1.5, 2.5, 0.7]", "Tensor([-2.,  2.,  0.], dtype=float32)"),
-)  # fmt: skip
+    "tf.digamma(x)", "Digamma", rg.digamma, FLOATS, "[1.0, 2.0]", "[-0.5772157 ,  0.42278433]"
+)
+ceil = define("tf.ceil(x)", "Ceil", rg.ceil, FLOATS, "[-1.5, 2.5, 0.7]", "[-1.,  3.,  1.]")
+floor = define("tf.floor(x)", "Floor", rg.floor, FLOATS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  0.]")
 rint = define(
-    "tf.rint(x)", "Round", rg.round, FLOATS, scope="Rint",
-    shows=("[-1.5, 2.5, 0.7]", "Tensor([-2.,  2.,  1.], dtype=float32)"),
-)  # fmt: skip
-is_nan = define(
-    "tf.is_nan(x)", "IsNan", rg.isnan, FLOATS,
-    shows=("[1.0, float('nan'), float('inf')]", "Tensor([False,  True, False], dtype=bool)"),
-)  # fmt: skip
-is_inf = define(
-    "tf.is_inf(x)", "IsInf", rg.isinf, FLOATS,
-    shows=("[1.0, float('nan'), float('inf')]", "Tensor([False, False,  True], dtype=bool)"),
-)  # fmt: skip
+    "tf.rint(x)", "Round", rg.round, FLOATS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  1.]", scope="Rint"
+)
+is_nan = define("tf.is_nan(x)", "IsNan", rg.isnan, FLOATS, SPECIAL, "[False,  True, False]")
+is_inf = define("tf.is_inf(x)", "IsInf", rg.isinf, FLOATS, SPECIAL, "[False, False,  True]")
 is_finite = define(
-    "tf.is_finite(x)", "IsFinite", rg.isfinite, FLOATS,
-    shows=("[1.0, float('nan'), float('inf')]", "Tensor([ True, False, False], dtype=bool)"),
-)  # fmt: skip
+    "tf.is_finite(x)", "IsFinite", rg.isfinite, FLOATS, SPECIAL, "[ True, False, False]"
+)
 logical_not = define(
-    "tf.logical_not(x)", "LogicalNot", rg.logical_not, BOOLS,
-    shows=("[True, False]", "Tensor([False,  True], dtype=bool)"),
-)  # fmt: skip
+    "tf.logical_not(x)", "LogicalNot", rg.logical_not, BOOLS, "[True, False]", "[False,  True]"
+)
 
 # -- two tensors -----------------------------------------------------------------------------------
 
-add = define(
-    "tf.add(x, y)", "AddV2", rg.add, NUMBERS, scope="Add",
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 9., -1.], dtype=float32)"),
-)  # fmt: skip
-subtract = define(
-    "tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 5., -5.], dtype=float32)"),
-)  # fmt: skip
-multiply = define(
-    "tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([14., -6.], dtype=float32)"),
-)  # fmt: skip
-realdiv = define(
-    "tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 3.5, -1.5], dtype=float32)"),
-)  # fmt: skip
-floor_div = define(
-    "tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 3., -2.], dtype=float32)"),
-)  # fmt: skip
+add = define("tf.add(x, y)", "AddV2", rg.add, NUMBERS, *PAIR, "[ 9., -1.]", scope="Add")
+subtract = define("tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS, *PAIR, "[ 5., -5.]")
+multiply = define("tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS, *PAIR, "[14., -6.]")
+realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT, *PAIR, "[ 3.5, -1.5]")
+floor_div = define("tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS, *PAIR, "[ 3., -2.]")
 floordiv = define(
-    "tf.floordiv(x, y)", "FloorDiv",
-    lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
-    "Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.",
+    "tf.floordiv(x, y)", "FloorDiv", lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)),
+    REALS, *PAIR, "[ 3., -2.]",
+    doc="Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.",
     scope="floordiv",
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 3., -2.], dtype=float32)"),
 )  # fmt: skip
 floormod = mod = define(
-    "tf.floormod(x, y)", "FloorMod",
-    lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS,
-    "Return `x % y`, with the sign of y. An integer y must not be 0.",
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([1., 1.], dtype=float32)"),
+    "tf.floormod(x, y)", "FloorMod", lambda a, b: rg.remainder(a, whole_divisor("floormod", b)),
+    REALS, *PAIR, "[1., 1.]", doc="Return `x % y`, with the sign of y. An integer y must not be 0.",
 )  # fmt: skip
-pow = define(
-    "tf.pow(x, y)", "Pow", rg.pow, NUMBERS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([49.,  9.], dtype=float32)"),
-)  # fmt: skip
-maximum = define(
-    "tf.maximum(x, y)", "Maximum", rg.maximum, REALS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([7., 2.], dtype=float32)"),
-)  # fmt: skip
-minimum = define(
-    "tf.minimum(x, y)", "Minimum", rg.minimum, REALS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 2., -3.], dtype=float32)"),
-)  # fmt: skip
+pow = define("tf.pow(x, y)", "Pow", rg.pow, NUMBERS, *PAIR, "[49.,  9.]")
+maximum = define("tf.maximum(x, y)", "Maximum", rg.maximum, REALS, *PAIR, "[7., 2.]")
+minimum = define("tf.minimum(x, y)", "Minimum", rg.minimum, REALS, *PAIR, "[ 2., -3.]")
 squared_difference = define(
-    "tf.squared_difference(x, y)", "SquaredDifference", rg.squared_difference, NUMBERS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([25., 25.], dtype=float32)"),
+    "tf.squared_difference(x, y)", "SquaredDifference", rg.squared_difference, NUMBERS, *PAIR,
+    "[25., 25.]",
 )  # fmt: skip
-equal = define(
-    "tf.equal(x, y)", "Equal", rg.equal, ANY,
-    shows=("[1, 2]", "[1, 3]", "Tensor([ True, False], dtype=bool)"),
-)  # fmt: skip
-not_equal = define(
-    "tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY,
-    shows=("[1, 2]", "[1, 3]", "Tensor([False,  True], dtype=bool)"),
-)  # fmt: skip
-less = define(
-    "tf.less(x, y)", "Less", rg.less, REALS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([False,  True], dtype=bool)"),
-)  # fmt: skip
+equal = define("tf.equal(x, y)", "Equal", rg.equal, ANY, *INTS, "[ True, False]")
+not_equal = define("tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY, *INTS, "[False,  True]")
+less = define("tf.less(x, y)", "Less", rg.less, REALS, *PAIR, "[False,  True]")
 less_equal = define(
-    "tf.less_equal(x, y)", "LessEqual", rg.less_equal, REALS,
-    shows=("[1, 2]", "[1, 3]", "Tensor([ True,  True], dtype=bool)"),
-)  # fmt: skip
-greater = define(
-    "tf.greater(x, y)", "Greater", rg.greater, REALS,
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ True, False], dtype=bool)"),
-)  # fmt: skip
+    "tf.less_equal(x, y)", "LessEqual", rg.less_equal, REALS, *INTS, "[ True,  True]"
+)
+greater = define("tf.greater(x, y)", "Greater", rg.greater, REALS, *PAIR, "[ True, False]")
 greater_equal = define(
-    "tf.greater_equal(x, y)", "GreaterEqual", rg.greater_equal, REALS,
-    shows=("[1, 2]", "[1, 3]", "Tensor([ True, False], dtype=bool)"),
-)  # fmt: skip
+    "tf.greater_equal(x, y)", "GreaterEqual", rg.greater_equal, REALS, *INTS, "[ True, False]"
+)
 logical_and = define(
-    "tf.logical_and(x, y)", "LogicalAnd", rg.logical_and, BOOLS,
-    shows=("[True, True]", "[True, False]", "Tensor([ True, False], dtype=bool)"),
-)  # fmt: skip
+    "tf.logical_and(x, y)", "LogicalAnd", rg.logical_and, BOOLS, *BITS, "[ True, False]"
+)
 logical_or = define(
-    "tf.logical_or(x, y)", "LogicalOr", rg.logical_or, BOOLS,
-    shows=("[True, True]", "[True, False]", "Tensor([ True,  True], dtype=bool)"),
-)  # fmt: skip
+    "tf.logical_or(x, y)", "LogicalOr", rg.logical_or, BOOLS, *BITS, "[ True,  True]"
+)
 logical_xor = define(
-    "tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS,
-    shows=("[True, True]", "[True, False]", "Tensor([False,  True], dtype=bool)"),
-)  # fmt: skip
+    "tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS, *BITS, "[False,  True]"
+)
 xlogy = define(
-    "tf.math.xlogy(x, y)", "Xlogy", rg.xlogy, INEXACT,
-    "Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there.",
-    shows=("[0.0, 2.0]", "[0.0, 1.0]", "Tensor([0., 0.], dtype=float32)"),
+    "tf.math.xlogy(x, y)", "Xlogy", rg.xlogy, INEXACT, "[0.0, 2.0]", "[0.0, 1.0]", "[0., 0.]",
+    doc="Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there.",
 )  # fmt: skip
 xdivy = define(
-    "tf.math.xdivy(x, y)", "Xdivy", rg.xdivy, INEXACT,
-    "Return `x / y`, and 0 where x is 0, with the gradient 0 there.",
-    shows=("[0.0, 2.0]", "[0.0, 4.0]", "Tensor([0. , 0.5], dtype=float32)"),
+    "tf.math.xdivy(x, y)", "Xdivy", rg.xdivy, INEXACT, "[0.0, 2.0]", "[0.0, 4.0]", "[0. , 0.5]",
+    doc="Return `x / y`, and 0 where x is 0, with the gradient 0 there.",
 )  # fmt: skip
 atan2 = define(
-    "tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS,
-    "Return the angle of the point (x, y), in radians, in (-π, π].",
-    shows=("[1.0, -1.0]", "[1.0, 0.0]", "Tensor([ 0.7853981, -1.5707964], dtype=float32)"),
+    "tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS, "[1.0, -1.0]", "[1.0, 0.0]",
+    "[ 0.7853981, -1.5707964]", doc="Return the angle of the point (x, y), in radians, in (-π, π].",
 )  # fmt: skip
 
 
@@ -388,16 +241,15 @@ def _truncate_remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
 
 
 div_no_nan = define(
-    "tf.div_no_nan(x, y)", None, _quotient_or_zero, INEXACT,
-    shows=("[7.0, -3.0]", "[2.0, 0.0]", "Tensor([3.5, 0. ], dtype=float32)"),
+    "tf.div_no_nan(x, y)", None, _quotient_or_zero, INEXACT, "[7.0, -3.0]", "[2.0, 0.0]",
+    "[3.5, 0. ]",
 )  # fmt: skip
 truncatediv = define(
-    "tf.truncatediv(x, y)", None, _truncate_divide, REALS, scope="TruncateDiv",
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 3., -1.], dtype=float32)"),
-)  # fmt: skip
+    "tf.truncatediv(x, y)", None, _truncate_divide, REALS, *PAIR, "[ 3., -1.]", scope="TruncateDiv"
+)
 truncatemod = define(
-    "tf.truncatemod(x, y)", None, _truncate_remainder, REALS, scope="TruncateMod",
-    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 1., -1.], dtype=float32)"),
+    "tf.truncatemod(x, y)", None, _truncate_remainder, REALS, *PAIR, "[ 1., -1.]",
+    scope="TruncateMod",
 )  # fmt: skip
 
 
@@ -485,9 +337,9 @@ def accumulate_n(
 # One op, as in TensorFlow 1.8. (Later versions make a Minimum and a Maximum.)
 clip_by_value = define(
     "tf.clip_by_value(t, clip_value_min, clip_value_max)", "ClipByValue", rg.clip, REALS,
-    "Return t, clipped to the range; the gradient passes at both bounds.", scope="clip_by_value",
-    shows=("[-2.0, 0.5, 3.0]", "clip_value_min=0.0", "clip_value_max=1.0",
-           "Tensor([0. , 0.5, 1. ], dtype=float32)"),
+    "[-2.0, 0.5, 3.0]", "clip_value_min=0.0", "clip_value_max=1.0", "[0. , 0.5, 1. ]",
+    doc="Return t, clipped to the range; the gradient passes at both bounds.",
+    scope="clip_by_value",
 )  # fmt: skip
 
 
@@ -585,7 +437,7 @@ def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
     doc = f"Return x as {dtype.name}.\n\nReturns:\n    A tensor of x's shape."
     result = repr(rg.asarray(np.asarray([1, 0], dtypes.to_numpy(dtype))))
     call = partial(_cast_to, dtype)
-    return define(declaration, "Cast", _astype, doc=doc, call=call, shows=("[True, False]", result))
+    return define(declaration, "Cast", _astype, ANY, "[True, False]", result, doc=doc, call=call)
 
 
 def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: TensorLike) -> Any:
@@ -653,13 +505,9 @@ def _if_complex(op_type: str, name: str, function: Callable[..., Any], x: Tensor
 
 
 real = define(
-    "tf.real(input)",
-    "Real",
-    rg.real,
-    doc="Return the real part; a real tensor comes back as it is.",
-    call=_if_complex,
-    shows=("[1.0 + 2.0j]", "Tensor([1.], dtype=float32)"),
-)
+    "tf.real(input)", "Real", rg.real, ANY, "[1.0 + 2.0j]", "[1.]",
+    doc="Return the real part; a real tensor comes back as it is.", call=_if_complex,
+)  # fmt: skip
 
 
 def imag(input: TensorLike, name: str | None = None) -> Any:
@@ -684,9 +532,8 @@ def imag(input: TensorLike, name: str | None = None) -> Any:
 
 
 conj = define(
-    "tf.conj(x)", "Conj", rg.conj, doc="Return the complex conjugate; a real tensor "
-    "comes back as it is.", call=_if_complex,
-    shows=("[1.0 + 2.0j]", "Tensor([1.-2.j], dtype=complex64)"),
+    "tf.conj(x)", "Conj", rg.conj, ANY, "[1.0 + 2.0j]", "[1.-2.j]",
+    doc="Return the complex conjugate; a real tensor comes back as it is.", call=_if_complex,
 )  # fmt: skip
 
 
@@ -703,10 +550,6 @@ def _angle(x: rg.Tensor) -> rg.Tensor:
 
 
 complex = define(
-    "tf.complex(real, imag)", None, _complex, FLOATS, scope="Complex",
-    shows=("[1.0]", "[2.0]", "Tensor([1.+2.j], dtype=complex64)"),
-)  # fmt: skip
-angle = define(
-    "tf.angle(input)", None, _angle, INEXACT, scope="Angle",
-    shows=("[2.0j]", "Tensor([1.5707964], dtype=float32)"),
-)  # fmt: skip
+    "tf.complex(real, imag)", None, _complex, FLOATS, "[1.0]", "[2.0]", "[1.+2.j]", scope="Complex"
+)
+angle = define("tf.angle(input)", None, _angle, INEXACT, "[2.0j]", "[1.5707964]", scope="Angle")

@@ -96,6 +96,10 @@ __all__ = [
     "truncatemod",
     "where",
 ]
+SPECIAL: str
+PAIR: tuple[Any, ...]
+INTS: tuple[Any, ...]
+BITS: tuple[Any, ...]
 
 def abs(x: Any, name: str | None = None) -> Any:
     """Return the absolute value. The gradient at 0 is 0.

@@ -24,45 +24,34 @@ from regrad.v1.functions.convolution import *
 from regrad.v1.functions.convolution import channels_last, to_first, to_last
 from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
-from regrad.v1.graph.forms import (
-    FLOATS,
-    INEXACT,
-    REALS,
-    TENSOR,
-    axes_of,
-    define,
-    one_op,
-    renamed,
-    scope,
-    shape_of,
-    tensor,
-)
+from regrad.v1.graph.conversion import build, convert_to_tensor, sizes, static_value
+from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.tensors import build, convert_to_tensor, is_tensor, sizes, static_value
+from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
+from regrad.v1.graph.rows import TENSOR, define
+from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
 
 # -- activations ---------------------------------------------------------------------------------
 
-relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS,
-    shows=("[-1.0, 2.0]", "Tensor([0., 2.], dtype=float32)"),
+relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS, "[-1.0, 2.0]", "[0., 2.]")
+relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS, "[-1.0, 2.0]", "[0., 2.]")
+elu = define(
+    "tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS, "[-1.0, 2.0]", "[-0.63212055,  2.        ]"
+)
+selu = define(
+    "tf.nn.selu(features)", "Selu", rg.nn.selu, FLOATS, "[-1.0, 2.0]", "[-1.1113307,  2.101402 ]"
+)
+swish = define(
+    "tf.nn.swish(features)", "Silu", rg.nn.silu, FLOATS, "[-1.0, 2.0]", "[-0.26894143,  1.761594  ]"
+)
+softplus = define(
+    "tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS, "[-1.0, 2.0]",
+    "[0.31326163, 2.126928  ]",
 )  # fmt: skip
-relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS,
-    shows=("[-1.0, 2.0]", "Tensor([0., 2.], dtype=float32)"),
-)  # fmt: skip
-elu = define("tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS,
-    shows=("[-1.0, 2.0]", "Tensor([-0.63212055,  2.        ], dtype=float32)"),
-)  # fmt: skip
-selu = define("tf.nn.selu(features)", "Selu", rg.nn.selu, FLOATS,
-    shows=("[-1.0, 2.0]", "Tensor([-1.1113307,  2.101402 ], dtype=float32)"),
-)  # fmt: skip
-swish = define("tf.nn.swish(features)", "Silu", rg.nn.silu, FLOATS,
-    shows=("[-1.0, 2.0]", "Tensor([-0.26894143,  1.761594  ], dtype=float32)"),
-)  # fmt: skip
-softplus = define("tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS,
-    shows=("[-1.0, 2.0]", "Tensor([0.31326163, 2.126928  ], dtype=float32)"),
-)  # fmt: skip
-softsign = define("tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS,
-    shows=("[-1.0, 2.0]", "Tensor([-0.5      ,  0.6666667], dtype=float32)"),
+softsign = define(
+    "tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS, "[-1.0, 2.0]",
+    "[-0.5      ,  0.6666667]",
 )  # fmt: skip
 
 
@@ -98,20 +87,20 @@ def _last_by_default(axis: TensorLike) -> int:
 
 
 crelu = define(
-    "tf.nn.crelu(features, name=None, axis=-1)", "ConcatV2", _crelu, FLOATS, scope="CRelu",
-    shows=("[-1.0, 2.0]", "Tensor([0., 2., 1., 0.], dtype=float32)"),
+    "tf.nn.crelu(features, name=None, axis=-1)", "ConcatV2", _crelu, FLOATS, "[-1.0, 2.0]",
+    "[0., 2., 1., 0.]", scope="CRelu",
 )  # fmt: skip
 softmax = define(
     "tf.nn.softmax(logits, axis=None, name=None, dim=None)", "Softmax", rg.nn.softmax, FLOATS,
-    "Return `exp(x) / sum(exp(x))` along `axis`, the last by default.", axis=_last_by_default,
-    shows=("[1.0, 1.0]", "Tensor([0.5, 0.5], dtype=float32)"),
+    "[1.0, 1.0]", "[0.5, 0.5]",
+    doc="Return `exp(x) / sum(exp(x))` along `axis`, the last by default.", axis=_last_by_default,
 )  # fmt: skip
 log_softmax = define(
-    "tf.nn.log_softmax(logits, axis=None, name=None, dim=None)",
-    "LogSoftmax", rg.nn.log_softmax, FLOATS,
-    "Return `log(softmax(x))` along `axis`, the last by default.\n\n"
-    "It is accurate also where the softmax is 0 or 1 to the last digit.", axis=_last_by_default,
-    shows=("[1.0, 1.0]", "Tensor([-0.6931472, -0.6931472], dtype=float32)"),
+    "tf.nn.log_softmax(logits, axis=None, name=None, dim=None)", "LogSoftmax", rg.nn.log_softmax,
+    FLOATS, "[1.0, 1.0]", "[-0.6931472, -0.6931472]",
+    doc="Return `log(softmax(x))` along `axis`, the last by default.\n\n"
+    "It is accurate also where the softmax is 0 or 1 to the last digit.",
+    axis=_last_by_default,
 )  # fmt: skip
 
 
@@ -304,9 +293,10 @@ def _weighted_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weight: rg.Ten
 
 weighted_cross_entropy_with_logits = define(
     "tf.nn.weighted_cross_entropy_with_logits(labels=None, logits=None, pos_weight=None, "
-    "name=None, targets=None)", None, _weighted_cross_entropy, FLOATS,
-    scope="logistic_loss", labels=TENSOR, logits=TENSOR, pos_weight=TENSOR, targets="labels",
-    shows=("[1.0, 0.0]", "[0.0, 0.0]", "2.0", "Tensor([1.3862944, 0.6931472], dtype=float32)"),
+    "name=None, targets=None)",
+    None, _weighted_cross_entropy, FLOATS, "[1.0, 0.0]", "[0.0, 0.0]", "2.0",
+    "[1.3862944, 0.6931472]", scope="logistic_loss", labels=TENSOR, logits=TENSOR,
+    pos_weight=TENSOR, targets="labels",
 )  # fmt: skip
 
 
@@ -329,33 +319,40 @@ def _l2_loss(x: rg.Tensor) -> rg.Tensor:
 
 
 log_poisson_loss = define(
-    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)",
-    None, _log_poisson_loss, FLOATS,
-    f"{_log_poisson_loss.__doc__}\n\nArgs:\n"
+    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)", None, _log_poisson_loss,
+    FLOATS, "[1.0]", "[0.0]", "[1.]",
+    doc=f"{_log_poisson_loss.__doc__}\n\nArgs:\n"
     "    compute_full_loss: Add Stirling's term, which the gradient does not need.",
-    shows=("[1.0]", "[0.0]", "Tensor([1.], dtype=float32)"),
 )  # fmt: skip
-l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, scope="L2Loss",
-    shows=("[3.0, 4.0]", "Tensor(12.5, dtype=float32)"),
-)  # fmt: skip
+l2_loss = define(
+    "tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, "[3.0, 4.0]", "12.5", scope="L2Loss"
+)
 
 
 # -- normalisation -------------------------------------------------------------------------------
 
 
 l2_normalize = define(
-    "tf.nn.l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None)",
-    "Mul", rg.nn.l2_normalize, FLOATS, scope="l2_normalize",
-    shows=("[3.0, 4.0]", "axis=0", "Tensor([0.6, 0.8], dtype=float32)"),
+    "tf.nn.l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None)", "Mul",
+    rg.nn.l2_normalize, FLOATS, "[3.0, 4.0]", "axis=0", "[0.6, 0.8]", scope="l2_normalize",
 )  # fmt: skip
+
+
+def _moments(x: rg.Tensor, axes: Any, keepdims: bool) -> Any:
+    """Return the mean and the variance over `axes`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> mean, variance = tf.nn.moments(rg.asarray([1.0, 3.0]), [0])
+    >>> mean.item(), variance.item()
+    (2.0, 1.0)
+    """
+    return rg.nn.moments(x, axes, keepdims)
+
+
 moments = define(
-    "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None,
-    lambda x, axes, keepdims: rg.nn.moments(x, axes, keepdims), INEXACT,
-    "Return the mean and the variance over `axes`.\n\n"
-    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
-    ">>> mean, variance = tf.nn.moments(rg.asarray([1.0, 3.0]), [0])\n"
-    ">>> mean.item(), variance.item()\n(2.0, 1.0)",
-    axes=axes_of, shift=None,
+    "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None, _moments,
+    INEXACT, axes=axes_of, shift=None,
 )  # fmt: skip
 
 
@@ -448,12 +445,12 @@ def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
 
 
 local_response_normalization = lrn = define(
-    "tf.nn.local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5)",
-    "LRN", rg.nn.local_response_normalization, FLOATS,
-    "Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.\n\n"
+    "tf.nn.local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5)", "LRN",
+    rg.nn.local_response_normalization, FLOATS, "[[[[0.0, 3.0]]]]",
+    "[[[[0.        , 0.94868326]]]]",
+    doc="Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.\n\n"
     "Args:\n    depth_radius: How far channels are nearby.\n    bias: The offset.\n"
     "    alpha: The factor of the sum.\n    beta: The exponent.",
-    shows=("[[[[0.0, 3.0]]]]", "Tensor([[[[0.        , 0.94868326]]]], dtype=float32)"),
 )  # fmt: skip
 
 
@@ -462,9 +459,7 @@ def _zero_fraction(x: rg.Tensor) -> rg.Tensor:
     return rg.mean(rg.astype(rg.equal(x, 0), rg.float32))
 
 
-zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction,
-    shows=("[0.0, 3.0]", "Tensor(0.5, dtype=float32)"),
-)  # fmt: skip
+zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction, ANY, "[0.0, 3.0]", "0.5")
 
 
 # -- affine --------------------------------------------------------------------------------------
@@ -533,12 +528,12 @@ def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tenso
 
 
 xw_plus_b = define(
-    "tf.nn.xw_plus_b(x, weights, biases)", "BiasAdd", _affine, FLOATS, scope="xw_plus_b",
-    shows=("[[1.0, 2.0]]", "[[3.0], [4.0]]", "[5.0]", "Tensor([[16.]], dtype=float32)"),
+    "tf.nn.xw_plus_b(x, weights, biases)", "BiasAdd", _affine, FLOATS, "[[1.0, 2.0]]",
+    "[[3.0], [4.0]]", "[5.0]", "[[16.]]", scope="xw_plus_b",
 )  # fmt: skip
 relu_layer = define(
-    "tf.nn.relu_layer(x, weights, biases)", "Relu", _relu_layer, FLOATS, scope="relu_layer",
-    shows=("[[1.0, 2.0]]", "[[3.0], [4.0]]", "[5.0]", "Tensor([[16.]], dtype=float32)"),
+    "tf.nn.relu_layer(x, weights, biases)", "Relu", _relu_layer, FLOATS, "[[1.0, 2.0]]",
+    "[[3.0], [4.0]]", "[5.0]", "[[16.]]", scope="relu_layer",
 )  # fmt: skip
 
 
@@ -681,18 +676,21 @@ class TopKV2(NamedTuple):
 
 
 def _top_k(x: rg.Tensor, k: int) -> TopKV2:
-    """Return the k largest elements of each row, largest first, and their places (int32)."""
+    """Return the k largest elements of each row, largest first, and their places (int32).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)
+    >>> values.tolist(), places.tolist()
+    ([9, 3], [1, 0])
+    """
     values, indices = rg.top_k(x, k)
     return TopKV2(values, rg.astype(indices, rg.int32))
 
 
 top_k = define(
-    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS,
-    f"{_top_k.__doc__}\n\n>>> import regrad as rg\n>>> import regrad.v1 as tf\n"
-    ">>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)\n"
-    ">>> values.tolist(), places.tolist()\n([9, 3], [1, 0])",
-    k=sizes, sorted=None,
-)  # fmt: skip
+    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS, k=sizes, sorted=None
+)
 
 
 def in_top_k(

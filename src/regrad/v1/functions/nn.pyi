@@ -347,6 +347,7 @@ def l2_normalize(
     >>> tf.nn.l2_normalize(rg.asarray([3.0, 4.0]), axis=0)
     Tensor([0.6, 0.8], dtype=float32)"""
 
+def _moments(x: rg.Tensor, axes: Any, keepdims: bool) -> Any: ...
 def moments(
     x: Any,
     axes: Any,

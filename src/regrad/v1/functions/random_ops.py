@@ -27,9 +27,9 @@ from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.functions import arrays, indexing
-from regrad.v1.graph.forms import define, plain_value
+from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
 from regrad.v1.graph.graphs import current_graph, get_default_graph
-from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
+from regrad.v1.graph.tensors import Tensor, face, is_tensor
 
 if TYPE_CHECKING:
     from regrad.graph.plan import Run
@@ -146,7 +146,7 @@ def _integers(
 ) -> np.ndarray:
     if isinstance(low, KNOWN) and isinstance(high, KNOWN):
         if bool(np.greater_equal(low, high)):
-            raise InvalidArgumentError(None, None, f"Need minval < maxval, got {low} >= {high}")
+            raise InvalidArgumentError(f"Need minval < maxval, got {low} >= {high}")
         low, high = int(low), int(high)
     return source.integers(shape, low, high, dtype)
 
@@ -230,7 +230,7 @@ def shape_attribute(shape: TensorLike) -> Any:
 
 
 def _normal(
-    op_type: str, name: str, op: Op, shape: TensorLike, mean: TensorLike, stddev: TensorLike,
+    name: str, op: Op, shape: TensorLike, mean: TensorLike, stddev: TensorLike,
     dtype: dtypes.DTypeLike, seed: int | None,
 ) -> Tensor:  # fmt: skip
     with current_graph().name_scope(name) as scope:
@@ -244,31 +244,58 @@ def _scale_and_shift(scope: str, y: Tensor, scale: Tensor, offset: Tensor) -> Te
     return build("AddV2", scope, rg.add, scaled, offset)
 
 
-random_normal = define(
-    "tf.random_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)", "AddV2", NORMAL,
-    doc="Return normal (Gaussian) numbers.\n\nArgs:\n"
-    "    mean: The mean, which may be a tensor, and has a gradient.\n"
-    "    stddev: The standard deviation, likewise.\n\n"
-    "Raises:\n    DTypeError: the dtype is not one of floats.\n\n"
-    ">>> import regrad.v1 as tf\n"
-    ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
-    "...     print(sess.run(tf.random_normal([2], mean=5.0, stddev=0.0)))\n"
-    "[5. 5.]",
-    scope="random_normal", call=_normal, shape=plain_value,
-)  # fmt: skip
-truncated_normal = define(
-    "tf.truncated_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)",
-    "AddV2", TRUNCATED,
-    doc="Return normal numbers that are at most two standard deviations away from the mean.\n\n"
-    "Args:\n    mean: The mean, which may be a tensor, and has a gradient.\n"
-    "    stddev: The standard deviation of the normal numbers, likewise.\n\n"
-    "Raises:\n    DTypeError: the dtype is not one of floats.\n\n"
-    ">>> import regrad.v1 as tf\n"
-    ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
-    "...     print(sess.run(tf.truncated_normal([2], mean=5.0, stddev=0.0)))\n"
-    "[5. 5.]",
-    scope="truncated_normal", call=_normal, shape=plain_value,
-)  # fmt: skip
+def random_normal(
+    shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
+    dtype: dtypes.DTypeLike = dtypes.float32, seed: int | None = None, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Return normal (Gaussian) numbers.
+
+    Args:
+        shape: The sizes: numbers, or a tensor of integers.
+        mean: The mean, which may be a tensor, and has a gradient.
+        stddev: The standard deviation, likewise.
+        dtype: The dtype of the result.
+        seed: The seed of the op; see `set_random_seed`.
+        name: The name of the op in the graph, by default 'random_normal'.
+
+    Raises:
+        DTypeError: the dtype is not one of floats.
+
+    Op type: `AddV2`. Source: `tf.random_normal`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.random_normal([2], mean=5.0, stddev=0.0)))
+    [5. 5.]
+    """
+    return _normal(name or "random_normal", NORMAL, shape, mean, stddev, dtype, seed)
+
+
+def truncated_normal(
+    shape: TensorLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0,
+    dtype: dtypes.DTypeLike = dtypes.float32, seed: int | None = None, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Return normal numbers that are at most two standard deviations away from the mean.
+
+    Args:
+        shape: The sizes: numbers, or a tensor of integers.
+        mean: The mean, which may be a tensor, and has a gradient.
+        stddev: The standard deviation of the normal numbers, likewise.
+        dtype: The dtype of the result.
+        seed: The seed of the op; see `set_random_seed`.
+        name: The name of the op in the graph, by default 'truncated_normal'.
+
+    Raises:
+        DTypeError: the dtype is not one of floats.
+
+    Op type: `AddV2`. Source: `tf.truncated_normal`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.truncated_normal([2], mean=5.0, stddev=0.0)))
+    [5. 5.]
+    """
+    return _normal(name or "truncated_normal", TRUNCATED, shape, mean, stddev, dtype, seed)
 
 
 def random_uniform(
@@ -331,41 +358,64 @@ def random_shuffle(value: TensorLike, seed: int | None = None, name: str | None 
 
 
 def _categorical(
-    op_type: str, name: str, op: Op, logits: TensorLike, num_samples: TensorLike, seed: int | None,
-    dtype: dtypes.DTypeLike | None = None, output_dtype: dtypes.DTypeLike | None = None,
+    name: str, logits: TensorLike, num_samples: TensorLike, dtype: dtypes.DTypeLike | None,
+    seed: int | None,
 ) -> Tensor:  # fmt: skip
     with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
-        count = as_count(sizes(num_samples), "num_samples")
-        attrs = {"count": count, "dtype": dtypes.to_numpy(dtype or output_dtype or dtypes.int64)}
+        count, due = as_count(sizes(num_samples), "num_samples"), dtypes.to_numpy(dtype or "int64")
         shape = logits._symbol.shape
-        batch = None if isinstance(shape, UnknownRank) else shape[0]
-        spec = Spec((batch, attrs["count"]), attrs["dtype"])
-        return draw(op, None, spec, seed, logits, **attrs)
+        spec = Spec((None if isinstance(shape, UnknownRank) else shape[0], count), due)
+        return draw(MULTINOMIAL, None, spec, seed, logits, count=count, dtype=due)
 
 
-multinomial = define(
-    "tf.multinomial(logits, num_samples, seed=None, name=None, output_dtype=None)",
-    "Multinomial", MULTINOMIAL,
-    doc="Return, for each row of logits, classes drawn from `softmax(logits)`.\n\n"
-    "Args:\n    logits: Of the shape (rows, classes).\n"
-    "    num_samples: How many classes are drawn for a row.\n\n"
-    "Returns:\n    A tensor of integers (int64), of the shape (rows, num_samples).\n\n"
-    ">>> import regrad.v1 as tf\n"
-    ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
-    "...     print(sess.run(tf.multinomial([[0.0, 100.0]], 3)))\n"
-    "[[1 1 1]]",
-    scope="multinomial", call=_categorical,
-)  # fmt: skip
-categorical = define(
-    "tf.random.categorical(logits, num_samples, dtype=None, seed=None)",
-    "Multinomial", MULTINOMIAL, scope="categorical", call=_categorical,
-    doc="Return classes for each row of logits, drawn as `multinomial` draws them.\n\n"
-    ">>> import regrad.v1 as tf\n"
-    ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
-    "...     print(sess.run(tf.random.categorical([[0.0, 100.0]], 3)))\n"
-    "[[1 1 1]]",
-)  # fmt: skip
+def multinomial(
+    logits: TensorLike, num_samples: TensorLike, seed: int | None = None, name: str | None = None,
+    output_dtype: dtypes.DTypeLike | None = None,
+) -> Tensor:  # fmt: skip
+    """Return, for each row of logits, classes drawn from `softmax(logits)`.
+
+    Args:
+        logits: Of the shape (rows, classes).
+        num_samples: How many classes are drawn for a row.
+        seed: The seed of the op; see `set_random_seed`.
+        name: The name of the op in the graph, by default 'multinomial'.
+        output_dtype: The dtype of the result.
+
+    Returns:
+        A tensor of integers (int64), of the shape (rows, num_samples).
+
+    Op type: `Multinomial`. Source: `tf.multinomial`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.multinomial([[0.0, 100.0]], 3)))
+    [[1 1 1]]
+    """
+    return _categorical(name or "multinomial", logits, num_samples, output_dtype, seed)
+
+
+def categorical(
+    logits: TensorLike, num_samples: TensorLike, dtype: dtypes.DTypeLike | None = None,
+    seed: int | None = None, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Return classes for each row of logits, drawn as `multinomial` draws them.
+
+    Args:
+        logits: Of the shape (rows, classes).
+        num_samples: How many classes are drawn for a row.
+        dtype: The dtype of the result.
+        seed: The seed of the op; see `set_random_seed`.
+        name: The name of the op in the graph, by default 'categorical'.
+
+    Op type: `Multinomial`. Source: `tf.random.categorical`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.random.categorical([[0.0, 100.0]], 3)))
+    [[1 1 1]]
+    """
+    return _categorical(name or "categorical", logits, num_samples, dtype, seed)
 
 
 def random_crop(

@@ -60,7 +60,6 @@ def noise(
 def _spec(shape: Any, dtype: np.dtype) -> Spec: ...
 def shape_attribute(shape: TensorLike) -> Any: ...
 def _normal(
-    op_type: str,
     name: str,
     op: Op,
     shape: TensorLike,
@@ -71,61 +70,21 @@ def _normal(
 ) -> Tensor: ...
 def _scale_and_shift(scope: str, y: Tensor, scale: Tensor, offset: Tensor) -> Tensor: ...
 def random_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = ...,
-    seed: Any = None,
+    shape: TensorLike,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: dtypes.DTypeLike = ...,
+    seed: int | None = None,
     name: str | None = None,
-) -> Any:
-    """Return normal (Gaussian) numbers.
-
-    Args:
-        shape: The sizes: numbers, or a tensor of integers.
-        mean: The mean, which may be a tensor, and has a gradient.
-        stddev: The standard deviation, likewise.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'random_normal'.
-
-    Raises:
-        DTypeError: the dtype is not one of floats.
-
-    Op type: `AddV2`. Source: `tf.random_normal`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.random_normal([2], mean=5.0, stddev=0.0)))
-    [5. 5.]"""
-
+) -> Tensor: ...
 def truncated_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = ...,
-    seed: Any = None,
+    shape: TensorLike,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: dtypes.DTypeLike = ...,
+    seed: int | None = None,
     name: str | None = None,
-) -> Any:
-    """Return normal numbers that are at most two standard deviations away from the mean.
-
-    Args:
-        shape: The sizes: numbers, or a tensor of integers.
-        mean: The mean, which may be a tensor, and has a gradient.
-        stddev: The standard deviation of the normal numbers, likewise.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'truncated_normal'.
-
-    Raises:
-        DTypeError: the dtype is not one of floats.
-
-    Op type: `AddV2`. Source: `tf.truncated_normal`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.truncated_normal([2], mean=5.0, stddev=0.0)))
-    [5. 5.]"""
-
+) -> Tensor: ...
 def random_uniform(
     shape: TensorLike,
     minval: TensorLike = 0,
@@ -138,65 +97,26 @@ def random_shuffle(
     value: TensorLike, seed: int | None = None, name: str | None = None
 ) -> Tensor: ...
 def _categorical(
-    op_type: str,
     name: str,
-    op: Op,
     logits: TensorLike,
     num_samples: TensorLike,
+    dtype: dtypes.DTypeLike | None,
     seed: int | None,
-    dtype: dtypes.DTypeLike | None = None,
-    output_dtype: dtypes.DTypeLike | None = None,
 ) -> Tensor: ...
 def multinomial(
-    logits: Any,
-    num_samples: Any,
-    seed: Any = None,
+    logits: TensorLike,
+    num_samples: TensorLike,
+    seed: int | None = None,
     name: str | None = None,
-    output_dtype: Any = None,
-) -> Any:
-    """Return, for each row of logits, classes drawn from `softmax(logits)`.
-
-    Args:
-        logits: Of the shape (rows, classes).
-        num_samples: How many classes are drawn for a row.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'multinomial'.
-        output_dtype: The dtype of the result.
-
-    Returns:
-        A tensor of integers (int64), of the shape (rows, num_samples).
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-
-    Op type: `Multinomial`. Source: `tf.multinomial`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.multinomial([[0.0, 100.0]], 3)))
-    [[1 1 1]]"""
-
+    output_dtype: dtypes.DTypeLike | None = None,
+) -> Tensor: ...
 def categorical(
-    logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: str | None = None
-) -> Any:
-    """Return classes for each row of logits, drawn as `multinomial` draws them.
-
-    Args:
-        logits, num_samples: Tensors or arrays, or numbers, of one dtype.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'categorical'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-
-    Op type: `Multinomial`. Source: `tf.random.categorical`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.random.categorical([[0.0, 100.0]], 3)))
-    [[1 1 1]]"""
-
+    logits: TensorLike,
+    num_samples: TensorLike,
+    dtype: dtypes.DTypeLike | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor: ...
 def random_crop(
     value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None
 ) -> Tensor: ...

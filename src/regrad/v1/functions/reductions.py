@@ -22,21 +22,11 @@ from regrad.graph.constants import static_content
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
-from regrad.v1.graph.forms import (
-    BOOLS,
-    INEXACT,
-    NUMBERS,
-    REALS,
-    axes_of,
-    define,
-    dtype_of,
-    is_eager,
-    one_op,
-    rank_of,
-    scope,
-    tensor,
-)
-from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, convert_to_tensor, rg_read
+from regrad.v1.graph.conversion import convert_to_tensor
+from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, tensor
+from regrad.v1.graph.kinds import ANY, BOOLS, INEXACT, NUMBERS, REALS
+from regrad.v1.graph.rows import define
+from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
 
 __all__ = [
     "argmax", "argmin", "argsort", "count_nonzero", "cumprod", "cumsum", "invert_permutation",
@@ -69,53 +59,30 @@ AXES = "axis=None, keepdims=None, {}name=None, reduction_indices=None, keep_dims
 
 
 def _reduction(
-    name: str, op_type: str | None, function: Callable[..., Any], kinds: str, **settings: Any
-) -> Callable[..., Any]:
+    name: str, op_type: str | None, function: Callable[..., Any], kinds: str, given: str,
+    result: str, **settings: Any,
+) -> Callable[..., Any]:  # fmt: skip
     declaration = f"tf.{name}(input_tensor, {AXES.format('')})"
     doc = str(function.__doc__).partition("\n")[0] + AXIS
-    return define(declaration, op_type, function, kinds, doc, **settings)
+    return define(declaration, op_type, function, kinds, given, result, doc=doc, **settings)
 
 
-reduce_sum = _reduction(
-    "reduce_sum", "Sum", rg.sum, NUMBERS, call=_keep_dtype,
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(10., dtype=float32)"),
-)  # fmt: skip
+SQUARE = "[[1.0, 2.0], [3.0, 4.0]]"
+reduce_sum = _reduction("reduce_sum", "Sum", rg.sum, NUMBERS, SQUARE, "10.", call=_keep_dtype)
 reduce_mean = _reduction(
-    "reduce_mean", "Mean", rg.mean, NUMBERS, call=partial(_keep_dtype, prepare=to_double),
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(2.5, dtype=float32)"),
+    "reduce_mean", "Mean", rg.mean, NUMBERS, SQUARE, "2.5",
+    call=partial(_keep_dtype, prepare=to_double),
 )  # fmt: skip
-reduce_prod = _reduction(
-    "reduce_prod", "Prod", rg.prod, NUMBERS, call=_keep_dtype,
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(24., dtype=float32)"),
-)  # fmt: skip
-reduce_max = _reduction(
-    "reduce_max", "Max", rg.max, REALS,
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(4., dtype=float32)"),
-)  # fmt: skip
-reduce_min = _reduction(
-    "reduce_min", "Min", rg.min, REALS,
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(1., dtype=float32)"),
-)  # fmt: skip
-reduce_any = _reduction(
-    "reduce_any", "Any", rg.any, BOOLS,
-    shows=("[True, False]", "Tensor(True, dtype=bool)"),
-)  # fmt: skip
-reduce_all = _reduction(
-    "reduce_all", "All", rg.all, BOOLS,
-    shows=("[True, False]", "Tensor(False, dtype=bool)"),
-)  # fmt: skip
+reduce_prod = _reduction("reduce_prod", "Prod", rg.prod, NUMBERS, SQUARE, "24.", call=_keep_dtype)
+reduce_max = _reduction("reduce_max", "Max", rg.max, REALS, SQUARE, "4.")
+reduce_min = _reduction("reduce_min", "Min", rg.min, REALS, SQUARE, "1.")
+reduce_any = _reduction("reduce_any", "Any", rg.any, BOOLS, "[True, False]", "True")
+reduce_all = _reduction("reduce_all", "All", rg.all, BOOLS, "[True, False]", "False")
 reduce_logsumexp = _reduction(
-    "reduce_logsumexp", None, rg.logsumexp, INEXACT, scope="ReduceLogSumExp",
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(4.44019, dtype=float32)"),
-)  # fmt: skip
-reduce_variance = _reduction(
-    "math.reduce_variance", None, rg.var, INEXACT,
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(1.25, dtype=float32)"),
-)  # fmt: skip
-reduce_std = _reduction(
-    "math.reduce_std", None, rg.std, INEXACT,
-    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(1.118034, dtype=float32)"),
-)  # fmt: skip
+    "reduce_logsumexp", None, rg.logsumexp, INEXACT, SQUARE, "4.44019", scope="ReduceLogSumExp"
+)
+reduce_variance = _reduction("math.reduce_variance", None, rg.var, INEXACT, SQUARE, "1.25")
+reduce_std = _reduction("math.reduce_std", None, rg.std, INEXACT, SQUARE, "1.118034")
 
 
 def _count(
@@ -127,10 +94,9 @@ def _count(
 
 
 count_nonzero = define(
-    f"tf.count_nonzero(input_tensor, {AXES.format('dtype=tf.int64, ')})",
-    "CountNonzero", rg.count_nonzero, doc=f"Return how many elements are not zero.{AXIS}",
+    f"tf.count_nonzero(input_tensor, {AXES.format('dtype=tf.int64, ')})", "CountNonzero",
+    rg.count_nonzero, ANY, "[3, 9, 1]", "3", doc=f"Return how many elements are not zero.{AXIS}",
     scope="count_nonzero", call=_count,
-    shows=("[3, 9, 1]", "Tensor(3, dtype=int64)"),
 )  # fmt: skip
 
 
@@ -149,11 +115,10 @@ def _extreme(
     name: str, op_type: str, function: Callable[..., Any], extreme: str
 ) -> Callable[..., Any]:
     return define(
-        f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)",
-        op_type, function, REALS,
-        f"Return the index of the first {extreme} element along `axis`, by default the first.",
+        f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)", op_type,
+        function, REALS, "[3, 9, 1]", "1" if extreme == "largest" else "2",
+        doc=f"Return the index of the first {extreme} element along `axis`, by default the first.",
         call=_position, axis=lambda axis: axes_of(axis) or 0,
-        shows=("[3, 9, 1]", f"Tensor({1 if extreme == 'largest' else 2}, dtype=int64)"),
     )  # fmt: skip
 
 
@@ -173,10 +138,9 @@ def _scan(
         return (rg.find_op(op_type).function if direct else function)(x, axis=axis, **attrs)
 
     return define(
-        f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
-        op_type, scan, NUMBERS, f"Return the running {what} of the elements along `axis`.",
-        call=_keep_dtype,
-        shows=("[1.0, 2.0, 4.0]", f"Tensor([{shown}], dtype=float32)"),
+        f"tf.{name}(x, axis=0, exclusive=False, reverse=False)", op_type, scan, NUMBERS,
+        "[1.0, 2.0, 4.0]", f"[{shown}]",
+        doc=f"Return the running {what} of the elements along `axis`.", call=_keep_dtype,
     )  # fmt: skip
 
 
@@ -210,17 +174,16 @@ def _argsort(
 
 
 sort = define(
-    "tf.sort(values, axis=-1, direction='ASCENDING')", "Sort", rg.sort, REALS,
-    "Return the values sorted along `axis`.",
-    scope="sort", call=_sort, direction=_descends,
-    shows=("[3, 9, 1]", "Tensor([1, 3, 9], dtype=int64)"),
+    "tf.sort(values, axis=-1, direction='ASCENDING')", "Sort", rg.sort, REALS, "[3, 9, 1]",
+    "[1, 3, 9]", doc="Return the values sorted along `axis`.", scope="sort", call=_sort,
+    direction=_descends,
 )  # fmt: skip
 argsort = define(
-    "tf.argsort(values, axis=-1, direction='ASCENDING', stable=False)",
-    "ArgSort", rg.argsort, REALS,
-    "Return the indices (int32) that sort the values along `axis`; equal values keep their order.",
+    "tf.argsort(values, axis=-1, direction='ASCENDING', stable=False)", "ArgSort", rg.argsort,
+    REALS, "[3, 9, 1]", "Tensor([2, 0, 1], dtype=int32)",
+    doc="Return the indices (int32) that sort the values along `axis`; equal values keep their "
+    "order.",
     scope="argsort", call=_argsort, direction=_descends, stable=None,
-    shows=("[3, 9, 1]", "Tensor([2, 0, 1], dtype=int32)"),
 )  # fmt: skip
 
 
@@ -257,18 +220,16 @@ def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
 
 
 unsorted_segment_sum = define(
-    "tf.unsorted_segment_sum(data, segment_ids, num_segments)",
-    "UnsortedSegmentSum", rg.segment_sum, NUMBERS,
-    "Return the sums of the slices of `data` that share an id; negative ids are dropped.",
+    "tf.unsorted_segment_sum(data, segment_ids, num_segments)", "UnsortedSegmentSum",
+    rg.segment_sum, NUMBERS, "[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "[2., 5.]",
+    doc="Return the sums of the slices of `data` that share an id; negative ids are dropped.",
     same=False,
-    shows=("[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "Tensor([2., 5.], dtype=float32)"),
 )  # fmt: skip
 unsorted_segment_mean = define(
-    "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)",
-    None, _segment_mean, NUMBERS,
-    "Return the means of the slices of `data` that share an id; 0 for ids without slices.",
+    "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)", None, _segment_mean, NUMBERS,
+    "[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "[2. , 2.5]",
+    doc="Return the means of the slices of `data` that share an id; 0 for ids without slices.",
     scope="UnsortedSegmentMean", same=False,
-    shows=("[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "Tensor([2. , 2.5], dtype=float32)"),
 )  # fmt: skip
 
 
@@ -281,17 +242,17 @@ def _sum_all_segments(
 
 
 segment_sum = define(
-    "tf.segment_sum(data, segment_ids)", "UnsortedSegmentSum", unsorted_segment_sum,
+    "tf.segment_sum(data, segment_ids)", "UnsortedSegmentSum", unsorted_segment_sum, ANY,
+    "[1.0, 2.0, 4.0]", "[0, 0, 1]", "[3., 4.]",
     doc="Return the sums of the slices of `data` that share an id, for ids up to the largest."
     "\n\nThe ids need not be sorted.",
     scope="SegmentSum", call=_sum_all_segments,
-    shows=("[1.0, 2.0, 4.0]", "[0, 0, 1]", "Tensor([3., 4.], dtype=float32)"),
 )  # fmt: skip
 segment_mean = define(
-    "tf.segment_mean(data, segment_ids)", None, unsorted_segment_mean,
+    "tf.segment_mean(data, segment_ids)", None, unsorted_segment_mean, ANY, "[1.0, 2.0, 4.0]",
+    "[0, 0, 1]", "[1.5, 4. ]",
     doc="Return the means of the slices of `data` that share an id; see `segment_sum`.",
     scope="SegmentMean", call=_sum_all_segments,
-    shows=("[1.0, 2.0, 4.0]", "[0, 0, 1]", "Tensor([1.5, 4. ], dtype=float32)"),
 )  # fmt: skip
 
 

@@ -43,8 +43,17 @@ AXIS: str
 AXES: str
 
 def _reduction(
-    name: str, op_type: str | None, function: Callable[..., Any], kinds: str, **settings: Any
+    name: str,
+    op_type: str | None,
+    function: Callable[..., Any],
+    kinds: str,
+    given: str,
+    result: str,
+    **settings: Any,
 ) -> Callable[..., Any]: ...
+
+SQUARE: str
+
 def reduce_sum(
     input_tensor: Any,
     axis: Any = None,

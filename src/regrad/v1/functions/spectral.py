@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import regrad as rg
-from regrad.v1.graph.forms import ANY, COMPLEX, FLOATS, as_sizes, axes_of, define
+from regrad.v1.graph.forms import as_sizes, axes_of
+from regrad.v1.graph.kinds import ANY, COMPLEX, FLOATS
+from regrad.v1.graph.rows import define
 
 __all__ = [
     "fft", "fft2d", "fft3d", "fftshift", "ifft", "ifft2d", "ifft3d", "ifftshift", "irfft",
@@ -32,10 +34,11 @@ def _transform(name: str, op_type: str, count: int) -> Callable[..., Any]:
     axes = "axis" if count == 1 else f"{('two', 'three')[count - 2]} axes"
     brackets, close = "[" * count, "]" * count
     return define(
-        f"tf.{name}(input)", op_type, _along(op_type, count), COMPLEX,
-        f"Return the {inverse}Fourier transform along the last {axes}, of the input's shape and "
-        "dtype.", scope=name.upper(),
-        shows=(f"{brackets}1 + 0j{close}", f"Tensor({brackets}1.+0.j{close}, dtype=complex64)"),
+        f"tf.{name}(input)", op_type, _along(op_type, count), COMPLEX, f"{brackets}1 + 0j{close}",
+        f"{brackets}1.+0.j{close}",
+        doc=f"Return the {inverse}Fourier transform along the last {axes}, of the input's shape "
+        "and dtype.",
+        scope=name.upper(),
     )  # fmt: skip
 
 
@@ -47,67 +50,50 @@ fft3d, ifft3d = _transform("fft3d", "FFT", 3), _transform("ifft3d", "IFFT", 3)
 # -- real numbers and half a spectrum --------------------------------------------------------------
 
 
-def _lengths(value: Any) -> Any:
-    return None if value is None else as_sizes(value)
+def _half(
+    name: str, op_type: str | None, count: int, kinds: str, given: str, result: str, doc: str
+) -> Callable[..., Any]:
+    """Make the row of a transform of real numbers along the last axes, or of its inverse."""
+    function, axes = getattr(rg.fft, f"{name[: name.index('fft')]}fftn"), tuple(range(-count, 0))
+    return define(
+        f"tf.spectral.{name}(input_tensor, fft_length=None)", op_type,
+        lambda x, fft_length: function(x, s=fft_length, axes=axes), kinds, given, result, doc=doc,
+        scope=name, fft_length=lambda value: None if value is None else as_sizes(value),
+    )  # fmt: skip
 
 
-def _real(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor:
-    return rg.fft.rfftn(x, s=fft_length, axes=tuple(range(-count, 0)))
-
-
-def _inverse(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor:
-    return rg.fft.irfftn(x, s=fft_length, axes=tuple(range(-count, 0)))
-
-
-rfft = define(
-    "tf.spectral.rfft(input_tensor, fft_length=None)", "RFFT",
-    lambda x, fft_length: _real(x, fft_length, 1), FLOATS,
+rfft = _half(
+    "rfft", "RFFT", 1, FLOATS, "[1.0, 2.0]", "[ 3.+0.j, -1.+0.j]",
     "Return the first half of the Fourier transform of real numbers along the last axis.",
-    scope="rfft", fft_length=_lengths,
-    shows=("[1.0, 2.0]", "Tensor([ 3.+0.j, -1.+0.j], dtype=complex64)"),
 )  # fmt: skip
-irfft = define(
-    "tf.spectral.irfft(input_tensor, fft_length=None)", "IRFFT",
-    lambda x, fft_length: _inverse(x, fft_length, 1), COMPLEX,
+irfft = _half(
+    "irfft", "IRFFT", 1, COMPLEX, "[3.0 + 0j, -1.0]", "[1., 2.]",
     "Return the inverse of `rfft`: real numbers.",
-    scope="irfft", fft_length=_lengths,
-    shows=("[3.0 + 0j, -1.0]", "Tensor([1., 2.], dtype=float32)"),
 )  # fmt: skip
-rfft2d = define(
-    "tf.spectral.rfft2d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _real(x, fft_length, 2), FLOATS,
-    "Return `rfft` along the last axis, after that `fft` along the one before it.", scope="rfft2d",
-    fft_length=_lengths,
-    shows=("[[1.0, 2.0]]", "Tensor([[ 3.+0.j, -1.+0.j]], dtype=complex64)"),
+rfft2d = _half(
+    "rfft2d", None, 2, FLOATS, "[[1.0, 2.0]]", "[[ 3.+0.j, -1.+0.j]]",
+    "Return `rfft` along the last axis, after that `fft` along the one before it.",
 )  # fmt: skip
-irfft2d = define(
-    "tf.spectral.irfft2d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _inverse(x, fft_length, 2), COMPLEX, "Return the inverse of `rfft2d`.",
-    scope="irfft2d", fft_length=_lengths,
-    shows=("[[3.0 + 0j, -1.0]]", "Tensor([[1., 2.]], dtype=float32)"),
+irfft2d = _half(
+    "irfft2d", None, 2, COMPLEX, "[[3.0 + 0j, -1.0]]", "[[1., 2.]]",
+    "Return the inverse of `rfft2d`.",
 )  # fmt: skip
-rfft3d = define(
-    "tf.spectral.rfft3d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _real(x, fft_length, 3), FLOATS,
+rfft3d = _half(
+    "rfft3d", None, 3, FLOATS, "[[[1.0, 2.0]]]", "[[[ 3.+0.j, -1.+0.j]]]",
     "Return `rfft` along the last axis, after that `fft` along the two before it.",
-    scope="rfft3d",
-    fft_length=_lengths,
-    shows=("[[[1.0, 2.0]]]", "Tensor([[[ 3.+0.j, -1.+0.j]]], dtype=complex64)"),
 )  # fmt: skip
-irfft3d = define(
-    "tf.spectral.irfft3d(input_tensor, fft_length=None)", None,
-    lambda x, fft_length: _inverse(x, fft_length, 3), COMPLEX, "Return the inverse of `rfft3d`.",
-    scope="irfft3d", fft_length=_lengths,
-    shows=("[[[3.0 + 0j, -1.0]]]", "Tensor([[[1., 2.]]], dtype=float32)"),
+irfft3d = _half(
+    "irfft3d", None, 3, COMPLEX, "[[[3.0 + 0j, -1.0]]]", "[[[1., 2.]]]",
+    "Return the inverse of `rfft3d`.",
 )  # fmt: skip
 
 # -- shifts ----------------------------------------------------------------------------------------
 
-fftshift = define("tf.signal.fftshift(x, axes=None)", None, rg.fft.fftshift, ANY,
-                  scope="fftshift", axes=axes_of,
-    shows=("[1, 2, 3]", "Tensor([3, 1, 2], dtype=int64)"),
+fftshift = define(
+    "tf.signal.fftshift(x, axes=None)", None, rg.fft.fftshift, ANY, "[1, 2, 3]", "[3, 1, 2]",
+    scope="fftshift", axes=axes_of,
 )  # fmt: skip
-ifftshift = define("tf.signal.ifftshift(x, axes=None)", None, rg.fft.ifftshift, ANY,
-                   scope="ifftshift", axes=axes_of,
-    shows=("[1, 2, 3]", "Tensor([2, 3, 1], dtype=int64)"),
+ifftshift = define(
+    "tf.signal.ifftshift(x, axes=None)", None, rg.fft.ifftshift, ANY, "[1, 2, 3]", "[2, 3, 1]",
+    scope="ifftshift", axes=axes_of,
 )  # fmt: skip

@@ -17,17 +17,12 @@ from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.graph import NO_RULE, Node
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, errors
-from regrad.v1.functions.arrays import identity
+from regrad.v1.graph.conversion import convert_to_tensor
+from regrad.v1.graph.forms import one_op
 from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
 from regrad.v1.graph.regions import GraphRegion, cond_node, inside, new_graph, spec_of, while_node
-from regrad.v1.graph.tensors import (
-    Operation,
-    Tensor,
-    TensorShape,
-    convert_to_tensor,
-    face,
-    operation,
-)
+from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 
 __all__ = [
     "Assert", "Print", "case", "cond", "group", "no_op", "numpy_function", "py_func", "while_loop",
@@ -129,29 +124,20 @@ def tuple_(
     made = [None if t is None else convert_to_tensor(t) for t in tensors]
     waits = [t for t in made if t is not None] + list(control_inputs or ())
     with current_graph().name_scope(name or "tuple"), control_dependencies(waits):
-        return [None if t is None else identity(t, name="control_dependency") for t in made]
-
-
-def with_dependencies(
-    dependencies: Sequence[TensorLike], output_tensor: TensorLike, name: str | None = None
-) -> Tensor:
-    """The tensor, ready only when the dependencies have run."""
-    with control_dependencies(dependencies):
-        return identity(output_tensor, name=name)
+        return [
+            None if t is None else one_op("Identity", "control_dependency", rg.identity, t)
+            for t in made
+        ]
 
 
 # -- branches ------------------------------------------------------------------------------------
 
 
 def cond(
-    pred: TensorLike,
-    true_fn: Callable[[], Any] | None = None,
-    false_fn: Callable[[], Any] | None = None,
-    strict: bool = False,
-    name: str | None = None,
-    fn1: Callable[[], Any] | None = None,
-    fn2: Callable[[], Any] | None = None,
-) -> Any:
+    pred: TensorLike, true_fn: Callable[[], Any] | None = None,
+    false_fn: Callable[[], Any] | None = None, strict: bool = False, name: str | None = None,
+    fn1: Callable[[], Any] | None = None, fn2: Callable[[], Any] | None = None,
+) -> Any:  # fmt: skip
     """Return the result of `true_fn()` or `false_fn()`; the run computes the chosen branch only.
 
     Both functions are called once, to build their branches, and must return the same structure of
@@ -244,12 +230,9 @@ def _check_branches(
 
 
 def case(
-    pred_fn_pairs: Any,
-    default: Callable[[], Any] | None = None,
-    exclusive: bool = False,
-    strict: bool = False,
-    name: str = "case",
-) -> Any:
+    pred_fn_pairs: Any, default: Callable[[], Any] | None = None, exclusive: bool = False,
+    strict: bool = False, name: str = "case",
+) -> Any:  # fmt: skip
     """Return the result of the function paired with the first true predicate, or `default()`.
 
     Args:
@@ -293,17 +276,11 @@ def case(
 
 
 def while_loop(
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
-    loop_vars: Any,
-    shape_invariants: Any = None,
-    parallel_iterations: int = 10,
-    back_prop: bool = True,
-    swap_memory: bool = False,
-    name: str | None = None,
-    maximum_iterations: TensorLike = None,
+    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Any,
+    shape_invariants: Any = None, parallel_iterations: int = 10, back_prop: bool = True,
+    swap_memory: bool = False, name: str | None = None, maximum_iterations: TensorLike = None,
     return_same_structure: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the loop variables after `body(*loop_vars)`, repeated while `cond(*loop_vars)` holds.
 
     Both functions are called once, to build the loop. The loop variables keep their dtypes, and
@@ -346,16 +323,15 @@ def while_loop(
         raise GraphError("No loop variables provided")
     start = [convert_to_tensor(v) for v in leaves]
     specs = _invariants(start, shape_invariants)
-    vars_in = lambda tensors: close(tensors)  # noqa: E731
     label = name or "while"
-    tested = _loop_region(label, specs, lambda args: [cond(*_spread(vars_in(args)))])
+    tested = _loop_region(label, specs, lambda args: [cond(*_spread(close(args)))])
     _check_condition(tested.outputs[0])
     structure: list[Any] = []
     repeated = _loop_region(
-        label, specs, lambda args: _results(body, vars_in(args), len(leaves), structure)
+        label, specs, lambda args: _results(body, close(args), len(leaves), structure)
     )
-    _check_results(repeated, specs)
-    specs = _at_the_end(repeated, specs)
+    triples = zip(repeated.arguments, repeated.outputs, specs, strict=True)
+    specs = [_after(*triple) for triple in triples]
     limit = None if maximum_iterations is None else int(maximum_iterations)
     found = while_node(tested, repeated, [v._read() for v in start], specs, limit)
     if not back_prop:
@@ -431,42 +407,35 @@ def _check_condition(y: rg.Tensor) -> None:
         raise ShapeError(f"while_loop: cond must return a bool of rank 0, got {shown}")
 
 
-def _check_results(region: GraphRegion, specs: Sequence[Spec]) -> None:
-    for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
-        shown = face(y)
-        if y._data.dtype != spec.dtype:
-            raise DTypeError(
-                f"while_loop: a loop variable of {spec.dtype} became {y._data.dtype} in the body "
-                f"({shown}); use tf.cast"
-            )
-        due = TensorShape(x._data.shape)
-        if due.is_fully_defined() and shown.shape.is_fully_defined() and due != shown.shape:
-            raise ShapeError(
-                f"while_loop: a loop variable enters with shape {due} and has {shown.shape} after "
-                "one iteration. To allow it give shape_invariants=[tf.TensorShape([None, ...])]."
-            )
+def _after(x: rg.Tensor, y: rg.Tensor, spec: Spec) -> Spec:
+    """Return the spec of a loop variable after the loop: what every iteration preserves.
 
-
-def _at_the_end(region: GraphRegion, specs: Sequence[Spec]) -> list[Spec]:
-    """Return the specs of the loop variables after the loop: what every iteration preserves."""
-    found = []
-    for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
-        before, after = x._data.shape, y._data.shape
-        known = isinstance(before, tuple) and isinstance(after, tuple) and spec.shape is not None
-        if not known or len(before) != len(after):
-            found.append(Spec(None, spec.dtype))
-            continue
-        same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
-        for m, kept in zip(before, same, strict=True):
-            if isinstance(m, int) and not kept:
-                raise ShapeError(
-                    f"while_loop: a loop variable enters with shape {TensorShape(before)}, and "
-                    f"after one iteration only {TensorShape(after)} is known. Give "
-                    "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
-                )
-        shape = tuple(n if kept else None for n, kept in zip(spec.shape or (), same, strict=True))
-        found.append(Spec(shape, spec.dtype))
-    return found
+    x is it at the beginning of an iteration, and y at the end.
+    """
+    if y._data.dtype != spec.dtype:
+        raise DTypeError(
+            f"while_loop: a loop variable of {spec.dtype} became {y._data.dtype} in the body "
+            f"({face(y)}); use tf.cast"
+        )
+    enters, leaves = TensorShape(x._data.shape), TensorShape(y._data.shape)
+    what = f"while_loop: a loop variable enters with shape {enters}"
+    if enters.is_fully_defined() and leaves.is_fully_defined() and enters != leaves:
+        raise ShapeError(
+            f"{what} and has {leaves} after one iteration. To allow it give "
+            "shape_invariants=[tf.TensorShape([None, ...])]."
+        )
+    before, after = x._data.shape, y._data.shape
+    known = isinstance(before, tuple) and isinstance(after, tuple) and spec.shape is not None
+    if not known or len(before) != len(after):
+        return Spec(None, spec.dtype)
+    same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
+    if any(isinstance(m, int) and not kept for m, kept in zip(before, same, strict=True)):
+        raise ShapeError(
+            f"{what}, and after one iteration only {leaves} is known. Give "
+            "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
+        )
+    shape = [n if kept else None for n, kept in zip(spec.shape or (), same, strict=True)]
+    return Spec(tuple(shape), spec.dtype)
 
 
 # -- Python in the graph -------------------------------------------------------------------------
@@ -476,11 +445,11 @@ def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any
     try:
         answer = func(*[np.array(x) for x in xs])  # func may write to them
     except Exception as error:
-        raise errors.UnknownError(None, None, f"{type(error).__name__}: {error}") from error
+        raise errors.UnknownError(f"{type(error).__name__}: {error}") from error
     values = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(values) != len(Tout) and not (answer is None and not Tout):
         raise errors.InvalidArgumentError(
-            None, None, f"py_func: expected {len(Tout)} values, {func!r:.60} returned {len(values)}"
+            f"py_func: expected {len(Tout)} values, {func!r:.60} returned {len(values)}"
         )
     return tuple(_returned(v, t, i) for i, (v, t) in enumerate(zip(values, Tout, strict=False)))
 
@@ -492,9 +461,7 @@ def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
     plain = not isinstance(value, np.ndarray | np.generic)
     if array.dtype != dtype and not (plain and array.dtype.kind == dtype.kind):
         raise errors.InvalidArgumentError(
-            None,
-            None,
-            f"py_func: the {index}-th value returned has the type {array.dtype}, expected {dtype}",
+            f"py_func: the {index}-th value returned has the type {array.dtype}, expected {dtype}"
         )
     return array.astype(dtype)  # a copy: func may keep its own
 
@@ -509,12 +476,9 @@ PY_FUNC, PY_FUNC_STATELESS = (
 
 
 def py_func(
-    func: Callable[..., Any],
-    inp: Sequence[TensorLike],
-    Tout: DTypes,
-    stateful: bool = True,
+    func: Callable[..., Any], inp: Sequence[TensorLike], Tout: DTypes, stateful: bool = True,
     name: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the result of a Python function of NumPy arrays, as an op.
 
     The static shapes of the results are unknown. There is no gradient unless an override of the
@@ -605,13 +569,9 @@ PRINT_RULE.add("data", lambda dy: None)
 
 
 def Print(
-    input_: TensorLike,
-    data: Sequence[TensorLike],
-    message: str | None = None,
-    first_n: int | None = None,
-    summarize: int | None = None,
-    name: str | None = None,
-) -> Tensor:
+    input_: TensorLike, data: Sequence[TensorLike], message: str | None = None,
+    first_n: int | None = None, summarize: int | None = None, name: str | None = None,
+) -> Tensor:  # fmt: skip
     """Return the input as it is; when it is computed, the values of `data` are printed on stderr.
 
     Args:
@@ -648,7 +608,7 @@ def Print(
 def _assert(xp: Any, condition: Any, data: Sequence[Any], summarize: int) -> Any:
     if not np.all(condition):
         shown = " ".join(f"[{_summary(np.asarray(d), summarize)}]" for d in data)
-        raise errors.InvalidArgumentError(None, None, f"assertion failed: {shown}")
+        raise errors.InvalidArgumentError(f"assertion failed: {shown}")
     return ()
 
 

@@ -7,9 +7,6 @@ functions, a rule for example, works in eager mode too.
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -19,33 +16,15 @@ import numpy as np
 import regrad as rg
 from regrad.core import numbers
 from regrad.core.dims import UnknownRank
-from regrad.core.registry import Op
 from regrad.core.tensor import TensorLike
-from regrad.errors import ArgumentError, DTypeError
+from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
+from regrad.v1.graph.conversion import build, convert_to_tensor, same_dtype, sizes, static_value
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.row_docs import Row, complete
-from regrad.v1.graph.tensors import (
-    Tensor,
-    build,
-    convert_to_tensor,
-    face,
-    is_tensor,
-    rg_read,
-    same_dtype,
-    sizes,
-    static_value,
-)
-
-# Kinds of dtypes (as NumPy has them) that an op takes, as TensorFlow registers them.
-ANY, BOOLS, INTEGERS, FLOATS, COMPLEX = "", "b", "iu", "f", "c"
-REALS, INEXACT, NUMBERS = "iuf", "fc", "iufc"
-SPELT = {
-    "b": "bools", "iu": "integers", "f": "real floats", "c": "complex numbers",
-    "iuf": "real numbers", "fc": "floats",
-}  # fmt: skip
+from regrad.v1.graph.kinds import ANY, check_kinds
+from regrad.v1.graph.tensors import Tensor, face, is_tensor, rg_read
 
 
 def is_eager(*values: TensorLike) -> bool:
@@ -89,26 +68,10 @@ def rank_of(x: TensorLike) -> int | None:
     return None if isinstance(shape, UnknownRank) else len(shape)
 
 
-def check_kinds(op_type: str, kinds: str, *xs: TensorLike) -> None:
-    """Refuse tensors of dtypes that TensorFlow's op does not take."""
-    for x in xs:
-        dtype = dtype_of(x)
-        if kinds and dtype.kind not in kinds:
-            raise DTypeError(
-                f"{op_type} takes {SPELT.get(kinds, 'numbers')}, got {dtypes.of(dtype).name}: {x}. "
-                "Use tf.cast."
-            )
-
-
 def one_op(
-    op_type: str | None,
-    name: str,
-    function: Callable[..., Any],
-    *values: TensorLike,
-    kinds: str = ANY,
-    same: bool = True,
-    **attrs: Any,
-) -> Any:
+    op_type: str | None, name: str, function: Callable[..., Any], *values: TensorLike,
+    kinds: str = ANY, same: bool = True, **attrs: Any,
+) -> Any:  # fmt: skip
     """Call one of regrad's functions on values as tensors; the op of this type gets the name.
 
     With `same` they are brought to one dtype, strictly. For compositions, where no op is the
@@ -183,140 +146,3 @@ def renamed(new_name: str, new: Any, old_name: str, old: Any) -> Any:
 
 class BothNamesError(ArgumentError, ValueError):
     """An argument given twice, under its old and its new name."""
-
-
-# -- rows of TensorFlow's index of functions -------------------------------------------------------
-
-MISSING = inspect.Parameter.empty
-TENSOR = object()  # the role of a parameter that is a tensor though it has a default
-Role = Callable[[Any], Any] | str | object | None
-
-
-def plain_value(value: Any) -> Any:
-    """The role of an attribute that is passed on as it is, though it has no default."""
-    return value
-
-
-# What parameters of these names are in all of TensorFlow, deprecated ones among them.
-USUAL_ROLES: dict[str, Any] = {
-    "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "shape": as_sizes,
-    "block_shape": as_sizes, "paddings": as_sizes, "crops": as_sizes, "num_segments": as_sizes,
-    "strides": plain_value, "padding": plain_value, "use_cudnn_on_gpu": None,
-    "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
-    "keep_dims": "keepdims",
-}  # fmt: skip
-
-
-def define(
-    declaration: str,
-    op_type: str | None,
-    function: Callable[..., Any] | Op,
-    kinds: str = ANY,
-    doc: str = "",
-    *,
-    scope: str = "",
-    same: bool = True,
-    call: Callable[..., Any] = one_op,
-    shows: tuple[str, ...] = (),
-    **roles: Role,
-) -> Callable[..., Any]:
-    """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
-
-        argmin = define(
-            "tf.argmin(input, axis=None, name=None, dimension=None)",
-            "ArgMin", rg.argmin, REALS,
-        )
-
-    Args:
-        declaration: The call as TensorFlow's index has it. Parameters without a default are the
-            tensors, in order; those with one are attributes, passed on by keyword. `name=None`
-            is the last unless it is written elsewhere.
-        op_type, function, kinds, same: See `one_op`.
-        doc: The docstring; by default the first line of the function's. `complete` adds to it.
-        scope: The default name: otherwise the declared one, the op type or the function's name.
-        call: What takes the place of `one_op`.
-        shows: An example: arrays and keywords that are passed, and the repr of the eager result.
-        roles: What a parameter is otherwise: a function that makes the attribute of what is
-            passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
-            one without effect. `USUAL_ROLES` need not be written.
-    """
-    path, signature = _parse(declaration)
-    name, parameters = path.rpartition(".")[2], list(signature.parameters.values())
-    places = {p.name: i for i, p in enumerate(parameters)}
-    blank = [p.default for p in parameters]
-    required, total, last = sum(value is MISSING for value in blank), len(places), places["name"]
-    default = scope or blank[last] or op_type or name
-    ordinary = {n: TENSOR if i < required else plain_value for n, i in places.items() if i != last}
-    roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
-    tensors = [places[n] for n, role in roles.items() if role is TENSOR]
-    older = [(n, role) for n, role in roles.items() if isinstance(role, str)]
-    attrs = [(n, places[n], role) for n, role in roles.items() if callable(role)]
-    fixed = {**({"kinds": kinds} if kinds else {}), **({} if same else {"same": False})}
-
-    def attributes(values: list[Any]) -> dict[str, Any]:
-        for old, new in older:
-            if (value := values[places[old]]) is not None:
-                values[places[new]] = renamed(new, values[places[new]], old, value)
-        made = fixed.copy()
-        for n, i, role in attrs:
-            made[n] = role(values[i])
-        return made
-
-    usual = attributes(blank.copy()) if tensors == list(range(required)) else None
-
-    def call_row(*args: Any, **options: Any) -> Any:
-        count = len(args)
-        if usual is not None and count == required:
-            if not options:
-                return call(op_type, default, function, *args, **usual)
-            if len(options) == 1 and "name" in options:
-                return call(op_type, options["name"] or default, function, *args, **usual)
-        values = [*args, *blank[count:]]
-        for n, value in options.items():
-            if places.get(n, -1) < count:  # unknown, or passed by position as well
-                signature.bind(*args, **options)  # raises the TypeError
-            values[places[n]] = value
-        if len(values) > total or (count < required and _lacks_any(values[count:required])):
-            signature.bind(*args, **options)
-        made = attributes(values)  # and the tensors that have old names
-        xs = [values[i] for i in tensors]
-        return call(op_type, values[last] or default, function, *xs, **made)
-
-    given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
-    settings = kinds, same, call is one_op, shows
-    row = Row(path, op_type, default, list(places), given, dict(older), idle, *settings)
-    shown = complete(doc or (function.__doc__ or "").partition("\n")[0], row)
-    return _dress(call_row, name, signature, shown, sys._getframe(1).f_globals["__name__"])
-
-
-def _lacks_any(values: list[Any]) -> bool:
-    return any(value is MISSING for value in values)  # (`in` would compare tensors)
-
-
-def _dress(
-    function: Any, name: str, signature: inspect.Signature, doc: str, module: str
-) -> Callable[..., Any]:
-    """Show a function under a name, as one of a module, with a signature and a docstring."""
-    function.__name__ = function.__qualname__ = name
-    function.__signature__, function.__doc__, function.__module__ = signature, doc, module
-    return function
-
-
-def _parse(declaration: str) -> tuple[str, inspect.Signature]:
-    """Read `tf.f(x, axis=None, dtype=tf.int64)`."""
-    path, _, listed = declaration.removesuffix(")").partition("(")
-    listed = listed if "name=" in listed else f"{listed}, name=None"
-    expression = ast.parse(f"lambda {listed}: 0", mode="eval").body
-    assert isinstance(expression, ast.Lambda)
-    arguments = expression.args
-    empty = [MISSING] * (len(arguments.args) - len(arguments.defaults))
-    defaults = [
-        getattr(dtypes, node.attr) if isinstance(node, ast.Attribute) else ast.literal_eval(node)
-        for node in arguments.defaults
-    ]
-    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [
-        inspect.Parameter(argument.arg, either, default=default)
-        for argument, default in zip(arguments.args, empty + defaults, strict=True)
-    ]
-    return path, inspect.Signature(parameters)

@@ -22,17 +22,9 @@ from regrad.core.tensor import TensorLike
 from regrad.core.walk import Grads, walk
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
 from regrad.graph.graph import Graph, Node, Symbol, tensor_of
-from regrad.v1.functions.arrays import reshape, stack
+from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.tensors import (
-    IndexedSlices,
-    Tensor,
-    constant,
-    convert_to_tensor,
-    face,
-    is_tensor,
-    operation,
-)
+from regrad.v1.graph.tensors import IndexedSlices, Tensor, face, is_tensor, operation
 
 __all__ = [
     "AggregationMethod", "NotDifferentiable", "RegisterGradient", "UnconnectedGradients",
@@ -71,14 +63,6 @@ class AggregationMethod:
     DEFAULT = ADD_N
     EXPERIMENTAL_TREE = 1
     EXPERIMENTAL_ACCUMULATE_N = 2
-
-
-class GateGradients:
-    """When optimizers may use gradients; all mean the same here."""
-
-    GATE_NONE = 0
-    GATE_OP = 1
-    GATE_GRAPH = 2
 
 
 # -- registering ---------------------------------------------------------------------------------
@@ -140,16 +124,11 @@ def NotDifferentiable(op_type: str) -> None:
 
 
 def gradients(
-    ys: TensorLike,
-    xs: TensorLike,
-    grad_ys: TensorLike = None,
-    name: str = "gradients",
-    colocate_gradients_with_ops: bool = False,
-    gate_gradients: int | bool = False,
-    aggregation_method: int | None = None,
-    stop_gradients: TensorLike = None,
+    ys: TensorLike, xs: TensorLike, grad_ys: TensorLike = None, name: str = "gradients",
+    colocate_gradients_with_ops: bool = False, gate_gradients: int | bool = False,
+    aggregation_method: int | None = None, stop_gradients: TensorLike = None,
     unconnected_gradients: str = UnconnectedGradients.NONE,
-) -> list[Any]:
+) -> list[Any]:  # fmt: skip
     """Return ops that compute the gradients of the sum of `ys` by each of `xs`.
 
     Each op on a path is differentiated once, on the sum of the gradients that arrive, by the rule
@@ -433,12 +412,13 @@ def _hessian(ys: TensorLike, x: Any, options: dict[str, Any]) -> Tensor:
         raise GradientError("hessians: no path leads from ys to xs")
     if None in shape:
         raise GraphError(f"hessians: the shape of {x} must be known when the graph is built")
-    flat = reshape(first, [-1])
+    flat = build("Reshape", "Reshape", rg.reshape, first, shape=(-1,))
     rows = [
         gradients(flat[i], x, unconnected_gradients="zero", **options)[0]
         for i in range(int(np.prod(shape)))
     ]
-    return reshape(stack(rows), shape + shape)
+    stacked = build("Pack", "stack", lambda *xs: rg.stack(xs), *rows)
+    return build("Reshape", "Reshape", rg.reshape, stacked, shape=(*shape, *shape))
 
 
 # -- functions with a gradient of their own ------------------------------------------------------

@@ -12,8 +12,8 @@ from regrad.core.blocks import block, stay
 from regrad.core.dims import Words
 from regrad.core.overrides import OpBinding
 from regrad.core.overrides import gradient_override_map as OverrideScope
-from regrad.core.registry import OPS, RULES, Op, bind, canonical, resolve
-from regrad.core.rule import NoGradient, Rule, called
+from regrad.core.registry import OPS, RULES, Op, canonical, resolve
+from regrad.core.rule import NoGradient, Rule
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, Tensor, TensorLike
@@ -33,8 +33,9 @@ __all__ = [
     "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
 ]  # fmt: skip
 
-# How TensorFlow shows nodes and symbolic Tensors, by type; `tensors` fills it.
-FACES: dict[type, Callable[[Any], Any]] = {}
+# How TensorFlow shows nodes, symbolic Tensors and values (`object`); `tensors` and `conversion`
+# fill it.
+FACES: dict[type, Callable[..., Any]] = {}
 
 # The names of rules, or functions, by op type.
 OpTypeMap = Mapping[str, str | Callable[..., Any]]
@@ -278,11 +279,6 @@ class GraphOverrideScope(OverrideScope):
 
 class SingleUseError(ArgumentError, AttributeError):
     """A scope that was used up (TensorFlow raises AttributeError here)."""
-
-
-def bind_named(function: Callable[..., Any], op: Op) -> Rule:
-    """A function as a rule of an op."""
-    return bind(function, op, called(function))
 
 
 class LateRule(Rule):

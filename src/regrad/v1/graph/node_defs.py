@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad.v1.graph import tf_names
 
-if TYPE_CHECKING:
-    from regrad.v1.graph.tensors import Operation
+class NodeDef(NamedTuple):
+    """The definition of an op, which prints as TensorFlow's does."""
 
-
-class NodeDef:
-    """The definition of an op, which prints as TensorFlow's does.
-
-    `name` and `op` (its type) are strings, `input` the names of what it reads, `attr` a dict.
-    """
-
-    def __init__(self, op: Operation) -> None:
-        self.name: str = op.name
-        self.op: str = op.type
-        self.input: list[str] = [x.name.removesuffix(":0") for x in op.inputs]
-        self.input += [f"^{other.name}" for other in op.control_inputs]
-        self.attr: dict[str, Any] = tf_names.attrs(op._node)
-        self.device = ""
+    name: str
+    op: str  # its type
+    input: list[str]  # the names of what it reads
+    attr: dict[str, Any]
+    device: str = ""
 
     def __str__(self) -> str:
         lines = [f'name: "{self.name}"', f'op: "{self.op}"']

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from regrad.errors import GraphError
 
-if TYPE_CHECKING:
-    from regrad.v1.run.session import Session
 
-SESSIONS: ContextVar[tuple[Session, ...]] = ContextVar("regrad_default_session", default=())
+class Runs(Protocol):
+    """A session, as graphs know it: it stands on them."""
+
+    graph: Any
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
+        """Return the values of the fetches."""
 
 
-def get_default_session() -> Session | None:
-    """Return the innermost session whose block is open, or None.
+SESSIONS: ContextVar[tuple[Runs, ...]] = ContextVar("regrad_default_session", default=())
 
-    Returns:
-        The Session, or None.
 
-    Source: `tf.get_default_session`.
-
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(tf.get_default_session() is sess)
-    True
-    """
+def default_session(what: str) -> Runs:
+    """Return the innermost session whose block is open; ValueError if there is none."""
     sessions = SESSIONS.get()
-    return sessions[-1] if sessions else None
-
-
-def default_session(what: str) -> Session:
-    """Return the default session; ValueError if there is none."""
-    session = get_default_session()
-    if session is None:
+    if not sessions:
         raise GraphError(
             f"Cannot {what}: No default session is registered. Use `with sess.as_default()` or "
             f"pass an explicit session to `{what}(session=sess)`"
         )
-    return session
+    return sessions[-1]

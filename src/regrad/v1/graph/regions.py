@@ -426,12 +426,9 @@ WHILE = _op("While", "while", _while, "loop")
 
 
 def while_node(
-    cond: GraphRegion,
-    body: GraphRegion,
-    start: Sequence[rg.Tensor],
-    specs: Sequence[Spec],
+    cond: GraphRegion, body: GraphRegion, start: Sequence[rg.Tensor], specs: Sequence[Spec],
     limit: int | None,
-) -> tuple[rg.Tensor, ...]:
+) -> tuple[rg.Tensor, ...]:  # fmt: skip
     """A node that repeats the body, on its own results, as long as the condition holds."""
     xs = [*start, *share_captures(cond, body)]
     with waiting_for(cond, body):

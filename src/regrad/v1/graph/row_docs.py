@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regrad.core.docstrings import Texts
 from regrad.core.registry import OPS
@@ -21,8 +21,17 @@ HOLDS = {
     "fc": "real or complex floats", "iufc": "real or complex numbers",
 }  # fmt: skip
 
-# What attributes of these names are wherever they occur, if the row does not say otherwise.
-TEXTS = {
+
+class _Names(dict[str, str]):
+    """Texts by names, or by what names end with (`_initializer`)."""
+
+    def get(self, key: str, default: str = "") -> str:  # pyright: ignore
+        name = key.partition(":")[0]  # without the annotation
+        return super().get(name) or super().get(f"_{name.rpartition('_')[2]}", default)
+
+
+# What arguments of these names are wherever they occur, if their function does not say otherwise.
+TEXTS = _Names({
     "axis": "The axis. It must be known when the graph is built.",
     "keepdims": "Keep the reduced axes, with size 1.",
     "dtype": "The dtype of the result.",
@@ -52,45 +61,25 @@ TEXTS = {
     "align_corners": "Let the centers of the corner pixels coincide.",
     "half_pixel_centers": "Take pixels for squares, whose centers are at 1/2.",
     "k": "How many.",
-}
-MOVING = "moving_mean", "moving_variance"
-WEIGHTS = ("kernel", "bias", "beta", "gamma")  # of layers
-# The same for functions that are written out (see `core.docstrings`).
-WRITTEN_OUT = Texts(
-    {
-        "name: str": "The name of the op in the graph.",
-        "name: str | None": "The name of the op in the graph.",
-        "seed: int | None": TEXTS["seed"],
-        "weights: TensorLike": "A weight for each loss: a number, or a tensor of their rank.",
-        "loss_collection: Name": "The collection that the result joins, or None.",
-        "reduction: str": "How losses are reduced; see `tf.losses.Reduction`.",
-        "label_smoothing: float": "How far labels are moved towards equal probabilities, 0 to 1.",
-        "activation: Function | str": "A function of the result, or its name in `tf.nn`.",
-        "use_bias: bool": "Whether there is a bias.",
-        **dict.fromkeys(
-            [f"{name}_initializer: Initial" for name in (*WEIGHTS, *MOVING)],
-            "The initial values; see `tf.get_variable`.",
-        ),
-        **dict.fromkeys(
-            [f"{name}_regularizer: Function" for name in (*WEIGHTS, "activity")],
-            "A function whose result joins REGULARIZATION_LOSSES.",
-        ),
-        **dict.fromkeys(
-            [f"{name}_constraint: Function" for name in WEIGHTS],
-            "A function of the variable that optimizers apply after an update.",
-        ),
-        "trainable: bool": "Whether optimizers change the variables.",
-        "reuse: bool | AutoReuse | None": "Whether the variables are those of an earlier call.",
-        "data_format: str": TEXTS["data_format"],
-        "learning_rate: Number": "The first rate: a float, or a tensor of floats.",
-        "global_step: Number": "The number of steps done: a number, tensor or Variable.",
-        "staircase: bool": "Round `global_step / decay_steps` down: the rate falls at once.",
-        "dtype: dtypes.DTypeLike": TEXTS["dtype"],
-        "dtype: dtypes.DTypeLike | None": TEXTS["dtype"],
-    },
-    numbers="",  # each says what its tensors are
-    error="DTypeError: an argument cannot become a tensor.",
-)
+    "name": "The name of the op in the graph.",
+    "weights": "A weight for each loss: a number, or a tensor of their rank.",
+    "loss_collection": "The collection that the result joins, or None.",
+    "reduction": "How losses are reduced; see `tf.losses.Reduction`.",
+    "label_smoothing": "How far labels are moved towards equal probabilities, 0 to 1.",
+    "activation": "A function of the result, or its name in `tf.nn`.",
+    "use_bias": "Whether there is a bias.",
+    "_initializer": "The initial values; see `tf.get_variable`.",
+    "_regularizer": "A function whose result joins REGULARIZATION_LOSSES.",
+    "_constraint": "A function of the variable that optimizers apply after an update.",
+    "trainable": "Whether optimizers change the variables.",
+    "reuse": "Whether the variables are those of an earlier call.",
+    "learning_rate": "The first rate: a float, or a tensor of floats.",
+    "global_step": "The number of steps done: a number, tensor or Variable.",
+    "staircase": "Round `global_step / decay_steps` down: the rate falls at once.",
+})  # fmt: skip
+# The same for functions that are written out (see `core.docstrings`): each says what its tensors
+# are.
+WRITTEN_OUT = Texts(TEXTS, "", "DTypeError: an argument cannot become a tensor.")
 # Elementwise op types whose results are bools.
 TESTS = {
     "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "IsNan", "IsInf",
@@ -111,7 +100,14 @@ class Row(NamedTuple):
     kinds: str
     one_dtype: bool  # whether the tensors are brought to one dtype
     plain: bool  # whether the op's result is the function's, without casts
-    shows: tuple[str, ...] = ()  # arrays and keywords that an example passes, the result's repr
+    shows: tuple[str, ...] = ()  # arrays and keywords that an example passes, its result
+
+
+def fill_in(made: Any, name: str, **shown: Any) -> Any:
+    """Name what a function made, a function or a class, and fill in its docstring; return it."""
+    made.__name__ = made.__qualname__ = name
+    made.__doc__ = inspect.cleandoc(made.__doc__ or "").format(name=name, **shown)
+    return made
 
 
 def complete(doc: str, row: Row) -> str:
@@ -150,8 +146,8 @@ def _arguments(row: Row, own: str) -> str:
             lines.append(f"{name}: The old name of `{row.renamed[name]}`.")
         elif name in row.idle:
             lines.append(f"{name}: Without effect.")
-        elif name in TEXTS:
-            lines.append(f"{name}: {TEXTS[name]}")
+        elif text := TEXTS.get(name):
+            lines.append(f"{name}: {text}")
     return "\n".join(INDENT + line for line in lines)
 
 
@@ -172,7 +168,14 @@ def _example(row: Row) -> str:
     keyword = re.compile(r"\w+=")
     passed = ", ".join(g if keyword.match(g) else f"rg.asarray({g})" for g in given)
     imports = ">>> import regrad as rg\n>>> import regrad.v1 as tf"
+    result = result if "Tensor" in result else f"Tensor({result}, dtype={_dtype_shown(result)})"
     return f"\n\n{imports}\n>>> {row.path}({passed})\n{result}"
+
+
+def _dtype_shown(elements: str) -> str:
+    """Return the dtype of a result, as its elements show it."""
+    marks = {"e": "bool", "j": "complex64", ".": "float32"}  # of False and True, …
+    return next((dtype for mark, dtype in marks.items() if mark in elements), "int64")
 
 
 def _elementwise(row: Row) -> bool:

@@ -8,26 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import regrad as rg
-from regrad.core import numbers
-from regrad.core.dims import Dim
 from regrad.core.rule import OpView, as_many
 from regrad.core.tensor import Readable, TensorLike, TensorView
-from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, near
-from regrad.graph.constants import as_attribute, rely
+from regrad.errors import ArgumentError, GraphError, near
 from regrad.graph.graph import Node, Symbol, Symbolic, is_symbolic, tensor_of
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
 from regrad.v1.graph import tf_names
-from regrad.v1.graph.graphs import FACES, current_graph
+from regrad.v1.graph.graphs import FACES
 from regrad.v1.graph.node_defs import NodeDef
-from regrad.v1.graph.open_sessions import default_session
+from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 
-if TYPE_CHECKING:
-    from regrad.v1.run.session import Session
-
-
-__all__ = ["IndexedSlices", "Operation", "Tensor", "constant", "convert_to_tensor"]
+__all__ = ["IndexedSlices", "Operation", "Tensor"]
 
 # -- operations ----------------------------------------------------------------------------------
 
@@ -81,7 +74,7 @@ class Operation(OpView):
         with graph.name_scope(self.name + "/"):
             if value is None:  # all axes of a tensor of unknown rank
                 value = AllAxes(face(self._node.xs[0]))
-            return convert_to_tensor(value, name=name)
+            return FACES[object](value, name=name)
 
     @property
     def outputs(self) -> list[Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -96,7 +89,9 @@ class Operation(OpView):
     @property
     def node_def(self) -> NodeDef:
         """The definition of the op, which prints as text."""
-        return NodeDef(self)
+        read = [x.name.removesuffix(":0") for x in self.inputs]
+        waits = [f"^{other.name}" for other in self.control_inputs]
+        return NodeDef(self.name, self.type, read + waits, tf_names.attrs(self._node))
 
     device = ""
     variable: Any = None  # of a variable's op
@@ -105,9 +100,7 @@ class Operation(OpView):
         """The outputs as a tuple."""
         return tuple(self.outputs)
 
-    def run(
-        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
-    ) -> None:
+    def run(self, feed_dict: Mapping[Any, Any] | None = None, session: Runs | None = None) -> None:
         """Run the op in a session (the default one)."""
         (session or default_session("run")).run(self, feed_dict)
 
@@ -255,9 +248,7 @@ class Tensor(TensorView):
         nodes = self._symbol.node.graph.nodes
         return [operation(n) for n in nodes if any(s.id == here for s in n.sources())]
 
-    def eval(
-        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
-    ) -> Any:
+    def eval(self, feed_dict: Mapping[Any, Any] | None = None, session: Runs | None = None) -> Any:
         """Its value in a session (the default one)."""
         return (session or default_session("eval")).run(self, feed_dict)
 
@@ -337,197 +328,14 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, rg.Tensor | Readable)
 
 
-def as_array(value: TensorLike, dtype: DType | None = None) -> np.ndarray:
-    """A constant's values: Python ints are int32 and floats float32, arrays keep their dtype."""
-    due = None if dtype is None else dtype._dtype
-    if isinstance(value, str | bytes):
-        value = np.array(value if isinstance(value, bytes) else value.encode(), object)
-    plain = not isinstance(value, np.ndarray | np.generic)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ShapeError(f"a list of unequal rows is not a tensor: {error}") from None
-    if plain and (due is None or due.kind != "O") and numbers.integers(array, value) is not None:
-        return numbers.under(value, np.dtype(np.int64) if due is None else due)
-    if array.dtype.kind in "OSU":
-        if due is not None and due.kind != "O":
-            raise _mismatch(value, "string", dtype)
-        return _as_bytes(array)
-    if plain and due is None:
-        array = _converted(array, np.dtype(_python_dtype(array, value)))
-    if due is None or due == array.dtype:
-        return np.array(array)
-    if not _fits(array, due, plain):
-        raise _mismatch(value, array.dtype.name, dtype)
-    return _converted(array, due) if plain else array.astype(due)
-
-
-def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Python numbers under a dtype, which must hold them."""
-    return array.astype(dtype) if dtype.kind == "O" else numbers.under(array, dtype)
-
-
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    flat = [v.encode() if isinstance(v, str) else v for v in array.reshape(-1).tolist()]
-    if not all(isinstance(v, bytes) for v in flat):
-        raise DTypeError(f"a tensor holds numbers, bools or strings, got {array!r:.80}")
-    made = np.empty(len(flat), object)
-    made[:] = flat
-    return made.reshape(array.shape)
-
-
-def _python_dtype(array: np.ndarray, value: TensorLike) -> Any:
-    """The dtype of Python numbers; NumPy's scalars in a list keep theirs."""
-    if array.dtype.kind == "f" and not _holds_numpy(value):
-        return np.float32
-    if array.dtype.kind in "iu" and not _holds_numpy(value):
-        small = array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
-        return np.int32 if small else np.int64
-    return array.dtype if array.size else np.float32
-
-
-def _holds_numpy(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return bool(value) and _holds_numpy(value[0])
-    return isinstance(value, np.ndarray | np.generic)
-
-
-def _fits(array: np.ndarray, due: np.dtype, plain: bool) -> bool:
-    """Return whether values may become a dtype: ints floats, but fractions not ints."""
-    if array.dtype.kind == "b" or due.kind == "b":
-        return array.dtype.kind == due.kind
-    order = "iufc"
-    wider = order.index(due.kind) >= order.index(array.dtype.kind)
-    return wider or (array.dtype.kind in "iu" and due.kind in "iu") or array.size == 0
-
-
-def _mismatch(value: TensorLike, got: str, due: DType | None) -> DTypeError:
-    return DTypeError(
-        f"Expected {due.name if due else 'numbers'}, got {value!r:.60} of type {got!r}."
-    )
-
-
-def constant(
-    value: TensorLike,
-    dtype: dtypes.DTypeLike | None = None,
-    shape: ShapeLike = None,
-    name: str = "Const",
-    verify_shape: bool = False,
-) -> Tensor:
-    """Return a constant tensor: Python ints are int32 and floats float32, arrays keep their dtype.
-
-    Args:
-        value: A number, a string, an array, or a list of them.
-        dtype: The dtype of the result; by default that of the value.
-        shape: The shape. A single value fills it, a shorter list is continued by its last element.
-        name: The name of the op in the graph.
-        verify_shape: Refuse a value that does not have the shape itself.
-
-    Returns:
-        A tensor of the value's shape, or of `shape`.
-
-    Raises:
-        DTypeError: the dtype cannot hold the values.
-        ShapeError: the values do not fit the shape.
-
-    Op type: `Const`. Source: `tf.constant`.
-
-    >>> import regrad.v1 as tf
-    >>> tf.constant([1, 2]).dtype, tf.constant(1.5, name="half").name[:4]
-    (tf.int32, 'half')
-    """
-    array = as_array(value, None if dtype is None else dtypes.as_dtype(dtype))
-    if shape is not None:
-        array = _filled(array, tuple(TensorShape(shape).as_list()), verify_shape)
-    graph = current_graph()
-    with graph.naming("Const", name):
-        return face(graph.constant(array))
-
-
-def _filled(array: np.ndarray, shape: tuple[Any, ...], verify: bool) -> np.ndarray:
-    size = int(np.prod(shape))
-    if (verify and array.shape != shape) or array.size > size or (size and not array.size):
-        raise ShapeError(f"{array.size} values of shape {array.shape} do not fit the shape {shape}")
-    flat = array.reshape(-1)
-    return np.concatenate([flat, np.repeat(flat[-1:], size - flat.size)]).reshape(shape)
-
-
 # How values of some types become tensors, where that takes ops: the modules that make those fill
 # it. (TensorFlow: `tf.register_tensor_conversion_function`.)
 CONVERSIONS: dict[type, Callable[[Any, DType | None, str | None], Tensor]] = {}
 
 
-def convert_to_tensor(
-    value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
-    preferred_dtype: dtypes.DTypeLike | None = None,
-) -> Tensor:  # fmt: skip
-    """Return a value as a tensor of the graph; tensors come back as they are.
-
-    Args:
-        value: A tensor, a variable, an array, a number, or a list of them, which is packed.
-        dtype: The dtype of the result.
-        name: The name of the op in the graph, if one is made.
-        preferred_dtype: The dtype, if the value can have it and `dtype` is None.
-
-    Returns:
-        A tensor of the value's shape.
-
-    Raises:
-        DTypeError: a tensor has another dtype than the one asked for.
-        ArgumentError: the value is an op or a function.
-        GraphError: the value is None.
-
-    Source: `tf.convert_to_tensor`.
-
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     x = tf.constant(1.0)
-    ...     print(tf.convert_to_tensor(x) is x, sess.run(tf.convert_to_tensor([x, 2.0])))
-    True [1. 2.]
-    """
-    due = None if dtype is None else dtypes.as_dtype(dtype).base_dtype
-    if type(value) in CONVERSIONS:
-        return CONVERSIONS[type(value)](value, due, name)
-    if isinstance(value, TensorShape):
-        value = value.as_list()
-    if is_tensor(value):
-        found = value if isinstance(value, Tensor) else face(rg_read(value))
-        if isinstance(found, rg.Tensor):  # a value of eager mode enters the graph
-            found = constant(found.numpy(), name=name or "Const")
-        if found._symbol.node.op.type == "VariableV2":
-            found = face(found._read())
-        if due is not None and found.dtype.base_dtype != due:
-            raise DTypeError(
-                f"Tensor conversion requested dtype {due.name} for Tensor with dtype "
-                f"{found.dtype.name}: {found}. Use tf.cast."
-            )
-        return found
-    if isinstance(value, Operation):
-        raise ArgumentError(f"Can't convert Operation {value.name!r} to Tensor: it has no value")
-    if isinstance(value, list | tuple) and _holds_tensors(value):
-        return CONVERSIONS[Sequence](value, due, name)
-    if callable(value):
-        raise ArgumentError(f"expected a tensor or a value, got the function {value!r}")
-    if value is None:
-        raise GraphError("None values not supported: expected a tensor or a value")
-    prefer = None if preferred_dtype is None else dtypes.as_dtype(preferred_dtype)
-    if due is None and prefer is not None:
-        try:
-            return constant(value, prefer, name=name or "Const")
-        except DTypeError:
-            pass
-    return constant(value, due, name=name or "Const")
-
-
 def rg_read(value: TensorLike) -> rg.Tensor:
     """A Variable, a Tensor of either kind, as regrad's Tensor."""
     return value if isinstance(value, rg.Tensor) else type(value)._read(value)
-
-
-def _holds_tensors(values: Sequence[TensorLike]) -> bool:
-    return any(
-        is_tensor(v) or isinstance(v, Dim) or (isinstance(v, list | tuple) and _holds_tensors(v))
-        for v in values
-    )
 
 
 class IndexedSlices:
@@ -561,98 +369,6 @@ class AllAxes(NamedTuple):
     """The axes of a tensor, of which only the run knows how many there are."""
 
     x: Tensor
-
-
-# -- building ops --------------------------------------------------------------------------------
-
-
-def same_dtype(name: str, *values: TensorLike) -> list[Any]:
-    """Values as tensors of one dtype: that of the first tensor among them, which numbers take.
-
-    Raises TypeError for tensors of different dtypes.
-    """
-    known = [v for v in values if is_tensor(v)]
-    if not known:
-        first = convert_to_tensor(values[0], name=_operand_name(0))
-        rest = [
-            convert_to_tensor(v, first.dtype, name=_operand_name(i))
-            for i, v in enumerate(values[1:], 1)
-        ]
-        return [first, *rest]
-    if all(_is_eager(v) for v in known):
-        return list(values)
-    due = next(convert_to_tensor(v) for v in known if not _is_eager(v)).dtype.base_dtype
-    made = []
-    for i, value in enumerate(values):
-        try:
-            made.append(convert_to_tensor(value, due, name=_operand_name(i)))
-        except DTypeError as error:
-            raise DTypeError(
-                f"Input {i} of {name!r} has another dtype than {due.name}, which the others have: "
-                f"{error}"
-            ) from None
-    return made
-
-
-def _operand_name(i: int) -> str | None:
-    """Return the name of the constant for an operand, as TensorFlow has it: `add/x`, `add/y`."""
-    return "xyz"[i] if i < 3 else None
-
-
-def _is_eager(value: Any) -> bool:
-    return isinstance(value, rg.Tensor) and not is_symbolic(value)
-
-
-def build(
-    op_type: str, name: str | None, function: Callable[..., Any], *tensors: TensorLike, **attrs: Any
-) -> Any:
-    """Call one of regrad's functions; the op of type `op_type` that it makes gets the name.
-
-    Tensors are converted (unless all are regrad's eager ones, which are computed at once).
-    """
-    if any(_is_eager(t) for t in tensors) and all(_is_eager(t) or t is None for t in tensors):
-        return function(*tensors, **attrs)
-    xs = [t if t is None else convert_to_tensor(t)._read() for t in tensors]
-    graph = current_graph()
-    with graph.naming(op_type, name):
-        return face(function(*xs, **attrs))
-
-
-def static_value(value: TensorLike, what: str) -> Any:
-    """An attribute (an axis, say) as Python ints; a tensor must be a known constant."""
-    if isinstance(value, Tensor):
-        content = value._symbol.content
-        if content is None or any(isinstance(n, Dim) for n in content.flat):
-            raise GraphError(
-                f"{what} must be known when the graph is built; {value} is known only in the run"
-            )
-        rely(value._symbol)
-        value = content
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return tuple(static_value(v, what) for v in value)
-    return value if value is None or isinstance(value, bool) else int(value)
-
-
-def sizes(value: TensorLike) -> Any:
-    """A shape given as numbers, Dimensions, Nones, tensors, or a tensor: as an attribute of an op.
-
-    Numbers stay numbers; what only the run can tell is read in the run.
-    """
-    if is_tensor(value):
-        return as_attribute(convert_to_tensor(value)._read())
-    if isinstance(value, TensorShape):
-        value = value.as_list()
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return tuple(sizes(v) for v in value)
-    if isinstance(value, Dim):
-        return value
-    if value is None:
-        raise GraphError("a size is None here; give a number, -1 or tf.shape(x)[i]")
-    return int(value)
 
 
 FACES.update({Node: operation, Symbolic: face})

@@ -215,14 +215,6 @@ def mask(which: Callable[[Node, int, Any], bool]) -> Getter:
     return bits
 
 
-def _is_new(node: Node, i: int, entry: Any) -> bool:
-    return entry is None
-
-
-def _is_index(node: Node, i: int, entry: Any) -> bool:
-    return entry is not None and not isinstance(entry, tuple)
-
-
 def _is_whole(node: Node, i: int, entry: Any) -> bool:
     """Return whether an axis is taken from its first element to its last."""
     shape = node.specs[0][0]
@@ -392,7 +384,8 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     "StridedSlice": row(
         XS, ("begin", bound(0)), ("end", bound(1)), ("strides", bound(2)),
         Index=INT32, begin_mask=mask(_is_whole), end_mask=mask(_runs_out), ellipsis_mask=0,
-        new_axis_mask=mask(_is_new), shrink_axis_mask=mask(_is_index),
+        new_axis_mask=mask(lambda node, i, entry: entry is None),
+        shrink_axis_mask=mask(lambda node, i, entry: not isinstance(entry, tuple | None)),
     ),
     "GatherV2": typed(
         XS, ints("axis"), batch_dims=at("batch_dims"), Tparams=T, Tindices=dtype_of(1), Taxis=INT32

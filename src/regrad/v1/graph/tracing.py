@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regrad.core.tensor import TensorLike
 from regrad.core.walk import name_of
@@ -13,18 +13,15 @@ from regrad.inspection.numbers import Numbers, numbers_of, together
 from regrad.inspection.tapes import kind_of
 from regrad.inspection.traces import GradientTrace, Step
 from regrad.v1.graph.gradients import build_gradients
-from regrad.v1.graph.open_sessions import get_default_session
+from regrad.v1.graph.open_sessions import SESSIONS, Runs
 from regrad.v1.graph.tensors import face
-
-if TYPE_CHECKING:
-    from regrad.v1.run.session import Session
 
 __all__ = ["trace_gradients"]
 
 
 def trace_gradients(
     ys: TensorLike, xs: TensorLike, feed_dict: Mapping[Any, Any] | None = None,
-    session: Session | None = None,
+    session: Runs | None = None,
 ) -> GradientTrace:  # fmt: skip
     """Run the gradients of `ys` by `xs` in a session, and tell what ran backward.
 
@@ -49,7 +46,7 @@ def trace_gradients(
     >>> [step.path for step in trace.steps]
     ['Sin', 'mul']
     """
-    session = session or get_default_session()
+    session = session or next(reversed(SESSIONS.get()), None)
     if session is None:
         raise ArgumentError("trace_gradients: give a session, or call it in the block of one")
     seen: list[tuple[Node, Any, int, Any]] = []

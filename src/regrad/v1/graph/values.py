@@ -13,8 +13,9 @@ from regrad.errors import IndexRangeError, ShapeError
 from regrad.graph.graph import CONST, defer, is_symbolic
 from regrad.shapes.infer import Spec
 from regrad.shapes.sizes import merge
-from regrad.v1.graph.forms import INEXACT, check_kinds
-from regrad.v1.graph.tensors import convert_to_tensor, is_tensor, same_dtype
+from regrad.v1.graph.conversion import convert_to_tensor, same_dtype
+from regrad.v1.graph.kinds import INEXACT, check_kinds
+from regrad.v1.graph.tensors import is_tensor
 
 
 def floats(what: str, *values: TensorLike) -> list[Any]:

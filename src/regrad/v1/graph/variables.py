@@ -19,6 +19,7 @@ from regrad.shapes.infer import Spec
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType, DTypeLike
 from regrad.v1.graph.control import cond, group
+from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import (
     GraphKeys,
     control_dependencies,
@@ -26,22 +27,13 @@ from regrad.v1.graph.graphs import (
     get_collection,
     get_default_graph,
 )
-from regrad.v1.graph.open_sessions import default_session
-from regrad.v1.graph.operators import install_operators
-from regrad.v1.graph.static_shapes import ShapeLike
-from regrad.v1.graph.tensors import (
-    Operation,
-    Tensor,
-    TensorShape,
-    convert_to_tensor,
-    face,
-    operation,
-)
+from regrad.v1.graph.open_sessions import Runs, default_session
+from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
+from regrad.v1.graph.tensors import Operation, Tensor, face, operation
 
 if TYPE_CHECKING:
     from regrad.graph.graph import Graph
     from regrad.graph.plan import Run
-    from regrad.v1.run.session import Session
 
 
 __all__ = [
@@ -80,12 +72,9 @@ def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def state_op(
-    type: str,
-    kernel: Callable[..., Any],
-    inputs: Iterable[str],
-    attrs: Sequence[str],
+    type: str, kernel: Callable[..., Any], inputs: Iterable[str], attrs: Sequence[str],
     lists: Sequence[Input] = (),
-) -> Op:
+) -> Op:  # fmt: skip
     """Make an op on the state of a run, without a gradient; `lists` are inputs after the others."""
     op = Op(type, type, kernel, [*[Input(n, "one") for n in inputs], *lists], attrs, stateful=True)
     op.rule = NO_RULE
@@ -222,11 +211,11 @@ class Variable(Readable):
             known = is_variable_initialized(self)
             return cond(known, self.read_value, lambda: self.initial_value)
 
-    def eval(self, session: Session | None = None) -> Any:
+    def eval(self, session: Runs | None = None) -> Any:
         """Return the value in a session (the default one)."""
         return self.value().eval(session=session)
 
-    def load(self, value: TensorLike, session: Session | None = None) -> None:
+    def load(self, value: TensorLike, session: Runs | None = None) -> None:
         """Give the variable a value in a session."""
         session = session or default_session("load")
         session.run(self.initializer, {self.initializer.inputs[1]: value})
@@ -328,17 +317,11 @@ class Variable(Readable):
     def __bool__(self) -> bool:
         return bool(self.value())
 
-    if TYPE_CHECKING:
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
-        def __hash__(self) -> int: ...
-    else:
-        __hash__ = object.__hash__
-
-
-install_operators(Variable)
-Variable.__eq__ = lambda self, other: self is other  # type: ignore[method-assign]
-Variable.__ne__ = lambda self, other: self is not other  # type: ignore[method-assign]
-Variable.__hash__ = object.__hash__  # type: ignore[method-assign]
+    def __hash__(self) -> int:
+        return id(self)
 
 
 def variable_of(x: TensorLike) -> Variable:

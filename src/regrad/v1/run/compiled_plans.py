@@ -54,13 +54,10 @@ class CompiledPlan(Plan):
         self.touched: Touched = find_touched(self.nodes)
         self.asserts: list[Node] = [node for node in self.nodes if node.op.type == "Assert"]
         self.prints: bool = any(node.op.type == "Print" for node in all_nodes(self.nodes))
-        donated = self.touched.written - self.touched.resized
-        self.donated: list[str] = (
-            [] if self.asserts else sorted(donated)
-        )  # a failed run leaves them alone
-        self.kept: list[str] = sorted(
-            (self.touched.read | self.touched.written) - set(self.donated)
-        )
+        read, written, resized, _ = self.touched
+        donated = set() if self.asserts else written - resized  # a failed run leaves them alone
+        self.donated: list[str] = sorted(donated)
+        self.kept: list[str] = sorted((read | written) - donated)
         symbols = self._symbols()
         self.long: bool = any(s.dtype in LONG for s in symbols)
         self.double: Symbol | None = next((s for s in symbols if s.dtype in DOUBLE), None)

@@ -21,9 +21,11 @@ from regrad.graph.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.graph.plan import Plan, Run
 from regrad.transforms.traces import find_jax
 from regrad.v1 import dtypes, errors
+from regrad.v1.graph.conversion import as_array
 from regrad.v1.graph.graphs import Graph, MissingNameError, get_default_graph
-from regrad.v1.graph.open_sessions import SESSIONS, get_default_session
-from regrad.v1.graph.tensors import Operation, Tensor, TensorShape, as_array, face
+from regrad.v1.graph.open_sessions import SESSIONS
+from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import Operation, Tensor, face
 
 __all__ = [
     "ConfigProto", "GPUOptions", "InteractiveSession", "RunMetadata", "RunOptions", "Session",
@@ -181,12 +183,10 @@ class _Fetches:
                     f"Fetch argument {fetch!r} cannot be interpreted: {error}"
                 ) from None
         if not isinstance(fetch, Operation | Readable):
-            advice = "Cannot be None" if fetch is None else "must be a string or Tensor"
-            hint = (
-                ": tf.gradients returns None where no path leads from y to x, or a rule did"
-                if fetch is None
-                else ""
-            )
+            advice, hint = "must be a string or Tensor", ""
+            if fetch is None:
+                advice = "Cannot be None"
+                hint = ": tf.gradients returns None where no path leads from y to x, or a rule did"
             raise ArgumentError(
                 f"Fetch argument {fetch!r:.80} has invalid type {type(fetch).__name__!r}. "
                 f"{advice}. (Can not convert a {type(fetch).__name__} into a Tensor or "
@@ -296,13 +296,10 @@ class Session(Block):
             raise ArgumentError(f"feed_dict is a dict of tensors to values, got {feed_dict!r:.60}")
         feeds: dict[Symbol, Any] = {}
         for key, value in feed_dict.items():
-            if isinstance(key, tuple | list):
-                for k, v in zip(key, value, strict=True):
-                    symbol = self._fed(k)
-                    feeds[symbol] = self._fed_value(symbol, v)
-            else:
-                symbol = self._fed(key)
-                feeds[symbol] = self._fed_value(symbol, value)
+            several = isinstance(key, tuple | list)
+            for k, v in zip(key, value, strict=True) if several else [(key, value)]:
+                symbol = self._fed(k)
+                feeds[symbol] = self._fed_value(symbol, v)
         return feeds
 
     def _fed(self, key: Any) -> Symbol:
@@ -423,6 +420,22 @@ def _compiled_plans() -> type[Plan]:
 @block
 def _as_default(session: Session) -> Generator[Session]:
     yield from stay(session, SESSIONS, (*SESSIONS.get(), session))
+
+
+def get_default_session() -> Session | None:
+    """Return the innermost session whose block is open, or None.
+
+    Returns:
+        The Session, or None.
+
+    Source: `tf.get_default_session`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(tf.get_default_session() is sess)
+    True
+    """
+    found: Any = SESSIONS.get()[-1:]
+    return found[0] if found else None
 
 
 class InteractiveSession(Session):

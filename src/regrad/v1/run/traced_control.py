@@ -56,17 +56,8 @@ def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]
     start, captured = values[: loop.count], values[loop.count :]
     keys = _written(loop.body)
 
-    def advance(carry: Any) -> Any:
-        number, xs, state = carry
-        inner = trace.inside(state, number)
-        ys = inner.through(loop.body, [*xs, *captured])
-        return number + 1, settle_all(ys, _symbols(loop.body.arguments)), _state(inner, keys)
-
     def compiled() -> Values:
-        first = settle_all(start, _symbols(loop.body.arguments))
-        _, ys, written = find_jax().lax.while_loop(
-            _test(trace, loop, captured), advance, (np.int32(0), first, _state(trace, keys))
-        )
+        _, ys, written, _ = _forward(trace, loop, start, captured, keys)
         trace.written.update(written)
         return ys
 
@@ -91,31 +82,40 @@ def _while_grad(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str,
         raise refusal(node, "it would write to variables again. Assign after the loop.")
 
     def compiled() -> Values:
-        number, stacks = _kept(trace, loop, start, captured, most)
+        number, _, _, stacks = _forward(trace, loop, start, captured, (), most)
         return _back(trace, loop, dys, captured, number, stacks)
 
     return _or_unrolled(trace, node, values, attrs, compiled, count)
 
 
-def _kept(
-    trace: TraceRun, loop: Loop, start: Values, captured: Values, most: int
-) -> tuple[Any, list[Any]]:
-    """Return the number of iterations of a loop, and its variables at the start of each."""
+def _forward(
+    trace: TraceRun, loop: Loop, start: Values, captured: Values, keys: Sequence[str],
+    most: int | None = None,
+) -> Any:  # fmt: skip
+    """Return the number of iterations; the variables and the state after them; and a stack of each.
+
+    The stacks hold the variables at the start of each iteration. They are made if it is said how
+    many iterations there can be at most.
+    """
     jax, symbols = find_jax(), _symbols(loop.body.arguments)
     first = settle_all(start, symbols)
-    blank = [jax.numpy.zeros((max(most, 1), *x.shape), x.dtype) for x in first]
-    test = _test(trace, loop, captured)
+    kept = [] if most is None else first
+    blank = [jax.numpy.zeros((max(most or 0, 1), *x.shape), x.dtype) for x in kept]
+
+    def test(carry: Any) -> Any:
+        number, xs, state, _ = carry
+        (go,) = trace.inside(state, number).through(loop.cond, [*xs, *captured])
+        go = settle(go, np.dtype(bool))
+        return go if loop.limit is None else (number < loop.limit) & go
 
     def advance(carry: Any) -> Any:
-        number, xs, stacks = carry
-        stacks = [s.at[number].set(x) for s, x in zip(stacks, xs, strict=True)]
-        ys = trace.inside({}, number).through(loop.body, [*xs, *captured])
-        return number + 1, settle_all(ys, symbols), stacks
+        number, xs, state, stacks = carry
+        stacks = [s.at[number].set(x) for s, x in zip(stacks, xs, strict=bool(stacks))]
+        inner = trace.inside(state, number)
+        ys = inner.through(loop.body, [*xs, *captured])
+        return number + 1, settle_all(ys, symbols), _state(inner, keys), stacks
 
-    number, _, stacks = jax.lax.while_loop(
-        lambda carry: test((carry[0], carry[1], {})), advance, (np.int32(0), first, blank)
-    )
-    return number, stacks
+    return jax.lax.while_loop(test, advance, (np.int32(0), first, _state(trace, keys), blank))
 
 
 def _back(
@@ -150,18 +150,6 @@ def _add(a: Any, b: Any) -> Any:
 
 
 # -- parts ---------------------------------------------------------------------------------------
-
-
-def _test(trace: TraceRun, loop: Loop, captured: Values) -> Callable[[Any], Any]:
-    """The condition of a loop on what it carries: the iteration, the variables, the state."""
-
-    def test(carry: Any) -> Any:
-        number, xs, state = carry
-        (go,) = trace.inside(state, number).through(loop.cond, [*xs, *captured])
-        go = settle(go, np.dtype(bool))
-        return go if loop.limit is None else (number < loop.limit) & go
-
-    return test
 
 
 def _or_unrolled(

@@ -13,8 +13,11 @@ from regrad.core.tensor import TensorLike
 from regrad.errors import GraphError, ShapeError
 from regrad.v1 import dtypes
 from regrad.v1.functions import random_ops
-from regrad.v1.graph import tensors
+from regrad.v1.graph.conversion import build
+from regrad.v1.graph.conversion import constant as as_constant
+from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
+from regrad.v1.graph.tensors import Tensor
 
 __all__ = [
     "constant_initializer", "glorot_normal_initializer", "glorot_uniform_initializer",
@@ -51,7 +54,7 @@ class Initializer:
 
     def __call__(
         self, shape: ShapeLike, dtype: dtypes.DTypeLike | None = None, partition_info: None = None
-    ) -> tensors.Tensor:
+    ) -> Tensor:
         """Return the initial values as a tensor."""
         sizes: Any = TensorShape(shape)
         if not sizes.is_fully_defined():
@@ -59,7 +62,7 @@ class Initializer:
         dtype = self.dtype if dtype is None else dtypes.as_dtype(dtype)
         return self.values(tuple(sizes.as_list()), dtype)
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         """Compute them; what subclasses define."""
         raise NotImplementedError
 
@@ -78,8 +81,8 @@ class Zeros(Initializer):
     [0. 0.]
     """
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
-        return tensors.constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
+        return as_constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
 
 
 class Ones(Initializer):
@@ -96,8 +99,8 @@ class Ones(Initializer):
     [1. 1.]
     """
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
-        return tensors.constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
+        return as_constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
 
 
 class Constant(Initializer):
@@ -123,8 +126,8 @@ class Constant(Initializer):
         self.value: TensorLike = value
         self.verify_shape: bool = verify_shape
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
-        return tensors.constant(self.value, dtype, shape, verify_shape=self.verify_shape)
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
+        return as_constant(self.value, dtype, shape, verify_shape=self.verify_shape)
 
 
 class RandomUniform(Initializer):
@@ -154,7 +157,7 @@ class RandomUniform(Initializer):
         self.maxval: TensorLike = maxval
         self.seed: int | None = seed
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, seed=self.seed)
 
 
@@ -186,7 +189,7 @@ class RandomNormal(Initializer):
         self.stddev: TensorLike = stddev
         self.seed: int | None = seed
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         return self.draw(shape, self.mean, self.stddev, dtype, seed=self.seed)
 
 
@@ -250,7 +253,7 @@ class VarianceScaling(Initializer):
         self.distribution = distribution
         self.seed: int | None = seed
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         fan_in, fan_out = fans(shape)
         units = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
         variance = self.scale / max(1.0, units[self.mode])
@@ -272,49 +275,48 @@ def fans(shape: _Shape) -> tuple[float, float]:
     return receptive * shape[-2], receptive * shape[-1]
 
 
-SCALING = """Random numbers as {source} draw them: {distribution}, of variance `{scale:g} / {mode}`.
-
-    Args:
-        seed: The seed of the op; see `set_random_seed`.
-        dtype: The dtype of the values, unless the call says otherwise.
-
-    Source: `tf.{path}`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default():
-    ...     print(tf.{path}(seed=1)([20, 30]).shape)
-    (20, 30)
-    """
-
-
-def _scaling(name: str, path: str, scale: float, mode: str, distribution: str, source: str) -> Any:
+def _scaling(name: str, path: str, distribution: str) -> Any:
     """Make a VarianceScaling with fixed settings, a class of (seed, dtype)."""
+    source, scale, mode = SOURCES[name.removesuffix("Uniform").removesuffix("Normal")]
 
-    def __init__(self: Any, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT) -> None:
-        VarianceScaling.__init__(self, scale, mode, distribution, seed, dtype)
+    class Scaling(VarianceScaling):
+        """Random numbers as {source} draw them: {distribution}, of variance `{scale:g} / {mode}`.
+
+        Args:
+            seed: The seed of the op; see `set_random_seed`.
+            dtype: The dtype of the values, unless the call says otherwise.
+
+        Source: `tf.{path}`.
+
+        >>> import regrad.v1 as tf
+        >>> with tf.Graph().as_default():
+        ...     print(tf.{path}(seed=1)([20, 30]).shape)
+        (20, 30)
+        """
+
+        def __init__(self, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT) -> None:
+            super().__init__(scale, mode, distribution, seed, dtype)
 
     shown = distribution.removeprefix("truncated_")
-    doc = SCALING.format(source=source, distribution=shown, scale=scale, mode=mode, path=path)
-    return type(name, (VarianceScaling,), {"__init__": __init__, "__doc__": doc})
+    return fill_in(
+        Scaling, name, source=source, distribution=shown, scale=scale, mode=mode, path=path
+    )
 
 
-_GLOROT, _HE, _LECUN = "Glorot and Bengio (2010)", "He et al. (2015)", "LeCun et al. (1998)"
-GlorotUniform: Any = _scaling(  # the default of get_variable
-    "GlorotUniform", "glorot_uniform_initializer", 1.0, "fan_avg", "uniform", _GLOROT
-)
-GlorotNormal: Any = _scaling(
-    "GlorotNormal", "glorot_normal_initializer", 1.0, "fan_avg", "truncated_normal", _GLOROT
-)
-HeUniform: Any = _scaling("HeUniform", "initializers.he_uniform", 2.0, "fan_in", "uniform", _HE)
-HeNormal: Any = _scaling(
-    "HeNormal", "initializers.he_normal", 2.0, "fan_in", "truncated_normal", _HE
-)
-LecunUniform: Any = _scaling(
-    "LecunUniform", "initializers.lecun_uniform", 1.0, "fan_in", "uniform", _LECUN
-)
-LecunNormal: Any = _scaling(
-    "LecunNormal", "initializers.lecun_normal", 1.0, "fan_in", "truncated_normal", _LECUN
-)
+# Who found which scale, by which number of units.
+SOURCES = {
+    "Glorot": ("Glorot and Bengio (2010)", 1.0, "fan_avg"),
+    "He": ("He et al. (2015)", 2.0, "fan_in"),
+    "Lecun": ("LeCun et al. (1998)", 1.0, "fan_in"),
+}
+NORMAL = "truncated_normal"
+# (the first is the default of get_variable)
+GlorotUniform: Any = _scaling("GlorotUniform", "glorot_uniform_initializer", "uniform")
+GlorotNormal: Any = _scaling("GlorotNormal", "glorot_normal_initializer", NORMAL)
+HeUniform: Any = _scaling("HeUniform", "initializers.he_uniform", "uniform")
+HeNormal: Any = _scaling("HeNormal", "initializers.he_normal", NORMAL)
+LecunUniform: Any = _scaling("LecunUniform", "initializers.lecun_uniform", "uniform")
+LecunNormal: Any = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
 
 
 class UniformUnitScaling(Initializer):
@@ -341,7 +343,7 @@ class UniformUnitScaling(Initializer):
         self.factor: float = factor
         self.seed: int | None = seed
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         limit = math.sqrt(3 / max(1, math.prod(shape[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
 
@@ -370,14 +372,14 @@ class Orthogonal(Initializer):
         self.gain: float = gain
         self.seed: int | None = seed
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         if len(shape) < 2:
             raise ShapeError(f"an orthogonal matrix has two axes or more, got the shape {shape}")
         rows, columns = math.prod(shape[:-1]), shape[-1]
         tall = max(rows, columns), min(rows, columns)
         noise = random_ops.random_normal(tall, dtype=dtype, seed=self.seed)
         options = {"shape": shape, "turned": rows < columns, "gain": self.gain}
-        return tensors.build("Reshape", None, _orthonormal, noise, **options)
+        return build("Reshape", None, _orthonormal, noise, **options)
 
 
 def _orthonormal(noise: rg.Tensor, *, shape: tuple[int, ...], turned: bool, gain: float) -> Any:
@@ -405,12 +407,12 @@ class Identity(Initializer):
         super().__init__(dtype)
         self.gain = gain
 
-    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         if len(shape) != 2:
             raise ShapeError(
                 f"Identity matrix initializer can only be used for 2D matrices, {shape}"
             )
-        return tensors.constant(self.gain * np.eye(*shape, dtype=dtype.as_numpy_dtype))
+        return as_constant(self.gain * np.eye(*shape, dtype=dtype.as_numpy_dtype))
 
 
 # Under the names of `tf`, and of `tf.initializers`.

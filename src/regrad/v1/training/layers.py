@@ -13,15 +13,17 @@ from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.v1.functions import nn
 from regrad.v1.functions.convolution import LAYOUTS
+from regrad.v1.graph.conversion import build, convert_to_tensor, static_value
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection
-from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, static_value
+from regrad.v1.graph.row_docs import fill_in
+from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import constant_value, ensure, floats
-from regrad.v1.graph.variable_scopes import Initial, get_variable, variable_scope
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
+from regrad.v1.training.variable_scopes import Initial, get_variable, variable_scope
 
 if TYPE_CHECKING:
-    from regrad.v1.graph.variable_scopes import AutoReuse
+    from regrad.v1.training.variable_scopes import AutoReuse
 
 
 Function = Callable[..., Any] | None
@@ -91,64 +93,6 @@ def _repeat(value: TensorLike, n: int, what: str) -> list[int]:
     return list(found)
 
 
-CONVOLUTION = """Return the inputs convolved along {n} spatial axes, then bias and activation.
-
-    Makes, or with `reuse` finds, the variables `kernel`, of the shape `(*window, in, filters)`,
-    and `bias` in the scope `name`.
-
-    Args:
-        inputs: A tensor of floats, whose number of channels must be known.
-        filters: The channels of the result.
-        kernel_size: The sizes of the window, an int or one for each spatial axis.
-        strides: The steps, likewise.
-        padding: "valid" or "same".
-        data_format: "channels_last" or "channels_first".
-        dilation_rate: The distances between elements of the window, likewise.
-        name: The name of the variable scope, by default '{name}', '{name}_1', ….
-
-    Returns:
-        A tensor of the inputs' dtype.
-
-    Raises:
-        GraphError: the channels are not known, the data format is another, or the variables exist
-            and `reuse` is not set.
-
-    Source: `tf.layers.{name}`.
-
-    >>> with tf.Graph().as_default():
-    ...     print(tf.layers.{name}(tf.zeros({shape}), 8, 3, padding="same").shape)
-    {result}
-    """
-POOL = """Return the {what} of windows, as `tf.nn.{pool}` with sizes for the spatial axes alone.
-
-    Args:
-        inputs: A tensor of floats.
-        pool_size: The sizes of the window, an int or one for each spatial axis.
-        strides: The steps, likewise.
-        padding: "valid" or "same".
-        data_format: "channels_last" or "channels_first".
-        name: The name of the op in the graph.
-
-    Returns:
-        A tensor of the inputs' dtype.
-
-    Raises:
-        GraphError: the data format is another.
-
-    Source: `tf.layers.{name}`.
-
-    >>> with tf.Graph().as_default():
-    ...     print(tf.layers.{name}(tf.zeros({shape}), 2, 2).shape)
-    {result}
-    """
-
-
-def _describe(function: Callable[..., Tensor], name: str, doc: str) -> Callable[..., Tensor]:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    return function
-
-
 # -- layers with weights -------------------------------------------------------------------------
 
 
@@ -205,6 +149,34 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
         bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
         reuse: bool | AutoReuse | None = None,
     ) -> Tensor:  # fmt: skip
+        """Return the inputs convolved along {n} spatial axes, then bias and activation.
+
+        Makes, or with `reuse` finds, the variables `kernel`, of the shape `(*window, in, filters)`,
+        and `bias` in the scope `name`.
+
+        Args:
+            inputs: A tensor of floats, whose number of channels must be known.
+            filters: The channels of the result.
+            kernel_size: The sizes of the window, an int or one for each spatial axis.
+            strides: The steps, likewise.
+            padding: "valid" or "same".
+            data_format: "channels_last" or "channels_first".
+            dilation_rate: The distances between elements of the window, likewise.
+            name: The name of the variable scope, by default '{name}', '{name}_1', ….
+
+        Returns:
+            A tensor of the inputs' dtype.
+
+        Raises:
+            GraphError: the channels are not known, the data format is another, or the variables
+                exist and `reuse` is not set.
+
+        Source: `tf.layers.{name}`.
+
+        >>> with tf.Graph().as_default():
+        ...     print(tf.layers.{name}(tf.zeros({shape}), 8, 3, padding="same").shape)
+        {result}
+        """
         x = _input(layer_name, inputs)
         layout, axis = _layout(data_format, n)
         kernel = kernel_initializer, kernel_regularizer, kernel_constraint, trainable
@@ -217,8 +189,7 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
             bias = bias if use_bias else None
             return _finish(y, filters, layout, bias, activation, activity_regularizer)
 
-    shown = {"shape": [2, *[6] * n, 3], "result": (2, *[6] * n, 8)}
-    return _describe(conv, layer_name, CONVOLUTION.format(n=n, name=layer_name, **shown))
+    return fill_in(conv, layer_name, n=n, shape=[2, *[6] * n, 3], result=(2, *[6] * n, 8))
 
 
 conv1d: Callable[..., Any]
@@ -490,15 +461,36 @@ def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Cal
         inputs: TensorLike, pool_size: int | Sequence[int], strides: int | Sequence[int],
         padding: str = "valid", data_format: str = "channels_last", name: str | None = None,
     ) -> Tensor:  # fmt: skip
+        """Return the {what} of windows, as `tf.nn.{pool}` with sizes for the spatial axes alone.
+
+        Args:
+            inputs: A tensor of floats.
+            pool_size: The sizes of the window, an int or one for each spatial axis.
+            strides: The steps, likewise.
+            padding: "valid" or "same".
+            data_format: "channels_last" or "channels_first".
+            name: The name of the op in the graph.
+
+        Returns:
+            A tensor of the inputs' dtype.
+
+        Raises:
+            GraphError: the data format is another.
+
+        Source: `tf.layers.{name}`.
+
+        >>> with tf.Graph().as_default():
+        ...     print(tf.layers.{name}(tf.zeros({shape}), 2, 2).shape)
+        {result}
+        """
         layout, _ = _layout(data_format, n)
         window, steps = _repeat(pool_size, n, "pool_size"), _repeat(strides, n, "strides")
         with variable_scope(name, layer_name):
             return function(inputs, window, steps, padding.upper(), layout)
 
-    shown = {"shape": [2, *[6] * n, 3], "result": (2, *[3] * n, 3)}
     what = "largest elements" if layer_name.startswith("max") else "means"
-    doc = POOL.format(what=what, pool=function.__name__, name=layer_name, **shown)
-    return _describe(pooling, layer_name, doc)
+    shown = {"shape": [2, *[6] * n, 3], "result": (2, *[3] * n, 3)}
+    return fill_in(pooling, layer_name, what=what, pool=function.__name__, **shown)
 
 
 max_pooling2d: Callable[..., Any] = _pooling_layer("max_pooling2d", 2, nn.max_pool)

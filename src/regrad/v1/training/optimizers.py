@@ -18,21 +18,20 @@ from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.v1.dtypes import DType
 from regrad.v1.functions.math import cast
 from regrad.v1.graph.control import group
+from regrad.v1.graph.conversion import constant, convert_to_tensor
 from regrad.v1.graph.gradients import gradients
 from regrad.v1.graph.graphs import GraphKeys, control_dependencies, current_graph, get_default_graph
-from regrad.v1.graph.tensors import (
-    IndexedSlices,
-    Operation,
-    Tensor,
-    constant,
-    convert_to_tensor,
-    is_tensor,
-)
+from regrad.v1.graph.tensors import IndexedSlices, Operation, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, assign_add, trainable_variables, variable_of
 from regrad.v1.training.updates import add_update, find_rows, update_op
 
 if TYPE_CHECKING:
     from regrad.v1.graph.graphs import Graph
+
+__all__ = [
+    "AdadeltaOptimizer", "AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer",
+    "GradientDescentOptimizer", "MomentumOptimizer", "Optimizer", "RMSPropOptimizer",
+]  # fmt: skip
 
 
 Hyperparameter = float | np.ndarray | Readable | Callable[[], Any]

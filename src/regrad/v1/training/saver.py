@@ -29,6 +29,12 @@ from regrad.v1.graph.variables import Variable, global_variables, variable_of
 from regrad.v1.run.session import Session
 from regrad.v1.training.archives import Archive, Entry, write_arrays
 
+__all__ = [
+    "CheckpointReader", "CheckpointState", "NewCheckpointReader", "Saver", "checkpoint_exists",
+    "get_checkpoint_state", "latest_checkpoint", "list_variables", "load_checkpoint",
+    "load_variable", "remove_checkpoint", "update_checkpoint_state",
+]  # fmt: skip
+
 SUFFIX = ".npz"
 PathLike = str | os.PathLike[str]
 

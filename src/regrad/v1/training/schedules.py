@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,30 +13,22 @@ import regrad as rg
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError
 from regrad.v1 import dtypes
+from regrad.v1.functions import math as tf_math
 from regrad.v1.functions.creation import zeros
-from regrad.v1.functions.math import (
-    add,
-    cast,
-    ceil,
-    cos,
-    divide,
-    exp,
-    floor,
-    greater,
-    maximum,
-    minimum,
-    multiply,
-)
 from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.control import group
+from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
-from regrad.v1.graph.tensors import Operation, Tensor, build, constant, convert_to_tensor, is_tensor
-from regrad.v1.graph.variable_scopes import get_variable
+from regrad.v1.graph.open_sessions import Runs
+from regrad.v1.graph.tensors import Operation, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
+from regrad.v1.training.variable_scopes import get_variable
 
-if TYPE_CHECKING:
-    from regrad.v1.run.session import Session
-
+__all__ = [
+    "ExponentialMovingAverage", "assert_global_step", "cosine_decay", "create_global_step",
+    "exponential_decay", "get_global_step", "get_or_create_global_step", "global_step",
+    "inverse_time_decay", "natural_exp_decay", "piecewise_constant", "polynomial_decay",
+]  # fmt: skip
 
 Number = float | np.ndarray | Readable
 
@@ -129,7 +121,7 @@ def get_or_create_global_step(graph: Graph | None = None) -> Any:
     return create_global_step(graph) if found is None else found
 
 
-def global_step(sess: Session, global_step_tensor: TensorLike) -> int:
+def global_step(sess: Runs, global_step_tensor: TensorLike) -> int:
     """Return the value of a count of steps in a session.
 
     Args:
@@ -191,11 +183,11 @@ def _as_tensors(
 
 
 def _as_number(value: Number, dtype: dtypes.DType) -> Any:
-    return cast(value, dtype) if is_tensor(value) else constant(value, dtype)
+    return tf_math.cast(value, dtype) if is_tensor(value) else constant(value, dtype)
 
 
 def _periods(step: TensorLike, steps: TensorLike, staircase: bool) -> Any:
-    return floor(step / steps) if staircase else step / steps
+    return tf_math.floor(step / steps) if staircase else step / steps
 
 
 def exponential_decay(
@@ -225,7 +217,7 @@ def exponential_decay(
     """
     numbers = learning_rate, global_step, decay_steps, decay_rate
     with _as_tensors("ExponentialDecay", name, *numbers) as (scope, rate, step, steps, factor):
-        return multiply(rate, factor ** _periods(step, steps, staircase), name=scope)
+        return tf_math.multiply(rate, factor ** _periods(step, steps, staircase), name=scope)
 
 
 def natural_exp_decay(
@@ -255,7 +247,7 @@ def natural_exp_decay(
     numbers = learning_rate, global_step, decay_steps, decay_rate
     with _as_tensors("NaturalExpDecay", name, *numbers) as (scope, rate, step, steps, factor):
         periods = _periods(step, steps, staircase)
-        return multiply(rate, exp(-factor * periods), name=scope)
+        return tf_math.multiply(rate, tf_math.exp(-factor * periods), name=scope)
 
 
 def inverse_time_decay(
@@ -286,7 +278,7 @@ def inverse_time_decay(
     numbers = learning_rate, global_step, decay_steps, decay_rate
     with _as_tensors("InverseTimeDecay", name, *numbers) as (scope, rate, step, steps, factor):
         periods = _periods(step, steps, staircase)
-        return divide(rate, 1.0 + factor * periods, name=scope)
+        return tf_math.divide(rate, 1.0 + factor * periods, name=scope)
 
 
 def polynomial_decay(
@@ -324,10 +316,10 @@ def polynomial_decay(
     numbers = learning_rate, global_step, decay_steps, end_learning_rate, power
     with _as_tensors("PolynomialDecay", name, *numbers) as (scope, rate, step, steps, end, power):
         if cycle:  # at step 0 the first cycle has begun, though 0 / steps is not an integer above 0
-            steps = steps * maximum(ceil(step / steps), 1.0)
+            steps = steps * tf_math.maximum(tf_math.ceil(step / steps), 1.0)
         else:
-            step = minimum(step, steps)
-        return add((rate - end) * (1.0 - step / steps) ** power, end, name=scope)
+            step = tf_math.minimum(step, steps)
+        return tf_math.add((rate - end) * (1.0 - step / steps) ** power, end, name=scope)
 
 
 def cosine_decay(
@@ -358,8 +350,8 @@ def cosine_decay(
     """
     numbers = learning_rate, global_step, decay_steps, alpha
     with _as_tensors("CosineDecay", name, *numbers) as (scope, rate, step, steps, least):
-        wave = 0.5 * (1.0 + cos(math.pi * minimum(step, steps) / steps))
-        return multiply(rate, (1.0 - least) * wave + least, name=scope)
+        wave = 0.5 * (1.0 + tf_math.cos(math.pi * tf_math.minimum(step, steps) / steps))
+        return tf_math.multiply(rate, (1.0 - least) * wave + least, name=scope)
 
 
 def piecewise_constant(
@@ -400,7 +392,7 @@ def piecewise_constant(
         if not boundaries:
             return rates[0]
         limits = convert_to_tensor(list(boundaries), x.dtype.base_dtype, name="boundaries")
-        passed = reduce_sum(cast(greater(x, limits), dtypes.int32))
+        passed = reduce_sum(tf_math.cast(tf_math.greater(x, limits), dtypes.int32))
         return build("GatherV2", scope, lambda rates, i: rg.take(rates, i, axis=0), rates, passed)
 
 
@@ -491,7 +483,7 @@ class ExponentialMovingAverage:
         decay = _as_number(self._decay, dtype)
         if self._num_updates is not None:
             n = _as_number(self._num_updates, dtype)
-            decay = minimum(decay, (1.0 + n) / (10.0 + n))
+            decay = tf_math.minimum(decay, (1.0 + n) / (10.0 + n))
         return average.assign_sub((average - now) * (1.0 - decay))
 
     def average(self, var: Readable) -> Variable | None:

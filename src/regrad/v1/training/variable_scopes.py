@@ -13,9 +13,9 @@ from regrad.core.signatures import public
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
+from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import Graph, GraphKeys, get_default_graph
-from regrad.v1.graph.static_shapes import ShapeLike
-from regrad.v1.graph.tensors import TensorShape, convert_to_tensor
+from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
 from regrad.v1.training.initializers import glorot_uniform_initializer, zeros_initializer
 

@@ -10,6 +10,7 @@ from regrad.v1.functions import bitwise, linalg, math
 from regrad.v1.functions.indexing import getitem
 from regrad.v1.graph.forms import dtype_of, tensor
 from regrad.v1.graph.tensors import Tensor
+from regrad.v1.graph.variables import Variable
 
 Operator = Callable[..., Any]
 
@@ -66,22 +67,14 @@ def _invert(self: Readable) -> Any:
 
 OTHERS: dict[str, Any] = {
     "lt": math.less, "le": math.less_equal, "gt": math.greater, "ge": math.greater_equal,
-    "eq": _equal, "ne": _not_equal, "invert": _invert, "getitem": getitem, "abs": math.abs,
-    "neg": math.negative,
+    "invert": _invert, "getitem": getitem, "abs": math.abs, "neg": math.negative,
 }  # fmt: skip
 
-
-def install_operators(cls: type) -> None:
-    """Give a class of tensors TensorFlow's operators.
-
-    `==` and `!=` compare element by element; no tensor equals None.
-    """
-    for name, (function, op_name) in TWO_SIDED.items():
-        operator, reflection = _pair(function, op_name)
-        setattr(cls, f"__{name}__", operator)
-        setattr(cls, f"__r{name}__", reflection)
-    for name, function in OTHERS.items():
-        setattr(cls, f"__{name}__", function)
-
-
-install_operators(Tensor)
+for _cls in (Tensor, Variable):
+    for _name, (_function, _op_name) in TWO_SIDED.items():
+        _operator, _reflection = _pair(_function, _op_name)
+        setattr(_cls, f"__{_name}__", _operator)
+        setattr(_cls, f"__r{_name}__", _reflection)
+    for _name, _function in OTHERS.items():
+        setattr(_cls, f"__{_name}__", _function)
+Tensor.__eq__, Tensor.__ne__ = _equal, _not_equal  # (a Variable equals itself alone)

@@ -1,0 +1,27 @@
+"""The kinds of dtypes that ops take."""
+
+from __future__ import annotations
+
+from regrad.core.tensor import TensorLike
+from regrad.errors import DTypeError
+from regrad.v1 import dtypes
+from regrad.v1.graph.tensors import rg_read
+
+# As NumPy has them, and TensorFlow registers them.
+ANY, BOOLS, INTEGERS, FLOATS, COMPLEX = "", "b", "iu", "f", "c"
+REALS, INEXACT, NUMBERS = "iuf", "fc", "iufc"
+SPELT = {
+    "b": "bools", "iu": "integers", "f": "real floats", "c": "complex numbers",
+    "iuf": "real numbers", "fc": "floats",
+}  # fmt: skip
+
+
+def check_kinds(op_type: str, kinds: str, *xs: TensorLike) -> None:
+    """Refuse tensors of dtypes that TensorFlow's op does not take."""
+    for x in xs:
+        dtype = rg_read(x).dtype
+        if kinds and dtype.kind not in kinds:
+            raise DTypeError(
+                f"{op_type} takes {SPELT.get(kinds, 'numbers')}, got {dtypes.of(dtype).name}: {x}. "
+                "Use tf.cast."
+            )
