@@ -1,4 +1,4 @@
-"""Protocols: what `core` calls of objects that modules after it hand to it.
+"""Protocols: what modules call of objects that later modules hand to them.
 
 A guard is made in `regrad.autodiff`, a region in `regrad.transforms`, a node in `regrad.graph`.
 `core` knows no more of them than what stands here, so that none of its imports points to a later
@@ -10,6 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
+
+
+class OpLike(Protocol):
+    """The declaration of an op (`core.registry.Op`), as far as its docstring tells it."""
+
+    type: str
+    inputs: Any
+    elementwise: bool
+    to_float: bool
+    real: bool
 
 
 class Overriding(Protocol):
@@ -53,12 +63,26 @@ class RegionLike(Protocol):
 class NodeLike(Protocol):
     """An op in a graph (`graph.graph.Node`)."""
 
+    op: Any
     attrs: Any
     xs: Any
+    layout: Any  # where the inputs of each parameter lie among `xs`
+    symbols: Any  # the outputs
+    sized: Any
 
-    def sources(self) -> Iterable[Any]:
+    def sources(self) -> Iterable[SymbolLike]:
         """Return the symbols that the op reads."""
         ...
+
+
+class SymbolLike(Protocol):
+    """An output of an op in a graph (`graph.graph.Symbol`)."""
+
+    node: Any
+    dtype: Any
+    carries: bool
+    content: Any
+    relied: bool
 
 
 class VariableLike(Protocol):
