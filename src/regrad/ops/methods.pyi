@@ -145,7 +145,10 @@ class Methods:
     ) -> Any:
         """`__array_function__`: what NumPy calls for `np.sum(t)` and `np.concatenate([t, u])`."""
     __torch_function__: Any
-    __jax_array__: Any
+
+    @property
+    def __jax_array__(self) -> Any:
+        """`__jax_array__`: what JAX asks for in `jnp.sin(t)`."""
 
     def to_string(self, verbose: bool = False) -> str: ...
     def print(self, verbose: bool = False) -> None: ...
