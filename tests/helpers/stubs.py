@@ -4,7 +4,9 @@
 
 writes them anew. Every name, signature and annotation is that of the module itself; functions that
 are written out keep their signatures (an op's without `xp`), and names that are bound to functions
-get the signature that Python shows. tests/project/test_types.py fails if a stub is stale.
+get the signature that Python shows. Docstrings are left out, since editors read them from the
+source, but for functions that a call makes: their first paragraph is all that an editor finds.
+tests/project/test_types.py fails if a stub is stale.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import builtins
 import inspect
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -66,8 +67,7 @@ def _statements(body: list[ast.stmt], values: Any, of: str = "") -> Iterator[ast
         elif isinstance(node, ast.ClassDef):
             inside = list(_statements(node.body, vars(values[node.name]), node.name))
             bases = [*node.bases, *map(ast.Name, BASES.get(node.name, ()))]
-            doc = [ast.Expr(ast.Constant(text))] if (text := ast.get_docstring(node)) else []
-            yield ast.ClassDef(node.name, bases, [], [*doc, *inside] or STUB, [])
+            yield ast.ClassDef(node.name, bases, [], inside or STUB, [])
         elif isinstance(node, ast.AnnAssign):
             alias = ast.unparse(node.annotation) == "TypeAlias"
             value = node.value if alias else None
@@ -125,7 +125,7 @@ def _assigned(name: str, value: Any, source: ast.expr, of: str) -> ast.stmt:
         node.decorator_list = [ast.Name("property")]
         return node
     if callable(value) and not isinstance(value, type) and hasattr(value, "__name__"):
-        return _signature(name, value, of)
+        return _signature(name, value, of, made=isinstance(source, ast.Call))
     written = ast.unparse(source)
     if isinstance(value, type | UnionType) or type(value).__module__ in ("typing", *ABC):
         return ast.parse(f"{name}: TypeAlias = {written}").body[0]
@@ -142,7 +142,7 @@ def _type(value: object) -> str:
     return kind.__name__ if kind in (bool, int, float, str) else "Any"
 
 
-def _signature(name: str, value: Any, of: str) -> ast.FunctionDef:
+def _signature(name: str, value: Any, of: str, made: bool = False) -> ast.FunctionDef:
     """A function by the signature that Python shows of it."""
     shown = inspect.signature(value)
     parameters = list(map(_parameter, shown.parameters.values()))
@@ -152,12 +152,11 @@ def _signature(name: str, value: Any, of: str) -> ast.FunctionDef:
         del parameters[-1]
     said = "Any" if shown.return_annotation is shown.empty else shown.return_annotation
     plain = inspect.Signature(parameters, return_annotation=_Text(said))
-    doc = inspect.getdoc(value) or ""
-    if of:  # the op has the whole of it
-        doc = doc.partition("\n\n")[0]
-    body = textwrap.indent(f'r"""{doc}"""' if "\\" in doc else f'"""{doc}"""', "    ")
-    node = ast.parse(f"def {name}{plain}:\n{body if doc else '    ...'}").body[0]
+    node = ast.parse(f"def {name}{plain}: ...").body[0]
     assert isinstance(node, ast.FunctionDef)
+    doc = (inspect.getdoc(value) or "").partition("\n\n")[0]
+    if made and doc:  # editors read the docstrings of others from the source
+        node.body = [ast.Expr(ast.Constant(" ".join(doc.split())))]
     node.type_comment = _comment(name)
     return node
 

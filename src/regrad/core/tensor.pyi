@@ -13,17 +13,6 @@ API_VERSIONS: tuple[Any, ...]
 OURS: int
 
 class Tensor(Methods):
-    """An n-dimensional array whose gradients are yours to define, to see and to check.
-
-    Make one with `tensor`, `asarray`, `zeros`, …. It holds an array of NumPy, JAX or PyTorch
-    and never changes. Its methods have TensorFlow.js's names (`a.mul(b)`, `a.square()`),
-    besides Python's operators and indexing.
-
-    >>> import regrad as rg
-    >>> x = rg.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> (x @ x.T).sum().item(), x[0], x.shape
-    (52.0, Tensor([1., 2.], dtype=float32), (2, 2))"""
-
     _data: Any
     _id: int
 
@@ -34,9 +23,7 @@ class Tensor(Methods):
     @property
     def ndim(self) -> int: ...
     @property
-    def rank(self) -> int:
-        """The number of axes."""
-
+    def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
     @property
@@ -79,11 +66,8 @@ def wrap(data: Array) -> Tensor: ...
 def twin(x: Tensor) -> Tensor: ...
 
 class Readable:
-    """The base of what stands for a Tensor: ops read it where they are given one."""
-
     def _read(self) -> Tensor: ...
 
-class TensorView(Readable):
-    """The base of what shows a Tensor under another type, and may be returned for it."""
+class TensorView(Readable): ...
 
 TensorLike: TypeAlias = Tensor | Any

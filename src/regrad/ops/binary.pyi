@@ -19,581 +19,96 @@ def _binary(
     boolean: bool = False,
 ) -> Any: ...
 def add(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a + b`.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `AddV2`.
-
-    >>> import regrad as rg
-    >>> rg.add([1.0, 2.0], 10)
-    Tensor([11., 12.], dtype=float32)"""
+    """Return `a + b`."""
 
 def subtract(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a - b`.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Sub`.
-
-    >>> import regrad as rg
-    >>> rg.subtract([1.0, 2.0], 10)
-    Tensor([-9., -8.], dtype=float32)"""
+    """Return `a - b`."""
 
 def multiply(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a * b`.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Mul`.
-
-    >>> import regrad as rg
-    >>> rg.multiply([1.0, 2.0], 10)
-    Tensor([10., 20.], dtype=float32)"""
+    """Return `a * b`."""
 
 def divide(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a / b`.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `RealDiv`.
-
-    >>> import regrad as rg
-    >>> rg.divide([1.0, 2.0], 10)
-    Tensor([0.1, 0.2], dtype=float32)"""
+    """Return `a / b`."""
 
 def floor_divide(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a // b`: the quotient, rounded down. The gradient is 0.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `FloorDiv`.
-
-    >>> import regrad as rg
-    >>> rg.floor_divide([7.0, -7.0], 2)
-    Tensor([ 3., -4.], dtype=float32)"""
+    """Return `a // b`: the quotient, rounded down. The gradient is 0."""
 
 def remainder(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a % b`, with the sign of b.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `FloorMod`.
-
-    >>> import regrad as rg
-    >>> rg.remainder([7.0, -7.0], 3)
-    Tensor([1., 2.], dtype=float32)"""
+    """Return `a % b`, with the sign of b."""
 
 def maximum(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the larger of a and b. Where they are equal, the gradient goes to a.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Maximum`.
-
-    >>> import regrad as rg
-    >>> rg.maximum([1.0, 5.0], 3)
-    Tensor([3., 5.], dtype=float32)"""
+    """Return the larger of a and b. Where they are equal, the gradient goes to a."""
 
 def minimum(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the smaller of a and b. Where they are equal, the gradient goes to a.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Minimum`.
-
-    >>> import regrad as rg
-    >>> rg.minimum([1.0, 5.0], 3)
-    Tensor([1., 3.], dtype=float32)"""
+    """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
 
 def squared_difference(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `(a - b)²`.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `SquaredDifference`.
-
-    >>> import regrad as rg
-    >>> rg.squared_difference([1.0, 5.0], 3)
-    Tensor([4., 4.], dtype=float32)"""
+    """Return `(a - b)²`."""
 
 def atan2(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the angle of the point (b, a), in (-π, π] radians.
-
-    The gradient at the origin is NaN.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Atan2`.
-
-    >>> import regrad as rg
-    >>> rg.atan2([1.0, 1.0], [1.0, -1.0])
-    Tensor([0.7853981, 2.3561945], dtype=float32)"""
+    """Return the angle of the point (b, a), in (-π, π] radians."""
 
 def hypot(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `sqrt(a² + b²)`, without overflow. The gradient at the origin is 0.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Hypot`.
-
-    >>> import regrad as rg
-    >>> rg.hypot(3.0, 4.0)
-    Tensor(5., dtype=float32)"""
+    """Return `sqrt(a² + b²)`, without overflow. The gradient at the origin is 0."""
 
 def logaddexp(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `log(exp(a) + exp(b))`, without overflow.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LogAddExp`.
-
-    >>> import regrad as rg
-    >>> rg.logaddexp(1000.0, 1000.0)
-    Tensor(1000.6932, dtype=float32)"""
+    """Return `log(exp(a) + exp(b))`, without overflow."""
 
 def _part(a: Any, b: Any, y: Any) -> Any: ...
 def copysign(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the absolute value of a with the sign of b.
-
-    The gradient of a has its sign changed where a's sign is; that of b is 0.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Copysign`.
-
-    >>> import regrad as rg
-    >>> rg.copysign([1.0, 2.0], [-3.0, 3.0])
-    Tensor([-1.,  2.], dtype=float32)"""
+    """Return the absolute value of a with the sign of b."""
 
 def nextafter(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the next number from a towards b that the dtype can hold.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `NextAfter`.
-
-    >>> import regrad as rg
-    >>> rg.nextafter(rg.tensor([1.0]), 2.0) - 1
-    Tensor([1.1920929e-07], dtype=float32)"""
+    """Return the next number from a towards b that the dtype can hold."""
 
 def or_zero(value: TensorLike, x: TensorLike, /) -> Tensor: ...
 def _grad_or_zero(grad: TensorLike, x: TensorLike, /) -> Tensor: ...
 def _pow_a(dy: Any, a: Any, b: Any) -> Any: ...
 def _pow_b(dy: Any, a: Any, y: Any) -> Any: ...
 def pow(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return a to the power b. The gradient of b is 0 where a <= 0.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Pow`.
-
-    >>> import regrad as rg
-    >>> rg.pow([2.0, 3.0], 2)
-    Tensor([4., 9.], dtype=float32)"""
+    """Return a to the power b. The gradient of b is 0 where a <= 0."""
 
 def equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a == b`.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Equal`.
-
-    >>> import regrad as rg
-    >>> rg.equal([1.0, 2.0], [1.0, 3.0])
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where `a == b`."""
 
 def not_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a != b`.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `NotEqual`.
-
-    >>> import regrad as rg
-    >>> rg.not_equal([1.0, 2.0], [1.0, 3.0])
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where `a != b`."""
 
 def less(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a < b`.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Less`.
-
-    >>> import regrad as rg
-    >>> rg.less([1.0, 2.0], 2)
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where `a < b`."""
 
 def less_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a <= b`.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LessEqual`.
-
-    >>> import regrad as rg
-    >>> rg.less_equal([1.0, 2.0], 1)
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where `a <= b`."""
 
 def greater(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a > b`.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Greater`.
-
-    >>> import regrad as rg
-    >>> rg.greater([1.0, 2.0], 1)
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where `a > b`."""
 
 def greater_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a >= b`.
-
-    Args:
-        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `GreaterEqual`.
-
-    >>> import regrad as rg
-    >>> rg.greater_equal([1.0, 2.0], 2)
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where `a >= b`."""
 
 def logical_and(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where a and b are both true (not 0).
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LogicalAnd`.
-
-    >>> import regrad as rg
-    >>> rg.logical_and([True, True], [True, False])
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where a and b are both true (not 0)."""
 
 def logical_or(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where a or b or both are true (not 0).
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LogicalOr`.
-
-    >>> import regrad as rg
-    >>> rg.logical_or([True, False], [False, False])
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where a or b or both are true (not 0)."""
 
 def logical_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where exactly one of a and b is true (not 0).
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of bools, of the shape to which the arguments broadcast.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LogicalXor`.
-
-    >>> import regrad as rg
-    >>> rg.logical_xor([True, True], [True, False])
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where exactly one of a and b is true (not 0)."""
 
 def bitwise_and(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a & b`: the bits that are set in both, of integers or bools.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `BitwiseAnd`.
-
-    >>> import regrad as rg
-    >>> rg.bitwise_and(rg.asarray([6, 5]), 3)
-    Tensor([2, 1], dtype=int64)"""
+    """Return `a & b`: the bits that are set in both, of integers or bools."""
 
 def bitwise_or(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a | b`: the bits that are set in either, of integers or bools.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `BitwiseOr`.
-
-    >>> import regrad as rg
-    >>> rg.bitwise_or(rg.asarray([6, 5]), 3)
-    Tensor([7, 7], dtype=int64)"""
+    """Return `a | b`: the bits that are set in either, of integers or bools."""
 
 def bitwise_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `BitwiseXor`.
-
-    >>> import regrad as rg
-    >>> rg.bitwise_xor(rg.asarray([6, 5]), 3)
-    Tensor([5, 6], dtype=int64)"""
+    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools."""
 
 def bitwise_left_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a << b`: the bits of integers moved up by b places.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LeftShift`.
-
-    >>> import regrad as rg
-    >>> rg.bitwise_left_shift(rg.asarray([1, 3]), 2)
-    Tensor([ 4, 12], dtype=int64)"""
+    """Return `a << b`: the bits of integers moved up by b places."""
 
 def bitwise_right_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
-
-    Args:
-        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `RightShift`.
-
-    >>> import regrad as rg
-    >>> rg.bitwise_right_shift(rg.asarray([8, -8]), 2)
-    Tensor([ 2, -2], dtype=int64)"""
+    """Return `a >> b`: the bits of integers moved down by b places; the sign stays."""
 
 def isclose(
     a: TensorLike,

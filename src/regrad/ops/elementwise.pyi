@@ -14,43 +14,11 @@ def conj(x: TensorLike, /) -> Tensor: ...
 def real(x: TensorLike, /) -> Tensor: ...
 def imag(x: TensorLike, /) -> Tensor: ...
 def identity(x: TensorLike, /) -> Tensor:
-    """Return x itself, as an op that a rule can be attached to.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Identity`.
-
-    >>> import regrad as rg
-    >>> rg.identity([1.0, 2.0])
-    Tensor([1., 2.], dtype=float32)"""
+    """Return x itself, as an op that a rule can be attached to."""
 
 def positive(x: TensorLike, /) -> Tensor: ...
 def stop_gradient(x: TensorLike, /) -> Tensor:
-    """Return x as a constant: no gradient flows back through it.
-
-    `g(x) + stop_gradient(f(x) - g(x))` has the value of f and the gradient of g.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `StopGradient`. Source: `tf.stop_gradient`.
-
-    >>> import regrad as rg
-    >>> rg.grad(lambda x: x * rg.stop_gradient(x))(rg.scalar(3.0))
-    Tensor(3., dtype=float32)"""
+    """Return x as a constant: no gradient flows back through it."""
 
 def _cast(x: TensorLike, /, *, dtype: DTypeLike) -> Tensor: ...
 def _to_integers(attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool: ...
@@ -59,758 +27,124 @@ def astype(
 ) -> Tensor: ...
 def _unary(type: str, name: str, kernel: Kernel, doc: str, *rules: Callable[..., Any]) -> Any: ...
 def abs(x: TensorLike, /) -> Tensor:
-    """Return the absolute value. The gradient at 0 is 0.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Abs`.
-
-    >>> import regrad as rg
-    >>> rg.abs([-2.0, 3.0])
-    Tensor([2., 3.], dtype=float32)"""
+    """Return the absolute value. The gradient at 0 is 0."""
 
 def negative(x: TensorLike, /) -> Tensor:
-    """Return `-x`.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Neg`.
-
-    >>> import regrad as rg
-    >>> rg.negative([1.0, -2.0])
-    Tensor([-1.,  2.], dtype=float32)"""
+    """Return `-x`."""
 
 def sign(x: TensorLike, /) -> Tensor:
-    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x.
-
-    The gradient of real x is 0.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Sign`.
-
-    >>> import regrad as rg
-    >>> rg.sign([-2.0, 0.0, 3.0])
-    Tensor([-1.,  0.,  1.], dtype=float32)"""
+    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x."""
 
 def square(x: TensorLike, /) -> Tensor:
-    """Return `x * x`.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Square`.
-
-    >>> import regrad as rg
-    >>> rg.square([2.0, -3.0])
-    Tensor([4., 9.], dtype=float32)"""
+    """Return `x * x`."""
 
 def sqrt(x: TensorLike, /) -> Tensor:
-    """Return the square root; NaN for negative real x. The gradient at 0 is infinite.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Sqrt`.
-
-    >>> import regrad as rg
-    >>> rg.sqrt([4.0, 9.0])
-    Tensor([2., 3.], dtype=float32)"""
+    """Return the square root; NaN for negative real x. The gradient at 0 is infinite."""
 
 def rsqrt(x: TensorLike, /) -> Tensor:
-    """Return `1 / sqrt(x)`.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Rsqrt`.
-
-    >>> import regrad as rg
-    >>> rg.rsqrt([4.0, 16.0])
-    Tensor([0.5 , 0.25], dtype=float32)"""
+    """Return `1 / sqrt(x)`."""
 
 def reciprocal(x: TensorLike, /) -> Tensor:
-    """Return `1 / x`.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Reciprocal`.
-
-    >>> import regrad as rg
-    >>> rg.reciprocal([2.0, -4.0])
-    Tensor([ 0.5 , -0.25], dtype=float32)"""
+    """Return `1 / x`."""
 
 def exp(x: TensorLike, /) -> Tensor:
-    """Return e to the power x.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Exp`.
-
-    >>> import regrad as rg
-    >>> rg.exp([0.0, 1.0])
-    Tensor([1.      , 2.718282], dtype=float32)"""
+    """Return e to the power x."""
 
 def _expm1(xp: Namespace, x: Array) -> Any: ...
 def expm1(x: TensorLike, /) -> Tensor:
-    """Return `exp(x) - 1`, accurate near 0.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Expm1`.
-
-    >>> import regrad as rg
-    >>> rg.expm1([0.0, 1e-6])
-    Tensor([0.0000000e+00, 1.0000005e-06], dtype=float32)"""
+    """Return `exp(x) - 1`, accurate near 0."""
 
 def log(x: TensorLike, /) -> Tensor:
-    """Return the natural logarithm; -inf at 0, NaN for negative real x.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Log`.
-
-    >>> import regrad as rg
-    >>> rg.log([1.0, 10.0])
-    Tensor([0.       , 2.3025851], dtype=float32)"""
+    """Return the natural logarithm; -inf at 0, NaN for negative real x."""
 
 def log1p(x: TensorLike, /) -> Tensor:
-    """Return `log(1 + x)`, accurate near 0.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Log1p`.
-
-    >>> import regrad as rg
-    >>> rg.log1p([0.0, 1e-6])
-    Tensor([0.000000e+00, 9.999995e-07], dtype=float32)"""
+    """Return `log(1 + x)`, accurate near 0."""
 
 def log2(x: TensorLike, /) -> Tensor:
-    """Return the logarithm to base 2.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Log2`.
-
-    >>> import regrad as rg
-    >>> rg.log2([1.0, 8.0])
-    Tensor([0., 3.], dtype=float32)"""
+    """Return the logarithm to base 2."""
 
 def log10(x: TensorLike, /) -> Tensor:
-    """Return the logarithm to base 10.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Log10`.
-
-    >>> import regrad as rg
-    >>> rg.log10([1.0, 10.0])
-    Tensor([0., 1.], dtype=float32)"""
+    """Return the logarithm to base 10."""
 
 def sin(x: TensorLike, /) -> Tensor:
-    """Return the sine of x, in radians.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Sin`.
-
-    >>> import regrad as rg
-    >>> rg.sin([0.0, 1.0])
-    Tensor([0.      , 0.841471], dtype=float32)"""
+    """Return the sine of x, in radians."""
 
 def cos(x: TensorLike, /) -> Tensor:
-    """Return the cosine of x, in radians.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Cos`.
-
-    >>> import regrad as rg
-    >>> rg.cos([0.0, 1.0])
-    Tensor([1.       , 0.5403023], dtype=float32)"""
+    """Return the cosine of x, in radians."""
 
 def tan(x: TensorLike, /) -> Tensor:
-    """Return the tangent of x, in radians.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Tan`.
-
-    >>> import regrad as rg
-    >>> rg.tan([0.0, 1.0])
-    Tensor([0.       , 1.5574077], dtype=float32)"""
+    """Return the tangent of x, in radians."""
 
 def asin(x: TensorLike, /) -> Tensor:
-    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1].
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Asin`.
-
-    >>> import regrad as rg
-    >>> rg.asin([0.0, 1.0])
-    Tensor([0.       , 1.5707964], dtype=float32)"""
+    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1]."""
 
 def acos(x: TensorLike, /) -> Tensor:
-    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1].
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Acos`.
-
-    >>> import regrad as rg
-    >>> rg.acos([0.0, 1.0])
-    Tensor([1.5707964, 0.       ], dtype=float32)"""
+    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1]."""
 
 def atan(x: TensorLike, /) -> Tensor:
-    """Return the inverse tangent, in [-π/2, π/2] radians.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Atan`.
-
-    >>> import regrad as rg
-    >>> rg.atan([0.0, 1.0])
-    Tensor([0.       , 0.7853982], dtype=float32)"""
+    """Return the inverse tangent, in [-π/2, π/2] radians."""
 
 def sinh(x: TensorLike, /) -> Tensor:
-    """Return the hyperbolic sine.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Sinh`.
-
-    >>> import regrad as rg
-    >>> rg.sinh([0.0, 1.0])
-    Tensor([0.       , 1.1752012], dtype=float32)"""
+    """Return the hyperbolic sine."""
 
 def cosh(x: TensorLike, /) -> Tensor:
-    """Return the hyperbolic cosine.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Cosh`.
-
-    >>> import regrad as rg
-    >>> rg.cosh([0.0, 1.0])
-    Tensor([1.       , 1.5430807], dtype=float32)"""
+    """Return the hyperbolic cosine."""
 
 def tanh(x: TensorLike, /) -> Tensor:
-    """Return the hyperbolic tangent.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Tanh`.
-
-    >>> import regrad as rg
-    >>> rg.tanh([0.0, 1.0])
-    Tensor([0.       , 0.7615942], dtype=float32)"""
+    """Return the hyperbolic tangent."""
 
 def asinh(x: TensorLike, /) -> Tensor:
-    """Return the inverse hyperbolic sine.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Asinh`.
-
-    >>> import regrad as rg
-    >>> rg.asinh([0.0, 1.0])
-    Tensor([0.       , 0.8813736], dtype=float32)"""
+    """Return the inverse hyperbolic sine."""
 
 def acosh(x: TensorLike, /) -> Tensor:
-    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Acosh`.
-
-    >>> import regrad as rg
-    >>> rg.acosh([1.0, 2.0])
-    Tensor([0.      , 1.316958], dtype=float32)"""
+    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1."""
 
 def atanh(x: TensorLike, /) -> Tensor:
-    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1].
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Atanh`.
-
-    >>> import regrad as rg
-    >>> rg.atanh([0.0, 0.5])
-    Tensor([0.        , 0.54930615], dtype=float32)"""
+    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1]."""
 
 def erf(x: TensorLike, /) -> Tensor:
-    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Erf`.
-
-    >>> import regrad as rg
-    >>> rg.erf([0.0, 1.0])
-    Tensor([0.       , 0.8427008], dtype=float32)"""
+    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x."""
 
 def erfc(x: TensorLike, /) -> Tensor:
-    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Erfc`.
-
-    >>> import regrad as rg
-    >>> rg.erfc([0.0, 3.0])
-    Tensor([1.0000000e+00, 2.2090497e-05], dtype=float32)"""
+    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1."""
 
 def erfinv(x: TensorLike, /) -> Tensor:
-    """Return the inverse of `erf`; infinite at -1 and 1, NaN beyond.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Erfinv`.
-
-    >>> import regrad as rg
-    >>> rg.erfinv([0.0, 0.5])
-    Tensor([0.        , 0.47693628], dtype=float32)"""
+    """Return the inverse of `erf`; infinite at -1 and 1, NaN beyond."""
 
 def lgamma(x: TensorLike, /) -> Tensor:
-    """Return the logarithm of the absolute value of the gamma function.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Lgamma`.
-
-    >>> import regrad as rg
-    >>> rg.lgamma([1.0, 5.0])
-    Tensor([0.       , 3.1780539], dtype=float32)"""
+    """Return the logarithm of the absolute value of the gamma function."""
 
 def digamma(x: TensorLike, /) -> Tensor:
-    """Return the derivative of `lgamma`.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Digamma`.
-
-    >>> import regrad as rg
-    >>> rg.digamma([1.0, 5.0])
-    Tensor([-0.5772157,  1.5061177], dtype=float32)"""
+    """Return the derivative of `lgamma`."""
 
 def polygamma(x: TensorLike, /, n: int) -> Tensor: ...
 def ceil(x: TensorLike, /) -> Tensor:
-    """Return the least integer that is not below x. The gradient is 0.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `Ceil`.
-
-    >>> import regrad as rg
-    >>> rg.ceil([1.2, -1.2])
-    Tensor([ 2., -1.], dtype=float32)"""
+    """Return the least integer that is not below x. The gradient is 0."""
 
 def floor(x: TensorLike, /) -> Tensor:
-    """Return the greatest integer that is not above x. The gradient is 0.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `Floor`.
-
-    >>> import regrad as rg
-    >>> rg.floor([1.2, -1.2])
-    Tensor([ 1., -2.], dtype=float32)"""
+    """Return the greatest integer that is not above x. The gradient is 0."""
 
 def round(x: TensorLike, /) -> Tensor:
-    """Return the nearest integer, and of two that are equally near the even one.
-
-    The gradient is 0.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Round`.
-
-    >>> import regrad as rg
-    >>> rg.round([0.5, 1.5, 1.7])
-    Tensor([0., 2., 2.], dtype=float32)"""
+    """Return the nearest integer, and of two that are equally near the even one."""
 
 def trunc(x: TensorLike, /) -> Tensor:
-    """Return x without its fraction. The gradient is 0.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `Trunc`.
-
-    >>> import regrad as rg
-    >>> rg.trunc([1.7, -1.7])
-    Tensor([ 1., -1.], dtype=float32)"""
+    """Return x without its fraction. The gradient is 0."""
 
 def step(x: TensorLike, /, alpha: float = 0.0) -> Tensor: ...
 def isnan(x: TensorLike, /) -> Tensor:
-    """Return True where x is NaN.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of bools, of x's shape.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `IsNan`.
-
-    >>> import regrad as rg
-    >>> rg.isnan([1.0, float("nan")])
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where x is NaN."""
 
 def isinf(x: TensorLike, /) -> Tensor:
-    """Return True where x is infinite, of either sign.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of bools, of x's shape.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `IsInf`.
-
-    >>> import regrad as rg
-    >>> rg.isinf([1.0, float("-inf")])
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where x is infinite, of either sign."""
 
 def isfinite(x: TensorLike, /) -> Tensor:
-    """Return True where x is neither infinite nor NaN.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of bools, of x's shape.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `IsFinite`.
-
-    >>> import regrad as rg
-    >>> rg.isfinite([1.0, float("inf")])
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where x is neither infinite nor NaN."""
 
 def signbit(x: TensorLike, /) -> Tensor:
-    """Return True where x is negative, -0 included.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of bools, of x's shape.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `SignBit`.
-
-    >>> import regrad as rg
-    >>> rg.signbit([1.0, -0.0])
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where x is negative, -0 included."""
 
 def logical_not(x: TensorLike, /) -> Tensor:
-    """Return True where x is 0 or False.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of bools, of x's shape.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `LogicalNot`.
-
-    >>> import regrad as rg
-    >>> rg.logical_not([True, False])
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where x is 0 or False."""
 
 def bitwise_invert(x: TensorLike, /) -> Tensor:
-    """Return `~x`: every bit of an integer inverted, or `not x` for bools.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Invert`.
-
-    >>> import regrad as rg
-    >>> rg.bitwise_invert(rg.asarray([0, 5]))
-    Tensor([-1, -6], dtype=int64)"""
+    """Return `~x`: every bit of an integer inverted, or `not x` for bools."""

@@ -61,28 +61,7 @@ def conv1d(
     input: Any = None,
     dilations: Any = None,
 ) -> Any:
-    """Return sequences, (batch, width, in), convolved with a filter (width, in, out).
-
-    Args:
-        value, filters: Tensors or arrays of real floats, or numbers, of one dtype.
-        stride: The step, a number.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        use_cudnn_on_gpu: Without effect.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        name: The name of the op in the graph, by default 'conv1d'.
-        input: The old name of `value`.
-        dilations: The distances between elements of the filter, as `strides`.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `Conv2D`. Source: `tf.nn.conv1d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.conv1d(rg.asarray([[[1.0], [2.0]]]), rg.asarray([[[3.0]]]), stride=1, padding="SAME")
-    Tensor([[[3.],
-             [6.]]], dtype=float32)"""
+    """Return sequences, (batch, width, in), convolved with a filter (width, in, out)."""
 
 def conv2d(
     input: Any,
@@ -95,29 +74,7 @@ def conv2d(
     name: str | None = None,
     filters: Any = None,
 ) -> Any:
-    """Return images convolved with a filter (height, width, in, out).
-
-    Args:
-        input: Images in the order of `data_format`, `"NHWC"` or `"NCHW"`.
-        filter: The filter, also called `filters`.
-        strides: Four numbers in the order of `data_format`, 1 for batch and channels.
-        padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
-        use_cudnn_on_gpu: Without effect.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        dilations: As `strides`.
-        name: The name of the op in the graph, by default 'Conv2D'.
-        filters: The old name of `filter`.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `Conv2D`. Source: `tf.nn.conv2d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.conv2d(rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]]), strides=[1, 1, 1, 1], padding="SAME")
-    Tensor([[[[3.],
-              [6.]]]], dtype=float32)"""
+    """Return images convolved with a filter (height, width, in, out)."""
 
 def conv3d(
     input: Any,
@@ -129,49 +86,12 @@ def conv3d(
     name: str | None = None,
     filters: Any = None,
 ) -> Any:
-    """Return volumes convolved with a filter (depth, height, width, in, out).
-
-    Args:
-        input, filter: Tensors or arrays of real floats, or numbers, of one dtype.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        dilations: The distances between elements of the filter, as `strides`.
-        name: The name of the op in the graph, by default 'Conv3D'.
-        filters: The old name of `filter`.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `Conv3D`. Source: `tf.nn.conv3d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.conv3d(rg.asarray([[[[[1.0], [2.0]]]]]), rg.asarray([[[[[3.0]]]]]), strides=[1, 1, 1, 1, 1], padding="SAME")
-    Tensor([[[[[3.],
-               [6.]]]]], dtype=float32)"""
+    """Return volumes convolved with a filter (depth, height, width, in, out)."""
 
 def atrous_conv2d(
     value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None
 ) -> Any:
-    """Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it.
-
-    Args:
-        value, filters: Tensors or arrays of real floats, or numbers, of one dtype.
-        rate: The distance between elements of the filter, a number.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        name: The name of the op in the graph, by default 'atrous_conv2d'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `Conv2D`. Source: `tf.nn.atrous_conv2d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.atrous_conv2d(rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]]), rate=2, padding="SAME")
-    Tensor([[[[3.],
-              [6.]]]], dtype=float32)"""
+    """Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it."""
 
 def depthwise_conv2d(
     input: Any,
@@ -183,28 +103,7 @@ def depthwise_conv2d(
     data_format: Any = None,
     dilations: Any = None,
 ) -> Any:
-    """Return images whose channels are convolved with filters of their own.
-
-    Args:
-        input: A tensor or array of real floats, or a number.
-        filter: Of the shape (height, width, in, multiplier).
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        rate: The old name of `dilations`.
-        name: The name of the op in the graph, by default 'depthwise'.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        dilations: The distances between elements of the filter, as `strides`.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `DepthwiseConv2dNative`. Source: `tf.nn.depthwise_conv2d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.depthwise_conv2d(rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]]), strides=[1, 1, 1, 1], padding="SAME")
-    Tensor([[[[3.],
-              [6.]]]], dtype=float32)"""
+    """Return images whose channels are convolved with filters of their own."""
 
 def depthwise_conv2d_native(
     input: Any,
@@ -215,26 +114,7 @@ def depthwise_conv2d_native(
     dilations: Any = (1, 1, 1, 1),
     name: str | None = None,
 ) -> Any:
-    """Return `depthwise_conv2d`, under its op's name.
-
-    Args:
-        input, filter: Tensors or arrays of real floats, or numbers, of one dtype.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        dilations: The distances between elements of the filter, as `strides`.
-        name: The name of the op in the graph, by default 'DepthwiseConv2dNative'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `DepthwiseConv2dNative`. Source: `tf.nn.depthwise_conv2d_native`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.depthwise_conv2d_native(rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]]), strides=[1, 1, 1, 1], padding="SAME")
-    Tensor([[[[3.],
-              [6.]]]], dtype=float32)"""
+    """Return `depthwise_conv2d`, under its op's name."""
 
 def separable_conv2d(
     input: Any,
@@ -247,27 +127,7 @@ def separable_conv2d(
     data_format: Any = None,
     dilations: Any = None,
 ) -> Any:
-    """Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.
-
-    Args:
-        input, depthwise_filter, pointwise_filter: Tensors or arrays of real floats, or numbers, of one dtype.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        rate: The old name of `dilations`.
-        name: The name of the op in the graph, by default 'separable_conv2d'.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        dilations: The distances between elements of the filter, as `strides`.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `Conv2D`. Source: `tf.nn.separable_conv2d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.separable_conv2d(rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]]), rg.asarray([[[[2.0]]]]), strides=[1, 1, 1, 1], padding="SAME")
-    Tensor([[[[ 6.],
-              [12.]]]], dtype=float32)"""
+    """Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`."""
 
 def conv2d_transpose(
     value: Any = None,
@@ -281,29 +141,7 @@ def conv2d_transpose(
     filters: Any = None,
     dilations: Any = None,
 ) -> Any:
-    """Return the adjoint of `conv2d`, with a filter (height, width, out, in).
-
-    Args:
-        value, filter: Tensors or arrays of real floats, or numbers, of one dtype.
-        output_shape: The shape of the result; it may be a tensor, or hold tensors.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        name: The name of the op in the graph, by default 'conv2d_transpose'.
-        input: The old name of `value`.
-        filters: The old name of `filter`.
-        dilations: The distances between elements of the filter, as `strides`.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `Conv2DBackpropInput`. Source: `tf.nn.conv2d_transpose`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.conv2d_transpose(rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]]), output_shape=[1, 1, 2, 1], strides=[1, 1, 1, 1])
-    Tensor([[[[3.],
-              [6.]]]], dtype=float32)"""
+    """Return the adjoint of `conv2d`, with a filter (height, width, out, in)."""
 
 def conv3d_transpose(
     value: Any,
@@ -317,29 +155,7 @@ def conv3d_transpose(
     filters: Any = None,
     dilations: Any = None,
 ) -> Any:
-    """Return the adjoint of `conv3d`, with a filter (depth, height, width, out, in).
-
-    Args:
-        value, filter: Tensors or arrays of real floats, or numbers, of one dtype.
-        output_shape: The shape of the result; it may be a tensor, or hold tensors.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        name: The name of the op in the graph, by default 'conv3d_transpose'.
-        input: The old name of `value`.
-        filters: The old name of `filter`.
-        dilations: The distances between elements of the filter, as `strides`.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `Conv3DBackpropInputV2`. Source: `tf.nn.conv3d_transpose`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.conv3d_transpose(rg.asarray([[[[[1.0], [2.0]]]]]), rg.asarray([[[[[3.0]]]]]), output_shape=[1, 1, 1, 2, 1], strides=[1, 1, 1, 1, 1])
-    Tensor([[[[[3.],
-               [6.]]]]], dtype=float32)"""
+    """Return the adjoint of `conv3d`, with a filter (depth, height, width, out, in)."""
 
 def convolution(
     input: TensorLike,
@@ -372,26 +188,7 @@ def max_pool(
     name: str | None = None,
     input: Any = None,
 ) -> Any:
-    """Return the maximum of each window of images.
-
-    Args:
-        value: A tensor or array of real numbers, or a number.
-        ksize: The sizes of the window: a number, or one for each axis; 1 for batch and channels.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        name: The name of the op in the graph, by default 'MaxPool'.
-        input: The old name of `value`.
-
-    Raises:
-        DTypeError: when a graph is built, `value` does not hold real numbers.
-
-    Op type: `MaxPool`. Source: `tf.nn.max_pool`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.max_pool(rg.asarray([[[[1.0], [3.0]]]]), ksize=[1, 1, 2, 1], strides=1, padding="VALID")
-    Tensor([[[[3.]]]], dtype=float32)"""
+    """Return the maximum of each window of images."""
 
 def avg_pool(
     value: Any = None,
@@ -402,26 +199,7 @@ def avg_pool(
     name: str | None = None,
     input: Any = None,
 ) -> Any:
-    """Return the mean of each window of images.
-
-    Args:
-        value: A tensor or array of real floats, or a number.
-        ksize: The sizes of the window: a number, or one for each axis; 1 for batch and channels.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        name: The name of the op in the graph, by default 'AvgPool'.
-        input: The old name of `value`.
-
-    Raises:
-        DTypeError: when a graph is built, `value` does not hold real floats.
-
-    Op type: `AvgPool`. Source: `tf.nn.avg_pool`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.avg_pool(rg.asarray([[[[1.0], [3.0]]]]), ksize=[1, 1, 2, 1], strides=1, padding="VALID")
-    Tensor([[[[2.]]]], dtype=float32)"""
+    """Return the mean of each window of images."""
 
 def max_pool3d(
     value: Any = None,
@@ -432,26 +210,7 @@ def max_pool3d(
     name: str | None = None,
     input: Any = None,
 ) -> Any:
-    """Return the maximum of each window of volumes; see `max_pool`.
-
-    Args:
-        value: A tensor or array of real numbers, or a number.
-        ksize: The sizes of the window: a number, or one for each axis; 1 for batch and channels.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        name: The name of the op in the graph, by default 'MaxPool3D'.
-        input: The old name of `value`.
-
-    Raises:
-        DTypeError: when a graph is built, `value` does not hold real numbers.
-
-    Op type: `MaxPool3D`. Source: `tf.nn.max_pool3d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.max_pool3d(rg.asarray([[[[[1.0], [3.0]]]]]), ksize=[1, 1, 1, 2, 1], strides=1, padding="VALID")
-    Tensor([[[[[3.]]]]], dtype=float32)"""
+    """Return the maximum of each window of volumes; see `max_pool`."""
 
 def avg_pool3d(
     value: Any = None,
@@ -462,23 +221,4 @@ def avg_pool3d(
     name: str | None = None,
     input: Any = None,
 ) -> Any:
-    """Return the mean of each window of volumes; see `avg_pool`.
-
-    Args:
-        value: A tensor or array of real floats, or a number.
-        ksize: The sizes of the window: a number, or one for each axis; 1 for batch and channels.
-        strides: The steps: a number, or one for each axis; 1 for batch and channels.
-        padding: "SAME", "VALID", or a pair (before, after) for each axis.
-        data_format: The order of axes: channels last ("NHWC", …) or first ("NCHW", …).
-        name: The name of the op in the graph, by default 'AvgPool3D'.
-        input: The old name of `value`.
-
-    Raises:
-        DTypeError: when a graph is built, `value` does not hold real floats.
-
-    Op type: `AvgPool3D`. Source: `tf.nn.avg_pool3d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.avg_pool3d(rg.asarray([[[[[1.0], [3.0]]]]]), ksize=[1, 1, 1, 2, 1], strides=1, padding="VALID")
-    Tensor([[[[[2.]]]]], dtype=float32)"""
+    """Return the mean of each window of volumes; see `avg_pool`."""

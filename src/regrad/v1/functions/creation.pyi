@@ -35,42 +35,10 @@ def _like(name: str, op_type: str, function: Any, values: str, shown: str) -> An
 def zeros_like(
     tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
 ) -> Any:
-    """Return zeros of the shape of a tensor, and of its dtype unless one is given.
-
-    Args:
-        tensor: A tensor or array, or a number.
-        dtype: The dtype of the result.
-        name: The name of the op in the graph, by default 'zeros_like'.
-        optimize: Without effect.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` cannot become a tensor.
-
-    Op type: `ZerosLike`. Source: `tf.zeros_like`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.zeros_like(rg.asarray([1.5, 2.5]))
-    Tensor([0., 0.], dtype=float32)"""
+    """Return zeros of the shape of a tensor, and of its dtype unless one is given."""
 
 def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True) -> Any:
-    """Return ones of the shape of a tensor, and of its dtype unless one is given.
-
-    Args:
-        tensor: A tensor or array, or a number.
-        dtype: The dtype of the result.
-        name: The name of the op in the graph, by default 'ones_like'.
-        optimize: Without effect.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` cannot become a tensor.
-
-    Op type: `OnesLike`. Source: `tf.ones_like`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.ones_like(rg.asarray([1.5, 2.5]))
-    Tensor([1., 1.], dtype=float32)"""
+    """Return ones of the shape of a tensor, and of its dtype unless one is given."""
 
 def _source(op_type: str, kernel: Callable[..., Any], inputs: str, *attrs: str) -> Op: ...
 def _count_up(xp: Any, start: Any, limit: Any, delta: Any) -> Any: ...
@@ -92,40 +60,10 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any: ...
 def _known_number(x: Tensor) -> Any: ...
 def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor: ...
 def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included.
-
-    Args:
-        start, stop: Tensors or arrays of real floats, or numbers, of one dtype.
-        num: How many there are.
-        name: The name of the op in the graph, by default 'LinSpace'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `LinSpace`. Source: `tf.lin_space`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.lin_space(rg.asarray(0.0), rg.asarray(1.0), num=3)
-    Tensor([0. , 0.5, 1. ], dtype=float32)"""
+    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
 
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included.
-
-    Args:
-        start, stop: Tensors or arrays of real floats, or numbers, of one dtype.
-        num: How many there are.
-        name: The name of the op in the graph, by default 'LinSpace'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `LinSpace`. Source: `tf.lin_space`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.lin_space(rg.asarray(0.0), rg.asarray(1.0), num=3)
-    Tensor([0. , 0.5, 1. ], dtype=float32)"""
+    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
 
 def eye(
     num_rows: TensorLike,

@@ -7,14 +7,6 @@ from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 
 class ResizeMethod:
-    """The methods of `resize_images`; the bicubic one and the one by area are not offered.
-
-    Source: `tf.image.ResizeMethod`.
-
-    >>> import regrad.v1 as tf
-    >>> tf.image.ResizeMethod.NEAREST_NEIGHBOR
-    1"""
-
     BILINEAR: int
     NEAREST_NEIGHBOR: int
     BICUBIC: int
@@ -34,27 +26,7 @@ def resize_bilinear(
     name: str | None = None,
     half_pixel_centers: Any = False,
 ) -> Any:
-    """Return images of another size, each pixel interpolated between four, as floats.
-
-    Args:
-        images: A tensor or array, or a number.
-        size: The new height and width.
-        align_corners: Let the centers of the corner pixels coincide.
-        name: The name of the op in the graph, by default 'ResizeBilinear'.
-        half_pixel_centers: Take pixels for squares, whose centers are at 1/2.
-
-    Raises:
-        DTypeError: when a graph is built, `images` cannot become a tensor.
-
-    Op type: `ResizeBilinear`. Source: `tf.image.resize_bilinear`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.image.resize_bilinear(rg.asarray([[[[1.0], [2.0]]]]), size=[1, 4])
-    Tensor([[[[1. ],
-              [1.5],
-              [2. ],
-              [2. ]]]], dtype=float32)"""
+    """Return images of another size, each pixel interpolated between four, as floats."""
 
 def resize_nearest_neighbor(
     images: Any,
@@ -63,27 +35,7 @@ def resize_nearest_neighbor(
     name: str | None = None,
     half_pixel_centers: Any = False,
 ) -> Any:
-    """Return images of another size, each pixel that of the nearest old one.
-
-    Args:
-        images: A tensor or array, or a number.
-        size: The new height and width.
-        align_corners: Let the centers of the corner pixels coincide.
-        name: The name of the op in the graph, by default 'ResizeNearestNeighbor'.
-        half_pixel_centers: Take pixels for squares, whose centers are at 1/2.
-
-    Raises:
-        DTypeError: when a graph is built, `images` cannot become a tensor.
-
-    Op type: `ResizeNearestNeighbor`. Source: `tf.image.resize_nearest_neighbor`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.image.resize_nearest_neighbor(rg.asarray([[[[1.0], [2.0]]]]), size=[1, 4])
-    Tensor([[[[1.],
-              [1.],
-              [2.],
-              [2.]]]], dtype=float32)"""
+    """Return images of another size, each pixel that of the nearest old one."""
 
 RESIZE: dict[Any, Any]
 
@@ -104,82 +56,16 @@ def _flip(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]: ...
 def _where_less(noise: Tensor, yes: Tensor, no: Tensor) -> Any: ...
 def flip_left_right(image: TensorLike) -> Any:
-    """Return images (or one image) flipped left to right.
-
-    Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
-
-    Returns:
-        A tensor of the same shape and dtype.
-
-    Raises:
-        DTypeError: an argument cannot become a tensor.
-
-    Op type: `ReverseV2`. Source: `tf.image.flip_left_right`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.image.flip_left_right([[[1], [2]], [[3], [4]]])).tolist())
-    [[[2], [1]], [[4], [3]]]"""
+    """Return images (or one image) flipped left to right."""
 
 def random_flip_left_right(image: TensorLike, seed: int | None = None) -> Any:
-    """Return each image flipped left to right with probability 1/2, anew in each run.
-
-    Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
-        seed: The seed of the op; see `set_random_seed`.
-
-    Returns:
-        A tensor of the same shape and dtype.
-
-    Raises:
-        DTypeError: an argument cannot become a tensor.
-
-    Source: `tf.image.random_flip_left_right`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default():
-    ...     print(tf.image.random_flip_left_right(tf.zeros([4, 5, 3])).shape)
-    (4, 5, 3)"""
+    """Return each image flipped left to right with probability 1/2, anew in each run."""
 
 def flip_up_down(image: TensorLike) -> Any:
-    """Return images (or one image) flipped upside down.
-
-    Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
-
-    Returns:
-        A tensor of the same shape and dtype.
-
-    Raises:
-        DTypeError: an argument cannot become a tensor.
-
-    Op type: `ReverseV2`. Source: `tf.image.flip_up_down`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.image.flip_up_down([[[1], [2]], [[3], [4]]])).tolist())
-    [[[3], [4]], [[1], [2]]]"""
+    """Return images (or one image) flipped upside down."""
 
 def random_flip_up_down(image: TensorLike, seed: int | None = None) -> Any:
-    """Return each image flipped upside down with probability 1/2, anew in each run.
-
-    Args:
-        image: A tensor or array of the shape (batch, height, width, channels), or without batch.
-        seed: The seed of the op; see `set_random_seed`.
-
-    Returns:
-        A tensor of the same shape and dtype.
-
-    Raises:
-        DTypeError: an argument cannot become a tensor.
-
-    Source: `tf.image.random_flip_up_down`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default():
-    ...     print(tf.image.random_flip_up_down(tf.zeros([4, 5, 3])).shape)
-    (4, 5, 3)"""
+    """Return each image flipped upside down with probability 1/2, anew in each run."""
 
 def per_image_standardization(image: TensorLike) -> Any: ...
 def _standardize(x: Tensor) -> Any: ...

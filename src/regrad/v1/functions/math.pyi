@@ -98,1387 +98,204 @@ __all__ = [
 ]
 
 def abs(x: Any, name: str | None = None) -> Any:
-    """Return the absolute value. The gradient at 0 is 0.
-
-    Args:
-        x: A tensor or array of real or complex numbers, or a number.
-        name: The name of the op in the graph, by default 'Abs'.
-
-    Returns:
-        A tensor of x's shape and dtype; complex numbers have real absolute values.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
-
-    Op type: `Abs`. Source: `tf.abs`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.abs(rg.asarray([-2.0, 3.0]))
-    Tensor([2., 3.], dtype=float32)"""
+    """Return the absolute value. The gradient at 0 is 0."""
 
 def negative(x: Any, name: str | None = None) -> Any:
-    """Return `-x`.
-
-    Args:
-        x: A tensor or array of real or complex numbers, or a number.
-        name: The name of the op in the graph, by default 'Neg'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
-
-    Op type: `Neg`. Source: `tf.negative`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.negative(rg.asarray([-2.0, 3.0]))
-    Tensor([ 2., -3.], dtype=float32)"""
+    """Return `-x`."""
 
 def sign(x: Any, name: str | None = None) -> Any:
-    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x.
-
-    Args:
-        x: A tensor or array of real or complex numbers, or a number.
-        name: The name of the op in the graph, by default 'Sign'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
-
-    Op type: `Sign`. Source: `tf.sign`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.sign(rg.asarray([-2.0, 3.0]))
-    Tensor([-1.,  1.], dtype=float32)"""
+    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x."""
 
 def square(x: Any, name: str | None = None) -> Any:
-    """Return `x * x`.
-
-    Args:
-        x: A tensor or array of real or complex numbers, or a number.
-        name: The name of the op in the graph, by default 'Square'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
-
-    Op type: `Square`. Source: `tf.square`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.square(rg.asarray([-2.0, 3.0]))
-    Tensor([4., 9.], dtype=float32)"""
+    """Return `x * x`."""
 
 def round(x: Any, name: str | None = None) -> Any:
-    """Return the nearest integer, and of two that are equally near the even one.
-
-    Args:
-        x: A tensor or array of real numbers, or a number.
-        name: The name of the op in the graph, by default 'Round'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real numbers.
-
-    Op type: `Round`. Source: `tf.round`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.round(rg.asarray([-1.5, 2.5, 0.7]))
-    Tensor([-2.,  2.,  1.], dtype=float32)"""
+    """Return the nearest integer, and of two that are equally near the even one."""
 
 def sqrt(x: Any, name: str | None = None) -> Any:
-    """Return the square root; NaN for negative real x. The gradient at 0 is infinite.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Sqrt'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Sqrt`. Source: `tf.sqrt`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.sqrt(rg.asarray([4.0, 16.0]))
-    Tensor([2., 4.], dtype=float32)"""
+    """Return the square root; NaN for negative real x. The gradient at 0 is infinite."""
 
 def rsqrt(x: Any, name: str | None = None) -> Any:
-    """Return `1 / sqrt(x)`.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Rsqrt'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Rsqrt`. Source: `tf.rsqrt`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.rsqrt(rg.asarray([4.0, 16.0]))
-    Tensor([0.5 , 0.25], dtype=float32)"""
+    """Return `1 / sqrt(x)`."""
 
 def reciprocal(x: Any, name: str | None = None) -> Any:
-    """Return `1 / x`.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Reciprocal'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Reciprocal`. Source: `tf.reciprocal`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reciprocal(rg.asarray([4.0, 16.0]))
-    Tensor([0.25  , 0.0625], dtype=float32)"""
+    """Return `1 / x`."""
 
 def exp(x: Any, name: str | None = None) -> Any:
-    """Return e to the power x.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Exp'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Exp`. Source: `tf.exp`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.exp(rg.asarray([0.0, 0.5]))
-    Tensor([1.       , 1.6487212], dtype=float32)"""
+    """Return e to the power x."""
 
 def expm1(x: Any, name: str | None = None) -> Any:
-    """Return `exp(x) - 1`, accurate near 0.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Expm1'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Expm1`. Source: `tf.expm1`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.expm1(rg.asarray([0.0, 0.5]))
-    Tensor([0.       , 0.6487213], dtype=float32)"""
+    """Return `exp(x) - 1`, accurate near 0."""
 
 def log(x: Any, name: str | None = None) -> Any:
-    """Return the natural logarithm; -inf at 0, NaN for negative real x.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Log'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Log`. Source: `tf.log`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.log(rg.asarray([1.0, 2.0]))
-    Tensor([0.       , 0.6931472], dtype=float32)"""
+    """Return the natural logarithm; -inf at 0, NaN for negative real x."""
 
 def log1p(x: Any, name: str | None = None) -> Any:
-    """Return `log(1 + x)`, accurate near 0.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Log1p'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Log1p`. Source: `tf.log1p`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.log1p(rg.asarray([0.0, 1.0]))
-    Tensor([0.       , 0.6931472], dtype=float32)"""
+    """Return `log(1 + x)`, accurate near 0."""
 
 def sin(x: Any, name: str | None = None) -> Any:
-    """Return the sine of x, in radians.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Sin'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Sin`. Source: `tf.sin`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.sin(rg.asarray([0.0, 0.5]))
-    Tensor([0.        , 0.47942555], dtype=float32)"""
+    """Return the sine of x, in radians."""
 
 def cos(x: Any, name: str | None = None) -> Any:
-    """Return the cosine of x, in radians.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Cos'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Cos`. Source: `tf.cos`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.cos(rg.asarray([0.0, 0.5]))
-    Tensor([1.        , 0.87758255], dtype=float32)"""
+    """Return the cosine of x, in radians."""
 
 def tan(x: Any, name: str | None = None) -> Any:
-    """Return the tangent of x, in radians.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Tan'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Tan`. Source: `tf.tan`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.tan(rg.asarray([0.0, 0.5]))
-    Tensor([0.       , 0.5463025], dtype=float32)"""
+    """Return the tangent of x, in radians."""
 
 def asin(x: Any, name: str | None = None) -> Any:
-    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1].
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Asin'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Asin`. Source: `tf.asin`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.asin(rg.asarray([0.0, 0.5]))
-    Tensor([0.       , 0.5235988], dtype=float32)"""
+    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1]."""
 
 def acos(x: Any, name: str | None = None) -> Any:
-    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1].
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Acos'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Acos`. Source: `tf.acos`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.acos(rg.asarray([0.0, 0.5]))
-    Tensor([1.5707964, 1.0471976], dtype=float32)"""
+    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1]."""
 
 def atan(x: Any, name: str | None = None) -> Any:
-    """Return the inverse tangent, in [-π/2, π/2] radians.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Atan'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Atan`. Source: `tf.atan`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.atan(rg.asarray([0.0, 0.5]))
-    Tensor([0.       , 0.4636476], dtype=float32)"""
+    """Return the inverse tangent, in [-π/2, π/2] radians."""
 
 def sinh(x: Any, name: str | None = None) -> Any:
-    """Return the hyperbolic sine.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Sinh'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Sinh`. Source: `tf.sinh`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.sinh(rg.asarray([0.0, 0.5]))
-    Tensor([0.       , 0.5210953], dtype=float32)"""
+    """Return the hyperbolic sine."""
 
 def cosh(x: Any, name: str | None = None) -> Any:
-    """Return the hyperbolic cosine.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Cosh'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Cosh`. Source: `tf.cosh`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.cosh(rg.asarray([0.0, 0.5]))
-    Tensor([1.       , 1.1276261], dtype=float32)"""
+    """Return the hyperbolic cosine."""
 
 def tanh(x: Any, name: str | None = None) -> Any:
-    """Return the hyperbolic tangent.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Tanh'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Tanh`. Source: `tf.tanh`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.tanh(rg.asarray([0.0, 0.5]))
-    Tensor([0.       , 0.4621172], dtype=float32)"""
+    """Return the hyperbolic tangent."""
 
 def asinh(x: Any, name: str | None = None) -> Any:
-    """Return the inverse hyperbolic sine.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Asinh'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Asinh`. Source: `tf.asinh`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.asinh(rg.asarray([0.0, 0.5]))
-    Tensor([0.       , 0.4812118], dtype=float32)"""
+    """Return the inverse hyperbolic sine."""
 
 def acosh(x: Any, name: str | None = None) -> Any:
-    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Acosh'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Acosh`. Source: `tf.acosh`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.acosh(rg.asarray([1.0, 2.0]))
-    Tensor([0.      , 1.316958], dtype=float32)"""
+    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1."""
 
 def atanh(x: Any, name: str | None = None) -> Any:
-    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1].
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Atanh'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Atanh`. Source: `tf.atanh`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.atanh(rg.asarray([0.0, 0.5]))
-    Tensor([0.        , 0.54930615], dtype=float32)"""
+    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1]."""
 
 def sigmoid(x: Any, name: str | None = None) -> Any:
-    """Return `1 / (1 + exp(-x))`.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Sigmoid'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    Op type: `Sigmoid`. Source: `tf.sigmoid`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.sigmoid(rg.asarray([0.0, 0.5]))
-    Tensor([0.5       , 0.62245935], dtype=float32)"""
+    """Return `1 / (1 + exp(-x))`."""
 
 def log_sigmoid(x: Any, name: str | None = None) -> Any:
-    """Return `log(sigmoid(x))`, without overflow.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'LogSigmoid'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `LogSigmoid`. Source: `tf.log_sigmoid`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.log_sigmoid(rg.asarray([0.0, 0.5]))
-    Tensor([-0.6931472, -0.474077 ], dtype=float32)"""
+    """Return `log(sigmoid(x))`, without overflow."""
 
 def erf(x: Any, name: str | None = None) -> Any:
-    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Erf'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `Erf`. Source: `tf.erf`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.erf(rg.asarray([0.0, 0.5]))
-    Tensor([0.       , 0.5204999], dtype=float32)"""
+    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x."""
 
 def erfc(x: Any, name: str | None = None) -> Any:
-    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Erfc'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `Erfc`. Source: `tf.erfc`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.erfc(rg.asarray([0.0, 0.5]))
-    Tensor([1.        , 0.47950011], dtype=float32)"""
+    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1."""
 
 def lgamma(x: Any, name: str | None = None) -> Any:
-    """Return the logarithm of the absolute value of the gamma function.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Lgamma'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `Lgamma`. Source: `tf.lgamma`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.lgamma(rg.asarray([1.0, 2.0]))
-    Tensor([0., 0.], dtype=float32)"""
+    """Return the logarithm of the absolute value of the gamma function."""
 
 def digamma(x: Any, name: str | None = None) -> Any:
-    """Return the derivative of `lgamma`.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Digamma'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `Digamma`. Source: `tf.digamma`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.digamma(rg.asarray([1.0, 2.0]))
-    Tensor([-0.5772157 ,  0.42278433], dtype=float32)"""
+    """Return the derivative of `lgamma`."""
 
 def ceil(x: Any, name: str | None = None) -> Any:
-    """Return the least integer that is not below x. The gradient is 0.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Ceil'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `Ceil`. Source: `tf.ceil`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.ceil(rg.asarray([-1.5, 2.5, 0.7]))
-    Tensor([-1.,  3.,  1.], dtype=float32)"""
+    """Return the least integer that is not below x. The gradient is 0."""
 
 def floor(x: Any, name: str | None = None) -> Any:
-    """Return the greatest integer that is not above x. The gradient is 0.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Floor'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `Floor`. Source: `tf.floor`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.floor(rg.asarray([-1.5, 2.5, 0.7]))
-    Tensor([-2.,  2.,  0.], dtype=float32)"""
+    """Return the greatest integer that is not above x. The gradient is 0."""
 
 def rint(x: Any, name: str | None = None) -> Any:
-    """Return the nearest integer, and of two that are equally near the even one.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Rint'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `Round`. Source: `tf.rint`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.rint(rg.asarray([-1.5, 2.5, 0.7]))
-    Tensor([-2.,  2.,  1.], dtype=float32)"""
+    """Return the nearest integer, and of two that are equally near the even one."""
 
 def is_nan(x: Any, name: str | None = None) -> Any:
-    """Return True where x is NaN.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'IsNan'.
-
-    Returns:
-        A tensor of bools, of x's shape;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `IsNan`. Source: `tf.is_nan`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.is_nan(rg.asarray([1.0, float('nan'), float('inf')]))
-    Tensor([False,  True, False], dtype=bool)"""
+    """Return True where x is NaN."""
 
 def is_inf(x: Any, name: str | None = None) -> Any:
-    """Return True where x is infinite, of either sign.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'IsInf'.
-
-    Returns:
-        A tensor of bools, of x's shape;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `IsInf`. Source: `tf.is_inf`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.is_inf(rg.asarray([1.0, float('nan'), float('inf')]))
-    Tensor([False, False,  True], dtype=bool)"""
+    """Return True where x is infinite, of either sign."""
 
 def is_finite(x: Any, name: str | None = None) -> Any:
-    """Return True where x is neither infinite nor NaN.
-
-    Args:
-        x: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'IsFinite'.
-
-    Returns:
-        A tensor of bools, of x's shape;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `IsFinite`. Source: `tf.is_finite`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.is_finite(rg.asarray([1.0, float('nan'), float('inf')]))
-    Tensor([ True, False, False], dtype=bool)"""
+    """Return True where x is neither infinite nor NaN."""
 
 def logical_not(x: Any, name: str | None = None) -> Any:
-    """Return True where x is 0 or False.
-
-    Args:
-        x: A tensor or array of bools, or a bool.
-        name: The name of the op in the graph, by default 'LogicalNot'.
-
-    Returns:
-        A tensor of bools, of x's shape;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold bools.
-
-    Op type: `LogicalNot`. Source: `tf.logical_not`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_not(rg.asarray([True, False]))
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where x is 0 or False."""
 
 def add(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a + b`.
-
-    Args:
-        x, y: Tensors or arrays of real or complex numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Add'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `AddV2`. Source: `tf.add`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.add(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 9., -1.], dtype=float32)"""
+    """Return `a + b`."""
 
 def subtract(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a - b`.
-
-    Args:
-        x, y: Tensors or arrays of real or complex numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Sub'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Sub`. Source: `tf.subtract`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.subtract(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 5., -5.], dtype=float32)"""
+    """Return `a - b`."""
 
 def multiply(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a * b`.
-
-    Args:
-        x, y: Tensors or arrays of real or complex numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Mul'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Mul`. Source: `tf.multiply`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.multiply(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([14., -6.], dtype=float32)"""
+    """Return `a * b`."""
 
 def realdiv(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a / b`.
-
-    Args:
-        x, y: Tensors or arrays of real or complex floats, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'RealDiv'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `RealDiv`. Source: `tf.realdiv`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.realdiv(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 3.5, -1.5], dtype=float32)"""
+    """Return `a / b`."""
 
 def floor_div(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a // b`: the quotient, rounded down. The gradient is 0.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'FloorDiv'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `FloorDiv`. Source: `tf.floor_div`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.floor_div(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 3., -2.], dtype=float32)"""
+    """Return `a // b`: the quotient, rounded down. The gradient is 0."""
 
 def floordiv(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'floordiv'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `FloorDiv`. Source: `tf.floordiv`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.floordiv(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 3., -2.], dtype=float32)"""
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0."""
 
 def floormod(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x % y`, with the sign of y. An integer y must not be 0.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'FloorMod'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `FloorMod`. Source: `tf.floormod`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.floormod(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([1., 1.], dtype=float32)"""
+    """Return `x % y`, with the sign of y. An integer y must not be 0."""
 
 def mod(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x % y`, with the sign of y. An integer y must not be 0.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'FloorMod'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `FloorMod`. Source: `tf.floormod`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.floormod(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([1., 1.], dtype=float32)"""
+    """Return `x % y`, with the sign of y. An integer y must not be 0."""
 
 def pow(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return a to the power b. The gradient of b is 0 where a <= 0.
-
-    Args:
-        x, y: Tensors or arrays of real or complex numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Pow'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Pow`. Source: `tf.pow`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.pow(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([49.,  9.], dtype=float32)"""
+    """Return a to the power b. The gradient of b is 0 where a <= 0."""
 
 def maximum(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the larger of a and b. Where they are equal, the gradient goes to a.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Maximum'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Maximum`. Source: `tf.maximum`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.maximum(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([7., 2.], dtype=float32)"""
+    """Return the larger of a and b. Where they are equal, the gradient goes to a."""
 
 def minimum(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the smaller of a and b. Where they are equal, the gradient goes to a.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Minimum'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Minimum`. Source: `tf.minimum`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.minimum(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 2., -3.], dtype=float32)"""
+    """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
 
 def squared_difference(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `(a - b)²`.
-
-    Args:
-        x, y: Tensors or arrays of real or complex numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'SquaredDifference'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `SquaredDifference`. Source: `tf.squared_difference`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.squared_difference(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([25., 25.], dtype=float32)"""
+    """Return `(a - b)²`."""
 
 def equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a == b`.
-
-    Args:
-        x, y: Tensors or arrays, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Equal'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Equal`. Source: `tf.equal`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where `a == b`."""
 
 def not_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a != b`.
-
-    Args:
-        x, y: Tensors or arrays, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'NotEqual'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `NotEqual`. Source: `tf.not_equal`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.not_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where `a != b`."""
 
 def less(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a < b`.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Less'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Less`. Source: `tf.less`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.less(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where `a < b`."""
 
 def less_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a <= b`.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'LessEqual'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LessEqual`. Source: `tf.less_equal`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.less_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
-    Tensor([ True,  True], dtype=bool)"""
+    """Return True where `a <= b`."""
 
 def greater(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a > b`.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Greater'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Greater`. Source: `tf.greater`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.greater(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where `a > b`."""
 
 def greater_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a >= b`.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'GreaterEqual'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `GreaterEqual`. Source: `tf.greater_equal`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.greater_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where `a >= b`."""
 
 def logical_and(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where a and b are both true (not 0).
-
-    Args:
-        x, y: Tensors or arrays of bools, or bools, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'LogicalAnd'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold bools, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LogicalAnd`. Source: `tf.logical_and`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_and(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([ True, False], dtype=bool)"""
+    """Return True where a and b are both true (not 0)."""
 
 def logical_or(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where a or b or both are true (not 0).
-
-    Args:
-        x, y: Tensors or arrays of bools, or bools, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'LogicalOr'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold bools, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LogicalOr`. Source: `tf.logical_or`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_or(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([ True,  True], dtype=bool)"""
+    """Return True where a or b or both are true (not 0)."""
 
 def logical_xor(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where exactly one of a and b is true (not 0).
-
-    Args:
-        x, y: Tensors or arrays of bools, or bools, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'LogicalXor'.
-
-    Returns:
-        A tensor of bools, of the shape to which the arguments broadcast;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold bools, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LogicalXor`. Source: `tf.logical_xor`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.logical_xor(rg.asarray([True, True]), rg.asarray([True, False]))
-    Tensor([False,  True], dtype=bool)"""
+    """Return True where exactly one of a and b is true (not 0)."""
 
 def xlogy(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there.
-
-    Args:
-        x, y: Tensors or arrays of real or complex floats, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Xlogy'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Xlogy`. Source: `tf.math.xlogy`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.math.xlogy(rg.asarray([0.0, 2.0]), rg.asarray([0.0, 1.0]))
-    Tensor([0., 0.], dtype=float32)"""
+    """Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there."""
 
 def xdivy(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x / y`, and 0 where x is 0, with the gradient 0 there.
-
-    Args:
-        x, y: Tensors or arrays of real or complex floats, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Xdivy'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Xdivy`. Source: `tf.math.xdivy`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.math.xdivy(rg.asarray([0.0, 2.0]), rg.asarray([0.0, 4.0]))
-    Tensor([0. , 0.5], dtype=float32)"""
+    """Return `x / y`, and 0 where x is 0, with the gradient 0 there."""
 
 def atan2(y: Any, x: Any, name: str | None = None) -> Any:
-    """Return the angle of the point (x, y), in radians, in (-π, π].
-
-    Args:
-        y, x: Tensors or arrays of real floats, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'Atan2'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Atan2`. Source: `tf.atan2`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.atan2(rg.asarray([1.0, -1.0]), rg.asarray([1.0, 0.0]))
-    Tensor([ 0.7853981, -1.5707964], dtype=float32)"""
+    """Return the angle of the point (x, y), in radians, in (-π, π]."""
 
 QUOTIENTS: dict[Any, Any]
 
 def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def divide(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """Return `x / y`. Integers are cast first: of 8 and 16 bits to float32, others to float64.
-
-    Args:
-        x, y: Tensors, arrays or numbers of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'truediv'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast; an eager Tensor if they are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument is not numeric, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-        DTypeError: an argument cannot become a tensor.
-
-    Source: `tf.truediv`.
-
-    >>> import regrad.v1 as tf
-    >>> tf.truediv(tf.constant([1, 2]), 4).dtype
-    tf.float64"""
-
+def divide(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def _quotient_or_zero(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor: ...
 def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor: ...
 def _truncate_remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor: ...
 def div_no_nan(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x / y`, and 0 where y is 0; the gradient there is 0.
-
-    Args:
-        x, y: Tensors or arrays of real or complex floats, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'div_no_nan'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-
-    A composition. Source: `tf.div_no_nan`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.div_no_nan(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 0.0]))
-    Tensor([3.5, 0. ], dtype=float32)"""
+    """Return `x / y`, and 0 where y is 0; the gradient there is 0."""
 
 def truncatediv(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x / y` rounded towards zero, as C divides integers.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'TruncateDiv'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-
-    A composition. Source: `tf.truncatediv`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.truncatediv(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 3., -1.], dtype=float32)"""
+    """Return `x / y` rounded towards zero, as C divides integers."""
 
 def truncatemod(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the remainder of `truncatediv`, which has the sign of x.
-
-    Args:
-        x, y: Tensors or arrays of real numbers, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'TruncateMod'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-
-    A composition. Source: `tf.truncatemod`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.truncatemod(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
-    Tensor([ 1., -1.], dtype=float32)"""
+    """Return the remainder of `truncatediv`, which has the sign of x."""
 
 def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any: ...
 def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any: ...
@@ -1489,26 +306,7 @@ def accumulate_n(
     name: str | None = None,
 ) -> Any: ...
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
-    """Return t, clipped to the range; the gradient passes at both bounds.
-
-    Args:
-        t, clip_value_min, clip_value_max: Tensors or arrays of real numbers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'clip_by_value'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real numbers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `ClipByValue`. Source: `tf.clip_by_value`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.clip_by_value(rg.asarray([-2.0, 0.5, 3.0]), clip_value_min=0.0, clip_value_max=1.0)
-    Tensor([0. , 0.5, 1. ], dtype=float32)"""
+    """Return t, clipped to the range; the gradient passes at both bounds."""
 
 def where(
     condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
@@ -1520,196 +318,38 @@ def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor: ...
 def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]: ...
 def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: TensorLike) -> Any: ...
 def to_float(x: Any, name: str | None = "ToFloat") -> Any:
-    """Return x as float32.
-
-    Args:
-        x: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'ToFloat'.
-
-    Returns:
-        A tensor of x's shape.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    Op type: `Cast`. Source: `tf.to_float`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.to_float(rg.asarray([True, False]))
-    Tensor([1., 0.], dtype=float32)"""
+    """Return x as float32."""
 
 def to_double(x: Any, name: str | None = "ToDouble") -> Any:
-    """Return x as float64.
-
-    Args:
-        x: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'ToDouble'.
-
-    Returns:
-        A tensor of x's shape.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    Op type: `Cast`. Source: `tf.to_double`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.to_double(rg.asarray([True, False]))
-    Tensor([1., 0.], dtype=float64)"""
+    """Return x as float64."""
 
 def to_int32(x: Any, name: str | None = "ToInt32") -> Any:
-    """Return x as int32.
-
-    Args:
-        x: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'ToInt32'.
-
-    Returns:
-        A tensor of x's shape.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    Op type: `Cast`. Source: `tf.to_int32`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.to_int32(rg.asarray([True, False]))
-    Tensor([1, 0], dtype=int32)"""
+    """Return x as int32."""
 
 def to_int64(x: Any, name: str | None = "ToInt64") -> Any:
-    """Return x as int64.
-
-    Args:
-        x: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'ToInt64'.
-
-    Returns:
-        A tensor of x's shape.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    Op type: `Cast`. Source: `tf.to_int64`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.to_int64(rg.asarray([True, False]))
-    Tensor([1, 0], dtype=int64)"""
+    """Return x as int64."""
 
 def to_complex64(x: Any, name: str | None = "ToComplex64") -> Any:
-    """Return x as complex64.
-
-    Args:
-        x: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'ToComplex64'.
-
-    Returns:
-        A tensor of x's shape.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    Op type: `Cast`. Source: `tf.to_complex64`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.to_complex64(rg.asarray([True, False]))
-    Tensor([1.+0.j, 0.+0.j], dtype=complex64)"""
+    """Return x as complex64."""
 
 def to_complex128(x: Any, name: str | None = "ToComplex128") -> Any:
-    """Return x as complex128.
-
-    Args:
-        x: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'ToComplex128'.
-
-    Returns:
-        A tensor of x's shape.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    Op type: `Cast`. Source: `tf.to_complex128`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.to_complex128(rg.asarray([True, False]))
-    Tensor([1.+0.j, 0.+0.j], dtype=complex128)"""
+    """Return x as complex128."""
 
 def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any: ...
 def _limits(dtype: np.dtype) -> tuple[Any, Any]: ...
 def _inside(limit: float, dtype: np.dtype) -> np.ndarray: ...
 def _if_complex(op_type: str, name: str, function: Callable[..., Any], x: TensorLike) -> Any: ...
 def real(input: Any, name: str | None = None) -> Any:
-    """Return the real part; a real tensor comes back as it is.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'Real'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `Real`. Source: `tf.real`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.real(rg.asarray([1.0 + 2.0j]))
-    Tensor([1.], dtype=float32)"""
+    """Return the real part; a real tensor comes back as it is."""
 
 def imag(input: TensorLike, name: str | None = None) -> Any: ...
 def conj(x: Any, name: str | None = None) -> Any:
-    """Return the complex conjugate; a real tensor comes back as it is.
-
-    Args:
-        x: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'Conj'.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    Op type: `Conj`. Source: `tf.conj`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.conj(rg.asarray([1.0 + 2.0j]))
-    Tensor([1.-2.j], dtype=complex64)"""
+    """Return the complex conjugate; a real tensor comes back as it is."""
 
 def _complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor: ...
 def _angle(x: rg.Tensor) -> rg.Tensor: ...
 def complex(real: Any, imag: Any, name: str | None = None) -> Any:
-    """Return complex numbers (complex64, complex128) of their parts (float32, float64).
-
-    Args:
-        real, imag: Tensors or arrays of real floats, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'Complex'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    A composition. Source: `tf.complex`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.complex(rg.asarray([1.0]), rg.asarray([2.0]))
-    Tensor([1.+2.j], dtype=complex64)"""
+    """Return complex numbers (complex64, complex128) of their parts (float32, float64)."""
 
 def angle(input: Any, name: str | None = None) -> Any:
-    """Return the angles of complex numbers, from -π to π, as real floats of the same shape.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Angle'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    A composition. Source: `tf.angle`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.angle(rg.asarray([2.0j]))
-    Tensor([1.5707964], dtype=float32)"""
+    """Return the angles of complex numbers, from -π to π, as real floats of the same shape."""

@@ -78,25 +78,7 @@ def random_normal(
     seed: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Return normal (Gaussian) numbers.
-
-    Args:
-        shape: The sizes: numbers, or a tensor of integers.
-        mean: The mean, which may be a tensor, and has a gradient.
-        stddev: The standard deviation, likewise.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'random_normal'.
-
-    Raises:
-        DTypeError: the dtype is not one of floats.
-
-    Op type: `AddV2`. Source: `tf.random_normal`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.random_normal([2], mean=5.0, stddev=0.0)))
-    [5. 5.]"""
+    """Return normal (Gaussian) numbers."""
 
 def truncated_normal(
     shape: Any,
@@ -106,25 +88,7 @@ def truncated_normal(
     seed: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Return normal numbers that are at most two standard deviations away from the mean.
-
-    Args:
-        shape: The sizes: numbers, or a tensor of integers.
-        mean: The mean, which may be a tensor, and has a gradient.
-        stddev: The standard deviation of the normal numbers, likewise.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'truncated_normal'.
-
-    Raises:
-        DTypeError: the dtype is not one of floats.
-
-    Op type: `AddV2`. Source: `tf.truncated_normal`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.truncated_normal([2], mean=5.0, stddev=0.0)))
-    [5. 5.]"""
+    """Return normal numbers that are at most two standard deviations away from the mean."""
 
 def random_uniform(
     shape: TensorLike,
@@ -154,48 +118,12 @@ def multinomial(
     name: str | None = None,
     output_dtype: Any = None,
 ) -> Any:
-    """Return, for each row of logits, classes drawn from `softmax(logits)`.
-
-    Args:
-        logits: Of the shape (rows, classes).
-        num_samples: How many classes are drawn for a row.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'multinomial'.
-        output_dtype: The dtype of the result.
-
-    Returns:
-        A tensor of integers (int64), of the shape (rows, num_samples).
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-
-    Op type: `Multinomial`. Source: `tf.multinomial`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.multinomial([[0.0, 100.0]], 3)))
-    [[1 1 1]]"""
+    """Return, for each row of logits, classes drawn from `softmax(logits)`."""
 
 def categorical(
     logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: str | None = None
 ) -> Any:
-    """Return classes for each row of logits, drawn as `multinomial` draws them.
-
-    Args:
-        logits, num_samples: Tensors or arrays, or numbers, of one dtype.
-        dtype: The dtype of the result.
-        seed: The seed of the op; see `set_random_seed`.
-        name: The name of the op in the graph, by default 'categorical'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-
-    Op type: `Multinomial`. Source: `tf.random.categorical`.
-
-    >>> import regrad.v1 as tf
-    >>> with tf.Graph().as_default(), tf.Session() as sess:
-    ...     print(sess.run(tf.random.categorical([[0.0, 100.0]], 3)))
-    [[1 1 1]]"""
+    """Return classes for each row of logits, drawn as `multinomial` draws them."""
 
 def random_crop(
     value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None

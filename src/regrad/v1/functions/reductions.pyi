@@ -53,25 +53,7 @@ def reduce_sum(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return the sum over `axis` (all axes by default); 0 for no elements.
-
-    Args:
-        input_tensor: A tensor or array of real or complex numbers, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'Sum'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real or complex numbers.
-
-    Op type: `Sum`. Source: `tf.reduce_sum`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reduce_sum(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(10., dtype=float32)"""
+    """Return the sum over `axis` (all axes by default); 0 for no elements."""
 
 def reduce_mean(
     input_tensor: Any,
@@ -81,25 +63,7 @@ def reduce_mean(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return the mean over `axis` (all axes by default); NaN for no elements.
-
-    Args:
-        input_tensor: A tensor or array of real or complex numbers, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'Mean'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real or complex numbers.
-
-    Op type: `Mean`. Source: `tf.reduce_mean`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reduce_mean(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(2.5, dtype=float32)"""
+    """Return the mean over `axis` (all axes by default); NaN for no elements."""
 
 def reduce_prod(
     input_tensor: Any,
@@ -109,25 +73,7 @@ def reduce_prod(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return the product over `axis` (all axes by default); 1 for no elements.
-
-    Args:
-        input_tensor: A tensor or array of real or complex numbers, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'Prod'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real or complex numbers.
-
-    Op type: `Prod`. Source: `tf.reduce_prod`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reduce_prod(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(24., dtype=float32)"""
+    """Return the product over `axis` (all axes by default); 1 for no elements."""
 
 def reduce_max(
     input_tensor: Any,
@@ -137,25 +83,7 @@ def reduce_max(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return the largest element over `axis` (all axes by default).
-
-    Args:
-        input_tensor: A tensor or array of real numbers, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'Max'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real numbers.
-
-    Op type: `Max`. Source: `tf.reduce_max`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reduce_max(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(4., dtype=float32)"""
+    """Return the largest element over `axis` (all axes by default)."""
 
 def reduce_min(
     input_tensor: Any,
@@ -165,25 +93,7 @@ def reduce_min(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return the smallest element over `axis` (all axes by default).
-
-    Args:
-        input_tensor: A tensor or array of real numbers, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'Min'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real numbers.
-
-    Op type: `Min`. Source: `tf.reduce_min`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reduce_min(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(1., dtype=float32)"""
+    """Return the smallest element over `axis` (all axes by default)."""
 
 def reduce_any(
     input_tensor: Any,
@@ -193,25 +103,7 @@ def reduce_any(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return whether any element over `axis` is true (not 0); False for no elements.
-
-    Args:
-        input_tensor: A tensor or array of bools, or a bool.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'Any'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold bools.
-
-    Op type: `Any`. Source: `tf.reduce_any`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reduce_any(rg.asarray([True, False]))
-    Tensor(True, dtype=bool)"""
+    """Return whether any element over `axis` is true (not 0); False for no elements."""
 
 def reduce_all(
     input_tensor: Any,
@@ -221,25 +113,7 @@ def reduce_all(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return whether all elements over `axis` are true (not 0); True for no elements.
-
-    Args:
-        input_tensor: A tensor or array of bools, or a bool.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'All'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold bools.
-
-    Op type: `All`. Source: `tf.reduce_all`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reduce_all(rg.asarray([True, False]))
-    Tensor(False, dtype=bool)"""
+    """Return whether all elements over `axis` are true (not 0); True for no elements."""
 
 def reduce_logsumexp(
     input_tensor: Any,
@@ -249,25 +123,7 @@ def reduce_logsumexp(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return `log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
-
-    Args:
-        input_tensor: A tensor or array of real or complex floats, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'ReduceLogSumExp'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real or complex floats.
-
-    A composition. Source: `tf.reduce_logsumexp`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reduce_logsumexp(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(4.44019, dtype=float32)"""
+    """Return `log(sum(exp(x)))` over `axis` (all axes by default), without overflow."""
 
 def reduce_variance(
     input_tensor: Any,
@@ -277,25 +133,7 @@ def reduce_variance(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return the variance over `axis` (all axes by default).
-
-    Args:
-        input_tensor: A tensor or array of real or complex floats, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'reduce_variance'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real or complex floats.
-
-    A composition. Source: `tf.math.reduce_variance`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.math.reduce_variance(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(1.25, dtype=float32)"""
+    """Return the variance over `axis` (all axes by default)."""
 
 def reduce_std(
     input_tensor: Any,
@@ -305,25 +143,7 @@ def reduce_std(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return the standard deviation over `axis` (all axes by default), the square root of `var`.
-
-    Args:
-        input_tensor: A tensor or array of real or complex floats, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        name: The name of the op in the graph, by default 'reduce_std'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real or complex floats.
-
-    A composition. Source: `tf.math.reduce_std`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.math.reduce_std(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(1.118034, dtype=float32)"""
+    """Return the standard deviation over `axis` (all axes by default), the square root of `var`."""
 
 def _count(
     op_type: str,
@@ -342,26 +162,7 @@ def count_nonzero(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Return how many elements are not zero.
-
-    Args:
-        input_tensor: A tensor or array, or a number.
-        axis: An axis, or a list of axes; None for all.
-        keepdims: Keep the reduced axes, with size 1.
-        dtype: The dtype of the result.
-        name: The name of the op in the graph, by default 'count_nonzero'.
-        reduction_indices: The old name of `axis`.
-        keep_dims: The old name of `keepdims`.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
-
-    Op type: `CountNonzero`. Source: `tf.count_nonzero`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.count_nonzero(rg.asarray([3, 9, 1]))
-    Tensor(3, dtype=int64)"""
+    """Return how many elements are not zero."""
 
 def _position(
     op_type: str,
@@ -381,24 +182,7 @@ def argmax(
     dimension: Any = None,
     output_type: Any = ...,
 ) -> Any:
-    """Return the index of the first largest element along `axis`, by default the first.
-
-    Args:
-        input: A tensor or array of real numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'ArgMax'.
-        dimension: The old name of `axis`.
-        output_type: The dtype of the result.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real numbers.
-
-    Op type: `ArgMax`. Source: `tf.argmax`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.argmax(rg.asarray([3, 9, 1]))
-    Tensor(1, dtype=int64)"""
+    """Return the index of the first largest element along `axis`, by default the first."""
 
 def argmin(
     input: Any,
@@ -407,24 +191,7 @@ def argmin(
     dimension: Any = None,
     output_type: Any = ...,
 ) -> Any:
-    """Return the index of the first smallest element along `axis`, by default the first.
-
-    Args:
-        input: A tensor or array of real numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'ArgMin'.
-        dimension: The old name of `axis`.
-        output_type: The dtype of the result.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real numbers.
-
-    Op type: `ArgMin`. Source: `tf.argmin`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.argmin(rg.asarray([3, 9, 1]))
-    Tensor(2, dtype=int64)"""
+    """Return the index of the first smallest element along `axis`, by default the first."""
 
 def _scan(
     name: str, op_type: str, function: Callable[..., Any], what: str, shown: str
@@ -432,46 +199,12 @@ def _scan(
 def cumsum(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
-    """Return the running sums of the elements along `axis`.
-
-    Args:
-        x: A tensor or array of real or complex numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
-        exclusive: Leave out the element itself: the first result is that of no elements.
-        reverse: Start at the end of the axis.
-        name: The name of the op in the graph, by default 'Cumsum'.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
-
-    Op type: `Cumsum`. Source: `tf.cumsum`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.cumsum(rg.asarray([1.0, 2.0, 4.0]))
-    Tensor([1., 3., 7.], dtype=float32)"""
+    """Return the running sums of the elements along `axis`."""
 
 def cumprod(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
-    """Return the running products of the elements along `axis`.
-
-    Args:
-        x: A tensor or array of real or complex numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
-        exclusive: Leave out the element itself: the first result is that of no elements.
-        reverse: Start at the end of the axis.
-        name: The name of the op in the graph, by default 'Cumprod'.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
-
-    Op type: `Cumprod`. Source: `tf.cumprod`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.cumprod(rg.asarray([1.0, 2.0, 4.0]))
-    Tensor([1., 2., 8.], dtype=float32)"""
+    """Return the running products of the elements along `axis`."""
 
 def _descends(direction: str) -> bool: ...
 def _sort(
@@ -491,23 +224,7 @@ def _argsort(
     **options: Any,
 ) -> Any: ...
 def sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: str | None = None) -> Any:
-    """Return the values sorted along `axis`.
-
-    Args:
-        values: A tensor or array of real numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
-        direction: "ASCENDING" or "DESCENDING".
-        name: The name of the op in the graph, by default 'sort'.
-
-    Raises:
-        DTypeError: when a graph is built, `values` does not hold real numbers.
-
-    Op type: `Sort`. Source: `tf.sort`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.sort(rg.asarray([3, 9, 1]))
-    Tensor([1, 3, 9], dtype=int64)"""
+    """Return the values sorted along `axis`."""
 
 def argsort(
     values: Any,
@@ -516,107 +233,28 @@ def argsort(
     stable: Any = False,
     name: str | None = None,
 ) -> Any:
-    """Return the indices (int32) that sort the values along `axis`; equal values keep their order.
-
-    Args:
-        values: A tensor or array of real numbers, or a number.
-        axis: The axis. It must be known when the graph is built.
-        direction: "ASCENDING" or "DESCENDING".
-        stable: Without effect.
-        name: The name of the op in the graph, by default 'argsort'.
-
-    Raises:
-        DTypeError: when a graph is built, `values` does not hold real numbers.
-
-    Op type: `ArgSort`. Source: `tf.argsort`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.argsort(rg.asarray([3, 9, 1]))
-    Tensor([2, 0, 1], dtype=int32)"""
+    """Return the indices (int32) that sort the values along `axis`; equal values keep their order."""
 
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any: ...
 def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor: ...
 def unsorted_segment_sum(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Any:
-    """Return the sums of the slices of `data` that share an id; negative ids are dropped.
-
-    Args:
-        data: A tensor or array of real or complex numbers, or a number.
-        segment_ids: A tensor or array of real or complex numbers, or a number.
-        num_segments: The number of segments, the first size of the result.
-        name: The name of the op in the graph, by default 'UnsortedSegmentSum'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers.
-
-    Op type: `UnsortedSegmentSum`. Source: `tf.unsorted_segment_sum`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.unsorted_segment_sum(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([1, 0, 1]), num_segments=2)
-    Tensor([2., 5.], dtype=float32)"""
+    """Return the sums of the slices of `data` that share an id; negative ids are dropped."""
 
 def unsorted_segment_mean(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Any:
-    """Return the means of the slices of `data` that share an id; 0 for ids without slices.
-
-    Args:
-        data: A tensor or array of real or complex numbers, or a number.
-        segment_ids: A tensor or array of real or complex numbers, or a number.
-        num_segments: The number of segments, the first size of the result.
-        name: The name of the op in the graph, by default 'UnsortedSegmentMean'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers.
-
-    A composition. Source: `tf.math.unsorted_segment_mean`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.math.unsorted_segment_mean(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([1, 0, 1]), num_segments=2)
-    Tensor([2. , 2.5], dtype=float32)"""
+    """Return the means of the slices of `data` that share an id; 0 for ids without slices."""
 
 def _sum_all_segments(
     op_type: str, name: str, function: Callable[..., Any], data: TensorLike, segment_ids: TensorLike
 ) -> Any: ...
 def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """Return the sums of the slices of `data` that share an id, for ids up to the largest.
-
-    The ids need not be sorted.
-
-    Args:
-        data, segment_ids: Tensors or arrays, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'SegmentSum'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-
-    Op type: `UnsortedSegmentSum`. Source: `tf.segment_sum`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.segment_sum(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([0, 0, 1]))
-    Tensor([3., 4.], dtype=float32)"""
+    """Return the sums of the slices of `data` that share an id, for ids up to the largest."""
 
 def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """Return the means of the slices of `data` that share an id; see `segment_sum`.
-
-    Args:
-        data, segment_ids: Tensors or arrays, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'SegmentMean'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-
-    A composition. Source: `tf.segment_mean`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.segment_mean(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([0, 0, 1]))
-    Tensor([1.5, 4. ], dtype=float32)"""
+    """Return the means of the slices of `data` that share an id; see `segment_sum`."""
 
 def _segments(ids: TensorLike) -> Any: ...
 def _add_rows(slices: IndexedSlices, dtype: dtypes.DTypeLike | None, name: str | None) -> Any: ...

@@ -24,251 +24,35 @@ __all__ = [
 
 def _along(op_type: str, count: int) -> Callable[[rg.Tensor], Any]: ...
 def _transform(name: str, op_type: str, count: int) -> Callable[..., Any]: ...
-def fft(input: Any, name: str | None = None) -> Any:
-    """Return the Fourier transform along the last axis, of the input's shape and dtype.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'FFT'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `FFT`. Source: `tf.fft`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.fft(rg.asarray([1 + 0j]))
-    Tensor([1.+0.j], dtype=complex64)"""
-
-def ifft(input: Any, name: str | None = None) -> Any:
-    """Return the inverse Fourier transform along the last axis, of the input's shape and dtype.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'IFFT'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `IFFT`. Source: `tf.ifft`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.ifft(rg.asarray([1 + 0j]))
-    Tensor([1.+0.j], dtype=complex64)"""
-
-def fft2d(input: Any, name: str | None = None) -> Any:
-    """Return the Fourier transform along the last two axes, of the input's shape and dtype.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'FFT2D'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `FFT`. Source: `tf.fft2d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.fft2d(rg.asarray([[1 + 0j]]))
-    Tensor([[1.+0.j]], dtype=complex64)"""
-
-def ifft2d(input: Any, name: str | None = None) -> Any:
-    """Return the inverse Fourier transform along the last two axes, of the input's shape and dtype.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'IFFT2D'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `IFFT`. Source: `tf.ifft2d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.ifft2d(rg.asarray([[1 + 0j]]))
-    Tensor([[1.+0.j]], dtype=complex64)"""
-
-def fft3d(input: Any, name: str | None = None) -> Any:
-    """Return the Fourier transform along the last three axes, of the input's shape and dtype.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'FFT3D'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `FFT`. Source: `tf.fft3d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.fft3d(rg.asarray([[[1 + 0j]]]))
-    Tensor([[[1.+0.j]]], dtype=complex64)"""
-
-def ifft3d(input: Any, name: str | None = None) -> Any:
-    """Return the inverse Fourier transform along the last three axes, of the input's shape and dtype.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'IFFT3D'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `IFFT`. Source: `tf.ifft3d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.ifft3d(rg.asarray([[[1 + 0j]]]))
-    Tensor([[[1.+0.j]]], dtype=complex64)"""
-
+def fft(input: Any, name: str | None = None) -> Any: ...
+def ifft(input: Any, name: str | None = None) -> Any: ...
+def fft2d(input: Any, name: str | None = None) -> Any: ...
+def ifft2d(input: Any, name: str | None = None) -> Any: ...
+def fft3d(input: Any, name: str | None = None) -> Any: ...
+def ifft3d(input: Any, name: str | None = None) -> Any: ...
 def _lengths(value: Any) -> Any: ...
 def _real(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor: ...
 def _inverse(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor: ...
 def rfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """Return the first half of the Fourier transform of real numbers along the last axis.
-
-    Args:
-        input_tensor: A tensor or array of real floats, or a number.
-        fft_length: The sizes that are transformed; by default all.
-        name: The name of the op in the graph, by default 'rfft'.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real floats.
-
-    Op type: `RFFT`. Source: `tf.spectral.rfft`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.spectral.rfft(rg.asarray([1.0, 2.0]))
-    Tensor([ 3.+0.j, -1.+0.j], dtype=complex64)"""
+    """Return the first half of the Fourier transform of real numbers along the last axis."""
 
 def irfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """Return the inverse of `rfft`: real numbers.
-
-    Args:
-        input_tensor: A tensor or array, or a number.
-        fft_length: The sizes that are transformed; by default all.
-        name: The name of the op in the graph, by default 'irfft'.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
-
-    Op type: `IRFFT`. Source: `tf.spectral.irfft`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.spectral.irfft(rg.asarray([3.0 + 0j, -1.0]))
-    Tensor([1., 2.], dtype=float32)"""
+    """Return the inverse of `rfft`: real numbers."""
 
 def rfft2d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """Return `rfft` along the last axis, after that `fft` along the one before it.
-
-    Args:
-        input_tensor: A tensor or array of real floats, or a number.
-        fft_length: The sizes that are transformed; by default all.
-        name: The name of the op in the graph, by default 'rfft2d'.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real floats.
-
-    A composition. Source: `tf.spectral.rfft2d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.spectral.rfft2d(rg.asarray([[1.0, 2.0]]))
-    Tensor([[ 3.+0.j, -1.+0.j]], dtype=complex64)"""
+    """Return `rfft` along the last axis, after that `fft` along the one before it."""
 
 def irfft2d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """Return the inverse of `rfft2d`.
-
-    Args:
-        input_tensor: A tensor or array, or a number.
-        fft_length: The sizes that are transformed; by default all.
-        name: The name of the op in the graph, by default 'irfft2d'.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
-
-    A composition. Source: `tf.spectral.irfft2d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.spectral.irfft2d(rg.asarray([[3.0 + 0j, -1.0]]))
-    Tensor([[1., 2.]], dtype=float32)"""
+    """Return the inverse of `rfft2d`."""
 
 def rfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """Return `rfft` along the last axis, after that `fft` along the two before it.
-
-    Args:
-        input_tensor: A tensor or array of real floats, or a number.
-        fft_length: The sizes that are transformed; by default all.
-        name: The name of the op in the graph, by default 'rfft3d'.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` does not hold real floats.
-
-    A composition. Source: `tf.spectral.rfft3d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.spectral.rfft3d(rg.asarray([[[1.0, 2.0]]]))
-    Tensor([[[ 3.+0.j, -1.+0.j]]], dtype=complex64)"""
+    """Return `rfft` along the last axis, after that `fft` along the two before it."""
 
 def irfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """Return the inverse of `rfft3d`.
-
-    Args:
-        input_tensor: A tensor or array, or a number.
-        fft_length: The sizes that are transformed; by default all.
-        name: The name of the op in the graph, by default 'irfft3d'.
-
-    Raises:
-        DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
-
-    A composition. Source: `tf.spectral.irfft3d`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.spectral.irfft3d(rg.asarray([[[3.0 + 0j, -1.0]]]))
-    Tensor([[[1., 2.]]], dtype=float32)"""
+    """Return the inverse of `rfft3d`."""
 
 def fftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
-    """Return x with the frequency 0 in the middle of the axes.
-
-    Args:
-        x: A tensor or array, or a number.
-        axes: The axes; None for all.
-        name: The name of the op in the graph, by default 'fftshift'.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    A composition. Source: `tf.signal.fftshift`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.signal.fftshift(rg.asarray([1, 2, 3]))
-    Tensor([3, 1, 2], dtype=int64)"""
+    """Return x with the frequency 0 in the middle of the axes."""
 
 def ifftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
-    """Return x with `fftshift` undone.
-
-    Args:
-        x: A tensor or array, or a number.
-        axes: The axes; None for all.
-        name: The name of the op in the graph, by default 'ifftshift'.
-
-    Raises:
-        DTypeError: when a graph is built, `x` cannot become a tensor.
-
-    A composition. Source: `tf.signal.ifftshift`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.signal.ifftshift(rg.asarray([1, 2, 3]))
-    Tensor([2, 3, 1], dtype=int64)"""
+    """Return x with `fftshift` undone."""
