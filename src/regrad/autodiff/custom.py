@@ -20,7 +20,7 @@ from regrad.core.tensor import Tensor
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
-    from regrad.transforms.region import Region
+    from regrad.core.protocols import RegionLike
 
 
 Y = TypeVar("Y")
@@ -201,7 +201,7 @@ def _opened(arg: Any, inputs: list[Tensor]) -> tuple[Any, Any]:
 
 
 def _inside(
-    region: Region, inputs: tuple[Tensor, ...], args: tuple[Any, ...]
+    region: RegionLike, inputs: tuple[Tensor, ...], args: tuple[Any, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """Inputs and arguments as they are in a region: outer Tensors by their stand-ins."""
     entered = tuple(map(region.enter, inputs))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regrad.core.backends import DTypeLike
+    from regrad.core.protocols import VariableLike
     from regrad.core.tensor import TensorLike
 
 _serial = itertools.count(1).__next__
@@ -334,7 +335,7 @@ class VariableTape(Tape):
         self.only: set[int] | None = None if only is None else {id(v) for v in only}
         self.reads: dict[Variable, tuple[Tensor, Tensor]] = {}
 
-    def wants(self, variable: Variable) -> bool:
+    def wants(self, variable: VariableLike) -> bool:
         return variable.trainable if self.only is None else id(variable) in self.only
 
     def read(self, variable: Variable, value: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from regrad.core.registry import Op
+    from regrad.core.protocols import OpLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ TENSORS = Texts(SHARED, NUMBERS, NO_TENSOR)
 NO_AXIS = "AxisError: there is no such axis."
 
 
-def complete(doc: str, op: Op, annotations: Mapping[str, Any], *, boolean: bool = False) -> str:
+def complete(doc: str, op: OpLike, annotations: Mapping[str, Any], *, boolean: bool = False) -> str:
     """Return the docstring of an op with the sections that follow from its declaration.
 
     `boolean` says that the results of an elementwise op are bools.
@@ -171,13 +171,13 @@ def _expected(annotations: Mapping[str, Any], texts: Texts) -> list[str]:
     return [texts.error] * bool(tensors) + [NO_AXIS] * has_axis
 
 
-def _numbers(op: Op) -> str:
+def _numbers(op: OpLike) -> str:
     numbers = "real numbers" if op.real else "real or complex numbers"
     text = f"A Tensor or array of {numbers}, or a number."
     return text + " Shapes broadcast." * (len(op.inputs) > 1)
 
 
-def _results(op: Op, boolean: bool) -> str:
+def _results(op: OpLike, boolean: bool) -> str:
     name, *others = [i.name for i in op.inputs]
     shape = "the shape to which the arguments broadcast" if others else f"{name}'s shape"
     dtype = "of the dtype to which they promote" if others else "dtype"
@@ -189,7 +189,7 @@ def _results(op: Op, boolean: bool) -> str:
     return _section("Returns", text)
 
 
-def _errors(op: Op) -> list[str]:
+def _errors(op: OpLike) -> list[str]:
     lines = [NO_TENSOR]
     if op.real:
         lines.append("DTypeError: an argument is complex.")

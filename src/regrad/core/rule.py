@@ -21,10 +21,10 @@ from regrad.core.signatures import parameters_of, plain_code
 from regrad.errors import MissingRuleError, RuleError, SignatureError, near
 
 if TYPE_CHECKING:
+    from regrad.core.protocols import NodeLike
     from regrad.core.registry import Op
     from regrad.core.tape import Record
     from regrad.core.tensor import Tensor
-    from regrad.graph.graph import Node
 
 # What arrives at an op: one gradient, or for several outputs one each, None where none arrives.
 Cotangent: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
@@ -106,7 +106,7 @@ class Rule:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
 
-    def carries(self, node: Node, index: int) -> bool:
+    def carries(self, node: NodeLike, index: int) -> bool:
         """Return whether an integer output in a graph carries a gradient, as integer inputs do."""
         return any(s.carries and s.dtype.kind in "biu" for s in node.sources())
 

@@ -14,23 +14,22 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from regrad.core.blocks import block
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
-    from regrad.autodiff.guards import Guard
-    from regrad.core.overrides import Overrides
+    from regrad.core.protocols import GuardLike, RegionLike
     from regrad.core.registry import Op
     from regrad.core.tape import Tape
     from regrad.core.tensor import Tensor
-    from regrad.transforms.region import Region
-    from regrad.transforms.replay import Renamed
 
 T = TypeVar("T")
+
+Overrides: TypeAlias = Mapping[Any, Any] | None  # those of `core.overrides`: here, their keys
 
 LIVE: set[Any] = set()  # weak references to the states there are
 
@@ -78,13 +77,13 @@ class State:
         self,
         tapes: tuple[Tape, ...] = (),
         overrides: Overrides = None,
-        guard: Guard | None = None,
-        region: Region | Renamed | None = None,
+        guard: GuardLike | None = None,
+        region: RegionLike | None = None,
     ) -> None:
         self.tapes: tuple[Tape, ...] = tapes
         self.overrides: Overrides = overrides
         self.guard: Any = guard
-        self.region: Any = region
+        self.region: Any = region  # (Any: who makes a guard or region calls more of it than `core`)
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
         self.tape: Tape | None = None
         self.recorder: Recorder | None = None

@@ -19,9 +19,8 @@ from regrad.core.state import BESIDE, OPEN, State, current, refuse_elsewhere
 from regrad.core.tensor import Tensor, wrap
 
 if TYPE_CHECKING:
-    from regrad.autodiff.variables import Variable
+    from regrad.core.protocols import Overriding, VariableLike
     from regrad.core.reports import Hit
-    from regrad.graph.graph import Graph
 
 NO_ATTRS: Attrs = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
@@ -322,7 +321,7 @@ class Tape:
         """Return whether gradients will go back along the records; in forward mode they do not."""
         return True
 
-    def wants(self, variable: Variable) -> bool:
+    def wants(self, variable: VariableLike) -> bool:
         """Return whether reads of this Variable are watched (only `variable_grads` does)."""
         return False
 
@@ -358,13 +357,13 @@ def record(
         put(state, op, rule, xs, attrs, y, layout)
 
 
-def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Graph | None = None) -> Rule:
+def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: object = None) -> Rule:
     """The rule for an op that is being created (in a graph, or at once), which counts the hit."""
     if state.guard is not None:
         state.guard.check(op, xs)
     if state.overrides is None:
         return op.rule
-    binding = state.overrides.get(op.type)
+    binding: Overriding | None = state.overrides.get(op.type)
     if graph is not None:
         own = state.overrides.get((graph, op.type))
         if own is not None and (binding is None or own.depth > binding.depth):

@@ -13,17 +13,13 @@ from regrad.errors import ArgumentError, GradientError
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
-    from regrad.ops.methods import Methods
-else:
-    Methods = object  # regrad.ops.methods puts the methods on Tensor when it is imported
-
 
 id_of: attrgetter[Any] = attrgetter("_id")
 API_VERSIONS = "2021.12", "2022.12", "2023.12", "2024.12"  # of the Array API standard
 OURS = -1  # the id of the library's own constants, which no tape and no region asks about
 
 
-class Tensor(Methods):
+class Tensor:  # (regrad.ops.methods puts its methods here; type checkers read tensor.pyi)
     """An n-dimensional array whose gradients are yours to define, to see and to check.
 
     Make one with `tensor`, `asarray`, `zeros`, …. It holds an array of NumPy, JAX or PyTorch

@@ -18,7 +18,7 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regrad.graph.graph import Node, Symbol
+    from regrad.core.protocols import NodeLike, SymbolLike
 
 FOLDED = {
     "AddV2", "Cast", "ConcatV2", "ExpandDims", "FloorDiv", "FloorMod", "GatherV2", "Identity",
@@ -28,7 +28,7 @@ FOLDED = {
 SMALL = 64
 
 
-def fold(node: Node) -> None:
+def fold(node: NodeLike) -> None:
     """Note the values of a small integer output, where they follow from those of the inputs."""
     if node.op.type == "Const":
         value = node.attrs["value"]
@@ -40,7 +40,7 @@ def fold(node: Node) -> None:
             _fold_from(node, contents)
 
 
-def _fold_from(node: Node, contents: Sequence[object]) -> None:
+def _fold_from(node: NodeLike, contents: Sequence[object]) -> None:
     """Run the kernel on the known integers and Dims, as an array of objects."""
     try:
         if node.op.type == "Cast":
@@ -98,7 +98,7 @@ def as_attribute(x: Tensor) -> Any:
     return tuple(dims.entry_of(symbol, i) for i in range(symbol.shape[0]))
 
 
-def rely(symbol: Symbol) -> None:
+def rely(symbol: SymbolLike) -> None:
     """Note that a value known when the graph is built was used: it cannot be fed any more."""
     stack = [symbol]
     while stack:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from regrad.core.backends import Array, Namespace
     from regrad.core.dims import Shape
     from regrad.core.overrides import OpBinding
+    from regrad.core.protocols import NodeLike
     from regrad.core.registry import Attrs
     from regrad.core.rule import Cotangent
-    from regrad.graph.graph import Node
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,7 +96,7 @@ class LaterRule(Rule):
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return False  # nobody can know before the run
 
-    def carries(self, node: Node, index: int) -> bool:
+    def carries(self, node: NodeLike, index: int) -> bool:
         return bool(node.attrs["overrides"]) or super().carries(node, index)
 
     def pull(

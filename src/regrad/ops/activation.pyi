@@ -2,220 +2,45 @@
 
 from typing import Any
 
-from regrad.core.backends import Array, Namespace
 from regrad.core.op import TensorLike
 from regrad.core.shapes import Axis
 from regrad.core.tensor import Tensor
 
 def relu(x: TensorLike, /) -> Tensor:
-    """Return `max(x, 0)`. The gradient at 0 is 0.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `Relu`.
-
-    >>> import regrad as rg
-    >>> rg.nn.relu([-1.0, 2.0])
-    Tensor([0., 2.], dtype=float32)"""
+    """Return `max(x, 0)`. The gradient at 0 is 0."""
 
 def relu6(x: TensorLike, /) -> Tensor:
-    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `Relu6`.
-
-    >>> import regrad as rg
-    >>> rg.nn.relu6([-1.0, 2.0, 7.0])
-    Tensor([0., 2., 6.], dtype=float32)"""
+    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
 
 def leaky_relu(x: TensorLike, /, alpha: float = 0.2) -> Tensor: ...
 def prelu(x: Any, alpha: Any, /) -> Any:
-    """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned.
-
-    The gradient of x at 0 is `alpha`.
-
-    Args:
-        x, alpha: A Tensor or array of real numbers, or a number. Shapes broadcast.
-
-    Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Prelu`. Source: `tf.prelu` of TensorFlow.js; He et al. (2015).
-
-    >>> import regrad as rg
-    >>> rg.nn.prelu([-1.0, 2.0], [0.1, 0.1])
-    Tensor([-0.1,  2. ], dtype=float32)"""
+    """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned."""
 
 SELU_SCALE: float
 SELU_SCALE_ALPHA: float
 
-def _elu(xp: Namespace, x: Array) -> Array: ...
-def _selu(xp: Namespace, x: Array) -> Array: ...
 def elu(x: TensorLike, /) -> Tensor:
-    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `Elu`. Source: Clevert et al. (2015).
-
-    >>> import regrad as rg
-    >>> rg.nn.elu([-1.0, 2.0])
-    Tensor([-0.63212055,  2.        ], dtype=float32)"""
+    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1."""
 
 def selu(x: TensorLike, /) -> Tensor:
-    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
+    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
 
-    The gradient at 0 is 1.7580993408473768, the limit from below.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `Selu`. Source: Klambauer et al., Self-Normalizing Neural Networks (2017).
-
-    >>> import regrad as rg
-    >>> rg.nn.selu([-1.0, 2.0])
-    Tensor([-1.1113307,  2.101402 ], dtype=float32)"""
-
-def _softplus(xp: Namespace, x: Array) -> Array: ...
 def sigmoid(x: TensorLike, /) -> Tensor:
-    """Return `1 / (1 + exp(-x))`.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Sigmoid`.
-
-    >>> import regrad as rg
-    >>> rg.nn.sigmoid([0.0, 2.0])
-    Tensor([0.5     , 0.880797], dtype=float32)"""
+    """Return `1 / (1 + exp(-x))`."""
 
 def log_sigmoid(x: TensorLike, /) -> Tensor:
-    """Return `log(sigmoid(x))`, without overflow.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `LogSigmoid`.
-
-    >>> import regrad as rg
-    >>> rg.nn.log_sigmoid([0.0, 2.0])
-    Tensor([-0.6931472, -0.126928 ], dtype=float32)"""
+    """Return `log(sigmoid(x))`, without overflow."""
 
 def softplus(x: TensorLike, /) -> Tensor:
-    """Return `log(1 + exp(x))`, without overflow.
-
-    Args:
-        x: A Tensor or array of real numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-        DTypeError: an argument is complex.
-
-    Op type: `Softplus`.
-
-    >>> import regrad as rg
-    >>> rg.nn.softplus([0.0, 2.0])
-    Tensor([0.6931472, 2.126928 ], dtype=float32)"""
+    """Return `log(1 + exp(x))`, without overflow."""
 
 def softsign(x: TensorLike, /) -> Tensor:
-    """Return `x / (1 + abs(x))`.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Softsign`.
-
-    >>> import regrad as rg
-    >>> rg.nn.softsign([-1.0, 3.0])
-    Tensor([-0.5 ,  0.75], dtype=float32)"""
+    """Return `x / (1 + abs(x))`."""
 
 def hard_sigmoid(x: TensorLike, /) -> Tensor: ...
 def hard_tanh(x: TensorLike, /) -> Tensor: ...
-def _silu(dy: Any, x: Any) -> Any: ...
 def silu(x: TensorLike, /) -> Tensor:
-    """Return `x * sigmoid(x)`, also called swish.
-
-    Args:
-        x: A Tensor or array of real or complex numbers, or a number.
-
-    Returns:
-        A Tensor of x's shape and dtype.
-        Integers and bools become the default dtype.
-
-    Raises:
-        ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Op type: `Silu`. Source: Ramachandran et al. (2017).
-
-    >>> import regrad as rg
-    >>> rg.nn.silu([0.0, 2.0])
-    Tensor([0.      , 1.761594], dtype=float32)"""
+    """Return `x * sigmoid(x)`, also called swish."""
 
 def mish(x: TensorLike, /) -> Tensor: ...
 def gelu(x: TensorLike, /, approximate: bool = False) -> Tensor: ...
@@ -225,6 +50,5 @@ SQRT_HALF: float
 TANH_SLOPE: float
 TANH_CUBIC: float
 
-def _below_max(xp: Namespace, x: Array, axis: tuple[int, ...]) -> Array: ...
 def softmax(x: TensorLike, /, axis: Axis = -1) -> Tensor: ...
 def log_softmax(x: TensorLike, /, axis: Axis = -1) -> Tensor: ...

@@ -12,96 +12,40 @@ from regrad.core.tensor import Tensor, TensorLike
 from regrad.ops.getitem import Index
 from regrad.ops.windows import Ints, Padding
 
-def _reducing(reduce: Callable[..., Tensor]) -> Any: ...
-def _can_be_tensor(value: object) -> bool: ...
-
 class At:
-    """`x.at`: places of a Tensor, in JAX's notation.
-
-    >>> import regrad as rg
-    >>> rg.tensor([1.0, 2.0, 3.0]).at[1:].set(0.0).print()
-    Tensor
-        [1, 0, 0]"""
-
     def __init__(self, x: Any) -> None: ...
     def __getitem__(self, index: Any) -> Places: ...
 
 class Places:
-    """`x.at[index]`: some elements of a Tensor, to be read, replaced or added to."""
-
     def __init__(self, x: Any, index: Any) -> None: ...
     def get(self) -> Tensor: ...
     def set(self, y: TensorLike) -> Tensor: ...
     def add(self, y: TensorLike) -> Tensor: ...
 
 class Methods:
-    """Operators and methods that call the ops; nothing is computed here."""
-
-    def __add__(self, b: TensorLike, /) -> Tensor:
-        """Return `a + b`."""
-
-    def __sub__(self, b: TensorLike, /) -> Tensor:
-        """Return `a - b`."""
-
-    def __mul__(self, b: TensorLike, /) -> Tensor:
-        """Return `a * b`."""
-
-    def __truediv__(self, b: TensorLike, /) -> Tensor:
-        """Return `a / b`."""
-
-    def __floordiv__(self, b: TensorLike, /) -> Tensor:
-        """Return `a // b`: the quotient, rounded down. The gradient is 0."""
-
-    def __mod__(self, b: TensorLike, /) -> Tensor:
-        """Return `a % b`, with the sign of b."""
-
-    def __pow__(self, b: TensorLike, /) -> Tensor:
-        """Return a to the power b. The gradient of b is 0 where a <= 0."""
-
-    def __and__(self, b: TensorLike, /) -> Tensor:
-        """Return `a & b`: the bits that are set in both, of integers or bools."""
-
-    def __or__(self, b: TensorLike, /) -> Tensor:
-        """Return `a | b`: the bits that are set in either, of integers or bools."""
-
-    def __xor__(self, b: TensorLike, /) -> Tensor:
-        """Return `a ^ b`: the bits that are set in one of the two, of integers or bools."""
-
-    def __lshift__(self, b: TensorLike, /) -> Tensor:
-        """Return `a << b`: the bits of integers moved up by b places."""
-
-    def __rshift__(self, b: TensorLike, /) -> Tensor:
-        """Return `a >> b`: the bits of integers moved down by b places; the sign stays."""
-
-    def __lt__(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a < b`."""
-
-    def __le__(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a <= b`."""
-
-    def __gt__(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a > b`."""
-
-    def __ge__(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a >= b`."""
-
-    def __neg__(self, /) -> Tensor:
-        """Return `-x`."""
-
-    def __abs__(self, /) -> Tensor:
-        """Return the absolute value. The gradient at 0 is 0."""
-
-    def __invert__(self, /) -> Tensor:
-        """Return `~x`: every bit of an integer inverted, or `not x` for bools."""
-
+    def __add__(self, b: TensorLike, /) -> Tensor: ...
+    def __sub__(self, b: TensorLike, /) -> Tensor: ...
+    def __mul__(self, b: TensorLike, /) -> Tensor: ...
+    def __truediv__(self, b: TensorLike, /) -> Tensor: ...
+    def __floordiv__(self, b: TensorLike, /) -> Tensor: ...
+    def __mod__(self, b: TensorLike, /) -> Tensor: ...
+    def __pow__(self, b: TensorLike, /) -> Tensor: ...
+    def __and__(self, b: TensorLike, /) -> Tensor: ...
+    def __or__(self, b: TensorLike, /) -> Tensor: ...
+    def __xor__(self, b: TensorLike, /) -> Tensor: ...
+    def __lshift__(self, b: TensorLike, /) -> Tensor: ...
+    def __rshift__(self, b: TensorLike, /) -> Tensor: ...
+    def __lt__(self, b: TensorLike, /) -> Tensor: ...
+    def __le__(self, b: TensorLike, /) -> Tensor: ...
+    def __gt__(self, b: TensorLike, /) -> Tensor: ...
+    def __ge__(self, b: TensorLike, /) -> Tensor: ...
+    def __neg__(self, /) -> Tensor: ...
+    def __abs__(self, /) -> Tensor: ...
+    def __invert__(self, /) -> Tensor: ...
     def __matmul__(
         self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
-    ) -> Tensor:
-        """Return the matrix product over the last two axes; earlier axes broadcast."""
-
-    def __getitem__(self, index: Index, /) -> Tensor:
-        """`x[index]`, by NumPy's rules."""
-
+    ) -> Tensor: ...
+    def __getitem__(self, index: Index, /) -> Tensor: ...
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         ...
     def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
@@ -133,262 +77,108 @@ class Methods:
     @property
     def mT(self: Any) -> Tensor: ...
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor: ...
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """`__array_ufunc__`: what NumPy calls for `np.sin(t)`, `array + t` and `np.add.reduce(t)`."""
-
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
+    ) -> Any: ...
     def __array_function__(
         self,
         func: Callable[..., Any],
         types: Sequence[type],
         args: Sequence[Any],
         kwargs: dict[str, Any],
-    ) -> Any:
-        """`__array_function__`: what NumPy calls for `np.sum(t)` and `np.concatenate([t, u])`."""
+    ) -> Any: ...
     __torch_function__: Any
-    __jax_array__: Any
 
+    @property
+    def __jax_array__(self) -> Any: ...
     def to_string(self, verbose: bool = False) -> str: ...
     def print(self, verbose: bool = False) -> None: ...
     def __str__(self) -> str: ...
     def __repr__(self) -> str: ...
     def _repr_html_(self) -> str: ...
-    def abs(self, /) -> Tensor:
-        """Return the absolute value. The gradient at 0 is 0."""
-
-    def neg(self, /) -> Tensor:
-        """Return `-x`."""
-
-    def sign(self, /) -> Tensor:
-        """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x."""
-
-    def square(self, /) -> Tensor:
-        """Return `x * x`."""
-
-    def sqrt(self, /) -> Tensor:
-        """Return the square root; NaN for negative real x. The gradient at 0 is infinite."""
-
-    def rsqrt(self, /) -> Tensor:
-        """Return `1 / sqrt(x)`."""
-
-    def reciprocal(self, /) -> Tensor:
-        """Return `1 / x`."""
-
-    def exp(self, /) -> Tensor:
-        """Return e to the power x."""
-
-    def expm1(self, /) -> Tensor:
-        """Return `exp(x) - 1`, accurate near 0."""
-
-    def log(self, /) -> Tensor:
-        """Return the natural logarithm; -inf at 0, NaN for negative real x."""
-
-    def log1p(self, /) -> Tensor:
-        """Return `log(1 + x)`, accurate near 0."""
-
-    def sin(self, /) -> Tensor:
-        """Return the sine of x, in radians."""
-
-    def cos(self, /) -> Tensor:
-        """Return the cosine of x, in radians."""
-
-    def tan(self, /) -> Tensor:
-        """Return the tangent of x, in radians."""
-
-    def asin(self, /) -> Tensor:
-        """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1]."""
-
-    def acos(self, /) -> Tensor:
-        """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1]."""
-
-    def atan(self, /) -> Tensor:
-        """Return the inverse tangent, in [-π/2, π/2] radians."""
-
-    def sinh(self, /) -> Tensor:
-        """Return the hyperbolic sine."""
-
-    def cosh(self, /) -> Tensor:
-        """Return the hyperbolic cosine."""
-
-    def tanh(self, /) -> Tensor:
-        """Return the hyperbolic tangent."""
-
-    def asinh(self, /) -> Tensor:
-        """Return the inverse hyperbolic sine."""
-
-    def acosh(self, /) -> Tensor:
-        """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1."""
-
-    def atanh(self, /) -> Tensor:
-        """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1]."""
-
-    def erf(self, /) -> Tensor:
-        """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x."""
-
-    def ceil(self, /) -> Tensor:
-        """Return the least integer that is not below x. The gradient is 0."""
-
-    def floor(self, /) -> Tensor:
-        """Return the greatest integer that is not above x. The gradient is 0."""
-
-    def round(self, /) -> Tensor:
-        """Return the nearest integer, and of two that are equally near the even one."""
-
-    def step(self, /, alpha: float = 0.0) -> Tensor:
-        """Return 1 where x > 0 and `alpha` elsewhere; NaN stays NaN. The gradient is 0."""
-
-    def isnan(self, /) -> Tensor:
-        """Return True where x is NaN."""
-
-    def isinf(self, /) -> Tensor:
-        """Return True where x is infinite, of either sign."""
-
-    def isfinite(self, /) -> Tensor:
-        """Return True where x is neither infinite nor NaN."""
-
+    def abs(self, /) -> Tensor: ...
+    def neg(self, /) -> Tensor: ...
+    def sign(self, /) -> Tensor: ...
+    def square(self, /) -> Tensor: ...
+    def sqrt(self, /) -> Tensor: ...
+    def rsqrt(self, /) -> Tensor: ...
+    def reciprocal(self, /) -> Tensor: ...
+    def exp(self, /) -> Tensor: ...
+    def expm1(self, /) -> Tensor: ...
+    def log(self, /) -> Tensor: ...
+    def log1p(self, /) -> Tensor: ...
+    def sin(self, /) -> Tensor: ...
+    def cos(self, /) -> Tensor: ...
+    def tan(self, /) -> Tensor: ...
+    def asin(self, /) -> Tensor: ...
+    def acos(self, /) -> Tensor: ...
+    def atan(self, /) -> Tensor: ...
+    def sinh(self, /) -> Tensor: ...
+    def cosh(self, /) -> Tensor: ...
+    def tanh(self, /) -> Tensor: ...
+    def asinh(self, /) -> Tensor: ...
+    def acosh(self, /) -> Tensor: ...
+    def atanh(self, /) -> Tensor: ...
+    def erf(self, /) -> Tensor: ...
+    def ceil(self, /) -> Tensor: ...
+    def floor(self, /) -> Tensor: ...
+    def round(self, /) -> Tensor: ...
+    def step(self, /, alpha: float = 0.0) -> Tensor: ...
+    def isnan(self, /) -> Tensor: ...
+    def isinf(self, /) -> Tensor: ...
+    def isfinite(self, /) -> Tensor: ...
     def isclose(
         self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-    ) -> Tensor:
-        """Return where `abs(a - b) <= atol + rtol * abs(b)`; infinities are close to themselves."""
-
+    ) -> Tensor: ...
     def allclose(
         self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-    ) -> Tensor:
-        """Return whether all elements of a and b are close (see `isclose`)."""
-
+    ) -> Tensor: ...
     def nan_to_num(
         self, /, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
-    ) -> Tensor:
-        """Return x with numbers in the places of NaN and infinities. Gradient there: 0."""
-
-    def sinc(self, /) -> Tensor:
-        """Return `sin(πx) / (πx)`, and 1 at 0. Its derivatives of any order are exact, at 0 as well."""
-
-    def xlogy(self, b: TensorLike, /) -> Tensor:
-        """Return `a * log(b)`, and 0 where a is 0, whatever b is (NaN included)."""
-
-    def logical_not(self, /) -> Tensor:
-        """Return True where x is 0 or False."""
-
-    def clip(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
-        """Return x limited to `[min, max]`. The gradient passes at both bounds."""
-
-    def clip_by_value(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
-        """Return x limited to `[min, max]`. The gradient passes at both bounds."""
-
-    def clone(self, /) -> Tensor:
-        """Return x itself, as an op that a rule can be attached to."""
-
-    def copy(self, /) -> Tensor:
-        """Return x itself, as an op that a rule can be attached to."""
-
-    def detach(self, /) -> Tensor:
-        """Return x as a constant: no gradient flows back through it."""
-
-    def astype(self, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
-        """Return x converted to another dtype."""
-
-    def cast(self, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
-        """Return x converted to another dtype."""
-
-    def zeros_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-        """Return zeros of x's shape, in x's library."""
-
-    def ones_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-        """Return ones of x's shape, in x's library."""
-
-    def relu(self, /) -> Tensor:
-        """Return `max(x, 0)`. The gradient at 0 is 0."""
-
-    def relu6(self, /) -> Tensor:
-        """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
-
-    def leaky_relu(self, /, alpha: float = 0.2) -> Tensor:
-        """Return x where x > 0, and `alpha * x` elsewhere. The gradient at 0 is `alpha`."""
-
-    def prelu(self, alpha: Any, /) -> Any:
-        """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned."""
-
-    def elu(self, /) -> Tensor:
-        """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1."""
-
-    def selu(self, /) -> Tensor:
-        """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
-
-    def sigmoid(self, /) -> Tensor:
-        """Return `1 / (1 + exp(-x))`."""
-
-    def log_sigmoid(self, /) -> Tensor:
-        """Return `log(sigmoid(x))`, without overflow."""
-
-    def softplus(self, /) -> Tensor:
-        """Return `log(1 + exp(x))`, without overflow."""
-
-    def softmax(self, /, axis: Axis = -1) -> Tensor:
-        """Return `exp(x) / sum(exp(x))` along `axis`, without overflow."""
-
-    def log_softmax(self, /, axis: Axis = -1) -> Tensor:
-        """Return `log(softmax(x, axis))`, accurate where the softmax is close to 0 or 1 as well."""
-
-    def add(self, b: TensorLike, /) -> Tensor:
-        """Return `a + b`."""
-
-    def sub(self, b: TensorLike, /) -> Tensor:
-        """Return `a - b`."""
-
-    def mul(self, b: TensorLike, /) -> Tensor:
-        """Return `a * b`."""
-
-    def div(self, b: TensorLike, /) -> Tensor:
-        """Return `a / b`."""
-
-    def floor_div(self, b: TensorLike, /) -> Tensor:
-        """Return `a // b`: the quotient, rounded down. The gradient is 0."""
-
-    def mod(self, b: TensorLike, /) -> Tensor:
-        """Return `a % b`, with the sign of b."""
-
-    def pow(self, b: TensorLike, /) -> Tensor:
-        """Return a to the power b. The gradient of b is 0 where a <= 0."""
-
-    def maximum(self, b: TensorLike, /) -> Tensor:
-        """Return the larger of a and b. Where they are equal, the gradient goes to a."""
-
-    def minimum(self, b: TensorLike, /) -> Tensor:
-        """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
-
-    def squared_difference(self, b: TensorLike, /) -> Tensor:
-        """Return `(a - b)²`."""
-
-    def atan2(self, b: TensorLike, /) -> Tensor:
-        """Return the angle of the point (b, a), in (-π, π] radians."""
-
-    def equal(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a == b`."""
-
-    def not_equal(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a != b`."""
-
-    def less(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a < b`."""
-
-    def less_equal(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a <= b`."""
-
-    def greater(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a > b`."""
-
-    def greater_equal(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a >= b`."""
-
-    def logical_and(self, b: TensorLike, /) -> Tensor:
-        """Return True where a and b are both true (not 0)."""
-
-    def logical_or(self, b: TensorLike, /) -> Tensor:
-        """Return True where a or b or both are true (not 0)."""
-
-    def logical_xor(self, b: TensorLike, /) -> Tensor:
-        """Return True where exactly one of a and b is true (not 0)."""
-
+    ) -> Tensor: ...
+    def sinc(self, /) -> Tensor: ...
+    def xlogy(self, b: TensorLike, /) -> Tensor: ...
+    def logical_not(self, /) -> Tensor: ...
+    def clip(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor: ...
+    def clip_by_value(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor: ...
+    def clone(self, /) -> Tensor: ...
+    def copy(self, /) -> Tensor: ...
+    def detach(self, /) -> Tensor: ...
+    def astype(self, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor: ...
+    def cast(self, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor: ...
+    def zeros_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor: ...
+    def ones_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor: ...
+    def relu(self, /) -> Tensor: ...
+    def relu6(self, /) -> Tensor: ...
+    def leaky_relu(self, /, alpha: float = 0.2) -> Tensor: ...
+    def prelu(self, alpha: Any, /) -> Any: ...
+    def elu(self, /) -> Tensor: ...
+    def selu(self, /) -> Tensor: ...
+    def sigmoid(self, /) -> Tensor: ...
+    def log_sigmoid(self, /) -> Tensor: ...
+    def softplus(self, /) -> Tensor: ...
+    def softmax(self, /, axis: Axis = -1) -> Tensor: ...
+    def log_softmax(self, /, axis: Axis = -1) -> Tensor: ...
+    def add(self, b: TensorLike, /) -> Tensor: ...
+    def sub(self, b: TensorLike, /) -> Tensor: ...
+    def mul(self, b: TensorLike, /) -> Tensor: ...
+    def div(self, b: TensorLike, /) -> Tensor: ...
+    def floor_div(self, b: TensorLike, /) -> Tensor: ...
+    def mod(self, b: TensorLike, /) -> Tensor: ...
+    def pow(self, b: TensorLike, /) -> Tensor: ...
+    def maximum(self, b: TensorLike, /) -> Tensor: ...
+    def minimum(self, b: TensorLike, /) -> Tensor: ...
+    def squared_difference(self, b: TensorLike, /) -> Tensor: ...
+    def atan2(self, b: TensorLike, /) -> Tensor: ...
+    def equal(self, b: TensorLike, /) -> Tensor: ...
+    def not_equal(self, b: TensorLike, /) -> Tensor: ...
+    def less(self, b: TensorLike, /) -> Tensor: ...
+    def less_equal(self, b: TensorLike, /) -> Tensor: ...
+    def greater(self, b: TensorLike, /) -> Tensor: ...
+    def greater_equal(self, b: TensorLike, /) -> Tensor: ...
+    def logical_and(self, b: TensorLike, /) -> Tensor: ...
+    def logical_or(self, b: TensorLike, /) -> Tensor: ...
+    def logical_xor(self, b: TensorLike, /) -> Tensor: ...
     def where(self, condition: TensorLike, b: TensorLike) -> Tensor: ...
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Reduce over `axis` (all axes by default); see `regrad.sum`."""
@@ -425,9 +215,7 @@ class Methods:
 
     def quantile(
         self, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False, method: str = "linear"
-    ) -> Tensor:
-        """Return the values below which shares q of the elements over `axis` lie."""
-
+    ) -> Tensor: ...
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Tensor: ...
     def argmax(self, axis: int | None = None) -> Tensor: ...
     def argmin(self, axis: int | None = None) -> Tensor: ...
@@ -436,30 +224,16 @@ class Methods:
     def topk(self, k: int = 1) -> tuple[Tensor, Tensor]: ...
     def reshape(self, *shape: Any) -> Tensor: ...
     def transpose(self, *axes: Any) -> Tensor: ...
-    def expand_dims(self, /, axis: int | tuple[int, ...] = 0) -> Tensor:
-        """Return x with new axes of size 1."""
-
-    def squeeze(self, /, axis: Axis = None) -> Tensor:
-        """Return x without axes of size 1."""
-
-    def swapaxes(self, axis1: int, axis2: int, /) -> Tensor:
-        """Return x with two axes exchanged."""
-
-    def broadcast_to(self, /, shape: Shape) -> Tensor:
-        """Return x repeated along axes of size 1 and new leading axes."""
-
-    def tile(self, repetitions: tuple[int, ...], /) -> Tensor:
-        """Return x laid side by side, `repetitions[i]` times along axis i."""
-
+    def expand_dims(self, /, axis: int | tuple[int, ...] = 0) -> Tensor: ...
+    def squeeze(self, /, axis: Axis = None) -> Tensor: ...
+    def swapaxes(self, axis1: int, axis2: int, /) -> Tensor: ...
+    def broadcast_to(self, /, shape: Shape) -> Tensor: ...
+    def tile(self, repetitions: tuple[int, ...], /) -> Tensor: ...
     def split(
         self, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
-    ) -> tuple[Tensor, ...]:
-        """Return x cut along an axis."""
-
+    ) -> tuple[Tensor, ...]: ...
     def flatten(self) -> Tensor: ...
-    def ravel(self) -> Tensor:
-        """The elements in one axis."""
-
+    def ravel(self) -> Tensor: ...
     @property
     def at(self) -> At: ...
     def concat(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Tensor: ...
@@ -471,17 +245,15 @@ class Methods:
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor: ...
     def sort(self, axis: int = -1, descending: bool = False) -> Tensor: ...
     def argsort(self, axis: int = -1, descending: bool = False) -> Tensor: ...
-    def slice(self, begin: int | Sequence[int], size: int | Sequence[int] | None = None) -> Tensor:
-        """Return a block of x."""
-
+    def slice(
+        self, begin: int | Sequence[int], size: int | Sequence[int] | None = None
+    ) -> Tensor: ...
     def pad(
         self,
         paddings: int | Sequence[tuple[int, int]],
         mode: str = "constant",
         constant_value: complex = 0,
-    ) -> Tensor:
-        """Return x with more elements at the ends of its axes."""
-
+    ) -> Tensor: ...
     def one_hot(
         self,
         /,
@@ -491,20 +263,14 @@ class Methods:
         off_value: complex = 0,
         axis: int = -1,
         dtype: DTypeLike | None = None,
-    ) -> Tensor:
-        """Return `on_value` where the index is, `off_value` elsewhere, along a new axis."""
-
-    def unsorted_segment_sum(self, ids: Indices, num_segments: int) -> Tensor:
-        """Return the sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`."""
-
+    ) -> Tensor: ...
+    def unsorted_segment_sum(self, ids: Indices, num_segments: int) -> Tensor: ...
     def matmul(
         self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
-    ) -> Tensor:
-        """Return the matrix product over the last two axes; earlier axes broadcast."""
-
-    def dot(self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-        """Return the matrix product over the last two axes; earlier axes broadcast."""
-
+    ) -> Tensor: ...
+    def dot(
+        self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Tensor: ...
     def batch_norm(
         self,
         mean: TensorLike,
@@ -512,15 +278,11 @@ class Methods:
         offset: TensorLike | None = None,
         scale: TensorLike | None = None,
         epsilon: float = 0.001,
-    ) -> Tensor:
-        """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`."""
-
-    def conv1d(self, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
-        """Convolve sequences with a filter."""
-
-    def conv2d(self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
-        """Convolve images with a filter (no flip: a correlation, as in every neural network)."""
-
+    ) -> Tensor: ...
+    def conv1d(self, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor: ...
+    def conv2d(
+        self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
+    ) -> Tensor: ...
     def conv2d_transpose(
         self,
         w: TensorLike,
@@ -529,14 +291,10 @@ class Methods:
         strides: Ints,
         pad: Padding,
         dilations: Ints = 1,
-    ) -> Tensor:
-        """Return the adjoint of `conv2d`: the gradient of its images, as an op of its own."""
-
+    ) -> Tensor: ...
     def depthwise_conv2d(
         self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
-    ) -> Tensor:
-        """Convolve each channel of images with its own filters."""
-
+    ) -> Tensor: ...
     def separable_conv2d(
         self,
         depthwise: TensorLike,
@@ -545,36 +303,21 @@ class Methods:
         strides: Ints,
         pad: Padding,
         dilations: Ints = 1,
-    ) -> Tensor:
-        """Return a `depthwise_conv2d`, followed by a `conv2d` with a 1×1 filter."""
-
-    def max_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-        """Return the maximum of each window of images."""
-
-    def avg_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-        """Return the mean of each window of images."""
-
+    ) -> Tensor: ...
+    def max_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor: ...
+    def avg_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor: ...
     def local_response_normalization(
         self, /, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, beta: float = 0.5
-    ) -> Tensor:
-        """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels."""
-
+    ) -> Tensor: ...
     def resize_bilinear(
         self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
-    ) -> Tensor:
-        """Return images of another size, each pixel interpolated between four old ones."""
-
+    ) -> Tensor: ...
     def resize_nearest_neighbor(
         self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
-    ) -> Tensor:
-        """Return images of another size, each pixel a copy of the nearest old one."""
-
+    ) -> Tensor: ...
     def space_to_batch_nd(
         self, /, block_shape: Sequence[int], paddings: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Move blocks of the spatial axes into the batch."""
-
+    ) -> Tensor: ...
     def batch_to_space_nd(
         self, /, block_shape: Sequence[int], crops: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`."""
+    ) -> Tensor: ...

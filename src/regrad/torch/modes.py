@@ -46,7 +46,7 @@ from regrad.torch.open_scopes import SCOPES
 from regrad.torch.subclasses import has_own_protocol
 
 if TYPE_CHECKING:
-    from regrad.torch.rulesets import RuleSet
+    from regrad.torch.apart import Rules
 
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
@@ -76,7 +76,7 @@ METHODS: tuple[tuple[Any, Callable[..., Any]], ...] = (
 class Mode(torch.overrides.TorchFunctionMode):
     """The mode that torch asks before each of its functions, in one scope."""
 
-    ruleset: RuleSet
+    ruleset: Rules
     ways: Mapping[Any, Way]
     # For torch.compile, which cannot run our code as it traces (see `RuleSet.prepare`):
     # the parts of a function (when, and what runs then), its rule, and the body to look into
@@ -154,7 +154,7 @@ Way = Callable[[Mode, Any, Sequence[Any], Any], Any]
 class Ways(dict[Any, Way]):
     """The way of each torch function under a set of rules, found when it is first called."""
 
-    def __init__(self, ruleset: RuleSet) -> None:
+    def __init__(self, ruleset: Rules) -> None:
         super().__init__()
         self.ruleset = ruleset
 

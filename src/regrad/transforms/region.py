@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regrad.core.backends import Array, Namespace
+    from regrad.core.protocols import VariableLike
     from regrad.core.tape import Record
     from regrad.transforms.trail import Reached, Trail
 
@@ -286,7 +287,7 @@ class RegionTape(Tape):
     def walks_back(self) -> bool:
         return any(tape.walks_back() for tape in self.outer)
 
-    def wants(self, variable: Variable) -> bool:
+    def wants(self, variable: VariableLike) -> bool:
         return any(tape.wants(variable) for tape in self.outer)
 
     def watch(self, stand_in: Tensor, x: Tensor) -> None:

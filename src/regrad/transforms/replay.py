@@ -581,7 +581,7 @@ def inside(env: Env, run: Callable[[], Any]) -> Any:
     state = current()
     if state is None or state.region is None:
         return run()
-    region = Renamed(state.region, env)
+    region: Any = Renamed(state.region, env)
     with in_state(State(state.tapes, state.overrides, state.guard, region)):
         return run()
 

@@ -15,7 +15,6 @@ from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:
     from regrad.autodiff.variables import Variable
-    from regrad.transforms.program import Program
     from regrad.transforms.region import Overrides
     from regrad.transforms.trail import Trail
 
@@ -47,7 +46,7 @@ class Trace:
         self.body = body
         self.bindings = bindings
         self.flat: Captured = Captured(self._values, name, expected)
-        self.derivatives: dict[Any, Program] = {}
+        self.derivatives: dict[Any, Any] = {}  # each a Program
 
     def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         ys, self.note = self.body(xs)

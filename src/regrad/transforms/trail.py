@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from regrad.core.backends import Array
     from regrad.core.registry import Attrs
     from regrad.core.tape import Result
-    from regrad.transforms.region import RegionRule
-    from regrad.transforms.replay import Captured, Flat
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, slice, type(...))
 LIMIT = 4096  # digests that a trail keeps
@@ -83,8 +81,8 @@ class Trail:
         kind: str,
         xs: Sequence[Tensor],
         ys: Sequence[Tensor],
-        again: Flat,
-        rule: RegionRule | None,
+        again: Any,
+        rule: Any,
     ) -> None:
         """A region was run."""
         self.went(kind, xs, ys)
@@ -99,7 +97,7 @@ class Trail:
         """Another library computed something."""
         self.went("a function of another library", xs, ys)
 
-    def body(self, captured: Captured, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+    def body(self, captured: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         """A smaller body ran for the first time, and was captured."""
         self.went("a body", xs, ys)
 

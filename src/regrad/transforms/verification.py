@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
     from regrad.core.backends import Array
-    from regrad.transforms.program import Trace
+    from regrad.transforms.traces import Trace
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NOT_THEIRS = (PACKAGE, sysconfig.get_path("purelib") + os.sep)

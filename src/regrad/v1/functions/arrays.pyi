@@ -3,257 +3,61 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-import regrad as rg
 from regrad.core.dims import Dim
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 
 __all__ = [
-    "batch_to_space",
-    "batch_to_space_nd",
-    "broadcast_static_shape",
-    "broadcast_to",
-    "concat",
-    "convert_to_tensor_or_indexed_slices",
-    "expand_dims",
-    "guarantee_const",
-    "identity",
-    "identity_n",
-    "meshgrid",
-    "pad",
-    "rank",
-    "reshape",
-    "reverse",
-    "reverse_v2",
-    "roll",
-    "shape",
-    "size",
-    "space_to_batch",
-    "space_to_batch_nd",
-    "split",
-    "squeeze",
-    "stack",
-    "stop_gradient",
-    "tile",
-    "transpose",
-    "unstack",
-]
+    "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",
+    "convert_to_tensor_or_indexed_slices", "expand_dims", "guarantee_const", "identity",
+    "identity_n", "meshgrid", "pad", "rank", "reshape", "reverse", "reverse_v2", "roll", "shape",
+    "size", "space_to_batch", "space_to_batch_nd", "split", "squeeze", "stack", "stop_gradient",
+    "tile", "transpose", "unstack",
+]  # fmt: skip
 
 def identity(input: Any, name: str | None = None) -> Any:
-    """Return x itself, as an op that a rule can be attached to.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'Identity'.
-
-    Returns:
-        A tensor of input's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `Identity`. Source: `tf.identity`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.identity(rg.asarray([1.0, 2.0]))
-    Tensor([1., 2.], dtype=float32)"""
+    """Return x itself, as an op that a rule can be attached to."""
 
 def guarantee_const(input: Any, name: str | None = None) -> Any:
-    """Return x itself, as an op that a rule can be attached to.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'GuaranteeConst'.
-
-    Returns:
-        A tensor of input's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `Identity`. Source: `tf.guarantee_const`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.guarantee_const(rg.asarray([1.0, 2.0]))
-    Tensor([1., 2.], dtype=float32)"""
+    """Return x itself, as an op that a rule can be attached to."""
 
 def stop_gradient(input: Any, name: str | None = None) -> Any:
-    """Return x as a constant: no gradient flows back through it.
+    """Return x as a constant: no gradient flows back through it."""
 
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'StopGradient'.
-
-    Returns:
-        A tensor of input's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `StopGradient`. Source: `tf.stop_gradient`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.stop_gradient(rg.asarray([1.0, 2.0]))
-    Tensor([1., 2.], dtype=float32)"""
-
-def _identities(xp: Any, xs: Sequence[rg.Tensor], /) -> tuple[rg.Tensor, ...]: ...
-def _same_shapes(arguments: TensorLike, attrs: Any) -> Any: ...
 def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any]: ...
-def _all_identities(*xs: TensorLike) -> Any: ...
 def convert_to_tensor_or_indexed_slices(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None
 ) -> Any: ...
 def shape(input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = ...) -> Any: ...
-def _constant(value: np.ndarray, name: str, like: TensorLike) -> Any: ...
 def rank(input: TensorLike, name: str | None = None) -> Any: ...
 def size(input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = ...) -> Any: ...
 def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any: ...
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape: ...
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
-    """Return x with another shape of the same size.
-
-    Args:
-        tensor: A tensor or array, or a number.
-        shape: The sizes: numbers, or a tensor of integers.
-        name: The name of the op in the graph, by default 'Reshape'.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` cannot become a tensor.
-
-    Op type: `Reshape`. Source: `tf.reshape`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reshape(rg.asarray([[1, 2], [3, 4]]), shape=[-1])
-    Tensor([1, 2, 3, 4], dtype=int64)"""
+    """Return x with another shape of the same size."""
 
 def expand_dims(
     input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
 ) -> Any: ...
 def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None) -> Any:
-    """Return the input without its axes of size 1, or without the axes of `axis`.
+    """Return the input without its axes of size 1, or without the axes of `axis`."""
 
-    Args:
-        input: A tensor or array, or a number.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'Squeeze'.
-        squeeze_dims: The old name of `axis`.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `Squeeze`. Source: `tf.squeeze`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.squeeze(rg.asarray([[1.0], [2.0]]))
-    Tensor([1., 2.], dtype=float32)"""
-
-def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor: ...
 def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: Any = False) -> Any:
-    """Return the tensor with its axes in the order `perm`, by default reversed.
-
-    Args:
-        a: A tensor or array, or a number.
-        perm: The axes in their new order.
-        name: The name of the op in the graph, by default 'transpose'.
-        conjugate: Conjugate the elements too.
-
-    Raises:
-        DTypeError: when a graph is built, `a` cannot become a tensor.
-
-    Op type: `Transpose`. Source: `tf.transpose`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.transpose(rg.asarray([[1, 2], [3, 4]]))
-    Tensor([[1, 3],
-            [2, 4]], dtype=int64)"""
+    """Return the tensor with its axes in the order `perm`, by default reversed."""
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
-    """Return x repeated along axes of size 1 and new leading axes.
-
-    Args:
-        input: A tensor or array, or a number.
-        shape: The sizes: numbers, or a tensor of integers.
-        name: The name of the op in the graph, by default 'BroadcastTo'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `BroadcastTo`. Source: `tf.broadcast_to`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.broadcast_to(rg.asarray([1, 2]), shape=[2, 2])
-    Tensor([[1, 2],
-            [1, 2]], dtype=int64)"""
+    """Return x repeated along axes of size 1 and new leading axes."""
 
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any: ...
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """Return the tensor with its elements reversed along the axes of a list.
-
-    Args:
-        tensor: A tensor or array, or a number.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'ReverseV2'.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` cannot become a tensor.
-
-    Op type: `ReverseV2`. Source: `tf.reverse`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reverse(rg.asarray([1, 2, 3]), axis=[0])
-    Tensor([3, 2, 1], dtype=int64)"""
+    """Return the tensor with its elements reversed along the axes of a list."""
 
 def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """Return the tensor with its elements reversed along the axes of a list.
-
-    Args:
-        tensor: A tensor or array, or a number.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'ReverseV2'.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` cannot become a tensor.
-
-    Op type: `ReverseV2`. Source: `tf.reverse`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.reverse(rg.asarray([1, 2, 3]), axis=[0])
-    Tensor([3, 2, 1], dtype=int64)"""
+    """Return the tensor with its elements reversed along the axes of a list."""
 
 def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
-    """Return the input with its elements shifted along axes; what leaves at an end enters at the other.
-
-    Args:
-        input: A tensor or array, or a number.
-        shift: The number of places, or a list with one for each axis.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'Roll'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `Roll`. Source: `tf.roll`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.roll(rg.asarray([1, 2, 3]), shift=1, axis=0)
-    Tensor([3, 1, 2], dtype=int64)"""
+    """Return the input with its elements shifted along axes; what leaves at an end enters at the other."""
 
 def pad(
     tensor: TensorLike,
@@ -262,108 +66,26 @@ def pad(
     name: str | None = None,
     constant_values: TensorLike = 0,
 ) -> Any: ...
-def _pad(x: TensorLike, paddings: Any, mode: str, constant_value: Any) -> Any: ...
 def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any: ...
-def _concat(*xs: TensorLike, axis: int) -> Any: ...
-def _has_unknown_rank(*xs: TensorLike) -> bool: ...
 def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any: ...
-def _stack(*xs: TensorLike, axis: int) -> Any: ...
-def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]: ...
 def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unstack") -> Any:
-    """Return the slices along an axis, without it, as a list.
+    """Return the slices along an axis, without it, as a list."""
 
-    Args:
-        value: A tensor or array, or a number.
-        num: The size of the axis; needed only if that is unknown.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'unstack'.
-
-    Raises:
-        ShapeError: the size is not `num`.
-        GraphError: the size is unknown, and `num` is None.
-
-    Op type: `Unpack`. Source: `tf.unstack`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.unstack(rg.asarray([1, 2]))
-    [Tensor(1, dtype=int64), Tensor(2, dtype=int64)]"""
-
-def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]: ...
 def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = "split"
 ) -> Any:
-    """Return the parts of a tensor along an axis, as a list.
-
-    Args:
-        value: A tensor or array, or a number.
-        num_or_size_splits: A number of equal parts, or a list of sizes, of which one may be -1.
-        axis: The axis. It must be known when the graph is built.
-        num: Without effect.
-        name: The name of the op in the graph, by default 'split'.
-
-    Raises:
-        ShapeError: the size of the axis is not the sum of the parts.
-
-    Op type: `Split`. Source: `tf.split`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.split(rg.asarray([1, 2, 3]), num_or_size_splits=[1, -1])
-    [Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]"""
+    """Return the parts of a tensor along an axis, as a list."""
 
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]: ...
 def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> Any:
-    """Return the tensor with blocks of its axes after the first moved to the batch axis.
-
-    Args:
-        input: A tensor or array, or a number.
-        block_shape: The sizes of a block, one for each axis that is cut.
-        paddings: Pairs (before, after) of zeros that are added to these axes first.
-        name: The name of the op in the graph, by default 'SpaceToBatchND'.
-
-    Returns:
-        A tensor whose first size is the input's times that of a block.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `SpaceToBatchND`. Source: `tf.space_to_batch_nd`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.space_to_batch_nd(rg.asarray([[1, 2, 3, 4]]), block_shape=[2], paddings=[[0, 0]])
-    Tensor([[1, 3],
-            [2, 4]], dtype=int64)"""
+    """Return the tensor with blocks of its axes after the first moved to the batch axis."""
 
 def batch_to_space_nd(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> Any:
-    """Return the tensor with parts of the batch axis moved to blocks of the axes after it.
-
-    Args:
-        input: A tensor or array, or a number.
-        block_shape: The sizes of a block, one for each axis that grows.
-        crops: Pairs (before, after) of elements that are cut off these axes last.
-        name: The name of the op in the graph, by default 'BatchToSpaceND'.
-
-    Returns:
-        A tensor whose first size is the input's divided by that of a block.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `BatchToSpaceND`. Source: `tf.batch_to_space_nd`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.batch_to_space_nd(rg.asarray([[1, 3], [2, 4]]), block_shape=[2], crops=[[0, 0]])
-    Tensor([[1, 2, 3, 4]], dtype=int64)"""
+    """Return the tensor with parts of the batch axis moved to blocks of the axes after it."""
 
 def space_to_batch(
     input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
 ) -> Any: ...
 def batch_to_space(
     input: TensorLike, crops: TensorLike, block_size: int, name: str | None = None
-) -> Any: ...
-def _pack(
-    values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: str | None
 ) -> Any: ...

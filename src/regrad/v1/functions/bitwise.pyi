@@ -3,132 +3,19 @@
 from typing import Any
 
 def bitwise_and(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a & b`: the bits that are set in both, of integers or bools.
-
-    Args:
-        x, y: Tensors or arrays of integers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'BitwiseAnd'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `BitwiseAnd`. Source: `tf.bitwise.bitwise_and`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.bitwise.bitwise_and(rg.asarray([6]), rg.asarray([3]))
-    Tensor([2], dtype=int64)"""
+    """Return `a & b`: the bits that are set in both, of integers or bools."""
 
 def bitwise_or(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a | b`: the bits that are set in either, of integers or bools.
-
-    Args:
-        x, y: Tensors or arrays of integers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'BitwiseOr'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `BitwiseOr`. Source: `tf.bitwise.bitwise_or`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.bitwise.bitwise_or(rg.asarray([6]), rg.asarray([3]))
-    Tensor([7], dtype=int64)"""
+    """Return `a | b`: the bits that are set in either, of integers or bools."""
 
 def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
-
-    Args:
-        x, y: Tensors or arrays of integers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'BitwiseXor'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `BitwiseXor`. Source: `tf.bitwise.bitwise_xor`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.bitwise.bitwise_xor(rg.asarray([6]), rg.asarray([3]))
-    Tensor([5], dtype=int64)"""
+    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools."""
 
 def invert(x: Any, name: str | None = None) -> Any:
-    """Return `~x`: every bit of an integer inverted, or `not x` for bools.
-
-    Args:
-        x: A tensor or array of integers, or a number.
-        name: The name of the op in the graph, by default 'Invert'.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold integers.
-
-    Op type: `Invert`. Source: `tf.bitwise.invert`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.bitwise.invert(rg.asarray([6]))
-    Tensor([-7], dtype=int64)"""
+    """Return `~x`: every bit of an integer inverted, or `not x` for bools."""
 
 def left_shift(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a << b`: the bits of integers moved up by b places.
-
-    Args:
-        x, y: Tensors or arrays of integers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'LeftShift'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `LeftShift`. Source: `tf.bitwise.left_shift`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.bitwise.left_shift(rg.asarray([6]), rg.asarray([3]))
-    Tensor([48], dtype=int64)"""
+    """Return `a << b`: the bits of integers moved up by b places."""
 
 def right_shift(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
-
-    Args:
-        x, y: Tensors or arrays of integers, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'RightShift'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold integers, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `RightShift`. Source: `tf.bitwise.right_shift`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.bitwise.right_shift(rg.asarray([6]), rg.asarray([3]))
-    Tensor([0], dtype=int64)"""
+    """Return `a >> b`: the bits of integers moved down by b places; the sign stays."""

@@ -2,50 +2,18 @@
 
 from typing import Any, NamedTuple
 
-from regrad.core.dims import Dim
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Readable, Tensor
+from regrad.core.tensor import Readable
 from regrad.v1 import dtypes
 
 __all__ = [
-    "batch_gather",
-    "boolean_mask",
-    "confusion_matrix",
-    "gather",
-    "gather_nd",
-    "scatter_nd",
-    "slice",
-    "strided_slice",
-    "tensor_scatter_update",
-    "unique",
-]
+    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
+    "slice", "strided_slice", "tensor_scatter_update", "unique",
+]  # fmt: skip
 
 def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any: ...
-def _item(x: Tensor, index: Any) -> Any: ...
-def _is_mask(index: Any) -> bool: ...
-def _entry(e: Any) -> Any: ...
-def _bound(b: Any) -> Any: ...
-def _block(x: Tensor, begin: Any, size: Any) -> Any: ...
-def _is_open(size: int | Dim) -> bool: ...
-def _is_within(n: Any, begin: Any, size: Any) -> bool: ...
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """Return the block that starts at `begin` and has the shape `size`.
-
-    Args:
-        input_: A tensor or array, or a number.
-        begin: The first index, one number for each axis.
-        size: The sizes, one for each axis; -1 means to the end.
-        name: The name of the op in the graph, by default 'Slice'.
-
-    Raises:
-        IndexRangeError: the block is not within the tensor.
-
-    Op type: `Slice`. Source: `tf.slice`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
-    Tensor([2, 3], dtype=int64)"""
+    """Return the block that starts at `begin` and has the shape `size`."""
 
 def strided_slice(
     input_: TensorLike,
@@ -68,73 +36,21 @@ def gather(
     axis: TensorLike = None,
     batch_dims: int = 0,
 ) -> Any: ...
-def _take(x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> Any: ...
 def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any: ...
-def _gather_nd(x: Tensor, indices: Tensor) -> Tensor: ...
-def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor: ...
 def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
-    """Return slices of `params` at index vectors, the last axis of `indices`.
-
-    Args:
-        params: A tensor or array, or a number.
-        indices: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'GatherNd'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor.
-
-    Op type: `GatherNd`. Source: `tf.gather_nd`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.gather_nd(rg.asarray([[1, 2], [3, 4]]), rg.asarray([[0, 1], [1, 0]]))
-    Tensor([2, 3], dtype=int64)"""
+    """Return slices of `params` at index vectors, the last axis of `indices`."""
 
 def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
-    """Return zeros of the given shape with `updates` added at index vectors.
-
-    Args:
-        indices: A tensor or array, or a number.
-        updates: A tensor or array, or a number.
-        shape: The sizes: numbers, or a tensor of integers.
-        name: The name of the op in the graph, by default 'ScatterNd'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor.
-
-    Op type: `ScatterNd`. Source: `tf.scatter_nd`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.scatter_nd(rg.asarray([[2], [0]]), rg.asarray([5, 6]), shape=[3])
-    Tensor([6, 0, 5], dtype=int64)"""
+    """Return zeros of the given shape with `updates` added at index vectors."""
 
 def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-    """Return the tensor with `updates` at index vectors.
-
-    Args:
-        tensor: A tensor or array, or a number.
-        indices: A tensor or array, or a number.
-        updates: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'TensorScatterUpdate'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor.
-
-    Op type: `TensorScatterUpdate`. Source: `tf.tensor_scatter_update`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.tensor_scatter_update(rg.asarray([1, 2, 3]), rg.asarray([[1]]), rg.asarray([9]))
-    Tensor([1, 9, 3], dtype=int64)"""
+    """Return the tensor with `updates` at index vectors."""
 
 def boolean_mask(
     tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None
 ) -> Any: ...
 
 class Unique(NamedTuple):
-    """Distinct values, and for each element the place of its value among them."""
-
     y: Any
     idx: Any
 

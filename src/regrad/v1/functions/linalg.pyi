@@ -3,32 +3,14 @@
 from typing import Any, NamedTuple
 
 from regrad.core.op import TensorLike
-from regrad.core.tensor import Tensor
 from regrad.v1.functions.creation import eye as eye
 
 __all__ = [
-    "cholesky",
-    "cholesky_solve",
-    "cross",
-    "einsum",
-    "matmul",
-    "matrix_band_part",
-    "matrix_determinant",
-    "matrix_diag",
-    "matrix_diag_part",
-    "matrix_inverse",
-    "matrix_set_diag",
-    "matrix_solve",
-    "matrix_transpose",
-    "matrix_triangular_solve",
-    "norm",
-    "qr",
-    "self_adjoint_eig",
-    "self_adjoint_eigvals",
-    "svd",
-    "tensordot",
-    "trace",
-]
+    "cholesky", "cholesky_solve", "cross", "einsum", "matmul", "matrix_band_part",
+    "matrix_determinant", "matrix_diag", "matrix_diag_part", "matrix_inverse", "matrix_set_diag",
+    "matrix_solve", "matrix_transpose", "matrix_triangular_solve", "norm", "qr", "self_adjoint_eig",
+    "self_adjoint_eigvals", "svd", "tensordot", "trace",
+]  # fmt: skip
 
 def matmul(
     a: TensorLike,
@@ -41,249 +23,46 @@ def matmul(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> Any: ...
-def _product(
-    a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, conjugate_a: bool, conjugate_b: bool
-) -> Any: ...
-def _check_matrices(name: str, *xs: TensorLike) -> None: ...
-def _axes(axes: TensorLike) -> Any: ...
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
-    """Return the sum of products of two tensors over axes of both.
-
-    Args:
-        a, b: Tensors or arrays of real or complex numbers, or numbers, of one dtype.
-        axes: A number, of last axes of a and first axes of b, or a pair of lists of axes.
-        name: The name of the op in the graph, by default 'Tensordot'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
-
-    A composition. Source: `tf.tensordot`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.tensordot(rg.asarray([1.0, 2.0]), rg.asarray([3.0, 4.0]), axes=1)
-    Tensor(11., dtype=float32)"""
+    """Return the sum of products of two tensors over axes of both."""
 
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any: ...
-def _einsum(*xs: Tensor, equation: str) -> Any: ...
 def cross(a: Any, b: Any, name: str | None = None) -> Any:
-    """Return the cross product of vectors of three elements along the last axis.
-
-    Args:
-        a, b: Tensors or arrays of real or complex numbers, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'Cross'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
-
-    Op type: `Cross`. Source: `tf.cross`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.cross(rg.asarray([1, 0, 0]), rg.asarray([0, 1, 0]))
-    Tensor([0, 0, 1], dtype=int64)"""
+    """Return the cross product of vectors of three elements along the last axis."""
 
 def matrix_transpose(
     a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False
 ) -> Any: ...
 def adjoint(matrix: TensorLike, name: str | None = None) -> Any: ...
-def _adjoint(x: Tensor) -> Any: ...
 def matrix_diag(diagonal: Any, name: str | None = None) -> Any:
-    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
-
-    Args:
-        diagonal: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'MatrixDiag'.
-
-    Raises:
-        DTypeError: when a graph is built, `diagonal` cannot become a tensor.
-
-    Op type: `MatrixDiag`. Source: `tf.matrix_diag`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_diag(rg.asarray([1, 2]))
-    Tensor([[1, 0],
-            [0, 2]], dtype=int64)"""
+    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`."""
 
 def diag(diagonal: Any, name: str | None = None) -> Any:
-    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
-
-    Args:
-        diagonal: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'MatrixDiag'.
-
-    Raises:
-        DTypeError: when a graph is built, `diagonal` cannot become a tensor.
-
-    Op type: `MatrixDiag`. Source: `tf.matrix_diag`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_diag(rg.asarray([1, 2]))
-    Tensor([[1, 0],
-            [0, 2]], dtype=int64)"""
+    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`."""
 
 def matrix_diag_part(input: Any, name: str | None = None) -> Any:
-    """Return the diagonals of matrices.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'MatrixDiagPart'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `MatrixDiagPart`. Source: `tf.matrix_diag_part`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_diag_part(rg.asarray([[1, 2], [3, 4]]))
-    Tensor([1, 4], dtype=int64)"""
+    """Return the diagonals of matrices."""
 
 def diag_part(input: Any, name: str | None = None) -> Any:
-    """Return the diagonals of matrices.
+    """Return the diagonals of matrices."""
 
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'MatrixDiagPart'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `MatrixDiagPart`. Source: `tf.matrix_diag_part`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_diag_part(rg.asarray([[1, 2], [3, 4]]))
-    Tensor([1, 4], dtype=int64)"""
-
-def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor: ...
-def _make_diagonal(x: Tensor) -> Tensor: ...
-def _diagonal_of(x: Tensor) -> Tensor: ...
-def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor: ...
 def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Return matrices with other diagonals.
-
-    Args:
-        input, diagonal: Tensors or arrays, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'MatrixSetDiag'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-
-    A composition. Source: `tf.matrix_set_diag`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_set_diag(rg.asarray([[1, 2], [3, 4]]), rg.asarray([5, 6]))
-    Tensor([[5, 2],
-            [3, 6]], dtype=int64)"""
+    """Return matrices with other diagonals."""
 
 def set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Return matrices with other diagonals.
-
-    Args:
-        input, diagonal: Tensors or arrays, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'MatrixSetDiag'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
-
-    A composition. Source: `tf.matrix_set_diag`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_set_diag(rg.asarray([[1, 2], [3, 4]]), rg.asarray([5, 6]))
-    Tensor([[5, 2],
-            [3, 6]], dtype=int64)"""
+    """Return matrices with other diagonals."""
 
 def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
-    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere.
-
-    Args:
-        diagonal: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'Diag'.
-
-    Raises:
-        DTypeError: when a graph is built, `diagonal` cannot become a tensor.
-
-    Op type: `MatrixDiag`. Source: `tf.linalg.tensor_diag`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.linalg.tensor_diag(rg.asarray([1, 2]))
-    Tensor([[1, 0],
-            [0, 2]], dtype=int64)"""
+    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere."""
 
 def tensor_diag_part(input: Any, name: str | None = None) -> Any:
-    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
-
-    Args:
-        input: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'DiagPart'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    Op type: `MatrixDiagPart`. Source: `tf.linalg.tensor_diag_part`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.linalg.tensor_diag_part(rg.asarray([[1, 2], [3, 4]]))
-    Tensor([1, 4], dtype=int64)"""
+    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`."""
 
 def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Return matrices with zeros outside a band of diagonals around the main one.
-
-        Args:
-            x: A Tensor or array of numbers, or a number.
-
-        Raises:
-            ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Args:
-        input: A tensor or array, or a number.
-        num_lower: Diagonals below; a negative one keeps all.
-        num_upper: Diagonals above; a negative one keeps all.
-        name: The name of the op in the graph, by default 'MatrixBandPart'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    A composition. Source: `tf.matrix_band_part`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_band_part(rg.asarray([[1, 2], [3, 4]]), num_lower=0, num_upper=-1)
-    Tensor([[1, 2],
-            [0, 4]], dtype=int64)"""
+    """Return matrices with zeros outside a band of diagonals around the main one."""
 
 def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Return matrices with zeros outside a band of diagonals around the main one.
-
-        Args:
-            x: A Tensor or array of numbers, or a number.
-
-        Raises:
-            ArgumentError: an argument is not a Tensor, an array or a number.
-
-    Args:
-        input: A tensor or array, or a number.
-        num_lower: Diagonals below; a negative one keeps all.
-        num_upper: Diagonals above; a negative one keeps all.
-        name: The name of the op in the graph, by default 'MatrixBandPart'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` cannot become a tensor.
-
-    A composition. Source: `tf.matrix_band_part`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_band_part(rg.asarray([[1, 2], [3, 4]]), num_lower=0, num_upper=-1)
-    Tensor([[1, 2],
-            [0, 4]], dtype=int64)"""
+    """Return matrices with zeros outside a band of diagonals around the main one."""
 
 def trace(x: TensorLike, name: str | None = None) -> Any: ...
 def norm(
@@ -294,271 +73,57 @@ def norm(
     name: str | None = None,
     keep_dims: bool | None = None,
 ) -> Any: ...
-def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -> Tensor: ...
 def matrix_determinant(input: Any, name: str | None = None) -> Any:
-    """Return the determinant of square matrices.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'MatrixDeterminant'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_determinant(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(-2., dtype=float32)"""
+    """Return the determinant of square matrices."""
 
 def det(input: Any, name: str | None = None) -> Any:
-    """Return the determinant of square matrices.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'MatrixDeterminant'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_determinant(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
-    Tensor(-2., dtype=float32)"""
+    """Return the determinant of square matrices."""
 
 class SignAndLog(NamedTuple):
-    """The sign of a determinant (or its phase) and the logarithm of its size."""
-
     sign: Any
     log_abs_determinant: Any
 
-def _slogdet(x: Tensor) -> SignAndLog: ...
-def _logdet(x: Tensor) -> Tensor: ...
-def _inverse(x: Tensor, adjoint: bool) -> Tensor: ...
-def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor: ...
-def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor: ...
-def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor: ...
 def slogdet(input: Any, name: str | None = None) -> Any:
-    """Return the signs of the determinants, and the logarithms of their absolute values.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'LogMatrixDeterminant'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    Op type: `LogMatrixDeterminant`. Source: `tf.linalg.slogdet`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> sign, log = tf.linalg.slogdet(rg.asarray([[-1.0, 0.0], [0.0, 1.0]]))
-    >>> sign.item(), log.item()
-    (-1.0, 0.0)"""
+    """Return the signs of the determinants, and the logarithms of their absolute values."""
 
 def logdet(matrix: Any, name: str | None = None) -> Any:
-    """Return the logarithms of the determinants of positive definite matrices.
-
-    Args:
-        matrix: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'logdet'.
-
-    Raises:
-        DTypeError: when a graph is built, `matrix` does not hold real or complex floats.
-
-    A composition. Source: `tf.linalg.logdet`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.linalg.logdet(rg.asarray([[2.0, 0.0], [0.0, 3.0]]))
-    Tensor(1.7917595, dtype=float32)"""
+    """Return the logarithms of the determinants of positive definite matrices."""
 
 def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """Return the inverses of matrices, or of their adjoints.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        adjoint: Use the adjoints of the matrices.
-        name: The name of the op in the graph, by default 'MatrixInverse'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    Op type: `MatrixInverse`. Source: `tf.matrix_inverse`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_inverse(rg.asarray([[2.0, 0.0], [0.0, 4.0]]))
-    Tensor([[0.5 , 0.  ],
-            [0.  , 0.25]], dtype=float32)"""
+    """Return the inverses of matrices, or of their adjoints."""
 
 def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """Return the inverses of matrices, or of their adjoints.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        adjoint: Use the adjoints of the matrices.
-        name: The name of the op in the graph, by default 'MatrixInverse'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    Op type: `MatrixInverse`. Source: `tf.matrix_inverse`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_inverse(rg.asarray([[2.0, 0.0], [0.0, 4.0]]))
-    Tensor([[0.5 , 0.  ],
-            [0.  , 0.25]], dtype=float32)"""
+    """Return the inverses of matrices, or of their adjoints."""
 
 def expm(input: Any, name: str | None = None) -> Any:
-    """Return the exponential of square matrices, `I + x + x @ x / 2 + …`.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'matrix_exponential'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    Op type: `MatrixExponential`. Source: `tf.linalg.expm`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.linalg.expm(rg.asarray([[0.0, 1.0], [0.0, 0.0]]))
-    Tensor([[1., 1.],
-            [0., 1.]], dtype=float32)"""
+    """Return the exponential of square matrices, `I + x + x @ x / 2 + …`."""
 
 def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
-
-    Args:
-        matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
-        adjoint: Use the adjoints of the matrices.
-        name: The name of the op in the graph, by default 'MatrixSolve'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-
-    Op type: `MatrixSolve`. Source: `tf.matrix_solve`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_solve(rg.asarray([[2.0, 0.0], [0.0, 4.0]]), rg.asarray([[2.0], [8.0]]))
-    Tensor([[1.],
-            [2.]], dtype=float32)"""
+    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix."""
 
 def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
-
-    Args:
-        matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
-        adjoint: Use the adjoints of the matrices.
-        name: The name of the op in the graph, by default 'MatrixSolve'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-
-    Op type: `MatrixSolve`. Source: `tf.matrix_solve`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_solve(rg.asarray([[2.0, 0.0], [0.0, 4.0]]), rg.asarray([[2.0], [8.0]]))
-    Tensor([[1.],
-            [2.]], dtype=float32)"""
+    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix."""
 
 def matrix_triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
 ) -> Any:
-    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only.
-
-    Args:
-        matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
-        lower: Read the lower triangle, otherwise the upper one.
-        adjoint: Use the adjoints of the matrices.
-        name: The name of the op in the graph, by default 'MatrixTriangularSolve'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-
-    Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_triangular_solve(rg.asarray([[2.0, 0.0], [1.0, 1.0]]), rg.asarray([[2.0], [3.0]]))
-    Tensor([[1.],
-            [2.]], dtype=float32)"""
+    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only."""
 
 def triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
 ) -> Any:
-    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only.
-
-    Args:
-        matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
-        lower: Read the lower triangle, otherwise the upper one.
-        adjoint: Use the adjoints of the matrices.
-        name: The name of the op in the graph, by default 'MatrixTriangularSolve'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-
-    Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.matrix_triangular_solve(rg.asarray([[2.0, 0.0], [1.0, 1.0]]), rg.asarray([[2.0], [3.0]]))
-    Tensor([[1.],
-            [2.]], dtype=float32)"""
+    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only."""
 
 def cholesky(input: Any, name: str | None = None) -> Any:
-    """Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'Cholesky'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    Op type: `Cholesky`. Source: `tf.cholesky`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.cholesky(rg.asarray([[4.0, 0.0], [0.0, 9.0]]))
-    Tensor([[2., 0.],
-            [0., 3.]], dtype=float32)"""
+    """Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix."""
 
 def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
-    """Return the y with `A @ y = rhs`, given the Cholesky factor of A.
-
-    Args:
-        chol, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'cholesky_solve'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
-
-    A composition. Source: `tf.cholesky_solve`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.cholesky_solve(rg.asarray([[2.0, 0.0], [0.0, 1.0]]), rg.asarray([[4.0], [3.0]]))
-    Tensor([[1.],
-            [3.]], dtype=float32)"""
+    """Return the y with `A @ y = rhs`, given the Cholesky factor of A."""
 
 class Qr(NamedTuple):
-    """Orthonormal columns and an upper triangle."""
-
     q: Any
     r: Any
 
-def _qr(x: Tensor, full_matrices: bool) -> Qr: ...
-def _eigh(x: Tensor) -> tuple[Tensor, ...]: ...
-def _svd(x: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]: ...
 def svd(
     tensor: TensorLike,
     full_matrices: bool = False,
@@ -566,91 +131,16 @@ def svd(
     name: str | None = None,
 ) -> Any: ...
 def qr(input: Any, full_matrices: Any = False, name: str | None = None) -> Any:
-    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`.
-
-    Args:
-        input: A tensor or array of real or complex floats, or a number.
-        full_matrices: Complete the orthonormal columns to square matrices.
-        name: The name of the op in the graph, by default 'Qr'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real or complex floats.
-
-    Op type: `Qr`. Source: `tf.qr`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> x = rg.asarray([[3.0, 1.0], [4.0, 2.0]])
-    >>> q, r = tf.qr(x)
-    >>> (q @ r).numpy().round(4).tolist()
-    [[3.0, 1.0], [4.0, 2.0]]"""
+    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`."""
 
 def self_adjoint_eig(tensor: Any, name: str | None = None) -> Any:
-    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
-
-    Args:
-        tensor: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'SelfAdjointEigV2'.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
-
-    Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
-    >>> values.tolist(), abs(vectors).tolist()
-    ([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])"""
+    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices."""
 
 def eigh(tensor: Any, name: str | None = None) -> Any:
-    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
-
-    Args:
-        tensor: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'SelfAdjointEigV2'.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
-
-    Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
-    >>> values.tolist(), abs(vectors).tolist()
-    ([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])"""
+    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices."""
 
 def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any:
-    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
-
-    Args:
-        tensor: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'SelfAdjointEigvals'.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
-
-    Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.self_adjoint_eigvals(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
-    Tensor([1., 2.], dtype=float32)"""
+    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`)."""
 
 def eigvalsh(tensor: Any, name: str | None = None) -> Any:
-    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
-
-    Args:
-        tensor: A tensor or array of real or complex floats, or a number.
-        name: The name of the op in the graph, by default 'SelfAdjointEigvals'.
-
-    Raises:
-        DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
-
-    Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.self_adjoint_eigvals(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
-    Tensor([1., 2.], dtype=float32)"""
+    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`)."""

@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import regrad as rg
 from regrad.core.op import TensorLike
 from regrad.v1.functions.convolution import *
@@ -11,214 +9,36 @@ from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
 
 def relu(features: Any, name: str | None = None) -> Any:
-    """Return `max(x, 0)`. The gradient at 0 is 0.
-
-    Args:
-        features: A tensor or array of real numbers, or a number.
-        name: The name of the op in the graph, by default 'Relu'.
-
-    Returns:
-        A tensor of features's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `features` does not hold real numbers.
-
-    Op type: `Relu`. Source: `tf.nn.relu`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.relu(rg.asarray([-1.0, 2.0]))
-    Tensor([0., 2.], dtype=float32)"""
+    """Return `max(x, 0)`. The gradient at 0 is 0."""
 
 def relu6(features: Any, name: str | None = None) -> Any:
-    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6.
-
-    Args:
-        features: A tensor or array of real numbers, or a number.
-        name: The name of the op in the graph, by default 'Relu6'.
-
-    Returns:
-        A tensor of features's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `features` does not hold real numbers.
-
-    Op type: `Relu6`. Source: `tf.nn.relu6`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.relu6(rg.asarray([-1.0, 2.0]))
-    Tensor([0., 2.], dtype=float32)"""
+    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
 
 def elu(features: Any, name: str | None = None) -> Any:
-    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
-
-    Args:
-        features: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Elu'.
-
-    Returns:
-        A tensor of features's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `features` does not hold real floats.
-
-    Op type: `Elu`. Source: `tf.nn.elu`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.elu(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.63212055,  2.        ], dtype=float32)"""
+    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1."""
 
 def selu(features: Any, name: str | None = None) -> Any:
-    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
-
-    Args:
-        features: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Selu'.
-
-    Returns:
-        A tensor of features's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `features` does not hold real floats.
-
-    Op type: `Selu`. Source: `tf.nn.selu`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.selu(rg.asarray([-1.0, 2.0]))
-    Tensor([-1.1113307,  2.101402 ], dtype=float32)"""
+    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
 
 def swish(features: Any, name: str | None = None) -> Any:
-    """Return `x * sigmoid(x)`, also called swish.
-
-    Args:
-        features: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Silu'.
-
-    Returns:
-        A tensor of features's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `features` does not hold real floats.
-
-    Op type: `Silu`. Source: `tf.nn.swish`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.swish(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.26894143,  1.761594  ], dtype=float32)"""
+    """Return `x * sigmoid(x)`, also called swish."""
 
 def softplus(features: Any, name: str | None = None) -> Any:
-    """Return `log(1 + exp(x))`, without overflow.
-
-    Args:
-        features: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Softplus'.
-
-    Returns:
-        A tensor of features's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `features` does not hold real floats.
-
-    Op type: `Softplus`. Source: `tf.nn.softplus`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.softplus(rg.asarray([-1.0, 2.0]))
-    Tensor([0.31326163, 2.126928  ], dtype=float32)"""
+    """Return `log(1 + exp(x))`, without overflow."""
 
 def softsign(features: Any, name: str | None = None) -> Any:
-    """Return `x / (1 + abs(x))`.
-
-    Args:
-        features: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'Softsign'.
-
-    Returns:
-        A tensor of features's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `features` does not hold real floats.
-
-    Op type: `Softsign`. Source: `tf.nn.softsign`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.softsign(rg.asarray([-1.0, 2.0]))
-    Tensor([-0.5      ,  0.6666667], dtype=float32)"""
+    """Return `x / (1 + abs(x))`."""
 
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any: ...
-def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor: ...
-def _last_by_default(axis: TensorLike) -> int: ...
 def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
-    """Return `relu` of x and of -x, side by side along `axis`.
-
-    Args:
-        features: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'CRelu'.
-        axis: The axis. It must be known when the graph is built.
-
-    Raises:
-        DTypeError: when a graph is built, `features` does not hold real floats.
-
-    Op type: `ConcatV2`. Source: `tf.nn.crelu`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.crelu(rg.asarray([-1.0, 2.0]))
-    Tensor([0., 2., 1., 0.], dtype=float32)"""
+    """Return `relu` of x and of -x, side by side along `axis`."""
 
 def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
-    """Return `exp(x) / sum(exp(x))` along `axis`, the last by default.
-
-    Args:
-        logits: A tensor or array of real floats, or a number.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'Softmax'.
-        dim: The old name of `axis`.
-
-    Raises:
-        DTypeError: when a graph is built, `logits` does not hold real floats.
-
-    Op type: `Softmax`. Source: `tf.nn.softmax`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.softmax(rg.asarray([1.0, 1.0]))
-    Tensor([0.5, 0.5], dtype=float32)"""
+    """Return `exp(x) / sum(exp(x))` along `axis`, the last by default."""
 
 def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
-    """Return `log(softmax(x))` along `axis`, the last by default.
+    """Return `log(softmax(x))` along `axis`, the last by default."""
 
-    It is accurate also where the softmax is 0 or 1 to the last digit.
-
-    Args:
-        logits: A tensor or array of real floats, or a number.
-        axis: The axis. It must be known when the graph is built.
-        name: The name of the op in the graph, by default 'LogSoftmax'.
-        dim: The old name of `axis`.
-
-    Raises:
-        DTypeError: when a graph is built, `logits` does not hold real floats.
-
-    Op type: `LogSoftmax`. Source: `tf.nn.log_softmax`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.log_softmax(rg.asarray([1.0, 1.0]))
-    Tensor([-0.6931472, -0.6931472], dtype=float32)"""
-
-def _check_named(function: str, sentinel: None, labels: TensorLike, logits: TensorLike) -> None: ...
 def softmax_cross_entropy_with_logits(
     _sentinel: None = None,
     labels: TensorLike = None,
@@ -234,10 +54,6 @@ def softmax_cross_entropy_with_logits_v2(
     name: str | None = None,
     dim: int | None = None,
 ) -> Any: ...
-def _distribution_loss(
-    name: str, labels: TensorLike, logits: TensorLike, axis: int, fixed: bool
-) -> Any: ...
-def _cross_entropy(labels: rg.Tensor, logits: rg.Tensor, axis: int, fixed: bool) -> Any: ...
 def sparse_softmax_cross_entropy_with_logits(
     _sentinel: None = None,
     labels: TensorLike = None,
@@ -251,9 +67,6 @@ def sigmoid_cross_entropy_with_logits(
     logits: TensorLike = None,
     name: str | None = None,
 ) -> Any: ...
-def _weighted_cross_entropy(
-    labels: rg.Tensor, logits: rg.Tensor, weight: rg.Tensor
-) -> rg.Tensor: ...
 def weighted_cross_entropy_with_logits(
     labels: Any = None,
     logits: Any = None,
@@ -261,93 +74,21 @@ def weighted_cross_entropy_with_logits(
     name: str | None = None,
     targets: Any = None,
 ) -> Any:
-    """Return `sigmoid_cross_entropy_with_logits`, positive examples weighted by `pos_weight`.
+    """Return `sigmoid_cross_entropy_with_logits`, positive examples weighted by `pos_weight`."""
 
-    Args:
-        labels, logits, pos_weight: Tensors or arrays of real floats, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'logistic_loss'.
-        targets: The old name of `labels`.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    A composition. Source: `tf.nn.weighted_cross_entropy_with_logits`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.weighted_cross_entropy_with_logits(rg.asarray([1.0, 0.0]), rg.asarray([0.0, 0.0]), rg.asarray(2.0))
-    Tensor([1.3862944, 0.6931472], dtype=float32)"""
-
-def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor: ...
-def _l2_loss(x: rg.Tensor) -> rg.Tensor: ...
 def log_poisson_loss(
     targets: Any, log_input: Any, compute_full_loss: Any = False, name: str | None = None
 ) -> Any:
-    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked.
-
-    Args:
-        targets, log_input: Tensors or arrays of real floats, or numbers, of one dtype.
-        compute_full_loss: Add Stirling's term, which the gradient does not need.
-        name: The name of the op in the graph, by default 'log_poisson_loss'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    A composition. Source: `tf.nn.log_poisson_loss`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.log_poisson_loss(rg.asarray([1.0]), rg.asarray([0.0]))
-    Tensor([1.], dtype=float32)"""
+    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked."""
 
 def l2_loss(t: Any, name: str | None = None) -> Any:
-    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`).
-
-    Args:
-        t: A tensor or array of real floats, or a number.
-        name: The name of the op in the graph, by default 'L2Loss'.
-
-    Returns:
-        A tensor of t's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `t` does not hold real floats.
-
-    Op type: `RealDiv`. Source: `tf.nn.l2_loss`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.l2_loss(rg.asarray([3.0, 4.0]))
-    Tensor(12.5, dtype=float32)"""
+    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`)."""
 
 def l2_normalize(
     x: Any, axis: Any = None, epsilon: Any = 1e-12, name: str | None = None, dim: Any = None
 ) -> Any:
-    """Return `x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
+    """Return `x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default)."""
 
-    Args:
-        x: A tensor or array of real floats, or a number.
-        axis: The axis. It must be known when the graph is built.
-        epsilon: A small number that keeps a divisor from being 0.
-        name: The name of the op in the graph, by default 'l2_normalize'.
-        dim: The old name of `axis`.
-
-    Returns:
-        A tensor of x's shape and dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real floats.
-
-    Op type: `Mul`. Source: `tf.nn.l2_normalize`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.l2_normalize(rg.asarray([3.0, 4.0]), axis=0)
-    Tensor([0.6, 0.8], dtype=float32)"""
-
-def _moments(x: rg.Tensor, axes: Any, keepdims: bool) -> Any: ...
 def moments(
     x: Any,
     axes: Any,
@@ -356,26 +97,7 @@ def moments(
     keep_dims: Any = None,
     keepdims: Any = None,
 ) -> Any:
-    """Return the mean and the variance over `axes`.
-
-    Args:
-        x: A tensor or array of real or complex floats, or a number.
-        axes: The axes; None for all.
-        shift: Without effect.
-        name: The name of the op in the graph, by default 'moments'.
-        keep_dims: The old name of `keepdims`.
-        keepdims: Keep the reduced axes, with size 1.
-
-    Raises:
-        DTypeError: when a graph is built, `x` does not hold real or complex floats.
-
-    A composition. Source: `tf.nn.moments`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> mean, variance = tf.nn.moments(rg.asarray([1.0, 3.0]), [0])
-    >>> mean.item(), variance.item()
-    (2.0, 1.0)"""
+    """Return the mean and the variance over `axes`."""
 
 def batch_normalization(
     x: TensorLike,
@@ -388,8 +110,6 @@ def batch_normalization(
 ) -> Any: ...
 
 class FusedBatchNorm(NamedTuple):
-    """The result of `fused_batch_norm`."""
-
     y: Any
     batch_mean: Any
     batch_var: Any
@@ -414,25 +134,7 @@ def local_response_normalization(
     beta: Any = 0.5,
     name: str | None = None,
 ) -> Any:
-    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.
-
-    Args:
-        input: A tensor or array of real floats, or a number.
-        depth_radius: How far channels are nearby.
-        bias: The offset.
-        alpha: The factor of the sum.
-        beta: The exponent.
-        name: The name of the op in the graph, by default 'LRN'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real floats.
-
-    Op type: `LRN`. Source: `tf.nn.local_response_normalization`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.local_response_normalization(rg.asarray([[[[0.0, 3.0]]]]))
-    Tensor([[[[0.        , 0.94868326]]]], dtype=float32)"""
+    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels."""
 
 def lrn(
     input: Any,
@@ -442,89 +144,19 @@ def lrn(
     beta: Any = 0.5,
     name: str | None = None,
 ) -> Any:
-    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.
+    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels."""
 
-    Args:
-        input: A tensor or array of real floats, or a number.
-        depth_radius: How far channels are nearby.
-        bias: The offset.
-        alpha: The factor of the sum.
-        beta: The exponent.
-        name: The name of the op in the graph, by default 'LRN'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real floats.
-
-    Op type: `LRN`. Source: `tf.nn.local_response_normalization`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.local_response_normalization(rg.asarray([[[[0.0, 3.0]]]]))
-    Tensor([[[[0.        , 0.94868326]]]], dtype=float32)"""
-
-def _zero_fraction(x: rg.Tensor) -> rg.Tensor: ...
 def zero_fraction(value: Any, name: str | None = None) -> Any:
-    """Return the fraction of elements that are 0, as float32.
-
-    Args:
-        value: A tensor or array, or a number.
-        name: The name of the op in the graph, by default 'zero_fraction'.
-
-    Raises:
-        DTypeError: when a graph is built, `value` cannot become a tensor.
-
-    A composition. Source: `tf.nn.zero_fraction`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.zero_fraction(rg.asarray([0.0, 3.0]))
-    Tensor(0.5, dtype=float32)"""
+    """Return the fraction of elements that are 0, as float32."""
 
 def bias_add(
     value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
 ) -> Any: ...
-def _bias_add(a: TensorLike, b: TensorLike, /) -> rg.Tensor: ...
-def _add_bias(value: rg.Tensor, bias: rg.Tensor, first: bool) -> Any: ...
-def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor: ...
-def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor: ...
 def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
-    """Return `matmul(x, weights) + biases`.
-
-    Args:
-        x, weights, biases: Tensors or arrays of real floats, or numbers, of one dtype.
-        name: The name of the op in the graph, by default 'xw_plus_b'.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-
-    Op type: `BiasAdd`. Source: `tf.nn.xw_plus_b`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.xw_plus_b(rg.asarray([[1.0, 2.0]]), rg.asarray([[3.0], [4.0]]), rg.asarray([5.0]))
-    Tensor([[16.]], dtype=float32)"""
+    """Return `matmul(x, weights) + biases`."""
 
 def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
-    """Return `relu(matmul(x, weights) + biases)`.
-
-    Args:
-        x, weights, biases: Tensors or arrays of real floats, or numbers, of one dtype. Shapes broadcast.
-        name: The name of the op in the graph, by default 'relu_layer'.
-
-    Returns:
-        A tensor of the shape to which the arguments broadcast and their dtype;
-        an eager Tensor if the tensors are eager.
-
-    Raises:
-        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
-        ShapeError: the shapes do not broadcast.
-
-    Op type: `Relu`. Source: `tf.nn.relu_layer`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> tf.nn.relu_layer(rg.asarray([[1.0, 2.0]]), rg.asarray([[3.0], [4.0]]), rg.asarray([5.0]))
-    Tensor([[16.]], dtype=float32)"""
+    """Return `relu(matmul(x, weights) + biases)`."""
 
 def dropout(
     x: TensorLike,
@@ -534,9 +166,6 @@ def dropout(
     name: str | None = None,
     rate: TensorLike = None,
 ) -> Any: ...
-def _drop(x: rg.Tensor, keep: rg.Tensor, noise: rg.Tensor) -> Any: ...
-def _keep_probability(keep_prob: TensorLike, rate: TensorLike) -> Any: ...
-def _noise_shape(shape: TensorLike, noise_shape: TensorLike) -> Any: ...
 def embedding_lookup(
     params: TensorLike,
     ids: TensorLike,
@@ -545,38 +174,14 @@ def embedding_lookup(
     validate_indices: bool = True,
     max_norm: float | None = None,
 ) -> Any: ...
-def _embed(table: rg.Tensor, ids: rg.Tensor) -> Any: ...
-def _deal(ids: rg.Tensor, starts: np.ndarray) -> Any: ...
-def _keep_order(ids: rg.Tensor, starts: np.ndarray) -> Any: ...
 
 class TopKV2(NamedTuple):
-    """The result of `top_k`."""
-
     values: Any
     indices: Any
 
-def _top_k(x: rg.Tensor, k: int) -> TopKV2: ...
 def top_k(input: Any, k: Any = 1, sorted: Any = True, name: str | None = None) -> Any:
-    """Return the k largest elements of each row, largest first, and their places (int32).
-
-    Args:
-        input: A tensor or array of real numbers, or a number.
-        k: How many.
-        sorted: Without effect.
-        name: The name of the op in the graph, by default 'TopKV2'.
-
-    Raises:
-        DTypeError: when a graph is built, `input` does not hold real numbers.
-
-    Op type: `TopKV2`. Source: `tf.nn.top_k`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)
-    >>> values.tolist(), places.tolist()
-    ([9, 3], [1, 0])"""
+    """Return the k largest elements of each row, largest first, and their places (int32)."""
 
 def in_top_k(
     predictions: TensorLike, targets: TensorLike, k: TensorLike, name: str | None = None
 ) -> Any: ...
-def _is_in(predictions: rg.Tensor, targets: rg.Tensor, k: int) -> Any: ...

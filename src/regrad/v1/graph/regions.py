@@ -25,6 +25,7 @@ from regrad.core import dims
 from regrad.core.backends import backend_of, is_inexact
 from regrad.core.blocks import block
 from regrad.core.dispatch import alias_of, computed
+from regrad.core.protocols import NodeLike
 from regrad.core.pullback import StepBack, or_zeros, step_back
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.rule import Rule
@@ -303,7 +304,7 @@ class CondRule(WholeRule):
 
     name = "cond"
 
-    def carries(self, node: Node, index: int) -> bool:
+    def carries(self, node: NodeLike, index: int) -> bool:
         branches = node.attrs["branches"]
         for branch in branches:
             branch.spread()
@@ -440,7 +441,7 @@ class WhileRule(WholeRule):
 
     name = "while_loop"
 
-    def carries(self, node: Node, index: int) -> bool:
+    def carries(self, node: NodeLike, index: int) -> bool:
         loop: Loop = node.attrs["loop"]
         loop.spread(node.xs)
         return loop.body.arguments[index]._data.carries
