@@ -58,9 +58,7 @@ def leaky_relu(xp, x: TensorLike, /, alpha: float = 0.2) -> Tensor:
     return xp.where(x > 0, x, alpha * x)
 
 
-@gradient("LeakyRelu")
-def _(dy, x, alpha):
-    return where(x > 0, dy, alpha * dy)
+gradient("LeakyRelu")(lambda dy, x, alpha: where(x > 0, dy, alpha * dy))
 
 
 prelu = elementwise(
@@ -318,9 +316,7 @@ def softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     return y / _sums(xp, y, axes, True)
 
 
-@gradient("Softmax")
-def _(dy, y, axis):
-    return y * (dy - sum(dy * y, axis=axis, keepdims=True))
+gradient("Softmax")(lambda dy, y, axis: y * (dy - sum(dy * y, axis=axis, keepdims=True)))
 
 
 @op("LogSoftmax", to_float=True)
@@ -343,6 +339,4 @@ def log_softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     return below - xp.log(_sums(xp, xp.exp(below), axes, True))
 
 
-@gradient("LogSoftmax")
-def _(dy, y, axis):
-    return dy - exp(y) * sum(dy, axis=axis, keepdims=True)
+gradient("LogSoftmax")(lambda dy, y, axis: dy - exp(y) * sum(dy, axis=axis, keepdims=True))

@@ -169,9 +169,7 @@ def or_zero(xp, value: TensorLike, x: TensorLike, /) -> Tensor:
     return xp.where(x == 0, xp.zeros_like(value), value)
 
 
-@gradient("OrZero", "value")
-def _(dy, x):
-    return _grad_or_zero(dy, x)
+gradient("OrZero", "value")(lambda dy, x: _grad_or_zero(dy, x))
 
 
 @gradient("OrZero", "x")
@@ -406,14 +404,8 @@ def _chosen_bits_in_torch(mask: Array, a: Array, b: Array) -> Any:
     return bits.view(a.dtype)
 
 
-@gradient("SelectV2", "a")
-def _(dy, condition):
-    return where(condition, dy, 0)
-
-
-@gradient("SelectV2", "b")
-def _(dy, condition):
-    return where(condition, 0, dy)
+gradient("SelectV2", "a")(lambda dy, condition: where(condition, dy, 0))
+gradient("SelectV2", "b")(lambda dy, condition: where(condition, 0, dy))
 
 
 @op("ClipByValue", elementwise=True, real=True)
@@ -493,6 +485,4 @@ def add_n(xp, xs: Sequence[TensorLike], /) -> Tensor:
     return total
 
 
-@gradient("AddN", "xs")
-def _(dy, xs_shape):
-    return [dy for _ in xs_shape]
+gradient("AddN", "xs")(lambda dy, xs_shape: [dy for _ in xs_shape])

@@ -28,9 +28,7 @@ def _conj(xp, x: TensorLike, /) -> Tensor:
     return xp.conj(x)
 
 
-@gradient("Conj")
-def _(dy):
-    return conj(dy)
+gradient("Conj")(lambda dy: conj(dy))
 
 
 @public
@@ -62,9 +60,7 @@ def real(xp, x: TensorLike, /) -> Tensor:
     return xp.real(x) if backends.is_complex(x) else x
 
 
-@gradient("Real")
-def _(dy, x_dtype):
-    return dispatch.as_dtype(dy, backends.numpy_dtype(x_dtype))
+gradient("Real")(lambda dy, x_dtype: dispatch.as_dtype(dy, backends.numpy_dtype(x_dtype)))
 
 
 @op("Imag", elementwise=True, holomorphic=False)
@@ -399,9 +395,7 @@ def polygamma(xp, x: TensorLike, /, n: int) -> Tensor:
     return special(xp).polygamma(n, x)
 
 
-@gradient("Polygamma")
-def _(dy, x, n):
-    return dy * polygamma(x, n + 1)
+gradient("Polygamma")(lambda dy, x, n: dy * polygamma(x, n + 1))
 
 
 @gradient("Sign")

@@ -388,9 +388,7 @@ def _neighbour_sum(xp, x: TensorLike, /, radius: int) -> Tensor:
     return _neighbours(xp, x, radius)
 
 
-@gradient("NeighbourSum")
-def _(dy, radius):
-    return _neighbour_sum(dy, radius)
+gradient("NeighbourSum")(lambda dy, radius: _neighbour_sum(dy, radius))
 
 
 @op("LRN", to_float=True)
