@@ -67,6 +67,9 @@ def _statements(body: list[ast.stmt], values: Any, of: str = "") -> Iterator[ast
             inside = list(_statements(node.body, vars(values[node.name]), node.name))
             doc = [ast.Expr(ast.Constant(text))] if (text := ast.get_docstring(node)) else []
             yield ast.ClassDef(node.name, node.bases, [], [*doc, *inside] or STUB, [])
+        elif isinstance(node, ast.ImportFrom) and of:  # ops that are methods as they are
+            for name in [a.asname or a.name for a in node.names]:
+                yield _signature(name, values[name], of)
         elif isinstance(node, ast.AnnAssign):
             alias = ast.unparse(node.annotation) == "TypeAlias"
             value = node.value if alias else None

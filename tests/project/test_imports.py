@@ -92,7 +92,10 @@ MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
 
 def imports(name):
     """The modules of the package that one of them imports, each with whether in a function."""
-    for node in nodes(ast.parse(MODULES[name].read_text())):
+    tree = ast.parse(MODULES[name].read_text())
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    at_once = [*tree.body, *(node for each in classes for node in each.body)]
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom):
             full = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -103,7 +106,7 @@ def imports(name):
             top, _, inner = each.partition(".")
             if top == "regrad":
                 found = inner if inner in MODULES else inner.rpartition(".")[0]
-                yield found, node.col_offset > 0
+                yield found, node not in at_once
 
 
 GRAPH = {name: {m for m, _ in imports(name) if (name, m) not in KNOTS} for name in MODULES}

@@ -152,6 +152,164 @@ class Methods:
     def __str__(self) -> str: ...
     def __repr__(self) -> str: ...
     def _repr_html_(self) -> str: ...
+    def relu(self, /) -> Tensor:
+        """Return `max(x, 0)`. The gradient at 0 is 0."""
+
+    def relu6(self, /) -> Tensor:
+        """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
+
+    def leaky_relu(self, /, alpha: float = 0.2) -> Tensor:
+        """Return x where x > 0, and `alpha * x` elsewhere. The gradient at 0 is `alpha`."""
+
+    def prelu(self, alpha: Any, /) -> Any:
+        """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned."""
+
+    def elu(self, /) -> Tensor:
+        """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1."""
+
+    def selu(self, /) -> Tensor:
+        """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
+
+    def sigmoid(self, /) -> Tensor:
+        """Return `1 / (1 + exp(-x))`."""
+
+    def log_sigmoid(self, /) -> Tensor:
+        """Return `log(sigmoid(x))`, without overflow."""
+
+    def softplus(self, /) -> Tensor:
+        """Return `log(1 + exp(x))`, without overflow."""
+
+    def softmax(self, /, axis: Axis = -1) -> Tensor:
+        """Return `exp(x) / sum(exp(x))` along `axis`, without overflow."""
+
+    def log_softmax(self, /, axis: Axis = -1) -> Tensor:
+        """Return `log(softmax(x, axis))`, accurate where the softmax is close to 0 or 1 as well."""
+
+    def expand_dims(self, /, axis: int | tuple[int, ...] = 0) -> Tensor:
+        """Return x with new axes of size 1."""
+
+    def squeeze(self, /, axis: Axis = None) -> Tensor:
+        """Return x without axes of size 1."""
+
+    def swapaxes(self, axis1: int, axis2: int, /) -> Tensor:
+        """Return x with two axes exchanged."""
+
+    def broadcast_to(self, /, shape: Shape) -> Tensor:
+        """Return x repeated along axes of size 1 and new leading axes."""
+
+    def tile(self, repetitions: tuple[int, ...], /) -> Tensor:
+        """Return x laid side by side, `repetitions[i]` times along axis i."""
+
+    def isclose(
+        self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> Tensor:
+        """Return where `abs(a - b) <= atol + rtol * abs(b)`; infinities are close to themselves."""
+
+    def clip(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
+        """Return x limited to `[min, max]`. The gradient passes at both bounds."""
+
+    def clip_by_value(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
+        """Return x limited to `[min, max]`. The gradient passes at both bounds."""
+
+    def add(self, b: TensorLike, /) -> Tensor:
+        """Return `a + b`."""
+
+    def sub(self, b: TensorLike, /) -> Tensor:
+        """Return `a - b`."""
+
+    def mul(self, b: TensorLike, /) -> Tensor:
+        """Return `a * b`."""
+
+    def div(self, b: TensorLike, /) -> Tensor:
+        """Return `a / b`."""
+
+    def floor_div(self, b: TensorLike, /) -> Tensor:
+        """Return `a // b`: the quotient, rounded down. The gradient is 0."""
+
+    def mod(self, b: TensorLike, /) -> Tensor:
+        """Return `a % b`, with the sign of b."""
+
+    def pow(self, b: TensorLike, /) -> Tensor:
+        """Return a to the power b. The gradient of b is 0 where a <= 0."""
+
+    def maximum(self, b: TensorLike, /) -> Tensor:
+        """Return the larger of a and b. Where they are equal, the gradient goes to a."""
+
+    def minimum(self, b: TensorLike, /) -> Tensor:
+        """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
+
+    def squared_difference(self, b: TensorLike, /) -> Tensor:
+        """Return `(a - b)²`."""
+
+    def atan2(self, b: TensorLike, /) -> Tensor:
+        """Return the angle of the point (b, a), in (-π, π] radians."""
+
+    def equal(self, b: TensorLike, /) -> Tensor:
+        """Return True where `a == b`."""
+
+    def not_equal(self, b: TensorLike, /) -> Tensor:
+        """Return True where `a != b`."""
+
+    def less(self, b: TensorLike, /) -> Tensor:
+        """Return True where `a < b`."""
+
+    def less_equal(self, b: TensorLike, /) -> Tensor:
+        """Return True where `a <= b`."""
+
+    def greater(self, b: TensorLike, /) -> Tensor:
+        """Return True where `a > b`."""
+
+    def greater_equal(self, b: TensorLike, /) -> Tensor:
+        """Return True where `a >= b`."""
+
+    def logical_and(self, b: TensorLike, /) -> Tensor:
+        """Return True where a and b are both true (not 0)."""
+
+    def logical_or(self, b: TensorLike, /) -> Tensor:
+        """Return True where a or b or both are true (not 0)."""
+
+    def logical_xor(self, b: TensorLike, /) -> Tensor:
+        """Return True where exactly one of a and b is true (not 0)."""
+
+    def conv1d(self, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
+        """Convolve sequences with a filter."""
+
+    def conv2d(self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+        """Convolve images with a filter (no flip: a correlation, as in every neural network)."""
+
+    def conv2d_transpose(
+        self,
+        w: TensorLike,
+        /,
+        output_shape: Sequence[int],
+        strides: Ints,
+        pad: Padding,
+        dilations: Ints = 1,
+    ) -> Tensor:
+        """Return the adjoint of `conv2d`: the gradient of its images, as an op of its own."""
+
+    def depthwise_conv2d(
+        self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
+    ) -> Tensor:
+        """Convolve each channel of images with its own filters."""
+
+    def separable_conv2d(
+        self,
+        depthwise: TensorLike,
+        pointwise: TensorLike,
+        /,
+        strides: Ints,
+        pad: Padding,
+        dilations: Ints = 1,
+    ) -> Tensor:
+        """Return a `depthwise_conv2d`, followed by a `conv2d` with a 1×1 filter."""
+
+    def zeros_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
+        """Return zeros of x's shape, in x's library."""
+
+    def ones_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
+        """Return ones of x's shape, in x's library."""
+
     def abs(self, /) -> Tensor:
         """Return the absolute value. The gradient at 0 is 0."""
 
@@ -245,35 +403,8 @@ class Methods:
     def isfinite(self, /) -> Tensor:
         """Return True where x is neither infinite nor NaN."""
 
-    def isclose(
-        self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-    ) -> Tensor:
-        """Return where `abs(a - b) <= atol + rtol * abs(b)`; infinities are close to themselves."""
-
-    def allclose(
-        self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-    ) -> Tensor:
-        """Return whether all elements of a and b are close (see `isclose`)."""
-
-    def nan_to_num(
-        self, /, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
-    ) -> Tensor:
-        """Return x with numbers in the places of NaN and infinities. Gradient there: 0."""
-
-    def sinc(self, /) -> Tensor:
-        """Return `sin(πx) / (πx)`, and 1 at 0. Its derivatives of any order are exact, at 0 as well."""
-
-    def xlogy(self, b: TensorLike, /) -> Tensor:
-        """Return `a * log(b)`, and 0 where a is 0, whatever b is (NaN included)."""
-
     def logical_not(self, /) -> Tensor:
         """Return True where x is 0 or False."""
-
-    def clip(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
-        """Return x limited to `[min, max]`. The gradient passes at both bounds."""
-
-    def clip_by_value(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
-        """Return x limited to `[min, max]`. The gradient passes at both bounds."""
 
     def clone(self, /) -> Tensor:
         """Return x itself, as an op that a rule can be attached to."""
@@ -290,104 +421,106 @@ class Methods:
     def cast(self, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
         """Return x converted to another dtype."""
 
-    def zeros_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-        """Return zeros of x's shape, in x's library."""
+    def resize_bilinear(
+        self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
+    ) -> Tensor:
+        """Return images of another size, each pixel interpolated between four old ones."""
 
-    def ones_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-        """Return ones of x's shape, in x's library."""
+    def resize_nearest_neighbor(
+        self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
+    ) -> Tensor:
+        """Return images of another size, each pixel a copy of the nearest old one."""
 
-    def relu(self, /) -> Tensor:
-        """Return `max(x, 0)`. The gradient at 0 is 0."""
+    def space_to_batch_nd(
+        self, /, block_shape: Sequence[int], paddings: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Move blocks of the spatial axes into the batch."""
 
-    def relu6(self, /) -> Tensor:
-        """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
+    def batch_to_space_nd(
+        self, /, block_shape: Sequence[int], crops: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`."""
 
-    def leaky_relu(self, /, alpha: float = 0.2) -> Tensor:
-        """Return x where x > 0, and `alpha * x` elsewhere. The gradient at 0 is `alpha`."""
+    def unsorted_segment_sum(self, ids: Indices, num_segments: int) -> Tensor:
+        """Return the sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`."""
 
-    def prelu(self, alpha: Any, /) -> Any:
-        """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned."""
+    def one_hot(
+        self,
+        /,
+        depth: int,
+        *,
+        on_value: complex = 1,
+        off_value: complex = 0,
+        axis: int = -1,
+        dtype: DTypeLike | None = None,
+    ) -> Tensor:
+        """Return `on_value` where the index is, `off_value` elsewhere, along a new axis."""
 
-    def elu(self, /) -> Tensor:
-        """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1."""
+    def split(
+        self, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
+    ) -> tuple[Tensor, ...]:
+        """Return x cut along an axis."""
 
-    def selu(self, /) -> Tensor:
-        """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
+    def matmul(
+        self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Tensor:
+        """Return the matrix product over the last two axes; earlier axes broadcast."""
 
-    def sigmoid(self, /) -> Tensor:
-        """Return `1 / (1 + exp(-x))`."""
+    def dot(self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+        """Return the matrix product over the last two axes; earlier axes broadcast."""
 
-    def log_sigmoid(self, /) -> Tensor:
-        """Return `log(sigmoid(x))`, without overflow."""
+    def batch_norm(
+        self,
+        mean: TensorLike,
+        variance: TensorLike,
+        offset: TensorLike | None = None,
+        scale: TensorLike | None = None,
+        epsilon: float = 0.001,
+    ) -> Tensor:
+        """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`."""
 
-    def softplus(self, /) -> Tensor:
-        """Return `log(1 + exp(x))`, without overflow."""
+    def max_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+        """Return the maximum of each window of images."""
 
-    def softmax(self, /, axis: Axis = -1) -> Tensor:
-        """Return `exp(x) / sum(exp(x))` along `axis`, without overflow."""
+    def avg_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+        """Return the mean of each window of images."""
 
-    def log_softmax(self, /, axis: Axis = -1) -> Tensor:
-        """Return `log(softmax(x, axis))`, accurate where the softmax is close to 0 or 1 as well."""
+    def local_response_normalization(
+        self, /, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, beta: float = 0.5
+    ) -> Tensor:
+        """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels."""
 
-    def add(self, b: TensorLike, /) -> Tensor:
-        """Return `a + b`."""
+    def allclose(
+        self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> Tensor:
+        """Return whether all elements of a and b are close (see `isclose`)."""
 
-    def sub(self, b: TensorLike, /) -> Tensor:
-        """Return `a - b`."""
+    def slice(self, begin: int | Sequence[int], size: int | Sequence[int] | None = None) -> Tensor:
+        """Return a block of x."""
 
-    def mul(self, b: TensorLike, /) -> Tensor:
-        """Return `a * b`."""
+    def pad(
+        self,
+        paddings: int | Sequence[tuple[int, int]],
+        mode: str = "constant",
+        constant_value: complex = 0,
+    ) -> Tensor:
+        """Return x with more elements at the ends of its axes."""
 
-    def div(self, b: TensorLike, /) -> Tensor:
-        """Return `a / b`."""
+    def quantile(
+        self, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False, method: str = "linear"
+    ) -> Tensor:
+        """Return the values below which shares q of the elements over `axis` lie."""
 
-    def floor_div(self, b: TensorLike, /) -> Tensor:
-        """Return `a // b`: the quotient, rounded down. The gradient is 0."""
+    def nan_to_num(
+        self, /, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+    ) -> Tensor:
+        """Return x with numbers in the places of NaN and infinities. Gradient there: 0."""
 
-    def mod(self, b: TensorLike, /) -> Tensor:
-        """Return `a % b`, with the sign of b."""
+    def sinc(self, /) -> Tensor:
+        """Return `sin(πx) / (πx)`, and 1 at 0. Its derivatives of any order are exact, at 0 as well."""
 
-    def pow(self, b: TensorLike, /) -> Tensor:
-        """Return a to the power b. The gradient of b is 0 where a <= 0."""
-
-    def maximum(self, b: TensorLike, /) -> Tensor:
-        """Return the larger of a and b. Where they are equal, the gradient goes to a."""
-
-    def minimum(self, b: TensorLike, /) -> Tensor:
-        """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
-
-    def squared_difference(self, b: TensorLike, /) -> Tensor:
-        """Return `(a - b)²`."""
-
-    def atan2(self, b: TensorLike, /) -> Tensor:
-        """Return the angle of the point (b, a), in (-π, π] radians."""
-
-    def equal(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a == b`."""
-
-    def not_equal(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a != b`."""
-
-    def less(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a < b`."""
-
-    def less_equal(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a <= b`."""
-
-    def greater(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a > b`."""
-
-    def greater_equal(self, b: TensorLike, /) -> Tensor:
-        """Return True where `a >= b`."""
-
-    def logical_and(self, b: TensorLike, /) -> Tensor:
-        """Return True where a and b are both true (not 0)."""
-
-    def logical_or(self, b: TensorLike, /) -> Tensor:
-        """Return True where a or b or both are true (not 0)."""
-
-    def logical_xor(self, b: TensorLike, /) -> Tensor:
-        """Return True where exactly one of a and b is true (not 0)."""
+    def xlogy(self, b: TensorLike, /) -> Tensor:
+        """Return `a * log(b)`, and 0 where a is 0, whatever b is (NaN included)."""
 
     def where(self, condition: TensorLike, b: TensorLike) -> Tensor: ...
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -423,11 +556,6 @@ class Methods:
     def median(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Reduce over `axis` (all axes by default); see `regrad.median`."""
 
-    def quantile(
-        self, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False, method: str = "linear"
-    ) -> Tensor:
-        """Return the values below which shares q of the elements over `axis` lie."""
-
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Tensor: ...
     def argmax(self, axis: int | None = None) -> Tensor: ...
     def argmin(self, axis: int | None = None) -> Tensor: ...
@@ -436,26 +564,6 @@ class Methods:
     def topk(self, k: int = 1) -> tuple[Tensor, Tensor]: ...
     def reshape(self, *shape: Any) -> Tensor: ...
     def transpose(self, *axes: Any) -> Tensor: ...
-    def expand_dims(self, /, axis: int | tuple[int, ...] = 0) -> Tensor:
-        """Return x with new axes of size 1."""
-
-    def squeeze(self, /, axis: Axis = None) -> Tensor:
-        """Return x without axes of size 1."""
-
-    def swapaxes(self, axis1: int, axis2: int, /) -> Tensor:
-        """Return x with two axes exchanged."""
-
-    def broadcast_to(self, /, shape: Shape) -> Tensor:
-        """Return x repeated along axes of size 1 and new leading axes."""
-
-    def tile(self, repetitions: tuple[int, ...], /) -> Tensor:
-        """Return x laid side by side, `repetitions[i]` times along axis i."""
-
-    def split(
-        self, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
-    ) -> tuple[Tensor, ...]:
-        """Return x cut along an axis."""
-
     def flatten(self) -> Tensor: ...
     def ravel(self) -> Tensor:
         """The elements in one axis."""
@@ -471,110 +579,3 @@ class Methods:
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor: ...
     def sort(self, axis: int = -1, descending: bool = False) -> Tensor: ...
     def argsort(self, axis: int = -1, descending: bool = False) -> Tensor: ...
-    def slice(self, begin: int | Sequence[int], size: int | Sequence[int] | None = None) -> Tensor:
-        """Return a block of x."""
-
-    def pad(
-        self,
-        paddings: int | Sequence[tuple[int, int]],
-        mode: str = "constant",
-        constant_value: complex = 0,
-    ) -> Tensor:
-        """Return x with more elements at the ends of its axes."""
-
-    def one_hot(
-        self,
-        /,
-        depth: int,
-        *,
-        on_value: complex = 1,
-        off_value: complex = 0,
-        axis: int = -1,
-        dtype: DTypeLike | None = None,
-    ) -> Tensor:
-        """Return `on_value` where the index is, `off_value` elsewhere, along a new axis."""
-
-    def unsorted_segment_sum(self, ids: Indices, num_segments: int) -> Tensor:
-        """Return the sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`."""
-
-    def matmul(
-        self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
-    ) -> Tensor:
-        """Return the matrix product over the last two axes; earlier axes broadcast."""
-
-    def dot(self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-        """Return the matrix product over the last two axes; earlier axes broadcast."""
-
-    def batch_norm(
-        self,
-        mean: TensorLike,
-        variance: TensorLike,
-        offset: TensorLike | None = None,
-        scale: TensorLike | None = None,
-        epsilon: float = 0.001,
-    ) -> Tensor:
-        """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`."""
-
-    def conv1d(self, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
-        """Convolve sequences with a filter."""
-
-    def conv2d(self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
-        """Convolve images with a filter (no flip: a correlation, as in every neural network)."""
-
-    def conv2d_transpose(
-        self,
-        w: TensorLike,
-        /,
-        output_shape: Sequence[int],
-        strides: Ints,
-        pad: Padding,
-        dilations: Ints = 1,
-    ) -> Tensor:
-        """Return the adjoint of `conv2d`: the gradient of its images, as an op of its own."""
-
-    def depthwise_conv2d(
-        self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
-    ) -> Tensor:
-        """Convolve each channel of images with its own filters."""
-
-    def separable_conv2d(
-        self,
-        depthwise: TensorLike,
-        pointwise: TensorLike,
-        /,
-        strides: Ints,
-        pad: Padding,
-        dilations: Ints = 1,
-    ) -> Tensor:
-        """Return a `depthwise_conv2d`, followed by a `conv2d` with a 1×1 filter."""
-
-    def max_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-        """Return the maximum of each window of images."""
-
-    def avg_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-        """Return the mean of each window of images."""
-
-    def local_response_normalization(
-        self, /, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, beta: float = 0.5
-    ) -> Tensor:
-        """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels."""
-
-    def resize_bilinear(
-        self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
-    ) -> Tensor:
-        """Return images of another size, each pixel interpolated between four old ones."""
-
-    def resize_nearest_neighbor(
-        self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
-    ) -> Tensor:
-        """Return images of another size, each pixel a copy of the nearest old one."""
-
-    def space_to_batch_nd(
-        self, /, block_shape: Sequence[int], paddings: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Move blocks of the spatial axes into the batch."""
-
-    def batch_to_space_nd(
-        self, /, block_shape: Sequence[int], crops: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`."""
