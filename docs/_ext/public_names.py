@@ -12,7 +12,7 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,8 +40,8 @@ def origins(package: str) -> dict[str, str]:
     """Return the public names of a package, each with the module that defines it."""
     module = importlib.import_module(package)
     tree = ast.parse(inspect.getsource(module))
-    found = dict(_declared(tree, package))
     listed = getattr(module, "__all__", None)
+    found = dict(_declared(tree, package, () if listed is None else listed))
     if listed is None:
         return found
     tools = getattr(module, "_TOOLS", {})  # imported when they are first used
@@ -50,11 +50,12 @@ def origins(package: str) -> dict[str, str]:
     return {name: found.get(name, package) for name in names}
 
 
-def _declared(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
+def _declared(tree: ast.Module, package: str, listed: Sequence[str]) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                if alias.asname == alias.name and not alias.name.startswith("_"):
+                shown = alias.asname == alias.name and not alias.name.startswith("_")
+                if shown or (alias.asname is None and alias.name in listed):
                     yield alias.name, node.module
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):

@@ -25,17 +25,12 @@ Tensor(-1., dtype=float32)
 * `Indices`: the annotation of a tensor of integers in a kernel.
 """
 
-from regrad.core.dims import differ as differ
-from regrad.core.op import Indices as Indices
-from regrad.core.op import elementwise as elementwise
-from regrad.core.op import op as op
-from regrad.core.op import piecewise_constant as piecewise_constant
-from regrad.core.registry import gradient as gradient
-from regrad.core.registry import not_differentiable as not_differentiable
-from regrad.core.signatures import public as public
-from regrad.graph.deferred import deferrable as deferrable
-from regrad.shapes.infer import Spec as Spec
-from regrad.shapes.infer import shape_of as shape_of
+from regrad.core.dims import differ
+from regrad.core.op import Indices, elementwise, op, piecewise_constant
+from regrad.core.registry import gradient, not_differentiable
+from regrad.core.signatures import public
+from regrad.graph.deferred import deferrable
+from regrad.shapes.infer import Spec, shape_of
 
 __all__ = [
     "Indices", "Spec", "deferrable", "differ", "elementwise", "gradient", "not_differentiable",

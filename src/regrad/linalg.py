@@ -15,29 +15,23 @@ from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops import decompositions, reduction, spectral
-from regrad.ops.array import diag as diag
-from regrad.ops.array import diagonal as diagonal
-from regrad.ops.array import expand_dims, reshape
-from regrad.ops.array import matrix_transpose as matrix_transpose
+from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, reshape
 from regrad.ops.creation_like import ones_like
-from regrad.ops.decompositions import det as det
-from regrad.ops.decompositions import expm as expm
-from regrad.ops.decompositions import inv as inv
-from regrad.ops.decompositions import matrix_rank as matrix_rank
-from regrad.ops.decompositions import pinv as pinv
+from regrad.ops.decompositions import det, expm, inv, matrix_rank, pinv
 from regrad.ops.elementwise import abs as elementwise_abs
 from regrad.ops.elementwise import conj
 from regrad.ops.joining import concat, split
-from regrad.ops.matmul import cross as cross
-from regrad.ops.matmul import kron as kron
-from regrad.ops.matmul import matmul as matmul
-from regrad.ops.matmul import outer as outer
-from regrad.ops.matmul import tensordot as tensordot
-from regrad.ops.matmul import vecdot as vecdot
-from regrad.ops.reduction import trace as trace
-from regrad.ops.reduction import vector_norm as vector_norm
-from regrad.ops.spectral import eigvalsh as eigvalsh
-from regrad.ops.spectral import svdvals as svdvals
+from regrad.ops.matmul import cross, kron, matmul, outer, tensordot, vecdot
+from regrad.ops.reduction import trace, vector_norm
+from regrad.ops.spectral import eigvalsh, svdvals
+
+__all__ = [
+    "EighResult", "LstsqResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cross",
+    "det", "diag", "diagonal", "eigh", "eigvalsh", "expm", "inv", "kron", "lstsq", "matmul",
+    "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose", "outer", "pinv", "qr",
+    "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "triangular_solve", "vecdot",
+    "vector_norm",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable

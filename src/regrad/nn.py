@@ -3,6 +3,7 @@
 Images are NHWC, filters HWIO, as in TensorFlow. Nothing here holds parameters.
 """
 
+# isort: skip_file
 from __future__ import annotations
 
 import math
@@ -15,53 +16,38 @@ from regrad.core.shapes import Shape
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, DTypeError, ShapeError
 from regrad.graph.deferred import deferrable
-from regrad.ops.activation import elu as elu
-from regrad.ops.activation import gelu as gelu
-from regrad.ops.activation import hard_sigmoid as hard_sigmoid
-from regrad.ops.activation import hard_tanh as hard_tanh
-from regrad.ops.activation import leaky_relu as leaky_relu
-from regrad.ops.activation import log_sigmoid as log_sigmoid
-from regrad.ops.activation import log_softmax as log_softmax
-from regrad.ops.activation import mish as mish
-from regrad.ops.activation import prelu as prelu
-from regrad.ops.activation import relu as relu
-from regrad.ops.activation import relu6 as relu6
-from regrad.ops.activation import selu as selu
-from regrad.ops.activation import sigmoid as sigmoid
-from regrad.ops.activation import silu as silu
-from regrad.ops.activation import softmax as softmax
-from regrad.ops.activation import softplus as softplus
-from regrad.ops.activation import softsign as softsign
+from regrad.ops.activation import (
+    elu, gelu, hard_sigmoid, hard_tanh, leaky_relu, log_sigmoid, log_softmax, mish, prelu, relu,
+    relu6, selu, sigmoid, silu, softmax, softplus, softsign,
+)  # fmt: skip
 from regrad.ops.array import tril
 from regrad.ops.binary import logical_and, where
-from regrad.ops.convolution import conv1d as conv1d
-from regrad.ops.convolution import conv2d as conv2d
-from regrad.ops.convolution import conv2d_transpose as conv2d_transpose
-from regrad.ops.convolution import conv3d as conv3d
-from regrad.ops.convolution import conv3d_transpose as conv3d_transpose
-from regrad.ops.convolution import depthwise_conv2d as depthwise_conv2d
-from regrad.ops.convolution import separable_conv2d as separable_conv2d
+from regrad.ops.convolution import (
+    conv1d, conv2d, conv2d_transpose, conv3d, conv3d_transpose, depthwise_conv2d, separable_conv2d,
+)  # fmt: skip
 from regrad.ops.creation import ones
-from regrad.ops.cross_entropy import (
-    sparse_softmax_cross_entropy_with_logits as sparse_softmax_cross_entropy_with_logits,
-)
-from regrad.ops.image import batch_to_space as batch_to_space
-from regrad.ops.image import dilation2d as dilation2d
-from regrad.ops.image import resize_bilinear as resize_bilinear
-from regrad.ops.image import resize_nearest as resize_nearest
-from regrad.ops.image import space_to_batch as space_to_batch
+from regrad.ops.cross_entropy import sparse_softmax_cross_entropy_with_logits
+from regrad.ops.image import (
+    batch_to_space, dilation2d, resize_bilinear, resize_nearest, space_to_batch,
+)  # fmt: skip
 from regrad.ops.indexing import take
 from regrad.ops.matmul import matmul
-from regrad.ops.normalization import batch_norm as batch_norm
-from regrad.ops.normalization import l2_normalize as l2_normalize
-from regrad.ops.normalization import layer_norm as layer_norm
-from regrad.ops.pooling import avg_pool as avg_pool
-from regrad.ops.pooling import avg_pool3d as avg_pool3d
-from regrad.ops.pooling import local_response_normalization as local_response_normalization
-from regrad.ops.pooling import max_pool as max_pool
-from regrad.ops.pooling import max_pool3d as max_pool3d
-from regrad.ops.reduction import moments as moments
+from regrad.ops.normalization import batch_norm, l2_normalize, layer_norm
+from regrad.ops.pooling import (
+    avg_pool, avg_pool3d, local_response_normalization, max_pool, max_pool3d,
+)  # fmt: skip
+from regrad.ops.reduction import moments
 from regrad.random import Key, bernoulli
+
+__all__ = [
+    "avg_pool", "avg_pool3d", "batch_norm", "batch_to_space", "conv1d", "conv2d",
+    "conv2d_transpose", "conv3d", "conv3d_transpose", "depthwise_conv2d", "dilation2d", "dropout",
+    "elu", "embedding", "gelu", "hard_sigmoid", "hard_tanh", "l2_normalize", "layer_norm",
+    "leaky_relu", "local_response_normalization", "log_sigmoid", "log_softmax", "max_pool",
+    "max_pool3d", "mish", "moments", "prelu", "relu", "relu6", "resize_bilinear", "resize_nearest",
+    "scaled_dot_product_attention", "selu", "separable_conv2d", "sigmoid", "silu", "softmax",
+    "softplus", "softsign", "space_to_batch", "sparse_softmax_cross_entropy_with_logits",
+]  # fmt: skip
 
 
 @deferrable

@@ -92,12 +92,17 @@ def _all_imports() -> list[ast.ImportFrom]:
 def _statements(body: list[ast.stmt], values: Any, of: str = "") -> Iterator[ast.stmt]:
     """The declarations that stand for statements of a module, or of the class `of`."""
     for node in body:
-        if isinstance(node, ast.FunctionDef) and node.name != "_":
+        if isinstance(node, ast.FunctionDef) and _is_row(node):
+            yield _signature(node.name, values[node.name], of)
+        elif isinstance(node, ast.FunctionDef) and node.name != "_":
             yield _function(node)
         elif isinstance(node, ast.ClassDef):
             inside = list(_statements(node.body, vars(values[node.name]), node.name))
             bases = [*node.bases, *map(ast.Name, BASES.get(node.name, ()))]
             yield ast.ClassDef(node.name, bases, [], inside or STUB, [])
+        elif isinstance(node, ast.ImportFrom) and of:  # ops that are methods as they are
+            for name in [a.asname or a.name for a in node.names]:
+                yield _signature(name, values[name], of)
         elif isinstance(node, ast.AnnAssign):
             alias = ast.unparse(node.annotation) == "TypeAlias"
             value = node.value if alias else None
@@ -106,6 +111,11 @@ def _statements(body: list[ast.stmt], values: Any, of: str = "") -> Iterator[ast
             for name in [n for target in node.targets for n in _names(target)]:
                 if name != "__slots__":
                     yield _assigned(name, values[name], node.value, of)
+
+
+def _is_row(node: ast.FunctionDef) -> bool:
+    """Whether it says the name, inputs and docstring of an op that `row` makes."""
+    return any(ast.unparse(d).startswith("row(") for d in node.decorator_list)
 
 
 def _names(target: ast.expr) -> Iterator[str]:

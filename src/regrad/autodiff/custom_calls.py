@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from regrad.autodiff.guards import UNSEEN, Guard
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_array
 from regrad.core.registry import Input, Op
-from regrad.core.rule import Rule
+from regrad.core.rule import Pulled, Rule
 from regrad.core.state import STATE, State, next_id, run_held
 from regrad.core.tape import NO_ATTRS, put
 from regrad.core.tensor import Tensor, id_of, twin
@@ -67,9 +67,7 @@ class CustomRule(Saves, Rule):
             return run_held(self.scopes, self.answer, dy, False)
         return self.custom.pull(self.grad_func, dy, self.saved)
 
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         answer = self.answer(dy if isinstance(dy, Tensor) else self.rebuild(dy))
         return enumerate(self.per_input(answer))
 

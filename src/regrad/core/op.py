@@ -26,7 +26,7 @@ from regrad.core.docstrings import complete, ordered
 from regrad.core.fastpath import binary, unary
 from regrad.core.generated import define
 from regrad.core.registry import OPS, Input, Op, check_op_type, find_op, gradient
-from regrad.core.rule import Entwined
+from regrad.core.rule import Entwined, parameters
 from regrad.core.signatures import check_call
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, RegistrationError, kind
@@ -342,6 +342,25 @@ def elementwise(
     for wrt, rule in zip(names, rules, strict=False):
         gradient(type, wrt)(rule)
     return function
+
+
+def row(
+    type: str, *rules: RuleFunction, kernel: Kernel | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Any]:
+    """Declare an elementwise op by a function that has its name, its inputs and its docstring.
+
+    The kernel is the function of that name in the Array API standard, unless another is given.
+    Rules and options are those of `elementwise`.
+    """
+
+    def declare(like: Callable[..., Any]) -> Any:
+        name, doc = like.__name__, like.__doc__ or ""
+        inputs = " ".join(parameters(like))
+        function = elementwise(type, name, kernel or name, doc, *rules, inputs=inputs, **options)
+        function.__module__ = like.__module__
+        return function
+
+    return declare
 
 
 def _of_names(names: Sequence[str]) -> inspect.Signature:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -91,74 +92,49 @@ def not_yet(*args: object, **attrs: object) -> Any:
     raise AssertionError("an op was called before its definition ended")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Op:
     """An op type. `flat` ops take one tensor per parameter, so arguments are leaves."""
 
-    __slots__ = (
-        "attrs",
-        "broadcasts",
-        "elementwise",
-        "flat",
-        "function",
-        "holomorphic",
-        "inputs",
-        "kernels",
-        "kinds",
-        "lone",
-        "name",
-        "promotes",
-        "reads",
-        "real",
-        "replaced",
-        "rule",
-        "several",
-        "single",
-        "stateful",
-        "to_float",
-        "type",
-    )
+    type: str
+    name: str
+    kernel: InitVar[Kernel]
+    inputs: Sequence[Input]
+    attrs: Sequence[str] = ()
+    _: KW_ONLY
+    broadcasts: bool = False
+    promotes: Any = False  # once it is made: whether each input is promoted
+    to_float: bool = False
+    holomorphic: bool = True
+    real: bool = False
+    several: bool = False  # its kernel returns a tuple
+    stateful: bool = False  # its kernel takes the state of the run first (graphs only)
+    elementwise: bool = False
+    kernels: Kernels = field(init=False)
+    flat: bool = field(init=False)
+    lone: bool = field(init=False)
+    single: bool = field(init=False)
+    kinds: str | None = field(init=False)
+    rule: Rule = field(init=False)
+    reads: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False)  # see `Part`
+    replaced: Rule | None = None  # its first rule, once it was given another
+    function: Callable[..., Any] = not_yet
 
-    def __init__(
-        self,
-        type: str,
-        name: str,
-        kernel: Kernel,
-        inputs: Sequence[Input],
-        attrs: Sequence[str] = (),
-        *,
-        broadcasts: bool = False,
-        promotes: Sequence[str] | bool = False,
-        to_float: bool = False,
-        holomorphic: bool = True,
-        real: bool = False,
-        several: bool = False,
-        stateful: bool = False,
-        elementwise: bool = False,
-    ) -> None:
-        self.type: str = type
-        self.name: str = name
-        self.kernels: Kernels = Kernels(kernel)
-        self.inputs: tuple[Input, ...] = tuple(inputs)
-        self.attrs: tuple[str, ...] = tuple(attrs)
-        self.flat: bool = all(i.kind == "one" for i in inputs)
-        self.lone: bool = [i.kind for i in inputs if not i.integers] == ["one"]  # differentiable
-        self.single: bool = self.flat and len(inputs) == 1 and not inputs[0].integers
-        self.elementwise: bool = elementwise
-        self.broadcasts: bool = broadcasts
-        if isinstance(promotes, bool):
-            promotes = [i.name for i in inputs] if promotes or broadcasts or to_float else []
-        self.promotes: tuple[bool, ...] = tuple(i.name in promotes for i in inputs)
-        self.to_float: bool = to_float
-        self.holomorphic: bool = holomorphic
-        self.real: bool = real
-        self.several: bool = several  # its kernel returns a tuple
-        self.stateful: bool = stateful  # its kernel takes the state of the run first (graphs only)
+    def __post_init__(self, kernel: Kernel) -> None:
+        self.inputs = inputs = tuple(self.inputs)
+        self.attrs = tuple(self.attrs)
+        self.kernels = Kernels(kernel)
+        self.flat = all(i.kind == "one" for i in inputs)
+        self.lone = [i.kind for i in inputs if not i.integers] == ["one"]  # differentiable
+        self.single = self.flat and len(inputs) == 1 and not inputs[0].integers
+        if isinstance(promotes := self.promotes, bool):
+            every = promotes or self.broadcasts or self.to_float
+            promotes = [i.name for i in inputs] if every else []
+        self.promotes = tuple(i.name in promotes for i in inputs)
         # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
+        real, to_float = self.real, self.to_float
         self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
-        self.rule: Rule = Missing(self)
-        self.reads: dict[tuple[str, ...], Any] = {}  # how rules read what they name (see `Part`)
-        self.replaced: Rule | None = None  # its first rule, once it was given another
-        self.function: Callable[..., Any] = not_yet
+        self.rule = Missing(self)
 
     def __repr__(self) -> str:
         return f"<op type {self.type}>"

@@ -33,6 +33,12 @@ Cotangent: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 RuleFunction: TypeAlias = Callable[..., Any]
 
 
+# What a rule's pull returns: gradients, each with the number of its parameter.
+Pulled: TypeAlias = Iterable[tuple[int, Any]]
+
+# What a record keeps: the parameters whose tensors it holds, and whether it holds the output.
+Kept: TypeAlias = tuple[frozenset[int], bool]
+
 NO_GRADIENT: Any = type("NoGradient", (), {"__repr__": lambda _: "no gradient"})()
 
 
@@ -62,7 +68,7 @@ def no_gradient(dy: Any) -> Any:
 
 
 STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
-NO_PLANS: Mapping[frozenset[int], tuple[frozenset[int], bool]] = MappingProxyType({})
+NO_PLANS: Mapping[frozenset[int], Kept] = MappingProxyType({})
 
 
 class Rule:
@@ -81,7 +87,7 @@ class Rule:
     name = ""
     function: RuleFunction | None = None
     hit: Any = None  # a Hit: where the op under it was called, if it was put in force by a scope
-    plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
+    plans: Mapping[frozenset[int], Kept] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
 
     @property
@@ -96,13 +102,11 @@ class Rule:
         """The rule without what counts its runs, or conjugates it."""
         return self
 
-    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+    def keeps(self, wanted: frozenset[int]) -> Kept:
         """The parameters whose tensors a record must keep, and whether it keeps the output."""
         return frozenset(), False
 
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
 
@@ -136,9 +140,7 @@ class Conjugated(Rule):
         self.whole: bool = rule.whole
         self.linear_in: Callable[..., Any] = rule.linear_in
 
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         pulled = self.rule.pull(record, _each(self.conj, dy), wanted)
         return [(i, _each(self.conj, dx)) for i, dx in pulled]
 
@@ -280,8 +282,8 @@ class PerInput(Rule):
         self.answers: bool = op.lone
         self.parts: dict[int, Part] = {}
         self.functions: dict[str, RuleFunction] = {}
-        self.made: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
-        self.plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = self.made
+        self.made: dict[frozenset[int], Kept] = {}
+        self.plans: Mapping[frozenset[int], Kept] = self.made
 
     def add(self, wrt: str, function: RuleFunction) -> None:
         index = [i.name for i in self.op.inputs].index(wrt)
@@ -292,7 +294,7 @@ class PerInput(Rule):
             for i in range(len(self.op.inputs))
         ]
 
-    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+    def keeps(self, wanted: frozenset[int]) -> Kept:
         plan = self.plans.get(wanted)
         if plan is None:
             parts = [p for i, p in self.parts.items() if i in wanted]
@@ -300,9 +302,7 @@ class PerInput(Rule):
             plan = self.made[wanted] = kept, any(p.output for p in parts)
         return plan
 
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         assert self.pulls is not None
         return [(i, self.pulls[i](record, dy)) for i in wanted]
 
@@ -332,9 +332,7 @@ class Entwined(PerInput):
         self.together = Part(function, self.op, self.name)
         self.pulls: Any = None  # the walk asks `pull`, and says what is wanted
 
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         first = self.together if len(wanted) > 1 else self.parts[0]
         return [(i, (self.parts[i] if i else first).pull(record, dy)) for i in wanted]
 
@@ -348,12 +346,10 @@ class Joint(Rule):
         self.function: RuleFunction | None = function
         self.part: Part = Part(function, op, name)
 
-    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+    def keeps(self, wanted: frozenset[int]) -> Kept:
         return self.part.inputs, self.part.output
 
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         return enumerate(as_many(self.part.pull(record, dy), len(self.op.inputs), record))
 
 
@@ -367,12 +363,10 @@ class TensorFlowForm(Rule):
         self.function: RuleFunction | None
         self.function = self.call = function
 
-    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+    def keeps(self, wanted: frozenset[int]) -> Kept:
         return frozenset(range(len(self.op.inputs))), True
 
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         grads = dy if isinstance(dy, tuple) else (dy,)
         view = record.view()
         try:

@@ -1,12 +1,13 @@
 """Records, the tapes that hold them, and how an op comes to be on a tape.
 
-All records are made here: by `Tape.write` for an op of plain inputs and one output, by `put` for
-any other, and by `record_of` for a rule that is pulled through without a tape.
+All records are made here: by a tape's `write_unary` and its kin for what the fast path runs, by
+`put` for any other op, and by `record_of` for a rule that is pulled through without a tape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ Result: TypeAlias = Tensor | tuple[Tensor, ...]  # of an op: one output, or seve
 _blank = object.__new__
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Record:
     """One executed op: ids, shapes and dtypes, and just the values that its rule names.
 
@@ -44,29 +46,16 @@ class Record:
     `(shape, dtype)` of the inputs.
     """
 
-    __slots__ = ("attrs", "inputs", "op", "outputs", "rule", "specs", "xs", "y")
+    op: Op
+    rule: Rule
+    attrs: Attrs
+    inputs: tuple[int, ...]
+    specs: Sequence[Spec]
+    xs: Sequence[Any]
+    outputs: Any
+    y: Any
 
     plain = True  # one output, and one tensor per parameter
-
-    def __init__(
-        self,
-        op: Op,
-        rule: Rule,
-        attrs: Attrs,
-        inputs: tuple[int, ...],
-        specs: Sequence[Spec],
-        xs: Sequence[Tensor | None],
-        outputs: int | tuple[int, ...],
-        y: Result | None,
-    ) -> None:
-        self.op: Op = op
-        self.rule: Rule = rule
-        self.attrs: Attrs = attrs
-        self.inputs: tuple[int, ...] = inputs
-        self.specs: Sequence[Spec] = specs
-        self.xs: Sequence[Any] = xs
-        self.outputs: Any = outputs
-        self.y: Any = y
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         """Return what belongs to a parameter among `leaves`: one item, a list, or None."""
@@ -97,31 +86,15 @@ class Record:
         return enumerate(gradients)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class GroupedRecord(Record):
     """A record of an op with several outputs, or with sequences or optional tensors as inputs."""
 
-    __slots__ = ("layout", "output_specs", "symbolic")
+    layout: tuple[Place, ...]
+    output_specs: Sequence[Spec] = ()
+    symbolic: Sequence[Tensor] | None = None  # the outputs, of a graph
 
     plain = False
-
-    def __init__(
-        self,
-        op: Op,
-        rule: Rule,
-        attrs: Attrs,
-        inputs: tuple[int, ...],
-        specs: Sequence[Spec],
-        xs: Sequence[Tensor | None],
-        outputs: int | tuple[int, ...],
-        y: Result | None,
-        layout: tuple[Place, ...] | None = None,
-        output_specs: Sequence[Spec] = (),
-        symbolic: Sequence[Tensor] | None = None,
-    ) -> None:
-        super().__init__(op, rule, attrs, inputs, specs, xs, outputs, y)
-        self.layout: tuple[Place, ...] | tuple[int, ...] = layout or tuple(range(len(inputs)))
-        self.output_specs: Sequence[Spec] = output_specs
-        self.symbolic: Sequence[Tensor] | None = symbolic  # the outputs, of a graph
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         return placed(leaves, self.layout[parameter])
@@ -197,6 +170,7 @@ def record_of(
     if layout is None and output_specs is None:
         record = LoneRecord(op, rule, attrs, inputs, specs, xs, outputs, y)
     else:
+        layout = layout or tuple(range(len(inputs)))
         record = LoneGroupedRecord(
             op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
         )
@@ -218,39 +192,14 @@ class Tape:
         self.records: list[Record] = []
         self.lost: set[int] | None = None  # ids of what left a custom function by a Variable
 
-    def write(
-        self,
-        op: Op,
-        rule: Rule,
-        attrs: Attrs,
-        inputs: tuple[int, ...],
-        specs: Sequence[Spec],
-        xs: Sequence[Tensor | None],
-        output: int,
-        y: Result | None,
-    ) -> Record:
-        """Write the record of an op of plain inputs and one output, and watch the output."""
-        record = _blank(Record)  # not by its constructor: a second call, at every op that is taped
-        record.op = op
-        record.rule = rule
-        record.attrs = attrs
-        record.inputs = inputs
-        record.specs = specs
-        record.xs = xs
-        record.outputs = output
-        record.y = y
-        self.watched.add(output)
-        self.records.append(record)
-        return record
-
     def write_unary(self, op: Op, x: Tensor, y: Tensor) -> None:
-        """As `write`, for `y = op(x)` under the op's own rule, where x is watched and real."""
+        """Write the record of `y = op(x)` under the op's own rule; x is watched and real."""
         rule = op.rule
         if not rule.watches:
             return
         kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
         data = x._data
-        record = _blank(Record)
+        record = _blank(Record)  # not by its constructor: a second call, at every op that is taped
         record.op = op
         record.rule = rule
         record.attrs = NO_ATTRS
@@ -263,7 +212,7 @@ class Tape:
         self.records.append(record)
 
     def write_binary(self, op: Op, a: Tensor, b: Tensor, y: Tensor) -> None:
-        """As `write`, for `y = op(a, b)` under the op's own rule, of real numbers."""
+        """Write the record of `y = op(a, b)` under the op's own rule, of real numbers."""
         rule = op.rule
         if not rule.watches:
             return
@@ -284,7 +233,7 @@ class Tape:
         self.records.append(record)
 
     def write_call(self, op: Op, rule: Rule, xs: tuple[Tensor, ...], y: Tensor) -> None:
-        """As `write`, under a rule that keeps for itself what it needs."""
+        """Write the record of a call whose rule keeps for itself what it needs."""
         record = _blank(Record)
         record.op = op
         record.rule = rule
@@ -416,10 +365,10 @@ def put(
         kept, keeps_y = frozenset(range(len(layout or xs))), True
     if layout is None and type(y) is not tuple:
         saved = kept_of(xs, kept) if kept else ()
-        entry = tapes[0].write(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
-        for tape in tapes[1:]:
-            tape.records.append(entry)
+        entry = Record(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
+        for tape in tapes:
             tape.watched.add(y._id)
+            tape.records.append(entry)
     else:
         entry, watches = _grouped(op, rule, attrs, ids, specs, xs, kept, y, keeps_y, layout)
         for tape in tapes:

@@ -6,7 +6,7 @@ and does its work at once, as in eager mode. The gradient of that node is anothe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -19,7 +19,7 @@ from regrad.core.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
 from regrad.core.docstrings import complete_public
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.registry import OPS, Input, Op
-from regrad.core.rule import Rule
+from regrad.core.rule import Pulled, Rule
 from regrad.core.signatures import answered
 from regrad.core.state import State, current, in_state
 from regrad.core.tape import Record, record_of
@@ -99,9 +99,7 @@ class LaterRule(Rule):
     def carries(self, node: NodeLike, index: int) -> bool:
         return bool(node.attrs["overrides"]) or super().carries(node, index)
 
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         attrs = record.attrs
         places = [i for i, x in enumerate(record.xs) if x._data.carries]
         return pull_call(attrs["call"], record, dy, places, attrs["sizes"], attrs["overrides"])

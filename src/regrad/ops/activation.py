@@ -6,7 +6,7 @@ import math
 
 from regrad.core import dispatch
 from regrad.core.backends import Array, Namespace, special
-from regrad.core.op import TensorLike, elementwise, op
+from regrad.core.op import TensorLike, op, row
 from regrad.core.registry import gradient
 from regrad.core.shapes import Axis, normalized_axes
 from regrad.core.signatures import public
@@ -19,25 +19,30 @@ from regrad.ops.rows import _sums, _tops
 
 # -- rectifiers ----------------------------------------------------------------------------------
 
-relu = elementwise(
-    "Relu", "relu", lambda xp, x: xp.maximum(x, 0), """Return `max(x, 0)`. The gradient at 0 is 0.
+
+@row(
+    "Relu", lambda dy, y: where(y > 0, dy, 0 * y), kernel=lambda xp, x: xp.maximum(x, 0), real=True
+)
+def relu(x):
+    """Return `max(x, 0)`. The gradient at 0 is 0.
 
     >>> rg.nn.relu([-1.0, 2.0])
     Tensor([0., 2.], dtype=float32)
-    """,
-    # where y > 0 fails, y is 0 or NaN, and a NaN stays visible
-    lambda dy, y: where(y > 0, dy, 0 * y), real=True,
-)  # fmt: skip
+    """
 
-relu6 = elementwise(
-    "Relu6", "relu6", lambda xp, x: xp.minimum(xp.maximum(x, 0), 6),
+
+@row(
+    "Relu6",
+    lambda dy, x: where(logical_and(x > 0, x <= 6), dy, 0),
+    kernel=lambda xp, x: xp.minimum(xp.maximum(x, 0), 6),
+    real=True,
+)
+def relu6(x):
     """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6.
 
     >>> rg.nn.relu6([-1.0, 2.0, 7.0])
     Tensor([0., 2., 6.], dtype=float32)
-    """,
-    lambda dy, x: where(logical_and(x > 0, x <= 6), dy, 0), real=True,
-)  # fmt: skip
+    """
 
 
 @op("LeakyRelu", elementwise=True, to_float=True, real=True)
@@ -58,13 +63,18 @@ def leaky_relu(xp, x: TensorLike, /, alpha: float = 0.2) -> Tensor:
     return xp.where(x > 0, x, alpha * x)
 
 
-@gradient("LeakyRelu")
-def _(dy, x, alpha):
-    return where(x > 0, dy, alpha * dy)
+gradient("LeakyRelu")(lambda dy, x, alpha: where(x > 0, dy, alpha * dy))
 
 
-prelu = elementwise(
-    "Prelu", "prelu", lambda xp, x, alpha: xp.where(x > 0, x, alpha * x),
+@row(
+    "Prelu",
+    lambda dy, x, alpha: where(x > 0, dy, alpha * dy),
+    lambda dy, x: where(x > 0, 0, dy * x),
+    kernel=lambda xp, x, alpha: xp.where(x > 0, x, alpha * x),
+    to_float=True,
+    real=True,
+)
+def prelu(x, alpha):
     """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned.
 
     The gradient of x at 0 is `alpha`.
@@ -73,11 +83,7 @@ prelu = elementwise(
 
     >>> rg.nn.prelu([-1.0, 2.0], [0.1, 0.1])
     Tensor([-0.1,  2. ], dtype=float32)
-    """,
-    lambda dy, x, alpha: where(x > 0, dy, alpha * dy),
-    lambda dy, x: where(x > 0, 0, dy * x),
-    to_float=True, inputs="x alpha", real=True,
-)  # fmt: skip
+    """
 
 
 # -- exponential units ---------------------------------------------------------------------------
@@ -95,19 +101,25 @@ def _selu(xp: Namespace, x: Array) -> Array:
     return xp.where(x > 0, SELU_SCALE * x, SELU_SCALE_ALPHA * xp.expm1(xp.minimum(x, 0)))
 
 
-elu = elementwise(
-    "Elu", "elu", _elu, """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
+@row("Elu", lambda dy, y: where(y >= 0, dy, dy * (y + 1)), kernel=_elu, to_float=True, real=True)
+def elu(x):
+    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
 
     Source: Clevert et al. (2015).
 
     >>> rg.nn.elu([-1.0, 2.0])
     Tensor([-0.63212055,  2.        ], dtype=float32)
-    """,
-    lambda dy, y: where(y >= 0, dy, dy * (y + 1)), to_float=True, real=True,
-)  # fmt: skip
+    """
 
-selu = elementwise(
-    "Selu", "selu", _selu,
+
+@row(
+    "Selu",
+    lambda dy, y: where(y > 0, SELU_SCALE * dy, dy * (y + SELU_SCALE_ALPHA)),
+    kernel=_selu,
+    to_float=True,
+    real=True,
+)
+def selu(x):
     """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
 
     The gradient at 0 is 1.7580993408473768, the limit from below.
@@ -116,10 +128,7 @@ selu = elementwise(
 
     >>> rg.nn.selu([-1.0, 2.0])
     Tensor([-1.1113307,  2.101402 ], dtype=float32)
-    """,
-    lambda dy, y: where(y > 0, SELU_SCALE * dy, dy * (y + SELU_SCALE_ALPHA)),
-    to_float=True, real=True,
-)  # fmt: skip
+    """
 
 
 # -- sigmoids ------------------------------------------------------------------------------------
@@ -129,42 +138,56 @@ def _softplus(xp: Namespace, x: Array) -> Array:
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
-sigmoid = elementwise(
-    "Sigmoid", "sigmoid", lambda xp, x: special(xp).expit(x), """Return `1 / (1 + exp(-x))`.
+@row(
+    "Sigmoid",
+    lambda dy, y: dy * (y * (1 - y)),
+    kernel=lambda xp, x: special(xp).expit(x),
+    to_float=True,
+)
+def sigmoid(x):
+    """Return `1 / (1 + exp(-x))`.
 
     >>> rg.nn.sigmoid([0.0, 2.0])
     Tensor([0.5     , 0.880797], dtype=float32)
-    """,
-    lambda dy, y: dy * (y * (1 - y)), to_float=True,
-)  # fmt: skip
+    """
 
-log_sigmoid = elementwise(
-    "LogSigmoid", "log_sigmoid", lambda xp, x: -_softplus(xp, -x), """
-    Return `log(sigmoid(x))`, without overflow.
+
+@row(
+    "LogSigmoid",
+    lambda dy, x: dy * sigmoid(-x),
+    kernel=lambda xp, x: -_softplus(xp, -x),
+    to_float=True,
+    real=True,
+)
+def log_sigmoid(x):
+    """Return `log(sigmoid(x))`, without overflow.
 
     >>> rg.nn.log_sigmoid([0.0, 2.0])
     Tensor([-0.6931472, -0.126928 ], dtype=float32)
-    """,
-    lambda dy, x: dy * sigmoid(-x), to_float=True, real=True,
-)  # fmt: skip
+    """
 
-softplus = elementwise(
-    "Softplus", "softplus", _softplus, """Return `log(1 + exp(x))`, without overflow.
+
+@row("Softplus", lambda dy, x: dy * sigmoid(x), kernel=_softplus, to_float=True, real=True)
+def softplus(x):
+    """Return `log(1 + exp(x))`, without overflow.
 
     >>> rg.nn.softplus([0.0, 2.0])
     Tensor([0.6931472, 2.126928 ], dtype=float32)
-    """,
-    lambda dy, x: dy * sigmoid(x), to_float=True, real=True,
-)  # fmt: skip
+    """
 
-softsign = elementwise(
-    "Softsign", "softsign", lambda xp, x: x / (1 + xp.abs(x)), """Return `x / (1 + abs(x))`.
+
+@row(
+    "Softsign",
+    lambda dy, x: dy / square(1 + abs(x)),
+    kernel=lambda xp, x: x / (1 + xp.abs(x)),
+    to_float=True,
+)
+def softsign(x):
+    """Return `x / (1 + abs(x))`.
 
     >>> rg.nn.softsign([-1.0, 3.0])
     Tensor([-0.5 ,  0.75], dtype=float32)
-    """,
-    lambda dy, x: dy / square(1 + abs(x)), to_float=True,
-)  # fmt: skip
+    """
 
 
 @public
@@ -213,16 +236,15 @@ def _silu(dy, x):
     return dy * (s * (1 + x * (1 - s)))
 
 
-silu = elementwise(
-    "Silu", "silu", lambda xp, x: x * special(xp).expit(x),
+@row("Silu", _silu, kernel=lambda xp, x: x * special(xp).expit(x), to_float=True)
+def silu(x):
     """Return `x * sigmoid(x)`, also called swish.
 
     Source: Ramachandran et al. (2017).
 
     >>> rg.nn.silu([0.0, 2.0])
     Tensor([0.      , 1.761594], dtype=float32)
-    """, _silu, to_float=True,
-)  # fmt: skip
+    """
 
 
 @public
@@ -318,9 +340,7 @@ def softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     return y / _sums(xp, y, axes, True)
 
 
-@gradient("Softmax")
-def _(dy, y, axis):
-    return y * (dy - sum(dy * y, axis=axis, keepdims=True))
+gradient("Softmax")(lambda dy, y, axis: y * (dy - sum(dy * y, axis=axis, keepdims=True)))
 
 
 @op("LogSoftmax", to_float=True)
@@ -343,6 +363,4 @@ def log_softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     return below - xp.log(_sums(xp, xp.exp(below), axes, True))
 
 
-@gradient("LogSoftmax")
-def _(dy, y, axis):
-    return dy - exp(y) * sum(dy, axis=axis, keepdims=True)
+gradient("LogSoftmax")(lambda dy, y, axis: dy - exp(y) * sum(dy, axis=axis, keepdims=True))

@@ -6,42 +6,23 @@ from regrad.core.op import TensorLike
 from regrad.core.shapes import Axis
 from regrad.core.tensor import Tensor
 
-def relu(x: TensorLike, /) -> Tensor:
-    """Return `max(x, 0)`. The gradient at 0 is 0."""
-
-def relu6(x: TensorLike, /) -> Tensor:
-    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
-
+def relu(x: TensorLike, /) -> Tensor: ...
+def relu6(x: TensorLike, /) -> Tensor: ...
 def leaky_relu(x: TensorLike, /, alpha: float = 0.2) -> Tensor: ...
-def prelu(x: Any, alpha: Any, /) -> Any:
-    """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned."""
+def prelu(x: Any, alpha: Any, /) -> Any: ...
 
 SELU_SCALE: float
 SELU_SCALE_ALPHA: float
 
-def elu(x: TensorLike, /) -> Tensor:
-    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1."""
-
-def selu(x: TensorLike, /) -> Tensor:
-    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
-
-def sigmoid(x: TensorLike, /) -> Tensor:
-    """Return `1 / (1 + exp(-x))`."""
-
-def log_sigmoid(x: TensorLike, /) -> Tensor:
-    """Return `log(sigmoid(x))`, without overflow."""
-
-def softplus(x: TensorLike, /) -> Tensor:
-    """Return `log(1 + exp(x))`, without overflow."""
-
-def softsign(x: TensorLike, /) -> Tensor:
-    """Return `x / (1 + abs(x))`."""
-
+def elu(x: TensorLike, /) -> Tensor: ...
+def selu(x: TensorLike, /) -> Tensor: ...
+def sigmoid(x: TensorLike, /) -> Tensor: ...
+def log_sigmoid(x: TensorLike, /) -> Tensor: ...
+def softplus(x: TensorLike, /) -> Tensor: ...
+def softsign(x: TensorLike, /) -> Tensor: ...
 def hard_sigmoid(x: TensorLike, /) -> Tensor: ...
 def hard_tanh(x: TensorLike, /) -> Tensor: ...
-def silu(x: TensorLike, /) -> Tensor:
-    """Return `x * sigmoid(x)`, also called swish."""
-
+def silu(x: TensorLike, /) -> Tensor: ...
 def mish(x: TensorLike, /) -> Tensor: ...
 def gelu(x: TensorLike, /, approximate: bool = False) -> Tensor: ...
 

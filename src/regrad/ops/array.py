@@ -53,9 +53,7 @@ def reshape(xp, x: TensorLike, /, shape: Shape, *, copy: bool | None = None) -> 
     return xp.reshape(x, shape)
 
 
-@gradient("Reshape")
-def _(dy, x_shape):
-    return reshape(dy, x_shape)
+gradient("Reshape")(lambda dy, x_shape: reshape(dy, x_shape))
 
 
 def _check_size(old: tuple[int, ...], new: tuple[int, ...]) -> None:
@@ -87,9 +85,7 @@ def expand_dims(xp, x: TensorLike, /, axis: int | tuple[int, ...] = 0) -> Tensor
     return x
 
 
-@gradient("ExpandDims")
-def _(dy, x_shape):
-    return reshape(dy, x_shape)
+gradient("ExpandDims")(lambda dy, x_shape: reshape(dy, x_shape))
 
 
 @op("Squeeze")
@@ -121,9 +117,7 @@ def squeeze(xp, x: TensorLike, /, axis: Axis = None) -> Tensor:
     return xp.reshape(x, tuple(n for i, n in enumerate(shape) if i not in axes))
 
 
-@gradient("Squeeze")
-def _(dy, x_shape):
-    return reshape(dy, x_shape)
+gradient("Squeeze")(lambda dy, x_shape: reshape(dy, x_shape))
 
 
 # -- broadcasting and its adjoint ----------------------------------------------------------------
@@ -153,9 +147,7 @@ def broadcast_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
     return xp.broadcast_to(x, shape)
 
 
-@gradient("BroadcastTo")
-def _(dy, x_shape):
-    return sum_to(dy, x_shape)
+gradient("BroadcastTo")(lambda dy, x_shape: sum_to(dy, x_shape))
 
 
 @op("SumTo")
@@ -182,9 +174,7 @@ def sum_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
     return xp.reshape(y, shape)
 
 
-@gradient("SumTo")
-def _(dy, x_shape):
-    return broadcast_to(dy, x_shape)
+gradient("SumTo")(lambda dy, x_shape: broadcast_to(dy, x_shape))
 
 
 @deferrable
@@ -421,9 +411,7 @@ def flip(xp, x: TensorLike, /, *, axis: Axis = None) -> Tensor:
     return xp.flip(x, axis=axes) if axes else x
 
 
-@gradient("ReverseV2")
-def _(dy, axis):
-    return flip(dy, axis=axis)
+gradient("ReverseV2")(lambda dy, axis: flip(dy, axis=axis))
 
 
 @op("Roll")
@@ -476,9 +464,7 @@ def tril(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
     return xp.tril(x, k=k)
 
 
-@gradient("Tril")
-def _(dy, k):
-    return tril(dy, k=k)
+gradient("Tril")(lambda dy, k: tril(dy, k=k))
 
 
 @op("Triu")
@@ -503,9 +489,7 @@ def triu(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
     return xp.triu(x, k=k)
 
 
-@gradient("Triu")
-def _(dy, k):
-    return triu(dy, k=k)
+gradient("Triu")(lambda dy, k: triu(dy, k=k))
 
 
 def _check_matrices(name: str, x: Array) -> None:
@@ -547,9 +531,7 @@ def _diagonal_places(
     return i + down, i + right
 
 
-@gradient("MatrixDiagPart")
-def _(dy, x_shape, offset):
-    return diag(dy, offset=offset, shape=x_shape[-2:])
+gradient("MatrixDiagPart")(lambda dy, x_shape, offset: diag(dy, offset=offset, shape=x_shape[-2:]))
 
 
 @op("MatrixDiag")
@@ -589,6 +571,4 @@ def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None
     return y
 
 
-@gradient("MatrixDiag")
-def _(dy, offset):
-    return diagonal(dy, offset=offset)
+gradient("MatrixDiag")(lambda dy, offset: diagonal(dy, offset=offset))

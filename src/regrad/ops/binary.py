@@ -3,131 +3,165 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from regrad.core import backends
 from regrad.core.backends import Array, has_values
-from regrad.core.op import TensorLike, elementwise, entwined, op, piecewise_constant
+from regrad.core.op import TensorLike, entwined, op, piecewise_constant, row
 from regrad.core.registry import OPS, gradient, not_differentiable
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
-from regrad.ops.elementwise import Kernel, astype, exp, log, signbit, square
+from regrad.ops.elementwise import astype, exp, log, signbit, square
 
 # -- two tensors -------------------------------------------------------------------------------
 
 
-def _binary(
-    type: str,
-    name: str,
-    kernel: Kernel,
-    doc: str,
-    *rules: Callable[..., Any],
-    to_float: bool = False,
-    real: bool = False,
-    boolean: bool = False,
-) -> Any:
-    return elementwise(
-        type, name, kernel, doc, *rules,
-        to_float=to_float, real=real, inputs="a b", boolean=boolean,
-    )  # fmt: skip
-
-
-add = _binary("AddV2", "add", "add", """Return `a + b`.
+@row("AddV2", lambda dy: dy, lambda dy: dy)
+def add(a, b):
+    """Return `a + b`.
 
     >>> rg.add([1.0, 2.0], 10)
     Tensor([11., 12.], dtype=float32)
-    """, lambda dy: dy, lambda dy: dy)  # fmt: skip
-subtract = _binary("Sub", "subtract", "subtract", """Return `a - b`.
+    """
+
+
+@row("Sub", lambda dy: dy, lambda dy: -dy)
+def subtract(a, b):
+    """Return `a - b`.
 
     >>> rg.subtract([1.0, 2.0], 10)
     Tensor([-9., -8.], dtype=float32)
-    """, lambda dy: dy, lambda dy: -dy)  # fmt: skip
-multiply = _binary("Mul", "multiply", "multiply", """Return `a * b`.
+    """
+
+
+@row("Mul", lambda dy, b: dy * b, lambda dy, a: dy * a)
+def multiply(a, b):
+    """Return `a * b`.
 
     >>> rg.multiply([1.0, 2.0], 10)
     Tensor([10., 20.], dtype=float32)
-    """,
-                   lambda dy, b: dy * b, lambda dy, a: dy * a)  # fmt: skip
-divide = _binary("RealDiv", "divide", "divide", """Return `a / b`.
+    """
+
+
+@row("RealDiv", lambda dy, b: dy / b, lambda dy, b, y: -dy * (y / b), to_float=True)
+def divide(a, b):
+    """Return `a / b`.
 
     >>> rg.divide([1.0, 2.0], 10)
     Tensor([0.1, 0.2], dtype=float32)
-    """,
-                 lambda dy, b: dy / b, lambda dy, b, y: -dy * (y / b),
-                 to_float=True)  # fmt: skip
-floor_divide = _binary(
-    "FloorDiv", "floor_divide", "floor_divide", """
-    Return `a // b`: the quotient, rounded down. The gradient is 0.
+    """
+
+
+@row("FloorDiv", real=True)
+def floor_divide(a, b):
+    """Return `a // b`: the quotient, rounded down. The gradient is 0.
 
     >>> rg.floor_divide([7.0, -7.0], 2)
     Tensor([ 3., -4.], dtype=float32)
-    """, real=True
-)  # fmt: skip
+    """
+
+
 piecewise_constant("FloorDiv", lambda dy: None)
-remainder = _binary("FloorMod", "remainder", "remainder", """Return `a % b`, with the sign of b.
+
+
+@row("FloorMod", lambda dy: dy, lambda dy, a, b: -dy * floor_divide(a, b), real=True)
+def remainder(a, b):
+    """Return `a % b`, with the sign of b.
 
     >>> rg.remainder([7.0, -7.0], 3)
     Tensor([1., 2.], dtype=float32)
-    """,
-                    lambda dy: dy, lambda dy, a, b: -dy * floor_divide(a, b),
-                    real=True)  # fmt: skip
-maximum = _binary("Maximum", "maximum", "maximum", """
-    Return the larger of a and b. Where they are equal, the gradient goes to a.
+    """
+
+
+@row(
+    "Maximum",
+    lambda dy, a, b: where(a >= b, dy, 0),
+    lambda dy, a, b: where(a >= b, 0, dy),
+    real=True,
+)
+def maximum(a, b):
+    """Return the larger of a and b. Where they are equal, the gradient goes to a.
 
     >>> rg.maximum([1.0, 5.0], 3)
     Tensor([3., 5.], dtype=float32)
-    """,
-                  lambda dy, a, b: where(a >= b, dy, 0),
-                  lambda dy, a, b: where(a >= b, 0, dy), real=True)  # fmt: skip
-minimum = _binary("Minimum", "minimum", "minimum", """
-    Return the smaller of a and b. Where they are equal, the gradient goes to a.
+    """
+
+
+@row(
+    "Minimum",
+    lambda dy, a, b: where(a <= b, dy, 0),
+    lambda dy, a, b: where(a <= b, 0, dy),
+    real=True,
+)
+def minimum(a, b):
+    """Return the smaller of a and b. Where they are equal, the gradient goes to a.
 
     >>> rg.minimum([1.0, 5.0], 3)
     Tensor([1., 3.], dtype=float32)
-    """,
-                  lambda dy, a, b: where(a <= b, dy, 0),
-                  lambda dy, a, b: where(a <= b, 0, dy), real=True)  # fmt: skip
-squared_difference = _binary(
-    "SquaredDifference", "squared_difference", lambda xp, a, b: xp.square(a - b), """
-    Return `(a - b)²`.
+    """
+
+
+@row(
+    "SquaredDifference",
+    lambda dy, a, b: dy * (2 * (a - b)),
+    lambda dy, a, b: dy * (-2 * (a - b)),
+    kernel=lambda xp, a, b: xp.square(a - b),
+)
+def squared_difference(a, b):
+    """Return `(a - b)²`.
 
     >>> rg.squared_difference([1.0, 5.0], 3)
     Tensor([4., 4.], dtype=float32)
-    """,
-    lambda dy, a, b: dy * (2 * (a - b)), lambda dy, a, b: dy * (-2 * (a - b)),
-)  # fmt: skip
-atan2 = _binary("Atan2", "atan2", "atan2", """
-    Return the angle of the point (b, a), in (-π, π] radians.
+    """
+
+
+@row(
+    "Atan2",
+    lambda dy, a, b: dy * (b / (square(a) + square(b))),
+    lambda dy, a, b: dy * (-a / (square(a) + square(b))),
+    to_float=True,
+    real=True,
+)
+def atan2(a, b):
+    """Return the angle of the point (b, a), in (-π, π] radians.
 
     The gradient at the origin is NaN.
 
     >>> rg.atan2([1.0, 1.0], [1.0, -1.0])
     Tensor([0.7853981, 2.3561945], dtype=float32)
-    """,
-                lambda dy, a, b: dy * (b / (square(a) + square(b))),
-                lambda dy, a, b: dy * (-a / (square(a) + square(b))),
-                to_float=True, real=True)  # fmt: skip
-hypot = _binary("Hypot", "hypot", "hypot", """
-    Return `sqrt(a² + b²)`, without overflow. The gradient at the origin is 0.
+    """
+
+
+@row(
+    "Hypot",
+    lambda dy, a, y: _grad_or_zero(dy, y) * (a / where(y == 0, 1, y)),
+    lambda dy, b, y: _grad_or_zero(dy, y) * (b / where(y == 0, 1, y)),
+    to_float=True,
+)
+def hypot(a, b):
+    """Return `sqrt(a² + b²)`, without overflow. The gradient at the origin is 0.
 
     >>> rg.hypot(3.0, 4.0)
     Tensor(5., dtype=float32)
-    """,
-                lambda dy, a, y: _grad_or_zero(dy, y) * (a / where(y == 0, 1, y)),
-                lambda dy, b, y: _grad_or_zero(dy, y) * (b / where(y == 0, 1, y)),
-                to_float=True)  # fmt: skip
-logaddexp = _binary("LogAddExp", "logaddexp", "logaddexp", """
-    Return `log(exp(a) + exp(b))`, without overflow.
+    """
+
+
+@row(
+    "LogAddExp",
+    lambda dy, a, b, y: dy * _part(a, b, y),
+    lambda dy, a, b, y: dy * _part(b, a, y),
+    to_float=True,
+)
+def logaddexp(a, b):
+    """Return `log(exp(a) + exp(b))`, without overflow.
 
     >>> rg.logaddexp(1000.0, 1000.0)
     Tensor(1000.6932, dtype=float32)
-    """,
-                    lambda dy, a, b, y: dy * _part(a, b, y),
-                    lambda dy, a, b, y: dy * _part(b, a, y), to_float=True)  # fmt: skip
+    """
 
 
 def _part(a, b, y):
@@ -135,23 +169,30 @@ def _part(a, b, y):
     return exp(where(logical_and(a == y, a != b), 0, a - y))
 
 
-copysign = _binary("Copysign", "copysign", "copysign", """
-    Return the absolute value of a with the sign of b.
+@row(
+    "Copysign",
+    lambda dy, a, y: where((a < 0) == signbit(y), dy, -dy),
+    lambda dy: None,
+    to_float=True,
+    real=True,
+)
+def copysign(a, b):
+    """Return the absolute value of a with the sign of b.
 
     The gradient of a has its sign changed where a's sign is; that of b is 0.
 
     >>> rg.copysign([1.0, 2.0], [-3.0, 3.0])
     Tensor([-1.,  2.], dtype=float32)
-    """,
-                   lambda dy, a, y: where((a < 0) == signbit(y), dy, -dy),
-                   lambda dy: None, to_float=True, real=True)  # fmt: skip
-nextafter = _binary("NextAfter", "nextafter", "nextafter", """
-    Return the next number from a towards b that the dtype can hold.
+    """
+
+
+@row("NextAfter", lambda dy: dy, lambda dy: None, to_float=True, real=True)
+def nextafter(a, b):
+    """Return the next number from a towards b that the dtype can hold.
 
     >>> rg.nextafter(rg.tensor([1.0]), 2.0) - 1
     Tensor([1.1920929e-07], dtype=float32)
-    """,
-                    lambda dy: dy, lambda dy: None, to_float=True, real=True)  # fmt: skip
+    """
 
 
 for _type in ("FloorMod", "NextAfter"):
@@ -169,9 +210,7 @@ def or_zero(xp, value: TensorLike, x: TensorLike, /) -> Tensor:
     return xp.where(x == 0, xp.zeros_like(value), value)
 
 
-@gradient("OrZero", "value")
-def _(dy, x):
-    return _grad_or_zero(dy, x)
+gradient("OrZero", "value")(lambda dy, x: _grad_or_zero(dy, x))
 
 
 @gradient("OrZero", "x")
@@ -200,95 +239,139 @@ def _pow_b(dy, a, y):
     return dy * (y * log(where(a > 0, a, 1)))
 
 
-pow = _binary("Pow", "pow", "pow",
-              """Return a to the power b. The gradient of b is 0 where a <= 0.
+@row("Pow", _pow_a, _pow_b)
+def pow(a, b):
+    """Return a to the power b. The gradient of b is 0 where a <= 0.
 
     >>> rg.pow([2.0, 3.0], 2)
     Tensor([4., 9.], dtype=float32)
-    """,
-              _pow_a, _pow_b)  # fmt: skip
+    """
 
-equal = _binary("Equal", "equal", "equal", """Return True where `a == b`.
+
+@row("Equal", boolean=True)
+def equal(a, b):
+    """Return True where `a == b`.
 
     >>> rg.equal([1.0, 2.0], [1.0, 3.0])
     Tensor([ True, False], dtype=bool)
-    """, boolean=True)  # fmt: skip
-not_equal = _binary("NotEqual", "not_equal", "not_equal", """Return True where `a != b`.
+    """
+
+
+@row("NotEqual", boolean=True)
+def not_equal(a, b):
+    """Return True where `a != b`.
 
     >>> rg.not_equal([1.0, 2.0], [1.0, 3.0])
     Tensor([False,  True], dtype=bool)
-    """, boolean=True)  # fmt: skip
-less = _binary("Less", "less", "less", """Return True where `a < b`.
+    """
+
+
+@row("Less", real=True, boolean=True)
+def less(a, b):
+    """Return True where `a < b`.
 
     >>> rg.less([1.0, 2.0], 2)
     Tensor([ True, False], dtype=bool)
-    """, real=True, boolean=True)  # fmt: skip
-less_equal = _binary("LessEqual", "less_equal", "less_equal", """Return True where `a <= b`.
+    """
+
+
+@row("LessEqual", real=True, boolean=True)
+def less_equal(a, b):
+    """Return True where `a <= b`.
 
     >>> rg.less_equal([1.0, 2.0], 1)
     Tensor([ True, False], dtype=bool)
-    """, real=True, boolean=True)  # fmt: skip
-greater = _binary("Greater", "greater", "greater", """Return True where `a > b`.
+    """
+
+
+@row("Greater", real=True, boolean=True)
+def greater(a, b):
+    """Return True where `a > b`.
 
     >>> rg.greater([1.0, 2.0], 1)
     Tensor([False,  True], dtype=bool)
-    """, real=True, boolean=True)  # fmt: skip
-greater_equal = _binary("GreaterEqual", "greater_equal", "greater_equal", """
-    Return True where `a >= b`.
+    """
+
+
+@row("GreaterEqual", real=True, boolean=True)
+def greater_equal(a, b):
+    """Return True where `a >= b`.
 
     >>> rg.greater_equal([1.0, 2.0], 2)
     Tensor([False,  True], dtype=bool)
-    """, real=True, boolean=True)  # fmt: skip
-logical_and = _binary("LogicalAnd", "logical_and", "logical_and", """
-    Return True where a and b are both true (not 0).
+    """
+
+
+@row("LogicalAnd", boolean=True)
+def logical_and(a, b):
+    """Return True where a and b are both true (not 0).
 
     >>> rg.logical_and([True, True], [True, False])
     Tensor([ True, False], dtype=bool)
-    """, boolean=True)  # fmt: skip
-logical_or = _binary("LogicalOr", "logical_or", "logical_or", """
-    Return True where a or b or both are true (not 0).
+    """
+
+
+@row("LogicalOr", boolean=True)
+def logical_or(a, b):
+    """Return True where a or b or both are true (not 0).
 
     >>> rg.logical_or([True, False], [False, False])
     Tensor([ True, False], dtype=bool)
-    """, boolean=True)  # fmt: skip
-logical_xor = _binary("LogicalXor", "logical_xor", "logical_xor", """
-    Return True where exactly one of a and b is true (not 0).
+    """
+
+
+@row("LogicalXor", boolean=True)
+def logical_xor(a, b):
+    """Return True where exactly one of a and b is true (not 0).
 
     >>> rg.logical_xor([True, True], [True, False])
     Tensor([False,  True], dtype=bool)
-    """, boolean=True)  # fmt: skip
-bitwise_and = _binary("BitwiseAnd", "bitwise_and", "bitwise_and", """
-    Return `a & b`: the bits that are set in both, of integers or bools.
+    """
+
+
+@row("BitwiseAnd")
+def bitwise_and(a, b):
+    """Return `a & b`: the bits that are set in both, of integers or bools.
 
     >>> rg.bitwise_and(rg.asarray([6, 5]), 3)
     Tensor([2, 1], dtype=int64)
-    """)  # fmt: skip
-bitwise_or = _binary("BitwiseOr", "bitwise_or", "bitwise_or", """
-    Return `a | b`: the bits that are set in either, of integers or bools.
+    """
+
+
+@row("BitwiseOr")
+def bitwise_or(a, b):
+    """Return `a | b`: the bits that are set in either, of integers or bools.
 
     >>> rg.bitwise_or(rg.asarray([6, 5]), 3)
     Tensor([7, 7], dtype=int64)
-    """)  # fmt: skip
-bitwise_xor = _binary("BitwiseXor", "bitwise_xor", "bitwise_xor", """
-    Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
+    """
+
+
+@row("BitwiseXor")
+def bitwise_xor(a, b):
+    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
 
     >>> rg.bitwise_xor(rg.asarray([6, 5]), 3)
     Tensor([5, 6], dtype=int64)
-    """)  # fmt: skip
-bitwise_left_shift = _binary("LeftShift", "bitwise_left_shift", "bitwise_left_shift", """
-    Return `a << b`: the bits of integers moved up by b places.
+    """
+
+
+@row("LeftShift")
+def bitwise_left_shift(a, b):
+    """Return `a << b`: the bits of integers moved up by b places.
 
     >>> rg.bitwise_left_shift(rg.asarray([1, 3]), 2)
     Tensor([ 4, 12], dtype=int64)
-    """)  # fmt: skip
-bitwise_right_shift = _binary(
-    "RightShift", "bitwise_right_shift", "bitwise_right_shift", """
-    Return `a >> b`: the bits of integers moved down by b places; the sign stays.
+    """
+
+
+@row("RightShift")
+def bitwise_right_shift(a, b):
+    """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
 
     >>> rg.bitwise_right_shift(rg.asarray([8, -8]), 2)
     Tensor([ 2, -2], dtype=int64)
     """
-)  # fmt: skip
 
 
 @op("IsClose", elementwise=True)
@@ -406,14 +489,8 @@ def _chosen_bits_in_torch(mask: Array, a: Array, b: Array) -> Any:
     return bits.view(a.dtype)
 
 
-@gradient("SelectV2", "a")
-def _(dy, condition):
-    return where(condition, dy, 0)
-
-
-@gradient("SelectV2", "b")
-def _(dy, condition):
-    return where(condition, 0, dy)
+gradient("SelectV2", "a")(lambda dy, condition: where(condition, dy, 0))
+gradient("SelectV2", "b")(lambda dy, condition: where(condition, 0, dy))
 
 
 @op("ClipByValue", elementwise=True, real=True)
@@ -493,6 +570,4 @@ def add_n(xp, xs: Sequence[TensorLike], /) -> Tensor:
     return total
 
 
-@gradient("AddN", "xs")
-def _(dy, xs_shape):
-    return [dy for _ in xs_shape]
+gradient("AddN", "xs")(lambda dy, xs_shape: [dy for _ in xs_shape])

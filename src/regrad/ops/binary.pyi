@@ -6,94 +6,36 @@ from typing import Any
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 
-def add(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a + b`."""
-
-def subtract(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a - b`."""
-
-def multiply(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a * b`."""
-
-def divide(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a / b`."""
-
-def floor_divide(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a // b`: the quotient, rounded down. The gradient is 0."""
-
-def remainder(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a % b`, with the sign of b."""
-
-def maximum(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the larger of a and b. Where they are equal, the gradient goes to a."""
-
-def minimum(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
-
-def squared_difference(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `(a - b)²`."""
-
-def atan2(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the angle of the point (b, a), in (-π, π] radians."""
-
-def hypot(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `sqrt(a² + b²)`, without overflow. The gradient at the origin is 0."""
-
-def logaddexp(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `log(exp(a) + exp(b))`, without overflow."""
-
-def copysign(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the absolute value of a with the sign of b."""
-
-def nextafter(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return the next number from a towards b that the dtype can hold."""
-
+def add(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def subtract(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def multiply(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def divide(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def floor_divide(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def remainder(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def maximum(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def minimum(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def squared_difference(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def atan2(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def hypot(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def logaddexp(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def copysign(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def nextafter(a: TensorLike, b: TensorLike, /) -> Tensor: ...
 def or_zero(value: TensorLike, x: TensorLike, /) -> Tensor: ...
-def pow(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return a to the power b. The gradient of b is 0 where a <= 0."""
-
-def equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a == b`."""
-
-def not_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a != b`."""
-
-def less(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a < b`."""
-
-def less_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a <= b`."""
-
-def greater(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a > b`."""
-
-def greater_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where `a >= b`."""
-
-def logical_and(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where a and b are both true (not 0)."""
-
-def logical_or(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where a or b or both are true (not 0)."""
-
-def logical_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return True where exactly one of a and b is true (not 0)."""
-
-def bitwise_and(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a & b`: the bits that are set in both, of integers or bools."""
-
-def bitwise_or(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a | b`: the bits that are set in either, of integers or bools."""
-
-def bitwise_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools."""
-
-def bitwise_left_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a << b`: the bits of integers moved up by b places."""
-
-def bitwise_right_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Return `a >> b`: the bits of integers moved down by b places; the sign stays."""
-
+def pow(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def equal(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def not_equal(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def less(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def less_equal(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def greater(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def greater_equal(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def logical_and(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def logical_or(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def logical_xor(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def bitwise_and(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def bitwise_or(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def bitwise_xor(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def bitwise_left_shift(a: TensorLike, b: TensorLike, /) -> Tensor: ...
+def bitwise_right_shift(a: TensorLike, b: TensorLike, /) -> Tensor: ...
 def isclose(
     a: TensorLike,
     b: TensorLike,

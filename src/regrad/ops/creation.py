@@ -576,9 +576,7 @@ def _to_device(xp, x: TensorLike, /, *, device: Any, source: Any) -> Tensor:
     return sharding.place(x, device)
 
 
-@gradient("ToDevice")
-def _(dy, device, source):
-    return _to_device(dy, device=source, source=device)
+gradient("ToDevice")(lambda dy, device, source: _to_device(dy, device=source, source=device))
 
 
 def on_device(t: Tensor, device: Any) -> Tensor:

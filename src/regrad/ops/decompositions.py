@@ -66,14 +66,8 @@ def _quotient(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
     return xp.where(zero, a, a / xp.where(zero, xp.ones_like(b), b))
 
 
-@gradient("QuotientOrZero", "a")
-def _(dy, b):
-    return _quotient(dy, b)
-
-
-@gradient("QuotientOrZero", "b")
-def _(dy, b, y):
-    return -_quotient(dy * y, b)
+gradient("QuotientOrZero", "a")(lambda dy, b: _quotient(dy, b))
+gradient("QuotientOrZero", "b")(lambda dy, b, y: -_quotient(dy * y, b))
 
 
 def _check_square(x: Array) -> None:
@@ -106,9 +100,7 @@ def inv(xp, x: TensorLike, /) -> Tensor:
     return xp.linalg.inv(x)
 
 
-@gradient("MatrixInverse")
-def _(dy, y):
-    return -matmul(y, matmul(dy, y, False, True), True)
+gradient("MatrixInverse")(lambda dy, y: -matmul(y, matmul(dy, y, False, True), True))
 
 
 @op("MatrixSolve", broadcasts=True, to_float=True)
@@ -123,9 +115,7 @@ def _(dy, a, y, transpose):
     return -matmul(y, db, False, True) if transpose else -matmul(db, y, False, True)
 
 
-@gradient("MatrixSolve", "b")
-def _(dy, a, transpose):
-    return solve(a, dy, transpose=not transpose)
+gradient("MatrixSolve", "b")(lambda dy, a, transpose: solve(a, dy, transpose=not transpose))
 
 
 @op("MatrixTriangularSolve", broadcasts=True, to_float=True)
@@ -199,9 +189,7 @@ def det(xp, x: TensorLike, /) -> Tensor:
     return xp.linalg.det(x)
 
 
-@gradient("MatrixDeterminant")
-def _(dy, x):
-    return _matrix(dy) * _cofactors(x)
+gradient("MatrixDeterminant")(lambda dy, x: _matrix(dy) * _cofactors(x))
 
 
 @op("MatrixCofactors")
@@ -212,9 +200,7 @@ def _cofactors(xp, x: TensorLike, /) -> Tensor:
     return sign * (u * (before * after)[..., None, :]) @ vh
 
 
-@gradient("MatrixCofactors")
-def _(dy, x):
-    return _cofactors_change(dy, x)
+gradient("MatrixCofactors")(lambda dy, x: _cofactors_change(dy, x))
 
 
 @op("MatrixCofactorsChange")
@@ -333,9 +319,7 @@ def _exponential(xp: Namespace, x: Array) -> Array:
     return xp.astype(y, x.dtype)
 
 
-@gradient("MatrixExponential")
-def _(dy, x):
-    return _expm_change(dy, matrix_transpose(x))
+gradient("MatrixExponential")(lambda dy, x: _expm_change(dy, matrix_transpose(x)))
 
 
 @op("MatrixExponentialChange")
@@ -346,9 +330,7 @@ def _expm_change(xp, a: TensorLike, x: TensorLike, /) -> Tensor:
     return _exponential(xp, xp.concat(rows, axis=-2))[..., :n, n:]
 
 
-@gradient("MatrixExponentialChange", "a")
-def _(dy, x):
-    return _expm_change(dy, matrix_transpose(x))
+gradient("MatrixExponentialChange", "a")(lambda dy, x: _expm_change(dy, matrix_transpose(x)))
 
 
 @gradient("MatrixExponentialChange", "x")
@@ -444,9 +426,7 @@ def _(dy, x, y):
     return left + right - matmul(matmul(yh, dy), yh)
 
 
-@gradient("MatrixPseudoInverse", "rtol")
-def _(dy):
-    return None
+gradient("MatrixPseudoInverse", "rtol")(lambda dy: None)
 
 
 @op("MatrixRank", to_float=True)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from regrad.core import backends, dispatch
 from regrad.core.backends import Array, DTypeLike, Namespace, is_inexact, special
-from regrad.core.op import TensorLike, elementwise, op, piecewise_constant
+from regrad.core.op import TensorLike, op, piecewise_constant, row
 from regrad.core.registry import gradient, not_differentiable
 from regrad.core.rule import no_gradient
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.creation_like import zeros_like
-
-Kernel = Callable[..., Any] | str  # or its name in the standard
-
 
 # -- complex numbers ---------------------------------------------------------------------------
 # Gradients follow TensorFlow's convention: for y = f(x) the gradient is dy * conj(f'(x)).
@@ -28,9 +25,7 @@ def _conj(xp, x: TensorLike, /) -> Tensor:
     return xp.conj(x)
 
 
-@gradient("Conj")
-def _(dy):
-    return conj(dy)
+gradient("Conj")(lambda dy: conj(dy))
 
 
 @public
@@ -62,9 +57,7 @@ def real(xp, x: TensorLike, /) -> Tensor:
     return xp.real(x) if backends.is_complex(x) else x
 
 
-@gradient("Real")
-def _(dy, x_dtype):
-    return dispatch.as_dtype(dy, backends.numpy_dtype(x_dtype))
+gradient("Real")(lambda dy, x_dtype: dispatch.as_dtype(dy, backends.numpy_dtype(x_dtype)))
 
 
 @op("Imag", elementwise=True, holomorphic=False)
@@ -87,15 +80,14 @@ def _(dy, x_dtype):
 
 # -- identity, casts ---------------------------------------------------------------------------
 
-identity = elementwise(
-    "Identity", "identity", lambda xp, x: x, """
-    Return x itself, as an op that a rule can be attached to.
+
+@row("Identity", lambda dy: dy, kernel=lambda xp, x: x)
+def identity(x):
+    """Return x itself, as an op that a rule can be attached to.
 
     >>> rg.identity([1.0, 2.0])
     Tensor([1., 2.], dtype=float32)
-    """,
-    lambda dy: dy,
-)  # fmt: skip
+    """
 
 
 @public
@@ -113,10 +105,8 @@ def positive(x: TensorLike, /) -> Tensor:
     return identity(x)
 
 
-stop_gradient = elementwise(
-    "StopGradient",
-    "stop_gradient",
-    lambda xp, x: x,
+@row("StopGradient", kernel=lambda xp, x: x)
+def stop_gradient(x):
     """Return x as a constant: no gradient flows back through it.
 
     `g(x) + stop_gradient(f(x) - g(x))` has the value of f and the gradient of g.
@@ -125,8 +115,9 @@ stop_gradient = elementwise(
 
     >>> rg.grad(lambda x: x * rg.stop_gradient(x))(rg.scalar(3.0))
     Tensor(3., dtype=float32)
-    """,
-)  # fmt: skip
+    """
+
+
 not_differentiable("StopGradient")
 
 
@@ -181,60 +172,83 @@ def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Any
 # -- one tensor --------------------------------------------------------------------------------
 
 
-def _unary(type: str, name: str, kernel: Kernel, doc: str, *rules: Callable[..., Any]) -> Any:
-    """A function of real and complex numbers; integers become float32."""
-    return elementwise(type, name, kernel, doc, *rules, to_float=True)
-
-
-abs = elementwise("Abs", "abs", "abs", """Return the absolute value. The gradient at 0 is 0.
+@row("Abs", lambda dy, x: dy * sign(x), holomorphic=False)
+def abs(x):
+    """Return the absolute value. The gradient at 0 is 0.
 
     >>> rg.abs([-2.0, 3.0])
     Tensor([2., 3.], dtype=float32)
-    """,
-                  lambda dy, x: dy * sign(x), holomorphic=False)  # fmt: skip
-negative = elementwise("Neg", "negative", "negative", """Return `-x`.
+    """
+
+
+@row("Neg", lambda dy: -dy)
+def negative(x):
+    """Return `-x`.
 
     >>> rg.negative([1.0, -2.0])
     Tensor([-1.,  2.], dtype=float32)
-    """, lambda dy: -dy)  # fmt: skip
-sign = elementwise("Sign", "sign", "sign", """
-    Return the sign, -1, 0 or 1; `x / abs(x)` for complex x.
+    """
+
+
+@row("Sign", holomorphic=False)
+def sign(x):
+    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x.
 
     The gradient of real x is 0.
 
     >>> rg.sign([-2.0, 0.0, 3.0])
     Tensor([-1.,  0.,  1.], dtype=float32)
-    """,
-                   holomorphic=False)  # fmt: skip
-square = elementwise("Square", "square", "square", """Return `x * x`.
+    """
+
+
+@row("Square", lambda dy, x: dy * (2 * x))
+def square(x):
+    """Return `x * x`.
 
     >>> rg.square([2.0, -3.0])
     Tensor([4., 9.], dtype=float32)
-    """, lambda dy, x: dy * (2 * x))  # fmt: skip
-sqrt = _unary("Sqrt", "sqrt", "sqrt", """
-    Return the square root; NaN for negative real x. The gradient at 0 is infinite.
+    """
+
+
+@row("Sqrt", lambda dy, y: dy / (2 * y), to_float=True)
+def sqrt(x):
+    """Return the square root; NaN for negative real x. The gradient at 0 is infinite.
 
     >>> rg.sqrt([4.0, 9.0])
     Tensor([2., 3.], dtype=float32)
-    """,
-              lambda dy, y: dy / (2 * y))  # fmt: skip
-rsqrt = _unary("Rsqrt", "rsqrt", lambda xp, x: 1 / xp.sqrt(x), """Return `1 / sqrt(x)`.
+    """
+
+
+@row(
+    "Rsqrt",
+    lambda dy, y: dy * (-0.5 * y * square(y)),
+    kernel=lambda xp, x: 1 / xp.sqrt(x),
+    to_float=True,
+)
+def rsqrt(x):
+    """Return `1 / sqrt(x)`.
 
     >>> rg.rsqrt([4.0, 16.0])
     Tensor([0.5 , 0.25], dtype=float32)
-    """,
-               lambda dy, y: dy * (-0.5 * y * square(y)))  # fmt: skip
-reciprocal = _unary("Reciprocal", "reciprocal", lambda xp, x: 1 / x, """Return `1 / x`.
+    """
+
+
+@row("Reciprocal", lambda dy, y: -dy * square(y), kernel=lambda xp, x: 1 / x, to_float=True)
+def reciprocal(x):
+    """Return `1 / x`.
 
     >>> rg.reciprocal([2.0, -4.0])
     Tensor([ 0.5 , -0.25], dtype=float32)
-    """,
-                    lambda dy, y: -dy * square(y))  # fmt: skip
-exp = _unary("Exp", "exp", "exp", """Return e to the power x.
+    """
+
+
+@row("Exp", lambda dy, y: dy * y, to_float=True)
+def exp(x):
+    """Return e to the power x.
 
     >>> rg.exp([0.0, 1.0])
     Tensor([1.      , 2.718282], dtype=float32)
-    """, lambda dy, y: dy * y)  # fmt: skip
+    """
 
 
 def _expm1(xp: Namespace, x: Array) -> Any:
@@ -248,142 +262,229 @@ def _expm1(xp: Namespace, x: Array) -> Any:
     return xp.where((size == math.inf) & any_angle, xp.full_like(x, complex("inf+nanj")), y)
 
 
-expm1 = _unary("Expm1", "expm1", _expm1, """Return `exp(x) - 1`, accurate near 0.
+@row("Expm1", lambda dy, y: dy * (y + 1), kernel=_expm1, to_float=True)
+def expm1(x):
+    """Return `exp(x) - 1`, accurate near 0.
 
     >>> rg.expm1([0.0, 1e-6])
     Tensor([0.0000000e+00, 1.0000005e-06], dtype=float32)
-    """,
-               lambda dy, y: dy * (y + 1))  # fmt: skip
-log = _unary("Log", "log", "log", """
-    Return the natural logarithm; -inf at 0, NaN for negative real x.
+    """
+
+
+@row("Log", lambda dy, x: dy / x, to_float=True)
+def log(x):
+    """Return the natural logarithm; -inf at 0, NaN for negative real x.
 
     >>> rg.log([1.0, 10.0])
     Tensor([0.       , 2.3025851], dtype=float32)
-    """, lambda dy, x: dy / x)  # fmt: skip
-log1p = _unary("Log1p", "log1p", "log1p", """Return `log(1 + x)`, accurate near 0.
+    """
+
+
+@row("Log1p", lambda dy, x: dy / (1 + x), to_float=True)
+def log1p(x):
+    """Return `log(1 + x)`, accurate near 0.
 
     >>> rg.log1p([0.0, 1e-6])
     Tensor([0.000000e+00, 9.999995e-07], dtype=float32)
-    """,
-               lambda dy, x: dy / (1 + x))  # fmt: skip
-log2 = _unary("Log2", "log2", "log2", """Return the logarithm to base 2.
+    """
+
+
+@row("Log2", lambda dy, x: dy / (math.log(2) * x), to_float=True)
+def log2(x):
+    """Return the logarithm to base 2.
 
     >>> rg.log2([1.0, 8.0])
     Tensor([0., 3.], dtype=float32)
-    """,
-              lambda dy, x: dy / (math.log(2) * x))  # fmt: skip
-log10 = _unary("Log10", "log10", "log10", """Return the logarithm to base 10.
+    """
+
+
+@row("Log10", lambda dy, x: dy / (math.log(10) * x), to_float=True)
+def log10(x):
+    """Return the logarithm to base 10.
 
     >>> rg.log10([1.0, 10.0])
     Tensor([0., 1.], dtype=float32)
-    """,
-               lambda dy, x: dy / (math.log(10) * x))  # fmt: skip
-sin = _unary("Sin", "sin", "sin", """Return the sine of x, in radians.
+    """
+
+
+@row("Sin", lambda dy, x: dy * cos(x), to_float=True)  # pyright: ignore[reportGeneralTypeIssues]
+def sin(x):
+    """Return the sine of x, in radians.
 
     >>> rg.sin([0.0, 1.0])
     Tensor([0.      , 0.841471], dtype=float32)
-    """, lambda dy, x: dy * cos(x))  # fmt: skip
-cos = _unary("Cos", "cos", "cos", """Return the cosine of x, in radians.
+    """
+
+
+@row("Cos", lambda dy, x: -dy * sin(x), to_float=True)
+def cos(x):
+    """Return the cosine of x, in radians.
 
     >>> rg.cos([0.0, 1.0])
     Tensor([1.       , 0.5403023], dtype=float32)
-    """, lambda dy, x: -dy * sin(x))  # fmt: skip
-tan = _unary("Tan", "tan", "tan", """Return the tangent of x, in radians.
+    """
+
+
+@row("Tan", lambda dy, y: dy * (1 + square(y)), to_float=True)
+def tan(x):
+    """Return the tangent of x, in radians.
 
     >>> rg.tan([0.0, 1.0])
     Tensor([0.       , 1.5574077], dtype=float32)
-    """, lambda dy, y: dy * (1 + square(y)))  # fmt: skip
-asin = _unary("Asin", "asin", "asin", """
-    Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1].
+    """
+
+
+@row("Asin", lambda dy, x: dy / sqrt((1 - x) * (1 + x)), to_float=True)
+def asin(x):
+    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1].
 
     >>> rg.asin([0.0, 1.0])
     Tensor([0.       , 1.5707964], dtype=float32)
-    """,
-              lambda dy, x: dy / sqrt((1 - x) * (1 + x)))  # fmt: skip
-acos = _unary("Acos", "acos", "acos", """
-    Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1].
+    """
+
+
+@row("Acos", lambda dy, x: -dy / sqrt((1 - x) * (1 + x)), to_float=True)
+def acos(x):
+    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1].
 
     >>> rg.acos([0.0, 1.0])
     Tensor([1.5707964, 0.       ], dtype=float32)
-    """,
-              lambda dy, x: -dy / sqrt((1 - x) * (1 + x)))  # fmt: skip
-atan = _unary("Atan", "atan", "atan", """Return the inverse tangent, in [-π/2, π/2] radians.
+    """
+
+
+@row("Atan", lambda dy, x: dy / (1 + square(x)), to_float=True)
+def atan(x):
+    """Return the inverse tangent, in [-π/2, π/2] radians.
 
     >>> rg.atan([0.0, 1.0])
     Tensor([0.       , 0.7853982], dtype=float32)
-    """,
-              lambda dy, x: dy / (1 + square(x)))  # fmt: skip
-sinh = _unary("Sinh", "sinh", "sinh", """Return the hyperbolic sine.
+    """
+
+
+@row("Sinh", lambda dy, x: dy * cosh(x), to_float=True)  # pyright: ignore[reportGeneralTypeIssues]
+def sinh(x):
+    """Return the hyperbolic sine.
 
     >>> rg.sinh([0.0, 1.0])
     Tensor([0.       , 1.1752012], dtype=float32)
-    """, lambda dy, x: dy * cosh(x))  # fmt: skip
-cosh = _unary("Cosh", "cosh", "cosh", """Return the hyperbolic cosine.
+    """
+
+
+@row("Cosh", lambda dy, x: dy * sinh(x), to_float=True)
+def cosh(x):
+    """Return the hyperbolic cosine.
 
     >>> rg.cosh([0.0, 1.0])
     Tensor([1.       , 1.5430807], dtype=float32)
-    """, lambda dy, x: dy * sinh(x))  # fmt: skip
-tanh = _unary("Tanh", "tanh", "tanh", """Return the hyperbolic tangent.
+    """
+
+
+@row("Tanh", lambda dy, y: dy * (1 - square(y)), to_float=True)
+def tanh(x):
+    """Return the hyperbolic tangent.
 
     >>> rg.tanh([0.0, 1.0])
     Tensor([0.       , 0.7615942], dtype=float32)
-    """,
-              lambda dy, y: dy * (1 - square(y)))  # fmt: skip
-asinh = _unary("Asinh", "asinh", "asinh", """Return the inverse hyperbolic sine.
+    """
+
+
+@row("Asinh", lambda dy, x: dy / sqrt(1 + square(x)), to_float=True)
+def asinh(x):
+    """Return the inverse hyperbolic sine.
 
     >>> rg.asinh([0.0, 1.0])
     Tensor([0.       , 0.8813736], dtype=float32)
-    """,
-               lambda dy, x: dy / sqrt(1 + square(x)))  # fmt: skip
-acosh = _unary("Acosh", "acosh", "acosh", """
-    Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1.
+    """
+
+
+@row("Acosh", lambda dy, x: dy / (sqrt(x - 1) * sqrt(x + 1)), to_float=True)
+def acosh(x):
+    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1.
 
     >>> rg.acosh([1.0, 2.0])
     Tensor([0.      , 1.316958], dtype=float32)
-    """,
-               lambda dy, x: dy / (sqrt(x - 1) * sqrt(x + 1)))  # fmt: skip
-atanh = _unary("Atanh", "atanh", "atanh", """
-    Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1].
+    """
+
+
+@row("Atanh", lambda dy, x: dy / ((1 - x) * (1 + x)), to_float=True)
+def atanh(x):
+    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1].
 
     >>> rg.atanh([0.0, 0.5])
     Tensor([0.        , 0.54930615], dtype=float32)
-    """,
-               lambda dy, x: dy / ((1 - x) * (1 + x)))  # fmt: skip
-erf = _unary("Erf", "erf", lambda xp, x: special(xp).erf(x), """
-    Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x.
+    """
+
+
+@row(
+    "Erf",
+    lambda dy, x: dy * (2 / math.sqrt(math.pi) * exp(-square(x))),
+    kernel=lambda xp, x: special(xp).erf(x),
+    to_float=True,
+)
+def erf(x):
+    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x.
 
     >>> rg.erf([0.0, 1.0])
     Tensor([0.       , 0.8427008], dtype=float32)
-    """,
-             lambda dy, x: dy * (2 / math.sqrt(math.pi) * exp(-square(x))))  # fmt: skip
-erfc = _unary("Erfc", "erfc", lambda xp, x: special(xp).erfc(x), """
-    Return `1 - erf(x)`, accurate where `erf(x)` is close to 1.
+    """
+
+
+@row(
+    "Erfc",
+    lambda dy, x: dy * (-2 / math.sqrt(math.pi) * exp(-square(x))),
+    kernel=lambda xp, x: special(xp).erfc(x),
+    to_float=True,
+)
+def erfc(x):
+    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1.
 
     >>> rg.erfc([0.0, 3.0])
     Tensor([1.0000000e+00, 2.2090497e-05], dtype=float32)
-    """,
-              lambda dy, x: dy * (-2 / math.sqrt(math.pi) * exp(-square(x))))  # fmt: skip
-erfinv = _unary("Erfinv", "erfinv", lambda xp, x: special(xp).erfinv(x), """
-    Return the inverse of `erf`; infinite at -1 and 1, NaN beyond.
+    """
+
+
+@row(
+    "Erfinv",
+    lambda dy, y: dy * (math.sqrt(math.pi) / 2 * exp(square(y))),
+    kernel=lambda xp, x: special(xp).erfinv(x),
+    to_float=True,
+)
+def erfinv(x):
+    """Return the inverse of `erf`; infinite at -1 and 1, NaN beyond.
 
     >>> rg.erfinv([0.0, 0.5])
     Tensor([0.        , 0.47693628], dtype=float32)
-    """,
-                lambda dy, y: dy * (math.sqrt(math.pi) / 2 * exp(square(y))))  # fmt: skip
-lgamma = _unary("Lgamma", "lgamma", lambda xp, x: special(xp).gammaln(x),
-                """Return the logarithm of the absolute value of the gamma function.
+    """
+
+
+@row(
+    "Lgamma",
+    lambda dy, x: dy * digamma(x),
+    kernel=lambda xp, x: special(xp).gammaln(x),
+    to_float=True,
+)
+def lgamma(x):
+    """Return the logarithm of the absolute value of the gamma function.
 
     >>> rg.lgamma([1.0, 5.0])
     Tensor([0.       , 3.1780539], dtype=float32)
-    """,
-                lambda dy, x: dy * digamma(x))  # fmt: skip
-digamma = _unary("Digamma", "digamma", lambda xp, x: special(xp).psi(x)
-                 if hasattr(special(xp), "psi") else special(xp).digamma(x),
-                 """Return the derivative of `lgamma`.
+    """
+
+
+@row(
+    "Digamma",
+    lambda dy, x: dy * polygamma(x, 1),
+    kernel=lambda xp, x: (
+        special(xp).psi(x) if hasattr(special(xp), "psi") else special(xp).digamma(x)
+    ),
+    to_float=True,
+)
+def digamma(x):
+    """Return the derivative of `lgamma`.
 
     >>> rg.digamma([1.0, 5.0])
     Tensor([-0.5772157,  1.5061177], dtype=float32)
-    """, lambda dy, x: dy * polygamma(x, 1))  # fmt: skip
+    """
 
 
 @op("Polygamma", elementwise=True, to_float=True)
@@ -399,9 +500,7 @@ def polygamma(xp, x: TensorLike, /, n: int) -> Tensor:
     return special(xp).polygamma(n, x)
 
 
-@gradient("Polygamma")
-def _(dy, x, n):
-    return dy * polygamma(x, n + 1)
+gradient("Polygamma")(lambda dy, x, n: dy * polygamma(x, n + 1))
 
 
 @gradient("Sign")
@@ -414,33 +513,45 @@ def _(dy, x):
 
 OPS["Sign"].rule.flat = True
 
-ceil = elementwise("Ceil", "ceil", "ceil", """
-    Return the least integer that is not below x. The gradient is 0.
+
+@row("Ceil", real=True)
+def ceil(x):
+    """Return the least integer that is not below x. The gradient is 0.
 
     >>> rg.ceil([1.2, -1.2])
     Tensor([ 2., -1.], dtype=float32)
-    """, real=True)  # fmt: skip
-floor = elementwise(
-    "Floor", "floor", "floor", """
-    Return the greatest integer that is not above x. The gradient is 0.
+    """
+
+
+@row("Floor", real=True)
+def floor(x):
+    """Return the greatest integer that is not above x. The gradient is 0.
 
     >>> rg.floor([1.2, -1.2])
     Tensor([ 1., -2.], dtype=float32)
-    """, real=True
-)  # fmt: skip
-round = elementwise("Round", "round", "round", """
-    Return the nearest integer, and of two that are equally near the even one.
+    """
+
+
+@row("Round")
+def round(x):
+    """Return the nearest integer, and of two that are equally near the even one.
 
     The gradient is 0.
 
     >>> rg.round([0.5, 1.5, 1.7])
     Tensor([0., 2., 2.], dtype=float32)
-    """)  # fmt: skip
-trunc = elementwise("Trunc", "trunc", "trunc", """Return x without its fraction. The gradient is 0.
+    """
+
+
+@row("Trunc", real=True)
+def trunc(x):
+    """Return x without its fraction. The gradient is 0.
 
     >>> rg.trunc([1.7, -1.7])
     Tensor([ 1., -1.], dtype=float32)
-    """, real=True)  # fmt: skip
+    """
+
+
 for _type in ("Ceil", "Floor", "Round", "Trunc"):
     piecewise_constant(_type, no_gradient)
 
@@ -466,39 +577,59 @@ def step(xp, x: TensorLike, /, alpha: float = 0.0) -> Tensor:
 
 piecewise_constant("Step", lambda dy: zeros_like(dy))
 
-isnan = elementwise("IsNan", "isnan", "isnan", """Return True where x is NaN.
+
+@row("IsNan", boolean=True)
+def isnan(x):
+    """Return True where x is NaN.
 
     >>> rg.isnan([1.0, float("nan")])
     Tensor([False,  True], dtype=bool)
-    """, boolean=True)  # fmt: skip
-isinf = elementwise("IsInf", "isinf", "isinf", """Return True where x is infinite, of either sign.
+    """
+
+
+@row("IsInf", boolean=True)
+def isinf(x):
+    """Return True where x is infinite, of either sign.
 
     >>> rg.isinf([1.0, float("-inf")])
     Tensor([False,  True], dtype=bool)
-    """, boolean=True)  # fmt: skip
-isfinite = elementwise("IsFinite", "isfinite", "isfinite", """
-    Return True where x is neither infinite nor NaN.
+    """
+
+
+@row("IsFinite", boolean=True)
+def isfinite(x):
+    """Return True where x is neither infinite nor NaN.
 
     >>> rg.isfinite([1.0, float("inf")])
     Tensor([ True, False], dtype=bool)
-    """, boolean=True)  # fmt: skip
-signbit = elementwise(
-    "SignBit", "signbit", "signbit", """Return True where x is negative, -0 included.
+    """
+
+
+@row("SignBit", real=True, boolean=True)
+def signbit(x):
+    """Return True where x is negative, -0 included.
 
     >>> rg.signbit([1.0, -0.0])
     Tensor([False,  True], dtype=bool)
-    """, real=True, boolean=True
-)  # fmt: skip
-logical_not = elementwise("LogicalNot", "logical_not", "logical_not", """
-    Return True where x is 0 or False.
+    """
+
+
+@row("LogicalNot", boolean=True)
+def logical_not(x):
+    """Return True where x is 0 or False.
 
     >>> rg.logical_not([True, False])
     Tensor([False,  True], dtype=bool)
-    """, boolean=True)  # fmt: skip
-bitwise_invert = elementwise("Invert", "bitwise_invert", "bitwise_invert", """
-    Return `~x`: every bit of an integer inverted, or `not x` for bools.
+    """
+
+
+@row("Invert")
+def bitwise_invert(x):
+    """Return `~x`: every bit of an integer inverted, or `not x` for bools.
 
     >>> rg.bitwise_invert(rg.asarray([0, 5]))
     Tensor([-1, -6], dtype=int64)
-    """)  # fmt: skip
+    """
+
+
 not_differentiable("IsNan", "IsInf", "IsFinite", "SignBit", "LogicalNot", "Invert")

@@ -33,9 +33,7 @@ def resize_axis(xp, x: TensorLike, /, *, n: int, axis: int) -> Tensor:
     return xp.concat([x, xp.zeros(shape, dtype=x.dtype, **placed_like(x))], axis=axis)
 
 
-@gradient("ResizeAxis")
-def _(dy, x_shape, axis):
-    return resize_axis(dy, n=x_shape[axis], axis=axis)
+gradient("ResizeAxis")(lambda dy, x_shape, axis: resize_axis(dy, n=x_shape[axis], axis=axis))
 
 
 @op("FFT")
@@ -44,9 +42,7 @@ def fft(xp, x: TensorLike, /, *, axes: Sequence[int], norm: str) -> Tensor:
     return xp.fft.fftn(x, axes=axes, norm=norm)
 
 
-@gradient("FFT")
-def _(dy, axes, norm):
-    return fft(dy, axes=axes, norm=norm)
+gradient("FFT")(lambda dy, axes, norm: fft(dy, axes=axes, norm=norm))
 
 
 @op("IFFT")
@@ -55,9 +51,7 @@ def ifft(xp, x: TensorLike, /, *, axes: Sequence[int], norm: str) -> Tensor:
     return xp.fft.ifftn(x, axes=axes, norm=norm)
 
 
-@gradient("IFFT")
-def _(dy, axes, norm):
-    return ifft(dy, axes=axes, norm=norm)
+gradient("IFFT")(lambda dy, axes, norm: ifft(dy, axes=axes, norm=norm))
 
 
 @op("RFFT", holomorphic=False)
@@ -97,6 +91,4 @@ def _weigh(xp, x: TensorLike, /, *, n: int, axis: int) -> Tensor:
     return x * weights
 
 
-@gradient("HermitianWeights")
-def _(dy, n, axis):
-    return _weigh(dy, n=n, axis=axis)
+gradient("HermitianWeights")(lambda dy, n, axis: _weigh(dy, n=n, axis=axis))

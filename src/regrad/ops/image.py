@@ -216,9 +216,7 @@ def _(dy, block_shape, paddings):
     return _batch_to_space(dy, block_shape, paddings)
 
 
-@gradient("BatchToSpaceND")
-def _(dy, block_shape, crops):
-    return _space_to_batch(dy, block_shape, crops)
+gradient("BatchToSpaceND")(lambda dy, block_shape, crops: _space_to_batch(dy, block_shape, crops))
 
 
 @deferrable

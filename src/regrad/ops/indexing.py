@@ -302,9 +302,7 @@ def _depth(name: str, shape: tuple[int, ...], indices: tuple[int, ...]) -> int:
     return indices[-1]
 
 
-@gradient("GatherNd", "x")
-def _(dy, indices, x_shape):
-    return scatter_nd(indices, dy, x_shape)
+gradient("GatherNd", "x")(lambda dy, indices, x_shape: scatter_nd(indices, dy, x_shape))
 
 
 @op("ScatterNd")
@@ -338,9 +336,7 @@ def scatter_nd(xp, indices: Indices, updates: TensorLike, /, shape: Shape) -> Te
     return xp.reshape(y, shape)
 
 
-@gradient("ScatterNd", "updates")
-def _(dy, indices):
-    return gather_nd(dy, indices)
+gradient("ScatterNd", "updates")(lambda dy, indices: gather_nd(dy, indices))
 
 
 def _rows_for(

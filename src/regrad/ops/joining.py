@@ -88,9 +88,7 @@ def _split(xp, x: TensorLike, /, *, sizes: tuple[int, ...], axis: int) -> tuple[
     return tuple(parts)
 
 
-@gradient("Split")
-def _(dy, axis):
-    return concat(dy, axis=axis)
+gradient("Split")(lambda dy, axis: concat(dy, axis=axis))
 
 
 @deferrable
@@ -128,9 +126,7 @@ def _stack(xp, xs: Sequence[TensorLike], /, *, axis: int) -> Tensor:
     return xp.stack(xs, axis=axis)
 
 
-@gradient("Pack", "xs")
-def _(dy, axis):
-    return unstack(dy, axis=axis)
+gradient("Pack", "xs")(lambda dy, axis: unstack(dy, axis=axis))
 
 
 @deferrable
@@ -179,6 +175,4 @@ def unstack(xp, x: TensorLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple(x[(*before, i)] for i in range(x.shape[axis]))
 
 
-@gradient("Unpack")
-def _(dy, axis):
-    return stack(dy, axis=axis)
+gradient("Unpack")(lambda dy, axis: stack(dy, axis=axis))

@@ -268,14 +268,8 @@ def _cross(xp, a: TensorLike, b: TensorLike, /, *, axis: int) -> Tensor:
     return xp.linalg.cross(a, b, axis=axis)
 
 
-@gradient("Cross", "a")
-def _(dy, b, axis):
-    return _cross(b, dy, axis=axis)
-
-
-@gradient("Cross", "b")
-def _(dy, a, axis):
-    return _cross(dy, a, axis=axis)
+gradient("Cross", "a")(lambda dy, b, axis: _cross(b, dy, axis=axis))
+gradient("Cross", "b")(lambda dy, a, axis: _cross(dy, a, axis=axis))
 
 
 @deferrable

@@ -1,5 +1,6 @@
 """The methods of Tensor and Variable: Python's operators, and TensorFlow.js's names."""
 
+# isort: skip_file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,27 +14,18 @@ from regrad.core.shapes import Axis
 from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, NoTransposeError, camel_case
 from regrad.ops import (
-    activation,
     array,
     binary,
-    convolution,
     creation,
-    creation_like,
     elementwise,
     getitem,
-    image,
     indexing,
-    indices,
     joining,
-    normalization,
     numpy_protocol,
-    pooling,
     printing,
     reduction,
     scan,
-    slicing,
     sorting,
-    special,
     torch_and_jax,
 )
 from regrad.ops import matmul as products
@@ -276,84 +268,45 @@ class Methods:
     def _repr_html_(self) -> str:
         return printing.to_html(self)
 
-    # -- TensorFlow.js's methods: elementwise -------------------------------------------------
+    # -- TensorFlow.js's methods: ops as they are --------------------------------------------
 
-    abs = elementwise.abs
-    neg = elementwise.negative
-    sign = elementwise.sign
-    square = elementwise.square
-    sqrt = elementwise.sqrt
-    rsqrt = elementwise.rsqrt
-    reciprocal = elementwise.reciprocal
-    exp = elementwise.exp
-    expm1 = elementwise.expm1
-    log = elementwise.log
-    log1p = elementwise.log1p
-    sin = elementwise.sin
-    cos = elementwise.cos
-    tan = elementwise.tan
-    asin = elementwise.asin
-    acos = elementwise.acos
-    atan = elementwise.atan
-    sinh = elementwise.sinh
-    cosh = elementwise.cosh
-    tanh = elementwise.tanh
-    asinh = elementwise.asinh
-    acosh = elementwise.acosh
-    atanh = elementwise.atanh
-    erf = elementwise.erf
-    ceil = elementwise.ceil
-    floor = elementwise.floor
-    round = elementwise.round
-    step = elementwise.step
-    isnan = elementwise.isnan
-    isinf = elementwise.isinf
-    isfinite = elementwise.isfinite
-    isclose = binary.isclose
-    allclose = reduction.allclose
-    nan_to_num = special.nan_to_num
-    sinc = special.sinc
-    xlogy = special.xlogy
-    logical_not = elementwise.logical_not
-    clip = clip_by_value = binary.clip
-    clone = copy = elementwise.identity
-    detach = elementwise.stop_gradient
-    astype = cast = elementwise.astype
-    zeros_like = creation_like.zeros_like
-    ones_like = creation_like.ones_like
+    from regrad.ops.activation import (
+        relu, relu6, leaky_relu, prelu, elu, selu, sigmoid, log_sigmoid, softplus, softmax,
+        log_softmax,
+    )  # fmt: skip
+    from regrad.ops.array import expand_dims, squeeze, swapaxes, broadcast_to, tile
+    from regrad.ops.binary import (
+        isclose, clip, clip as clip_by_value, add, subtract as sub, multiply as mul, divide as div,
+        floor_divide as floor_div, remainder as mod, pow, maximum, minimum, squared_difference,
+        atan2, equal, not_equal, less, less_equal, greater, greater_equal, logical_and, logical_or,
+        logical_xor,
+    )  # fmt: skip
+    from regrad.ops.convolution import (
+        conv1d, conv2d, conv2d_transpose, depthwise_conv2d, separable_conv2d,
+    )  # fmt: skip
+    from regrad.ops.creation_like import zeros_like, ones_like
+    from regrad.ops.elementwise import (
+        abs, negative as neg, sign, square, sqrt, rsqrt, reciprocal, exp, expm1, log, log1p, sin,
+        cos, tan, asin, acos, atan, sinh, cosh, tanh, asinh, acosh, atanh, erf, ceil, floor, round,
+        step, isnan, isinf, isfinite, logical_not, identity as clone, identity as copy,
+        stop_gradient as detach, astype, astype as cast,
+    )  # fmt: skip
+    from regrad.ops.image import (
+        resize_bilinear, resize_nearest as resize_nearest_neighbor,
+        space_to_batch as space_to_batch_nd, batch_to_space as batch_to_space_nd,
+    )  # fmt: skip
+    from regrad.ops.indexing import segment_sum as unsorted_segment_sum
+    from regrad.ops.indices import one_hot
+    from regrad.ops.joining import split
+    from regrad.ops.matmul import matmul, matmul as dot
+    from regrad.ops.normalization import batch_norm
+    from regrad.ops.pooling import max_pool, avg_pool, local_response_normalization
+    from regrad.ops.reduction import allclose
+    from regrad.ops.slicing import slice, pad
+    from regrad.ops.sorting import quantile
+    from regrad.ops.special import nan_to_num, sinc, xlogy
 
-    relu = activation.relu
-    relu6 = activation.relu6
-    leaky_relu = activation.leaky_relu
-    prelu = activation.prelu
-    elu = activation.elu
-    selu = activation.selu
-    sigmoid = activation.sigmoid
-    log_sigmoid = activation.log_sigmoid
-    softplus = activation.softplus
-    softmax = activation.softmax
-    log_softmax = activation.log_softmax
-
-    add = binary.add
-    sub = binary.subtract
-    mul = binary.multiply
-    div = binary.divide
-    floor_div = binary.floor_divide
-    mod = binary.remainder
-    pow = binary.pow
-    maximum = binary.maximum
-    minimum = binary.minimum
-    squared_difference = binary.squared_difference
-    atan2 = binary.atan2
-    equal = binary.equal
-    not_equal = binary.not_equal
-    less = binary.less
-    less_equal = binary.less_equal
-    greater = binary.greater
-    greater_equal = binary.greater_equal
-    logical_and = binary.logical_and
-    logical_or = binary.logical_or
-    logical_xor = binary.logical_xor
+    # -- elementwise, with the tensor in another place ---------------------------------------
 
     def where(self, condition: TensorLike, b: TensorLike) -> Tensor:
         """This tensor where `condition`, `b` elsewhere; see `regrad.where`."""
@@ -372,7 +325,6 @@ class Methods:
     std = _reducing(reduction.std)
     var = _reducing(reduction.var)
     median = _reducing(sorting.median)
-    quantile = sorting.quantile
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
@@ -408,13 +360,6 @@ class Methods:
     def transpose(self, *axes: Any) -> Tensor:
         """The axes in another order (reversed by default), given as one argument or several."""
         return array.permute_dims(self, *(axes if len(axes) < 2 else (axes,)))
-
-    expand_dims = array.expand_dims
-    squeeze = array.squeeze
-    swapaxes = array.swapaxes
-    broadcast_to = array.broadcast_to
-    tile = array.tile
-    split = joining.split
 
     def flatten(self) -> Tensor:
         """The elements in one axis."""
@@ -466,28 +411,7 @@ class Methods:
         """The indices that sort along `axis`; see `regrad.argsort`."""
         return sorting.argsort(self, axis=axis, descending=descending)
 
-    slice = slicing.slice
-    pad = slicing.pad
-    one_hot = indices.one_hot
-    unsorted_segment_sum = indexing.segment_sum
-
     # -- linear algebra and networks ---------------------------------------------------------------
-
-    matmul = products.matmul
-    dot = products.matmul
-    batch_norm = normalization.batch_norm
-    conv1d = convolution.conv1d
-    conv2d = convolution.conv2d
-    conv2d_transpose = convolution.conv2d_transpose
-    depthwise_conv2d = convolution.depthwise_conv2d
-    separable_conv2d = convolution.separable_conv2d
-    max_pool = pooling.max_pool
-    avg_pool = pooling.avg_pool
-    local_response_normalization = pooling.local_response_normalization
-    resize_bilinear = image.resize_bilinear
-    resize_nearest_neighbor = image.resize_nearest
-    space_to_batch_nd = image.space_to_batch
-    batch_to_space_nd = image.batch_to_space
 
 
 # What users of other libraries look for is absent, and says what to use instead: TensorFlow.js's

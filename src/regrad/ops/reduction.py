@@ -62,9 +62,7 @@ def _sum(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> 
     return _sums(xp, x, normalized_axes(axis, x.ndim), keepdims)
 
 
-@gradient("Sum")
-def _(dy, x_shape, axis, keepdims):
-    return unreduce(dy, x_shape, axis, keepdims)
+gradient("Sum")(lambda dy, x_shape, axis, keepdims: unreduce(dy, x_shape, axis, keepdims))
 
 
 @op("Unreduce")
@@ -73,9 +71,7 @@ def unreduce(xp, x: TensorLike, /, shape: tuple[int, ...], axis: Axis, keepdims:
     return _spread_back(xp, x, shape, axis, keepdims)
 
 
-@gradient("Unreduce")
-def _(dy, axis, keepdims):
-    return _sum(dy, axis=axis, keepdims=keepdims)
+gradient("Unreduce")(lambda dy, axis, keepdims: _sum(dy, axis=axis, keepdims=keepdims))
 
 
 def _spread_back(
@@ -130,9 +126,7 @@ def mean(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> 
     return xp.full_like(xp.sum(x, axis=axes, keepdims=keepdims), math.nan)
 
 
-@gradient("Mean")
-def _(dy, x_shape, axis, keepdims):
-    return unreduce_mean(dy, x_shape, axis, keepdims)
+gradient("Mean")(lambda dy, x_shape, axis, keepdims: unreduce_mean(dy, x_shape, axis, keepdims))
 
 
 @op("UnreduceMean")
@@ -144,9 +138,7 @@ def unreduce_mean(
     return _spread_back(xp, share, shape, axis, keepdims)
 
 
-@gradient("UnreduceMean")
-def _(dy, axis, keepdims):
-    return mean(dy, axis=axis, keepdims=keepdims)
+gradient("UnreduceMean")(lambda dy, axis, keepdims: mean(dy, axis=axis, keepdims=keepdims))
 
 
 # -- product -------------------------------------------------------------------------------------

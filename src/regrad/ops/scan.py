@@ -44,9 +44,7 @@ def _shift(xp, x: TensorLike, /, *, axis: int, forward: bool) -> Tensor:
     return _move(xp, x, forward, normalized_axis(axis, x.ndim), 0)
 
 
-@gradient("Shift")
-def _(dy, axis, forward):
-    return _shift(dy, axis=axis, forward=not forward)
+gradient("Shift")(lambda dy, axis, forward: _shift(dy, axis=axis, forward=not forward))
 
 
 def _scan(

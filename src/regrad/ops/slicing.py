@@ -80,9 +80,7 @@ def _ascend(xp: Namespace, x: Array, windows: list[Window]) -> Array:
     return xp.flip(x, axis=back) if back else x
 
 
-@gradient("StridedSliceGrad")
-def _(dy, index):
-    return _strided_slice(dy, index=index)
+gradient("StridedSliceGrad")(lambda dy, index: _strided_slice(dy, index=index))
 
 
 @op("TensorStridedSliceUpdate")
@@ -102,9 +100,7 @@ def _(dy, index):
     return _strided_slice_update(dy, zeros_like(_strided_slice(dy, index=index)), index=index)
 
 
-@gradient("TensorStridedSliceUpdate", "updates")
-def _(dy, index):
-    return _strided_slice(dy, index=index)
+gradient("TensorStridedSliceUpdate", "updates")(lambda dy, index: _strided_slice(dy, index=index))
 
 
 @op("Slice")
@@ -211,9 +207,7 @@ def _mirror_pad_grad(
     return x
 
 
-@gradient("MirrorPadGrad")
-def _(dy, paddings, mode):
-    return _mirror_pad(dy, paddings=paddings, mode=mode)
+gradient("MirrorPadGrad")(lambda dy, paddings, mode: _mirror_pad(dy, paddings=paddings, mode=mode))
 
 
 @deferrable

@@ -145,9 +145,7 @@ def _partition(x: np.ndarray, k: int, axis: int) -> Any:
     return np.take_along_axis(chosen, _sorting(np, values, axis, True, True), axis=axis)
 
 
-@gradient("TopKV2")
-def _(dy, y, x_shape, axis):
-    return scatter_along_axis(dy[0], y[1], x_shape, axis=axis)
+gradient("TopKV2")(lambda dy, y, x_shape, axis: scatter_along_axis(dy[0], y[1], x_shape, axis=axis))
 
 
 @op("SearchSorted", promotes=("x1", "x2"))

@@ -48,14 +48,8 @@ def xlogy(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
     return xp.where(zero, xp.zeros_like(a), a * xp.log(xp.where(zero, xp.ones_like(b), b)))
 
 
-@gradient("Xlogy", "a")
-def _(dy, a, b):
-    return dy * xlogy(_nonzero(a), b)
-
-
-@gradient("Xlogy", "b")
-def _(dy, a, b):
-    return dy * xdivy(a, b)
+gradient("Xlogy", "a")(lambda dy, a, b: dy * xlogy(_nonzero(a), b))
+gradient("Xlogy", "b")(lambda dy, a, b: dy * xdivy(a, b))
 
 
 @op("Xdivy", elementwise=True, to_float=True)
@@ -81,14 +75,8 @@ def xdivy(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
     return xp.where(zero, xp.zeros_like(a), a / xp.where(zero, xp.ones_like(b), b))
 
 
-@gradient("Xdivy", "a")
-def _(dy, a, b):
-    return dy * xdivy(_nonzero(a), b)
-
-
-@gradient("Xdivy", "b")
-def _(dy, b, y):
-    return -dy * xdivy(y, b)
+gradient("Xdivy", "a")(lambda dy, a, b: dy * xdivy(_nonzero(a), b))
+gradient("Xdivy", "b")(lambda dy, b, y: -dy * xdivy(y, b))
 
 
 def _nonzero(x: Tensor) -> Tensor:
@@ -118,9 +106,7 @@ def sinc(xp, x: TensorLike, /) -> Tensor:
     return xp.sinc(x)
 
 
-@gradient("Sinc")
-def _(dy, x):
-    return dy * _sinc_derivative(x, n=1)
+gradient("Sinc")(lambda dy, x: dy * _sinc_derivative(x, n=1))
 
 
 @op("SincDerivative", elementwise=True, to_float=True)
@@ -137,9 +123,7 @@ def _sinc_derivative(xp, x: TensorLike, /, n: int) -> Tensor:
     return math.pi**n * xp.where(near, _integral(xp, t, n), _recurrence(xp, far, n))
 
 
-@gradient("SincDerivative")
-def _(dy, x, n):
-    return dy * _sinc_derivative(x, n=n + 1)
+gradient("SincDerivative")(lambda dy, x, n: dy * _sinc_derivative(x, n=n + 1))
 
 
 def _integral(xp: Namespace, t: Array, n: int) -> Any:
