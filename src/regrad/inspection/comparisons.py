@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from regrad.core.reports import Table
-from regrad.errors import GradientError
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.plots import plot_comparison
+from regrad.inspection.recorder import Leaf, Named, Recorder, Tool, located
 
 RowKind = Literal["argument", "parameter", "op"]
 RTOL = 1e-4  # up to which two gradients count as one: float32, and sums in another order
@@ -89,10 +90,8 @@ class Compared:
         """Return what the row is about, for a message."""
         if self.kind != "op":
             return f"the gradient by {self.name}"
-        inside = f" in {self.path}" if self.path else ""
-        at = f" at {self.line}" if self.line else ""
         rule = f" ({self.rule})" if self.rule else ""
-        return f"{self.op_type}{inside}{at}{rule}, input {self.name!r}"
+        return f"{located(self.op_type, self.line, self.path)}{rule}, input {self.name!r}"
 
     @property
     def text(self) -> str:
@@ -304,3 +303,63 @@ def _angle(row: Compared) -> float:
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.4g}"
+
+
+# -- the tool ------------------------------------------------------------------------------------
+
+
+class InPlace(Tool):
+    """Compares each rule that is not the op's own with the op's true derivative."""
+
+    keeps = True
+
+    def __init__(self, recorder: Recorder, wanted: bool = True) -> None:
+        self.recorder = recorder
+        self.wanted = wanted
+        self.rows: list[Compared] = []
+
+    def left(self, op: Any, dxs: Named, dys: Sequence[Any]) -> None:
+        if self.wanted and op.kind != "built-in":
+            about = {"op_type": op.op_type, "rule": op.rule, "line": op.line, "path": op.path}
+            array = self.recorder.array
+            for (name, dx), due in zip(dxs, op.true(dys), strict=True):
+                self.rows.append(Compared.of("op", name, array(dx), array(due), **about))
+
+
+def compared(
+    recorder: Recorder,
+    other: Any,
+    surrogates: Iterable[str],
+    rtol: float,
+    of_other: Callable[[Any], Recorder],
+) -> Callable[..., GradientComparison]:
+    """Return the function that runs a recorder, and compares its gradients with others."""
+    if not (other is None or other in ("true", "differences") or callable(other)):
+        raise ArgumentError(
+            "compare_gradients(f, other): other is a function, 'true', 'differences' or None, got "
+            f"{kind(other)}"
+        )
+
+    def compared(*args: Any, **options: Any) -> GradientComparison:
+        tool = InPlace(recorder, wanted=other is None or other == "true")
+        first = recorder.run(args, options, tool).leaves
+        if callable(other):
+            names, second = ("first", "second"), of_other(other).run(args, options, Tool()).leaves
+        elif other == "differences":
+            names, second = ("given", "differences"), recorder.differences(args, options)
+            first = first[: len(second)]  # (they do not tell of Variables)
+        else:
+            names, second = ("given", "true"), recorder.true(args, options)
+        rows = [*leaf_rows(recorder, first, second), *tool.rows]
+        return GradientComparison.declare(rows, surrogates, names=names, rtol=rtol)
+
+    return compared
+
+
+def leaf_rows(recorder: Recorder, first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Compared]:
+    """A row for each array that the first was differentiated by."""
+    found = {leaf.same: recorder.array(leaf.gradient) for leaf in second}
+    return [
+        Compared.of(leaf.kind, leaf.name, recorder.array(leaf.gradient), found.get(leaf.same))
+        for leaf in first
+    ]

@@ -10,8 +10,9 @@ import numpy as np
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.signatures import helpful
-from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
+from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, operand
 from regrad.inspection.numbers import Numbers, numbers_of, together
+from regrad.inspection.recorder import first_bad
 from regrad.inspection.traces import GradientTrace, Step
 from regrad.jax.host.programs import Params
 from regrad.jax.primitives import is_float

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from regrad.core import containers
-from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
+from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, operand
+from regrad.inspection.recorder import first_bad
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in

@@ -13,7 +13,7 @@ import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
 from regrad.core.rule import place
-from regrad.inspection.traces import RuleKind
+from regrad.inspection.recorder import RuleKind
 from regrad.torch.bridge import Bridge
 from regrad.torch.calls import Overridden, RuleCall
 from regrad.torch.custom import Custom
