@@ -214,10 +214,10 @@ class Search(Tool):
 
     def verdict(self, run: Recording) -> NonFinite | None:
         """Return what spoiled the results or the gradients of a run."""
-        for leaf in run.leaves:
-            if (bad := self.recorder.bad(leaf.x)) is not None:
+        for name, x in self.recorder.given(run):
+            if (bad := self.recorder.bad(x)) is not None:
                 what, index, count = bad
-                return NonFinite("argument", what, "", "", "", index, count, output=leaf.name)
+                return NonFinite("argument", what, "", "", "", index, count, output=name)
         for y in run.ys:
             if self.recorder.bad(y) is not None:
                 origin = self.origins.get(self.recorder.key(y)) or self.last

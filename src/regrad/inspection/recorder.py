@@ -160,6 +160,10 @@ class Recorder:
         """Return what is not finite in an array, if anything: kind, first index, count."""
         return None if x is None else first_bad(self.array(x))
 
+    def given(self, run: Recording) -> Named:
+        """The arrays that were there before a run."""
+        return [(leaf.name, leaf.x) for leaf in run.leaves]
+
     def key(self, x: Any) -> int:
         """Return what tells an array from others that are alive."""
         return id(x)

@@ -15,8 +15,7 @@ from regrad.checking.findings import Finding, GradientReport
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.bridge import conjugate
-from regrad.jax.primitives import is_float
-from regrad.jax.running import CLOSES_OVER, Given, Ran, Run, as_function, wide
+from regrad.jax.running import CLOSES_OVER, Call, ProgramRun, Ran, as_function, wide
 from regrad.jax.sites import is_custom
 from regrad.testing import raise_if_wrong
 
@@ -139,10 +138,10 @@ def _checked(
 ) -> GradientReport:
     """The report, by double precision."""
     with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
-        given = Given(f, args, {}, "check_gradients", argnums, has_aux)
+        given = Call(f, args, {}, "check_gradients", argnums, has_aux)
         given.arrays = [wide(x) for x in given.arrays]
         checked = given.of_watched(given.program())
-        floats = [given.arrays[i] for i in given.watched]
+        floats = given.floats
         report = _report(checked, floats, order, given.asked, settings)
         if report.ok:
             return report
@@ -207,7 +206,7 @@ def _causes(f: OfArrays, xs: Sequence[Any], order: int, settings: Settings) -> l
     for k in range(1, order + 1):
         program = jax.make_jaxpr(function)(*xs)
         places = range(len(xs)), range(len(program.out_avals))
-        ran = Run(program, xs, *places, keeps=True).ran
+        ran = ProgramRun(program, xs, *places, keeps=True).ran
         for suspects in (_with_rules(ran), _stopped(ran)):
             found = [c for each in suspects for c in _wrong(each, order - k + 1, settings)]
             if found:  # one of each rule and input
@@ -224,8 +223,8 @@ def _with_rules(ran: Sequence[Ran]) -> list[Ran]:
 
 def _stopped(ran: Sequence[Ran]) -> list[Ran]:
     """Return where the user's code stops a gradient."""
-    named = (each for each in ran if each.site.op_type == "stop_gradient")
-    return [each for each in named if each.wanted and not each.site.by_jax]
+    named = (each for each in ran if each.op_type == "stop_gradient")
+    return [each for each in named if each.wanted and not each.by_jax]
 
 
 def _derive(f: OfArrays, dys: Sequence[np.ndarray]) -> OfArrays:
@@ -247,23 +246,13 @@ def _weights(y: Any) -> np.ndarray:
 
 def _wrong(ran: Ran, order: int, settings: Settings) -> list[Finding]:
     """Return what is wrong with the rule of one op, given what it was given."""
-    run = as_function(ran.eqn)
-    floats = [i for i, y in enumerate(ran.outs) if is_float(jax.typeof(y))]
-
-    def alone(*moved: Any) -> list[Any]:
-        xs = list(ran.xs)
-        for i, x in zip(ran.wanted, moved, strict=True):
-            xs[i] = x
-        ys = run(*xs)
-        return [ys[i] for i in floats]
-
+    alone = ran.alone(as_function(ran.eqn))
     report = _report(alone, [ran.xs[i] for i in ran.wanted], order, ran.names, settings)
     what = describe(ran)
-    return [replace(f, rule=what, op_type=ran.site.op_type) for f in report.findings]
+    return [replace(f, rule=what, op_type=ran.op_type) for f in report.findings]
 
 
 def describe(ran: Ran) -> str:
     """The rule of an op in a message, with the line that ran the op."""
-    site = ran.site
-    rule = f"the {site.kind} rule of {site.op_type!r} ({site.rule})" if site.rule else site.op_type
-    return f"{rule}, run at {site.line}" if site.line else rule
+    rule = f"the {ran.kind} rule of {ran.op_type!r} ({ran.rule})" if ran.rule else ran.op_type
+    return f"{rule}, run at {ran.line}" if ran.line else rule
