@@ -293,7 +293,7 @@ def _is_meant(row: Compared, meant: frozenset[str]) -> bool:
     if row.kind != "op":
         return row.name in meant
     rule = row.rule.partition(",")[0]
-    return bool({row.op_type, rule, row.rule} & meant)
+    return bool({row.op_type, rule, rule.partition(".backward")[0], row.rule} & meant)
 
 
 def _angle(row: Compared) -> float:
@@ -313,9 +313,9 @@ class InPlace(Tool):
 
     keeps = True
 
-    def __init__(self, recorder: Recorder, wanted: bool = True) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.wanted = wanted
+        self.wanted = True
         self.rows: list[Compared] = []
 
     def left(self, op: Any, dxs: Named, dys: Sequence[Any]) -> None:
@@ -341,25 +341,34 @@ def compared(
         )
 
     def compared(*args: Any, **options: Any) -> GradientComparison:
-        tool = InPlace(recorder, wanted=other is None or other == "true")
+        tool, others = InPlace(recorder), InPlace(recorder)
+        tool.wanted = recorder.beside or other is None or other == "true"
+        others.wanted = recorder.beside
         first = recorder.run(args, options, tool).leaves
         if callable(other):
-            names, second = ("first", "second"), of_other(other).run(args, options, Tool()).leaves
+            second = of_other(other).run(args, options, others).leaves
         elif other == "differences":
-            names, second = ("given", "differences"), recorder.differences(args, options)
-            first = first[: len(second)]  # (they do not tell of Variables)
+            second, tool.rows = recorder.differences(args, options), []
+            told = {leaf.same for leaf in second}
+            first = [leaf for leaf in first if leaf.same in told]
         else:
-            names, second = ("given", "true"), recorder.true(args, options)
-        rows = [*leaf_rows(recorder, first, second), *tool.rows]
-        return GradientComparison.declare(rows, surrogates, names=names, rtol=rtol)
+            second = recorder.true(args, options)
+        known = {(row.op_type, row.rule) for row in others.rows}
+        ops = [row for row in tool.rows if (row.op_type, row.rule) not in known]
+        rows = [*leaf_rows(recorder, first, second), *ops]
+        meant = surrogates if isinstance(surrogates, str) else recorder.meant(surrogates)
+        return GradientComparison.declare(rows, meant, names=recorder.names(other), rtol=rtol)
 
     return compared
 
 
 def leaf_rows(recorder: Recorder, first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Compared]:
-    """A row for each array that the first was differentiated by."""
-    found = {leaf.same: recorder.array(leaf.gradient) for leaf in second}
+    """A row for each array that one of the two was differentiated by."""
+    found = [
+        {leaf.same: recorder.array(leaf.gradient) for leaf in each} for each in (first, second)
+    ]
+    leaves = {leaf.same: leaf for leaf in (*second, *first)}
     return [
-        Compared.of(leaf.kind, leaf.name, recorder.array(leaf.gradient), found.get(leaf.same))
-        for leaf in first
+        Compared.of(leaves[key].kind, leaves[key].name, *[each.get(key) for each in found])
+        for key in dict.fromkeys([*found[0], *found[1]])
     ]

@@ -176,6 +176,7 @@ class Search(Tool):
                 if op.op_type and (origin is None or (made and not origin.made)):
                     origin = Origin(y, self._forward(op, xs, y, bad), made)
                     self.last = origin if made else self.last
+                    self.done: bool = self.done or (made and bad[0] == "NaN")
                 if origin is not None:
                     self.origins[key] = origin._replace(array=y)
 
@@ -218,6 +219,8 @@ class Search(Tool):
             if (bad := self.recorder.bad(x)) is not None:
                 what, index, count = bad
                 return NonFinite("argument", what, "", "", "", index, count, output=name)
+        if self.done and not run.ys and self.last is not None:  # (it was stopped there)
+            return self.last.found
         for y in run.ys:
             if self.recorder.bad(y) is not None:
                 origin = self.origins.get(self.recorder.key(y)) or self.last

@@ -87,6 +87,7 @@ class Tool:
     """Looks on while a recorder runs a function; tools say what they want to see."""
 
     keeps = False  # whether `ran` is called, and ops keep what they are given
+    done = False  # whether it has seen enough of the forward pass
 
     def ran(self, op: Any, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
         """An op ran forward; it `writes` if it makes infinities that somebody asked for."""
@@ -140,6 +141,8 @@ class Recorder:
         api: What messages call the tool.
     """
 
+    beside = False  # whether two functions are compared op by op, too
+
     def __init__(self, f: Callable[..., Any], api: str) -> None:
         self.f = f
         self.api = api
@@ -183,6 +186,14 @@ class Recorder:
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         """The leaves, after a run, with their gradients by differences."""
         raise NotImplementedError
+
+    def names(self, other: Any) -> tuple[str, str]:
+        """Return what its gradients and the others that they are compared with are called."""
+        return ("first", "second") if callable(other) else ("given", other or "true")
+
+    def meant(self, surrogates: Iterable[str]) -> Iterable[str]:
+        """What was declared to differ, as the rows spell it."""
+        return surrogates
 
 
 def settled(figures: Any) -> Any:

@@ -15,11 +15,10 @@ from regrad.checking.findings import Finding, GradientReport
 from regrad.errors import ArgumentError, kind
 from regrad.testing import raise_if_wrong
 from regrad.torch.host import DisableTorchFunction
-from regrad.torch.seeing.finding import as_array
-from regrad.torch.seeing.floats import Floats, of_arrays, pulled, wide
+from regrad.torch.seeing.floats import Floats, of_arrays, wide
 from regrad.torch.seeing.kinds import LARGEST, telling_kind
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.recording import OpRecorder, Recorded, at_rest, is_float
+from regrad.torch.seeing.recording import OpRecorder, Recorded, as_array, at_rest, is_float, pulled
 from regrad.torch.seeing.running import check_callable
 
 STALE = "stale value"
