@@ -267,6 +267,7 @@ if _typing.TYPE_CHECKING:
     from regrad.inspection.tools import compare_gradients as compare_gradients
     from regrad.inspection.tools import draw as draw
     from regrad.inspection.tools import find_nan as find_nan
+    from regrad.inspection.tools import gradient_path as gradient_path
     from regrad.inspection.tools import saved_bytes as saved_bytes
     from regrad.inspection.tools import trace_gradients as trace_gradients
     from regrad.jax.exporting import Exported as Exported
@@ -277,8 +278,8 @@ _PARTS = "extend", "jax", "plot", "testing", "torch", "train", "v1"  # modules i
 _TOOLS = {  # by the module from which they are imported when they are first used
     "Exported": "jax.exporting", "compare_gradients": "inspection.tools",
     "draw": "inspection.tools", "eval_shape": "jax.exporting", "export": "jax.exporting",
-    "find_nan": "inspection.tools", "saved_bytes": "inspection.tools",
-    "trace_gradients": "inspection.tools",
+    "find_nan": "inspection.tools", "gradient_path": "inspection.tools",
+    "saved_bytes": "inspection.tools", "trace_gradients": "inspection.tools",
 }  # fmt: skip
 _hint_in(*[f"regrad.{part}" for part in ("fft", "linalg", "losses", "nn", "random", "rules")])
 variable = Variable

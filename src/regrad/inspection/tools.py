@@ -14,10 +14,11 @@ from regrad.core.tape import Record
 from regrad.core.tensor import Tensor
 from regrad.core.walk import name_of
 from regrad.graph.graph import Graph
-from regrad.inspection import comparisons, nonfinite, saved, traces
+from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in, unique
 from regrad.inspection.nonfinite import NonFinite
+from regrad.inspection.paths import GradientPath
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.tapes import SeenTape, TapedRun, TapeRecorder, kind_of, op_type_of
 from regrad.inspection.traces import GradientTrace
@@ -73,6 +74,33 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
     ('Log', 'forward', 'inf', (1,))
     """
     return nonfinite.searched(TapeRecorder(f, "find_nan"))
+
+
+@helpful("gradient_path")
+def gradient_path(f: Callable[..., Any], name: str) -> Callable[..., GradientPath]:
+    """Return a function that runs `f`, and tells how the gradient comes to one of its inputs.
+
+    Args:
+        f: A function as `trace_gradients` takes it.
+        name: What to follow: an argument or a Variable by its name, `"args[0]"`, `"w"`, as the
+            inputs of a trace have it.
+
+    Returns:
+        A function of f's arguments that returns a `GradientPath`: the ops between the result and
+        the input, each with its rule and its line, the norms of the gradients that arrived and
+        that left towards it, and where it dies: where only zeros leave, or what is not finite, or
+        where it is cut off. Print it for a table.
+
+    Raises:
+        ArgumentError: f is not differentiated by anything of that name.
+        GradientError: as `trace_gradients`.
+
+    >>> import regrad as rg
+    >>> path = rg.gradient_path(lambda x, w: rg.nn.relu(x * w - 9.0).sum(), "args[1]")(2.0, 3.0)
+    >>> [step.op_type for step in path.steps], path.dies.op_type
+    (['Sum', 'Relu', 'Sub', 'Mul'], 'Relu')
+    """
+    return paths.followed(TapeRecorder(f, "gradient_path"), name)
 
 
 @helpful("compare_gradients")

@@ -20,6 +20,7 @@ from regrad.jax.drawing import draw as draw
 from regrad.jax.override import override as override
 from regrad.jax.tools import compare_gradients as compare_gradients
 from regrad.jax.tools import find_nan as find_nan
+from regrad.jax.tools import gradient_path as gradient_path
 from regrad.jax.tools import saved_bytes as saved_bytes
 from regrad.jax.tools import trace_gradients as trace_gradients
 

@@ -13,9 +13,10 @@ from jax.extend import core
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.checking import slopes
 from regrad.core.signatures import helpful
-from regrad.inspection import comparisons, nonfinite, saved, traces
+from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
 from regrad.inspection.nonfinite import CURES, NonFinite
+from regrad.inspection.paths import GradientPath
 from regrad.inspection.recorder import Kept, Leaf, Named, Op, Recorder, Recording, Tool
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
@@ -122,6 +123,44 @@ def find_nan(
         return found
 
     return checked
+
+
+@helpful("gradient_path")
+def gradient_path(
+    f: Callable[..., Any],
+    name: str,
+    *,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    longest_scan: int = LONGEST,
+) -> Callable[..., GradientPath]:
+    """Return a function that runs `f`, and tells how the gradient comes to one of its inputs.
+
+    Args:
+        f: A function as `trace_gradients` takes it, with the same options.
+        name: What to follow: an argument or a leaf of one by its name, `"args[0]"`,
+            `"args[0]['w']"`, as the inputs of a trace have it.
+        argnums: See `trace_gradients`.
+        has_aux: See `trace_gradients`.
+        longest_scan: See `trace_gradients`.
+
+    Returns:
+        A function of f's arguments that returns a `GradientPath`: the ops between the result and
+        the array, each with its rule and its line, the norms of the gradients that arrived and
+        that left towards it, and where it dies: where only zeros leave, or what is not finite, or
+        where it is cut off. Print it for a table.
+
+    Raises:
+        ArgumentError: f is not differentiated by anything of that name.
+        GradientError: as `trace_gradients`.
+
+    >>> import jax.numpy as jnp, regrad as rg
+    >>> path = rg.jax.gradient_path(lambda x, w: jnp.sum(jnp.sin(x) * w), "args[0]")
+    >>> [step.op_type for step in path(jnp.ones(2), jnp.ones(2)).steps]
+    ['reduce_sum', 'mul', 'sin']
+    """
+    recorder = JaxRecorder(f, "gradient_path", argnums, has_aux, longest_scan)
+    return paths.followed(recorder, name)
 
 
 @helpful("compare_gradients")

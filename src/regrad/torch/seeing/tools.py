@@ -11,9 +11,10 @@ import torch
 
 from regrad.checking import slopes
 from regrad.core.tensor import Tensor
-from regrad.inspection import comparisons, nonfinite, saved, traces
+from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
 from regrad.inspection.nonfinite import CURES, NonFinite
+from regrad.inspection.paths import GradientPath
 from regrad.inspection.recorder import Bad, Kept, Leaf, Recorder, Recording, Tool
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
@@ -108,6 +109,34 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
     ('log', 'forward', 'inf', (1,))
     """
     return nonfinite.searched(TorchRecorder(f, "find_nan"))
+
+
+def gradient_path(f: Callable[..., Any], name: str) -> Callable[..., GradientPath]:
+    """Return a function that runs `f`, and tells how the gradient comes to one of its inputs.
+
+    Args:
+        f: A function as `trace_gradients` takes it.
+        name: What to follow: an argument or a parameter by its name, `"args[0]"`,
+            `"layer1.weight"`, as the inputs of a trace have it.
+
+    Returns:
+        A function of f's arguments that returns a `GradientPath`: the ops between the result and
+        the parameter, each with its rule and its line, the norms of the gradients that arrived and
+        that left towards it, and where it dies: where only zeros leave, or what is not finite, or
+        where it is cut off. Print it for a table.
+
+    Raises:
+        ArgumentError: f is not differentiated by anything of that name.
+        GradientError: as `trace_gradients`.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    >>> path = regrad.torch.gradient_path(net, "0.bias")(torch.ones(1, 2))
+    >>> [step.op_type for step in path.steps]
+    ['linear', 'relu', 'linear']
+    """
+    return paths.followed(TorchRecorder(f, "gradient_path"), name)
 
 
 def compare_gradients(
@@ -238,7 +267,8 @@ class TorchRecorder(Recorder):
             leaves.append(Leaf(name, kind, x, g, key, name))
         ys = [*tensors((model.value,)), *looker.losses]
         cuts = [(OpNote(0, *cut), name) for cut, name in looker.cuts.items()]
-        return Recording(let_go(model.value), ys, leaves, cuts, looker.noted, model.made)
+        ops = sorted(looker.noted, key=lambda note: note.makes)
+        return Recording(let_go(model.value), ys, leaves, cuts, ops, model.made)
 
     def array(self, x: Any) -> Any:
         if x is None or x.is_meta or (x.layout is not torch.strided and not x.is_sparse):
