@@ -342,8 +342,8 @@ def compared(
 
     def compared(*args: Any, **options: Any) -> GradientComparison:
         tool, others = InPlace(recorder), InPlace(recorder)
-        tool.wanted = recorder.beside or other is None or other == "true"
-        others.wanted = recorder.beside
+        tool.wanted = recorder.by_op or other is None or other == "true"
+        others.wanted = recorder.by_op
         first = recorder.run(args, options, tool).leaves
         if callable(other):
             second = of_other(other).run(args, options, others).leaves

@@ -51,7 +51,7 @@ class GradientPath:
 
     @property
     def verdict(self) -> str:
-        """What became of the gradient, as a sentence."""
+        """The fate of the gradient, as a sentence."""
         if self.gradient is None:
             places = ", ".join(dict.fromkeys(step.place for step in self.cuts))
             return f"{self.name} has no gradient" + (f"; cut off: {places}" if places else "")

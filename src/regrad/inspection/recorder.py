@@ -114,7 +114,7 @@ class Leaf(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What a run leaves behind.
+    """A run that is over.
 
     Attributes:
         value: What the function returned.
@@ -141,7 +141,7 @@ class Recorder:
         api: What messages call the tool.
     """
 
-    beside = False  # whether two functions are compared op by op, too
+    by_op = False  # whether two functions are compared op by op, too
 
     def __init__(self, f: Callable[..., Any], api: str) -> None:
         self.f = f
@@ -192,7 +192,7 @@ class Recorder:
         return ("first", "second") if callable(other) else ("given", other or "true")
 
     def meant(self, surrogates: Iterable[str]) -> Iterable[str]:
-        """What was declared to differ, as the rows spell it."""
+        """Return what was declared to differ, as the rows spell it."""
         return surrogates
 
 

@@ -11,16 +11,15 @@ from regrad.core.backends import numpy_dtype
 from regrad.core.callers import PACKAGE
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
-from regrad.core.tensor import Tensor
 from regrad.core.walk import name_of
 from regrad.graph.graph import Graph
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
-from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in, unique
+from regrad.inspection.drawings import BoxKind, Drawing, Sketch, shape_text, spec_of
 from regrad.inspection.nonfinite import NonFinite
 from regrad.inspection.paths import GradientPath
 from regrad.inspection.saved import SavedBytes
-from regrad.inspection.tapes import SeenTape, TapedRun, TapeRecorder, kind_of, op_type_of
+from regrad.inspection.tapes import Ran, SeenTape, TapedRun, TapeRecorder
 from regrad.inspection.traces import GradientTrace
 
 
@@ -252,48 +251,22 @@ class ScopedTape(SeenTape):
 
 def _drawing(run: TapedRun, title: str) -> Drawing:
     """The records of a run as boxes, what they take as arrows."""
-    tape, records = run.tape, run.tape.records
-    names = list(unique([name for name, _, _ in run.sources] + [op_type_of(r) for r in records]))
-    made: dict[Any, str] = {}
-    boxes = []
-    for name, (_, _, x) in zip(names, run.sources, strict=False):
-        made[x._id] = name
+    records, sketch = run.tape.records, Sketch()
+    for name, _, x in run.sources:
         kind: BoxKind = "input" if name.startswith("args") else "variable"
-        boxes.append(Box(name, (name, _spec(x)), (), kind))
-    arrows = []
+        sketch.made[x._id] = sketch.add(name, (name, spec_of(x.dtype, x.shape)), (), kind)
     for i, record in enumerate(records):
-        name = names[len(run.sources) + i]
+        op = Ran(record, run)
         scope = records.scopes[id(record)]  # pyright: ignore[reportAttributeAccessIssue]
-        if i >= run.forward:
-            scope = ("gradients",)
-        boxes.append(_box(name, record, tape, scope))
+        details = {"line": op.line}
+        for leaf, (shape, dtype) in enumerate(record.specs):
+            details[name_of(record, leaf)] = spec_of(numpy_dtype(dtype), shape)
+        details.update((k, repr(v)) for k, v in record.attrs.items())
+        inside = ("gradients",) if i >= run.forward else scope
+        name = sketch.add_op(op, [op.op_type], inside, details)
         for leaf, key in enumerate(record.inputs):
-            if key in made:
-                shape, _ = record.specs[leaf]
-                label = f"{name_of(record, leaf)} {_shape_text(shape)}".strip()
-                arrows.append(Arrow(made[key], name, label))
-        outputs = record.outputs if isinstance(record.outputs, tuple) else (record.outputs,)
-        made.update(dict.fromkeys(outputs, name))
-    return Drawing(moved_in(boxes, arrows), tuple(arrows), title.strip("<>"))
-
-
-def _box(name: str, record: Record, tape: SeenTape, scope: tuple[str, ...]) -> Box:
-    kind, rule = kind_of(record.rule, record)
-    lines = [op_type_of(record)]
-    details = {"line": tape.line(record)}
-    if kind != "built-in":
-        lines.append(f"rule: {rule.partition(',')[0]}")
-        details["rule"] = f"{kind}: {rule}"
-    for leaf, (shape, dtype) in enumerate(record.specs):
-        details[name_of(record, leaf)] = f"{numpy_dtype(dtype)} {_shape_text(shape)}"
-    details.update((k, repr(v)) for k, v in record.attrs.items())
-    box_kind: BoxKind = "op" if kind == "built-in" else kind
-    return Box(name, tuple(lines), scope, box_kind, details)
-
-
-def _spec(x: Tensor) -> str:
-    return f"{x.dtype} {_shape_text(x.shape)}"
-
-
-def _shape_text(shape: Sequence[Any]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
+            if key in sketch.made:
+                label = f"{name_of(record, leaf)} {shape_text(record.specs[leaf][0])}".strip()
+                sketch.link(sketch.made[key], name, label)
+        sketch.made.update(dict.fromkeys(op.makes, name))
+    return sketch.drawing(title, lambda box: True)

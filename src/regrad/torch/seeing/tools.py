@@ -223,7 +223,7 @@ class TorchRecorder(Recorder):
         other: Whether f may be one of regrad's Tensors.
     """
 
-    beside = True
+    by_op = True
 
     def __init__(
         self, f: Callable[..., Any], api: str, seed: int | None = None, other: bool = False
