@@ -12,7 +12,7 @@ import numpy as np
 from regrad.core.reports import Table
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.plots import plot_comparison
-from regrad.inspection.recorder import Leaf, Named, Recorder, Tool, located
+from regrad.inspection.recorder import Leaf, Named, RunRecorder, Tool, located
 
 RowKind = Literal["argument", "parameter", "op"]
 RTOL = 1e-4  # up to which two gradients count as one: float32, and sums in another order
@@ -313,7 +313,7 @@ class InPlace(Tool):
 
     keeps = True
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: RunRecorder) -> None:
         self.recorder = recorder
         self.wanted = True
         self.rows: list[Compared] = []
@@ -327,11 +327,11 @@ class InPlace(Tool):
 
 
 def compared(
-    recorder: Recorder,
+    recorder: RunRecorder,
     other: Any,
     surrogates: Iterable[str],
     rtol: float,
-    of_other: Callable[[Any], Recorder],
+    of_other: Callable[[Any], RunRecorder],
 ) -> Callable[..., GradientComparison]:
     """Return the function that runs a recorder, and compares its gradients with others."""
     if not (other is None or other in ("true", "differences") or callable(other)):
@@ -362,7 +362,9 @@ def compared(
     return compared
 
 
-def leaf_rows(recorder: Recorder, first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Compared]:
+def leaf_rows(
+    recorder: RunRecorder, first: Sequence[Leaf], second: Sequence[Leaf]
+) -> list[Compared]:
     """A row for each array that one of the two was differentiated by."""
     found = [
         {leaf.same: recorder.array(leaf.gradient) for leaf in each} for each in (first, second)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from regrad.core.extras import install_line
 from regrad.core.files import replace_file
 from regrad.errors import ArgumentError, RegradError, printable
-from regrad.inspection.recorder import Op
+from regrad.inspection.recorder import SeenOp
 
 BoxKind = Literal["op", "override", "custom", "input", "variable", "constant", "scope"]
 DIRECTIONS = ("TB", "BT", "LR", "RL")
@@ -308,7 +308,7 @@ class Sketch:
         return own
 
     def add_op(
-        self, op: Op, lines: Sequence[str], scope: Sequence[str], details: Mapping[str, str]
+        self, op: SeenOp, lines: Sequence[str], scope: Sequence[str], details: Mapping[str, str]
     ) -> str:
         """Add the box of an op, which names its rule if that is somebody's."""
         if op.kind == "built-in":

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from regrad.inspection.recorder import Bad, Named, Recorder, Recording, Tool, located
+from regrad.inspection.recorder import Bad, Named, Recording, RunRecorder, Tool, located
 
 Phase = Literal["argument", "forward", "backward"]
 
@@ -154,7 +154,7 @@ class Search(Tool):
 
     keeps = True
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: RunRecorder) -> None:
         self.recorder = recorder
         self.origins: dict[int, Origin] = {}  # by the array's key
         self.given: dict[Any, tuple[Named, Origin | None]] = {}  # by op: inputs, and their origin
@@ -229,7 +229,7 @@ class Search(Tool):
         return self.found if spoiled else None
 
 
-def searched(recorder: Recorder) -> Callable[..., NonFinite | None]:
+def searched(recorder: RunRecorder) -> Callable[..., NonFinite | None]:
     """Return the function that runs a recorder, and tells what is not finite."""
 
     def checked(*args: Any, **options: Any) -> NonFinite | None:

@@ -9,7 +9,7 @@ from typing import Any
 from regrad.core.reports import Table
 from regrad.errors import ArgumentError
 from regrad.inspection.numbers import Numbers, together
-from regrad.inspection.recorder import Leaf, Op, Recorder, Recording, settled
+from regrad.inspection.recorder import Leaf, Recording, RunRecorder, SeenOp, settled
 from regrad.inspection.traces import Step, Tracer, step_of
 
 
@@ -78,7 +78,7 @@ def _row(step: Step, verdict: str) -> Sequence[str]:
 # -- the tool ------------------------------------------------------------------------------------
 
 
-def followed(recorder: Recorder, name: str) -> Callable[..., GradientPath]:
+def followed(recorder: RunRecorder, name: str) -> Callable[..., GradientPath]:
     """Return the function that runs a recorder, and follows one gradient."""
 
     def followed(*args: Any, **options: Any) -> GradientPath:
@@ -95,7 +95,7 @@ def followed(recorder: Recorder, name: str) -> Callable[..., GradientPath]:
     return followed
 
 
-def between(run: Recording, leaf: Leaf) -> tuple[list[Op], set[Any]]:
+def between(run: Recording, leaf: Leaf) -> tuple[list[SeenOp], set[Any]]:
     """The ops between a leaf and the results, in the order of the run; all keys that it leads to.
 
     Where it leads to no result, all ops that it leads to.
@@ -114,7 +114,7 @@ def between(run: Recording, leaf: Leaf) -> tuple[list[Op], set[Any]]:
     return found[::-1] or after, reached
 
 
-def _step(op: Op, reached: set[Any], dys: Sequence[Any], dxs: Sequence[Any]) -> Step:
+def _step(op: SeenOp, reached: set[Any], dys: Sequence[Any], dxs: Sequence[Any]) -> Step:
     """A step with the gradients by those inputs that lead to the leaf."""
     pairs = zip(op.takes, dxs, strict=False)
     left = [(name, settled(figures)) for key, (name, figures) in pairs if key in reached]

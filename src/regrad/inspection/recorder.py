@@ -8,7 +8,7 @@ op; a tool knows no library. This one prints what the rules of a function make o
             for name, dx in dxs:
                 print(op.op_type, op.rule, name, recorder.figures(dx))
 
-    recorder = Recorder(f, "norms")              # regrad.inspection.tapes has the one for regrad
+    recorder = TapeRecorder(f, "norms")          # that of regrad's functions
     recording = recorder.run(args, {}, Norms())  # its leaves have the gradients
 
 What a recorder calls, in this order, for each op on the way:
@@ -23,12 +23,14 @@ What a recorder calls, in this order, for each op on the way:
 | `gradient_path` | `GradientPath`, paths | `figures`, and what `op.takes` and `op.makes` |
 | `find_nan` | `NonFinite`, nonfinite | `keeps`, `bad`, `cure` |
 | `compare_gradients` | `GradientComparison`, comparisons | `op.true(dys)`, and another recording |
-| `check_gradients` | `GradientReport`, checks | a `Flat` function, and those of its ops |
+| `check_gradients` | `GradientReport`, checks | functions of arrays, and of the ops alone |
 | `saved_bytes` | `SavedBytes`, saved | `kept`: what the backward pass keeps |
-| `draw` | `Drawing`, drawings | ops forward: boxes in a `Sketch` |
+| `draw` | `Drawing`, drawings | ops forward, with a rule or not: boxes in a `Sketch` |
 
-Each is there for regrad (`tools`, recorder in `tapes`), for PyTorch (`torch/seeing`, in `watching`)
-and for JAX (`jax/tools`, in `running`). A new tool is one file here, and a function in each.
+Each is there for regrad (`tools`, recorder in `tapes`), for PyTorch (`torch/seeing/tools`, over the
+`Looker` in `watching`) and for JAX (`jax/tools`, over `running`). A new tool is one file here, and a
+function of a line in each of the three. Only pictures and checks also have files of their own:
+what is drawn of a PyTorch or JAX function need not be differentiated, and a check runs ops alone.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def located(op_type: str, line: str, path: str) -> str:
     return op_type + (f" in {path}" if path else "") + (f" at {line}" if line else "")
 
 
-class Op:
+class SeenOp:
     """One op that ran: its type, whose rule it has, the line of the user's code, and the module.
 
     `takes` are the keys of its differentiated inputs, as `left` has them, and `makes` those of its
@@ -128,12 +130,12 @@ class Recording(NamedTuple):
     value: Any
     ys: Sequence[Any]
     leaves: Sequence[Leaf]
-    cuts: Sequence[tuple[Op, str]]
-    ops: Sequence[Op]
+    cuts: Sequence[tuple[SeenOp, str]]
+    ops: Sequence[SeenOp]
     made: Sequence[Any]
 
 
-class Recorder:
+class RunRecorder:
     """Runs functions of a library under a tool, and reads the library's arrays.
 
     Args:

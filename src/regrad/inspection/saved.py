@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from regrad.core.reports import Table
-from regrad.inspection.recorder import Kept, Recorder
+from regrad.inspection.recorder import Kept, RunRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,6 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-def measured(recorder: Recorder) -> Callable[..., SavedBytes]:
+def measured(recorder: RunRecorder) -> Callable[..., SavedBytes]:
     """Return the function that runs a recorder, and sums up what is kept."""
     return lambda *args, **options: SavedBytes.of(recorder.kept(args, options))

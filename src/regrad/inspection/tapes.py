@@ -19,7 +19,7 @@ from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.callers import find_caller
 from regrad.core.overrides import CountedRule
 from regrad.core.pullback import pull_back, run_taped
-from regrad.core.registry import Op as OpDefinition
+from regrad.core.registry import Op
 from regrad.core.rule import Conjugated, Cotangent, Rule, place
 from regrad.core.state import masked
 from regrad.core.tape import Record, effective
@@ -34,7 +34,16 @@ from regrad.core.walk import (
     walk_from,
 )
 from regrad.inspection.nonfinite import CURES
-from regrad.inspection.recorder import Kept, Leaf, Named, Op, Recorder, Recording, RuleKind, Tool
+from regrad.inspection.recorder import (
+    Kept,
+    Leaf,
+    Named,
+    Recording,
+    RuleKind,
+    RunRecorder,
+    SeenOp,
+    Tool,
+)
 
 
 class _Lines(list[Record]):
@@ -60,11 +69,11 @@ class SeenTape(VariableTape):
     def __init__(self, only: list[Variable] | None = None) -> None:
         super().__init__(only)
         self.records: Any = _Lines()
-        self.cuts: list[Op] = []  # ops that pass no gradient on
+        self.cuts: list[SeenOp] = []  # ops that pass no gradient on
 
-    def admit(self, op: OpDefinition, rule: Rule, wanted: frozenset[int]) -> bool:
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
         if not rule.watches:
-            self.cuts.append(Op(op.type, line=find_caller()))
+            self.cuts.append(SeenOp(op.type, line=find_caller()))
         return super().admit(op, rule, wanted)
 
     def line(self, record: Record) -> str:
@@ -80,7 +89,7 @@ class KeepingTape(SeenTape):
     keeps_all = True
 
 
-class Ran(Op):
+class TapedOp(SeenOp):
     """One record of a run."""
 
     __slots__ = ("record", "watched")
@@ -152,12 +161,12 @@ class TapedRun:
         return [*named, *[(v.name, v, alias) for v, (_, alias) in self.tape.reads.items()]]
 
 
-class Told:
+class WalkTeller:
     """Looks on while a walk runs, and tells a tool."""
 
-    def __init__(self, tool: Tool, ops: Iterable[Ran]) -> None:
+    def __init__(self, tool: Tool, ops: Iterable[TapedOp]) -> None:
         self.tool = tool
-        self.ops: dict[int, Ran] = {id(op.record): op for op in ops}
+        self.ops: dict[int, TapedOp] = {id(op.record): op for op in ops}
         self.dys: Sequence[Any] = ()
         self.dxs: list[tuple[str, Any]] = []
 
@@ -174,7 +183,7 @@ class Told:
             self.tool.left(op, self.dxs, self.dys)
 
 
-class TapeRecorder(Recorder):
+class TapeRecorder(RunRecorder):
     """The recorder of regrad's functions."""
 
     def __init__(self, f: Callable[..., Any], api: str) -> None:
@@ -190,15 +199,15 @@ class TapeRecorder(Recorder):
     def back(self, tool: Tool) -> Recording:
         """Run the backward pass of the last run."""
         run, y = self.ran, self.ran.y
-        ops = [Ran(record, run) for record in run.tape.records]
+        ops = [TapedOp(record, run) for record in run.tape.records]
         for op in ops if tool.keeps else ():
             record = op.record
             ys = record.y if isinstance(record.y, tuple) else (record.y,)
             tool.ran(op, _named(record), [y for y in ys if y is not None and is_inexact(y.dtype)])
         grads: Grads = {}
         if y._id in run.watched:
-            start = {y._id: seed(y)}
-            grads = walk(reversed(run.tape.records), start, run.watched, Told(tool, ops))
+            grads[y._id] = seed(y)
+            grads = walk(reversed(run.tape.records), grads, run.watched, WalkTeller(tool, ops))
         count = len(run.aliases)
         leaves = [
             Leaf(name, "argument" if i < count else "parameter", x, grads.get(x._id), x._id, same)

@@ -19,7 +19,7 @@ from regrad.inspection.drawings import BoxKind, Drawing, Sketch, shape_text, spe
 from regrad.inspection.nonfinite import NonFinite
 from regrad.inspection.paths import GradientPath
 from regrad.inspection.saved import SavedBytes
-from regrad.inspection.tapes import Ran, SeenTape, TapedRun, TapeRecorder
+from regrad.inspection.tapes import SeenTape, TapedOp, TapedRun, TapeRecorder
 from regrad.inspection.traces import GradientTrace
 
 
@@ -256,7 +256,7 @@ def _drawing(run: TapedRun, title: str) -> Drawing:
         kind: BoxKind = "input" if name.startswith("args") else "variable"
         sketch.made[x._id] = sketch.add(name, (name, spec_of(x.dtype, x.shape)), (), kind)
     for i, record in enumerate(records):
-        op = Ran(record, run)
+        op = TapedOp(record, run)
         scope = records.scopes[id(record)]  # pyright: ignore[reportAttributeAccessIssue]
         details = {"line": op.line}
         for leaf, (shape, dtype) in enumerate(record.specs):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from regrad.core.reports import Table
 from regrad.inspection.numbers import Numbers, together
 from regrad.inspection.plots import plot_trace
-from regrad.inspection.recorder import Named, Op, Recorder, RuleKind, Tool, located, settled
+from regrad.inspection.recorder import Named, RuleKind, RunRecorder, SeenOp, Tool, located, settled
 
 GROWTH = 1e3  # the ratio of norms from which a step is worth a word, and its inverse
 
@@ -255,16 +255,16 @@ def _changes(kind: Literal["grows", "decays"], step: Step) -> Symptom:
 class Tracer(Tool):
     """Takes figures of each gradient that passes."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: RunRecorder) -> None:
         self.figures: Callable[[Any], Any] = recorder.figures
-        self.made: list[tuple[Op, list[Any], list[tuple[str, Any]]]] = []
-        self.last: dict[Op, list[tuple[str, Any]]] = {}  # what left an op, when it last ran
+        self.made: list[tuple[SeenOp, list[Any], list[tuple[str, Any]]]] = []
+        self.last: dict[SeenOp, list[tuple[str, Any]]] = {}  # what left an op, when it last ran
 
-    def arrived(self, op: Op, dys: Sequence[Any]) -> None:
+    def arrived(self, op: SeenOp, dys: Sequence[Any]) -> None:
         self.last[op] = []
         self.made.append((op, [self.figures(dy) for dy in dys], self.last[op]))
 
-    def left(self, op: Op, dxs: Named, dys: Sequence[Any]) -> None:
+    def left(self, op: SeenOp, dxs: Named, dys: Sequence[Any]) -> None:
         self.last[op] += [(name, self.figures(dx)) for name, dx in dxs]
 
     def steps(self) -> list[Step]:
@@ -280,13 +280,13 @@ class Tracer(Tool):
 
 
 def step_of(
-    op: Op, arrived: Numbers | None = None, left: Sequence[tuple[str, Numbers | None]] = ()
+    op: SeenOp, arrived: Numbers | None = None, left: Sequence[tuple[str, Numbers | None]] = ()
 ) -> Step:
     """A step that is made of an op."""
     return Step(op.op_type, op.kind, op.rule, op.line, op.path, arrived, tuple(left))
 
 
-def traced(recorder: Recorder) -> Callable[..., GradientTrace]:
+def traced(recorder: RunRecorder) -> Callable[..., GradientTrace]:
     """Return the function that runs a recorder, and makes a trace."""
 
     def traced(*args: Any, **options: Any) -> GradientTrace:

@@ -10,7 +10,7 @@ from jax.extend import core
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.inspection.drawings import BoxKind, Drawing, Sketch, scopes_of, spec_of
-from regrad.inspection.recorder import Op
+from regrad.inspection.recorder import SeenOp
 from regrad.jax.host import SIGHT, need
 from regrad.jax.host.programs import runs
 from regrad.jax.primitives import op_p
@@ -107,7 +107,7 @@ class _ProgramSketch(Sketch):
             details.update((k, f"{v!r:.200}") for k, v in eqn.params.items() if v is not None)
         lines = [site.op_type, ", ".join(_spec(v.aval) for v in eqn.outvars)]
         scope = (*scope, *scopes_of(site.path, "/"))
-        name = self.add_op(Op(*site[:5]), lines, scope, details)
+        name = self.add_op(SeenOp(*site[:5]), lines, scope, details)
         for variable in eqn.invars:
             if not isinstance(variable, core.Literal) and variable in self.made:
                 self.link(self.made[variable], name, _spec(variable.aval))

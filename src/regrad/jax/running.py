@@ -19,7 +19,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_map, tree_unflatt
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.errors import ArgumentError, GradientError, kind
-from regrad.inspection.recorder import Leaf, Op
+from regrad.inspection.recorder import Leaf, SeenOp
 from regrad.jax.host import OVERRIDES, SIGHT, need
 from regrad.jax.host.programs import as_call, branches, called, mapped, scan
 from regrad.jax.override import TracedCall
@@ -56,7 +56,7 @@ class Value(NamedTuple):
     x: Any
 
 
-class Ran(Op):
+class ProgramOp(SeenOp):
     """One op that ran: where it stands, what went in and out, and how a gradient passes it.
 
     `pull` takes the gradients of the outputs that are floats (`ys`, by key) and returns those of
@@ -107,7 +107,7 @@ class Ran(Op):
         return jax.vjp(self.alone(run), *[self.xs[i] for i in self.wanted])[1](list(dys))
 
 
-class Call:
+class ProgramCall:
     """A function of pytrees and its arguments, as a program of its arrays.
 
     Args:
@@ -282,7 +282,7 @@ class ProgramRun:
     ) -> None:
         self.keeps = keeps
         self.longest = longest
-        self.ran: list[Ran] = []
+        self.ran: list[ProgramOp] = []
         self.cuts: list[Site] = []  # what takes something watched, and returns no floats
         self.count: int = 0
         inputs = [self._value(x) for x in arrays]
@@ -362,7 +362,7 @@ class ProgramRun:
     def _link(self, xs: Sequence[Value], ys: Sequence[Value], pull: Any) -> None:
         """Note how gradients pass what is not an op of the user's."""
         wanted = [i for i, x in enumerate(xs) if x.key in self.watched]
-        ran = Ran(Site(""), None, [x.key for x in xs], wanted)
+        ran = ProgramOp(Site(""), None, [x.key for x in xs], wanted)
         self._keep(ran, [x.x for x in xs], ys, range(len(ys)))
         ran.pull = pull if wanted else None
 
@@ -374,7 +374,7 @@ class ProgramRun:
         wanted = [i for i, x in enumerate(ins) if x.key in self.watched] if floats else []
         if not floats and not around.in_jax and any(x.key in self.watched for x in ins):
             self.cuts.append(site)
-        ran = Ran(site, eqn, [x.key for x in ins], wanted)
+        ran = ProgramOp(site, eqn, [x.key for x in ins], wanted)
         with _telling(site):
             ys = self._forward(ran, run, [x.x for x in ins], floats)
         outs = [self._value(y) for y in ys]
@@ -382,7 +382,7 @@ class ProgramRun:
         return outs
 
     def _keep(
-        self, ran: Ran, xs: Sequence[Any], outs: Sequence[Value], floats: Sequence[int]
+        self, ran: ProgramOp, xs: Sequence[Any], outs: Sequence[Value], floats: Sequence[int]
     ) -> None:
         """Note an op if a gradient may pass it, or if everything is kept."""
         ran.makes = [outs[i].key for i in floats]
@@ -395,7 +395,7 @@ class ProgramRun:
             self.ran.append(ran)
 
     def _forward(
-        self, ran: Ran, run: Callable[..., Any], xs: list[Any], floats: Sequence[int]
+        self, ran: ProgramOp, run: Callable[..., Any], xs: list[Any], floats: Sequence[int]
     ) -> list[Any]:
         """The results of an op; its pull is noted."""
         if not ran.wanted:
@@ -415,7 +415,7 @@ class ProgramRun:
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def backward(self) -> Iterator[tuple[Ran, list[Any], list[Any]]]:
+    def backward(self) -> Iterator[tuple[ProgramOp, list[Any], list[Any]]]:
         """The backward pass, step by step: each op, what arrived at it, and what left it.
 
         When it is done, `gradients` has those by the inputs, None where nothing came.

@@ -17,13 +17,13 @@ from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
 from regrad.inspection.nonfinite import CURES, NonFinite
 from regrad.inspection.paths import GradientPath
-from regrad.inspection.recorder import Kept, Leaf, Named, Op, Recorder, Recording, Tool
+from regrad.inspection.recorder import Kept, Leaf, Named, Recording, RunRecorder, SeenOp, Tool
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.jax.bridge import conjugate
 from regrad.jax.host.programs import Params, branches, called
 from regrad.jax.primitives import is_float
-from regrad.jax.running import CALLS, LONGEST, Call, wide, without_rules
+from regrad.jax.running import CALLS, LONGEST, ProgramCall, wide, without_rules
 from regrad.jax.sites import Around, is_number, line_of, path_of, site_of
 
 # JAX's primitives by the op types that the cures are known for.
@@ -247,7 +247,7 @@ def saved_bytes(
 # -- the recorder ----------------------------------------------------------------------------------
 
 
-class JaxRecorder(Recorder):
+class JaxRecorder(RunRecorder):
     """The recorder of JAX functions: `running` has how they run."""
 
     def __init__(
@@ -264,12 +264,12 @@ class JaxRecorder(Recorder):
         self.has_aux = has_aux
         self.longest = longest
 
-    def call(self, args: Sequence[Any], options: dict[str, Any]) -> Call:
+    def call(self, args: Sequence[Any], options: dict[str, Any]) -> ProgramCall:
         """The function with these arguments."""
-        return Call(self.f, args, options, self.api, self.argnums, self.has_aux)
+        return ProgramCall(self.f, args, options, self.api, self.argnums, self.has_aux)
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
-        self.made: Call = self.call(args, options)
+        self.made: ProgramCall = self.call(args, options)
         call = self.made
         run = call.run(keeps=tool.keeps, longest=self.longest)
         for op in run.ran if tool.keeps else ():
@@ -281,7 +281,7 @@ class JaxRecorder(Recorder):
         pairs = zip(call.leaves(run.gradients), run.sources, strict=True)
         leaves = [leaf._replace(key=key) for leaf, key in pairs]
         ys = [y.x for y in run.ys]
-        cuts = [(Op(*site[:5]), "") for site in run.cuts]
+        cuts = [(SeenOp(*site[:5]), "") for site in run.cuts]
         return Recording(call.value(run.values), ys, leaves, cuts, run.ran, [y.key for y in run.ys])
 
     def given(self, run: Recording) -> Named:

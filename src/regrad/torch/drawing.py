@@ -16,7 +16,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.rule import place
 from regrad.inspection.drawings import BoxKind, Drawing, Sketch, spec_of
-from regrad.inspection.recorder import Op, RuleKind
+from regrad.inspection.recorder import RuleKind, SeenOp
 from regrad.torch.calls import RuleCall
 from regrad.torch.custom import CustomTorchCall
 from regrad.torch.host import version_of
@@ -127,7 +127,9 @@ class _DrawingMode(torch.overrides.TorchFunctionMode, Sketch):
         self, func: Any, sources: list[tuple[str, str]], made: list[Any], before: set[Any]
     ) -> None:
         nodes = self._between(made, before)
-        op = Op(getattr(func, "__name__", str(func)).strip("_"), line=find_caller((PACKAGE, TORCH)))
+        op = SeenOp(
+            getattr(func, "__name__", str(func)).strip("_"), line=find_caller((PACKAGE, TORCH))
+        )
         rules = [found for node in nodes if (found := _rule_of(node))[0] != "built-in"]
         op.kind, op.rule = rules[0] if rules else ("built-in", "")
         specs = ", ".join(map(_spec, made[:2])) + (", …" if len(made) > 2 else "")
@@ -173,7 +175,7 @@ class _DrawingMode(torch.overrides.TorchFunctionMode, Sketch):
             return self.by_node[node]
         if hasattr(node, "variable"):  # where the graph ends: a leaf
             return self.source(node.variable)
-        op = Op(_op_of(node), *_rule_of(node))
+        op = SeenOp(_op_of(node), *_rule_of(node))
         self.by_node[node] = name = self.add_op(op, [op.op_type, spec], self.scope, {})
         for before, _ in node.next_functions:
             if before is not None:

@@ -13,7 +13,7 @@ import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
 from regrad.core.rule import place
-from regrad.inspection.recorder import Op
+from regrad.inspection.recorder import SeenOp
 from regrad.torch.bridge import Bridge
 from regrad.torch.calls import Overridden, RuleCall
 from regrad.torch.custom import Custom
@@ -33,7 +33,7 @@ SAME = frozenset(
 AROUND = SAME | {"expand", "clone", "to_copy", "slice", "select", "as_strided", "detach"}
 
 
-class OpNote(Op):
+class OpNote(SeenOp):
     """One op, as it was seen when it ran forward."""
 
     __slots__ = ("call", "func", "inputs", "names", "run", "same")

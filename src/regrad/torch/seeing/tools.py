@@ -15,7 +15,7 @@ from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
 from regrad.inspection.nonfinite import CURES, NonFinite
 from regrad.inspection.paths import GradientPath
-from regrad.inspection.recorder import Bad, Kept, Leaf, Recorder, Recording, Tool
+from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, Tool
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.torch.bridge import from_regrad
@@ -213,7 +213,7 @@ def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
 # -- the recorder --------------------------------------------------------------------------------
 
 
-class TorchRecorder(Recorder):
+class TorchRecorder(RunRecorder):
     """The recorder of PyTorch functions: a `Looker`, and one run under it.
 
     Args:
@@ -267,7 +267,7 @@ class TorchRecorder(Recorder):
             leaves.append(Leaf(name, kind, x, g, key, name))
         ys = [*tensors((model.value,)), *looker.losses]
         cuts = [(OpNote(0, *cut), name) for cut, name in looker.cuts.items()]
-        ops = sorted(looker.noted, key=lambda note: note.makes)
+        ops = sorted(looker.noted, key=lambda note: note.makes[0])
         return Recording(let_go(model.value), ys, leaves, cuts, ops, model.made)
 
     def array(self, x: Any) -> Any:
