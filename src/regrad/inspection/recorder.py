@@ -28,8 +28,8 @@ What a recorder calls, in this order, for each op on the way:
 | `draw` | `Drawing`, drawings | ops forward, with a rule or not: boxes in a `Sketch` |
 
 Each is there for regrad (`tools`, recorder in `tapes`), for PyTorch (`torch/seeing/tools`, over the
-`Looker` in `watching`) and for JAX (`jax/tools`, over `running`). A new tool is one file here, and a
-function of a line in each of the three. Only pictures and checks also have files of their own:
+`Looker` in `watching`) and for JAX (`jax/tools`, over `running`). A new tool is one file here, and
+a function of a line in each of the three. Only pictures and checks have more files of their own:
 what is drawn of a PyTorch or JAX function need not be differentiated, and a check runs ops alone.
 """
 
