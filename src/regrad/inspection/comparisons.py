@@ -349,8 +349,8 @@ def compared(
             second = of_other(other).run(args, options, others).leaves
         elif other == "differences":
             second, tool.rows = recorder.differences(args, options), []
-            told = {leaf.same for leaf in second}
-            first = [leaf for leaf in first if leaf.same in told]
+            both = {leaf.same for leaf in first} & {leaf.same for leaf in second}
+            first, second = ([x for x in each if x.same in both] for each in (first, second))
         else:
             second = recorder.true(args, options)
         known = {(row.op_type, row.rule) for row in others.rows}

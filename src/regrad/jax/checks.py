@@ -197,7 +197,8 @@ def _found(settings: Settings, f: OfArrays, xs: Sequence[Any], orders: int) -> l
     ran = ProgramRun(program, xs, *places, keeps=True).ran
     found = ([c for each in suspects for c in _wrong(each, orders, settings)]
              for suspects in (_with_rules(ran), _stopped(ran)))  # fmt: skip
-    return next(filter(None, found), [])
+    unique = {(c.rule, c.input, c.order): c for c in next(filter(None, found), [])}
+    return [*unique.values()]  # (the last of each: forward mode, where that is wrong too)
 
 
 def _derived(f: OfArrays, xs: Sequence[Any]) -> tuple[OfArrays, list[Any]]:

@@ -11,6 +11,7 @@ import torch
 
 from regrad.checking import slopes
 from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
 from regrad.inspection.nonfinite import CURES, NonFinite
@@ -152,7 +153,8 @@ def compare_gradients(
     Args:
         f: A function or module, as `trace_gradients` takes it.
         other: `"true"`: f itself with torch's own gradients: without the rules of scopes, and
-            with what autograd makes of the forward passes of Functions and custom gradients. Or
+            with what autograd makes of the forward passes of Functions and custom gradients.
+            `"differences"`: central differences, in float64, for a call without keywords. Or
             another function of the same arguments, of torch's or of regrad's Tensors.
         surrogates: Op types (`"relu"` as the rows have it, `"Relu"`) or names of rules whose
             gradients are meant to differ.
@@ -167,7 +169,7 @@ def compare_gradients(
         itself, gradients are those that it accumulates, and `.grad` changes as f changes it.
 
     Raises:
-        ArgumentError: other is neither a function nor `"true"`.
+        ArgumentError: other is none of these.
         GradientError: as `trace_gradients`; surrogates is not a list of strings.
 
     >>> import torch
@@ -294,6 +296,8 @@ class TorchRecorder(RunRecorder):
             return self._run(self.f, args, options, looker).leaves
 
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
+        if options:
+            raise ArgumentError(f"{self.api}: differences need a call without keywords")
         floats = Floats(self.f, args, self.api, self.seed or 0)
         f = of_arrays(floats, floats.xs, forward=False).f
         found = slopes.gradients(f, [as_array(x) for x in floats.xs])
