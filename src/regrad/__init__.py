@@ -78,19 +78,19 @@ from regrad.transforms.vmap import vmap
 if _typing.TYPE_CHECKING:
     from regrad import extend as extend, jax as jax, plot as plot, testing as testing
     from regrad import torch as torch, train as train, v1 as v1
-    from regrad.inspection.comparing import compare_gradients as compare_gradients
-    from regrad.inspection.drawing import draw as draw
-    from regrad.inspection.tracing import find_nan as find_nan, saved_bytes as saved_bytes
-    from regrad.inspection.tracing import trace_gradients as trace_gradients
+    from regrad.inspection.tools import compare_gradients as compare_gradients, draw as draw
+    from regrad.inspection.tools import find_nan as find_nan, gradient_path as gradient_path
+    from regrad.inspection.tools import saved_bytes as saved_bytes
+    from regrad.inspection.tools import trace_gradients as trace_gradients
     from regrad.jax.exporting import Exported as Exported, eval_shape as eval_shape
     from regrad.jax.exporting import export as export
 
 _PARTS = "extend", "jax", "plot", "testing", "torch", "train", "v1"  # modules imported likewise
 _TOOLS = {  # by the module from which they are imported when they are first used
-    "Exported": "jax.exporting", "compare_gradients": "inspection.comparing",
-    "draw": "inspection.drawing", "eval_shape": "jax.exporting", "export": "jax.exporting",
-    "find_nan": "inspection.tracing", "saved_bytes": "inspection.tracing",
-    "trace_gradients": "inspection.tracing",
+    "Exported": "jax.exporting", "compare_gradients": "inspection.tools",
+    "draw": "inspection.tools", "eval_shape": "jax.exporting", "export": "jax.exporting",
+    "find_nan": "inspection.tools", "gradient_path": "inspection.tools",
+    "saved_bytes": "inspection.tools", "trace_gradients": "inspection.tools",
 }  # fmt: skip
 _hint_in(*[f"regrad.{part}" for part in ("fft", "linalg", "losses", "nn", "random", "rules")])
 variable = Variable

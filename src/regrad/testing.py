@@ -15,7 +15,7 @@ from regrad.checking import check
 from regrad.checking.check import Function, Method, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core import containers, dispatch, rule
-from regrad.core.backends import BACKENDS, is_inexact
+from regrad.core.backends import is_inexact
 from regrad.core.hints import hint_in
 from regrad.core.overrides import OpBinding
 from regrad.core.pullback import or_zeros, run_taped
@@ -24,10 +24,11 @@ from regrad.core.rule import label, place
 from regrad.core.signatures import check_passed, helpful
 from regrad.core.state import State, current, in_state, masked
 from regrad.core.tape import GroupedRecord, Record
-from regrad.core.tensor import Tensor, TensorLike, wrap
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.core.walk import name_of, walk_from
 from regrad.errors import ArgumentError, GradientError, RegradError, kind
-from regrad.inspection.tapes import KeepingTape, bare_rule
+from regrad.inspection.checks import by_order, explained, settings_of, weights
+from regrad.inspection.tapes import KeepingTape, bare_rule, like, with_tensors
 from regrad.ops.creation_like import ones_like
 from regrad.transforms.derivatives import Linearized
 
@@ -147,13 +148,9 @@ def gradient_report(
     ('wrong sign', 'Sin')
     """
     callable_or_raise(f, "check_gradients")
-    if not isinstance(args, list | tuple):
-        raise ArgumentError(
-            f"check_gradients(f, args): args is a list, got {kind(args)}. Write "
-            "check_gradients(f, [x])."
-        )
-    check_passed(f, args, "check_gradients(f, args)")
     _check_options(order, method)
+    settings = settings_of(args, order, step, rtol, atol, seed, method)
+    check_passed(f, args, "check_gradients(f, args)")
     xs = [_as_float64(a) for a in args]
     places = [i for i, x in enumerate(xs) if is_inexact(x.dtype)]
     if not places:
@@ -161,7 +158,6 @@ def gradient_report(
     floats = [xs[i] for i in places]
     if method == "complex" and any(x.dtype.kind == "c" for x in floats):
         raise ArgumentError("check_gradients: a complex step needs real arguments; leave it out")
-    settings = Settings(method, step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
 
     def of_floats(floats: Sequence[Tensor]) -> list[Tensor]:
         full = list(xs)
@@ -177,10 +173,10 @@ def gradient_report(
         )
     names = [f"args[{i}]" for i in places]
     report = _report(of_floats, floats, order, names, settings)
-    if report.ok:
-        return report
-    causes = _causes(of_floats, floats, report.findings[0].order, settings)
-    return replace(report, causes=tuple(causes))
+    return explained(
+        report,
+        lambda order: by_order(of_floats, floats, order, partial(_wrong, settings), _derived),
+    )
 
 
 def _check_options(order: int, method: str) -> None:
@@ -226,24 +222,18 @@ def _of_arrays(f: OfTensors, xs: Sequence[Tensor]) -> Function:
     """A function of Tensors as one of arrays, in the libraries of xs."""
 
     def values(arrays: check.Arrays) -> list[np.ndarray]:
-        return [y._values() for y in f(_tensors(arrays, xs))]
+        return [y._values() for y in f(like(arrays, xs))]
 
     def vjp(arrays: check.Arrays) -> check.Pull:
-        run = _Run(f, _tensors(arrays, xs))
-        pull = lambda dys: run.pull(_tensors(dys, run.ys))  # noqa: E731
+        run = _Run(f, like(arrays, xs))
+        pull = lambda dys: run.pull(like(dys, run.ys))  # noqa: E731
         return lambda dys: [None if g is None else g._values() for g in pull(dys)]
 
     def gradient(dys: check.Arrays) -> Function:
         ys = f(xs)
-        return _of_arrays(_derive(f, _tensors(dys, ys)), [*xs, *map(ones_like, ys)])
+        return _of_arrays(_derive(f, like(dys, ys)), [*xs, *map(ones_like, ys)])
 
     return Function(values, vjp, gradient)
-
-
-def _tensors(arrays: check.Arrays, xs: Sequence[Tensor]) -> list[Tensor]:
-    """Arrays as Tensors of the libraries of xs."""
-    pairs = zip(arrays, xs, strict=True)
-    return [wrap(BACKENDS[type(x._data)].from_numpy(np.asarray(a))) for a, x in pairs]
 
 
 class _Run(Linearized):
@@ -262,22 +252,20 @@ class _Run(Linearized):
 # -- which op it is ----------------------------------------------------------------------------
 
 
-def _causes(f: OfTensors, xs: Sequence[Tensor], order: int, settings: Settings) -> list[Finding]:
-    """The rules on the way from xs to f(xs) that are wrong by themselves, at the first such order.
+def _wrong(settings: Settings, f: OfTensors, xs: Sequence[Tensor], orders: int) -> list[Finding]:
+    """The findings about all ops that lead from xs to f(xs)."""
+    return [
+        found
+        for record, watched in _records(f, xs)
+        for found in _wrong_inputs(record, watched, orders, settings)
+    ]
 
-    At order n the gradient of order n - 1 is made of ops too, so each of its records is checked,
-    and what was recorded before, to as many orders as remain.
-    """
-    function = f
-    for k in range(1, order + 1):
-        found: list[Finding] = []
-        for record, watched in _records(function, xs):
-            found += _wrong_inputs(record, watched, order - k + 1, settings)
-        if found:  # one of each rule and input
-            return list({(c.rule, c.input, c.order): c for c in reversed(found)}.values())[::-1]
-        ys = function(xs)
-        function, xs = _derive(function, [*map(_weights, ys)]), [*xs, *map(ones_like, ys)]
-    return []
+
+def _derived(f: OfTensors, xs: Sequence[Tensor]) -> tuple[OfTensors, list[Tensor]]:
+    """The gradient of a function, as a function, and where it is taken."""
+    ys = f(xs)
+    dys = like([weights(y.shape, y.dtype) for y in ys], ys)
+    return _derive(f, dys), [*xs, *map(ones_like, ys)]
 
 
 def _derive(f: OfTensors, dys: Sequence[Tensor]) -> OfTensors:
@@ -292,12 +280,6 @@ def _derive(f: OfTensors, dys: Sequence[Tensor]) -> OfTensors:
         return [or_zeros(dx, x) for x, dx in zip(xs, found, strict=True)]
 
     return g
-
-
-def _weights(y: Tensor) -> Tensor:
-    """A gradient to arrive at an output: without symmetry."""
-    weights = np.cos(1.0 + np.arange(y.size)).reshape(y.shape)
-    return _tensors([weights.astype(y.dtype)], [y])[0]
 
 
 def _records(f: OfTensors, xs: Sequence[Tensor]) -> list[tuple[Record, set[int]]]:
@@ -371,10 +353,7 @@ def _isolate(record: Record) -> Callable[[tuple[Tensor, ...]], Any] | None:
 def _called_again(call: CustomCall, xs: tuple[Tensor, ...]) -> list[Any]:
     """Return the results of a custom function for other tensors."""
     function, args, options = call.again
-    leaves, rebuild = containers.flatten(args)
-    given = iter(xs)
-    args = rebuild([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
-    return containers.flatten(function(*args, **options))[0]
+    return containers.flatten(function(*with_tensors(args, xs), **options))[0]
 
 
 def _rule_of(record: Record) -> str:

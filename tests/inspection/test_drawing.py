@@ -9,7 +9,7 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError
-from regrad.inspection.drawings import Arrow, Box, Drawing, unique
+from regrad.inspection.drawings import Arrow, Box, Drawing, Sketch
 
 
 @rg.custom_grad
@@ -119,7 +119,8 @@ def test_what_is_no_function():
 
 
 def test_names_are_told_apart():
-    assert list(unique(["a", "b", "a", "a"])) == ["a", "b", "a_1", "a_2"]
+    sketch = Sketch()
+    assert [sketch.add(name, ()) for name in "abaa"] == ["a", "b", "a_1", "a_2"]
 
 
 # -- pages ---------------------------------------------------------------------------------------

@@ -416,6 +416,17 @@ def test_a_function_of_regrad_on_the_other_side():
     assert found(torch.ones(2, requires_grad=True)).ok
 
 
+def test_differences_need_no_rule():
+    layer = nn.Linear(2, 3)
+    found = rt.compare_gradients(lambda x: layer(x).tanh(), "differences")(torch.ones(1, 2))
+    assert [row.name for row in found.rows] == ["weight", "bias"] and found.ok
+    with rt.gradient_override_map({"Tanh": lambda dy: 3 * dy}):
+        found = rt.compare_gradients(torch.tanh, "differences")(torch.zeros(2, requires_grad=True))
+    assert found.rows[0].ratio == pytest.approx(3, rel=1e-5)
+    with pytest.raises(ArgumentError, match="without keywords"):
+        rt.compare_gradients(torch.sum, "differences")(torch.ones(2, requires_grad=True), dim=0)
+
+
 def test_a_straight_through_estimator_has_no_true_gradient():
     def f(x):
         return (Identity.apply(x) + Rounded.apply(x)).sum()

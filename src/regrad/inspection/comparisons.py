@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from regrad.core.reports import Table
-from regrad.errors import GradientError
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.plots import plot_comparison
+from regrad.inspection.recorder import Leaf, Named, RunRecorder, Tool, located
 
 RowKind = Literal["argument", "parameter", "op"]
 RTOL = 1e-4  # up to which two gradients count as one: float32, and sums in another order
@@ -89,10 +90,8 @@ class Compared:
         """Return what the row is about, for a message."""
         if self.kind != "op":
             return f"the gradient by {self.name}"
-        inside = f" in {self.path}" if self.path else ""
-        at = f" at {self.line}" if self.line else ""
         rule = f" ({self.rule})" if self.rule else ""
-        return f"{self.op_type}{inside}{at}{rule}, input {self.name!r}"
+        return f"{located(self.op_type, self.line, self.path)}{rule}, input {self.name!r}"
 
     @property
     def text(self) -> str:
@@ -294,7 +293,7 @@ def _is_meant(row: Compared, meant: frozenset[str]) -> bool:
     if row.kind != "op":
         return row.name in meant
     rule = row.rule.partition(",")[0]
-    return bool({row.op_type, rule, row.rule} & meant)
+    return bool({row.op_type, rule, rule.partition(".backward")[0], row.rule} & meant)
 
 
 def _angle(row: Compared) -> float:
@@ -304,3 +303,74 @@ def _angle(row: Compared) -> float:
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.4g}"
+
+
+# -- the tool ------------------------------------------------------------------------------------
+
+
+class InPlace(Tool):
+    """Compares each rule that is not the op's own with the op's true derivative."""
+
+    keeps = True
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        self.recorder = recorder
+        self.wanted = True
+        self.rows: list[Compared] = []
+
+    def left(self, op: Any, dxs: Named, dys: Sequence[Any]) -> None:
+        if self.wanted and op.kind != "built-in":
+            about = {"op_type": op.op_type, "rule": op.rule, "line": op.line, "path": op.path}
+            array = self.recorder.array
+            for (name, dx), due in zip(dxs, op.true(dys), strict=True):
+                self.rows.append(Compared.of("op", name, array(dx), array(due), **about))
+
+
+def compared(
+    recorder: RunRecorder,
+    other: Any,
+    surrogates: Iterable[str],
+    rtol: float,
+    of_other: Callable[[Any], RunRecorder],
+) -> Callable[..., GradientComparison]:
+    """Return the function that runs a recorder, and compares its gradients with others."""
+    if not (other is None or other in ("true", "differences") or callable(other)):
+        raise ArgumentError(
+            "compare_gradients(f, other): other is a function, 'true', 'differences' or None, got "
+            f"{kind(other)}"
+        )
+
+    def compared(*args: Any, **options: Any) -> GradientComparison:
+        tool, others = InPlace(recorder), InPlace(recorder)
+        tool.wanted = recorder.by_op or other is None or other == "true"
+        others.wanted = recorder.by_op
+        first = recorder.run(args, options, tool).leaves
+        if callable(other):
+            second = of_other(other).run(args, options, others).leaves
+        elif other == "differences":
+            second, tool.rows = recorder.differences(args, options), []
+            both = {leaf.same for leaf in first} & {leaf.same for leaf in second}
+            first, second = ([x for x in each if x.same in both] for each in (first, second))
+        else:
+            second = recorder.true(args, options)
+        known = {(row.op_type, row.rule) for row in others.rows}
+        ops = [row for row in tool.rows if (row.op_type, row.rule) not in known]
+        rows = [*leaf_rows(recorder, first, second), *ops]
+        meant = surrogates if isinstance(surrogates, str) else recorder.meant(surrogates)
+        return GradientComparison.declare(rows, meant, names=recorder.names(other), rtol=rtol)
+
+    return compared
+
+
+def leaf_rows(
+    recorder: RunRecorder, first: Sequence[Leaf], second: Sequence[Leaf]
+) -> list[Compared]:
+    """A row for each array that one of the two was differentiated by."""
+    found = [
+        {leaf.same: recorder.array(leaf.gradient) for leaf in each} for each in (first, second)
+    ]
+    leaves = {leaf.same: leaf for leaf in (*second, *first)}
+    return [
+        Compared.of(leaves[key].kind, leaves[key].name, *[each.get(key) for each in found])
+        for key in dict.fromkeys([*found[0], *found[1]])
+    ]

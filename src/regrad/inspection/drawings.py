@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Literal
+from itertools import count
+from typing import Any, Literal
 
 from regrad.core.extras import install_line
 from regrad.core.files import replace_file
 from regrad.errors import ArgumentError, RegradError, printable
+from regrad.inspection.recorder import SeenOp
 
 BoxKind = Literal["op", "override", "custom", "input", "variable", "constant", "scope"]
 DIRECTIONS = ("TB", "BT", "LR", "RL")
@@ -288,13 +290,60 @@ def _common(scopes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return shortest[: next((i for i, same in enumerate(alike) if not same), len(shortest))]
 
 
-def unique(names: Iterable[str]) -> Iterator[str]:
-    """The names, of which none comes twice: `Mul`, `Mul_1`, …."""
-    seen: dict[str, int] = {}
-    for name in names:
-        count = seen.get(name, 0)
-        seen[name] = count + 1
-        yield f"{name}_{count}" if count else name
+class Sketch:
+    """The boxes and arrows of a picture so far, and the box that each value comes from."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[str, Box] = {}
+        self.arrows: dict[tuple[str, str], Arrow] = {}
+        self.made: dict[Any, str] = {}
+
+    def add(
+        self, name: str, lines: Sequence[str], scope: Sequence[str] = (), kind: BoxKind = "op",
+        details: Mapping[str, str] | None = None,
+    ) -> str:  # fmt: skip
+        """Add a box, under a name that no other has; return the name."""
+        own = next(each for each in _numbered(name) if each not in self.boxes)
+        self.boxes[own] = Box(own, tuple(lines), tuple(scope), kind, details or {})
+        return own
+
+    def add_op(
+        self, op: SeenOp, lines: Sequence[str], scope: Sequence[str], details: Mapping[str, str]
+    ) -> str:
+        """Add the box of an op, which names its rule if that is somebody's."""
+        if op.kind == "built-in":
+            return self.add(op.op_type, lines, scope, "op", details)
+        rule = {"rule": f"{op.kind}: {op.rule}"}
+        told = [*lines, f"rule: {op.rule.partition(',')[0]}"]
+        return self.add(op.op_type, told, scope, op.kind, {**details, **rule})
+
+    def link(self, source: str, target: str, label: str = "") -> None:
+        """Add an arrow, if there is none between the two."""
+        if source != target:
+            self.arrows.setdefault((source, target), Arrow(source, target, label))
+
+    def drawing(self, title: str, used: Callable[[Box], bool]) -> Drawing:
+        """The picture of those boxes that are used."""
+        boxes = [box for box in self.boxes.values() if used(box)]
+        names = {box.name for box in boxes}
+        arrows = tuple(arrow for arrow in self.arrows.values() if arrow.target in names)
+        return Drawing(moved_in(boxes, arrows), arrows, title.strip("<>"))
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """The names `Mul`, `Mul_1`, …."""
+    yield name
+    yield from (f"{name}_{i}" for i in count(1))
+
+
+def spec_of(dtype: Any, shape: Sequence[Any]) -> str:
+    """The type of an array in a box: `float32 64×10`."""
+    return f"{dtype} {shape_text(shape)}".strip()
+
+
+def shape_text(shape: Sequence[Any]) -> str:
+    """A shape in a box: `64×10`."""
+    return "×".join(map(str, shape)) or "scalar"
 
 
 def scopes_of(path: str, separator: str) -> tuple[str, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+from regrad.inspection.recorder import Bad, Named, Recording, RunRecorder, Tool, located
 
 Phase = Literal["argument", "forward", "backward"]
 
@@ -103,8 +105,7 @@ class NonFinite:
         more = f" ({self.count} in all)" if self.count > 1 else ""
         if self.phase == "argument":
             return f"{self.what} in {self.output}{at}{more}: it was there before anything ran"
-        where = f"{self.op_type}" + (f" in {self.path}" if self.path else "")
-        where += f" at {self.line}" if self.line else ""
+        where = located(self.op_type, self.line, self.path)
         of = f" of {', '.join(map(str, self.operands))}" if self.operands else ""
         text = f"the first {self.what} of the {self.phase} pass: {where} made it{of}"
         if self.phase == "backward":
@@ -113,21 +114,6 @@ class NonFinite:
                 f"{self.output!r}{of}"
             )
         return text + at + more + (f". {self.cure[0].upper()}{self.cure[1:]}." if self.cure else "")
-
-
-def first_bad(array: Any) -> tuple[str, tuple[int, ...], int] | None:
-    """Return the kind, first index and count of elements of an array that are not finite."""
-    a = np.asarray(array)
-    if a.dtype.kind not in "fc" and a.dtype.kind != "V":
-        return None
-    values = a if a.dtype.kind in "fc" else a.astype(np.float32)
-    bad = ~np.isfinite(values)
-    count = int(np.count_nonzero(bad))
-    if not count:
-        return None
-    place = int(np.argmax(bad.reshape(-1)))
-    index = tuple(map(int, np.unravel_index(place, a.shape)))
-    return ("NaN" if np.isnan(values[index]) else "inf"), index, count
 
 
 def operand(name: str, array: Any, shape: tuple[int, ...], index: tuple[int, ...]) -> Operand:
@@ -147,3 +133,107 @@ def broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:
     """Return whether an array of one shape broadcasts to the other."""
     pairs = zip(reversed(small), reversed(large), strict=False)
     return len(small) <= len(large) and all(s in (1, n) for s, n in pairs)
+
+
+# -- the tool ------------------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """An array that is not finite, with the op that it comes from.
+
+    `made` says whether that op made it of finite numbers; else it was given it, or asked for it.
+    """
+
+    array: Any
+    found: NonFinite
+    made: bool
+
+
+class Search(Tool):
+    """Follows what is not finite from where it begins, forward, and then backward."""
+
+    keeps = True
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        self.recorder = recorder
+        self.origins: dict[int, Origin] = {}  # by the array's key
+        self.given: dict[Any, tuple[Named, Origin | None]] = {}  # by op: inputs, and their origin
+        self.last: Origin | None = None  # the last that was made
+        self.found: NonFinite | None = None  # in the backward pass
+
+    def ran(self, op: Any, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
+        given = [(self.recorder.key(x), found[0]) for _, x in xs if (found := self.recorder.bad(x))]
+        known = next((self.origins[key] for key, _ in given if key in self.origins), None)
+        self.given[op] = xs, known
+        for y in ys:
+            key, bad = self.recorder.key(y), self.recorder.bad(y)
+            before = self.origins.pop(key, None)
+            if bad is not None:
+                # (what works in place, or on a view, is the array that it was given)
+                origin = known or ((before or self.last) if given else None)
+                kinds = [kind for _, kind in given]
+                made = not writes and (not given or (bad[0] == "NaN" and "NaN" not in kinds))
+                if op.op_type and (origin is None or (made and not origin.made)):
+                    origin = Origin(y, self._forward(op, xs, y, bad), made)
+                    self.last = origin if made else self.last
+                    self.done: bool = self.done or (made and bad[0] == "NaN")
+                if origin is not None:
+                    self.origins[key] = origin._replace(array=y)
+
+    def _forward(self, op: Any, xs: Named, y: Any, bad: Bad) -> NonFinite:
+        what, index, count = bad
+        return NonFinite(
+            "forward", what, op.op_type, op.line, op.path, index, count,
+            self._operands(xs, tuple(y.shape), index), op.rule, self.recorder.cure(op),
+        )  # fmt: skip
+
+    def left(self, op: Any, dxs: Named, dys: Sequence[Any]) -> None:
+        for name, dx in dxs if self.found is None else ():
+            if (bad := self.recorder.bad(dx)) is not None:
+                if not any(map(self.recorder.bad, dys)):  # (else f itself sent it)
+                    self.found = self._backward(op, name, dx, dys, bad)
+                return
+
+    def _backward(self, op: Any, name: str, dx: Any, dys: Sequence[Any], bad: Bad) -> NonFinite:
+        (what, index, count), shape = bad, tuple(dx.shape)
+        xs, origin = self.given.get(op.first, ((), None))
+        if origin is not None and origin.made:
+            return origin.found
+        arrived = self._operands([("dy", dy) for dy in dys if dy is not None], shape, index)
+        masked = what == "NaN" and any(each.value == 0 for each in arrived)
+        return NonFinite(
+            "backward", what, op.op_type, op.line, op.path, index, count,
+            (*arrived, *self._operands(xs, shape, index)), op.rule,
+            MASKED if masked else self.recorder.cure(op), name,
+        )  # fmt: skip
+
+    def _operands(
+        self, xs: Named, shape: tuple[int, ...], index: tuple[int, ...]
+    ) -> tuple[Operand, ...]:
+        arrays = [(name, self.recorder.array(x)) for name, x in xs]
+        return tuple(operand(name, a, shape, index) for name, a in arrays if a is not None)
+
+    def verdict(self, run: Recording) -> NonFinite | None:
+        """Return what spoiled the results or the gradients of a run."""
+        for name, x in self.recorder.given(run):
+            if (bad := self.recorder.bad(x)) is not None:
+                what, index, count = bad
+                return NonFinite("argument", what, "", "", "", index, count, output=name)
+        if self.done and not run.ys and self.last is not None:  # (it was stopped there)
+            return self.last.found
+        for y in run.ys:
+            if self.recorder.bad(y) is not None:
+                origin = self.origins.get(self.recorder.key(y)) or self.last
+                return origin.found if origin is not None else self.found
+        spoiled = any(self.recorder.bad(leaf.gradient) for leaf in run.leaves)
+        return self.found if spoiled else None
+
+
+def searched(recorder: RunRecorder) -> Callable[..., NonFinite | None]:
+    """Return the function that runs a recorder, and tells what is not finite."""
+
+    def checked(*args: Any, **options: Any) -> NonFinite | None:
+        search = Search(recorder)
+        return search.verdict(recorder.run(args, options, search))
+
+    return checked

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from regrad.core.reports import Table
+from regrad.inspection.recorder import Kept, RunRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class SavedBytes:
     rows: tuple[Saved, ...]
 
     @classmethod
-    def of(cls, kept: Iterable[tuple[str, str, str, int]]) -> SavedBytes:
+    def of(cls, kept: Iterable[Kept]) -> SavedBytes:
         """Gather (op type, line, path, bytes), one for each array."""
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         for op_type, line, path, size in kept:
@@ -72,3 +73,8 @@ def size_text(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
     return f"{size} B"
+
+
+def measured(recorder: RunRecorder) -> Callable[..., SavedBytes]:
+    """Return the function that runs a recorder, and sums up what is kept."""
+    return lambda *args, **options: SavedBytes.of(recorder.kept(args, options))

@@ -1,22 +1,49 @@
-"""Tapes that tell where their records come from, and the run of a function under one."""
+"""The recorder of regrad's own functions: tapes that tell where their records come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
-from regrad.autodiff.custom_calls import CustomRule
+import numpy as np
+
+from regrad.autodiff.custom_calls import CustomCall, CustomRule
+from regrad.autodiff.custom_functions import OpaqueFunction, unpack
 from regrad.autodiff.gradients import callable_or_raise, result, watched_inputs
 from regrad.autodiff.variables import Variable, VariableTape
-from regrad.core import containers
+from regrad.checking import slopes
+from regrad.core import containers, dispatch
+from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.callers import find_caller
 from regrad.core.overrides import CountedRule
 from regrad.core.pullback import pull_back, run_taped
 from regrad.core.registry import Op
-from regrad.core.rule import Conjugated, Rule, place
-from regrad.core.tape import Record
-from regrad.core.tensor import Tensor
-from regrad.inspection.traces import RuleKind
+from regrad.core.rule import Conjugated, Cotangent, Rule, place
+from regrad.core.state import masked
+from regrad.core.tape import Record, effective
+from regrad.core.tensor import Tensor, wrap
+from regrad.core.walk import (
+    Grads,
+    check_gradient,
+    leaf_gradients,
+    name_of,
+    seed,
+    walk,
+    walk_from,
+)
+from regrad.inspection.nonfinite import CURES
+from regrad.inspection.recorder import (
+    Kept,
+    Leaf,
+    Named,
+    Recording,
+    RuleKind,
+    RunRecorder,
+    SeenOp,
+    Tool,
+)
 
 
 class _Lines(list[Record]):
@@ -42,11 +69,11 @@ class SeenTape(VariableTape):
     def __init__(self, only: list[Variable] | None = None) -> None:
         super().__init__(only)
         self.records: Any = _Lines()
-        self.cuts: list[tuple[str, str]] = []  # ops that pass no gradient on: op type and line
+        self.cuts: list[SeenOp] = []  # ops that pass no gradient on
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
         if not rule.watches:
-            self.cuts.append((op.type, find_caller()))
+            self.cuts.append(SeenOp(op.type, line=find_caller()))
         return super().admit(op, rule, wanted)
 
     def line(self, record: Record) -> str:
@@ -62,7 +89,37 @@ class KeepingTape(SeenTape):
     keeps_all = True
 
 
-class Run:
+class TapedOp(SeenOp):
+    """One record of a run."""
+
+    __slots__ = ("record", "watched")
+
+    def __init__(self, record: Record, run: TapedRun) -> None:
+        kind, rule = kind_of(record.rule, record)
+        super().__init__(op_type_of(record), kind, rule, run.tape.line(record))
+        self.record = record
+        self.watched: set[int] = run.watched
+        self.takes = [key for key in record.inputs if key in run.watched]
+        outputs = record.outputs
+        self.makes = outputs if isinstance(outputs, tuple) else (outputs,)
+
+    def true(self, dys: Sequence[Any]) -> list[Tensor | None]:
+        """The true gradients by the watched inputs."""
+        record = self.record
+        dy = tuple(dys) if isinstance(record.outputs, tuple) else dys[0]
+        given, record.rule = record.rule, true_rule(record)
+        try:
+            found = leaf_gradients(record, dy, self.watched)
+            return [
+                check_gradient(record, leaf, found.get(leaf), dy)
+                for leaf, key in enumerate(record.inputs)
+                if key in self.watched
+            ]
+        finally:
+            record.rule = given
+
+
+class TapedRun:
     """One run of a function under a tape: its value, and what it was differentiated by."""
 
     def __init__(
@@ -97,11 +154,126 @@ class Run:
         return result(self.value, "trace_gradients")
 
     @property
-    def sources(self) -> list[tuple[str, Tensor]]:
-        """Return what it was differentiated by as (name, Tensor): arguments, then Variables."""
+    def sources(self) -> list[tuple[str, Any, Tensor]]:
+        """All that it was differentiated by: arguments, then Variables, as (name, same, alias)."""
         paths = containers.paths(tuple(self.args), "args") if self.args else []
-        named = list(zip(paths, self.aliases, strict=True))
-        return [*named, *[(v.name, alias) for v, (_, alias) in self.tape.reads.items()]]
+        named = list(zip(paths, range(len(paths)), self.aliases, strict=True))
+        return [*named, *[(v.name, v, alias) for v, (_, alias) in self.tape.reads.items()]]
+
+
+class WalkTeller:
+    """Looks on while a walk runs, and tells a tool."""
+
+    def __init__(self, tool: Tool, ops: Iterable[TapedOp]) -> None:
+        self.tool = tool
+        self.ops: dict[int, TapedOp] = {id(op.record): op for op in ops}
+        self.dys: Sequence[Any] = ()
+        self.dxs: list[tuple[str, Any]] = []
+
+    def before(self, record: Record) -> None:
+        self.dxs = []
+
+    def __call__(self, record: Record, dy: Cotangent, leaf: int, dx: Tensor | None) -> None:
+        op = self.ops[id(record)]
+        if not self.dxs:
+            self.dys = dy if isinstance(dy, tuple) else (dy,)
+            self.tool.arrived(op, self.dys)
+        self.dxs.append((name_of(record, leaf), dx))
+        if len(self.dxs) == len(op.takes):
+            self.tool.left(op, self.dxs, self.dys)
+
+
+class TapeRecorder(RunRecorder):
+    """The recorder of regrad's functions."""
+
+    def __init__(self, f: Callable[..., Any], api: str) -> None:
+        callable_or_raise(f, api)
+        super().__init__(f, api)
+
+    def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
+        tape = KeepingTape() if tool.keeps else SeenTape()
+        with np.errstate(all="ignore") if tool.keeps else nullcontext():
+            self.ran: TapedRun = TapedRun(self.f, args, tape, self.api)
+        return self.back(tool)
+
+    def back(self, tool: Tool) -> Recording:
+        """Run the backward pass of the last run."""
+        run, y = self.ran, self.ran.y
+        ops = [TapedOp(record, run) for record in run.tape.records]
+        for op in ops if tool.keeps else ():
+            record = op.record
+            ys = record.y if isinstance(record.y, tuple) else (record.y,)
+            tool.ran(op, _named(record), [y for y in ys if y is not None and is_inexact(y.dtype)])
+        grads: Grads = {}
+        if y._id in run.watched:
+            grads[y._id] = seed(y)
+            grads = walk(reversed(run.tape.records), grads, run.watched, WalkTeller(tool, ops))
+        count = len(run.aliases)
+        leaves = [
+            Leaf(name, "argument" if i < count else "parameter", x, grads.get(x._id), x._id, same)
+            for i, (name, same, x) in enumerate(run.sources)
+        ]
+        cuts = [(op, "") for op in run.tape.cuts]
+        return Recording(run.value, [y], leaves, cuts, ops, [y._id])
+
+    def array(self, x: Any) -> Any:
+        return None if x is None else x._values()
+
+    def key(self, x: Any) -> int:
+        return id(x._data)
+
+    def cure(self, op: Any) -> str:
+        return CURES.get(op.record.op.type, "")
+
+    def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:
+        """Each array that the records keep; one that several keep counts for the first."""
+        tape = TapedRun(self.f, args, SeenTape(), self.api).tape
+        seen: set[int] = set()
+        for record in tape.records:
+            ys = record.y if isinstance(record.y, tuple) else (record.y,)
+            saved = getattr(bare_rule(record.rule), "saved", ())  # of a custom function
+            for x in (*record.xs, *ys, *(containers.flatten(saved)[0] if saved else [])):
+                if isinstance(x, Tensor) and id(x._data) not in seen:
+                    seen.add(id(x._data))
+                    size = int(np.prod(x.shape)) * x.dtype.itemsize
+                    yield op_type_of(record), tape.line(record), "", size
+
+    # -- another gradient ------------------------------------------------------------------------
+
+    def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
+        make_true(self.ran.tape.records)
+        return self.back(Tool()).leaves
+
+    def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
+        _, rebuild = containers.flatten(tuple(args))
+        aliases = self.ran.aliases
+        wide = [np.asarray(x._values()) for x in aliases]
+        wide = [x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in wide]
+
+        def values(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+            return [self.f(*rebuild(like(arrays, aliases)))._values()]
+
+        with np.errstate(all="ignore"):
+            found = slopes.gradients(values, wide)
+        sources = zip(self.ran.sources, found, strict=False)
+        return [
+            Leaf(name, "argument", x, like([g], [x])[0], x._id, same)
+            for (name, same, x), g in sources
+        ]
+
+
+def _named(record: Record) -> Named:
+    """The inputs of a record that keeps them, with their names."""
+    return [(name_of(record, i), x) for i, x in enumerate(record.xs) if x is not None and x.size]
+
+
+def like(arrays: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor]:
+    """Arrays as Tensors of the libraries of xs."""
+    pairs = zip(arrays, xs, strict=True)
+    return [wrap(BACKENDS[type(x._data)].from_numpy(np.asarray(a))) for a, x in pairs]
+
+
+# -- whose rule ----------------------------------------------------------------------------------
 
 
 def bare_rule(rule: Rule) -> Rule:
@@ -124,3 +296,65 @@ def kind_of(rule: Rule, record: Record) -> tuple[RuleKind, str]:
 def op_type_of(record: Record) -> str:
     """The op type of a record; the own name of a region or a custom function."""
     return record.rule.name if record.op.type.startswith(("_", "Custom")) else record.op.type
+
+
+# -- the true rule of each record ----------------------------------------------------------------
+
+
+class TrueCustom(Rule):
+    """The derivative of a custom function op by op, in place of the one that its author wrote."""
+
+    def __init__(self, call: Any) -> None:
+        self.call: CustomCall = call  # (the tape inspects, so it is not a mere rule)
+        self.name: Any = call.name
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        xs = list(record.xs)
+        for i in wanted:
+            xs[i] = dispatch.alias(xs[i])
+        tape = KeepingTape()
+        tape.watched.update(xs[i]._id for i in wanted)
+        with masked():
+            ys = run_taped(tape, partial(_run_again, self.call), (xs,))
+        watched = tape.close()
+        make_true(tape.records)
+        dys = dy if isinstance(dy, tuple) else (dy,)
+        pairs = [(y._id, d) for y, d in zip(ys, dys, strict=True)
+                 if d is not None and is_inexact(y.dtype)]  # fmt: skip
+        ids, dys = [i for i, _ in pairs], [d for _, d in pairs]
+        found = walk_from(reversed(tape.records), ids, dys, watched)
+        return [(i, found.get(xs[i]._id)) for i in wanted]
+
+
+def _run_again(call: CustomCall, xs: Sequence[Tensor]) -> list[Tensor]:
+    """Return what a custom function computes of other tensors, by ops that have their own rules."""
+    _, args, options = call.again
+    args = with_tensors(args, xs)
+    value, _ = unpack(call.custom.run(args, options, lambda *tensors, **named: None), call.name)
+    return containers.flatten(value)[0]
+
+
+def with_tensors(args: Any, xs: Sequence[Tensor]) -> Any:
+    """The same arguments with other Tensors in the places of those."""
+    leaves, rebuild = containers.flatten(args)
+    given = iter(xs)
+    return rebuild([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+
+
+def make_true(records: Iterable[Record]) -> None:
+    """Put true rules into records that keep all that these need."""
+    for record in records:
+        record.rule = true_rule(record)
+
+
+def true_rule(record: Record) -> Rule:
+    """The rule that is the derivative of a record's op."""
+    whose, _ = kind_of(record.rule, record)
+    if whose == "built-in":
+        return record.rule
+    bare = bare_rule(record.rule)
+    if isinstance(bare, CustomRule):
+        return record.rule if isinstance(bare.custom, OpaqueFunction) else TrueCustom(bare)
+    return effective(record.op, record.op.rule, record.specs, record.y)

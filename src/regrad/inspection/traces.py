@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from regrad.core.reports import Table
 from regrad.inspection.numbers import Numbers, together
 from regrad.inspection.plots import plot_trace
+from regrad.inspection.recorder import Named, RuleKind, RunRecorder, SeenOp, Tool, located, settled
 
-RuleKind = Literal["built-in", "override", "custom"]
 GROWTH = 1e3  # the ratio of norms from which a step is worth a word, and its inverse
 
 
@@ -65,9 +65,7 @@ class Step:
     @property
     def place(self) -> str:
         """The op with its module and its line, for a message."""
-        inside = f" in {self.path}" if self.path else ""
-        at = f" at {self.line}" if self.line else ""
-        return f"{self.op_type}{inside}{at}"
+        return located(self.op_type, self.line, self.path)
 
     @property
     def rule_text(self) -> str:
@@ -249,3 +247,53 @@ def _changes(kind: Literal["grows", "decays"], step: Step) -> Symptom:
         f"{kind}: {step.place} multiplied the norm of the gradient by {step.growth:.3g} "
         f"({step.rule_text})",
     )
+
+
+# -- the tool ------------------------------------------------------------------------------------
+
+
+class Tracer(Tool):
+    """Takes figures of each gradient that passes."""
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        self.figures: Callable[[Any], Any] = recorder.figures
+        self.made: list[tuple[SeenOp, list[Any], list[tuple[str, Any]]]] = []
+        self.last: dict[SeenOp, list[tuple[str, Any]]] = {}  # what left an op, when it last ran
+
+    def arrived(self, op: SeenOp, dys: Sequence[Any]) -> None:
+        self.last[op] = []
+        self.made.append((op, [self.figures(dy) for dy in dys], self.last[op]))
+
+    def left(self, op: SeenOp, dxs: Named, dys: Sequence[Any]) -> None:
+        self.last[op] += [(name, self.figures(dx)) for name, dx in dxs]
+
+    def steps(self) -> list[Step]:
+        """The steps, in the order in which they ran."""
+        return [
+            step_of(
+                op,
+                together(map(settled, dys)),
+                [(name, settled(figures)) for name, figures in dxs],
+            )
+            for op, dys, dxs in self.made
+        ]
+
+
+def step_of(
+    op: SeenOp, arrived: Numbers | None = None, left: Sequence[tuple[str, Numbers | None]] = ()
+) -> Step:
+    """A step that is made of an op."""
+    return Step(op.op_type, op.kind, op.rule, op.line, op.path, arrived, tuple(left))
+
+
+def traced(recorder: RunRecorder) -> Callable[..., GradientTrace]:
+    """Return the function that runs a recorder, and makes a trace."""
+
+    def traced(*args: Any, **options: Any) -> GradientTrace:
+        tracer = Tracer(recorder)
+        run = recorder.run(args, options, tracer)
+        inputs = [(leaf.name, settled(recorder.figures(leaf.gradient))) for leaf in run.leaves]
+        cuts = [step_of(op, left=[(name, None)] if name else ()) for op, name in run.cuts]
+        return GradientTrace(tuple(tracer.steps()), tuple(inputs), run.value, tuple(cuts))
+
+    return traced

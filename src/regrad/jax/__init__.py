@@ -15,12 +15,13 @@ import regrad.jax.host as _host  # noqa: F401  (first: it refuses a JAX that is 
 from regrad.jax.bridge import from_regrad as from_regrad
 from regrad.jax.checks import check_gradients as check_gradients
 from regrad.jax.checks import gradient_report as gradient_report
-from regrad.jax.comparing import compare_gradients as compare_gradients
 from regrad.jax.custom import custom_grad as custom_grad
 from regrad.jax.drawing import draw as draw
 from regrad.jax.override import override as override
-from regrad.jax.saved import saved_bytes as saved_bytes
-from regrad.jax.tracing import find_nan as find_nan
-from regrad.jax.tracing import trace_gradients as trace_gradients
+from regrad.jax.tools import compare_gradients as compare_gradients
+from regrad.jax.tools import find_nan as find_nan
+from regrad.jax.tools import gradient_path as gradient_path
+from regrad.jax.tools import saved_bytes as saved_bytes
+from regrad.jax.tools import trace_gradients as trace_gradients
 
 _hint_in(__name__)

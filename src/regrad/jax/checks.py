@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,10 +14,10 @@ from regrad.checking import check
 from regrad.checking.check import Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core.signatures import helpful
-from regrad.errors import ArgumentError, GradientError, kind
+from regrad.errors import GradientError
+from regrad.inspection.checks import by_order, explained, settings_of, weights
 from regrad.jax.bridge import conjugate
-from regrad.jax.primitives import is_float
-from regrad.jax.running import CLOSES_OVER, Given, Ran, Run, as_function, wide
+from regrad.jax.running import CLOSES_OVER, ProgramCall, ProgramOp, ProgramRun, as_function, wide
 from regrad.jax.sites import is_custom
 from regrad.testing import raise_if_wrong
 
@@ -115,14 +116,7 @@ def gradient_report(
     >>> report.causes[0].op_type, report.causes[0].kind
     ('cube', 'scaled by 0.6667')
     """
-    if not isinstance(args, list | tuple):
-        raise ArgumentError(
-            f"check_gradients(f, args): args is a list, got {kind(args)}. Write "
-            "check_gradients(f, [x])."
-        )
-    if order < 1:
-        raise ArgumentError(f"check_gradients: order is 1 or more, got {order!r}")
-    settings = Settings("central", step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
+    settings = settings_of(args, order, step, rtol, atol, seed)
     try:
         return _checked(f, args, order, argnums, has_aux, settings)
     except jax.errors.UnexpectedTracerError as error:
@@ -139,15 +133,14 @@ def _checked(
 ) -> GradientReport:
     """The report, by double precision."""
     with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
-        given = Given(f, args, {}, "check_gradients", argnums, has_aux)
+        given = ProgramCall(f, args, {}, "check_gradients", argnums, has_aux)
         given.arrays = [wide(x) for x in given.arrays]
         checked = given.of_watched(given.program())
-        floats = [given.arrays[i] for i in given.watched]
-        report = _report(checked, floats, order, given.asked, settings)
-        if report.ok:
-            return report
-        causes = _causes(checked, floats, report.findings[0].order, settings)
-    return replace(report, causes=tuple(causes))
+        floats = given.floats
+        return explained(
+            _report(checked, floats, order, given.asked, settings),
+            lambda order: by_order(checked, floats, order, partial(_found, settings), _derived),
+        )
 
 
 # -- functions of JAX's arrays as functions of NumPy's -------------------------------------------
@@ -197,35 +190,32 @@ def _forward(f: OfArrays, xs: Sequence[np.ndarray]) -> Any:
 # -- which rule it is ----------------------------------------------------------------------------
 
 
-def _causes(f: OfArrays, xs: Sequence[Any], order: int, settings: Settings) -> list[Finding]:
-    """The rules on the way that are wrong by themselves, at the first order where one is.
-
-    At order n the gradient of order n - 1 is made of ops too; so the ops that it runs are checked,
-    to as many orders as remain.
-    """
-    function = f
-    for k in range(1, order + 1):
-        program = jax.make_jaxpr(function)(*xs)
-        places = range(len(xs)), range(len(program.out_avals))
-        ran = Run(program, xs, *places, keeps=True).ran
-        for suspects in (_with_rules(ran), _stopped(ran)):
-            found = [c for each in suspects for c in _wrong(each, order - k + 1, settings)]
-            if found:  # one of each rule and input
-                return [*{(c.rule, c.input, c.order): c for c in found}.values()]
-        dys = [_weights(y) for y in jax.eval_shape(function, *xs)]
-        function, xs = _derive(function, dys), [*xs, *map(np.ones_like, dys)]
-    return []
+def _found(settings: Settings, f: OfArrays, xs: Sequence[Any], orders: int) -> list[Finding]:
+    """The findings about rules that are not JAX's own; if there are none, about what is stopped."""
+    program = jax.make_jaxpr(f)(*xs)
+    places = range(len(xs)), range(len(program.out_avals))
+    ran = ProgramRun(program, xs, *places, keeps=True).ran
+    found = ([c for each in suspects for c in _wrong(each, orders, settings)]
+             for suspects in (_with_rules(ran), _stopped(ran)))  # fmt: skip
+    unique = {(c.rule, c.input, c.order): c for c in next(filter(None, found), [])}
+    return [*unique.values()]  # (the last of each: forward mode, where that is wrong too)
 
 
-def _with_rules(ran: Sequence[Ran]) -> list[Ran]:
+def _derived(f: OfArrays, xs: Sequence[Any]) -> tuple[OfArrays, list[Any]]:
+    """The gradient of a function, as a function, and where it is taken."""
+    dys = [weights(y.shape, y.dtype) for y in jax.eval_shape(f, *xs)]
+    return _derive(f, dys), [*xs, *map(np.ones_like, dys)]
+
+
+def _with_rules(ran: Sequence[ProgramOp]) -> list[ProgramOp]:
     """Return what has a rule that is not JAX's own."""
     return [each for each in ran if each.wanted and each.eqn is not None and is_custom(each.eqn)]
 
 
-def _stopped(ran: Sequence[Ran]) -> list[Ran]:
+def _stopped(ran: Sequence[ProgramOp]) -> list[ProgramOp]:
     """Return where the user's code stops a gradient."""
-    named = (each for each in ran if each.site.op_type == "stop_gradient")
-    return [each for each in named if each.wanted and not each.site.by_jax]
+    named = (each for each in ran if each.op_type == "stop_gradient")
+    return [each for each in named if each.wanted and not each.by_jax]
 
 
 def _derive(f: OfArrays, dys: Sequence[np.ndarray]) -> OfArrays:
@@ -240,30 +230,15 @@ def _derive(f: OfArrays, dys: Sequence[np.ndarray]) -> OfArrays:
     return g
 
 
-def _weights(y: Any) -> np.ndarray:
-    """A gradient to arrive at an output: without symmetry."""
-    return np.cos(1.0 + np.arange(y.size)).reshape(y.shape).astype(y.dtype)
-
-
-def _wrong(ran: Ran, order: int, settings: Settings) -> list[Finding]:
+def _wrong(ran: ProgramOp, order: int, settings: Settings) -> list[Finding]:
     """Return what is wrong with the rule of one op, given what it was given."""
-    run = as_function(ran.eqn)
-    floats = [i for i, y in enumerate(ran.outs) if is_float(jax.typeof(y))]
-
-    def alone(*moved: Any) -> list[Any]:
-        xs = list(ran.xs)
-        for i, x in zip(ran.wanted, moved, strict=True):
-            xs[i] = x
-        ys = run(*xs)
-        return [ys[i] for i in floats]
-
+    alone = ran.alone(as_function(ran.eqn))
     report = _report(alone, [ran.xs[i] for i in ran.wanted], order, ran.names, settings)
     what = describe(ran)
-    return [replace(f, rule=what, op_type=ran.site.op_type) for f in report.findings]
+    return [replace(f, rule=what, op_type=ran.op_type) for f in report.findings]
 
 
-def describe(ran: Ran) -> str:
+def describe(ran: ProgramOp) -> str:
     """The rule of an op in a message, with the line that ran the op."""
-    site = ran.site
-    rule = f"the {site.kind} rule of {site.op_type!r} ({site.rule})" if site.rule else site.op_type
-    return f"{rule}, run at {site.line}" if site.line else rule
+    rule = f"the {ran.kind} rule of {ran.op_type!r} ({ran.rule})" if ran.rule else ran.op_type
+    return f"{rule}, run at {ran.line}" if ran.line else rule

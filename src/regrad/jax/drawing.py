@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
 
 from regrad.autodiff.gradients import callable_or_raise
-from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in, scopes_of
+from regrad.inspection.drawings import BoxKind, Drawing, Sketch, scopes_of, spec_of
+from regrad.inspection.recorder import SeenOp
 from regrad.jax.host import SIGHT, need
 from regrad.jax.host.programs import runs
 from regrad.jax.primitives import op_p
@@ -49,7 +50,7 @@ def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
     closed = jax.make_jaxpr(run)(*args)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
     names = ["args" + jax.tree_util.keystr(path) for path in paths]
-    sketch = _Sketch()
+    sketch = _ProgramSketch()
     for path, name, variable in zip(paths, names, closed.jaxpr.invars, strict=True):
         # a leaf of a container is a parameter, and is drawn where it is used
         kind: BoxKind = "variable" if len(path) > 1 else "input"
@@ -59,35 +60,13 @@ def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
         lines = ("constant", _spec(variable.aval))
         sketch.made[variable] = sketch.add(f"constant {i}", lines, (), "constant")
     sketch.body(closed.jaxpr, Around(), ())
-    return sketch.drawing(getattr(f, "__name__", type(f).__name__))
+    used = {source for source, _ in sketch.arrows}  # (a constant may be of no use)
+    title = getattr(f, "__name__", type(f).__name__)
+    return sketch.drawing(title, lambda box: box.kind != "constant" or box.name in used)
 
 
-class _Sketch:
-    """The boxes and arrows so far, and which box made which variable."""
-
-    def __init__(self) -> None:
-        self.boxes: dict[str, Box] = {}
-        self.arrows: dict[tuple[str, str], Arrow] = {}
-        self.made: dict[Any, str] = {}
-
-    def add(
-        self, name: str, lines: tuple[str, ...], scope: tuple[str, ...], kind: BoxKind,
-        details: Mapping[str, str] | None = None,
-    ) -> str:  # fmt: skip
-        """Add a box, under a name that no other has; return the name."""
-        own, count = name, 0
-        while own in self.boxes:
-            count += 1
-            own = f"{name}_{count}"
-        self.boxes[own] = Box(own, lines, scope, kind, details or {})
-        return own
-
-    def drawing(self, title: str) -> Drawing:
-        """The picture, with the constants that something uses."""
-        used = {arrow.source for arrow in self.arrows.values()}
-        boxes = [b for b in self.boxes.values() if b.kind != "constant" or b.name in used]
-        arrows = tuple(self.arrows.values())
-        return Drawing(moved_in(boxes, arrows), arrows, title.strip("<>"))
+class _ProgramSketch(Sketch):
+    """A picture of a program, whose values are its variables."""
 
     def body(self, jaxpr: core.Jaxpr, around: Around, scope: tuple[str, ...]) -> None:
         """Draw the equations of a program in a scope."""
@@ -123,21 +102,15 @@ class _Sketch:
             self._pass(jaxpr.outvars, eqn.outvars)
 
     def _box(self, eqn: core.JaxprEqn, site: Site, scope: tuple[str, ...]) -> None:
-        kind: BoxKind = "op" if site.kind == "built-in" else site.kind
-        lines = [site.op_type, ", ".join(_spec(v.aval) for v in eqn.outvars)]
         details = {"line": site.line, "primitive": eqn.primitive.name}
-        if kind != "op":
-            lines.append(f"rule: {site.rule.partition(',')[0]}")
-            details["rule"] = f"{site.kind}: {site.rule}"
         if eqn.primitive is not op_p and eqn.primitive.name not in CUSTOM:
             details.update((k, f"{v!r:.200}") for k, v in eqn.params.items() if v is not None)
-        name = self.add(
-            site.op_type, tuple(lines), (*scope, *scopes_of(site.path, "/")), kind, details
-        )
+        lines = [site.op_type, ", ".join(_spec(v.aval) for v in eqn.outvars)]
+        scope = (*scope, *scopes_of(site.path, "/"))
+        name = self.add_op(SeenOp(*site[:5]), lines, scope, details)
         for variable in eqn.invars:
             if not isinstance(variable, core.Literal) and variable in self.made:
-                source = self.made[variable]
-                self.arrows.setdefault((source, name), Arrow(source, name, _spec(variable.aval)))
+                self.link(self.made[variable], name, _spec(variable.aval))
         self.made.update(dict.fromkeys(eqn.outvars, name))
 
 
@@ -148,5 +121,4 @@ def _bodies(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
 
 
 def _spec(aval: Any) -> str:
-    shape = "×".join(map(str, getattr(aval, "shape", ()))) or "scalar"
-    return f"{getattr(aval, 'dtype', '')} {shape}".strip()
+    return spec_of(getattr(aval, "dtype", ""), getattr(aval, "shape", ()))

@@ -24,7 +24,7 @@ from regrad.jax.custom import custom_grad
 from regrad.jax.drawing import draw
 from regrad.jax.host import FUNCTION_KEYS, GRADIENTS, OVERRIDES, SIGHT, VMAPS
 from regrad.jax.override import override
-from regrad.jax.tracing import find_nan, trace_gradients
+from regrad.jax.tools import find_nan, trace_gradients
 
 X = np.array([[0.3, 0.7], [0.6, 0.2]], "float32")
 TANH: Any = {"Tanh": lambda dy, y: 3 * dy * (1 - y * y)}

@@ -19,12 +19,23 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_map, tree_unflatt
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.errors import ArgumentError, GradientError, kind
+from regrad.inspection.recorder import Leaf, SeenOp
 from regrad.jax.host import OVERRIDES, SIGHT, need
-from regrad.jax.host.programs import branches, called, scan
+from regrad.jax.host.programs import as_call, branches, called, mapped, scan
 from regrad.jax.override import TracedCall
 from regrad.jax.primitives import is_float
-from regrad.jax.sites import OUTERMOST, Around, Site, is_no_op, line_of, path_of, site_of
-from regrad.jax.surgery import program_of
+from regrad.jax.sites import (
+    OUTERMOST,
+    Around,
+    Site,
+    body_of_custom,
+    is_custom,
+    is_no_op,
+    line_of,
+    path_of,
+    site_of,
+)
+from regrad.jax.surgery import OPENED, program_of
 
 OUTERMOST.add(TracedCall.traced.__code__)
 CALLS = frozenset({
@@ -45,7 +56,7 @@ class Value(NamedTuple):
     x: Any
 
 
-class Ran:
+class ProgramOp(SeenOp):
     """One op that ran: where it stands, what went in and out, and how a gradient passes it.
 
     `pull` takes the gradients of the outputs that are floats (`ys`, by key) and returns those of
@@ -53,14 +64,16 @@ class Ran:
     and `outs` the results, if the run keeps them.
     """
 
-    __slots__ = ("eqn", "ins", "like", "outs", "pull", "site", "wanted", "xs", "ys")
+    __slots__ = ("by_jax", "eqn", "ins", "like", "operands", "outs", "pull", "wanted", "xs")
 
     def __init__(self, site: Site, eqn: Any, ins: Sequence[int], wanted: Sequence[int]) -> None:
-        self.site: Site = site
+        super().__init__(*site[:5])
+        self.operands: Sequence[str] = site.names
+        self.by_jax: bool = site.by_jax
         self.eqn: Any = eqn
         self.ins: Sequence[int] = ins
         self.wanted: Sequence[int] = wanted
-        self.ys: list[int] = []
+        self.takes = [ins[i] for i in wanted]
         self.like: list[Any] = []
         self.pull: Callable[[Sequence[Any]], Sequence[Any]] | None = None
         self.xs: Sequence[Any] = ()
@@ -73,10 +86,28 @@ class Ran:
 
     def name(self, i: int) -> str:
         """Return what an operand is called."""
-        return self.site.names[i] if i < len(self.site.names) else f"x{i}"
+        return self.operands[i] if i < len(self.operands) else f"x{i}"
+
+    def alone(self, run: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+        """A function of all operands as one of the watched ones, and of the floats it returns."""
+        floats = [i for i, y in enumerate(self.outs) if is_float(jax.typeof(y))]
+
+        def of_wanted(*moved: Any) -> list[Any]:
+            xs = list(self.xs)
+            for i, x in zip(self.wanted, moved, strict=True):
+                xs[i] = x
+            ys = run(*xs)
+            return [ys[i] for i in floats]
+
+        return of_wanted
+
+    def true(self, dys: Sequence[Any]) -> Sequence[Any]:
+        """The true gradients by the watched operands."""
+        run = core.jaxpr_as_fun(closed(without_rules(body_of_custom(self.eqn))))
+        return jax.vjp(self.alone(run), *[self.xs[i] for i in self.wanted])[1](list(dys))
 
 
-class Given:
+class ProgramCall:
     """A function of pytrees and its arguments, as a program of its arrays.
 
     Args:
@@ -147,10 +178,22 @@ class Given:
 
         return of_watched
 
-    def run(self, *, keeps: bool = False, longest: int = LONGEST) -> Run:
+    def run(self, *, keeps: bool = False, longest: int = LONGEST) -> ProgramRun:
         """Run the function, equation by equation."""
         program = self.program()
-        return Run(program, self.arrays, self.watched, self.results, keeps=keeps, longest=longest)
+        return ProgramRun(
+            program, self.arrays, self.watched, self.results, keeps=keeps, longest=longest
+        )
+
+    @property
+    def floats(self) -> list[Any]:
+        """The arrays whose gradients are asked for."""
+        return [self.arrays[i] for i in self.watched]
+
+    def leaves(self, gradients: Sequence[Any]) -> list[Leaf]:
+        """Gradients by the arrays whose gradients are asked for."""
+        every = zip(self.asked, self.floats, gradients, strict=True)
+        return [Leaf(name, "argument", x, dx, None, name) for name, x, dx in every]
 
     @property
     def asked(self) -> list[str]:
@@ -215,7 +258,7 @@ def _name_in_module(path: Any, holders: Sequence[str]) -> str:
     return holder + "".join(f".{key}" for key in keys[1:] if key is not None)
 
 
-class Run:
+class ProgramRun:
     """One run of a program, equation by equation.
 
     Args:
@@ -239,7 +282,7 @@ class Run:
     ) -> None:
         self.keeps = keeps
         self.longest = longest
-        self.ran: list[Ran] = []
+        self.ran: list[ProgramOp] = []
         self.cuts: list[Site] = []  # what takes something watched, and returns no floats
         self.count: int = 0
         inputs = [self._value(x) for x in arrays]
@@ -319,7 +362,7 @@ class Run:
     def _link(self, xs: Sequence[Value], ys: Sequence[Value], pull: Any) -> None:
         """Note how gradients pass what is not an op of the user's."""
         wanted = [i for i, x in enumerate(xs) if x.key in self.watched]
-        ran = Ran(Site(""), None, [x.key for x in xs], wanted)
+        ran = ProgramOp(Site(""), None, [x.key for x in xs], wanted)
         self._keep(ran, [x.x for x in xs], ys, range(len(ys)))
         ran.pull = pull if wanted else None
 
@@ -331,7 +374,7 @@ class Run:
         wanted = [i for i, x in enumerate(ins) if x.key in self.watched] if floats else []
         if not floats and not around.in_jax and any(x.key in self.watched for x in ins):
             self.cuts.append(site)
-        ran = Ran(site, eqn, [x.key for x in ins], wanted)
+        ran = ProgramOp(site, eqn, [x.key for x in ins], wanted)
         with _telling(site):
             ys = self._forward(ran, run, [x.x for x in ins], floats)
         outs = [self._value(y) for y in ys]
@@ -339,20 +382,20 @@ class Run:
         return outs
 
     def _keep(
-        self, ran: Ran, xs: Sequence[Any], outs: Sequence[Value], floats: Sequence[int]
+        self, ran: ProgramOp, xs: Sequence[Any], outs: Sequence[Value], floats: Sequence[int]
     ) -> None:
         """Note an op if a gradient may pass it, or if everything is kept."""
-        ran.ys = [outs[i].key for i in floats]
+        ran.makes = [outs[i].key for i in floats]
         ran.like = [jax.typeof(outs[i].x) for i in floats]
         if self.keeps:
             ran.xs, ran.outs = xs, [y.x for y in outs]
         if ran.wanted:
-            self.watched |= set(ran.ys)
+            self.watched |= set(ran.makes)
         if ran.wanted or self.keeps:
             self.ran.append(ran)
 
     def _forward(
-        self, ran: Ran, run: Callable[..., Any], xs: list[Any], floats: Sequence[int]
+        self, ran: ProgramOp, run: Callable[..., Any], xs: list[Any], floats: Sequence[int]
     ) -> list[Any]:
         """The results of an op; its pull is noted."""
         if not ran.wanted:
@@ -372,7 +415,7 @@ class Run:
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def backward(self) -> Iterator[tuple[Ran, list[Any], list[Any]]]:
+    def backward(self) -> Iterator[tuple[ProgramOp, list[Any], list[Any]]]:
         """The backward pass, step by step: each op, what arrived at it, and what left it.
 
         When it is done, `gradients` has those by the inputs, None where nothing came.
@@ -382,12 +425,12 @@ class Run:
             if y.key in self.watched:
                 _add(dys, y.key, jax.numpy.ones_like(y.x))
         for ran in reversed(self.ran):
-            if ran.pull is None or not any(key in dys for key in ran.ys):
+            if ran.pull is None or not any(key in dys for key in ran.makes):
                 continue
-            arrived = [_taken(dys, key, a) for key, a in zip(ran.ys, ran.like, strict=True)]
-            with _telling(ran.site):
+            arrived = [_taken(dys, key, a) for key, a in zip(ran.makes, ran.like, strict=True)]
+            with _telling(ran):
                 left = list(ran.pull(arrived))
-            if ran.site.op_type:
+            if ran.op_type:
                 yield ran, arrived, left
             for i, dx in zip(ran.wanted, left, strict=True):
                 _add(dys, ran.ins[i], dx)
@@ -395,7 +438,7 @@ class Run:
 
 
 @contextmanager
-def _telling(site: Site) -> Iterator[None]:
+def _telling(site: Any) -> Iterator[None]:
     """Say in errors where the op stands."""
     try:
         yield
@@ -426,3 +469,32 @@ def _taken(dys: dict[int, Any], key: int, like: Any) -> Any:
 
 def _add(dys: dict[int, Any], key: int, dx: Any) -> None:
     dys[key] = dx if key not in dys else dys[key] + dx
+
+
+# -- rules off -------------------------------------------------------------------------------------
+
+
+def without_rules(program: Any) -> Any:
+    """A program (closed or open) in which JAX's own derivatives count, and no others."""
+    jaxpr = getattr(program, "jaxpr", program)
+    eqns = [_without_rule(eqn) for eqn in jaxpr.eqns]
+    if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+        return program
+    made = jaxpr.replace(eqns=eqns)
+    return made if program is jaxpr else program.replace(jaxpr=made)
+
+
+def _without_rule(eqn: Any) -> Any:
+    if is_custom(eqn):
+        return as_call(eqn, closed(without_rules(body_of_custom(eqn))))
+    if eqn.primitive.name not in OPENED:
+        return eqn
+    params = {key: mapped(value, without_rules) for key, value in eqn.params.items()}
+    same = all(params[key] is eqn.params[key] for key in params)
+    return eqn if same else eqn.replace(params=params)
+
+
+def closed(program: Any) -> Any:
+    """A program with its constants, of which an open one has none."""
+    is_open = not isinstance(program, core.ClosedJaxpr)
+    return core.ClosedJaxpr(program, ()) if is_open else program

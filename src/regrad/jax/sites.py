@@ -14,7 +14,7 @@ from jax.extend import core
 
 from regrad.core.callers import PACKAGE
 from regrad.core.rule import place
-from regrad.inspection.traces import RuleKind
+from regrad.inspection.recorder import RuleKind
 from regrad.jax.closed import name_and_place
 from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient

@@ -28,18 +28,20 @@ from regrad.torch.overriding import gradient_override_map as gradient_override_m
 if _TYPE_CHECKING:
     from regrad.torch.seeing.checks import check_gradients as check_gradients
     from regrad.torch.seeing.checks import gradient_report as gradient_report
-    from regrad.torch.seeing.comparing import compare_gradients as compare_gradients
-    from regrad.torch.seeing.finding import find_nan as find_nan
-    from regrad.torch.seeing.keeping import saved_bytes as saved_bytes
-    from regrad.torch.seeing.tracing import trace_gradients as trace_gradients
+    from regrad.torch.seeing.tools import compare_gradients as compare_gradients
+    from regrad.torch.seeing.tools import find_nan as find_nan
+    from regrad.torch.seeing.tools import gradient_path as gradient_path
+    from regrad.torch.seeing.tools import saved_bytes as saved_bytes
+    from regrad.torch.seeing.tools import trace_gradients as trace_gradients
 
 _TOOLS = {  # imported when they are first used
     "check_gradients": "checks",
-    "compare_gradients": "comparing",
-    "find_nan": "finding",
+    "compare_gradients": "tools",
+    "find_nan": "tools",
+    "gradient_path": "tools",
     "gradient_report": "checks",
-    "saved_bytes": "keeping",
-    "trace_gradients": "tracing",
+    "saved_bytes": "tools",
+    "trace_gradients": "tools",
 }
 
 

@@ -15,7 +15,8 @@ from torch.nn.modules import module as hooks
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.rule import place
-from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in
+from regrad.inspection.drawings import BoxKind, Drawing, Sketch, spec_of
+from regrad.inspection.recorder import RuleKind, SeenOp
 from regrad.torch.calls import RuleCall
 from regrad.torch.custom import CustomTorchCall
 from regrad.torch.host import version_of
@@ -48,17 +49,19 @@ def draw(f: Callable[..., Any], *args: Any) -> Drawing:
     [('linear', ('0 Linear',)), ('relu', ('1 ReLU',))]
     """
     callable_or_raise(f, "draw")
-    sketch = _Sketch(f)
+    sketch = _DrawingMode(f)
     for name, tensor in _tensors(args, "args"):
         sketch.input(name, tensor, "input")
     with sketch, _modules_noted(sketch):
         result = f(*args)
     for _, tensor in _tensors(result, ""):
         sketch.results.add(sketch.source(tensor))
-    return sketch.drawing(getattr(f, "__name__", type(f).__name__))
+    used = sketch.used()
+    title = getattr(f, "__name__", type(f).__name__)
+    return sketch.drawing(title, lambda box: box.name in used)
 
 
-class _Sketch(torch.overrides.TorchFunctionMode):
+class _DrawingMode(torch.overrides.TorchFunctionMode, Sketch):
     """Looks on while functions of torch run, and draws them.
 
     The tensors are kept until the picture is done, so that no two have one `id()`.
@@ -66,9 +69,7 @@ class _Sketch(torch.overrides.TorchFunctionMode):
 
     def __init__(self, f: Any) -> None:
         super().__init__()
-        self.boxes: dict[str, Box] = {}
-        self.arrows: dict[tuple[str, str], Arrow] = {}
-        self.made: dict[int, str] = {}
+        Sketch.__init__(self)
         self.by_node: dict[Any, str] = {}
         self.kept: list[Any] = []
         self.results: set[str] = set()
@@ -110,40 +111,32 @@ class _Sketch(torch.overrides.TorchFunctionMode):
     def input(self, name: str, tensor: torch.Tensor, kind: BoxKind) -> str:
         """Draw a tensor that comes from outside."""
         short = name.rpartition(".")[2] if kind == "variable" else name
-        self.made[id(tensor)] = own = self._unused(name)
         self.kept.append(tensor)
-        self.boxes[own] = Box(own, (short, _spec(tensor)), (), kind, {})
+        self.made[id(tensor)] = own = self.add(name, (short, _spec(tensor)), (), kind)
         return own
 
-    def drawing(self, title: str) -> Drawing:
-        """The picture, without what leads nowhere."""
+    def used(self) -> set[str]:
+        """The boxes that lead to a result."""
         used, before = set(self.results), -1
         while len(used) != before:
             before = len(used)
-            used.update(a.source for a in self.arrows.values() if a.target in used)
-        boxes = [box for box in self.boxes.values() if box.name in used]
-        arrows = tuple(a for a in self.arrows.values() if a.target in used)
-        return Drawing(moved_in(boxes, arrows), arrows, title.strip("<>"))
-
-    def _unused(self, name: str) -> str:
-        own, count = name, 0
-        while own in self.boxes:
-            count += 1
-            own = f"{name}_{count}"
-        return own
+            used.update(source for source, target in self.arrows if target in used)
+        return used
 
     def _box(
         self, func: Any, sources: list[tuple[str, str]], made: list[Any], before: set[Any]
     ) -> None:
-        op = getattr(func, "__name__", str(func)).strip("_")
         nodes = self._between(made, before)
-        rules = [found for node in nodes if (found := _rule_of(node))[0] != "op"]
-        kind, rule = rules[0] if rules else ("op", "")
-        details = {"line": find_caller((PACKAGE, TORCH)), "function": _full_name(func)}
+        op = SeenOp(
+            getattr(func, "__name__", str(func)).strip("_"), line=find_caller((PACKAGE, TORCH))
+        )
+        rules = [found for node in nodes if (found := _rule_of(node))[0] != "built-in"]
+        op.kind, op.rule = rules[0] if rules else ("built-in", "")
         specs = ", ".join(map(_spec, made[:2])) + (", …" if len(made) > 2 else "")
-        name = self._add(op, specs, kind, rule, details)
+        details = {"line": op.line, "function": _full_name(func)}
+        name = self.add_op(op, [op.op_type, specs], self.scope, details)
         for source, spec in sources:
-            self._link(source, name, spec)
+            self.link(source, name, spec)
         self.made.update((id(t), name) for t in made)
         self.by_node.update(dict.fromkeys(nodes, name))
         self.kept += made
@@ -160,19 +153,6 @@ class _Sketch(torch.overrides.TorchFunctionMode):
                 found[node] = None
                 stack += [n for n, _ in node.next_functions]
         return [*found]
-
-    def _add(self, op: str, specs: str, kind: BoxKind, rule: str, details: dict[str, str]) -> str:
-        lines = [op, specs]
-        if kind != "op":
-            lines.append(f"rule: {rule.partition(',')[0]}")
-            details["rule"] = f"{kind}: {rule}"
-        name = self._unused(op)
-        self.boxes[name] = Box(name, tuple(lines), tuple(self.scope), kind, details)
-        return name
-
-    def _link(self, source: str, target: str, label: str = "") -> None:
-        if source != target:
-            self.arrows.setdefault((source, target), Arrow(source, target, label))
 
     def source(self, tensor: torch.Tensor) -> str:
         """The box that a tensor comes from."""
@@ -195,16 +175,16 @@ class _Sketch(torch.overrides.TorchFunctionMode):
             return self.by_node[node]
         if hasattr(node, "variable"):  # where the graph ends: a leaf
             return self.source(node.variable)
-        kind, rule = _rule_of(node)
-        self.by_node[node] = name = self._add(_op_of(node), spec, kind, rule, {})
+        op = SeenOp(_op_of(node), *_rule_of(node))
+        self.by_node[node] = name = self.add_op(op, [op.op_type, spec], self.scope, {})
         for before, _ in node.next_functions:
             if before is not None:
-                self._link(self._by_node(before), name)
+                self.link(self._by_node(before), name)
         return name
 
 
 @contextmanager
-def _modules_noted(sketch: _Sketch) -> Generator[None]:
+def _modules_noted(sketch: _DrawingMode) -> Generator[None]:
     """Tell the picture which modules are running."""
     entered: list[list[str]] = []
 
@@ -244,10 +224,10 @@ def _tensors(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
     return [found for key, part in items for found in _tensors(part, f"{name}[{key!r}]")]
 
 
-def _rule_of(node: Any) -> tuple[BoxKind, str]:
+def _rule_of(node: Any) -> tuple[RuleKind, str]:
     """Return whether a node has a rule of the user's, and which."""
     if not isinstance(node, BackwardCFunction):
-        return "op", ""
+        return "built-in", ""
     function: Any = function_of(node)
     # (torch makes classes of its own for ours, so what a node carries tells)
     known, call = getattr(node, "known", None), getattr(node, "call", None)
@@ -273,4 +253,4 @@ def _full_name(func: Any) -> str:
 
 
 def _spec(t: torch.Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')} {'×'.join(map(str, t.shape)) or 'scalar'}"
+    return spec_of(str(t.dtype).removeprefix("torch."), t.shape)

@@ -12,14 +12,14 @@ import torch
 from regrad.checking import check
 from regrad.checking.check import Settings
 from regrad.checking.findings import Finding, GradientReport
-from regrad.errors import ArgumentError, kind
+from regrad.errors import ArgumentError
+from regrad.inspection.checks import explained, settings_of, weights
 from regrad.testing import raise_if_wrong
 from regrad.torch.host import DisableTorchFunction
-from regrad.torch.seeing.finding import as_array
-from regrad.torch.seeing.floats import Floats, of_arrays, pulled, wide
+from regrad.torch.seeing.floats import Floats, of_arrays, wide
 from regrad.torch.seeing.kinds import LARGEST, telling_kind
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.recording import OpRecorder, Recorded, at_rest, is_float
+from regrad.torch.seeing.recording import OpRecorder, Recorded, as_array, at_rest, is_float, pulled
 from regrad.torch.seeing.running import check_callable
 
 STALE = "stale value"
@@ -112,28 +112,17 @@ def gradient_report(
     ('Doubled', 'scaled by 0.5')
     """
     check_callable(f, "check_gradients")
-    if not isinstance(args, list | tuple):
-        raise ArgumentError(
-            f"check_gradients(f, args): args is a list, got {kind(args)}. Write "
-            "check_gradients(f, [x])."
-        )
-    if order < 1:
-        raise ArgumentError(f"check_gradients: order is 1 or more, got {order!r}")
+    settings = settings_of(args, order, step, rtol, atol, seed)
     floats = Floats(f, args, "check_gradients", seed)
     if not floats.xs:
         raise ArgumentError(
             "check_gradients: there is no torch tensor of floats, so no gradient. For functions "
             "of regrad's Tensors there is regrad.testing.check_gradients."
         )
-    settings = Settings("central", step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
     arrays = [as_array(x) for x in floats.xs]
     function = of_arrays(_told(floats), floats.xs)
     report = check.report(function, arrays, order, names=floats.names, settings=settings)
-    if report.ok:
-        return report
-    causes = list(_causes(floats, report.findings[0].order, settings))
-    unique = {(c.rule, c.input, c.order, c.line): c for c in reversed(causes)}
-    return replace(report, causes=tuple(list(unique.values())[::-1]))
+    return explained(report, lambda order: _causes(floats, order, settings))
 
 
 def _told(floats: Floats) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
@@ -183,14 +172,12 @@ def recorded(floats: Floats) -> list[Recorded]:
         for y in ys:
             recorder.adopt(y.grad_fn)
         with DisableTorchFunction():
-            pulled(ys, xs, [_weights(y) for y in ys])
+            pulled(
+                ys,
+                xs,
+                [torch.as_tensor(weights(tuple(y.shape)), device=y.device).to(y.dtype) for y in ys],
+            )
     return list(recorder.ops.values())
-
-
-def _weights(y: torch.Tensor) -> torch.Tensor:
-    """A gradient to arrive at a result: without symmetry."""
-    numbers = torch.cos(1.0 + torch.arange(y.numel(), dtype=torch.float64, device=y.device))
-    return numbers.reshape(y.shape).to(y.dtype)
 
 
 def _alone(op: Recorded, order: int, settings: Settings) -> list[Finding]:

@@ -25,7 +25,7 @@ class Figures:
         self.dtype: str = str(g.dtype).removeprefix("torch.")
         self.parts: tuple[Any, ...] = _measure(g)
 
-    def numbers(self) -> Numbers:
+    def __call__(self) -> Numbers:
         """The figures as numbers."""
         norm, largest, nonzero, nans, infs = [
             part.item() if isinstance(part, torch.Tensor) else part for part in self.parts
@@ -78,22 +78,16 @@ class Measures:
         self.remember(g, figures)
         return figures
 
-    def like(self, g: torch.Tensor, figures: Figures | None) -> Figures | None:
-        """The figures of a gradient that only has another layout than a known one."""
-        if figures is None or g.numel() != math.prod(figures.shape):
-            return self.of(g)
-        made = Figures.__new__(Figures)
-        made.shape, made.dtype, made.parts = tuple(g.shape), figures.dtype, figures.parts
-        self.remember(g, made)
-        return made
+    def same(self, dx: torch.Tensor, dy: torch.Tensor) -> None:
+        """Note that a gradient only has another layout than one whose figures are known."""
+        known = self.recent.get(id(dy))
+        if known is not None and known[0]() is dy and dx.numel() == dy.numel():
+            made = Figures.__new__(Figures)
+            made.shape, made.dtype, made.parts = tuple(dx.shape), known[2].dtype, known[2].parts
+            self.remember(dx, made)
 
     def remember(self, g: torch.Tensor, figures: Figures) -> None:
         """Keep the figures of a gradient for the op at which it arrives next."""
         if len(self.recent) >= RECENT:
             self.recent.clear()
         self.recent[id(g)] = weakref.ref(g), version_of(g), figures
-
-
-def numbers_or_none(figures: Figures | None) -> Numbers | None:
-    """Figures as numbers; None for no gradient."""
-    return None if figures is None else figures.numbers()

@@ -14,9 +14,8 @@ from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, RegradError
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
-from regrad.torch.seeing.finding import as_array
 from regrad.torch.seeing.modules import Unseen, found_in
-from regrad.torch.seeing.recording import at_rest, is_float
+from regrad.torch.seeing.recording import as_array, at_rest, is_float, pulled
 
 OfFloats = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -147,20 +146,6 @@ def of_arrays(f: OfFloats, xs: Sequence[torch.Tensor], forward: bool = True) -> 
 
     has_forward = forward and _has_forward_mode(f, xs)
     return Function(values, vjp, gradient, jvp if has_forward else None)
-
-
-def pulled(
-    ys: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor],
-    create_graph: bool = False,
-) -> Sequence[torch.Tensor | None]:  # fmt: skip
-    """The gradients by xs, None for no path."""
-    pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
-    if not pairs:
-        return [None] * len(xs)
-    return torch.autograd.grad(
-        [y for y, _ in pairs], list(xs), [dy for _, dy in pairs],
-        allow_unused=True, retain_graph=True, create_graph=create_graph,
-    )  # fmt: skip
 
 
 def pushed(

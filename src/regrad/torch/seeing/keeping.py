@@ -1,60 +1,33 @@
-"""`saved_bytes` for PyTorch."""
+"""The tensors that torch keeps for a backward pass, and the functions that kept them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from regrad.inspection.saved import SavedBytes
+from regrad.inspection.recorder import Kept
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in
 from regrad.torch.seeing.notes import OpNote, function_name
-from regrad.torch.seeing.running import check_callable
 from regrad.torch.seeing.watching import Looker
 
 
-def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
-    """Return a function that runs `f` and tells what its backward pass keeps in memory.
-
-    Args:
-        f: A function of tensors and anything else, or a module; it may return anything. If it
-            calls `backward()` itself, all that was kept until then is counted.
-
-    Returns:
-        A function of f's arguments that returns `SavedBytes`: bytes by torch function, line of
-        your code, and module. A storage counts as a whole, and once, for the function that kept
-        it first. Not counted are parameters, buffers, arguments, and tensors that f reads from
-        outside: they are alive anyway.
-
-    Raises:
-        ArgumentError: f is not callable.
-
-    >>> import torch
-    >>> import regrad.torch
-    >>> x = torch.zeros(256, requires_grad=True)
-    >>> saved = regrad.torch.saved_bytes(lambda x: torch.sin(x + 1.0).sum())(x)
-    >>> saved.total, saved.rows[0].op_type
-    (1024, 'sin')
-    """
-    check_callable(f, "saved_bytes")
-
-    def measured(*args: Any, **options: Any) -> SavedBytes:
-        held = found_in(f, args, options)
-        keeper = _Keeper(held)
-        with keeper.looking(), torch.autograd.graph.saved_tensors_hooks(keeper.pack, _as_it_is):
-            value = f(*args, **options)
-        modules = [*keeper.paths.met.values()]
-        alive = set(_storages((args, options, held, modules, list(keeper.leaves.values()))))
-        saved = SavedBytes.of(keeper.rows(alive))
-        del value  # what it keeps was alive until now
-        return saved
-
-    return measured
+def kept(f: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> list[Kept]:
+    """Run a function; each storage that its backward pass keeps, and what kept it first."""
+    held = found_in(f, args, options)
+    keeper = _Keeper(held)
+    with keeper.looking(), torch.autograd.graph.saved_tensors_hooks(keeper.pack, _as_it_is):
+        value = f(*args, **options)
+    modules = [*keeper.paths.met.values()]
+    alive = set(_storages((args, options, held, modules, list(keeper.leaves.values()))))
+    rows = list(keeper.rows(alive))
+    del value  # what it keeps was alive until now
+    return rows
 
 
 class _Keeper(Looker):
@@ -89,7 +62,7 @@ class _Keeper(Looker):
                 self.saved[weak.cdata] = weak, *row
             return x.detach()  # (an op's own output would hold the op that holds it)
 
-    def rows(self, alive: set[int]) -> Iterator[tuple[str, str, str, int]]:
+    def rows(self, alive: set[int]) -> Iterator[Kept]:
         """Return what was saved, and is still kept; all, if the backward pass has let go of it."""
         for key, (storage, op_type, line, path, size) in self.saved.items():
             if key not in alive and (self.ran_backward or not storage.expired()):

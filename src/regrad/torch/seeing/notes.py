@@ -13,7 +13,7 @@ import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
 from regrad.core.rule import place
-from regrad.inspection.traces import RuleKind
+from regrad.inspection.recorder import SeenOp
 from regrad.torch.bridge import Bridge
 from regrad.torch.calls import Overridden, RuleCall
 from regrad.torch.custom import Custom
@@ -33,31 +33,24 @@ SAME = frozenset(
 AROUND = SAME | {"expand", "clone", "to_copy", "slice", "select", "as_strided", "detach"}
 
 
-class OpNote:
+class OpNote(SeenOp):
     """One op, as it was seen when it ran forward."""
 
-    __slots__ = ("call", "func", "inputs", "kind", "line", "names", "op_type", "path", "rule",
-                 "run", "same", "state")  # fmt: skip
+    __slots__ = ("call", "func", "inputs", "names", "run", "same")
 
     def __init__(self, run: int, op_type: str, line: str = "", path: str = "") -> None:
+        super().__init__(op_type, line=line, path=path)
         self.run: int = run  # the number of the run that it belongs to
-        self.op_type = op_type
-        self.kind: RuleKind = "built-in"
-        self.rule = ""
-        self.line = line
-        self.path: str = path
         self.names: Sequence[str] = ()  # of the inputs, edge by edge
         self.same: bool = False  # it lays its input out anew, and no more
         self.func: Any = None  # the torch function, or the autograd.Function
         self.call: RuleCall | None = None  # of an override
-        self.inputs: Any = None  # what it was given, if the tool keeps that
-        self.state: Any = None  # between a hook before the node and the one after
+        self.inputs: OpNote | None = None  # the note of the call that made this node, and others
 
     @property
-    def place(self) -> str:
-        """The op with its module and its line, for a message."""
-        inside = f" in {self.path}" if self.path else ""
-        return f"{self.op_type}{inside}" + (f" at {self.line}" if self.line else "")
+    def first(self) -> OpNote:
+        """The note of the call that made the node, which knows what the call was given."""
+        return self.inputs or self
 
     def name(self, edge: int) -> str:
         """Return what an input is called."""

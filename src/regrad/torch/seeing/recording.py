@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from regrad.autodiff.custom_functions import unpack
 from regrad.core import containers
+from regrad.inspection.recorder import Bad, first_bad
 from regrad.torch.calls import RuleCall
 from regrad.torch.custom import CustomTorchCall, custom_grad
 from regrad.torch.host import DisableTorchFunction
@@ -35,6 +37,17 @@ class Recorded:
         ]
         self.dys: tuple[Any, ...] | None = None
         self.dxs: dict[str, torch.Tensor] = {}  # by the name of the input
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.note, name)  # (an op is its note, and more)
+
+    def true(self, dys: Sequence[Any]) -> list[torch.Tensor]:
+        """torch's own gradients of the op, for what arrived at it."""
+        xs = [x.detach().clone().requires_grad_() for x in self.xs]
+        with torch.enable_grad():
+            ys = self.own([x.view_as(x) for x in xs])
+            found = pulled(ys, xs, [or_zeros(dy, y) for dy, y in zip(dys, ys, strict=False)])
+        return [or_zeros(dx, x) for dx, x in zip(found, xs, strict=True)]
 
     @property
     def call(self) -> RuleCall | None:
@@ -194,8 +207,7 @@ class OpRecorder(Looker):
         """Keep what arrived."""
         if (op := self._op(note)) is not None:
             op.dys = tuple(None if dy is None else dy.detach().clone() for dy in dys)
-            first = note.inputs if isinstance(note.inputs, OpNote) else note
-            self.ops[first] = self.ops.pop(first)  # (in the order of the backward pass)
+            self.ops[note.first] = self.ops.pop(note.first)  # (in the order of the backward pass)
 
     def left(self, note: OpNote, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
         """Keep what left."""
@@ -205,7 +217,7 @@ class OpRecorder(Looker):
             }
 
     def _op(self, note: OpNote) -> Recorded | None:
-        first = note.inputs if isinstance(note.inputs, OpNote) else note
+        first = note.first
         op = self.ops.get(first)
         if op is None or (first is not note and note.op_type != function_name(note.func)):
             return None
@@ -220,3 +232,46 @@ def at_rest(seed: int) -> Generator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+# -- arrays and gradients ------------------------------------------------------------------------
+
+
+def bad_in(x: torch.Tensor) -> Bad | None:
+    """Return what is not finite in a tensor, where first, and how many; None if all is finite."""
+    if not (x.is_floating_point() or x.is_complex()) or x.layout is not torch.strided:
+        return None
+    if x.is_meta or x.is_nested:
+        return None
+    with torch.no_grad(), DisableTorchFunction():
+        if not x.numel() or torch.isfinite(x).all():
+            return None
+        return first_bad(as_array(x))
+
+
+def as_array(x: torch.Tensor) -> np.ndarray:
+    """A tensor as an array that NumPy can compute with."""
+    with torch.no_grad(), DisableTorchFunction():
+        x = x.detach().resolve_conj().resolve_neg().cpu()
+        if x.dtype == torch.bfloat16 or (x.is_floating_point() and x.element_size() == 1):
+            x = x.float()
+        return x.numpy()
+
+
+def pulled(
+    ys: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor],
+    create_graph: bool = False,
+) -> Sequence[torch.Tensor | None]:  # fmt: skip
+    """The gradients by xs, None for no path."""
+    pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
+    if not pairs:
+        return [None] * len(xs)
+    return torch.autograd.grad(
+        [y for y, _ in pairs], list(xs), [dy for _, dy in pairs],
+        allow_unused=True, retain_graph=True, create_graph=create_graph,
+    )  # fmt: skip
+
+
+def or_zeros(dy: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
+    """A gradient, zeros for none."""
+    return torch.zeros_like(y) if dy is None else dy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 
 from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, kind
+from regrad.inspection.recorder import Named
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in
+from regrad.torch.seeing.notes import OpNote, named_tensors
 from regrad.torch.seeing.watching import Looker
 
 
@@ -25,24 +28,28 @@ class ModelRun:
         self.args = args
         self.outside: dict[str, Any] = found_in(f, args, options)
         self.given: list[torch.Tensor] = [x for x in tensors((args, options)) if x.requires_grad]
-        self.value: Any = f(*args, **options)
-        self.loss: torch.Tensor | None = None
-        if not looker.ran_backward:
-            self.loss = find_loss(self.value, api)
+        self.f = f
+        self.options = options
+        self.value: Any = None
+        self.made: list[int | None] = []  # the keys of the loss
 
     def walk(self) -> dict[int, torch.Tensor | None]:
-        """Run the backward pass, if f did not; the gradients by leaves and arguments, by id."""
-        if self.loss is None:
-            return {}
+        """Run both passes, the second if f did not; the gradients by leaves and arguments."""
         looker = self.looker
-        looker.ended(self.loss)
-        looker.adopt(self.loss.grad_fn)
+        self.value = self.f(*self.args, **self.options)
+        if looker.ran_backward:
+            return {}
+        loss = find_loss(self.value, self.api)
+        self.made = looker.keys_of(loss)
+        looker.ended(loss)
+        looker.adopt(loss.grad_fn)
         sources = {id(x): x for x in (*self.given, *looker.leaves.values())}
         if not sources:
             return {}
-        seed = torch.ones_like(self.loss)
         with torch.enable_grad():
-            found = torch.autograd.grad(self.loss, list(sources.values()), seed, allow_unused=True)
+            found = torch.autograd.grad(
+                loss, list(sources.values()), torch.ones_like(loss), allow_unused=True
+            )
         return dict(zip(sources, found, strict=True))
 
     def names(self) -> dict[int, str]:
@@ -117,3 +124,64 @@ def let_go(value: Any) -> Any:
     if type(value) is dict:
         return {key: let_go(each) for key, each in value.items()}
     return value
+
+
+# -- for tools that see what each function was given ---------------------------------------------
+
+# Memory that nobody has written to yet may hold anything.
+_UNWRITTEN = ("empty", "empty_like", "new_empty", "empty_strided", "resize_", "set_")
+
+
+class Found(Exception):
+    """The search is over."""
+
+
+class Feeder(Looker):
+    """Tells its tool what each function was given and returned, until that makes a NaN."""
+
+    keeps_inputs = True
+
+    def before(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+        """Keep what a function is given; what it will write over, as it is now."""
+        named = list(named_tensors(func, args, options))
+        name = getattr(func, "__name__", "")
+        writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+        if named and (writes or options.get("inplace") or _is_true(args[1:2]) or "setitem" in name):
+            named[0] = named[0][0], named[0][1].detach().clone()
+        return named
+
+    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
+        """Tell of a torch function."""
+        made = y if y is not None else (args[0] if args else None)
+        unwritten = getattr(func, "__name__", "") in _UNWRITTEN
+        self.feed(note, was, () if unwritten else made, _writes_infinity((args, options)))
+
+    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
+        """Tell of a Function."""
+        given = [x for x in args if isinstance(x, torch.Tensor)]
+        self.feed(note, list(zip(note.names, given, strict=False)), y, False)
+
+    def feed(self, note: OpNote, was: Named, made: Any, writes: bool) -> None:
+        """Tell the tool; stop if it has seen enough."""
+        ys = list(tensors((made,)))
+        self.tool.ran(note, [(name, x.detach()) for name, x in was], ys, writes)
+        if self.tool.done:
+            raise Found
+
+    def ended(self, loss: torch.Tensor) -> None:
+        """Keep the result."""
+        self.losses.append(loss)
+
+
+def _is_true(values: Sequence[Any]) -> bool:
+    """Return whether a flag is given, and set (`inplace`, by position)."""
+    return any(value is True for value in values)
+
+
+def _writes_infinity(value: Any) -> bool:
+    """Return whether a number among the arguments of a function is infinite."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, list | tuple):
+        return any(map(_writes_infinity, value))
+    return isinstance(value, dict) and any(map(_writes_infinity, value.values()))

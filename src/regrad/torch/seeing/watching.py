@@ -16,6 +16,7 @@ from torch import is_grad_enabled
 from torch.autograd.function import BackwardCFunction
 
 from regrad.core.callers import find_caller
+from regrad.inspection.recorder import Tool
 from regrad.torch.bridge import Bridge, find_twin
 from regrad.torch.calls import Overridden
 from regrad.torch.custom import Custom
@@ -23,6 +24,7 @@ from regrad.torch.host import has_compiled, is_leaf, number_of, sequence_nr
 from regrad.torch.host.bodies import unasking
 from regrad.torch.host.running import function_of
 from regrad.torch.nodes import LIBRARIES, tensors
+from regrad.torch.seeing.figures import Measures
 from regrad.torch.seeing.modules import ModulePaths
 from regrad.torch.seeing.notes import (
     KEY,
@@ -51,7 +53,12 @@ class Looker:
 
     keeps_inputs = False  # whether `before` is to be called with what each function is given
 
-    def __init__(self, held: dict[str, Any]) -> None:
+    def __init__(self, held: dict[str, Any], tool: Tool | None = None) -> None:
+        self.tool: Tool = tool or Tool()
+        self.measures: Measures | None = None  # of gradients, if somebody takes some
+        self.taken: dict[int, torch.Tensor] = {}  # the gradients that came to leaves, by id
+        self.losses: list[torch.Tensor] = []  # that were kept
+        self.noted: list[OpNote] = []
         self.run: int = next(_RUNS)
         self.paths: ModulePaths = ModulePaths(held)
         self.start: int = sequence_nr()
@@ -79,12 +86,20 @@ class Looker:
 
     def arrived(self, note: OpNote, dys: Sequence[Any]) -> None:
         """Gradients arrived at an op."""
+        self.tool.arrived(note, dys)
 
     def left(self, note: OpNote, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
         """Gradients left an op."""
+        if self.measures is not None and note.same and len(dxs) == 1 and dxs[0] is not None:
+            self.measures.same(dxs[0], dys[0])
+        self.tool.left(note, [(note.name(i), dx) for i, dx in enumerate(dxs)], dys)
 
     def reached(self, variable: torch.Tensor, g: Any) -> None:
         """A gradient arrived at a leaf, to be accumulated there."""
+        if g is not None:
+            key = id(variable)
+            with torch.no_grad():
+                self.taken[key] = self.taken[key] + g if key in self.taken else g.detach().clone()
 
     # -- notes -----------------------------------------------------------------------------------
 
@@ -100,6 +115,16 @@ class Looker:
     def attach(self, node: Any, note: OpNote) -> None:
         """Put a note on a node, and look on when its backward pass runs."""
         node.metadata[KEY] = note
+        note.makes = (number_of(node),)
+        note.takes = [
+            None
+            if behind is None
+            else id(behind.variable)
+            if is_leaf(behind)
+            else number_of(behind)
+            for behind, _ in node.next_functions
+        ]
+        self.noted.append(note)
 
         def begin(dys: Any) -> None:
             self.current = note
@@ -154,7 +179,8 @@ class Looker:
                 if number_of(each) < start:
                     self.adopt_one(each)
             if first is None:
-                first = self.note("")
+                first = self.note(function_name(func))
+                first.func = func
             self._note_nodes(func, given, mine, first)
         return first
 
@@ -167,8 +193,6 @@ class Looker:
             note.same = node_word(node.name()) in SAME
             if isinstance(node, BackwardCFunction):
                 note.describe_function(node)
-            if not first.op_type or label == function_name(func):
-                first.op_type = label
             note.inputs = first
             self.attach(node, note)
 
@@ -231,6 +255,10 @@ class Looker:
             where = find_caller(LIBRARIES)
             self.cuts.setdefault((name, where, self.paths.path), given[0][0])
 
+    def keys_of(self, y: torch.Tensor) -> list[int | None]:
+        """The keys of a result."""
+        return [] if y.grad_fn is None else [key_of(y.grad_fn)]
+
     # -- the scope -------------------------------------------------------------------------------
 
     @contextmanager
@@ -252,6 +280,13 @@ class Looker:
             for handle in self.handles:
                 handle.remove()
             self.handles = []
+
+
+def key_of(node: Any) -> int | None:
+    """Return what tells a node from others: its number, or the id of the leaf that it is for."""
+    if node is None:
+        return None
+    return id(node.variable) if is_leaf(node) else number_of(node)
 
 
 @contextmanager
@@ -304,7 +339,9 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         if given and note is None:
             looker.note_cut(func, given, y)
         if looks:
-            note = note or looker.note(function_name(func))
+            if note is None:
+                note = looker.note(function_name(func))
+                note.func = func
             looker.after(func, args, options, y, was, note)
         return y
 

@@ -1,0 +1,368 @@
+"""The tools of inspection for JAX functions that nobody edits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.checking import slopes
+from regrad.core.signatures import helpful
+from regrad.inspection import comparisons, nonfinite, paths, saved, traces
+from regrad.inspection.comparisons import RTOL, GradientComparison
+from regrad.inspection.nonfinite import CURES, NonFinite
+from regrad.inspection.paths import GradientPath
+from regrad.inspection.recorder import Kept, Leaf, Named, Recording, RunRecorder, SeenOp, Tool
+from regrad.inspection.saved import SavedBytes
+from regrad.inspection.traces import GradientTrace
+from regrad.jax.bridge import conjugate
+from regrad.jax.host.programs import Params, branches, called
+from regrad.jax.primitives import is_float
+from regrad.jax.running import CALLS, LONGEST, ProgramCall, wide, without_rules
+from regrad.jax.sites import Around, is_number, line_of, path_of, site_of
+
+# JAX's primitives by the op types that the cures are known for.
+OP_TYPES = {
+    "log": "Log", "log1p": "Log1p", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "div": "RealDiv",
+    "pow": "Pow", "exp": "Exp", "exp2": "Exp", "expm1": "Expm1", "select_n": "SelectV2",
+    "mul": "Mul", "asin": "Asin", "acos": "Acos", "atanh": "Atanh", "acosh": "Acosh",
+    "atan2": "Atan2", "cbrt": "Sqrt",
+}  # fmt: skip
+SEARCHED = 4096  # scans up to this length are opened if a NaN begins in one
+
+
+@helpful("trace_gradients")
+def trace_gradients(
+    f: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    longest_scan: int = LONGEST,
+) -> Callable[..., GradientTrace]:
+    """Return a function that runs `f`, and then its backward pass, and tells what ran there.
+
+    Args:
+        f: A function of JAX's arrays and pytrees of them, which is not edited: a loss, a bound
+            `apply`, what `override` returns. It returns a scalar, or arrays, which are taken with
+            the gradient 1 for each element.
+        argnums: The arguments whose gradients are asked for; by default all that hold floats, and
+            f itself where it is a pytree (a module of Equinox).
+        has_aux: Whether f returns a pair whose second part has no gradient.
+        longest_scan: The longest `jax.lax.scan` that is opened, round by round; a longer one is
+            one step.
+
+    Returns:
+        A function of f's arguments that returns a `GradientTrace`: one step for each primitive
+        that the backward pass went through, in order, with its rule (JAX's own, one of an
+        `override`, or that of a `jax.custom_vjp` or `jax.custom_jvp`, with its place), the line
+        of your code that ran it, the name scopes around it (those of Flax and Haiku modules),
+        and figures of the gradients that arrived and left. What `jit`, `checkpoint`, `cond` and
+        short scans call is opened. JAX's own functions with a derivative of their own
+        (`jax.nn.relu`) are one step each, and count as built-in. `cuts` are ops that turn what is
+        differentiated into integers or bools, behind which there is no gradient.
+
+    Raises:
+        ArgumentError: f is not callable, or returns no pair with `has_aux=True`.
+        GradientError: nothing that is asked for holds floats, or f returns none.
+
+    >>> import jax.numpy as jnp, regrad as rg
+    >>> trace = rg.jax.trace_gradients(lambda x: jnp.sum(jnp.sin(x * x)))(jnp.array([1.0, 2.0]))
+    >>> [step.op_type for step in trace.steps]
+    ['reduce_sum', 'sin', 'mul']
+    """
+    return traces.traced(JaxRecorder(f, "trace_gradients", argnums, has_aux, longest_scan))
+
+
+@helpful("find_nan")
+def find_nan(
+    f: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    longest_scan: int = LONGEST,
+) -> Callable[..., NonFinite | None]:
+    """Return a function that runs `f` forward and backward, and finds the first NaN or infinity.
+
+    Args:
+        f: A function as `trace_gradients` takes it, with the same options.
+        argnums: See `trace_gradients`.
+        has_aux: See `trace_gradients`.
+        longest_scan: See `trace_gradients`.
+
+    Returns:
+        A function of f's arguments that returns a `NonFinite`, or None if value and gradients are
+        finite: the primitive, the line of your code that ran it, the scope, the element, what the
+        op was given there, and the usual cure. An argument that is not finite to begin with is
+        reported as such. An infinity on the way that spoils nothing (a mask of `-inf` before a
+        softmax) is not a finding; one behind a mask is found by what it makes of the gradient.
+
+    Raises:
+        ArgumentError, GradientError: as `trace_gradients`.
+
+    >>> import jax.numpy as jnp, regrad as rg
+    >>> found = rg.jax.find_nan(lambda x: jnp.log(x).sum())(jnp.array([1.0, 0.0]))
+    >>> found.op_type, found.phase, found.what, found.index
+    ('log', 'forward', 'inf', (1,))
+    """
+    longer = max(longest_scan, SEARCHED)
+    once, again = [
+        nonfinite.searched(JaxRecorder(f, "find_nan", argnums, has_aux, longest))
+        for longest in (longest_scan, longer)
+    ]
+
+    def checked(*args: Any, **kwargs: Any) -> NonFinite | None:
+        with jax.debug_nans(False), jax.debug_infs(False):  # they would raise, and say less
+            found = once(*args, **kwargs)
+            if found is not None and found.op_type == "scan":  # in which round?
+                found = again(*args, **kwargs) or found
+        return found
+
+    return checked
+
+
+@helpful("gradient_path")
+def gradient_path(
+    f: Callable[..., Any],
+    name: str,
+    *,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    longest_scan: int = LONGEST,
+) -> Callable[..., GradientPath]:
+    """Return a function that runs `f`, and tells how the gradient comes to one of its inputs.
+
+    Args:
+        f: A function as `trace_gradients` takes it, with the same options.
+        name: What to follow: an argument or a leaf of one by its name, `"args[0]"`,
+            `"args[0]['w']"`, as the inputs of a trace have it.
+        argnums: See `trace_gradients`.
+        has_aux: See `trace_gradients`.
+        longest_scan: See `trace_gradients`.
+
+    Returns:
+        A function of f's arguments that returns a `GradientPath`: the ops between the result and
+        the array, each with its rule and its line, the norms of the gradients that arrived and
+        that left towards it, and where it dies: where only zeros leave, or what is not finite, or
+        where it is cut off. Print it for a table.
+
+    Raises:
+        ArgumentError: f is not differentiated by anything of that name.
+        GradientError: as `trace_gradients`.
+
+    >>> import jax.numpy as jnp, regrad as rg
+    >>> path = rg.jax.gradient_path(lambda x, w: jnp.sum(jnp.sin(x) * w), "args[0]")
+    >>> [step.op_type for step in path(jnp.ones(2), jnp.ones(2)).steps]
+    ['reduce_sum', 'mul', 'sin']
+    """
+    recorder = JaxRecorder(f, "gradient_path", argnums, has_aux, longest_scan)
+    return paths.followed(recorder, name)
+
+
+@helpful("compare_gradients")
+def compare_gradients(
+    f: Callable[..., Any],
+    other: Callable[..., Any] | Literal["true", "differences"] | None = None,
+    *,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    surrogates: Sequence[str] = (),
+    rtol: float = RTOL,
+    longest_scan: int = LONGEST,
+) -> Callable[..., GradientComparison]:
+    """Return a function that compares the gradient of `f` with another one.
+
+    Args:
+        f: A function as `trace_gradients` takes it.
+        other: None or `"true"`: the true gradient of f, with all rules off that are not JAX's own
+            (those of `override`, `custom_grad`, `jax.custom_vjp` and `jax.custom_jvp`); what
+            they were put on is differentiated op by op. `"differences"`: central differences, in
+            float64. Or another function of the same arguments.
+        argnums: See `trace_gradients`.
+        has_aux: See `trace_gradients`.
+        surrogates: Ops, names of rules or names of arguments whose gradients are meant to
+            differ. `assert_same()` of the result passes them over.
+        rtol: The tolerance, relative to the larger of both norms.
+        longest_scan: The longest scan whose ops have rows of their own.
+
+    Returns:
+        A function of f's arguments that returns a `GradientComparison`: a row for each array
+        that is differentiated by, and, next to the true gradient, a row for each input of each
+        op with such a rule, in place: the gradient that arrived there goes through the op's
+        rule and through its true derivative.
+
+    Raises:
+        ArgumentError: other is none of these.
+        GradientError: as `trace_gradients`; the two gradients have other shapes.
+
+    >>> import jax.numpy as jnp, regrad as rg
+    >>> model = rg.jax.override(lambda x: jnp.sum(jnp.sin(x)), {"Sin": lambda dy: 2 * dy})
+    >>> found = rg.jax.compare_gradients(model)(jnp.array([0.0, 0.0]))
+    >>> [(row.kind, row.ratio) for row in found.rows]
+    [('argument', 2.0), ('op', 2.0)]
+    """
+    recorder = partial(
+        JaxRecorder, api="compare_gradients", argnums=argnums, has_aux=has_aux, longest=longest_scan
+    )
+    return comparisons.compared(recorder(f), other, surrogates, rtol, recorder)
+
+
+@helpful("saved_bytes")
+def saved_bytes(
+    f: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+) -> Callable[..., SavedBytes]:
+    """Return a function that tells what the backward pass of `f` keeps in memory.
+
+    Args:
+        f: A function as `trace_gradients` takes it.
+        argnums: See `trace_gradients`.
+        has_aux: See `trace_gradients`.
+
+    Returns:
+        A function of f's arguments that returns `SavedBytes`: the arrays that `jax.vjp` keeps,
+        by the primitive that made them and the line of your code that ran it; `"argument"` are
+        arrays that are differentiated by, `"constant"` others that were there before. Nothing is
+        computed: f is traced. `jax.checkpoint` keeps what its policy says. What XLA, compiling
+        value and gradient together, finds to be needed no longer, or cheaper to compute again, is
+        counted.
+
+    Raises:
+        ArgumentError, GradientError: as `trace_gradients`.
+
+    >>> import jax.numpy as jnp, regrad as rg
+    >>> saved = rg.jax.saved_bytes(lambda x: jnp.sum(jnp.sin(x + 1.0)))(jnp.zeros(256, "float32"))
+    >>> saved.total, saved.rows[0].op_type
+    (1024, 'cos')
+    """
+    return saved.measured(JaxRecorder(f, "saved_bytes", argnums, has_aux))
+
+
+# -- the recorder ----------------------------------------------------------------------------------
+
+
+class JaxRecorder(RunRecorder):
+    """The recorder of JAX functions: `running` has how they run."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        api: str,
+        argnums: int | Sequence[int] | None = None,
+        has_aux: bool = False,
+        longest: int = LONGEST,
+    ) -> None:
+        callable_or_raise(f, api)
+        super().__init__(f, api)
+        self.argnums = argnums
+        self.has_aux = has_aux
+        self.longest = longest
+
+    def call(self, args: Sequence[Any], options: dict[str, Any]) -> ProgramCall:
+        """The function with these arguments."""
+        return ProgramCall(self.f, args, options, self.api, self.argnums, self.has_aux)
+
+    def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
+        self.made: ProgramCall = self.call(args, options)
+        call = self.made
+        run = call.run(keeps=tool.keeps, longest=self.longest)
+        for op in run.ran if tool.keeps else ():
+            xs = [(op.name(i), x) for i, x in enumerate(op.xs) if _is_readable(x)]
+            tool.ran(op, xs, [y for y in op.outs if is_float(jax.typeof(y))])
+        for op, arrived, left in run.backward():
+            tool.arrived(op, arrived)
+            tool.left(op, list(zip(op.names, left, strict=True)), arrived)
+        pairs = zip(call.leaves(run.gradients), run.sources, strict=True)
+        leaves = [leaf._replace(key=key) for leaf, key in pairs]
+        ys = [y.x for y in run.ys]
+        cuts = [(SeenOp(*site[:5]), "") for site in run.cuts]
+        return Recording(call.value(run.values), ys, leaves, cuts, run.ran, [y.key for y in run.ys])
+
+    def given(self, run: Recording) -> Named:
+        pairs = zip(self.made.names, self.made.arrays, strict=True)
+        return [(name, x) for name, x in pairs if is_float(jax.typeof(x))]
+
+    def cure(self, op: Any) -> str:
+        if op.op_type == "integer_pow":
+            return CURES["Reciprocal" if Params(op.eqn)["y"] == -1 else "Pow"]
+        return CURES.get(OP_TYPES.get(op.op_type, ""), "")
+
+    def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
+        call = self.call(args, options)
+        f, xs = call.of_watched(without_rules(call.program())), call.floats
+        ys, pull = jax.vjp(f, *xs)
+        return call.leaves(pull([jax.numpy.ones_like(y) for y in ys]))
+
+    def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
+        with jax.enable_x64(True):
+            call = self.call(args, options)
+            call.arrays = [wide(x) for x in call.arrays]
+            f = jax.jit(call.of_watched(call.program()))
+            xs = [np.asarray(x) for x in call.floats]
+            found = slopes.gradients(lambda xs: [np.asarray(y) for y in f(*xs)], xs)
+            return call.leaves([conjugate(jax.numpy.asarray(dx)) for dx in found])
+
+    def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:
+        call = self.call(args, options)
+        of_watched = call.of_watched(call.program())
+
+        def kept(*watched: Any) -> Any:
+            return jax.tree_util.tree_leaves(jax.vjp(of_watched, *watched)[1])
+
+        return _kept(jax.make_jaxpr(kept)(*call.floats).jaxpr)
+
+
+def _is_readable(x: Any) -> bool:
+    """Return whether an operand holds numbers that NumPy can read."""
+    return bool(np.size(x)) and is_number(jax.typeof(x))
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def _kept(jaxpr: Any) -> Iterator[Kept]:
+    """Each array among the results of a program, once: op type, line, path, bytes."""
+    seen = set()
+    for v in jaxpr.outvars:
+        if isinstance(v, core.Literal) or v in seen or not hasattr(v.aval, "dtype"):
+            continue
+        seen.add(v)
+        size = int(np.prod(v.aval.shape)) * v.aval.dtype.itemsize
+        if size:
+            yield *_origin(jaxpr, v, Around()), size
+
+
+def _origin(jaxpr: Any, v: Any, around: Around) -> tuple[str, str, str]:
+    """Return what made a variable of a program: op type, line, path; calls are opened."""
+    made = {out: (eqn, i) for eqn in jaxpr.eqns for i, out in enumerate(eqn.outvars)}
+    if v not in made:
+        return ("constant" if v in jaxpr.constvars else "argument"), "", ""
+    eqn, i = made[v]
+    site = site_of(eqn, around)
+    found = site.op_type, site.line, site.path
+    for program in _bodies(eqn):
+        inner = getattr(program, "jaxpr", program)
+        y = inner.outvars[i]
+        if isinstance(y, core.Literal):
+            return found
+        within = around.inside(program, line_of(eqn, around), path_of(eqn, around))
+        origin = _origin(inner, y, within)
+        if origin[0] != "argument":
+            return origin
+        if y in inner.invars and eqn.primitive.name in CALLS:
+            return _origin(jaxpr, eqn.invars[inner.invars.index(y)], around)
+    return found
+
+
+def _bodies(eqn: core.JaxprEqn) -> Sequence[Any]:
+    """The programs whose results are those of an equation."""
+    name = eqn.primitive.name
+    if name in CALLS or name == "scan":
+        return [called(eqn)]
+    return branches(eqn) if name == "cond" else ()

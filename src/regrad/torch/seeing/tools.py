@@ -1,0 +1,388 @@
+"""The tools of inspection for PyTorch models as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from regrad.checking import slopes
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError
+from regrad.inspection import comparisons, nonfinite, paths, saved, traces
+from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
+from regrad.inspection.nonfinite import CURES, NonFinite
+from regrad.inspection.paths import GradientPath
+from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, Tool
+from regrad.inspection.saved import SavedBytes
+from regrad.inspection.traces import GradientTrace
+from regrad.torch.bridge import from_regrad
+from regrad.torch.nodes import tensors
+from regrad.torch.open_scopes import OWN
+from regrad.torch.seeing.figures import Measures
+from regrad.torch.seeing.floats import Floats, of_arrays
+from regrad.torch.seeing.keeping import kept
+from regrad.torch.seeing.modules import found_in
+from regrad.torch.seeing.notes import OpNote, op_type_of
+from regrad.torch.seeing.recording import (
+    OpRecorder,
+    Recorded,
+    as_array,
+    at_rest,
+    bad_in,
+    or_zeros,
+    own_forward,
+    pulled,
+)
+from regrad.torch.seeing.running import Feeder, Found, ModelRun, check_callable, let_go
+from regrad.torch.seeing.watching import Looker
+
+# What regrad's remedies are called, where it is not the op type of a torch function of that name.
+_CURE_OF = {
+    "div": "RealDiv", "true_divide": "RealDiv", "where": "SelectV2", "norm": "Norm",
+    "linalg.vector_norm": "Norm", "linalg.norm": "Norm", "rdiv": "RealDiv", "rtruediv": "RealDiv",
+    "truediv": "RealDiv", "rpow": "Pow", "arcsin": "Asin", "arccos": "Acos",
+}  # fmt: skip
+
+
+def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
+    """Return a function that runs `f` and its backward pass, and tells what ran there.
+
+    Args:
+        f: A function of tensors and anything else, or a module. It returns a tensor, or a
+            container with one loss (a scalar, or what is called `loss`); or it calls `backward()`
+            itself, and returns what it likes. A result that is not a scalar is taken with the
+            gradient 1 for each element.
+
+    Returns:
+        A function of f's arguments that returns a `GradientTrace`, with a step for each node of
+        autograd's graph, in the order in which they ran: torch's function, its rule (built-in,
+        an override of a `regrad.torch` scope, or custom: an `autograd.Function`), the line of the
+        innermost code outside of torch that ran it, the path of the module, and figures of the
+        gradients that arrived and left. Gradients are taken by all parameters and arguments that
+        require grad; `.grad` is left as it is, unless f changes it. What torch.compile compiled
+        runs op by op. `trace.worst()` says what is most likely wrong, and `trace.cuts` has the
+        ops that passed no gradient on (`detach`, what ran under `no_grad`).
+
+    Raises:
+        ArgumentError: f is not callable.
+        GradientError: what f returned has no gradient, or holds several losses.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> trace = regrad.torch.trace_gradients(lambda x: model(x).sum())(torch.ones(1, 2))
+    >>> [(step.op_type, step.path) for step in trace.steps if step.op_type != "linear (t)"]
+    [('sum', ''), ('relu', '1'), ('linear', '0')]
+    """
+    return traces.traced(TorchRecorder(f, "trace_gradients"))
+
+
+def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
+    """Return a function that runs `f` forward and backward, and finds the first NaN or infinity.
+
+    Args:
+        f: A function or module as `trace_gradients` takes it.
+
+    Returns:
+        A function of f's arguments that returns a `NonFinite`, or None if all is finite: the
+        torch function, the line of your code that ran it, the module, the element, what the
+        function was given there, and the usual cure. An argument or a parameter that is not
+        finite to begin with is reported as such.
+
+        A NaN is reported wherever it first appears. An infinity that the program writes on
+        purpose (`masked_fill(mask, -inf)`), or that leads to no NaN, and to no result or gradient
+        that is not finite, is none of these.
+
+        This is a tool for debugging: it keeps what every function was given, and waits for each.
+
+    Raises:
+        ArgumentError, GradientError: as `trace_gradients`.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> x = torch.tensor([1.0, 0.0], requires_grad=True)
+    >>> found = regrad.torch.find_nan(lambda x: torch.log(x).sum())(x)
+    >>> found.op_type, found.phase, found.what, found.index
+    ('log', 'forward', 'inf', (1,))
+    """
+    return nonfinite.searched(TorchRecorder(f, "find_nan"))
+
+
+def gradient_path(f: Callable[..., Any], name: str) -> Callable[..., GradientPath]:
+    """Return a function that runs `f`, and tells how the gradient comes to one of its inputs.
+
+    Args:
+        f: A function as `trace_gradients` takes it.
+        name: What to follow: an argument or a parameter by its name, `"args[0]"`,
+            `"layer1.weight"`, as the inputs of a trace have it.
+
+    Returns:
+        A function of f's arguments that returns a `GradientPath`: the ops between the result and
+        the parameter, each with its rule and its line, the norms of the gradients that arrived and
+        that left towards it, and where it dies: where only zeros leave, or what is not finite, or
+        where it is cut off. Print it for a table.
+
+    Raises:
+        ArgumentError: f is not differentiated by anything of that name.
+        GradientError: as `trace_gradients`.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    >>> path = regrad.torch.gradient_path(net, "0.bias")(torch.ones(1, 2))
+    >>> [step.op_type for step in path.steps]
+    ['linear', 'relu', 'linear']
+    """
+    return paths.followed(TorchRecorder(f, "gradient_path"), name)
+
+
+def compare_gradients(
+    f: Callable[..., Any],
+    other: Any = "true",
+    *,
+    surrogates: Iterable[str] = (),
+    rtol: float = RTOL,
+    seed: int = 0,
+) -> Callable[..., GradientComparison]:
+    """Return a function that compares two gradients: of `f`, and of the same function otherwise.
+
+    Args:
+        f: A function or module, as `trace_gradients` takes it.
+        other: `"true"`: f itself with torch's own gradients: without the rules of scopes, and
+            with what autograd makes of the forward passes of Functions and custom gradients.
+            `"differences"`: central differences, in float64, for a call without keywords. Or
+            another function of the same arguments, of torch's or of regrad's Tensors.
+        surrogates: Op types (`"relu"` as the rows have it, `"Relu"`) or names of rules whose
+            gradients are meant to differ.
+        rtol: From which difference two gradients are not the same, relative to the larger norm.
+        seed: Of torch's generator in both runs.
+
+    Returns:
+        A function of the arguments that returns a `GradientComparison`: cosine, ratio of norms,
+        agreement of signs and zeros of both, by each argument and parameter; and by the inputs of
+        each op that has somebody's rule, in place: both rules are given the gradient that arrived
+        there. Ops are those of f whose rule is not one of the other's. If f calls `backward()`
+        itself, gradients are those that it accumulates, and `.grad` changes as f changes it.
+
+    Raises:
+        ArgumentError: other is none of these.
+        GradientError: as `trace_gradients`; surrogates is not a list of strings.
+
+    >>> import torch
+    >>> import regrad as rg
+    >>> import regrad.torch
+    >>> x = torch.tensor([-0.5, 2.0], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({"Relu": rg.rules.straight_through}):
+    ...     found = regrad.torch.compare_gradients(lambda x: torch.relu(x).sum())(x)
+    >>> [(row.name, row.op_type, row.signs) for row in found.rows], found.ok
+    ([('args[0]', '', 0.5), ('x', 'relu', 0.5)], False)
+    """
+    recorder = partial(TorchRecorder, api="compare_gradients", seed=seed)
+    of_other = partial(recorder, other=True)
+    return comparisons.compared(recorder(f), other, surrogates, rtol, of_other)
+
+
+def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
+    """Return a function that runs `f` and tells what its backward pass keeps in memory.
+
+    Args:
+        f: A function of tensors and anything else, or a module; it may return anything. If it
+            calls `backward()` itself, all that was kept until then is counted.
+
+    Returns:
+        A function of f's arguments that returns `SavedBytes`: bytes by torch function, line of
+        your code, and module. A storage counts as a whole, and once, for the function that kept
+        it first. Not counted are parameters, buffers, arguments, and tensors that f reads from
+        outside: they are alive anyway.
+
+    Raises:
+        ArgumentError: f is not callable.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> x = torch.zeros(256, requires_grad=True)
+    >>> saved = regrad.torch.saved_bytes(lambda x: torch.sin(x + 1.0).sum())(x)
+    >>> saved.total, saved.rows[0].op_type
+    (1024, 'sin')
+    """
+    return saved.measured(TorchRecorder(f, "saved_bytes"))
+
+
+# -- the recorder --------------------------------------------------------------------------------
+
+
+class TorchRecorder(RunRecorder):
+    """The recorder of PyTorch functions: a `Looker`, and one run under it.
+
+    Args:
+        f: The function.
+        api: What messages call the tool.
+        seed: Of torch's generator in each run, if it is to be the same.
+        other: Whether f may be one of regrad's Tensors.
+    """
+
+    by_op = True
+
+    def __init__(
+        self, f: Callable[..., Any], api: str, seed: int | None = None, other: bool = False
+    ) -> None:
+        check_callable(f, api)
+        super().__init__(f, api)
+        self.seed = seed
+        self.other = other
+        self.measures = Measures()
+        self.ops: list[Recorded] = []
+
+    def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
+        f = _of_torch(self.f, args, options) if self.other else self.f
+        held = found_in(f, args, options)
+        if isinstance(tool, InPlace):
+            looker: Looker = OpRecorder(held, all_ops=False)
+        else:
+            looker = Feeder(held, tool) if tool.keeps else Looker(held, tool)
+        looker.measures = self.measures
+        recording = self._run(f, args, options, looker)
+        if isinstance(looker, OpRecorder):
+            self.ops = [op for op in looker.ops.values() if op.has_rule and op.dys is not None]
+            for op in self.ops:
+                with suppress(Exception):  # its forward pass cannot be differentiated
+                    tool.left(op, [(name, op.dxs.get(name)) for name in op.names()], op.dys or ())
+        return recording
+
+    def _run(
+        self, f: Callable[..., Any], args: Sequence[Any], options: Any, looker: Looker
+    ) -> Recording:
+        with ExitStack() as stack:
+            if self.seed is not None:
+                stack.enter_context(at_rest(self.seed))
+            model, found = ModelRun(f, args, options, looker, self.api), {}
+            with suppress(Found), looker.looking():
+                found = model.walk()
+        leaves = []
+        for key, (name, x) in model.sources().items():
+            kind = "argument" if name.startswith("args") and args else "parameter"
+            g = found.get(key) if found.get(key) is not None else looker.taken.get(key)
+            leaves.append(Leaf(name, kind, x, g, key, name))
+        ys = [*tensors((model.value,)), *looker.losses]
+        cuts = [(OpNote(0, *cut), name) for cut, name in looker.cuts.items()]
+        ops = sorted(looker.noted, key=lambda note: note.makes[0])
+        return Recording(let_go(model.value), ys, leaves, cuts, ops, model.made)
+
+    def array(self, x: Any) -> Any:
+        if x is None or x.is_meta or (x.layout is not torch.strided and not x.is_sparse):
+            return None
+        return as_array(x if x.layout is torch.strided else x.to_dense())
+
+    def figures(self, x: Any) -> Any:
+        return self.measures.of(x)
+
+    def bad(self, x: Any) -> Bad | None:
+        return bad_in(x) if isinstance(x, torch.Tensor) else None
+
+    def cure(self, op: Any) -> str:
+        name = op.op_type.partition(" (")[2].rstrip(")") or op.op_type.rstrip("_")
+        known = _CURE_OF.get(name) or (op_type_of(op.func) if callable(op.func) else "")
+        return CURES.get(known, "") or CURES.get(name.title().replace("_", ""), "")
+
+    def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterable[Kept]:
+        return kept(self.f, args, options)
+
+    def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
+        with _own_gradients(Looker(found_in(self.f, args, options))) as looker:
+            return self._run(self.f, args, options, looker).leaves
+
+    def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
+        if options:
+            raise ArgumentError(f"{self.api}: differences need a call without keywords")
+        floats = Floats(self.f, args, self.api, self.seed or 0)
+        f = of_arrays(floats, floats.xs, forward=False).f
+        found = slopes.gradients(f, [as_array(x) for x in floats.xs])
+        every = zip(floats.names, floats.xs, found, strict=True)
+        return [Leaf(name, "argument", x, torch.tensor(g), None, name) for name, x, g in every]
+
+    def names(self, other: Any) -> tuple[str, str]:
+        if not callable(other):
+            return ("given", other) if other == "differences" else ("rules", "true")
+        return getattr(self.f, "__name__", "f"), getattr(other, "__name__", "other")
+
+    def meant(self, surrogates: Iterable[str]) -> list[str]:
+        given = list(surrogates)
+        return given + [
+            op.op_type for op in self.ops if op.call is not None and op.call.rule.op.type in given
+        ]
+
+
+def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., Any]:
+    """The other function as one of torch tensors, if it is one of regrad's."""
+    if isinstance(other, torch.nn.Module):
+        return other
+    with torch.no_grad(), at_rest(0):
+        y = other(*args, **options)
+    return from_regrad(other) if isinstance(y, Tensor) else other
+
+
+# -- a run with torch's own gradients ------------------------------------------------------------
+
+
+@contextmanager
+def _own_gradients(looker: Looker) -> Generator[Looker]:
+    """A block in which neither scopes nor custom gradients decide, but torch alone."""
+    functions = _OwnBackward()
+    token = OWN.set(True)
+    looker.ran = functions.keep  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield looker
+    finally:
+        OWN.reset(token)
+        functions.remove()
+
+
+class _OwnBackward:
+    """Replaces `backward` of the Functions that run by what torch makes of `forward`."""
+
+    def __init__(self) -> None:
+        self.replaced: dict[Any, Any] = {}
+
+    def keep(self, function: Any, args: Sequence[Any], y: Any, note: OpNote, ctx: Any) -> None:
+        """A Function ran."""
+        if function.__module__.startswith(("regrad.", "torch.")):
+            return
+        ctx._regrad_args = args
+        if function not in self.replaced:
+            self.replaced[function] = function.__dict__.get("backward")
+            function.backward = staticmethod(_own_backward(function))
+
+    def remove(self) -> None:
+        """Put back what was there."""
+        for function, old in self.replaced.items():
+            if old is None:
+                del function.backward
+            else:
+                function.backward = old
+
+
+def _own_backward(function: Any) -> Callable[..., Any]:
+    """The gradient of a Function that torch makes of its forward pass."""
+
+    old = function.backward
+
+    def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
+        if not hasattr(ctx, "_regrad_args"):  # it ran elsewhere, or before
+            return old(ctx, *dys)
+        args = [
+            x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+            for x in ctx._regrad_args
+        ]
+        wanted = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
+        with torch.enable_grad():
+            held = [x.view_as(x) if isinstance(x, torch.Tensor) else x for x in args]
+            ys = list(tensors((own_forward(function, held),)))
+            given = [or_zeros(dy, y) for dy, y in zip(dys, ys, strict=False)]
+            found = dict(zip(wanted, pulled(ys, [args[i] for i in wanted], given), strict=True))
+        return tuple(found.get(i) for i in range(len(args)))
+
+    return backward
