@@ -19,7 +19,7 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import trace_around, trace_of
-from regrad.jax.primitives import Arrays, Gradient, fit, is_float, run_op
+from regrad.jax.primitives import Arrays, EquationGradient, fit, is_float, run_op
 from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import BodyFunction, pullback
 from regrad.transforms.region import (
@@ -189,7 +189,7 @@ def _make_runner(flat: Flat) -> Callable[..., list[Any]]:
     return run
 
 
-class RegradGradient(Gradient):
+class RegradGradient(EquationGradient):
     """The gradient of a flat function, by regrad; that gradient is bridged in turn."""
 
     def __init__(

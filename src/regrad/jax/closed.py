@@ -30,7 +30,7 @@ class Closed(NamedTuple):
     kept: bool
 
 
-class Choice:
+class ClosedFunctionPolicy:
     """The functions with a derivative of their own that are to be opened, or to be kept."""
 
     def __init__(self, open: Iterable[Any], keep: Iterable[Any]) -> None:

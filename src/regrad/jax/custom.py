@@ -21,7 +21,7 @@ from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.bridge import conjugate
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import dce, zeros_like_aval
-from regrad.jax.primitives import Arrays, Gradient, fit, is_float, run_op
+from regrad.jax.primitives import Arrays, EquationGradient, fit, is_float, run_op
 from regrad.transforms.arguments import replaced
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def part(jaxpr: core.Jaxpr, start: int, stop: int) -> Any:
     return core.ClosedJaxpr(dce(jaxpr, used, True)[0], ())
 
 
-class CustomGradient(Gradient):
+class CustomGradient(EquationGradient):
     """The gradient of one call. Its inputs are what f closes over, then those of f."""
 
     def __init__(self, call: CustomJaxCall, jaxpr: core.Jaxpr, outside: Sequence[Any]) -> None:

@@ -47,7 +47,7 @@ from regrad.jax.bridge import from_regrad
 from regrad.jax.linear import is_float
 from regrad.ops.elementwise import conj
 from regrad.transforms.arguments import replaced
-from regrad.transforms.region import Inline, run_inside
+from regrad.transforms.region import OpenRegion, run_inside
 
 try:
     import flatbuffers  # noqa: F401  (jax.export serializes with it)
@@ -240,7 +240,7 @@ def _with_arguments(f: Callable[..., Any], variables: Sequence[Variable]) -> Cal
 
     @wraps(f)
     def call(values: dict[str, Tensor], *args: Any) -> Any:
-        region = Inline("export", {}, {v: values[v.name] for v in variables})
+        region = OpenRegion("export", {}, {v: values[v.name] for v in variables})
         state = current()
         assert state is not None  # from_regrad runs this in a region of its own
         y = run_inside(lambda: _read(f(*args)), region, state.overrides, state.tapes)
@@ -281,7 +281,7 @@ def _explained(error: Exception, name: str, shapes: Any) -> ExportError | None:
 # -- what is exported ------------------------------------------------------------------------------
 
 
-class Program:
+class ExportedProgram:
     """One program of an export, on flat arrays: the function itself, or a vjp of some order.
 
     `order` counts how many vjps there are below it. JAX's vjp takes the arguments and a cotangent
@@ -297,9 +297,9 @@ class Program:
         self.returned: list[int] = _places(exported.out_avals)
 
     @cached_property
-    def pullback(self) -> Program:
+    def pullback(self) -> ExportedProgram:
         """The program of the gradients."""
-        return Program(self.exported.vjp(), self.name, self.order - 1)
+        return ExportedProgram(self.exported.vjp(), self.name, self.order - 1)
 
     @cached_property
     def run(self) -> Callable[..., list[Any]]:
@@ -396,7 +396,7 @@ class Exported:
         self.variables: list[str] = list(about["variables"])
         self.program: jax_export.Exported = jax_export.deserialize(bytearray(serialized))
         self.platforms: tuple[str, ...] = tuple(self.program.platforms)
-        self._top = Program(self.program, self.name, self.order)
+        self._top = ExportedProgram(self.program, self.name, self.order)
 
     def __call__(self, *args: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten((args, {}), is_leaf=_is_tensor)

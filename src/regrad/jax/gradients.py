@@ -14,11 +14,11 @@ from regrad.core.reports import Hit
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
 from regrad.jax.bridge import bridge, conjugate
-from regrad.jax.primitives import Arrays, Gradient, WrappedGradient, fit, is_float
+from regrad.jax.primitives import Arrays, EquationGradient, WrappedGradient, fit, is_float
 from regrad.transforms.closures import names_in
 
 
-class RuleGradient(Gradient):
+class RuleGradient(EquationGradient):
     """The gradient of one operation under a rule of ours.
 
     `places` says for each operand which input of the op it is, or which attribute (by name), or
@@ -115,7 +115,7 @@ class RuleGradient(Gradient):
 class ScaledGradient(WrappedGradient):
     """The gradient of an operation that computes what another one does, times known numbers."""
 
-    def __init__(self, one: Gradient, scale: Any) -> None:
+    def __init__(self, one: EquationGradient, scale: Any) -> None:
         super().__init__(one)
         self.scale = scale
 
@@ -124,7 +124,7 @@ class ScaledGradient(WrappedGradient):
         return self.one.pull(xs, ys and [ys[0] / scale], [dys[0] * scale], wanted)
 
 
-class CountedGradient(Gradient):
+class CountedGradient(EquationGradient):
     """The gradient of nothing but a note, behind an operation, that a gradient passes there."""
 
     def __init__(self, hit: Hit, avals: Sequence[Any]) -> None:

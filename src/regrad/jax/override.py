@@ -37,7 +37,7 @@ from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
-from regrad.jax.closed import Choice, Closed, advice
+from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.keys import key_for
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
@@ -124,7 +124,7 @@ class override(Report[KeyBinding]):
         rules, marked = unmarked(rules)
         for key, rule in rules.items():
             self._bind(key, rule).optional = key in marked
-        self._surgery = Surgery([*self._bindings.values()], Choice(open, keep))
+        self._surgery = Surgery([*self._bindings.values()], ClosedFunctionPolicy(open, keep))
         self._untouched = Untouched()
         self._told: set[str] = set()  # the keys of which a warning said that they match nothing
         self._notes: Counter[tuple[str, str, str]] = Counter()

@@ -24,7 +24,7 @@ from regrad.transforms.arguments import replaced
 Arrays: TypeAlias = Sequence[Any]
 
 
-class Gradient:
+class EquationGradient:
     """The way of a gradient through one op of a JAX program, with cotangents as JAX has them.
 
     `name` is for messages, `avals` are those of the inputs.
@@ -71,16 +71,16 @@ def map_over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., An
 op_p: Any = core.Primitive("regrad_op")
 
 
-def run_op(xs: Sequence[Any], jaxpr: core.ClosedJaxpr, gradient: Gradient) -> list[Any]:
+def run_op(xs: Sequence[Any], jaxpr: core.ClosedJaxpr, gradient: EquationGradient) -> list[Any]:
     """The outputs of a program, which has this gradient."""
     return op_p.bind(*xs, jaxpr=jaxpr, gradient=gradient)
 
 
-def _evaluate(*xs: Any, jaxpr: core.ClosedJaxpr, gradient: Gradient) -> list[Any]:
+def _evaluate(*xs: Any, jaxpr: core.ClosedJaxpr, gradient: EquationGradient) -> list[Any]:
     return core.jaxpr_as_fun(jaxpr)(*xs)
 
 
-def _op_jvp(primals: Arrays, tangents: Arrays, *, jaxpr: Any, gradient: Gradient) -> Any:
+def _op_jvp(primals: Arrays, tangents: Arrays, *, jaxpr: Any, gradient: EquationGradient) -> Any:
     ys = run_op(primals, jaxpr, gradient)
     wanted = tuple(i for i, t in enumerate(tangents) if type(t) is not extending.Zero)
     outs = [jax.typeof(y).to_tangent_aval() for y in ys]
@@ -96,7 +96,7 @@ def _op_jvp(primals: Arrays, tangents: Arrays, *, jaxpr: Any, gradient: Gradient
 
 
 def _op_batched(
-    axis: Any, xs: Arrays, dims: Sequence[int | None], *, jaxpr: Any, gradient: Gradient
+    axis: Any, xs: Arrays, dims: Sequence[int | None], *, jaxpr: Any, gradient: EquationGradient
 ) -> Any:
     if all(d is None for d in dims):
         return run_op(xs, jaxpr, gradient), [None] * len(jaxpr.out_avals)
@@ -113,7 +113,7 @@ def _op_batched(
     return ys, [0] * len(ys)
 
 
-def _op_transposed(dys: Arrays, *xs: Any, jaxpr: Any, gradient: Gradient) -> Any:
+def _op_transposed(dys: Arrays, *xs: Any, jaxpr: Any, gradient: EquationGradient) -> Any:
     if not TRANSPOSING.get():
         raise GradientError(
             f"jax.linear_transpose: {gradient.name} has a gradient of its own, which is not "
@@ -134,7 +134,7 @@ def _by_transposition(f: Callable[..., Any], dys: Sequence[Any], xs: Sequence[An
     return replaced([None] * len(xs), places, found)
 
 
-def _op_types(*avals: Any, jaxpr: core.ClosedJaxpr, gradient: Gradient) -> Any:
+def _op_types(*avals: Any, jaxpr: core.ClosedJaxpr, gradient: EquationGradient) -> Any:
     return jaxpr.out_avals, jaxpr.effects
 
 
@@ -143,10 +143,10 @@ extending.define(
 )
 
 
-class WrappedGradient(Gradient):
+class WrappedGradient(EquationGradient):
     """A gradient by way of another one, of the same inputs and outputs."""
 
-    def __init__(self, one: Gradient) -> None:
+    def __init__(self, one: EquationGradient) -> None:
         self.one = one
         self.name: str = one.name
         self.avals: Arrays = one.avals
@@ -157,7 +157,9 @@ class WrappedGradient(Gradient):
 class BatchedGradient(WrappedGradient):
     """A gradient under `vmap`: its rule sees single examples."""
 
-    def __init__(self, one: Gradient, along: Sequence[bool], avals: Arrays, axis: Any) -> None:
+    def __init__(
+        self, one: EquationGradient, along: Sequence[bool], avals: Arrays, axis: Any
+    ) -> None:
         super().__init__(one)
         self.avals: Arrays = avals
         self.along = along
@@ -195,7 +197,9 @@ class Tangent:
 class OpTangent(Tangent):
     """The tangent of an op, by some of its inputs."""
 
-    def __init__(self, gradient: Gradient, wanted: Sequence[int], count: int, outs: Arrays) -> None:
+    def __init__(
+        self, gradient: EquationGradient, wanted: Sequence[int], count: int, outs: Arrays
+    ) -> None:
         self.gradient = gradient
         self.name: str = gradient.name
         self.wanted = wanted

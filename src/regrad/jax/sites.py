@@ -20,7 +20,7 @@ from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient
 from regrad.jax.host.functions import rule_note
 from regrad.jax.host.programs import COMPOSED, JAX, arg_names, called, codes, lines, scopes
-from regrad.jax.primitives import Gradient, op_p
+from regrad.jax.primitives import EquationGradient, op_p
 
 # Libraries that models are written with: a line of theirs says less than the one that called it.
 LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "numpyro", "chex")
@@ -131,7 +131,7 @@ def _ours(eqn: core.JaxprEqn) -> tuple[str, RuleKind, str]:
     return gradient.name, "custom", gradient.name
 
 
-def _bare(gradient: Gradient) -> Gradient:
+def _bare(gradient: EquationGradient) -> EquationGradient:
     """A gradient without what batches or scales it."""
     while (one := getattr(gradient, "one", None)) is not None:
         gradient = one
@@ -213,7 +213,7 @@ def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
     return {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
 
 
-def _names_in_rule(gradient: Gradient, count: int) -> Sequence[Any]:
+def _names_in_rule(gradient: EquationGradient, count: int) -> Sequence[Any]:
     """Return what a rule of ours calls the operands; nothing if it has no names for them."""
     if isinstance(gradient, CustomGradient):
         names = gradient.call.arguments.names

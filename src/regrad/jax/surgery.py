@@ -49,12 +49,12 @@ from regrad.core.registry import Op
 from regrad.core.reports import Binding, Hit
 from regrad.errors import GradientError, RuleError
 from regrad.jax.boundaries import restore_calls
-from regrad.jax.closed import Choice, Closed, name_and_place, of_jax
+from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
 from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
 from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
-from regrad.jax.primitives import Gradient, is_float, op_p, run_op
+from regrad.jax.primitives import EquationGradient, is_float, op_p, run_op
 
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset({
@@ -69,7 +69,7 @@ SCALAR = frozenset({
 })  # fmt: skip
 
 
-class Around(NamedTuple):
+class Context(NamedTuple):
     """The place of an equation in a program: in a vmap, in a derivative, in a custom function.
 
     In a vmap that was kept (see `vmaps`), equations stand as they were written. The body of a
@@ -85,7 +85,7 @@ class Around(NamedTuple):
     ours: bool = False
     turned: bool = False
 
-    def inside(self, eqn: core.JaxprEqn) -> Around:
+    def inside(self, eqn: core.JaxprEqn) -> Context:
         """Return the place of what an equation holds; its transforms are in its name stack."""
         if self.closed:
             return self
@@ -161,13 +161,13 @@ class Occurrences:
 class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
-    def __init__(self, bindings: Sequence[KeyBinding], choice: Choice) -> None:
+    def __init__(self, bindings: Sequence[KeyBinding], choice: ClosedFunctionPolicy) -> None:
         self.bindings = bindings
         self.choice = choice
         # Code that runs only while a key is being differentiated: an equation that it made, found
         # where no rule put it, is a remainder of a derivative that came before the override.
         self.codes: dict[Any, KeyBinding] = {code: b for b in bindings for code in b.key.codes}
-        self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
+        self.seen: weakref.WeakKeyDictionary[Any, dict[Context, Any]] = weakref.WeakKeyDictionary()
         keys = [b.key for b in bindings]
         self.inlined: list[FunctionKey] = [
             k for k in keys if isinstance(k, FunctionKey) and k.is_inlined
@@ -188,7 +188,7 @@ class Surgery:
         self.calls = self._calls(closed) if hiding else set()
         return self.program(closed)
 
-    def program(self, given: Any, around: Around = Around()) -> tuple[Any, Occurrences]:  # noqa: B008
+    def program(self, given: Any, around: Context = Context()) -> tuple[Any, Occurrences]:  # noqa: B008
         """Return a program (closed or open) with the rules in it, or itself, and what was found."""
         # A program that is called from many places is gone through once for each kind of place; the
         # result is one object, so that JAX compiles it once.
@@ -202,7 +202,7 @@ class Surgery:
         made, found = known[around]
         return (given if made is None else made), found
 
-    def _jaxpr(self, jaxpr: core.Jaxpr, around: Around) -> tuple[Any, Occurrences]:
+    def _jaxpr(self, jaxpr: core.Jaxpr, around: Context) -> tuple[Any, Occurrences]:
         found = Occurrences()
         self.programs.append(jaxpr)
         try:
@@ -213,7 +213,7 @@ class Surgery:
         same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
 
-    def with_boundaries(self, jaxpr: core.Jaxpr, around: Around) -> Sequence[Any]:
+    def with_boundaries(self, jaxpr: core.Jaxpr, around: Context) -> Sequence[Any]:
         """Return the equations, with a boundary around those of keys that JAX inlines."""
         if not self.inlined or around.derived:
             return jaxpr.eqns
@@ -237,7 +237,7 @@ class Surgery:
         found = [programs.codes(eqn) for eqn in calls]
         return {call_site(b.key.call, running) for running in found for b in self.bindings}
 
-    def equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> list[Any]:
+    def equation(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> list[Any]:
         """Return an equation with the rules in it, or itself, and notes behind it."""
         self.lines.append(find_line(eqn, self.lines[-1]))
         self.eqns.append(eqn)
@@ -248,7 +248,7 @@ class Surgery:
             self.lines.pop()
             self.eqns.pop()
 
-    def _equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+    def _equation(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         if around.turned and around.derived:
             return eqn
         # Keys come first: one may stand for a call as a whole (`jax.nn.relu` is a `jit` or a
@@ -279,7 +279,7 @@ class Surgery:
 
     # -- an operation under a rule -------------------------------------------------------------
 
-    def under_rule(self, eqn: Any, binding: KeyBinding, around: Around, found: Occurrences) -> Any:
+    def under_rule(self, eqn: Any, binding: KeyBinding, around: Context, found: Occurrences) -> Any:
         """Return the operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
             raise _derived_error(binding, self.lines[-1])
@@ -300,7 +300,7 @@ class Surgery:
         form = binding.key.form(eqn)
         if form is not None:
             return in_form(eqn, form, binding, hit)
-        gradient: Gradient = _gradient(eqn, binding, hit, operands)
+        gradient: EquationGradient = _gradient(eqn, binding, hit, operands)
         if (scale := binding.key.scale(eqn)) is not None:
             gradient = ScaledGradient(gradient, scale)
         params = {"jaxpr": program_of(eqn), "gradient": gradient}
@@ -324,7 +324,7 @@ class Surgery:
 
     # -- programs inside -----------------------------------------------------------------------
 
-    def inside(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+    def inside(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         """Return an equation that runs other programs, with the rules in these."""
         held = len([*programs.bodies(eqn.params.values())])
         if held < (2 if eqn.primitive.name == "while" else 1):
@@ -339,7 +339,7 @@ class Surgery:
         same = all(params[key] is eqn.params[key] for key in params)
         return eqn if same else eqn.replace(params=params)
 
-    def linear_solve(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+    def linear_solve(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         """Return a linear solve with the rules in its map, which is what JAX differentiates.
 
         The transpose counts from the second order on; how the solution is found never does.
@@ -351,7 +351,7 @@ class Surgery:
         same = new is matvec and turned is vecmat
         return eqn if same else programs.with_linear_maps(eqn, new, turned)
 
-    def composite(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+    def composite(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         """Return an equation that computes what others compute as these, if a rule is inside."""
         new, inner = self.program(programs.expanded(eqn), around)
         if not inner.hits:
@@ -362,7 +362,7 @@ class Surgery:
         found.add(inner)
         return programs.as_call(eqn, new)
 
-    def custom(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+    def custom(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         """Return a function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
         body = programs.called(eqn)
@@ -378,7 +378,7 @@ class Surgery:
                 found.add(inner)
                 found.notes[name, "opened", self.lines[-1]] += 1
                 return programs.as_call(eqn, new)
-        _, inner = self.program(body, Around(closed=True, ours=ours or around.ours))
+        _, inner = self.program(body, Context(closed=True, ours=ours or around.ours))
         hidden = [seen for seen in inner.hits if not seen.binding.native]
         if is_differentiable(eqn) and not (ours and hidden):
             found.untouched[name, self.lines[-1]] += 1
@@ -390,7 +390,7 @@ class Surgery:
         return eqn
 
     def leave(
-        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Occurrences
+        self, name: str, body: Any, hidden: list[Occurrence], around: Context, found: Occurrences
     ) -> None:
         """Note a function that was left closed over ops of some keys."""
         place = name_and_place(body)[1]
@@ -403,7 +403,7 @@ class Surgery:
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
 
-    def check_unseen(self, name: str, body: Any, around: Around) -> None:
+    def check_unseen(self, name: str, body: Any, around: Context) -> None:
         """Refuse what is differentiated by functions that the program does not show."""
         kept = name in self.choice.keep or (body is not None and self.choice.keeps(body))
         if self.bindings and not around.ours and not kept:
@@ -414,7 +414,7 @@ class Surgery:
                 f"rg.jax.custom_grad, or pass keep=[{name!r}] to leave it as it is."
             )
 
-    def check_hidden(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> None:
+    def check_hidden(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
         if name == "call_exported" and programs.Params(eqn)["exported"].has_vjp():

@@ -7,7 +7,7 @@ function of torch's Python API. A scope of `gradient_override_map` opens one. In
         y = model(x)                # calls F.linear(x, w, b), then F.relu(h)
 
 the mode is asked about `F.linear` and `F.relu`. How a function is to run (its *way*) follows from
-the rules alone, so it is found once, by `Ways`, and then looked up:
+the rules alone, so it is found once, by `DispatchTable`, and then looked up:
 
 * it has a rule: the call goes through an `autograd.Function` of ours (`rulesets`, `calls`);
 * it computes an overridden op among others (`F.cross_entropy` has a log-softmax inside): it is
@@ -151,7 +151,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 Way = Callable[[Mode, Any, Sequence[Any], Any], Any]
 
 
-class Ways(dict[Any, Way]):
+class DispatchTable(dict[Any, Way]):
     """The way of each torch function under a set of rules, found when it is first called."""
 
     def __init__(self, ruleset: Rules) -> None:

@@ -48,7 +48,7 @@ from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op
-from regrad.torch.modes import Mode, Ways
+from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
 from regrad.torch.subclasses import as_given
@@ -149,7 +149,9 @@ class RuleSet(Nested):
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
         self.calls: dict[Any, Callable[..., Any]] = {}
         self.parts: dict[Any, list[tuple[Any, Any]]] = {}
-        self.mode: type[Mode] = type("Mode", (Mode,), {"ruleset": self, "ways": Ways(self)})
+        self.mode: type[Mode] = type(
+            "Mode", (Mode,), {"ruleset": self, "ways": DispatchTable(self)}
+        )
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return what runs in place of a callable that has a rule here."""

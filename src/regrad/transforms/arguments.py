@@ -21,7 +21,7 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, DTypeError, kind
 
 
-class Note:
+class ResultStructure:
     """The structure around the results of a trace, and those that are not Tensors."""
 
     def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
@@ -29,7 +29,7 @@ class Note:
         self.rebuild = rebuild
         self.full: bool = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
 
-    def is_like(self, other: Note) -> bool:
+    def is_like(self, other: ResultStructure) -> bool:
         """Return whether two notes put the same structure around as many Tensors."""
         count = len(self.leaves)
         return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
@@ -68,10 +68,10 @@ def _placed(leaf: object, given: Iterator[Tensor]) -> Any:
 TENSOR, ARRAY = object(), object()
 NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced number is noted
 NOTHING_INSIDE: set[type[Any]] = {object, _Traced, type(None), bool, int, float, complex, str}
-ONE = Note([TENSOR], containers.only)
+ONE = ResultStructure([TENSOR], containers.only)
 
 
-def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
+def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStructure]:
     """The Tensors in what a body returned, and the note that puts the rest around them.
 
     With `weak`, traced Python numbers stay numbers.
@@ -93,10 +93,10 @@ def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
             plain.append(ARRAY)
         else:
             plain.append(leaf)
-    return tensors, Note(plain, rebuild)
+    return tensors, ResultStructure(plain, rebuild)
 
 
-def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
+def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStructure]:
     """As `noted`, of what a function of the user's returned: nothing may hide a Tensor."""
     ys, note = noted(y, weak=weak)
     for leaf in note.leaves:
@@ -105,7 +105,7 @@ def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
     return ys, note
 
 
-class Given:
+class OpenedArguments:
     """The arguments of one call, opened: the Tensors among them, and the key of all the rest."""
 
     def __init__(
@@ -191,9 +191,9 @@ class Given:
         """The arguments again, with these Tensors in their places."""
         return self.closer()(xs)
 
-    def closer(self) -> Note:
+    def closer(self) -> ResultStructure:
         """`close` for those who outlive the call: it holds none of its Tensors."""
-        return Note(self.leaves, self.rebuild)
+        return ResultStructure(self.leaves, self.rebuild)
 
 
 class Body:
@@ -201,7 +201,7 @@ class Body:
 
     note: Any = None
 
-    def __init__(self, function: Callable[..., Any], given: Given) -> None:
+    def __init__(self, function: Callable[..., Any], given: OpenedArguments) -> None:
         self.function = function
         self.given = given
 

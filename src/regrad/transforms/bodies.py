@@ -23,15 +23,15 @@ from regrad.transforms.closures import Closure
 from regrad.transforms.forward import pushed
 from regrad.transforms.region import (
     Answer,
+    CapturedValue,
+    DependenceTape,
     Flat,
-    Inline,
-    Links,
+    OpenRegion,
     Overrides,
     Passage,
     Region,
     RegionRule,
     RegionTape,
-    Source,
     check_guard,
     inner_tapes,
     passage_between,
@@ -57,7 +57,12 @@ class BodyRun:
     """
 
     def __init__(
-        self, kind: str, xs: Sequence[Tensor], *, traced: bool, tape: type[RegionTape] = Links
+        self,
+        kind: str,
+        xs: Sequence[Tensor],
+        *,
+        traced: bool,
+        tape: type[RegionTape] = DependenceTape,
     ) -> None:
         self.state: State | None = current()
         self.kind = kind
@@ -89,7 +94,7 @@ class BodyRun:
         return [*self.xs, *map(read_source, self.sources)]
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[CapturedValue]:
         """Return what the body took from outside."""
         return self.region.captured
 
@@ -172,11 +177,16 @@ class BodyFunction:
     """
 
     def __init__(
-        self, f: Flat, count: int, captured: Sequence[Source], overrides: Overrides, kind: str
+        self,
+        f: Flat,
+        count: int,
+        captured: Sequence[CapturedValue],
+        overrides: Overrides,
+        kind: str,
     ) -> None:
         self.f = f
         self.count = count
-        self.captured: list[Source] = list(captured)
+        self.captured: list[CapturedValue] = list(captured)
         self.overrides: Overrides = overrides_for_replay(overrides)
         self.kind = kind
 
@@ -188,7 +198,7 @@ class BodyFunction:
         values = {s: x for s, x in pairs if isinstance(s, Variable)}
         # an argument without a gradient may be the very object that is captured with one
         xs = [alias(x) if id(x) in stand_ins else x for x in tensors[: self.count]]
-        region = Inline(self.kind, stand_ins, values)
+        region = OpenRegion(self.kind, stand_ins, values)
         tapes = () if (state := current()) is None else state.tapes
         body = partial(results, self.f, xs, region)
         return run_inside(body, region, self.overrides, tapes)

@@ -17,8 +17,8 @@ from regrad.errors import ArgumentError, kind
 from regrad.transforms.arguments import (
     ARRAY,
     TENSOR,
-    Given,
-    Note,
+    OpenedArguments,
+    ResultStructure,
     is_place,
     place_of_number,
     returned,
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 def branched(pred: Tensor, functions: Sequence[Callable[..., Any]], operands: Any) -> Any:
     """Return what the first function returns where `pred` holds, else what the second returns."""
-    given = Given(operands, {})
+    given = OpenedArguments(operands, {})
     form = CommonForm()
     bodies = [Branch(f, given, form, k) for k, f in enumerate(functions)]
     while True:
         try:
             return form.closed(conditional(pred, bodies, given.tensors))
-        except Unsettled:
+        except RetryTrace:
             continue
 
 
-class Unsettled(Exception):
+class RetryTrace(Exception):
     """The second branch has told what the first was to return; both are replayed."""
 
 
@@ -54,7 +54,7 @@ class Branch:
     note: Any = None
 
     def __init__(
-        self, function: Callable[..., Any], given: Given, form: CommonForm, k: int
+        self, function: Callable[..., Any], given: OpenedArguments, form: CommonForm, k: int
     ) -> None:
         self.function = function
         self.given = given
@@ -77,7 +77,7 @@ class CommonForm:
 
     def __init__(self) -> None:
         self.returned: dict[int, tuple[list[Any], containers.Rebuild, Any]] = {}
-        self.places: list[Any] | None = None  # as in a Note
+        self.places: list[Any] | None = None  # as in a ResultStructure
         self.dtypes: list[Any] = []  # where a number becomes a Tensor
 
     def tensors(self, k: int, result: Any) -> list[Tensor]:
@@ -86,7 +86,7 @@ class CommonForm:
         if self.places is None and len(self.returned) == 2:
             self._settle()
             if any(dtype is not None for dtype in self.dtypes):
-                raise Unsettled
+                raise RetryTrace
         if self.places is None:
             return [_tensor(x, None) for x in leaves if _has_dtype(x)]
         rows = zip(leaves, self.places, self.dtypes, strict=True)
@@ -95,7 +95,7 @@ class CommonForm:
     def closed(self, ys: Sequence[Tensor]) -> Any:
         """The results, with these Tensors in their places."""
         assert self.places is not None
-        return Note(self.places, self.returned[0][1])(ys)
+        return ResultStructure(self.places, self.returned[0][1])(ys)
 
     def _settle(self) -> None:
         (a, _, structure), (b, _, other) = self.returned[0], self.returned[1]

@@ -19,7 +19,7 @@ from regrad.core.state import current
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
-from regrad.transforms.arguments import Body, Given, is_key, replaced
+from regrad.transforms.arguments import Body, OpenedArguments, is_key, replaced
 from regrad.transforms.bodies import BodyRun, Rerun, pullback, pushforward
 from regrad.transforms.region import Flat, Passage
 from regrad.transforms.replay import Captured
@@ -77,7 +77,7 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
         state = current()
         if state is None or not state.tapes or state.inspected:
             return f(*args, **kwargs)
-        given = Given(args, kwargs)
+        given = OpenedArguments(args, kwargs)
         if any(map(is_symbolic, given.tensors)):
             return f(*args, **kwargs)
         body = Body(f, given)
@@ -127,7 +127,7 @@ def _barrier(xp: Namespace, xs: Sequence[Array]) -> tuple[Any, ...]:
     return tuple(jax.lax.optimization_barrier(list(xs)))
 
 
-class _Through(Rule):
+class IdentityRule(Rule):
     """The gradients that arrive, as they are."""
 
     each = True
@@ -142,4 +142,4 @@ class _Through(Rule):
 
 
 APART = Op("_Apart", "apart", _barrier, [Input("xs", "many")], several=True, holomorphic=False)
-APART.rule = _Through()
+APART.rule = IdentityRule()

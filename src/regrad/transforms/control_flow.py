@@ -40,7 +40,7 @@ from regrad.ops.binary import logical_and, where
 from regrad.ops.elementwise import astype, logical_not
 from regrad.ops.getitem import getitem
 from regrad.ops.joining import stack
-from regrad.transforms.arguments import Given, returned
+from regrad.transforms.arguments import OpenedArguments, returned
 from regrad.transforms.branches import branched
 from regrad.transforms.checkpoint import checkpoint as recomputing
 from regrad.transforms.conditionals import conditional
@@ -134,8 +134,8 @@ def scan(
     callable_or_raise(f, "scan")
     containers.refuse_closed(init, "init", "scan")
     containers.refuse_closed(xs, "xs", "scan")
-    carry = Given((init,), {}, numbers="Tensors")
-    along = Given((xs,), {})
+    carry = OpenedArguments((init,), {}, numbers="Tensors")
+    along = OpenedArguments((xs,), {})
     n = _length(along.tensors, length)
     traced = in_trace([*carry.tensors, *along.tensors])
     if traced:  # a loop of XLA carries JAX's arrays, and checks that they stay what they are
@@ -188,12 +188,12 @@ def while_loop(
         as_count(max_steps, "max_steps")
     callable_or_raise(body_fn, "while_loop")
     containers.refuse_closed(init, "init", "while_loop")
-    carry = Given((init,), {}, numbers="Tensors")
+    carry = OpenedArguments((init,), {}, numbers="Tensors")
     traced = in_trace(carry.tensors)
     if traced:
         carry.tensors = as_jax(carry.tensors)
     # the step of a scan without entries: so the checks of a carry are the same
-    step = _Step(lambda c, _: (body_fn(c), None), carry, Given((None,), {}))
+    step = _Step(lambda c, _: (body_fn(c), None), carry, OpenedArguments((None,), {}))
 
     def goes_on(xs: Sequence[Tensor]) -> Tensor:
         return dispatch.lift(cond_fn(carry.close(xs)[0][0]))
@@ -283,7 +283,9 @@ class _Step:
 
     note: Any = None
 
-    def __init__(self, f: Callable[[Any, Any], Any], carry: Given, along: Given) -> None:
+    def __init__(
+        self, f: Callable[[Any, Any], Any], carry: OpenedArguments, along: OpenedArguments
+    ) -> None:
         self.function = f
         self.carry = carry
         self.along = along
@@ -297,7 +299,7 @@ class _Step:
                 "scan: f must return a pair (carry, y), where y may be None; it returned "
                 f"{type(result).__name__}"
             )
-        last = Given((result[0],), {}, numbers="Tensors")
+        last = OpenedArguments((result[0],), {}, numbers="Tensors")
         if last.key != self.carry.key:
             raise ArgumentError(
                 "the carry of a loop must keep its structure; it went in as "

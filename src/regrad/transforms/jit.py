@@ -37,7 +37,7 @@ from regrad.core.tensor import Tensor
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, RetraceWarning, StateError
 from regrad.graph.graph import Symbol
-from regrad.transforms.arguments import Given, Static, argument, returned
+from regrad.transforms.arguments import OpenedArguments, Static, argument, returned
 from regrad.transforms.closures import Closure, Method
 from regrad.transforms.program import Body, Program, find_jax
 from regrad.transforms.shortcuts import Shortcuts
@@ -363,9 +363,11 @@ class Jitted(Generic[P, R]):
             check_call(self.f, self.name, args, kwargs)
         fold(error)
 
-    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, list[Any]]:
+    def _opened(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[OpenedArguments, list[Any]]:
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
-        given = Given(*marked, numbers="weak")
+        given = OpenedArguments(*marked, numbers="weak")
         return given, given.open_to_change(self.parameters)
 
     def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -408,7 +410,7 @@ class Jitted(Generic[P, R]):
             known = self.under = overrides, reaching, stamp, closure
         return known[3]
 
-    def _program(self, given: Given, closure: Closure, overrides: Overrides) -> Program:
+    def _program(self, given: OpenedArguments, closure: Closure, overrides: Overrides) -> Program:
         rules = tuple(k for k, _ in in_order(overrides)) if overrides else ()
         self.version, default = registry.version, get_default_dtype()
         if default is not self.default:
@@ -451,7 +453,7 @@ class Jitted(Generic[P, R]):
         """The programs. One that has read arrays of the closure has several keys."""
         return set(self.programs.values())
 
-    def _body(self, given: Given) -> Body:
+    def _body(self, given: OpenedArguments) -> Body:
         f: Callable[..., Any] = self.f
         close = given.closer()
 
@@ -461,7 +463,7 @@ class Jitted(Generic[P, R]):
 
         return body
 
-    def _made(self, given: Given, closure: Closure, known: tuple[Any, ...]) -> Program:
+    def _made(self, given: OpenedArguments, closure: Closure, known: tuple[Any, ...]) -> Program:
         names = given.names(self.parameters)
         donated = [i for i, n in enumerate(names) if re.match(r"\w*", n)[0] in self.donate]  # pyright: ignore
         seen = known, closure.names, names

@@ -76,7 +76,7 @@ from regrad.transforms.traces import Body, Mark, SourceFound, Trace, find_jax
 if TYPE_CHECKING:
     from regrad.core.backends import Array
     from regrad.core.tape import Tape
-    from regrad.transforms.region import Source
+    from regrad.transforms.region import CapturedValue
 
 SMALL = 4096  # elements of a NumPy array that is sooner copied than made one of JAX's
 
@@ -328,21 +328,21 @@ class Program:
         if (where := trouble(error, inputs, names)) is not None:
             raise DeviceError(f"{self.name}: {where}") from None
 
-    def source(self, source: Source | int) -> Any:
+    def source(self, source: CapturedValue | int) -> Any:
         """Return what stands at a place of the closure, or the source itself."""
         if type(source) is not int:
             return source
         assert self.closure is not None
         return self.closure.tensors[source]()
 
-    def _read(self, source: Source | int) -> Tensor:
+    def _read(self, source: CapturedValue | int) -> Tensor:
         """Return a source as the open tapes see it."""
         value = self.source(source)
         if isinstance(value, Variable):
             return value._read()
         return value if isinstance(value, Tensor) else wrap(np.asarray(value))
 
-    def _value(self, source: Source | int) -> Tensor:
+    def _value(self, source: CapturedValue | int) -> Tensor:
         """Return a source where no tape is open: a Variable's Tensor is not lent to anybody."""
         return source._tensor if isinstance(source, Variable) else self._read(source)
 
@@ -609,7 +609,7 @@ class Variant:
                 outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
         return Mark(trace), *outputs
 
-    def _stand_in(self, region: Region, source: Source | Array, x: Tensor) -> None:
+    def _stand_in(self, region: Region, source: CapturedValue | Array, x: Tensor) -> None:
         if isinstance(source, Variable):
             region.values[source] = x
         else:

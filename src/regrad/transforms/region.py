@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from regrad.transforms.trail import Reached, Trail
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
-Source = Tensor | Variable  # what a body takes from outside
+CapturedValue = Tensor | Variable  # what a body takes from outside
 
 # The ids of stand-ins are mark + STEP, mark + 2 * STEP, …: between two whole numbers, so that none
 # is ever another Tensor's, and exact, since a float has 52 bits and the ids in use need far fewer.
@@ -92,7 +92,7 @@ class Region:
         self.count: int = 0
         self.stand_ins: dict[int, Tensor] = dict(stand_ins or {})
         self.values: dict[Variable, Tensor] = dict(values or {})
-        self.captured: list[Source] = []
+        self.captured: list[CapturedValue] = []
         self.assigned: list[Variable] = []
         self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
         self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
@@ -135,7 +135,7 @@ class Region:
         return self._reached(x, inner)
 
     def first(self, source: Reached, number: float) -> Any:
-        """Return where a body that is replayed looks for something outside (see `Renamed`)."""
+        """Return where a body that is replayed looks for something outside (see `ReplayRegion`)."""
         return source
 
     def read(self, variable: Variable) -> Tensor:
@@ -181,7 +181,7 @@ class Region:
         """Tell the capture about an array without values; any other is a constant."""
         return self._reached(value, inner) if is_traced(inner._data) else inner
 
-    def stand_in_for(self, source: Source) -> Tensor:
+    def stand_in_for(self, source: CapturedValue) -> Tensor:
         """Return what stands inside for something captured, before any assignment."""
         return self.entries[id(source)]
 
@@ -259,7 +259,7 @@ class Region:
         )
 
 
-class Inline(Region):
+class OpenRegion(Region):
     """A region in which the tapes outside go on: they know Tensors by their ids."""
 
     def __init__(self, kind: str, *stand_ins: Any) -> None:
@@ -296,7 +296,7 @@ class RegionTape(Tape):
             self.watched.add(stand_in._id)
 
 
-class Links(RegionTape):
+class DependenceTape(RegionTape):
     """A tape that only notes which ids lead to which, and keeps no value.
 
     It is enough where the body will be replayed for its gradient. Tensors of the body can then be
@@ -310,7 +310,7 @@ class Links(RegionTape):
         self.records: Any = _Pairs()
 
 
-class Shadow(Links):
+class ForwardingTape(DependenceTape):
     """The tape inside for a suspended tape that does not admit every op.
 
     A tape of forward mode, for instance, refuses rules that are not linear. It is asked op by op
@@ -330,7 +330,7 @@ class Shadow(Links):
             tape.read_plainly()
 
 
-class Link(NamedTuple):
+class Edge(NamedTuple):
     """All that is left of a record: which ids lead to which."""
 
     inputs: tuple[Any, ...]
@@ -345,25 +345,25 @@ class _Pairs(list[Any]):
         super().extend(links_of(record))
 
 
-def links_of(record: Record | Link) -> Iterable[Link]:
+def links_of(record: Record | Edge) -> Iterable[Edge]:
     """Return which ids lead to which by a record, per output where its rule can tell."""
-    if isinstance(record, Link):
+    if isinstance(record, Edge):
         return (record,)
     inputs, outputs = record.inputs, record.outputs
     if not isinstance(outputs, tuple):
-        return (Link(inputs, (outputs,)),)
+        return (Edge(inputs, (outputs,)),)
     if isinstance(record.rule, RegionRule):
         edges = record.rule.passage.edges.items()
-        return [Link((inputs[i],), tuple([outputs[j] for j in places])) for i, places in edges]
+        return [Edge((inputs[i],), tuple([outputs[j] for j in places])) for i, places in edges]
     if record.rule.each:
-        return [Link((i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]
-    return (Link(inputs, outputs),)
+        return [Edge((i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]
+    return (Edge(inputs, outputs),)
 
 
-def dependences(links: Sequence[Link], seeds: Sequence[Any]) -> dict[Any, int]:
+def dependences(links: Sequence[Edge], seeds: Sequence[Any]) -> dict[Any, int]:
     """Return which of the seeds each id depends on: bit i of its mask stands for the seed i.
 
-    Links of loops lead back to seeds, so they are followed until nothing changes.
+    Edges of loops lead back to seeds, so they are followed until nothing changes.
     """
     masks = {seed: 1 << i for i, seed in enumerate(seeds)}
     # Without loops one pass does, since links come in the order in which the ops ran; the second
@@ -386,7 +386,7 @@ def dependences(links: Sequence[Link], seeds: Sequence[Any]) -> dict[Any, int]:
 def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
     """Return the tapes of a body: a main one of this kind, and one for each strict one outside."""
     outer = () if state is None else state.tapes
-    return (kind(outer), *[Shadow((t,)) for t in outer if not t.plain]) if outer else ()
+    return (kind(outer), *[ForwardingTape((t,)) for t in outer if not t.plain]) if outer else ()
 
 
 def run_inside(
@@ -502,7 +502,7 @@ def check_guard(inputs: Sequence[Tensor]) -> None:
 
 
 def passage_between(
-    records: Iterable[Record | Link], ids: Sequence[Any], wanted: Sequence[int],
+    records: Iterable[Record | Edge], ids: Sequence[Any], wanted: Sequence[int],
     outputs: Sequence[Sequence[Any]], loops: Sequence[tuple[int, int]] = (),
 ) -> Passage:  # fmt: skip
     """Return which of the wanted inputs of a body reach which of its outputs.
@@ -511,7 +511,7 @@ def passage_between(
     of which one will count. `loops` are (result, input): what comes round again.
     """
     links = [*chain.from_iterable(map(links_of, records))]
-    links += [Link((run[y],), (ids[x],)) for run in outputs for y, x in loops]
+    links += [Edge((run[y],), (ids[x],)) for run in outputs for y, x in loops]
     masks = dependences(links, ids)
     edges: dict[int, list[int]] = {i: [] for i in wanted}
     for y, of_bodies in enumerate(zip(*outputs, strict=True)):
@@ -528,10 +528,10 @@ def tape_for(inputs: Sequence[Tensor]) -> type[RegionTape]:
     state = current()
     tapes = () if state is None else state.tapes
     back = [tape for tape in tapes if not tape.watched.isdisjoint([x._id for x in inputs])]
-    return RegionTape if any(tape.walks_back() for tape in back) else Links
+    return RegionTape if any(tape.walks_back() for tape in back) else DependenceTape
 
 
-def listed(sources: Sequence[Source]) -> str:
+def listed(sources: Sequence[CapturedValue]) -> str:
     """Return the names of what a body takes from outside, for messages."""
     names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
     return ", ".join(names) or "a Tensor of its closure"
@@ -557,6 +557,6 @@ def watched_by(tape: Tape, xs: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(xs) if x._id in tape.watched)
 
 
-def read_source(source: Source) -> Tensor:
+def read_source(source: CapturedValue) -> Tensor:
     """Return the Tensor that a body takes from a source, as the tapes outside see it."""
     return source._read() if isinstance(source, Variable) else in_region(source)

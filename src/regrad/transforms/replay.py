@@ -9,7 +9,7 @@ went where. To replay the steps on other inputs is to run the body again.
 
 Tensors are known by their ids, which are never reused. In a replay, `env` maps the ids of the
 first run to the Tensors of this one. A rule or a gradient function that closes over a Tensor of the
-first run is served too: it runs in a region that knows `env` (see `Renamed`).
+first run is served too: it runs in a region that knows `env` (see `ReplayRegion`).
 
 For example, the first run of the body `lambda x: rg.sin(x) * w`, where `w` is a Variable, x has the
 id 7, and w's value the id 7.5, leaves
@@ -117,7 +117,7 @@ class Capture(Trail):
             inside = [self.ref(leaf) for leaf in leaves]
         finally:
             inner, self.steps = self.steps, outer
-        back = Back(call)
+        back = CapturedGradient(call)
         call.grad_func = lambda dy: back(dy)  # shared by all replays
         ids = {x._id for x in inputs}
         cut = any(not tape.watched.isdisjoint(ids) for tape in state.tapes[self.depth :])
@@ -212,7 +212,7 @@ class OpStep(NamedTuple):
         rule, state = self.rule, current()
         if isinstance(rule, CountedRule) and state is not None and (scopes := state.scopes):
             rule = rule.under(scopes.get(self.op.type))
-        return Within(rule, env)
+        return ReplayRule(rule, env)
 
 
 class HeldStep(NamedTuple):
@@ -229,7 +229,7 @@ class CustomStep(NamedTuple):
     """A call of a custom function: its inner steps, and its gradient function."""
 
     call: CustomCall
-    back: Back
+    back: CapturedGradient
     xs: Sequence[Ref]
     inner: Sequence[Any]
     values: Sequence[Ref]
@@ -514,7 +514,7 @@ def _note_patch(region: Region | None) -> None:
         region = region.outer
 
 
-class Back:
+class CapturedGradient:
     """The gradient function of a custom call, whose Python runs once, too."""
 
     note: Any = None
@@ -537,7 +537,7 @@ class Back:
 # -- the region of a replay ------------------------------------------------------------------------
 
 
-class Renamed:
+class ReplayRegion:
     """A region in which Tensors of a first run stand for those of its replay."""
 
     def __init__(self, region: Region, env: Env) -> None:
@@ -581,12 +581,12 @@ def inside(env: Env, run: Callable[[], Any]) -> Any:
     state = current()
     if state is None or state.region is None:
         return run()
-    region: Any = Renamed(state.region, env)
+    region: Any = ReplayRegion(state.region, env)
     with in_state(State(state.tapes, state.overrides, state.guard, region)):
         return run()
 
 
-class Within(WrappedRule):
+class ReplayRule(WrappedRule):
     """A rule of the user's, which may refer to Tensors of the first run."""
 
     def __init__(self, rule: Rule, env: Env) -> None:

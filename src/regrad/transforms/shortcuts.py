@@ -1,8 +1,8 @@
 """Finding the program of a usual call again, without looking at each argument in full.
 
 Usual are Tensors and arrays of NumPy and JAX, strings and Python numbers of 32 bits, and containers
-of these; and plain values for static arguments. For all else there is `arguments.Given`, which says
-what it is, and does at length what is done here in few steps.
+of these; and plain values for static arguments. For all else there is `arguments.OpenedArguments`,
+which says what it is, and does at length what is done here in few steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regrad.transforms.arguments import is_key
 from regrad.transforms.traces import find_jax
 
 if TYPE_CHECKING:
-    from regrad.transforms.arguments import Given
+    from regrad.transforms.arguments import OpenedArguments
     from regrad.transforms.program import Program
 
 ndarray = np.ndarray
@@ -87,7 +87,11 @@ class Shortcuts:
         return (structure, *marks), arrays
 
     def keep(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: Given, program: Program
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: OpenedArguments,
+        program: Program,
     ) -> None:
         """Keep the program of a call, if it is a usual one."""
         for data in [x._data for x in given.tensors]:

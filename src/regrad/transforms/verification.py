@@ -106,7 +106,7 @@ def _parts(
     a: Jaxpr, b: Jaxpr, a_consts: Sequence[Constant], b_consts: Sequence[Constant]
 ) -> Iterator[Difference]:
     """The first difference of two jaxprs with these constants; equations come in order."""
-    known, new = _Names(a, a_consts), _Names(b, b_consts)
+    known, new = _VariableNames(a, a_consts), _VariableNames(b, b_consts)
     for i, (p, q) in enumerate(zip_longest(a.eqns, b.eqns)):
         if p is None or q is None or known.key(p) != new.key(q):
             was, now = (_shown(n, e) for n, e in ((known, p), (new, q)))
@@ -120,7 +120,7 @@ def _parts(
         yield Difference("other results", f"{len(b.outvars)} of its own")
 
 
-class _Names:
+class _VariableNames:
     """The meaning of a jaxpr's variables: inputs and results by place, constants by value."""
 
     def __init__(self, jaxpr: Jaxpr, consts: Sequence[Constant]) -> None:
@@ -166,7 +166,7 @@ def _inner(equation: JaxprEqn) -> Iterator[tuple[Any, Sequence[Any]]]:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def _shown(names: _Names, equation: JaxprEqn | None) -> str:
+def _shown(names: _VariableNames, equation: JaxprEqn | None) -> str:
     if equation is None:
         return "nothing more"
     inputs = [names[v] for v in equation.invars]

@@ -21,12 +21,12 @@ from regrad.ops.array import moveaxis
 from regrad.ops.getitem import getitem
 from regrad.ops.joining import stack
 from regrad.ops.reduction import sum as sum_of
-from regrad.transforms.arguments import Body, Given
+from regrad.transforms.arguments import Body, OpenedArguments
 from regrad.transforms.bodies import BodyRun, pullback, pushforward
 from regrad.transforms.closures import Closure
 from regrad.transforms.region import (
     Flat,
-    Inline,
+    OpenRegion,
     Passage,
     Region,
     check_guard,
@@ -86,7 +86,7 @@ def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P
         for i, (x, axis) in enumerate(zip(args, each, strict=False)):
             if axis is not None:
                 containers.refuse_closed(x, f"arguments[{i}]", "vmap")
-        given = Given(args, {})
+        given = OpenedArguments(args, {})
         axes = axes_of(in_axes, args, given)
         body = Body(f, given)
         with Closure(f).undrawn("vmap"):
@@ -97,7 +97,7 @@ def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P
     return batched  # pyright: ignore[reportReturnType] (it refuses keywords)
 
 
-def axes_of(in_axes: Axes, args: tuple[Any, ...], given: Given) -> list[int | None]:
+def axes_of(in_axes: Axes, args: tuple[Any, ...], given: OpenedArguments) -> list[int | None]:
     """The axis for each Tensor among the arguments."""
     if isinstance(in_axes, list | tuple) and len(in_axes) != len(args):
         raise ArgumentError(
@@ -171,7 +171,7 @@ def _count(xs: Sequence[Tensor], kind: str) -> int:
     return counts.pop()
 
 
-class Examples(Inline):
+class Examples(OpenRegion):
     """The region of examples that are run one by one, as if they were run at once."""
 
     draws = False

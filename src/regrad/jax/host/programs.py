@@ -153,7 +153,7 @@ def _checked(program: Any) -> Any:
     return program
 
 
-class Scan(NamedTuple):
+class ScanBody(NamedTuple):
     """The body of a scan, how often and in which order it runs, and how many operands are what."""
 
     body: Any
@@ -164,14 +164,14 @@ class Scan(NamedTuple):
 
 
 @reads(OVERRIDES, "the parameters of scan", "JAX documents no parameters of primitives")
-def scan(eqn: Any) -> Scan:
+def scan(eqn: Any) -> ScanBody:
     """Return what a scan runs."""
     p = Params(eqn)
     if "ft_in" in p:  # from JAX 0.11 on: trees of constants, carry and inputs
         consts, carried, _ = (len(list(each)) for each in p["ft_in"].unpack())
     else:
         consts, carried = p["num_consts"], p["num_carry"]
-    return Scan(_checked(p["jaxpr"]), p["length"], p["reverse"], consts, carried)
+    return ScanBody(_checked(p["jaxpr"]), p["length"], p["reverse"], consts, carried)
 
 
 def called(eqn: Any) -> Any:

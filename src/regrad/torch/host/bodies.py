@@ -38,8 +38,10 @@ def with_fast_path(forward: Callable[..., Any]) -> Callable[..., Any]:
     torch has a faster path there, with other values at padding, and takes it only where nothing
     overrides its functions. It has no gradient, so that no rule concerns it.
     """
-    names = Names(sys.modules[forward.__module__])
-    names["torch"] = Seen(torch, overrides=Seen(torch.overrides, has_torch_function=_is_seen))
+    names = PatchedGlobals(sys.modules[forward.__module__])
+    names["torch"] = PatchedModule(
+        torch, overrides=PatchedModule(torch.overrides, has_torch_function=_is_seen)
+    )
     body = _with_names(forward, names)
 
     @wraps(forward)
@@ -49,7 +51,7 @@ def with_fast_path(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class Seen:
+class PatchedModule:
     """A module, in which some names are others."""
 
     def __init__(self, module: Any, **names: Any) -> None:
@@ -104,7 +106,7 @@ def _body(function: FunctionType) -> Callable[..., Any]:
     return _with_names(function, _names_of(function.__globals__["__name__"]))
 
 
-class Names(dict[str, Any]):
+class PatchedGlobals(dict[str, Any]):
     """The names that functions of a module see: some are replaced, all others are the module's.
 
     They are looked up when they are used: programs put functions of their own into torch's modules.
@@ -129,8 +131,8 @@ class Names(dict[str, Any]):
 
 
 @cache
-def _names_of(module: str) -> Names:
-    return Names(sys.modules[module])
+def _names_of(module: str) -> PatchedGlobals:
+    return PatchedGlobals(sys.modules[module])
 
 
 def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
