@@ -86,7 +86,7 @@ def test_a_false_refusal_is_found(monkeypatch):
         text("rg.scan(lambda c, r: (c * r, c), rg.sum(t0), x0)[1] + rg.sum(t0)", kind="scan"),
     )
     assert agreement.compared(t, "jvp of jit") == (DELIVERED, "")
-    monkeypatch.setattr(replay.Renamed, "enter", enter)
+    monkeypatch.setattr(replay.ReplayRegion, "enter", enter)
     outcome, detail = agreement.compared(t, "jvp of jit")
     assert outcome == BROKEN and "TraceError" in detail
 
