@@ -27,6 +27,7 @@ Pair = collections.namedtuple("Pair", "a b")
         (lambda x, y: {"a": x, "b": [y, x]}, {"a": 1.0, "b": [2.0, 1.0]}),
         (lambda x, y: Pair(x, (y,)), Pair(1.0, (2.0,))),
         (lambda x, y: collections.OrderedDict(b=x, a=y), collections.OrderedDict(b=1.0, a=2.0)),
+        (lambda x, y: collections.defaultdict(int, b=x), collections.defaultdict(int, b=1.0)),
         (lambda x, y: [[], {}, ()], [[], {}, ()]),
         (lambda x, y: [], []),
         (lambda x, y: "x:0", 1.0),

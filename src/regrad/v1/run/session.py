@@ -137,6 +137,11 @@ def _handed_out(value: np.ndarray, owned: bool) -> Any:
 # -- the session ---------------------------------------------------------------------------------
 
 
+def _filled(made: dict[Any, Any], items: Mapping[Any, Any], values: list[Any]) -> dict[Any, Any]:
+    made.update((key, part(values)) for key, part in items.items())
+    return made
+
+
 class _Fetches:
     """A structure of fetches: the symbols and ops in it, and how to put values in their places."""
 
@@ -157,7 +162,7 @@ class _Fetches:
         if isinstance(fetch, dict):
             items = {key: self._parse(f) for key, f in fetch.items()}
             kind = type(fetch)
-            return lambda values: kind((key, part(values)) for key, part in items.items())
+            return lambda values: _filled(kind(), items, values)
         return self._leaf(fetch)
 
     def _leaf(self, fetch: Any) -> Callable[[list[Any]], Any]:
