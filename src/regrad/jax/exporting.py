@@ -425,7 +425,7 @@ class Exported:
         return f"<Exported {self.name}: {takes} -> {returns}, order {self.order}, for {on}>"
 
     def serialize(self) -> bytes:
-        """Return what `save` writes: the program as `jax.export` has it, and a checksum."""
+        """Return the bytes that `save` writes: the program as of `jax.export`, and a checksum."""
         text = json.dumps(self._about, sort_keys=True).encode()
         data = self._serialized + text + len(text).to_bytes(LENGTH, "big")
         return data + hashlib.sha256(data).digest() + MAGIC

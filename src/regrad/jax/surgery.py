@@ -590,5 +590,5 @@ def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
 
 
 def _name_of(eqn: core.JaxprEqn, body: Any) -> str:
-    """Return what a function with a derivative of its own is called."""
+    """Return the name of a function with a derivative of its own."""
     return programs.name_of(eqn) if body is None else name_and_place(body)[0]

@@ -75,7 +75,7 @@ def stand_at(place: Place) -> Generator[None]:
 
 
 def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]:
-    """Return what a node calls under a rule, for this one node."""
+    """Return the function under a rule that a node calls, made for this one node."""
 
     def at_its_place(*args: Any, **options: Any) -> Any:
         with stand_at(place):
@@ -384,6 +384,6 @@ def tell_scopes(
     return run
 
 
-# What replaces Dynamo's own functions while a scope is open (see `host.dynamo`).
+# The functions that replace Dynamo's own while a scope is open (see `host.dynamo`).
 _NEW = (call_apply, trace_forward, speculate, run_node, dispatch, begin, call_user_compiler)
 MAKERS = {new.__name__: replacing(new) for new in _NEW}

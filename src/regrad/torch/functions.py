@@ -68,7 +68,7 @@ def install_for_block(functions: Iterable[Any], bind: Binder) -> Generator[None]
 
 
 def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:
-    """Return what runs in place of a Function's `forward`, or of its `setup_context`."""
+    """Return the function that replaces a Function's `forward`, or its `setup_context`."""
     old = find_forward(function) if name == "forward" else function.setup_context
 
     @wraps(old)

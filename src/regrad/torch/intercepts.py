@@ -51,8 +51,8 @@ from regrad.torch.rulesets import find_call
 
 _LOCK = threading.Lock()
 _open = 0
-# What is replaced: where it is, its name, what it was, and what it is instead. (It stays here, and
-# is made again where others have replaced it meanwhile.)
+# The replaced functions: owner, name, the old function and the new one. (They stay here, and are
+# made again where others have replaced them meanwhile.)
 _replaced: list[tuple[Any, str, Any, Any]] = []
 _no_compiling: list[Any] = []  # what ends a time in which nothing is compiled
 
@@ -247,7 +247,7 @@ Entrance = tuple[Any, str, Callable[[Any], Any]]
 
 @cache
 def _entrances() -> Sequence[Entrance]:
-    """Return what is replaced while a scope is open: where it is, its name, what makes the new.
+    """Return the functions to replace while a scope is open: owner, name, maker of the new.
 
     None is ever left out. Where one is lost, what it watched is refused: by other means (see
     `refuse_to_be_written`, `applied`, `refuse_to_compile`), or else the scope is not opened.

@@ -1,4 +1,4 @@
-"""What a function reaches without being given it: closure cells, globals, defaults, attributes.
+"""The values that a function reaches by itself: closure cells, globals, defaults, attributes.
 
 A compiled program has these values built in. So they are looked at before each call: numbers,
 strings and functions are part of the key under which a program is found; Tensors and arrays are
@@ -136,12 +136,12 @@ class Closure:
         return True
 
     def content(self, places: Sequence[int]) -> tuple[Any, ...]:
-        """Return what the arrays at some of the places of `tensors` hold now, as part of a key."""
+        """Return the content of the arrays at some places of `tensors` now, as part of a key."""
         return tuple([content(self.tensors[i]()) for i in places])
 
 
 def names_in(functions: Sequence[object]) -> set[str]:
-    """Return what code names: globals, attributes, and the packages of what it finds there."""
+    """Return the names in code: globals, attributes, and the packages of the objects there."""
     closure = Closure(*functions)
     found = set(closure.asked)
     for _, value in closure.places:

@@ -329,7 +329,7 @@ class Program:
             raise DeviceError(f"{self.name}: {where}") from None
 
     def source(self, source: CapturedValue | int) -> Any:
-        """Return what stands at a place of the closure, or the source itself."""
+        """Return the value at a place of the closure, or the source itself."""
         if type(source) is not int:
             return source
         assert self.closure is not None
@@ -357,7 +357,7 @@ class Program:
         news = [v for v in region.assigned if v not in self.assigned]
         self.assigned += news
         if region.captured:
-            # What lies at a place of the closure is known by the place, not by itself: another
+            # A value at a place of the closure is known by the place, not by itself: another
             # Tensor may lie there at the next call, and is the input then.
             tensors = self.closure.tensors if self.closure is not None else ()
             places = {id(read()): i for i, read in enumerate(tensors)}

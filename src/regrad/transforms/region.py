@@ -123,7 +123,7 @@ class Region:
         return None if self.around is None else self.around.region
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return what stands inside for a Tensor (itself, if it was made inside)."""
+        """Return the stand-in for a Tensor, or the Tensor itself if it was made inside."""
         if not 0 <= x._id < self.mark:  # (constants of regrad's own have negative ids)
             return x
         inner = self.stand_ins.get(id(x))
@@ -165,7 +165,7 @@ class Region:
             self.capture.assign(variable, value)
 
     def array(self, value: Array) -> Tensor:
-        """Return what stands for an array that the body uses, or a copy of what it holds now.
+        """Return the stand-in for an array that the body uses, or a copy of its content of now.
 
         A copy, because its owner may write to it before the gradient is taken.
         """
@@ -182,7 +182,7 @@ class Region:
         return self._reached(value, inner) if is_traced(inner._data) else inner
 
     def stand_in_for(self, source: CapturedValue) -> Tensor:
-        """Return what stands inside for something captured, before any assignment."""
+        """Return the stand-in for something captured, as it was before any assignment."""
         return self.entries[id(source)]
 
     def refuse_read(self, x: Tensor) -> None:

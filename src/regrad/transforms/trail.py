@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, slice, type(...))
 LIMIT = 4096  # digests that a trail keeps
 
-# What a body found outside, by its closure.
+# A thing that a body found outside, by its closure.
 Reached: TypeAlias = "Tensor | Variable | Array"
 
 
@@ -197,7 +197,7 @@ def capturing() -> Any:
 
 
 def resolved(source: Reached) -> Tensor:
-    """Return what stands, in the region that is open, for something that a body reached outside."""
+    """Return the stand-in, in the open region, for something that a body reached outside."""
     state = current()
     assert state is not None
     if isinstance(source, Readable):
