@@ -216,10 +216,10 @@ def _specs(args: Sequence[Any], shapes: Any, api: str = "export") -> Sequence[An
     return symbolic
 
 
-def _fits(shape: Sequence[Any], due: Sequence[Any]) -> bool:
+def _fits(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Return whether an array of one shape may be given where another is expected."""
-    return len(shape) == len(due) and all(
-        n == m or not isinstance(m, int) for n, m in zip(shape, due, strict=True)
+    return len(shape) == len(expected) and all(
+        n == m or not isinstance(m, int) for n, m in zip(shape, expected, strict=True)
     )
 
 

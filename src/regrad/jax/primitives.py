@@ -53,10 +53,10 @@ def fit(dx: Any, aval: Any) -> Any:
     if dx is None:
         return extending.zeros_like_aval(aval)
     dx = jax.numpy.asarray(dx)
-    due, has = varying_axes(aval), varying_axes(jax.typeof(dx))
-    if has - due:
-        dx = lax.psum(dx, tuple(has - due))
-    return lax.pcast(dx, tuple(due - has), to="varying") if due - has else dx
+    expected, has = varying_axes(aval), varying_axes(jax.typeof(dx))
+    if has - expected:
+        dx = lax.psum(dx, tuple(has - expected))
+    return lax.pcast(dx, tuple(expected - has), to="varying") if expected - has else dx
 
 
 def map_over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:

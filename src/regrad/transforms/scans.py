@@ -337,13 +337,13 @@ class Scan:
         import jax
 
         m = len(self.carry)
-        due = dict(zip(self.active, self.jaxpr.invars, strict=True))
+        expected = dict(zip(self.active, self.jaxpr.invars, strict=True))
         # `reached` are the outputs with a gradient in this walk; the other `active` ones get zeros
         pairs = zip(passage.reached, dys, strict=True)
-        arriving = {i: to_jax_as(dy._data, due[i].aval.dtype) for i, dy in pairs}
+        arriving = {i: to_jax_as(dy._data, expected[i].aval.dtype) for i, dy in pairs}
         arrays = [to_jax(x._data) for x in self.body_run.xs]
         along = [i for i in self.active if i in arriving and i >= m]
-        first = [arriving[i] if i in arriving else _zeros(due[i]) for i in self.carried]
+        first = [arriving[i] if i in arriving else _zeros(expected[i]) for i in self.carried]
         shared = [i >= len(arrays) for i in self.wanted]
         sums = [
             _zeros(v) for v, is_shared in zip(self.jaxpr.outvars, shared, strict=True) if is_shared
@@ -353,7 +353,7 @@ class Scan:
             pools, dys = entry
             given = dict(zip([*self.carried, *along], [*dcarry, *dys], strict=True))
             consts = [i if pool == "same" else pools[pool][i] for pool, i in self.kept]
-            arriving = [given[i] if i in given else _zeros(due[i]) for i in self.active]
+            arriving = [given[i] if i in given else _zeros(expected[i]) for i in self.active]
             return evaluate(self.jaxpr, consts, arriving)
 
         known = {i: ys[i] for pool, i in self.kept if pool == "y"}
