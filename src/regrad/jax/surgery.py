@@ -76,13 +76,22 @@ class Context(NamedTuple):
     function with a derivative of its own is there undifferentiated (`whole`). In one that is left
     closed, ops are only looked for; it may have its gradient of us (`ours`). In the transpose of a
     map (`turned`), which JAX has made, derived ops are none of the user's.
+
+    The first of these that holds decides on an op of a key (see `under_rule`):
+
+        turned and derived    nothing: the equation stays
+        derived               an error; with JAX's own derivative as the rule, the equation stays
+        closed                a hit, and the equation stays; whoever looks in here decides more
+        JAX's own derivative  a hit, and behind the equation a note that counts its gradients
+        batched               an error
+        none of them          a hit, and a `regrad_op` in the equation's place
     """
 
-    batched: bool = False
-    derived: bool = False
+    batched: bool = False  # the name stack here, or around, has "vmap" in it
+    derived: bool = False  # … or "jvp" or "transpose": JAX has differentiated this already
     whole: bool = False
-    closed: bool = False
-    ours: bool = False
+    closed: bool = False  # (and so is all inside, wherever it stands)
+    ours: bool = False  # so a function out of sight may stay: a rule covers it
     turned: bool = False
 
     def inside(self, eqn: core.JaxprEqn) -> Context:
