@@ -81,7 +81,7 @@ class Context(NamedTuple):
 
         turned and derived    nothing: the equation stays
         derived               an error; with JAX's own derivative as the rule, the equation stays
-        closed                a hit, and the equation stays; whoever looks in here decides more
+        closed                a hit, and the equation stays; whoever looks in here decides the rest
         JAX's own derivative  a hit, and behind the equation a note that counts its gradients
         batched               an error
         none of them          a hit, and a `regrad_op` in the equation's place
@@ -372,7 +372,12 @@ class Surgery:
         return programs.as_call(eqn, new)
 
     def custom(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
-        """Return a function with a derivative of its own: opened if the user says so."""
+        """Return a function with a derivative of its own: opened if the user says so.
+
+        There are four ends: it is out of sight, and refused or kept; it is opened, and becomes a
+        call of its body; it has a gradient of us, which stays and covers the ops inside; or it
+        stays closed, over ops of keys or over none.
+        """
         ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
         body = programs.called(eqn)
         name = eqn.params["gradient"].name if ours else _name_of(eqn, body)

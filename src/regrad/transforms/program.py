@@ -86,6 +86,14 @@ class Program:
 
     JAX distinguishes shapes and dtypes. `sources` are what the body takes from outside,
     besides its arguments: Tensors, Variables, or places of the closure (ints).
+
+    Places count in one of two rows (`n` is the number of arguments):
+
+        inputs     0 … n - 1: the arguments    from n on: the sources, in their order
+        results    0 … trace.count - 1: the body's    then: the new values of `trace.assigned`,
+                   and, if tapes watch, what the rules keep and neither row has yet
+
+    The compiled function returns a `Mark` before the results: it tells to which trace they belong.
     """
 
     def __init__(
@@ -195,6 +203,7 @@ class Program:
             data = variable._tensor._data
             if type(data) is np.ndarray or type(data.sharding) is not variant.single:
                 return None
+        # (no argument is lent to a quick variant, so this is the order of `variant.kept`)
         kept = [*arrays, *self._convert_sources(variant, closure)]
         given = []
         try:
@@ -395,6 +404,8 @@ class Program:
     ) -> None:  # fmt: skip
         """Put the program on the tapes; it is differentiated by its own backward program."""
         closure, overrides = self.closure, self.overrides
+        # `trace.kept` says where each constant of the backward program is found: in which pool, and
+        # at which place there (or, for "constant", the array itself).
         pools = {
             "input": lambda i: to_jax(inputs[i]._data),
             "result": lambda i: results[i],
@@ -452,6 +463,17 @@ class Variant:
 
     Its function has two arguments: the arrays that are `kept`, and those that are donated, of which
     `donated` are the places of Variables that it updates and `lent` those of arguments.
+
+    `kept` and `places` together have each place of an input once. Take three arguments, of which 1
+    was named in `donate`, and two sources: a Variable `w` (3), which the body assigns to, and a
+    Tensor (4). Then
+
+        kept       0, 2, 4    the arrays of the first argument, in this order
+        places     3, 1       those of the second: `donated` (3), then `lent` (1)
+        read       4          the sources that are not donated, each with its place
+        updated    w          the Variables at `donated`
+
+    `wanted` are the inputs that tapes watch. If there are any, nothing is donated: `kept` has all.
     """
 
     def __init__(self, program: Program, n: int, wanted: tuple[int, ...], donates: bool) -> None:
@@ -643,7 +665,7 @@ class Variant:
         # where it is (`_record`).
         places = {id(array): ("input", i) for i, array in arrays.items()}
         places.update((id(array), ("result", i)) for i, array in enumerate(results))
-        kept: list[tuple[str, Any]] = []
+        kept: list[tuple[str, Any]] = []  # for each constant of the walk: its pool, its place
         for array in closed.consts:
             if not isinstance(array, jax.core.Tracer):
                 kept.append(("constant", array))
