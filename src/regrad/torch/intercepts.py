@@ -251,6 +251,16 @@ def _entrances() -> Sequence[Entrance]:
 
     None is ever left out. Where one is lost, what it watched is refused: by other means (see
     `refuse_to_be_written`, `applied`, `refuse_to_compile`), or else the scope is not opened.
+
+    In the order of the rows:
+
+        of checkpoints     a function that will run again takes its scopes along
+        `running`          it is known which Function runs, and with what arguments
+        of TorchScript     a program with an overridden op is refused, and others are noted
+        of CUDA graphs     one that was captured under other rules, or none, is refused
+        of transformers    the fast path is taken as without modes
+        of Dynamo          see `compiled_code`
+        torch.compile      an untested version of torch is tried out first
     """
     dynamo.leave_alone(Mode.__torch_function__)
     dynamo.ask_about(asked_when_compiled())

@@ -93,7 +93,16 @@ class Closure:
     """The values that some functions reach, by the places where they were found.
 
     `key` tells two states of these values apart; `tensors` are the places of Tensors and arrays.
-    `names` say what each entry of the key is, for messages.
+    `names` say what each entry of the key is, for messages. By the kind of a value:
+
+        kind                    in `key`                        looked at besides
+        a plain value           the value                       the rule that a string names
+        a value met before      the number of its first entry
+        a Tensor, an array      shape and dtype                 (its place is in `tensors`)
+        a small mask            its entries; so for arrays that hold no numbers
+        a function              its code                        cells, defaults, globals it names
+        a container             its type and length             its entries, unless there are many
+        any other object        its identity                    attributes, if it is the user's
     """
 
     def __init__(self, *functions: object) -> None:
@@ -177,13 +186,13 @@ class _Walk:
 
     def __init__(self, closure: Closure) -> None:
         self.closure = closure
-        self.entries: list[Any] = []
-        self.seen: dict[int, int] = {}
+        self.entries: list[Any] = []  # of the key
+        self.seen: dict[int, int] = {}  # the first entry of each value, by the id() of the value
         self.kept: list[Any] = []  # so that no id() is used twice
         self.asked: set[str] = set()  # attributes that the code asks for
         self.tried: set[str] = set()  # those that may be missing
-        self.objects: list[tuple[Any, str]] = []
-        self.watched: set[tuple[int, Any]] = set()
+        self.objects: list[tuple[Any, str]] = []  # whose attributes are looked at, and their names
+        self.watched: set[tuple[int, Any]] = set()  # the places: whose, and under which key
         self.weak: Callable[[], Any] = object  # what a Method is bound to
 
     def value(self, value: Any, name: str, read: Read) -> None:

@@ -91,7 +91,7 @@ class Program:
 
         inputs     0 … n - 1: the arguments    from n on: the sources, in their order
         results    0 … trace.count - 1: the body's    then: the new values of `trace.assigned`,
-                   and, if tapes watch, what the rules keep and neither row has yet
+                   and, for a walk back, what the rules keep and neither row has yet
 
     The compiled function returns a `Mark` before the results: it tells to which trace they belong.
     """

@@ -62,6 +62,12 @@ CapturedValue = Tensor | Variable  # what a body takes from outside
 
 # The ids of stand-ins are mark + STEP, mark + 2 * STEP, …: between two whole numbers, so that none
 # is ever another Tensor's, and exact, since a float has 52 bits and the ids in use need far fewer.
+#
+#     0 … mark - 1         mark         mark + STEP, …         mark + 1, …
+#     made before it:      the region   its stand-ins:         made later: inside, or
+#     from outside                      inside                 the mark of a region in it
+#
+# To a region in it the stand-ins are from outside: their ids are smaller than its mark.
 STEP = 2.0**-20
 
 
@@ -363,7 +369,12 @@ def links_of(record: Record | Edge) -> Iterable[Edge]:
 def dependences(links: Sequence[Edge], seeds: Sequence[Any]) -> dict[Any, int]:
     """Return which of the seeds each id depends on: bit i of its mask stands for the seed i.
 
-    Edges of loops lead back to seeds, so they are followed until nothing changes.
+    Edges of loops lead back to seeds, so they are followed until nothing changes. For the seeds
+    `a`, `b` and the step `c = a * b, d = exp(b)`, of which `d` comes round to `a`:
+
+        at first       a: 01    b: 10
+        first pass     c: 11    d: 10    a: 11 (by the loop)
+        second pass    nothing new, so `c` depends on both, and `d` on `b` alone
     """
     masks = {seed: 1 << i for i, seed in enumerate(seeds)}
     # Without loops one pass does, since links come in the order in which the ops ran; the second
@@ -425,7 +436,8 @@ class Passage:
     """The inputs of a region that are wanted and the outputs that they reach, as places.
 
     `edges` tell which input reaches which outputs: `{input: outputs}`. Without them each input
-    is taken to reach all.
+    is taken to reach all. With `(w, x, i) -> (w * x, i + 1)`, where tapes watch `w` and `x`, the
+    edges are `{0: [0], 1: [0]}`, `wanted` is [0, 1], and `reached` is [0].
     """
 
     def __init__(
