@@ -194,7 +194,8 @@ class Program:
     def _update(self, variant: Variant, arrays: list[Any], closure: Closure) -> Any:
         """Return the results of the program and update its Variables, as `_call` does at length.
 
-        None, and nothing has happened, if a Variable lies on several devices or not with JAX.
+        None, and nothing has happened, if a Variable lies on several devices or not with JAX. No
+        argument is lent to a quick variant: its `kept` are the arguments, and then `read`.
         """
         if variant.donates != self._donates():
             return None
@@ -203,7 +204,6 @@ class Program:
             data = variable._tensor._data
             if type(data) is np.ndarray or type(data.sharding) is not variant.single:
                 return None
-        # (no argument is lent to a quick variant, so this is the order of `variant.kept`)
         kept = [*arrays, *self._convert_sources(variant, closure)]
         given = []
         try:
@@ -402,10 +402,12 @@ class Program:
         self, inputs: list[Tensor], n: int, ys: list[Tensor], results: Sequence[Array],
         trace: Trace,
     ) -> None:  # fmt: skip
-        """Put the program on the tapes; it is differentiated by its own backward program."""
+        """Put the program on the tapes; it is differentiated by its own backward program.
+
+        `trace.kept` says where each constant of that is found: in which pool, and at which place
+        there (or, for "constant", the array itself).
+        """
         closure, overrides = self.closure, self.overrides
-        # `trace.kept` says where each constant of the backward program is found: in which pool, and
-        # at which place there (or, for "constant", the array itself).
         pools = {
             "input": lambda i: to_jax(inputs[i]._data),
             "result": lambda i: results[i],
