@@ -35,7 +35,7 @@ from regrad.jax.host.extending import primitives
 from regrad.jax.host.programs import arg_names
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 
-CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
+CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # the calls that functions leave
 
 INLINED = (
     "leaves no boundary in a JAX program, so no rule could be put on it. Override what it is made "

@@ -23,7 +23,7 @@ from regrad.torch.host.running import Silent, find_forward, function_of, redirec
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
-_before: dict[Any, tuple[str, Any]] = {}  # what is replaced in it, and what was there
+_before: dict[Any, tuple[str, Any]] = {}  # the name replaced in it, and the old value
 
 # Given a Function and its inputs, the call under the rule that is in force here, if there is one.
 Binder = Callable[[Any, Sequence[Any]], RuleCall | None]

@@ -54,7 +54,7 @@ _open = 0
 # The replaced functions: owner, name, the old function and the new one. (They stay here, and are
 # made again where others have replaced them meanwhile.)
 _replaced: list[tuple[Any, str, Any, Any]] = []
-_no_compiling: list[Any] = []  # what ends a time in which nothing is compiled
+_no_compiling: list[Any] = []  # a block, while nothing is compiled
 
 
 def take_off(mode: torch.overrides.TorchFunctionMode) -> None:

@@ -22,7 +22,7 @@ from regrad.torch.host.dynamo import proxy_mode
 from regrad.torch.host.running import Silent
 from regrad.transforms.closures import MISSING, Closure
 
-CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # what code is made of
+CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # the values that code is made of
 _NUMBERS = itertools.count()
 _PULLS: dict[int, Any] = {}
 

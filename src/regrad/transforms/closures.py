@@ -115,7 +115,7 @@ class Closure:
         for function in functions:
             walk.value(function, getattr(function, "__name__", "f"), MISSING)
         self.key = tuple(walk.entries)
-        self.asked: set[str] = walk.asked  # what the code calls globals and attributes
+        self.asked: set[str] = walk.asked  # the names of globals and attributes in the code
         self.arrays: list[int] = [
             i for i, r in enumerate(self.tensors) if not isinstance(r(), Tensor)
         ]
@@ -193,7 +193,7 @@ class _Walk:
         self.tried: set[str] = set()  # those that may be missing
         self.objects: list[tuple[Any, str]] = []  # whose attributes are looked at, and their names
         self.watched: set[tuple[int, Any]] = set()  # the places: whose, and under which key
-        self.weak: Callable[[], Any] = object  # what a Method is bound to
+        self.weak: Callable[[], Any] = object  # reads the object that a Method is bound to
 
     def value(self, value: Any, name: str, read: Read) -> None:
         """Note a value; `read` reads its place again, if that is more than a name."""

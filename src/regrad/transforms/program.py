@@ -520,7 +520,7 @@ class Variant:
             argument(inputs[i]) if i < self.n else self.convert(i, inputs[i]) for i in self.kept
         ]
         given = tuple(donated)
-        self.given = inputs  # what the tapes know, if this is traced now
+        self.given = inputs  # the Tensors that tapes know, if this is traced now
         try:
             if not self.complete:
                 self._find(kept, given)

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from regrad.core.tape import Record
     from regrad.transforms.trail import Reached, Trail
 
-Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
-CapturedValue = Tensor | Variable  # what a body takes from outside
+Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body whose containers are open
+CapturedValue = Tensor | Variable  # a thing that a body takes from outside
 
 # The ids of stand-ins are mark + STEP, mark + 2 * STEP, …: between two whole numbers, so that none
 # is ever another Tensor's, and exact, since a float has 52 bits and the ids in use need far fewer.
@@ -100,7 +100,7 @@ class Region:
         self.values: dict[Variable, Tensor] = dict(values or {})
         self.captured: list[CapturedValue] = []
         self.assigned: list[Variable] = []
-        self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
+        self.entries: dict[int, Tensor] = {}  # the first stand-in of each of `captured`
         self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
         self.alive: list[Any] = []  # so that no id() in `stand_ins` is used twice
         self.capture: Any = None  # the capture or trail of the body that is running

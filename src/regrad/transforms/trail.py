@@ -53,7 +53,7 @@ class Trail:
         self.places: dict[float, Any] = {x._id: ("input", i) for i, x in enumerate(xs)}
         self.outputs: int = 0
         self.sources: list[tuple[Any, float]] = []
-        self.inner: dict[float, Tensor] = {}  # what stood for the sources
+        self.inner: dict[float, Tensor] = {}  # the stand-ins of the sources
         self.assigned: dict[Any, Tensor] = {}  # by Variable
         for source, _ in () if expected is None else expected.sources:
             self.source(source, resolved(source))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NOT_THEIRS = (PACKAGE, sysconfig.get_path("purelib") + os.sep)
 
-Constant: TypeAlias = tuple[Any, ...]  # what tells a constant apart: see `_content`
+Constant: TypeAlias = tuple[Any, ...]  # the mark of a constant: see `_content`
 
 
 class Difference(NamedTuple):

@@ -76,7 +76,7 @@ def replacing(new: Callable[..., Any]) -> Callable[[Any], Any]:
     return make
 
 
-NOTHING: Any = object()  # what a class or module has of its own, where it has nothing
+NOTHING: Any = object()  # stands for an attribute that a class or module does not have of its own
 
 
 def put_back(owner: Any, name: str, old: Any) -> None:

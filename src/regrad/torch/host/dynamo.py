@@ -108,7 +108,7 @@ def _reader(path: str) -> Callable[[Any], Any]:
 modes: Any = _reader("symbolic_torch_function_state.mode_stack")  # of a trace: variables, in a list
 modes_of: Any = _reader("torch_function_mode_stack")  # those under which an OutputGraph begins
 function_class: Any = _reader("fn_cls")  # the Function whose application a variable stands for
-trace_operator: Any = _reader("_call_function")  # what traces the bodies of an operator
+trace_operator: Any = _reader("_call_function")  # the method that traces the bodies of an operator
 _realize = _reader("realize")
 
 
