@@ -51,11 +51,11 @@ def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[A
     given = [v for v in eqns[0].invars if not isinstance(v, core.Literal) and v.aval.dtype != bool]
     for x, options in itertools.product(given[:1], key.options(eqns)):
         kind = x.aval.shape, x.aval.dtype, getattr(x.aval, "weak_type", False)
-        due = _trace(key.function, *kind, tuple(options.items()))
-        count = len(due.eqns)
-        names = _match(due, eqns[:count], x)
-        if names is not None and not _escapes(eqns, count, names[due.outvars[0]], outs):
-            call = _as_call(key, due, eqns[:count], x, names[due.outvars[0]])
+        expected = _trace(key.function, *kind, tuple(options.items()))
+        count = len(expected.eqns)
+        names = _match(expected, eqns[:count], x)
+        if names is not None and not _escapes(eqns, count, names[expected.outvars[0]], outs):
+            call = _as_call(key, expected, eqns[:count], x, names[expected.outvars[0]])
             key.given[called(call)] = {k: v for k, v in options.items() if k != "dtype"}
             return call, count
     return None
@@ -74,12 +74,12 @@ def _trace(function: Callable[..., Any], shape: Any, dtype: Any, weak: bool, opt
     return jax.make_jaxpr(functools.partial(function, **dict(options)))(x).jaxpr
 
 
-def _match(due: core.Jaxpr, eqns: Sequence[Any], x: core.Var) -> dict[Any, Any] | None:
+def _match(expected: core.Jaxpr, eqns: Sequence[Any], x: core.Var) -> dict[Any, Any] | None:
     """The variables of these equations by those of a program that is the same, if it is."""
-    names = {due.invars[0]: x}
-    if len(eqns) != len(due.eqns) or due.constvars:
+    names = {expected.invars[0]: x}
+    if len(eqns) != len(expected.eqns) or expected.constvars:
         return None
-    for a, b in zip(due.eqns, eqns, strict=True):
+    for a, b in zip(expected.eqns, eqns, strict=True):
         if a.primitive is not b.primitive or len(a.invars) != len(b.invars):
             return None
         if not all(_same_atom(p, q, names) for p, q in zip(a.invars, b.invars, strict=True)):
@@ -87,7 +87,7 @@ def _match(due: core.Jaxpr, eqns: Sequence[Any], x: core.Var) -> dict[Any, Any] 
         if not all(_same_param(a.params[k], b.params.get(k)) for k in a.params):
             return None
         names.update(zip(a.outvars, b.outvars, strict=True))
-    return names if due.outvars[0] in names else None
+    return names if expected.outvars[0] in names else None
 
 
 def _same_atom(a: Any, b: Any, names: dict[Any, Any]) -> bool:
@@ -100,8 +100,8 @@ def _same_param(a: Any, b: Any) -> bool:
     return callable(a) or a is b or a == b or str(a) == str(b)
 
 
-def _as_call(key: FunctionKey, due: core.Jaxpr, eqns: Sequence[Any], x: Any, y: Any) -> Any:
-    info = renamed(due, f"{key.name} at {key.place}", ("x",), ("y",))
+def _as_call(key: FunctionKey, expected: core.Jaxpr, eqns: Sequence[Any], x: Any, y: Any) -> Any:
+    info = renamed(expected, f"{key.name} at {key.place}", ("x",), ("y",))
     effects = frozenset().union(*(eqn.effects for eqn in eqns))
     body = core.ClosedJaxpr(core.Jaxpr([], [x], [y], list(eqns), effects, info), ())
     return as_call(eqns[0], body, invars=[x], outvars=[y], effects=effects)

@@ -216,10 +216,10 @@ def _specs(args: Sequence[Any], shapes: Any, api: str = "export") -> Sequence[An
     return symbolic
 
 
-def _fits(shape: Sequence[Any], due: Sequence[Any]) -> bool:
+def _fits(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Return whether an array of one shape may be given where another is expected."""
-    return len(shape) == len(due) and all(
-        n == m or not isinstance(m, int) for n, m in zip(shape, due, strict=True)
+    return len(shape) == len(expected) and all(
+        n == m or not isinstance(m, int) for n, m in zip(shape, expected, strict=True)
     )
 
 
@@ -425,7 +425,7 @@ class Exported:
         return f"<Exported {self.name}: {takes} -> {returns}, order {self.order}, for {on}>"
 
     def serialize(self) -> bytes:
-        """Return what `save` writes: the program as `jax.export` has it, and a checksum."""
+        """Return the bytes that `save` writes: the program as of `jax.export`, and a checksum."""
         text = json.dumps(self._about, sort_keys=True).encode()
         data = self._serialized + text + len(text).to_bytes(LENGTH, "big")
         return data + hashlib.sha256(data).digest() + MAGIC

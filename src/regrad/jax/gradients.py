@@ -61,7 +61,7 @@ class RuleGradient(EquationGradient):
         return self.answer(xs, ys, dys, wanted)
 
     def answer(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
-        """Return what the rule says, uncounted."""
+        """Return the gradients by the rule, uncounted."""
         call, given, y, dy = self._call(xs, ys, [*map(conjugate, dys)])
         inputs, rule = self._inputs(wanted), self.rule
         if rule.plain is None and rule.named is None:

@@ -35,7 +35,7 @@ from regrad.jax.host.extending import primitives
 from regrad.jax.host.programs import arg_names
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 
-CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
+CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # the calls that functions leave
 
 INLINED = (
     "leaves no boundary in a JAX program, so no rule could be put on it. Override what it is made "
@@ -109,7 +109,7 @@ class PrimitiveKey(Key):
         return self._target(eqn).operand_names or super().operand_names(eqn)
 
     def _target(self, eqn: core.JaxprEqn) -> Target:
-        """Return what an equation is meant by; one that was batched may look otherwise."""
+        """Return the target that an equation fits; one that was batched may look otherwise."""
         return next((t for t in self.targets if t.fits(eqn)), Target(""))
 
     def op(self, eqn: core.JaxprEqn) -> Op:
@@ -347,7 +347,7 @@ def _line(code: Any) -> str:
 
 
 def key_for(key: Any) -> Key:
-    """Return what a key of the map means; an error says why it cannot be one."""
+    """Return the Key that a key of the map means; an error says why it cannot be one."""
     if isinstance(key, str):
         return _key_named(key)
     if not callable(key):

@@ -144,7 +144,7 @@ def _cond(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
 
 
 def _join(a: str, b: str) -> str:
-    """Return what is one of two."""
+    """Return the kind of a value that is of one kind or the other."""
     if {a, b} == {CONSTANT, LINEAR}:
         raise NotLinear("a value that is sometimes a constant")
     return a if b in (a, ZERO) else b

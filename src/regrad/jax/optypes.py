@@ -305,7 +305,7 @@ ABSENT = {"Identity", "NextAfter"}
 
 
 def targets_of(op_type: str) -> list[Target]:
-    """Return what an op type stands for; nothing where JAX has neither primitive nor function."""
+    """Return the targets of an op type; none where JAX has neither primitive nor function."""
     if op_type not in TABLE and op_type in OPS and (found := _named_alike(OPS[op_type])):
         TABLE[op_type] = found  # it was made after this module
     return TABLE.get(op_type, [])

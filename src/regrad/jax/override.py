@@ -172,7 +172,7 @@ class override(Report[KeyBinding]):
         """Do nothing: nobody has entered."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what f returns, with the rules in force."""
+        """Return the results of f, with the rules in force."""
         call = TracedCall((self._original, args, kwargs))
         program, found = self._surgery.operate(self._trace(call))
         self._refuse(found)
@@ -294,7 +294,7 @@ class TracedCall:
         return [*(self.outs[i] for i in self.out_places), *self.modules.changed_arrays()]
 
     def result(self, ys: list[Any]) -> Any:
-        """Return what the function returned, with these arrays."""
+        """Return the value that the function returned, with these arrays."""
         count = len(self.out_places)
         # (a function may return the module that it was given)
         outs = replaced(map(self.modules.original, self.outs), self.out_places, ys[:count])

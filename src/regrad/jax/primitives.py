@@ -53,10 +53,10 @@ def fit(dx: Any, aval: Any) -> Any:
     if dx is None:
         return extending.zeros_like_aval(aval)
     dx = jax.numpy.asarray(dx)
-    due, has = varying_axes(aval), varying_axes(jax.typeof(dx))
-    if has - due:
-        dx = lax.psum(dx, tuple(has - due))
-    return lax.pcast(dx, tuple(due - has), to="varying") if due - has else dx
+    expected, has = varying_axes(aval), varying_axes(jax.typeof(dx))
+    if has - expected:
+        dx = lax.psum(dx, tuple(has - expected))
+    return lax.pcast(dx, tuple(expected - has), to="varying") if expected - has else dx
 
 
 def map_over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
@@ -190,7 +190,7 @@ class Tangent:
     outs: Sequence[Any] = ()
 
     def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
-        """Return what the transpose returns for each of the inputs."""
+        """Return the results of the transpose, one for each of the inputs."""
         raise NotImplementedError
 
 
@@ -210,7 +210,7 @@ class OpTangent(Tangent):
         self.kept, self.keeps_outputs = gradient.keeps(wanted)
 
     def residuals(self, xs: Sequence[Any], ys: Sequence[Any]) -> list[Any]:
-        """Return what the pull needs of the inputs and outputs."""
+        """Return those inputs and outputs that the pull needs."""
         return [*(xs[i] for i in self.kept), *(ys if self.keeps_outputs else ())]
 
     def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""What an equation of a JAX program is to its user: op, line, name scope, rule and operands."""
+"""Sites: an equation of a JAX program as its user sees it, by op, line, rule and operands."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
 
 
 def _names_in_rule(gradient: EquationGradient, count: int) -> Sequence[Any]:
-    """Return what a rule of ours calls the operands; nothing if it has no names for them."""
+    """Return the names that a rule of ours has for the operands; none if it has none."""
     if isinstance(gradient, CustomGradient):
         names = gradient.call.arguments.names
         return [*(f"outside[{i}]" for i in range(gradient.outside)), *names]

@@ -76,13 +76,22 @@ class Context(NamedTuple):
     function with a derivative of its own is there undifferentiated (`whole`). In one that is left
     closed, ops are only looked for; it may have its gradient of us (`ours`). In the transpose of a
     map (`turned`), which JAX has made, derived ops are none of the user's.
+
+    The first of these that holds decides on an op of a key (see `under_rule`):
+
+        turned and derived    nothing: the equation stays
+        derived               an error; with JAX's own derivative as the rule, the equation stays
+        closed                a hit, and the equation stays; whoever looks in here decides the rest
+        JAX's own derivative  a hit, and behind the equation a note that counts its gradients
+        batched               an error
+        none of them          a hit, and a `regrad_op` in the equation's place
     """
 
-    batched: bool = False
-    derived: bool = False
+    batched: bool = False  # the name stack here, or around, has "vmap" in it
+    derived: bool = False  # … or "jvp" or "transpose": JAX has differentiated this already
     whole: bool = False
-    closed: bool = False
-    ours: bool = False
+    closed: bool = False  # (and so is all inside, wherever it stands)
+    ours: bool = False  # so a function out of sight may stay: a rule covers it
     turned: bool = False
 
     def inside(self, eqn: core.JaxprEqn) -> Context:
@@ -363,7 +372,12 @@ class Surgery:
         return programs.as_call(eqn, new)
 
     def custom(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
-        """Return a function with a derivative of its own: opened if the user says so."""
+        """Return a function with a derivative of its own: opened if the user says so.
+
+        There are four ends: it is out of sight, and refused or kept; it is opened, and becomes a
+        call of its body; it has a gradient of us, which stays and covers the ops inside; or it
+        stays closed, over ops of keys or over none.
+        """
         ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
         body = programs.called(eqn)
         name = eqn.params["gradient"].name if ours else _name_of(eqn, body)
@@ -590,5 +604,5 @@ def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
 
 
 def _name_of(eqn: core.JaxprEqn, body: Any) -> str:
-    """Return what a function with a derivative of its own is called."""
+    """Return the name of a function with a derivative of its own."""
     return programs.name_of(eqn) if body is None else name_and_place(body)[0]

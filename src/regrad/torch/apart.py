@@ -35,7 +35,7 @@ class Rules(Protocol):
 
 
 def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callable[..., Any]:
-    """Return what runs in place of a callable that computes overridden ops among others."""
+    """Return the function that replaces a callable which computes overridden ops among others."""
 
     def run(*args: Any, **options: Any) -> Any:
         with DisableTorchFunction():

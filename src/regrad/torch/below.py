@@ -1,4 +1,4 @@
-"""What runs below autograd: the ops of code that asks no function mode.
+"""The ops that run below autograd, in code that asks no function mode.
 
 TorchScript, the bodies of custom ops and the forward pass of an `autograd.Function` leave no record
 of single ops in autograd. They are seen where torch dispatches them.
@@ -62,7 +62,7 @@ class Below(DispatchMode):
 
 
 def as_called(kept: Any) -> Any:
-    """Return what modes are asked about, of what Python code calls: a custom op, an operator."""
+    """Return the callable that modes are asked about when Python code calls this one."""
     if getattr(kept, "__module__", "") == "torch.nn.attention.flex_attention":
         return torch.ops.higher_order.flex_attention
     return custom_op(kept) or kept
@@ -96,7 +96,7 @@ _SCRIPTED = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def _names(program: Any) -> Iterator[str]:
-    """Return what a program calls: ATen ops, and the Python functions or lines around them."""
+    """Yield the names that a program calls: ATen ops, Python functions or lines around them."""
     called = _nodes(program.graph)
     inputs = (next(node.inputs()) for node in called if node.kind() == "prim::CallFunction")
     yield from (str(x.type()).rpartition(".")[2] for x in inputs)

@@ -3,6 +3,20 @@
 The modes of open scopes are asked while torch.compile traces, so rules get into its graphs. What
 is seen only in autograd's record, after a call, is looked for here: torch.compile runs each node of
 a graph once on tensors without values, under autograd, and that run is watched like any other.
+
+While a scope is open, the functions here run in place of Dynamo's (`MAKERS`). In order of time:
+
+    begin                 a graph is begun: the open modes lay out what a trace may ask them for
+    dispatch              a higher-order operator is met: its bodies are traced under our modes
+    call_apply            `apply` of somebody's Function is met: the Function is known (`APPLIED`)
+    trace_forward         its forward pass is traced without our modes (`FORWARD`); before torch
+                          2.11 it is `speculate` that does so
+    run_node              a node is run on tensors without values, in one of four ways:
+        ours                it calls a rule: its `Place` collects the hits
+        in a forward pass   it must not compute an overridden op
+        unasked             no mode was asked about it: the parts that have rules take its place
+        any other           the nodes of autograd's that it made are looked at (`_look`)
+    call_user_compiler    the graph is complete: errors are raised and hits counted (`settle`)
 """
 
 from __future__ import annotations
@@ -75,7 +89,7 @@ def stand_at(place: Place) -> Generator[None]:
 
 
 def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]:
-    """Return what a node calls under a rule, for this one node."""
+    """Return the function under a rule that a node calls, made for this one node."""
 
     def at_its_place(*args: Any, **options: Any) -> Any:
         with stand_at(place):
@@ -384,6 +398,6 @@ def tell_scopes(
     return run
 
 
-# What replaces Dynamo's own functions while a scope is open (see `host.dynamo`).
+# The functions that replace Dynamo's own while a scope is open (see `host.dynamo`).
 _NEW = (call_apply, trace_forward, speculate, run_node, dispatch, begin, call_user_compiler)
 MAKERS = {new.__name__: replacing(new) for new in _NEW}

@@ -134,7 +134,7 @@ def _of_no_axes(
     return isinstance(dim, list | tuple) and not dim
 
 
-# What torch's callables take and regrad's ops do not: how to call them so that both know it.
+# Arguments that torch's callables take and regrad's ops do not: how to call them so that both do.
 _FOREIGN: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
     "MatMul": (of.of_matrices, _has_vector),
     "Prelu": (of.by_channel, _has_channels),

@@ -291,7 +291,7 @@ def _closes_over(call: CustomTorchCall, found: Any) -> GradientError:
 
 
 def _describe(f: Callable[..., Any], found: Any) -> str:
-    """Return what f calls a tensor, or the tensor that a backward node made."""
+    """Return the name that f has for a tensor, or for the tensor that a backward node made."""
     code = getattr(f, "__code__", None)
     names: dict[str, Any] = {}
     if code is not None:

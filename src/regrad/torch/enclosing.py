@@ -48,7 +48,7 @@ def is_checkpoint(function: Any) -> bool:
 
 
 def find_decider(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
-    """Return what decides on the gradient of a call, if that is not autograd, and it counts.
+    """Return the callable that decides on the gradient of a call in autograd's place, if it counts.
 
     That is a custom op itself, or the Function in whose forward pass it runs. A program of
     torch.compile has the rules of all built in that it calls, but for custom ops.

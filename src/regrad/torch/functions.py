@@ -23,7 +23,7 @@ from regrad.torch.host.running import Silent, find_forward, function_of, redirec
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
-_before: dict[Any, tuple[str, Any]] = {}  # what is replaced in it, and what was there
+_before: dict[Any, tuple[str, Any]] = {}  # the name replaced in it, and the old value
 
 # Given a Function and its inputs, the call under the rule that is in force here, if there is one.
 Binder = Callable[[Any, Sequence[Any]], RuleCall | None]
@@ -68,7 +68,7 @@ def install_for_block(functions: Iterable[Any], bind: Binder) -> Generator[None]
 
 
 def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:
-    """Return what runs in place of a Function's `forward`, or of its `setup_context`."""
+    """Return the function that replaces a Function's `forward`, or its `setup_context`."""
     old = find_forward(function) if name == "forward" else function.setup_context
 
     @wraps(old)

@@ -51,10 +51,10 @@ from regrad.torch.rulesets import find_call
 
 _LOCK = threading.Lock()
 _open = 0
-# What is replaced: where it is, its name, what it was, and what it is instead. (It stays here, and
-# is made again where others have replaced it meanwhile.)
+# The replaced functions: owner, name, the old function and the new one. (They stay here, and are
+# made again where others have replaced them meanwhile.)
 _replaced: list[tuple[Any, str, Any, Any]] = []
-_no_compiling: list[Any] = []  # what ends a time in which nothing is compiled
+_no_compiling: list[Any] = []  # a block, while nothing is compiled
 
 
 def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
@@ -247,10 +247,20 @@ Entrance = tuple[Any, str, Callable[[Any], Any]]
 
 @cache
 def _entrances() -> Sequence[Entrance]:
-    """Return what is replaced while a scope is open: where it is, its name, what makes the new.
+    """Return the functions to replace while a scope is open: owner, name, maker of the new.
 
     None is ever left out. Where one is lost, what it watched is refused: by other means (see
     `refuse_to_be_written`, `applied`, `refuse_to_compile`), or else the scope is not opened.
+
+    In the order of the rows:
+
+        of checkpoints     a function that will run again takes its scopes along
+        `running`          it is known which Function runs, and with what arguments
+        of TorchScript     a program with an overridden op is refused, and others are noted
+        of CUDA graphs     one that was captured under other rules, or none, is refused
+        of transformers    the fast path is taken as without modes
+        of Dynamo          see `compiled_code`
+        torch.compile      an untested version of torch is tried out first
     """
     dynamo.leave_alone(Mode.__torch_function__)
     dynamo.ask_about(asked_when_compiled())

@@ -1,4 +1,4 @@
-"""What torch asks before each of its functions in a scope, and the ways in which one then runs.
+"""Modes, which torch asks before each of its functions in a scope, and how one then runs.
 
 The idea: torch has a protocol, `TorchFunctionMode`, by which an open mode is asked to run each
 function of torch's Python API. A scope of `gradient_override_map` opens one. In

@@ -88,7 +88,7 @@ METHODS = {"SelectV2": "input=a condition=condition other=b"}
 # Ops that see images in another layout than torch: their own rules do not fit.
 CHANNELS_LAST = ("Conv2D", "Conv3D", "MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D")
 
-# What an attribute is where a call does not say, if the op's own default is another or none.
+# The value of an attribute that a call does not name, if the op's own default is another or none.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "LeakyRelu": {"alpha": 0.01}, "ConcatV2": {"axis": 0}, "Pack": {"axis": 0},
     "Cumsum": {"exclusive": False, "reverse": False},
@@ -98,15 +98,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     **{t: {"strides": None, "pad": 0} for t in CHANNELS_LAST[2:]},
 }  # fmt: skip
 
-# What torch lets a call say that the op does not know, with what it says if nothing.
+# Parameters of torch's that the op does not have, with their defaults.
 LACKS: dict[str, dict[str, Any]] = {
     "Elu": {"alpha": 1}, "Round": {"decimals": 0}, "Softplus": {"beta": 1, "threshold": 20},
 }  # fmt: skip
 
-# What torch says in other words than the op.
+# How the op's attribute follows from torch's parameter, where the two differ.
 MEANS: dict[str, Callable[[Any], Any]] = {"approximate": lambda value: value == "tanh"}
 
-# What else torch calls the same parameter.
+# Other names that torch has for the same parameter.
 SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other", "vec": "other",
             "vec2": "other", "tensor": "other", "divisor": "other", "a_min": "min", "a_max": "max",
             "A": "input", "keepdims": "keepdim", "x": "input"}  # fmt: skip
@@ -197,7 +197,7 @@ def families() -> Mapping[str, Family]:
 
 
 def _names(op: Op) -> list[str]:
-    """Return what torch calls an elementwise op; nothing where it has none, or no gradient."""
+    """Return torch's names for an elementwise op; none where it lacks the op, or its gradient."""
     if not op.elementwise or op.attrs or len(op.inputs) not in INPUTS:
         return []
     if op.type in APART or isinstance(op.rule, NoGradient):

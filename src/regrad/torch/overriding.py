@@ -246,7 +246,7 @@ class gradient_override_map(Scope[Binding]):
 
 
 def gather_from(group: Any, value: Any) -> dict[int, Any]:
-    """Return what all processes of a group of torch.distributed have here, by rank."""
+    """Return the values that all processes of a group of torch.distributed have here, by rank."""
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
@@ -256,7 +256,7 @@ def gather_from(group: Any, value: Any) -> dict[int, Any]:
 
 
 def check_keep(keep: Any) -> tuple[Any, ...]:
-    """Return what is to be kept; raise for what is not a torch callable."""
+    """Return the callables to keep; raise for anything that is not a torch callable."""
     if isinstance(keep, str) or not isinstance(keep, Iterable):
         raise ArgumentError(
             f"keep expected a list of torch callables, as in keep=[torch.kron], got {keep!r:.80}"

@@ -120,7 +120,7 @@ class Coverage(Nested):
 
 @lru_cache(maxsize=64)
 def coverage_of(keys: tuple[Any, ...], keep: tuple[Any, ...], outer: Coverage | None) -> Coverage:
-    """Return what the keys cover, found once for all rules that are given for them."""
+    """Return the coverage of the keys, found once for all rules that are given for them."""
     return Coverage(keys, keep, outer)
 
 
@@ -154,13 +154,13 @@ class RuleSet(Nested):
         )
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return what runs in place of a callable that has a rule here."""
+        """Return the function that replaces a callable, if that has a rule here."""
         if function not in self.calls and function in self.coverage.spelled:
             self.calls[function] = _override(self, function, self.coverage.spelled[function])
         return self.calls.get(function)
 
     def parts_for(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
-        """Return what runs in place of a callable with several ops inside, and when it does."""
+        """Return the functions that replace a callable with several ops inside, each with when."""
         if function not in self.parts:
             rows = self.coverage.fused.get(function, ())
             # (with arguments that regrad's op does not have, only its own rule needs the parts)
@@ -272,7 +272,7 @@ def rule_set(
 
 
 def family_of(key: Any) -> optypes.Family:
-    """Return what a key of a map covers."""
+    """Return the family of callables that a key of a map covers."""
     if isinstance(key, str):
         family = optypes.find_family(key)
         if family is None:
@@ -331,7 +331,7 @@ def bind_call(binding: Binding, shape: tuple[int, ...]) -> Hit:
 def _override(
     ruleset: RuleSet, function: Callable[..., Any], spelling: optypes.Spelling
 ) -> Callable[..., Any]:
-    """Return what runs in place of one torch callable."""
+    """Return the function that replaces one torch callable."""
     family, key = spelling.family, spelling.family.type
 
     def overridden(*args: Any, **options: Any) -> Any:

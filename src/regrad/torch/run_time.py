@@ -22,7 +22,7 @@ from regrad.torch.host.dynamo import proxy_mode
 from regrad.torch.host.running import Silent
 from regrad.transforms.closures import MISSING, Closure
 
-CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # what code is made of
+CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # the values that code is made of
 _NUMBERS = itertools.count()
 _PULLS: dict[int, Any] = {}
 
@@ -42,7 +42,7 @@ class Pulls(NamedTuple):
         return [tuple(itertools.islice(every, rank)) for rank in self.ranks]
 
     def zeros(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
-        """Return what stands for the gradients wanted, where there are none."""
+        """Return the zeros that stand for the gradients wanted, where there are none."""
         shapes = self.shapes(sizes)
         return [
             torch.zeros(shapes[n], dtype=dtype, device=given[-1].device)
@@ -92,7 +92,7 @@ class PullsBackward(NamedTuple):
 def pull_at_run_time(
     pulls: Any, given: Sequence[torch.Tensor], sizes: Sequence[Any]
 ) -> Sequence[Any]:
-    """Return what is called with these tensors, by an op that a compiled program keeps as it is."""
+    """Return the results of `pulls`, by an op that a compiled program keeps as it is."""
     number = next(_NUMBERS)
     _PULLS[number] = pulls
     return apply(AtRunTime, number, sizes, *given)

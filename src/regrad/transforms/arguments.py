@@ -145,7 +145,7 @@ class OpenedArguments:
 
     @property
     def key(self) -> Any:
-        """Return what of the arguments a compiled program has built in."""
+        """Return the parts of the arguments that a compiled program has built in."""
         leaves = list(self.leaves)
         for i in self.plain:
             leaves[i] = self._exactly(leaves[i], i)
@@ -170,7 +170,7 @@ class OpenedArguments:
         return list(map(is_place, self.leaves))
 
     def names(self, parameters: Sequence[str]) -> list[str]:
-        """Return what each Tensor among the arguments is called: `x`, `batch['labels']`."""
+        """Return the name of each Tensor among the arguments: `x`, `batch['labels']`."""
         paths = containers.paths(self.arguments, "")
         names = [_called(path, parameters) for path in paths]
         return [name for name, there in zip(names, self.places(), strict=True) if there]

@@ -95,7 +95,7 @@ class BodyRun:
 
     @property
     def sources(self) -> list[CapturedValue]:
-        """Return what the body took from outside."""
+        """Return the Tensors and Variables that the body took from outside."""
         return self.region.captured
 
     def as_function(self, flat: Flat, assigned: Sequence[Variable] = ()) -> BodyFunction:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def branched(pred: Tensor, functions: Sequence[Callable[..., Any]], operands: Any) -> Any:
-    """Return what the first function returns where `pred` holds, else what the second returns."""
+    """Return the result of the first function where `pred` holds, else that of the second."""
     given = OpenedArguments(operands, {})
     form = CommonForm()
     bodies = [Branch(f, given, form, k) for k, f in enumerate(functions)]

@@ -1,4 +1,4 @@
-"""What a function reaches without being given it: closure cells, globals, defaults, attributes.
+"""The values that a function reaches by itself: closure cells, globals, defaults, attributes.
 
 A compiled program has these values built in. So they are looked at before each call: numbers,
 strings and functions are part of the key under which a program is found; Tensors and arrays are
@@ -93,7 +93,16 @@ class Closure:
     """The values that some functions reach, by the places where they were found.
 
     `key` tells two states of these values apart; `tensors` are the places of Tensors and arrays.
-    `names` say what each entry of the key is, for messages.
+    `names` say what each entry of the key is, for messages. By the kind of a value:
+
+        kind                    in `key`                        looked at besides
+        a plain value           the value                       the rule that a string names
+        a value met before      the number of its first entry
+        a Tensor, an array      shape and dtype                 (its place is in `tensors`)
+        a small mask            its entries; so for arrays that hold no numbers
+        a function              its code                        cells, defaults, globals it names
+        a container             its type and length             its entries, unless there are many
+        any other object        its identity                    attributes, if it is the user's
     """
 
     def __init__(self, *functions: object) -> None:
@@ -106,7 +115,7 @@ class Closure:
         for function in functions:
             walk.value(function, getattr(function, "__name__", "f"), MISSING)
         self.key = tuple(walk.entries)
-        self.asked: set[str] = walk.asked  # what the code calls globals and attributes
+        self.asked: set[str] = walk.asked  # the names of globals and attributes in the code
         self.arrays: list[int] = [
             i for i, r in enumerate(self.tensors) if not isinstance(r(), Tensor)
         ]
@@ -136,12 +145,12 @@ class Closure:
         return True
 
     def content(self, places: Sequence[int]) -> tuple[Any, ...]:
-        """Return what the arrays at some of the places of `tensors` hold now, as part of a key."""
+        """Return the content of the arrays at some places of `tensors` now, as part of a key."""
         return tuple([content(self.tensors[i]()) for i in places])
 
 
 def names_in(functions: Sequence[object]) -> set[str]:
-    """Return what code names: globals, attributes, and the packages of what it finds there."""
+    """Return the names in code: globals, attributes, and the packages of the objects there."""
     closure = Closure(*functions)
     found = set(closure.asked)
     for _, value in closure.places:
@@ -177,14 +186,14 @@ class _Walk:
 
     def __init__(self, closure: Closure) -> None:
         self.closure = closure
-        self.entries: list[Any] = []
-        self.seen: dict[int, int] = {}
+        self.entries: list[Any] = []  # of the key
+        self.seen: dict[int, int] = {}  # the first entry of each value, by the id() of the value
         self.kept: list[Any] = []  # so that no id() is used twice
         self.asked: set[str] = set()  # attributes that the code asks for
         self.tried: set[str] = set()  # those that may be missing
-        self.objects: list[tuple[Any, str]] = []
-        self.watched: set[tuple[int, Any]] = set()
-        self.weak: Callable[[], Any] = object  # what a Method is bound to
+        self.objects: list[tuple[Any, str]] = []  # whose attributes are looked at, and their names
+        self.watched: set[tuple[int, Any]] = set()  # the places: whose, and under which key
+        self.weak: Callable[[], Any] = object  # reads the object that a Method is bound to
 
     def value(self, value: Any, name: str, read: Read) -> None:
         """Note a value; `read` reads its place again, if that is more than a name."""

@@ -64,11 +64,11 @@ class Linearized:
 
     @property
     def value(self) -> Any:
-        """Return what f returned."""
+        """Return the value that f returned."""
         return self.rebuild(self.ys)
 
     def handed_out(self) -> Any:
-        """Return what f returned, by Tensors that a custom function may make its own outputs."""
+        """Return the value of f in Tensors that a custom function may make its own outputs."""
         return self.rebuild([dispatch.alias(y) for y in self.ys])
 
     def pull(self, dys: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -54,7 +54,7 @@ def pushed(
     f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
     dxs: Sequence[Tensor],
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
-    """Return what f returns, and how it moves when the inputs at the places `wanted` move by dxs.
+    """Return the results of f, and how they move when the inputs at places `wanted` move by dxs.
 
     A tangent is None where nothing is connected.
     """

@@ -86,6 +86,14 @@ class Program:
 
     JAX distinguishes shapes and dtypes. `sources` are what the body takes from outside,
     besides its arguments: Tensors, Variables, or places of the closure (ints).
+
+    Places count in one of two rows (`n` is the number of arguments):
+
+        inputs     0 … n - 1: the arguments    from n on: the sources, in their order
+        results    0 … trace.count - 1: the body's    then: the new values of `trace.assigned`,
+                   and, for a walk back, what the rules keep and neither row has yet
+
+    The compiled function returns a `Mark` before the results: it tells to which trace they belong.
     """
 
     def __init__(
@@ -186,7 +194,8 @@ class Program:
     def _update(self, variant: Variant, arrays: list[Any], closure: Closure) -> Any:
         """Return the results of the program and update its Variables, as `_call` does at length.
 
-        None, and nothing has happened, if a Variable lies on several devices or not with JAX.
+        None, and nothing has happened, if a Variable lies on several devices or not with JAX. No
+        argument is lent to a quick variant: its `kept` are the arguments, and then `read`.
         """
         if variant.donates != self._donates():
             return None
@@ -329,7 +338,7 @@ class Program:
             raise DeviceError(f"{self.name}: {where}") from None
 
     def source(self, source: CapturedValue | int) -> Any:
-        """Return what stands at a place of the closure, or the source itself."""
+        """Return the value at a place of the closure, or the source itself."""
         if type(source) is not int:
             return source
         assert self.closure is not None
@@ -357,7 +366,7 @@ class Program:
         news = [v for v in region.assigned if v not in self.assigned]
         self.assigned += news
         if region.captured:
-            # What lies at a place of the closure is known by the place, not by itself: another
+            # A value at a place of the closure is known by the place, not by itself: another
             # Tensor may lie there at the next call, and is the input then.
             tensors = self.closure.tensors if self.closure is not None else ()
             places = {id(read()): i for i, read in enumerate(tensors)}
@@ -393,7 +402,11 @@ class Program:
         self, inputs: list[Tensor], n: int, ys: list[Tensor], results: Sequence[Array],
         trace: Trace,
     ) -> None:  # fmt: skip
-        """Put the program on the tapes; it is differentiated by its own backward program."""
+        """Put the program on the tapes; it is differentiated by its own backward program.
+
+        `trace.kept` says where each constant of that is found: in which pool, and at which place
+        there (or, for "constant", the array itself).
+        """
         closure, overrides = self.closure, self.overrides
         pools = {
             "input": lambda i: to_jax(inputs[i]._data),
@@ -452,6 +465,17 @@ class Variant:
 
     Its function has two arguments: the arrays that are `kept`, and those that are donated, of which
     `donated` are the places of Variables that it updates and `lent` those of arguments.
+
+    `kept` and `places` together have each place of an input once. Take three arguments, of which 1
+    was named in `donate`, and two sources: a Variable `w` (3), which the body assigns to, and a
+    Tensor (4). Then
+
+        kept       0, 2, 4    the arrays of the first argument, in this order
+        places     3, 1       those of the second: `donated` (3), then `lent` (1)
+        read       4          the sources that are not donated, each with its place
+        updated    w          the Variables at `donated`
+
+    `wanted` are the inputs that tapes watch. If there are any, nothing is donated: `kept` has all.
     """
 
     def __init__(self, program: Program, n: int, wanted: tuple[int, ...], donates: bool) -> None:
@@ -496,7 +520,7 @@ class Variant:
             argument(inputs[i]) if i < self.n else self.convert(i, inputs[i]) for i in self.kept
         ]
         given = tuple(donated)
-        self.given = inputs  # what the tapes know, if this is traced now
+        self.given = inputs  # the Tensors that tapes know, if this is traced now
         try:
             if not self.complete:
                 self._find(kept, given)
@@ -643,7 +667,7 @@ class Variant:
         # where it is (`_record`).
         places = {id(array): ("input", i) for i, array in arrays.items()}
         places.update((id(array), ("result", i)) for i, array in enumerate(results))
-        kept: list[tuple[str, Any]] = []
+        kept: list[tuple[str, Any]] = []  # for each constant of the walk: its pool, its place
         for array in closed.consts:
             if not isinstance(array, jax.core.Tracer):
                 kept.append(("constant", array))

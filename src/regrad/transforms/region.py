@@ -57,11 +57,17 @@ if TYPE_CHECKING:
     from regrad.core.tape import Record
     from regrad.transforms.trail import Reached, Trail
 
-Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
-CapturedValue = Tensor | Variable  # what a body takes from outside
+Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body whose containers are open
+CapturedValue = Tensor | Variable  # a thing that a body takes from outside
 
 # The ids of stand-ins are mark + STEP, mark + 2 * STEP, …: between two whole numbers, so that none
 # is ever another Tensor's, and exact, since a float has 52 bits and the ids in use need far fewer.
+#
+#     0 … mark - 1         mark         mark + STEP, …         mark + 1, …
+#     made before it:      the region   its stand-ins:         made later: inside, or
+#     from outside                      inside                 the mark of a region in it
+#
+# To a region in it the stand-ins are from outside: their ids are smaller than its mark.
 STEP = 2.0**-20
 
 
@@ -94,7 +100,7 @@ class Region:
         self.values: dict[Variable, Tensor] = dict(values or {})
         self.captured: list[CapturedValue] = []
         self.assigned: list[Variable] = []
-        self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
+        self.entries: dict[int, Tensor] = {}  # the first stand-in of each of `captured`
         self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
         self.alive: list[Any] = []  # so that no id() in `stand_ins` is used twice
         self.capture: Any = None  # the capture or trail of the body that is running
@@ -123,7 +129,7 @@ class Region:
         return None if self.around is None else self.around.region
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return what stands inside for a Tensor (itself, if it was made inside)."""
+        """Return the stand-in for a Tensor, or the Tensor itself if it was made inside."""
         if not 0 <= x._id < self.mark:  # (constants of regrad's own have negative ids)
             return x
         inner = self.stand_ins.get(id(x))
@@ -165,7 +171,7 @@ class Region:
             self.capture.assign(variable, value)
 
     def array(self, value: Array) -> Tensor:
-        """Return what stands for an array that the body uses, or a copy of what it holds now.
+        """Return the stand-in for an array that the body uses, or a copy of its content of now.
 
         A copy, because its owner may write to it before the gradient is taken.
         """
@@ -182,7 +188,7 @@ class Region:
         return self._reached(value, inner) if is_traced(inner._data) else inner
 
     def stand_in_for(self, source: CapturedValue) -> Tensor:
-        """Return what stands inside for something captured, before any assignment."""
+        """Return the stand-in for something captured, as it was before any assignment."""
         return self.entries[id(source)]
 
     def refuse_read(self, x: Tensor) -> None:
@@ -363,7 +369,12 @@ def links_of(record: Record | Edge) -> Iterable[Edge]:
 def dependences(links: Sequence[Edge], seeds: Sequence[Any]) -> dict[Any, int]:
     """Return which of the seeds each id depends on: bit i of its mask stands for the seed i.
 
-    Edges of loops lead back to seeds, so they are followed until nothing changes.
+    Edges of loops lead back to seeds, so they are followed until nothing changes. For the seeds
+    `a`, `b` and the step `c = a * b, d = exp(b)`, of which `d` comes round to `a`:
+
+        at first       a: 01    b: 10
+        first pass     c: 11    d: 10    a: 11 (by the loop)
+        second pass    nothing new, so `c` depends on both, and `d` on `b` alone
     """
     masks = {seed: 1 << i for i, seed in enumerate(seeds)}
     # Without loops one pass does, since links come in the order in which the ops ran; the second
@@ -425,7 +436,8 @@ class Passage:
     """The inputs of a region that are wanted and the outputs that they reach, as places.
 
     `edges` tell which input reaches which outputs: `{input: outputs}`. Without them each input
-    is taken to reach all.
+    is taken to reach all. With `(w, x, i) -> (w * x, i + 1)`, where tapes watch `w` and `x`, the
+    edges are `{0: [0], 1: [0]}`, `wanted` is [0, 1], and `reached` is [0].
     """
 
     def __init__(

@@ -336,7 +336,7 @@ def computed(
     function: Callable[[Sequence[Array]], Sequence[Array]], read: Callable[[Tensor], Array],
     xs: Sequence[Tensor], env: Env | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Return what a function of arrays computes, as constants."""
+    """Return the results of a function of arrays, as constants."""
     return [wrap(array) for array in function([read(x) for x in xs])]
 
 
@@ -345,10 +345,10 @@ def foreign(
     xs: Sequence[Tensor],
     read: Callable[[Tensor], Array],
 ) -> list[Tensor]:
-    """Return what another library's function computes from Tensors' arrays, as constants.
+    """Return the results of another library's function of Tensors' arrays, as constants.
 
-    `read` returns the array of a Tensor. What is computed by other ways is not known to a capture,
-    so that the Python of its body has to run again (see `Captured`).
+    `read` returns the array of a Tensor. A capture does not know values computed by other ways, so
+    that the Python of its body has to run again (see `Captured`).
     """
     xs = [dispatch.in_region(x) for x in xs]
     ys = computed(function, read, xs)
@@ -400,7 +400,7 @@ class Captured:
 
     @property
     def sources(self) -> Sequence[tuple[Any, float]]:
-        """Return what the body reached outside, each with the id of what stood for it."""
+        """Return the things that the body reached outside, each with the id of its stand-in."""
         assert self.first is not None
         return self.first.sources
 
@@ -546,7 +546,7 @@ class ReplayRegion:
         self.outside: Any = region.capture
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return what stands inside for a Tensor.
+        """Return the stand-in for a Tensor.
 
         A capture that began in here is told the Tensor of the first run, which other replays know,
         too; the capture of this replay, the Tensor of now.

@@ -107,7 +107,24 @@ def scanned(
 
 
 class Scan:
-    """One loop: its forward pass, what that keeps, and its backward pass."""
+    """One loop: its forward pass, what that keeps, and its backward pass.
+
+    The lists of places count in one of two rows. Their first `m` places are those of the carry,
+    whose last ones are the Variables in `assigned`:
+
+        inputs     0 … m - 1: the carry     up to k: entries of xs     from k on: captured
+        results    0 … m - 1: the carry     up to n: ys                from n on: residuals
+
+    * `carried`: the carries that the main tape watches. Their gradients are the backward carry.
+    * `wanted` (inputs): `carried`, and the other inputs that this tape watches. The backward step
+      returns their gradients, in this order.
+    * `active` (results): `carried`, and the ys that depend on something watched. The backward step
+      is given their gradients, in this order.
+    * `kept`: for each constant of the backward step, the pool in which it is found, and its place
+      there: "x" (entries of xs), "y" (of ys), or "step" (residuals). For "same" it is the array.
+
+    A walk back asks for some of `wanted`, and has gradients of some of `active`: its `passage`.
+    """
 
     def __init__(
         self, flat: Flat, carry: Sequence[Tensor], xs: Sequence[Tensor], length: int,
@@ -168,7 +185,8 @@ class Scan:
         import jax
 
         n = self.outputs
-        # a weight that a rule keeps would else be stacked as often as there are steps
+        # A weight that a rule keeps would else be stacked as often as there are steps. So `same`
+        # has the residuals that all steps share (None for the others), `steps` the other places.
         same = invariant(closed, n)
         steps = [i for i, array in enumerate(same) if array is None]
         for place, (pool, i) in enumerate(self.kept):  # places of steps that are still stacked
@@ -276,8 +294,8 @@ class Scan:
 
         m = len(self.carry)
         # of tracers the identity is all there is: JAX makes one for each value
-        same = {id(x._data) for x in stand_ins}
-        along = {id(x._data): i for i, x in enumerate(inner[m:])}
+        same = {id(x._data) for x in stand_ins}  # captured: one value for all steps
+        along = {id(x._data): i for i, x in enumerate(inner[m:])}  # entries of xs
         given_out = {id(y): i for i, y in enumerate(ys)}
         self.kept, stacked = [], []
         for array in consts:
@@ -336,14 +354,20 @@ class Scan:
         """Run the backward loop over what the forward loop kept."""
         import jax
 
+        # The backward loop, in which `along` are those ys of `active` that have a gradient, and
+        # `shared` says which of `wanted` are captured:
+        #
+        #     carry      dcarry (at first: `first`), sums (one for each that is shared)
+        #     entries    one step of each pool, and of the gradients by the ys `along`
+        #     results    dcarry and sums again; and dxs, by the entries of xs, which are stacked
         m = len(self.carry)
-        due = dict(zip(self.active, self.jaxpr.invars, strict=True))
+        expected = dict(zip(self.active, self.jaxpr.invars, strict=True))
         # `reached` are the outputs with a gradient in this walk; the other `active` ones get zeros
         pairs = zip(passage.reached, dys, strict=True)
-        arriving = {i: to_jax_as(dy._data, due[i].aval.dtype) for i, dy in pairs}
+        arriving = {i: to_jax_as(dy._data, expected[i].aval.dtype) for i, dy in pairs}
         arrays = [to_jax(x._data) for x in self.body_run.xs]
         along = [i for i in self.active if i in arriving and i >= m]
-        first = [arriving[i] if i in arriving else _zeros(due[i]) for i in self.carried]
+        first = [arriving[i] if i in arriving else _zeros(expected[i]) for i in self.carried]
         shared = [i >= len(arrays) for i in self.wanted]
         sums = [
             _zeros(v) for v, is_shared in zip(self.jaxpr.outvars, shared, strict=True) if is_shared
@@ -353,7 +377,7 @@ class Scan:
             pools, dys = entry
             given = dict(zip([*self.carried, *along], [*dcarry, *dys], strict=True))
             consts = [i if pool == "same" else pools[pool][i] for pool, i in self.kept]
-            arriving = [given[i] if i in given else _zeros(due[i]) for i in self.active]
+            arriving = [given[i] if i in given else _zeros(expected[i]) for i in self.active]
             return evaluate(self.jaxpr, consts, arriving)
 
         known = {i: ys[i] for pool, i in self.kept if pool == "y"}
@@ -387,6 +411,7 @@ class Scan:
         wanted = [*self.carried, *entries, *summed]
         pulls = pullback(step, len(inputs), Passage(wanted, [*self.carried, *along]))
         f, s = len(self.carried), len(summed)
+        # The carry of this loop is (dcarry, sums); its entries are (carries, xs, gradients by ys).
 
         def pull(dcarry: Sequence[Tensor], entry: Sequence[Tensor]) -> Sequence[Tensor]:
             return pulls([*entry[:k], *captured, *dcarry, *entry[k:]])
@@ -426,6 +451,7 @@ class Scan:
         step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
         # Tangents go the way of the values: carried, along the entries, or shared by all steps.
         both = dual(step, len(inputs), [*moving, *entries, *shared], [*moving, *outputs])
+        # The carry of this loop is (carry, dcarry of `moving`); its entries are (xs, dxs).
         f, captured = len(moving), [*inputs[k:], *[given[i] for i in shared]]
 
         def step_of_both(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

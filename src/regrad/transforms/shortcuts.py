@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ndarray = np.ndarray
 EXACT: set[type[Any]] = {int, bool, str, type(None), type}  # types whose equal values are the same
-# What JAX says of a dict whose keys it cannot sort, and of a container that holds itself.
+# The errors of JAX for a dict whose keys it cannot sort, and for a container that holds itself.
 UNFIT = (TypeError, ValueError, RecursionError, SystemError)
 NUMBERS: dict[type, tuple[type, type]] = {  # a Python number without JAX's x64 mode, and with it
     int: (np.int32, np.int64),

@@ -29,7 +29,7 @@ class Trace:
     program finds what the rules keep.
     """
 
-    note: Any = None  # what the body said about its results
+    note: Any = None  # that of the body, about its results
     count = 0  # how many results there are; after them come new values of Variables
     assigned: Sequence[Variable] = ()
     bindings: Overrides = None  # with the hits of the trace

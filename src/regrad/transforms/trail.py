@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, slice, type(...))
 LIMIT = 4096  # digests that a trail keeps
 
-# What a body found outside, by its closure.
+# A thing that a body found outside, by its closure.
 Reached: TypeAlias = "Tensor | Variable | Array"
 
 
@@ -53,7 +53,7 @@ class Trail:
         self.places: dict[float, Any] = {x._id: ("input", i) for i, x in enumerate(xs)}
         self.outputs: int = 0
         self.sources: list[tuple[Any, float]] = []
-        self.inner: dict[float, Tensor] = {}  # what stood for the sources
+        self.inner: dict[float, Tensor] = {}  # the stand-ins of the sources
         self.assigned: dict[Any, Tensor] = {}  # by Variable
         for source, _ in () if expected is None else expected.sources:
             self.source(source, resolved(source))
@@ -197,7 +197,7 @@ def capturing() -> Any:
 
 
 def resolved(source: Reached) -> Tensor:
-    """Return what stands, in the region that is open, for something that a body reached outside."""
+    """Return the stand-in, in the open region, for something that a body reached outside."""
     state = current()
     assert state is not None
     if isinstance(source, Readable):

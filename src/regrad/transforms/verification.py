@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NOT_THEIRS = (PACKAGE, sysconfig.get_path("purelib") + os.sep)
 
-Constant: TypeAlias = tuple[Any, ...]  # what tells a constant apart: see `_content`
+Constant: TypeAlias = tuple[Any, ...]  # the mark of a constant: see `_content`
 
 
 class Difference(NamedTuple):
@@ -78,7 +78,7 @@ def _backward(a: Trace, b: Trace) -> Iterator[Difference]:
 
 
 def _constants(values: Sequence[Array], kinds: Sequence[str] | None = None) -> list[Any]:
-    """Return what tells constants apart: their values, or the places where they come from."""
+    """Return the marks that tell constants apart: values, or the places where they come from."""
     kinds = kinds or ["constant"] * len(values)
     return [
         _content(value) if kind == "constant" else (kind, value)
@@ -135,7 +135,7 @@ class _VariableNames:
         return _content(v.val) if hasattr(v, "val") else self.of[v]
 
     def key(self, equation: JaxprEqn) -> Any:
-        """Return what an equation does, without the jaxprs inside it."""
+        """Return a key of all that an equation does, without the jaxprs inside it."""
         inputs = [self[v][:4] for v in equation.invars]
         outputs = [str(v.aval) for v in equation.outvars]
         options = {k: _option(v) for k, v in equation.params.items()}

@@ -1,4 +1,4 @@
-"""What JAX knows of a function: how it is compiled, and what derivative it has."""
+"""Functions as JAX knows them: how one is compiled, and what derivative it has."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def jit_info(function: Any) -> JitInfo | None:
     lambda: WITH_RULE,
 )  # fmt: skip
 def rules(function: Any) -> list[Any]:
-    """Return what runs when a function with a derivative of its own is called or differentiated."""
+    """Return the functions by which one with its own derivative runs and is differentiated.
+
+    There are none for any other function.
+    """
     if isinstance(function, jax.custom_jvp):
         return [function.fun, function.jvp]
     if isinstance(function, jax.custom_vjp):

@@ -1,4 +1,4 @@
-"""What JAX writes down of a function: equations, what they hold, and where they come from."""
+"""Programs as JAX writes them down: equations, their bodies, and where they come from."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _of_programs(name: str, why: str) -> Any:
 
 @_of_programs("", "nothing public tells what was traced")
 def notes(program: Any) -> Any:
-    """Return what JAX notes about the function that a program was made of."""
+    """Return the notes of JAX about the function that a program was made of."""
     return getattr(program, "jaxpr", program).debug_info
 
 
@@ -116,7 +116,7 @@ def source(program: Any) -> str:
 
 @_of_programs(".arg_names", "nothing public tells what inputs are called")
 def arg_names(program: Any) -> list[str]:
-    """Return what the inputs of a program are called; nothing if that is not known."""
+    """Return the names of the inputs of a program; none if they are not known."""
     return list(notes(program).arg_names or ())
 
 
@@ -165,7 +165,7 @@ class ScanBody(NamedTuple):
 
 @reads(OVERRIDES, "the parameters of scan", "JAX documents no parameters of primitives")
 def scan(eqn: Any) -> ScanBody:
-    """Return what a scan runs."""
+    """Return the body of a scan, and how it runs."""
     p = Params(eqn)
     if "ft_in" in p:  # from JAX 0.11 on: trees of constants, carry and inputs
         consts, carried, _ = (len(list(each)) for each in p["ft_in"].unpack())
@@ -286,7 +286,7 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 # From JAX 0.11 on some are written in Python: `call_hi_primitive`, with a HiPrim as parameter.
 COMPOSITES = frozenset({"polynomial", "Einsum"})  # (`polynomial` is not, but is alike)
 REMAT = "RematTraced"
-# What one of these computes is all that it is made of; the rule of a function is its author's.
+# Each of these computes just what its body does; the rule of a function is its author's.
 _PLAIN = COMPOSITES | {REMAT, "Scan3", "CustomVJPTraced", "CustomJVPTraced"}
 _ATOMS = frozenset({"Ldexp", "Frexp", "CheckpointName"})  # to users, they are one op each
 ROOT = "_custom_root"  # as JAX 0.10 names it

@@ -64,7 +64,7 @@ def check_promises(*features: Feature) -> None:
 
 
 def replacing(new: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return what makes, of a function of torch's, one that calls `new(old, …)` instead."""
+    """Return a maker: of a function of torch's, it makes one that calls `new(old, …)`."""
 
     def make(old: Any) -> Any:
         @wraps(old)
@@ -76,7 +76,7 @@ def replacing(new: Callable[..., Any]) -> Callable[[Any], Any]:
     return make
 
 
-NOTHING: Any = object()  # what a class or module has of its own, where it has nothing
+NOTHING: Any = object()  # stands for an attribute that a class or module does not have of its own
 
 
 def put_back(owner: Any, name: str, old: Any) -> None:
@@ -150,7 +150,7 @@ def is_leaf(node: Any) -> bool:
 
 
 def saved_by(node: Any, name: str, otherwise: Any = None) -> Any:
-    """Return what a node of torch's keeps under a name."""
+    """Return the value that a node of torch's keeps under a name."""
     return getattr(node, f"_saved_{name}", otherwise)
 
 

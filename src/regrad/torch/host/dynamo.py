@@ -25,8 +25,9 @@ Make = Callable[[Any], Any]
 _VARIABLES = "torch._dynamo.variables"
 _OUTPUT = "torch._dynamo.output_graph.OutputGraph"
 
-# What is replaced, by the name of what makes the new: where it is, and how its parameters begin.
-# (Before 2.11 the forward pass of a Function was traced by what traces all regions.)
+# The functions to replace, by the name of the maker of the new: where they are, and how their
+# parameters begin. (Before 2.11 the function that traces all regions also traced forward passes of
+# Functions.)
 _ENTRANCES = {
     "call_apply": (f"{_VARIABLES}.misc.AutogradFunctionVariable.call_apply", "self tx args kwargs"),
     "trace_forward": (
@@ -44,7 +45,7 @@ _ENTRANCES = {
 
 
 def entrances(makers: Mapping[str, Make]) -> list[tuple[Any, str, Make]]:
-    """Return what is replaced while a scope is open: where, its name, and what makes the new."""
+    """Return the functions to replace while a scope is open: owner, name, maker of the new."""
     skipped = "trace_forward" if COMPILING.host.release < (2, 11) else "speculate"
     found: list[tuple[Any, str, Make]] = []
     for name, (path, parameters) in _ENTRANCES.items():
@@ -91,7 +92,7 @@ def ask_about(functions: frozenset[Any]) -> None:
 
 
 def _reader(path: str) -> Callable[[Any], Any]:
-    """Return what reads an attribute of Dynamo's objects; where there is none, all is refused."""
+    """Return a reader of an attribute of Dynamo's objects; it refuses if there is none."""
     find = attrgetter(path)
 
     def read(held: Any) -> Any:
@@ -107,7 +108,7 @@ def _reader(path: str) -> Callable[[Any], Any]:
 modes: Any = _reader("symbolic_torch_function_state.mode_stack")  # of a trace: variables, in a list
 modes_of: Any = _reader("torch_function_mode_stack")  # those under which an OutputGraph begins
 function_class: Any = _reader("fn_cls")  # the Function whose application a variable stands for
-trace_operator: Any = _reader("_call_function")  # what traces the bodies of an operator
+trace_operator: Any = _reader("_call_function")  # the method that traces the bodies of an operator
 _realize = _reader("realize")
 
 
@@ -174,7 +175,7 @@ def _reach(module: Any, path: str) -> Any:
 
 @cache
 def traced_body(function: Any) -> Callable[..., Any] | None:
-    """Return what torch.compile traces to look into a function that torch writes in Python.
+    """Return the copy of a Python function of torch's that torch.compile traces to look inside.
 
     That is the same code in another function, about which Dynamo asks no mode. The checks in it
     (`has_torch_function`) say no by themselves: Dynamo asks the arguments there, and no modes. All

@@ -131,7 +131,7 @@ class Told:
 
 
 def entrances() -> list[tuple[Any, str, Callable[[Any], Any]]]:
-    """Return what to replace while scopes are open, in order to know which Function runs."""
+    """Return the functions to replace in open scopes, in order to know which Function runs."""
     return [] if Kind is type else [(Kind, "forward", lambda old: Told())]
 
 
