@@ -58,11 +58,7 @@ class Call:
     """One call of f as a function of the chosen arguments alone; it keeps the aux of f."""
 
     def __init__(
-        self,
-        choice: Choice,
-        args: Sequence[Any],
-        options: Mapping[str, Any],
-        places: Sequence[int],
+        self, choice: Choice, args: Sequence[Any], options: Mapping[str, Any], places: Sequence[int]
     ) -> None:
         self.choice = choice
         self.args = args

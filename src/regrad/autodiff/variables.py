@@ -43,9 +43,7 @@ UPDATES = RLock()
 # A fork waits for it too: a thread that held it would not be there to give it back.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=UPDATES.acquire,
-        after_in_parent=UPDATES.release,
-        after_in_child=UPDATES.release,
+        before=UPDATES.acquire, after_in_parent=UPDATES.release, after_in_child=UPDATES.release
     )
 
 

@@ -26,13 +26,7 @@ from regrad.core.state import LIVE, current, next_id
 from regrad.core.tape import CUT, NO_ATTRS, REAL, Place, Record, placed, put, record
 from regrad.core.tensor import OURS, Readable, Tensor, wrap
 from regrad.core.tracebacks import fold
-from regrad.errors import (
-    ArgumentError,
-    DTypeError,
-    GradientError,
-    kind,
-    refusal,
-)
+from regrad.errors import ArgumentError, DTypeError, GradientError, kind, refusal
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array, Namespace
@@ -328,10 +322,7 @@ def _sequence(op: Op, name: str, value: Any) -> list[Any]:
 
 
 def run(
-    op: Op,
-    xs: tuple[Tensor, ...],
-    attrs: Attrs,
-    layout: tuple[Place, ...] | None = None,
+    op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: tuple[Place, ...] | None = None
 ) -> Any:
     """Compute an op on Tensors, and record it where a tape watches."""
     if LIVE and (state := current()) is not None and state.region is not None:

@@ -212,8 +212,7 @@ class Untouched:
         """The ops as a table: name, calls, source line."""
         rows = sorted(self.counts.items(), key=lambda item: (item[0][0].lower(), item[0][1]))
         return Table(
-            ("op", "calls", "source line"),
-            [(name, str(n), where) for (name, where), n in rows],
+            ("op", "calls", "source line"), [(name, str(n), where) for (name, where), n in rows]
         )
 
 

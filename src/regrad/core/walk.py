@@ -51,10 +51,7 @@ class Inspector(Protocol):
 
 
 def walk(
-    records: Iterable[Record],
-    grads: Grads,
-    watched: set[int],
-    inspect: Inspector | None = None,
+    records: Iterable[Record], grads: Grads, watched: set[int], inspect: Inspector | None = None
 ) -> Grads:
     """Carry the gradients in `grads` (by id) back through `records`, which come newest first.
 

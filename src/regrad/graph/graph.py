@@ -24,12 +24,7 @@ from regrad.core.rule import NoGradient, OpView, Rule
 from regrad.core.state import current, next_id
 from regrad.core.tape import GroupedRecord, Place, effective, placed, put, rule_in_force
 from regrad.core.tensor import Tensor
-from regrad.errors import (
-    ArgumentError,
-    FinalizedError,
-    GraphError,
-    kind,
-)
+from regrad.errors import ArgumentError, FinalizedError, GraphError, kind
 from regrad.graph.constants import fold
 from regrad.shapes.infer import Spec, infer
 
