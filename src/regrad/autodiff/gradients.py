@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, overload
 
 from regrad.autodiff.choosing import Argnums, Choice, weight
 from regrad.autodiff.variables import Variable, VariableTape
@@ -17,12 +17,9 @@ from regrad.core.pullback import or_zeros, pull_back, run_taped
 from regrad.core.registry import OPS
 from regrad.core.signatures import answering, check_passed, helpful
 from regrad.core.tape import Tape
-from regrad.core.tensor import Readable, Tensor, id_of
+from regrad.core.tensor import Readable, Tensor, TensorLike, id_of
 from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
-
-if TYPE_CHECKING:
-    from regrad.core.tensor import TensorLike
 
 Unconnected: TypeAlias = Literal["raise", "zero", "none"]
 

@@ -7,14 +7,18 @@ import os
 import re
 from collections.abc import Iterable
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from regrad.core import dispatch
+from regrad.core.backends import DTypeLike
+from regrad.core.protocols import VariableLike
 from regrad.core.sharding import kept_in_place, moved
 from regrad.core.signatures import helpful
 from regrad.core.state import current
 from regrad.core.tape import Tape
-from regrad.core.tensor import Readable, Tensor
+from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import (
     ArgumentError,
     DTypeError,
@@ -26,13 +30,6 @@ from regrad.errors import (
 )
 from regrad.ops.creation import tensor
 from regrad.ops.methods import Methods
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from regrad.core.backends import DTypeLike
-    from regrad.core.protocols import VariableLike
-    from regrad.core.tensor import TensorLike
 
 _serial = itertools.count(1).__next__
 

@@ -19,7 +19,7 @@ from collections.abc import (
     ValuesView,
 )
 from functools import cached_property
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from regrad.core.backends import is_array
@@ -30,8 +30,6 @@ from regrad.core.tensor import Tensor
 from regrad.errors import NESTED, ArgumentError, RuleError, kind
 
 if TYPE_CHECKING:
-    from types import CellType
-
     from optree import PyTreeSpec
 
 Rebuild: TypeAlias = Callable[[Sequence[Any]], Any]

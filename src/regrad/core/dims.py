@@ -11,12 +11,10 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from regrad.core.backends import Array
 from regrad.errors import ArgumentError, RegradError, UnknownShapeError, brief
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array
 
 
 class Words(NamedTuple):

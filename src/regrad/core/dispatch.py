@@ -8,31 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regrad.core import backends, dims, numbers
-from regrad.core.backends import BACKENDS, JAX, backend_of, is_array, is_inexact
+from regrad.core.backends import BACKENDS, JAX, Array, Namespace, backend_of, is_array, is_inexact
 from regrad.core.dims import Dim, Shape
 from regrad.core.hints import of_value
 from regrad.core.kernel_errors import explain
 from regrad.core.numbers import is_tensor
 from regrad.core.promotion import complex_dtype, get_default_dtype, number_dtype, promote, weak
-from regrad.core.registry import Attrs, Input, Op
-from regrad.core.rule import PerInput, Rule
+from regrad.core.registry import Attrs, Input, Kernel, Op
+from regrad.core.rule import PerInput, Rule, RuleFunction
 from regrad.core.signatures import is_of_caller
 from regrad.core.state import LIVE, current, next_id
 from regrad.core.tape import CUT, NO_ATTRS, REAL, Place, Record, placed, put, record
-from regrad.core.tensor import OURS, Readable, Tensor, wrap
+from regrad.core.tensor import OURS, Readable, Tensor, TensorLike, wrap
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, DTypeError, GradientError, kind, refusal
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array, Namespace
-    from regrad.core.registry import Kernel
-    from regrad.core.rule import RuleFunction
-    from regrad.core.tensor import TensorLike
 
 ndarray = np.ndarray
 TWO = (True, True)

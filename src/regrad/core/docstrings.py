@@ -18,10 +18,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from regrad.core.protocols import OpLike
+from regrad.core.protocols import OpLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 

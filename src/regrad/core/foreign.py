@@ -10,25 +10,19 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regrad.core.backends import BACKENDS, is_array, numpy_dtype
+from regrad.core.backends import BACKENDS, Array, DTypeLike, is_array, numpy_dtype
 from regrad.core.builtin import Builtin
-from regrad.core.registry import RULES, Op, canonical, resolve
-from regrad.core.rule import NO_GRADIENT, Rule
+from regrad.core.registry import RULES, Attrs, Op, canonical, resolve
+from regrad.core.reports import Hit
+from regrad.core.rule import NO_GRADIENT, Rule, RuleFunction
 from regrad.core.signatures import plain_code
 from regrad.core.state import current, in_state, masked
 from regrad.core.tape import Place, Record, Spec, effective, positions, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import DetachedTensorWarning
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array, DTypeLike
-    from regrad.core.registry import Attrs
-    from regrad.core.reports import Hit
-    from regrad.core.rule import RuleFunction
-
 
 LIBRARIES = {"regrad", "torch", "jax"}  # that a rule may be written with
 

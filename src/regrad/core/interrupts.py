@@ -18,12 +18,10 @@ import threading
 from itertools import compress
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from regrad.core.state import in_state
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 try:  # the functions in C; those of `signal` make enums of everything, in twelve times the time
     from _signal import getsignal  # pyright: ignore[reportMissingImports]

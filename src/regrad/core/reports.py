@@ -7,14 +7,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from regrad.core.dims import Shape
 from regrad.core.hints import hint_at
 from regrad.core.names import REPORT
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, alike, printable
-
-if TYPE_CHECKING:
-    from regrad.core.dims import Shape
 
 INTEGERS = frozenset({int})
 SHAPES = 3  # so many different shapes are shown for a line

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
+from regrad.core.dims import Dim
 from regrad.core.signatures import public
 from regrad.errors import (
     ArgumentError,
@@ -20,9 +21,6 @@ from regrad.errors import (
     UnknownShapeError,
     brief,
 )
-
-if TYPE_CHECKING:
-    from regrad.core.dims import Dim
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from regrad.core.backends import is_inexact
 from regrad.core.dims import is_known
+from regrad.core.protocols import Overriding, VariableLike
 from regrad.core.registry import OPS, Attrs, Op
+from regrad.core.reports import Hit
 from regrad.core.rule import Conjugated, NoGradient, OpView, Rule
 from regrad.core.state import BESIDE, OPEN, State, current, refuse_elsewhere
 from regrad.core.tensor import Tensor, wrap
-
-if TYPE_CHECKING:
-    from regrad.core.protocols import Overriding, VariableLike
-    from regrad.core.reports import Hit
 
 NO_ATTRS: Attrs = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})

@@ -7,18 +7,16 @@ have a static shape where its parts are known. So kernels run on numbers and Dim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
 from regrad.core.dims import Dim, UnknownRank
+from regrad.core.protocols import NodeLike, SymbolLike
 from regrad.core.tape import placed
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from regrad.core.protocols import NodeLike, SymbolLike
 
 FOLDED = {
     "AddV2", "Cast", "ConcatV2", "ExpandDims", "FloorDiv", "FloorMod", "GatherV2", "Identity",

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from regrad.core import containers
-from regrad.core.backends import is_array, is_inexact
-from regrad.core.dims import UnknownRank
+from regrad.core.backends import Array, Namespace, is_array, is_inexact
+from regrad.core.dims import Shape, UnknownRank
 from regrad.core.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
 from regrad.core.docstrings import complete_public
+from regrad.core.overrides import OpBinding
+from regrad.core.protocols import NodeLike
 from regrad.core.pullback import or_zeros, pulled
-from regrad.core.registry import OPS, Input, Op
-from regrad.core.rule import Pulled, Rule
+from regrad.core.registry import OPS, Attrs, Input, Op
+from regrad.core.rule import Cotangent, Pulled, Rule
 from regrad.core.signatures import answered
 from regrad.core.state import State, current, in_state
 from regrad.core.tape import Record, record_of
@@ -29,14 +31,6 @@ from regrad.errors import DTypeError, GraphError, UnknownShapeError
 from regrad.graph.graph import Symbol, defer, home, in_innermost, is_symbolic
 from regrad.graph.size_ops import of_shape, size_tensor
 from regrad.shapes.infer import Spec, probe
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array, Namespace
-    from regrad.core.dims import Shape
-    from regrad.core.overrides import OpBinding
-    from regrad.core.protocols import NodeLike
-    from regrad.core.registry import Attrs
-    from regrad.core.rule import Cotangent
 
 P = ParamSpec("P")
 R = TypeVar("R")

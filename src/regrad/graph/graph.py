@@ -11,15 +11,15 @@ import re
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.backends import BACKENDS, Backend, is_inexact
+from regrad.core.backends import BACKENDS, Backend, Namespace, is_inexact
 from regrad.core.blocks import block, stay
 from regrad.core.dims import Dim, Source, UnknownRank, Words
-from regrad.core.registry import OPS, Op
+from regrad.core.registry import OPS, Attrs, Kernel, Op
 from regrad.core.rule import NoGradient, OpView, Rule
 from regrad.core.state import current, next_id
 from regrad.core.tape import GroupedRecord, Place, effective, placed, put, rule_in_force
@@ -27,10 +27,6 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, FinalizedError, GraphError, kind
 from regrad.graph.constants import fold
 from regrad.shapes.infer import Spec, infer
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Namespace
-    from regrad.core.registry import Attrs, Kernel
 
 PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
 VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")

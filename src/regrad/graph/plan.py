@@ -38,19 +38,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
+from regrad.core.backends import Array
 from regrad.core.generated import define
 from regrad.core.kernel_errors import explain
+from regrad.core.registry import Attrs
 from regrad.core.tensor import wrap
 from regrad.graph.graph import CONST, PLACEHOLDER, Node, Symbol
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array
-    from regrad.core.registry import Attrs
 
 FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
