@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import Any
 
@@ -42,6 +42,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=UPDATES.acquire, after_in_parent=UPDATES.release, after_in_child=UPDATES.release
     )
+
+
+def _of_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of Variables that is a function of the value."""
+    return lambda self, *args: function(self._read(), *args)
 
 
 class Variable(Methods, Readable):
@@ -246,29 +251,13 @@ class Variable(Methods, Readable):
         with UPDATES:
             self._assign(self.sub(value))
 
-    def _refusal(self) -> ArgumentError:
-        return ArgumentError(
+    def _refuse(self, other: object) -> Any:
+        raise ArgumentError(
             f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it "
             "is; write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
         )
 
-    def __iadd__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __isub__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __imul__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __itruediv__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __ipow__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __imatmul__(self, other: object) -> Any:
-        raise self._refusal()
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _refuse
 
     def numpy(self) -> Any:
         """The current value as a read-only NumPy view."""
@@ -283,20 +272,8 @@ class Variable(Methods, Readable):
             raise AttributeError(name)
         return getattr(self._read(), name)
 
-    def __float__(self) -> float:
-        return float(self._read())
-
-    def __int__(self) -> int:
-        return int(self._read())
-
-    def __bool__(self) -> bool:
-        return bool(self._read())
-
-    def __format__(self, spec: str) -> str:
-        return format(self._read(), spec)
-
-    def __len__(self) -> int:
-        return len(self._read())
+    __float__, __int__, __bool__ = _of_value(float), _of_value(int), _of_value(bool)
+    __format__, __len__ = _of_value(format), _of_value(len)
 
     def __setitem__(self, index: object, value: object) -> None:
         raise ArgumentError(

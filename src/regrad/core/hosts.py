@@ -170,7 +170,7 @@ class Feature:
     def run(self) -> None:
         """Run the promises, and remember those that do not hold. (None if a part is lost.)"""
         broken: list[str] = []
-        for program in () if self.losses else self.programs:
+        for program in [] if self.losses else self.programs:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -208,12 +208,7 @@ class Missing:
     def _refuse(self, *args: Any, **options: Any) -> Any:
         raise self._feature.error()
 
-    __call__: Callable[..., Any] = _refuse
-    __enter__: Callable[..., Any] = _refuse
-    __exit__: Callable[..., Any] = _refuse
-    __iter__: Callable[..., Any] = _refuse
-    __contains__: Callable[..., Any] = _refuse
-    __getitem__: Callable[..., Any] = _refuse
+    __call__ = __enter__ = __exit__ = __iter__ = __contains__ = __getitem__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -28,6 +28,7 @@ CUT = NoGradient()
 
 # Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
 Place = int | tuple[int, ...] | None
+Layout: TypeAlias = tuple[Place, ...] | None  # None: each parameter has one tensor
 Spec: TypeAlias = tuple[Any, Any]  # a shape and a dtype, as the array has them
 Result: TypeAlias = Tensor | tuple[Tensor, ...]  # of an op: one output, or several
 
@@ -160,7 +161,7 @@ def record_of(
     xs: Sequence[Tensor | None],
     outputs: int | tuple[int, ...],
     y: Result | None,
-    layout: tuple[Place, ...] | None = None,
+    layout: Layout = None,
     output_specs: Sequence[Spec] | None = None,
     hit: Hit | None = None,
 ) -> Record:
@@ -281,7 +282,7 @@ def record(
     xs: tuple[Tensor, ...],
     attrs: Attrs,
     y: Result,
-    layout: tuple[Place, ...] | None = None,
+    layout: Layout = None,
     rule: Rule | None = None,
 ) -> None:
     """Put the op on each tape that watches one of its inputs, under the rule in force now.
@@ -341,7 +342,7 @@ def put(
     xs: tuple[Tensor, ...],
     attrs: Attrs,
     y: Any,
-    layout: tuple[Place, ...] | None = None,
+    layout: Layout = None,
 ) -> None:
     """Write one record, which all the tapes that watch share."""
     ids = tuple([x._id for x in xs])
@@ -387,7 +388,7 @@ def _grouped(
     kept: frozenset[int],
     y: Result,
     keeps_y: bool,
-    layout: tuple[Place, ...] | None,
+    layout: Layout,
 ) -> tuple[GroupedRecord, list[int]]:
     """The record of an op with groups of inputs or several outputs, and the ids to watch."""
     layout = layout or tuple(range(len(xs)))
@@ -410,9 +411,7 @@ def _is_complex(y: Result) -> bool:
     return any(t.dtype.kind == "c" for t in (y if isinstance(y, tuple) else (y,)))
 
 
-def _wanted(
-    tapes: Sequence[Tape], ids: tuple[int, ...], layout: tuple[Place, ...] | None
-) -> frozenset[int]:
+def _wanted(tapes: Sequence[Tape], ids: tuple[int, ...], layout: Layout) -> frozenset[int]:
     """The parameters through which these tapes reach the op."""
     if len(ids) == 1 and layout is None:
         return ONLY

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -35,16 +35,13 @@ from regrad.shapes.infer import Spec, probe
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Bindings: TypeAlias = dict[str, OpBinding] | None  # the overrides for a call, by op type
 # A function of Tensors, and of the sizes that the run has resolved, to a list of Tensors.
 Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 
 
 def _kernel(
-    xp: Namespace,
-    xs: Sequence[Array],
-    call: Later,
-    sizes: Any,
-    overrides: dict[str, OpBinding] | None,
+    xp: Namespace, xs: Sequence[Array], call: Later, sizes: Any, overrides: Bindings
 ) -> Any:
     with in_state(State((), overrides) if overrides else None):
         ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
@@ -64,11 +61,7 @@ LATER = Op(
 
 
 def later(
-    call: Later,
-    xs: Sequence[Tensor],
-    sizes: Any,
-    overrides: dict[str, OpBinding] | None,
-    specs: Sequence[Spec] | None,
+    call: Later, xs: Sequence[Tensor], sizes: Any, overrides: Bindings, specs: Sequence[Spec] | None
 ) -> tuple[Tensor, ...]:
     """A node that makes the call when the graph runs."""
     if not any(is_symbolic(x) for x in xs):  # the run has come
@@ -101,7 +94,7 @@ class LaterRule(Rule):
 
 def pull_call(
     call: Later, record: Any, dy: Any, places: Sequence[int],
-    sizes: Any = None, overrides: dict[str, OpBinding] | None = None,
+    sizes: Any = None, overrides: Bindings = None,
 ) -> list[tuple[int, Any]]:  # fmt: skip
     """Pull gradients, in the run, through a call on the inputs of a record, those at `places`."""
     xs = list(record.xs)
