@@ -170,7 +170,7 @@ class Feature:
     def run(self) -> None:
         """Run the promises, and remember those that do not hold. (None if a part is lost.)"""
         broken: list[str] = []
-        for program in [] if self.losses else self.programs:
+        for program in () if self.losses else self.programs:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")

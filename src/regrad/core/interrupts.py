@@ -31,11 +31,8 @@ except ImportError:
     from signal import signal as set_handler
 
 FRESH = 2e-4  # seconds
-USUAL = [
-    int(getattr(signal, name))
-    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
-    if hasattr(signal, name)
-]
+NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
+USUAL = [int(getattr(signal, name)) for name in NAMES if hasattr(signal, name)]
 OTHERS = sorted({int(number) for number in signal.valid_signals()} - set(USUAL))
 
 _stale = 0.0  # the time from which all are to be asked again

@@ -99,13 +99,11 @@ class Report(Generic[B]):
 
         Print it, or give it to `rich`, which draws it.
         """
-        return Table(
-            ("op type", "rule", "calls", "rule ran", "source line", "shapes"),
-            [
-                (h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
-                for h in self.hits
-            ],
-        )
+        rows = [
+            (h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
+            for h in self.hits
+        ]
+        return Table(("op type", "rule", "calls", "rule ran", "source line", "shapes"), rows)
 
     def _repr_html_(self) -> str:
         return self.table().html()

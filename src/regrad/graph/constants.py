@@ -48,9 +48,8 @@ def _fold_from(node: NodeLike, contents: Sequence[object]) -> None:
             results = kernel(*[placed(contents, p) for p in node.layout], **node.attrs)
     except Exception:  # not every kernel takes objects; then the values are not known, no harm
         return
-    for symbol, content in zip(
-        node.symbols, results if node.op.several else (results,), strict=True
-    ):
+    results = results if node.op.several else (results,)
+    for symbol, content in zip(node.symbols, results, strict=True):
         symbol.content = _in_range(_objects(content), symbol.dtype)
 
 

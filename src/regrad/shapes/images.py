@@ -22,10 +22,8 @@ def _windows(
     if pad == "same":
         return [(n + (s - 1)) // s for n, s in pairs(inputs, strides)]
     padding = [(0, 0)] * len(size) if isinstance(pad, str) else pad
-    counts = []
-    for n, k, s, d, (lo, hi) in zip(
-        inputs, size, strides, dilations or [1] * len(size), padding, strict=True
-    ):
+    counts, dilations = [], dilations or [1] * len(size)
+    for n, k, s, d, (lo, hi) in zip(inputs, size, strides, dilations, padding, strict=True):
         count = n + (lo + hi - (k - 1) * d)  # at stride 1
         if type(count) is int and count < 1:
             raise ShapeError(
