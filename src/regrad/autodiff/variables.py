@@ -257,7 +257,12 @@ class Variable(Methods, Readable):
             "is; write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
         )
 
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _refuse
+    __iadd__: Callable[..., Any] = _refuse
+    __isub__: Callable[..., Any] = _refuse
+    __imul__: Callable[..., Any] = _refuse
+    __itruediv__: Callable[..., Any] = _refuse
+    __ipow__: Callable[..., Any] = _refuse
+    __imatmul__: Callable[..., Any] = _refuse
 
     def numpy(self) -> Any:
         """The current value as a read-only NumPy view."""
@@ -272,8 +277,11 @@ class Variable(Methods, Readable):
             raise AttributeError(name)
         return getattr(self._read(), name)
 
-    __float__, __int__, __bool__ = _of_value(float), _of_value(int), _of_value(bool)
-    __format__, __len__ = _of_value(format), _of_value(len)
+    __float__: Callable[..., Any] = _of_value(float)
+    __int__: Callable[..., Any] = _of_value(int)
+    __bool__: Callable[..., Any] = _of_value(bool)
+    __format__: Callable[..., Any] = _of_value(format)
+    __len__: Callable[..., Any] = _of_value(len)
 
     def __setitem__(self, index: object, value: object) -> None:
         raise ArgumentError(

@@ -46,12 +46,14 @@ def _numbered(key: tuple[object, ...]) -> int:
 _numbers = itertools.count()
 
 
-def _operators(compute: Callable[..., Any], sign: str) -> tuple[Any, Any]:
-    """Return the method of an operator of Dims, and the one with the operands exchanged."""
-    return (
-        lambda self, other: _arithmetic(compute, sign, self, other),
-        lambda self, other: _arithmetic(compute, sign, other, self),
-    )
+def _operator(compute: Callable[..., Any], sign: str) -> Callable[..., Any]:
+    """Return the method of an operator of Dims."""
+    return lambda self, other: _arithmetic(compute, sign, self, other)
+
+
+def _exchanged(compute: Callable[..., Any], sign: str) -> Callable[..., Any]:
+    """Return the method of an operator whose second operand is a Dim."""
+    return lambda self, other: _arithmetic(compute, sign, other, self)
 
 
 class Dim:
@@ -89,20 +91,30 @@ class Dim:
             "computations, or give the placeholder a shape."
         )
 
-    __bool__: Callable[..., Any]
-    __bool__ = __int__ = __index__ = __float__ = _ask
+    __bool__: Callable[..., Any] = _ask
+    __int__: Callable[..., Any] = _ask
+    __index__: Callable[..., Any] = _ask
+    __float__: Callable[..., Any] = _ask
 
     def _compare(self, other: object) -> Any:
         self._ask(f"how it compares to {other}")
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compare
+    __lt__: Callable[..., Any] = _compare
+    __le__: Callable[..., Any] = _compare
+    __gt__: Callable[..., Any] = _compare
+    __ge__: Callable[..., Any] = _compare
 
-    __add__, __radd__ = _operators(operator.add, "+")
-    __sub__, __rsub__ = _operators(operator.sub, "-")
-    __mul__, __rmul__ = _operators(operator.mul, "*")
-    __floordiv__, __rfloordiv__ = _operators(operator.floordiv, "//")
-    __truediv__, __rtruediv__ = _operators(operator.truediv, "/")
-    __mod__, _ = _operators(operator.mod, "%")
+    __add__: Callable[..., Any] = _operator(operator.add, "+")
+    __radd__: Callable[..., Any] = _exchanged(operator.add, "+")
+    __sub__: Callable[..., Any] = _operator(operator.sub, "-")
+    __rsub__: Callable[..., Any] = _exchanged(operator.sub, "-")
+    __mul__: Callable[..., Any] = _operator(operator.mul, "*")
+    __rmul__: Callable[..., Any] = _exchanged(operator.mul, "*")
+    __floordiv__: Callable[..., Any] = _operator(operator.floordiv, "//")
+    __rfloordiv__: Callable[..., Any] = _exchanged(operator.floordiv, "//")
+    __truediv__: Callable[..., Any] = _operator(operator.truediv, "/")
+    __rtruediv__: Callable[..., Any] = _exchanged(operator.truediv, "/")
+    __mod__: Callable[..., Any] = _operator(operator.mod, "%")
 
     def __neg__(self) -> Any:
         return 0 - self
@@ -176,7 +188,13 @@ class UnknownRank:
             "shape (None for the sizes that vary), or call set_shape."
         )
 
-    __iter__ = __len__ = __getitem__ = __contains__ = __bool__ = __add__ = __radd__ = _ask
+    __iter__: Callable[..., Any] = _ask
+    __len__: Callable[..., Any] = _ask
+    __getitem__: Callable[..., Any] = _ask
+    __contains__: Callable[..., Any] = _ask
+    __bool__: Callable[..., Any] = _ask
+    __add__: Callable[..., Any] = _ask
+    __radd__: Callable[..., Any] = _ask
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, UnknownRank):

@@ -208,7 +208,12 @@ class Missing:
     def _refuse(self, *args: Any, **options: Any) -> Any:
         raise self._feature.error()
 
-    __call__ = __enter__ = __exit__ = __iter__ = __contains__ = __getitem__ = _refuse
+    __call__: Callable[..., Any] = _refuse
+    __enter__: Callable[..., Any] = _refuse
+    __exit__: Callable[..., Any] = _refuse
+    __iter__: Callable[..., Any] = _refuse
+    __contains__: Callable[..., Any] = _refuse
+    __getitem__: Callable[..., Any] = _refuse
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
