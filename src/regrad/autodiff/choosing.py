@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from regrad.core.signatures import check_passed
+from regrad.core.signatures import check_passed, declared
 from regrad.errors import ArgumentError, kind
 
 Argnums: TypeAlias = int | Sequence[int]
@@ -58,11 +57,7 @@ class Call:
     """One call of f as a function of the chosen arguments alone; it keeps the aux of f."""
 
     def __init__(
-        self,
-        choice: Choice,
-        args: Sequence[Any],
-        options: Mapping[str, Any],
-        places: Sequence[int],
+        self, choice: Choice, args: Sequence[Any], options: Mapping[str, Any], places: Sequence[int]
     ) -> None:
         self.choice = choice
         self.args = args
@@ -156,10 +151,7 @@ def takes_second(f: Callable[..., Any]) -> bool:
     function is a keyword there, so these do not count. What does not say what it takes is thought
     to take one argument.
     """
-    try:
-        parameters = inspect.signature(f).parameters.values()
-    except (TypeError, ValueError):
-        return False
+    parameters = declared(f) or ()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return True
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) > 1

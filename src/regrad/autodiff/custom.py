@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from regrad.autodiff import custom_calls, guards
 from regrad.autodiff.custom_calls import CustomCall, CustomRule
@@ -14,14 +14,11 @@ from regrad.autodiff.guards import Guard
 from regrad.core import containers, dispatch
 from regrad.core import state as core_state
 from regrad.core.backends import is_array
+from regrad.core.protocols import RegionLike
 from regrad.core.signatures import public
 from regrad.core.state import State, current
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError
-
-if TYPE_CHECKING:
-    from regrad.core.protocols import RegionLike
-
 
 Y = TypeVar("Y")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regrad.autodiff.custom_functions import ONLY_INPUT, CustomFunction, Saves, unpack
 from regrad.autodiff.custom_nodes import custom_node
@@ -12,15 +12,11 @@ from regrad.autodiff.guards import UNSEEN, Guard
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_array
 from regrad.core.registry import Input, Op
-from regrad.core.rule import Pulled, Rule
+from regrad.core.rule import Cotangent, Pulled, Rule
 from regrad.core.state import STATE, State, next_id, run_held
-from regrad.core.tape import NO_ATTRS, put
+from regrad.core.tape import NO_ATTRS, Record, Tape, put
 from regrad.core.tensor import Tensor, id_of, twin
 from regrad.graph.graph import is_symbolic
-
-if TYPE_CHECKING:
-    from regrad.core.rule import Cotangent
-    from regrad.core.tape import Record, Tape
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
 NOTHING: tuple[frozenset[int], bool] = frozenset(), False

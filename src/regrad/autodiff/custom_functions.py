@@ -13,7 +13,7 @@ from typing import Any
 
 from regrad.core import containers
 from regrad.core.rule import place
-from regrad.core.signatures import misfit, parameters_of
+from regrad.core.signatures import declared, misfit, parameters_of
 from regrad.core.tensor import Tensor, TensorView
 from regrad.errors import ArgumentError, kind
 
@@ -32,12 +32,7 @@ class CustomFunction:
         self.named: set[str] | None = None  # what its code names, and whether it writes into
         self.writes: bool | None = None  # what it is given (see `regrad.core.foreign`)
         self.takes = True  # whether one with that code takes what was saved
-        try:
-            self.parameters: list[inspect.Parameter] = list(
-                inspect.signature(f).parameters.values()
-            )
-        except ValueError:
-            self.parameters = []
+        self.parameters: list[inspect.Parameter] = declared(f) or []
         self._ways: dict[int, str] = {}  # how f takes `save`, by the number of its arguments
         self.plainly: int | None = None  # with so many arguments f takes `save` after them
 
@@ -58,15 +53,13 @@ class CustomFunction:
         self, args: tuple[Any, ...], options: Mapping[str, Any], save: Callable[..., None]
     ) -> Any:
         """Return what f returns; it is given `save` where it takes it."""
-        way = self._ways.get(len(args)) or self._find_way(len(args))
+        way = self._ways.get(count := len(args))
+        if way is None:
+            way = self._ways[count] = self._way(count)
         if way == "last":
             self.plainly = len(args)
             return self.f(*args, save, **options)
         return self.f(*args, save=save, **options) if way == "keyword" else self.f(*args, **options)
-
-    def _find_way(self, count: int) -> str:
-        self._ways[count] = way = self._way(count)
-        return way
 
     def _way(self, count: int) -> str:
         if any(p.name == "save" and p.kind is not p.POSITIONAL_ONLY for p in self.parameters):
@@ -234,9 +227,8 @@ def _takes_saved(grad_func: Callable[..., Any]) -> bool:
 
     A parameter with a default keeps it (`lambda dy, k=k: …`), unless it is called `saved`.
     """
-    try:
-        parameters = list(inspect.signature(grad_func).parameters.values())
-    except ValueError:
+    parameters = declared(grad_func)
+    if parameters is None:
         return True
     takes = any(p.kind is p.VAR_POSITIONAL for p in parameters) or any(
         p.name == "saved"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
+from regrad.core.tape import Record
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError
 from regrad.graph.graph import PLACEHOLDER, Symbol, home, put_down
-
-if TYPE_CHECKING:
-    from regrad.core.tape import Record
 
 # The values go in with the inputs, so that the op runs after what computes them; the gradient
 # goes by the inputs alone.

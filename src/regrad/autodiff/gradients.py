@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, overload
 
 from regrad.autodiff.choosing import Argnums, Choice, weight
 from regrad.autodiff.variables import Variable, VariableTape
@@ -17,12 +17,9 @@ from regrad.core.pullback import or_zeros, pull_back, run_taped
 from regrad.core.registry import OPS
 from regrad.core.signatures import answering, check_passed, helpful
 from regrad.core.tape import Tape
-from regrad.core.tensor import Readable, Tensor, id_of
+from regrad.core.tensor import Readable, Tensor, TensorLike, id_of
 from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
-
-if TYPE_CHECKING:
-    from regrad.core.tensor import TensorLike
 
 Unconnected: TypeAlias = Literal["raise", "zero", "none"]
 
@@ -131,25 +128,28 @@ def grad(
     """
     _check(f, "grad", unconnected)
     if argnums is not None or has_aux:
-        return _gradient_by(Choice(f, "grad", argnums, has_aux), unconnected)
+        return _by(Choice(f, "grad", argnums, has_aux), unconnected)
 
     def g(x: Any, /, *more: Any, dy: TensorLike | None = None, **options: Any) -> Any:
         if more:
             dy = weight(f, more, dy, "grad")
         if options:
-            return _gradient_by(Choice(f, "grad", 0), unconnected)(x, dy=dy, **options)
+            return _by(Choice(f, "grad", 0), unconnected)(x, dy=dy, **options)
         return _gradients(f, (x,), dy, "grad", unconnected)[1][0]
 
     return _like(f, g, "grad(f)", OF_X_AND_DY)
 
 
-def _gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]:
-    """The gradient function for what a choice says."""
+def _by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]:
+    """The gradient function for what a choice says, alone or with the value."""
 
     def g(args: tuple[Any, ...], dy: Any, options: dict[str, Any]) -> Any:
         call = choice.call(args, options)
-        found = _gradients(call, call.inputs, dy, choice.api, unconnected, call.places)[1]
-        return call.with_aux(call.parts(found))
+        y, found = _gradients(call, call.inputs, dy, choice.api, unconnected, call.places)
+        dx = call.parts(found)
+        if choice.api == "value_and_grad":
+            return ValueAndGrad(call.with_aux(y), dx)
+        return call.with_aux(dx)
 
     return _chosen(choice, g)
 
@@ -217,30 +217,18 @@ def value_and_grad(
     """
     _check(f, "value_and_grad", unconnected)
     if argnums is not None or has_aux:
-        return _value_and_gradient_by(Choice(f, "value_and_grad", argnums, has_aux), unconnected)
+        return _by(Choice(f, "value_and_grad", argnums, has_aux), unconnected)
     new = tuple.__new__  # (the class's own is a function of Python)
 
     def g(x: Any, /, *more: Any, dy: TensorLike | None = None, **options: Any) -> ValueAndGrad:
         if more:
             dy = weight(f, more, dy, "value_and_grad")
         if options:
-            choice = Choice(f, "value_and_grad", 0)
-            return _value_and_gradient_by(choice, unconnected)(x, dy=dy, **options)
+            return _by(Choice(f, "value_and_grad", 0), unconnected)(x, dy=dy, **options)
         value, (dx,) = _gradients(f, (x,), dy, "value_and_grad", unconnected)
         return new(ValueAndGrad, (value, dx))
 
     return _like(f, g, "value_and_grad(f)", OF_X_AND_DY)
-
-
-def _value_and_gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]:
-    """As `_gradient_by`, with the value."""
-
-    def g(args: tuple[Any, ...], dy: Any, options: dict[str, Any]) -> ValueAndGrad:
-        call = choice.call(args, options)
-        y, found = _gradients(call, call.inputs, dy, choice.api, unconnected, call.places)
-        return ValueAndGrad(call.with_aux(y), call.parts(found))
-
-    return _chosen(choice, g)
 
 
 @remade

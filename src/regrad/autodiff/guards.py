@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from regrad.autodiff.custom_functions import CustomFunction
+from regrad.autodiff.variables import Variable
+from regrad.core.registry import Op
 from regrad.core.rule import place
 from regrad.core.state import State, next_id
 from regrad.core.tape import Tape
+from regrad.core.tensor import Tensor
 from regrad.errors import GradientError, kind
-
-if TYPE_CHECKING:
-    from regrad.autodiff.custom_functions import CustomFunction
-    from regrad.autodiff.variables import Variable
-    from regrad.core.registry import Op
-    from regrad.core.tensor import Tensor
 
 UNSEEN: Mapping[Tape, int] = MappingProxyType({})
 

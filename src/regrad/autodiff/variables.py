@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from regrad.core import dispatch
+from regrad.core.backends import DTypeLike
+from regrad.core.protocols import VariableLike
 from regrad.core.sharding import kept_in_place, moved
 from regrad.core.signatures import helpful
 from regrad.core.state import current
 from regrad.core.tape import Tape
-from regrad.core.tensor import Readable, Tensor
+from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import (
     ArgumentError,
     DTypeError,
@@ -27,13 +31,6 @@ from regrad.errors import (
 from regrad.ops.creation import tensor
 from regrad.ops.methods import Methods
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from regrad.core.backends import DTypeLike
-    from regrad.core.protocols import VariableLike
-    from regrad.core.tensor import TensorLike
-
 _serial = itertools.count(1).__next__
 
 # Whoever reads Variables and then writes to them holds this lock: updates, and compiled functions
@@ -43,10 +40,13 @@ UPDATES = RLock()
 # A fork waits for it too: a thread that held it would not be there to give it back.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=UPDATES.acquire,
-        after_in_parent=UPDATES.release,
-        after_in_child=UPDATES.release,
+        before=UPDATES.acquire, after_in_parent=UPDATES.release, after_in_child=UPDATES.release
     )
+
+
+def _of_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of Variables that is a function of the value."""
+    return lambda self, *args: function(self._read(), *args)
 
 
 class Variable(Methods, Readable):
@@ -251,29 +251,18 @@ class Variable(Methods, Readable):
         with UPDATES:
             self._assign(self.sub(value))
 
-    def _refusal(self) -> ArgumentError:
-        return ArgumentError(
+    def _refuse(self, other: object) -> Any:
+        raise ArgumentError(
             f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it "
             "is; write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
         )
 
-    def __iadd__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __isub__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __imul__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __itruediv__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __ipow__(self, other: object) -> Any:
-        raise self._refusal()
-
-    def __imatmul__(self, other: object) -> Any:
-        raise self._refusal()
+    __iadd__: Callable[..., Any] = _refuse
+    __isub__: Callable[..., Any] = _refuse
+    __imul__: Callable[..., Any] = _refuse
+    __itruediv__: Callable[..., Any] = _refuse
+    __ipow__: Callable[..., Any] = _refuse
+    __imatmul__: Callable[..., Any] = _refuse
 
     def numpy(self) -> Any:
         """The current value as a read-only NumPy view."""
@@ -288,20 +277,11 @@ class Variable(Methods, Readable):
             raise AttributeError(name)
         return getattr(self._read(), name)
 
-    def __float__(self) -> float:
-        return float(self._read())
-
-    def __int__(self) -> int:
-        return int(self._read())
-
-    def __bool__(self) -> bool:
-        return bool(self._read())
-
-    def __format__(self, spec: str) -> str:
-        return format(self._read(), spec)
-
-    def __len__(self) -> int:
-        return len(self._read())
+    __float__: Callable[..., Any] = _of_value(float)
+    __int__: Callable[..., Any] = _of_value(int)
+    __bool__: Callable[..., Any] = _of_value(bool)
+    __format__: Callable[..., Any] = _of_value(format)
+    __len__: Callable[..., Any] = _of_value(len)
 
     def __setitem__(self, index: object, value: object) -> None:
         raise ArgumentError(

@@ -7,19 +7,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from regrad.core.dispatch import lift
-from regrad.core.registry import OPS, Input, Op, borrowed, find_op
+from regrad.core.registry import OPS, Attrs, Input, Op, borrowed, find_op
 from regrad.core.rule import NO_GRADIENT, Missing, NoGradient, OpView, PerInput, Rule, asked
 from regrad.core.state import masked
-from regrad.core.tape import cuts, effective
-from regrad.core.tensor import Tensor
+from regrad.core.tape import Record, cuts, effective
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.core.walk import check_gradient, open_groups
 from regrad.errors import MissingRuleError, RuleError
 
 if TYPE_CHECKING:
-    from regrad.core.registry import Attrs
     from regrad.core.rule import Cotangent
-    from regrad.core.tape import Record
-    from regrad.core.tensor import TensorLike
 
 UNSAID = object()
 

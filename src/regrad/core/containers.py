@@ -5,7 +5,6 @@ A list of plain numbers is one tensor; any other container is a container.
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict, UserDict, UserList, defaultdict
 from collections.abc import (
     AsyncIterator,
@@ -19,19 +18,18 @@ from collections.abc import (
     ValuesView,
 )
 from functools import cached_property
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from regrad.core.backends import is_array
 from regrad.core.dispatch import NUMBERS, is_tensor
 from regrad.core.pytrees import LEAVES, NAMESPACE, adopted
 from regrad.core.rule import place
+from regrad.core.signatures import declared
 from regrad.core.tensor import Tensor
 from regrad.errors import NESTED, ArgumentError, RuleError, kind
 
 if TYPE_CHECKING:
-    from types import CellType
-
     from optree import PyTreeSpec
 
 Rebuild: TypeAlias = Callable[[Sequence[Any]], Any]
@@ -352,11 +350,7 @@ def _shown(value: object, path: str = "") -> str:
 
 def parameter(function: Callable[..., Any], position: int) -> str:
     """Return what a function calls its argument at a position: `x`, or `xs[2]` for `*xs`."""
-    try:
-        known = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        known = []
-    for i, p in enumerate(known):
+    for i, p in enumerate(declared(function) or ()):
         if p.kind is p.VAR_POSITIONAL:
             return f"{p.name}[{position - i}]"
         if i == position:

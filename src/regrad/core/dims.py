@@ -11,12 +11,10 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from regrad.core.backends import Array
 from regrad.errors import ArgumentError, RegradError, UnknownShapeError, brief
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array
 
 
 class Words(NamedTuple):
@@ -46,6 +44,16 @@ def _numbered(key: tuple[object, ...]) -> int:
 
 
 _numbers = itertools.count()
+
+
+def _operator(compute: Callable[..., Any], sign: str) -> Callable[..., Any]:
+    """Return the method of an operator of Dims."""
+    return lambda self, other: _arithmetic(compute, sign, self, other)
+
+
+def _exchanged(compute: Callable[..., Any], sign: str) -> Callable[..., Any]:
+    """Return the method of an operator whose second operand is a Dim."""
+    return lambda self, other: _arithmetic(compute, sign, other, self)
 
 
 class Dim:
@@ -83,62 +91,30 @@ class Dim:
             "computations, or give the placeholder a shape."
         )
 
-    def __bool__(self) -> bool:
-        self._ask()
+    __bool__: Callable[..., Any] = _ask
+    __int__: Callable[..., Any] = _ask
+    __index__: Callable[..., Any] = _ask
+    __float__: Callable[..., Any] = _ask
 
-    def __int__(self) -> int:
-        self._ask()
-
-    def __index__(self) -> int:
-        self._ask()
-
-    def __float__(self) -> float:
-        self._ask()
-
-    def __lt__(self, other: object) -> bool:
+    def _compare(self, other: object) -> Any:
         self._ask(f"how it compares to {other}")
 
-    def __le__(self, other: object) -> bool:
-        self._ask(f"how it compares to {other}")
+    __lt__: Callable[..., Any] = _compare
+    __le__: Callable[..., Any] = _compare
+    __gt__: Callable[..., Any] = _compare
+    __ge__: Callable[..., Any] = _compare
 
-    def __gt__(self, other: object) -> bool:
-        self._ask(f"how it compares to {other}")
-
-    def __ge__(self, other: object) -> bool:
-        self._ask(f"how it compares to {other}")
-
-    def __add__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.add, "+", self, other)
-
-    def __radd__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.add, "+", other, self)
-
-    def __sub__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.sub, "-", self, other)
-
-    def __rsub__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.sub, "-", other, self)
-
-    def __mul__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.mul, "*", self, other)
-
-    def __rmul__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.mul, "*", other, self)
-
-    def __floordiv__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.floordiv, "//", self, other)
-
-    def __rfloordiv__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.floordiv, "//", other, self)
-
-    def __truediv__(self, other: Dim | float) -> Any:
-        return _fraction("/", self, other)
-
-    def __rtruediv__(self, other: Dim | float) -> Any:
-        return _fraction("/", other, self)
-
-    def __mod__(self, other: Dim | float) -> Any:
-        return _arithmetic(operator.mod, "%", self, other)
+    __add__: Callable[..., Any] = _operator(operator.add, "+")
+    __radd__: Callable[..., Any] = _exchanged(operator.add, "+")
+    __sub__: Callable[..., Any] = _operator(operator.sub, "-")
+    __rsub__: Callable[..., Any] = _exchanged(operator.sub, "-")
+    __mul__: Callable[..., Any] = _operator(operator.mul, "*")
+    __rmul__: Callable[..., Any] = _exchanged(operator.mul, "*")
+    __floordiv__: Callable[..., Any] = _operator(operator.floordiv, "//")
+    __rfloordiv__: Callable[..., Any] = _exchanged(operator.floordiv, "//")
+    __truediv__: Callable[..., Any] = _operator(operator.truediv, "/")
+    __rtruediv__: Callable[..., Any] = _exchanged(operator.truediv, "/")
+    __mod__: Callable[..., Any] = _operator(operator.mod, "%")
 
     def __neg__(self) -> Any:
         return 0 - self
@@ -170,7 +146,7 @@ def _arithmetic(
     compute: Callable[[int, int], int], sign: str, a: Dim | float, b: Dim | float
 ) -> Any:
     """`a sign b`; neutral elements vanish, so that equal sizes stay recognisable."""
-    if not isinstance(a, Dim | int) or not isinstance(b, Dim | int):
+    if sign == "/" or not isinstance(a, Dim | int) or not isinstance(b, Dim | int):
         return _fraction(sign, a, b)
     if isinstance(b, int) and (sign, b) in NEUTRAL:
         return a
@@ -206,32 +182,19 @@ class UnknownRank:
     def __init__(self, source: Source) -> None:
         self.source: Source = source
 
-    def _ask(self) -> NoReturn:
+    def _ask(self, *others: object) -> Any:
         raise UnknownShapeError(
             f"the rank of {self.source} is known only when the graph runs. Give the placeholder a "
             "shape (None for the sizes that vary), or call set_shape."
         )
 
-    def __iter__(self) -> Iterator[Any]:
-        self._ask()
-
-    def __len__(self) -> int:
-        self._ask()
-
-    def __getitem__(self, index: object) -> Any:
-        self._ask()
-
-    def __contains__(self, item: object) -> bool:
-        self._ask()
-
-    def __bool__(self) -> bool:
-        self._ask()
-
-    def __add__(self, other: object) -> Any:
-        self._ask()
-
-    def __radd__(self, other: object) -> Any:
-        self._ask()
+    __iter__: Callable[..., Any] = _ask
+    __len__: Callable[..., Any] = _ask
+    __getitem__: Callable[..., Any] = _ask
+    __contains__: Callable[..., Any] = _ask
+    __bool__: Callable[..., Any] = _ask
+    __add__: Callable[..., Any] = _ask
+    __radd__: Callable[..., Any] = _ask
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, UnknownRank):
@@ -324,15 +287,33 @@ def is_known(shape: Shape) -> bool:
 
 def leaves(value: Any) -> Iterator[Any]:
     """The symbols on which an attribute depends."""
-    if isinstance(value, UnknownRank):
-        yield value.source
-    elif isinstance(value, Dim):
-        yield from _leaves_of(value)
+    for part in parts(value):
+        if isinstance(part, Dim):
+            yield from _leaves_of(part)
+        else:
+            yield part.source
+
+
+def parts(value: Any) -> Iterator[Dim | UnknownRank]:
+    """The sizes and shapes in an attribute that only the run can tell."""
+    if isinstance(value, Dim | UnknownRank):
+        yield value
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from leaves(item)
+            yield from parts(item)
     elif isinstance(value, slice):
-        yield from leaves((value.start, value.stop, value.step))
+        yield from parts((value.start, value.stop, value.step))
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """An attribute with each of its `parts` replaced."""
+    if isinstance(value, Dim | UnknownRank):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)([mapped(item, change) for item in value])
+    if isinstance(value, slice):
+        return slice(*[mapped(part, change) for part in (value.start, value.stop, value.step)])
+    return value
 
 
 def _leaves_of(dim: Dim) -> Iterator[Source]:
@@ -371,35 +352,29 @@ def _given(arg: Source | int, arrays: Callable[[Source], Array]) -> Any:
 
 def resolved(value: Any, arrays: Callable[[Source], Array]) -> Any:
     """An attribute with each Dim and unknown shape replaced by what it is in this run."""
-    if isinstance(value, UnknownRank):
-        return tuple(arrays(value.source).shape)
-    if isinstance(value, Dim):
-        return _computed(value, arrays)
-    if isinstance(value, tuple | list):
-        return type(value)([resolved(item, arrays) for item in value])
-    if isinstance(value, slice):
-        parts = (value.start, value.stop, value.step)
-        return slice(*[resolved(part, arrays) for part in parts])
-    return value
+
+    def in_run(part: Dim | UnknownRank) -> Any:
+        known = isinstance(part, Dim)
+        return _computed(part, arrays) if known else tuple(arrays(part.source).shape)
+
+    return mapped(value, in_run)
 
 
 def moved(value: Any, to: Callable[[Any], Any]) -> Any:
     """An attribute that asks the same of other symbols."""
-    if isinstance(value, UnknownRank):
-        return to(value.source).shape
-    if isinstance(value, Dim):
-        if any(isinstance(a, Dim) for a in value.args):
-            args = tuple([moved(a, to) for a in value.args])
-            sign = value.key[0]
-            plain = (sign,) if sign in SIGNS else value.key  # others have more in their keys
-            return Dim(value.compute, args, (*plain, *map(_key, args)))
-        source = to(value.args[0])
-        return Dim(value.compute, (source,), (value.key[0], source.id, *value.key[2:]))
-    if isinstance(value, tuple | list):
-        return type(value)([moved(item, to) for item in value])
-    if isinstance(value, slice):
-        return slice(*[moved(part, to) for part in (value.start, value.stop, value.step)])
-    return value
+
+    def there(part: Dim | UnknownRank) -> Any:
+        if isinstance(part, UnknownRank):
+            return to(part.source).shape
+        if any(isinstance(a, Dim) for a in part.args):
+            args = mapped(part.args, there)
+            sign = part.key[0]
+            plain = (sign,) if sign in SIGNS else part.key  # others have more in their keys
+            return Dim(part.compute, args, (*plain, *map(_key, args)))
+        source = to(part.args[0])
+        return Dim(part.compute, (source,), (part.key[0], source.id, *part.key[2:]))
+
+    return mapped(value, there)
 
 
 def sources(values: Iterable[Any]) -> list[Any]:

@@ -8,37 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regrad.core import backends, dims, numbers
-from regrad.core.backends import BACKENDS, JAX, backend_of, is_array, is_inexact
+from regrad.core.backends import BACKENDS, JAX, Array, Namespace, backend_of, is_array, is_inexact
 from regrad.core.dims import Dim, Shape
 from regrad.core.hints import of_value
 from regrad.core.kernel_errors import explain
 from regrad.core.numbers import is_tensor
 from regrad.core.promotion import complex_dtype, get_default_dtype, number_dtype, promote, weak
-from regrad.core.registry import Attrs, Input, Op
-from regrad.core.rule import PerInput, Rule
+from regrad.core.registry import Attrs, Input, Kernel, Op
+from regrad.core.rule import PerInput, Rule, RuleFunction
 from regrad.core.signatures import is_of_caller
 from regrad.core.state import LIVE, current, next_id
-from regrad.core.tape import CUT, NO_ATTRS, REAL, Place, Record, placed, put, record
-from regrad.core.tensor import OURS, Readable, Tensor, wrap
+from regrad.core.tape import CUT, NO_ATTRS, REAL, Layout, Place, Record, placed, put, record
+from regrad.core.tensor import OURS, Readable, Tensor, TensorLike, wrap
 from regrad.core.tracebacks import fold
-from regrad.errors import (
-    ArgumentError,
-    DTypeError,
-    GradientError,
-    kind,
-    refusal,
-)
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array, Namespace
-    from regrad.core.registry import Kernel
-    from regrad.core.rule import RuleFunction
-    from regrad.core.tensor import TensorLike
+from regrad.errors import ArgumentError, DTypeError, GradientError, kind, refusal
 
 ndarray = np.ndarray
 TWO = (True, True)
@@ -57,7 +45,7 @@ class Deferral(NamedTuple):
     pull: Callable[[Record, Any, set[int]], dict[int, Any]]  # gradients by a rule, in the run
 
 
-Call = Callable[[Op, tuple[Tensor, ...], Attrs, tuple[Place, ...] | None], Any]
+Call = Callable[[Op, tuple[Tensor, ...], Attrs, Layout], Any]
 DEFERRALS: dict[type, Deferral] = {}  # by the type of a tensor's data
 
 
@@ -327,12 +315,7 @@ def _sequence(op: Op, name: str, value: Any) -> list[Any]:
     return list(value)
 
 
-def run(
-    op: Op,
-    xs: tuple[Tensor, ...],
-    attrs: Attrs,
-    layout: tuple[Place, ...] | None = None,
-) -> Any:
+def run(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> Any:
     """Compute an op on Tensors, and record it where a tape watches."""
     if LIVE and (state := current()) is not None and state.region is not None:
         xs = tuple(map(state.region.enter, xs))
@@ -345,9 +328,7 @@ def run(
     return y
 
 
-def computed(
-    op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: tuple[Place, ...] | None = None
-) -> Any:
+def computed(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> Any:
     """Return what an op's kernel makes of Tensors, without a record."""
     arrays: Any = [x._data for x in xs]
     if len(arrays) == 1:  # as of most ops
@@ -369,7 +350,7 @@ def computed(
 
 
 def rerun(
-    op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: tuple[Place, ...] | None,
+    op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout,
     rule: Rule,
 ) -> Any:  # fmt: skip
     """Run an op that ran before, under the rule that was in force then."""
@@ -422,10 +403,6 @@ def _private(name: str, kernel: Kernel, rule: RuleFunction, *attrs: str) -> Op:
     return op
 
 
-def _promote_kernel(xp: Namespace, x: Array, dtype: np.dtype) -> Any:
-    return backends.cast(xp, x, dtype)
-
-
 def _promote_rule(dy, x_dtype):
     """The gradient under the input's own dtype; an integer input keeps what arrives."""
     dtype = backends.numpy_dtype(x_dtype)
@@ -463,7 +440,7 @@ def made_in_trace(
 
 MADE = Op("_Made", "made", _make, [], ("function", "args", "dtype"))
 ALIAS = _private("_Alias", lambda xp, x: x, lambda dy: dy)
-PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
+PROMOTE = _private("_Promote", backends.cast, _promote_rule, "dtype")
 
 
 def in_region(x: Tensor) -> Tensor:

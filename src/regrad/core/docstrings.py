@@ -18,10 +18,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from regrad.core.protocols import OpLike
+from regrad.core.protocols import OpLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -190,12 +189,9 @@ def _results(op: OpLike, boolean: bool) -> str:
 
 
 def _errors(op: OpLike) -> list[str]:
-    lines = [NO_TENSOR]
-    if op.real:
-        lines.append("DTypeError: an argument is complex.")
-    if len(op.inputs) > 1:
-        lines.append("ShapeError: the shapes do not broadcast.")
-    return lines
+    real = ["DTypeError: an argument is complex."] * op.real
+    shapes = ["ShapeError: the shapes do not broadcast."] * (len(op.inputs) > 1)
+    return [NO_TENSOR, *real, *shapes]
 
 
 def _section(title: str, *lines: str) -> str:

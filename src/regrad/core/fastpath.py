@@ -8,10 +8,11 @@ goes by `call`. Each function is one frame, because a call of Python is what its
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regrad.core.backends import Array
 from regrad.core.dispatch import WEAK, array_of, call, constant, wrap_results
 from regrad.core.kernel_errors import explain
 from regrad.core.registry import Op
@@ -20,9 +21,6 @@ from regrad.core.tape import NO_ATTRS, REAL, record
 from regrad.core.tensor import Tensor
 from regrad.core.tracebacks import fold
 from regrad.errors import NumberRangeError, prefixed
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array
 
 ndarray = np.ndarray
 

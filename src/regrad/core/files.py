@@ -6,13 +6,12 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING
+from typing import IO
+
+import numpy as np
 
 from regrad.core.interrupts import Deferred, at_once
 from regrad.errors import ArgumentError, CheckpointError, RegradError, kind
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PREFIX, SUFFIX = ".regrad-", ".tmp"  # of temporary files
 NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these

@@ -10,25 +10,19 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regrad.core.backends import BACKENDS, is_array, numpy_dtype
+from regrad.core.backends import BACKENDS, Array, DTypeLike, is_array, numpy_dtype
 from regrad.core.builtin import Builtin
-from regrad.core.registry import RULES, Op, canonical, resolve
-from regrad.core.rule import NO_GRADIENT, Rule
-from regrad.core.signatures import plain_code
+from regrad.core.registry import RULES, Attrs, Op, canonical, resolve
+from regrad.core.reports import Hit
+from regrad.core.rule import NO_GRADIENT, Rule, RuleFunction
+from regrad.core.signatures import declared, plain_code
 from regrad.core.state import current, in_state, masked
-from regrad.core.tape import Place, Record, Spec, effective, positions, record_of
+from regrad.core.tape import Layout, Record, Spec, effective, positions, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import DetachedTensorWarning
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array, DTypeLike
-    from regrad.core.registry import Attrs
-    from regrad.core.reports import Hit
-    from regrad.core.rule import RuleFunction
-
 
 LIBRARIES = {"regrad", "torch", "jax"}  # that a rule may be written with
 
@@ -67,9 +61,7 @@ class ForeignRule:
         """The rule for a call with so many tensors."""
         return self
 
-    def plan(
-        self, arrays: tuple[bool, ...], layout: tuple[Place, ...] | None
-    ) -> tuple[list[int], list[int], bool]:
+    def plan(self, arrays: tuple[bool, ...], layout: Layout) -> tuple[list[int], list[int], bool]:
         """Return where arrays are among the values, which the rule names, and if it names y.
 
         The others are numbers, or not given.
@@ -100,13 +92,7 @@ def takes_all(value: Any) -> bool:
     """Return whether a rule takes `**names`, which only a built-in rule can read."""
     if (code := plain_code(value)) is not None:
         return bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    if not callable(value):
-        return False
-    try:
-        parameters = inspect.signature(value).parameters.values()
-    except ValueError:
-        return False
-    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return any(p.kind is p.VAR_KEYWORD for p in declared(value) or ())
 
 
 class ForeignCall:
@@ -126,7 +112,7 @@ class ForeignCall:
         rule: ForeignRule,
         specs: Sequence[Spec],
         attrs: Attrs,
-        layout: tuple[Place, ...] | None = None,
+        layout: Layout = None,
         outputs: Sequence[Spec] | None = None,
         hit: Hit | None = None,
     ) -> None:

@@ -14,17 +14,22 @@ from regrad.errors import near, snake_case
 # -- arguments of our functions --------------------------------------------------------------------
 
 _CLOSE_OVER = "Let f reach what is not differentiated by a closure: {api}(lambda x: f(x, option))."
+_BY_ONE = (
+    "Differentiate by one argument of several with {api}(lambda a: f(a, b)), by all with {all}."
+)
+_BY_POSITION = "Give them by position: cond(pred, true_fn, false_fn, *operands)."
+_NO_NAMES = "Axes have no names: f sees single examples. Sum or average the results of vmap."
+_OF_JVP = "Its arguments are called xs and dxs here: jvp(f, [x], [dx])."
 _UNCONNECTED = "Say what an input without a path gets by unconnected='raise', 'zero' or 'none'."
 _ORDERS = "Leave it out: what {api} returns can be differentiated again, to any order."
 KEYWORDS = {
     "allow_int": "Integers have no gradient; make floats of them, astype(x, rg.float32).",
-    "allow_unused": _UNCONNECTED,
+    **dict.fromkeys(["allow_unused", "unconnected_gradients"], _UNCONNECTED),
     "argnum": "Differentiate by one argument of several with {api}(lambda a: f(a, b)).",
-    "argnums": "Differentiate by one argument of several with {api}(lambda a: f(a, b)), by all "
-    "with {all}.",
-    "axis_name": "Axes have no names: f sees single examples. Sum or average the results of vmap.",
+    **dict.fromkeys(["argnums", "wrt"], _BY_ONE),
+    **dict.fromkeys(["axis_name", "axis_size", "spmd_axis_name"], _NO_NAMES),
     "batch_size": "Nothing is done in batches here; vmap does all at once.",
-    "create_graph": _ORDERS,
+    **dict.fromkeys(["create_graph", "retain_graph"], _ORDERS),
     "device": "device_put(x, device) moves JAX's data, asarray keeps PyTorch's where they are.",
     "eps": "It is called step here.",
     "grad_outputs": "It is called dy here, and goes to the gradient function: grad(f)(x, dy=dy).",
@@ -36,40 +41,23 @@ KEYWORDS = {
     "loop_vars": "It is called init here.",
     "lr": "The rate is the optax optimizer's: Optimizer(optax.adam(lr)).",
     "learning_rate": "The rate is the optax optimizer's: Optimizer(optax.adam(learning_rate)).",
-    "nondiff_argnums": _CLOSE_OVER,
-    "operands": "Give them by position: cond(pred, true_fn, false_fn, *operands).",
+    **dict.fromkeys(["nondiff_argnums", "static_argnames", "static_argnums"], _CLOSE_OVER),
+    **dict.fromkeys(["operand", "operands"], _BY_POSITION),
     "out_dims": "It is called out_axes here.",
-    "primals": "Its arguments are called xs and dxs here: jvp(f, [x], [dx]).",
+    **dict.fromkeys(["primals", "tangents"], _OF_JVP),
     "requires_grad": FUNCTIONS,
-    "retain_graph": _ORDERS,
-    "static_argnames": _CLOSE_OVER,
-    "static_argnums": _CLOSE_OVER,
-    "tangents": "Its arguments are called xs and dxs here: jvp(f, [x], [dx]).",
-    "unconnected_gradients": _UNCONNECTED,
     "unroll": "Leave it out; the compiler decides.",
     "variables": "It is called var_list here.",
-    "wrt": "Differentiate by one argument of several with {api}(lambda a: f(a, b)), by all "
-    "with {all}.",
 }
-KEYWORDS["operand"] = KEYWORDS["operands"]
-KEYWORDS["axis_size"] = KEYWORDS["spmd_axis_name"] = KEYWORDS["axis_name"]
 
 RENAMED = {  # arguments of ops in other libraries
-    "dim": "axis",
-    "dims": "axis",
-    "keep_dims": "keepdims",
-    "keepdim": "keepdims",
-    "newshape": "shape",
-    "perm": "axes",
-    "size": "shape",
-}
+    "dim": "axis", "dims": "axis", "keep_dims": "keepdims", "keepdim": "keepdims",
+    "newshape": "shape", "perm": "axes", "size": "shape",
+}  # fmt: skip
 
 ALL = {  # how each differentiates by all arguments of f
-    "grad": "grads(f)([a, b])",
-    "grads": "grads(f)([a, b])",
-    "value_and_grad": "value_and_grads(f)([a, b])",
-    "value_and_grads": "value_and_grads(f)([a, b])",
-    "variable_grads": "grads(f)([a, b])",
+    **dict.fromkeys(["grad", "grads", "variable_grads"], "grads(f)([a, b])"),
+    **dict.fromkeys(["value_and_grad", "value_and_grads"], "value_and_grads(f)([a, b])"),
     "vjp": "vjp(f, a, b)",
     "jvp": "jvp(f, [a, b], [da, db])",
     "linearize": "linearize(f, a, b)",

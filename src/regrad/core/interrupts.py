@@ -18,12 +18,10 @@ import threading
 from itertools import compress
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from regrad.core.state import in_state
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 try:  # the functions in C; those of `signal` make enums of everything, in twelve times the time
     from _signal import getsignal  # pyright: ignore[reportMissingImports]
@@ -33,11 +31,8 @@ except ImportError:
     from signal import signal as set_handler
 
 FRESH = 2e-4  # seconds
-USUAL = [
-    int(getattr(signal, name))
-    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
-    if hasattr(signal, name)
-]
+NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
+USUAL = [int(getattr(signal, name)) for name in NAMES if hasattr(signal, name)]
 OTHERS = sorted({int(number) for number in signal.valid_signals()} - set(USUAL))
 
 _stale = 0.0  # the time from which all are to be asked again

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from regrad.core.backends import GONE, backend_of, gone, is_inexact
 from regrad.core.dims import is_known
-from regrad.core.registry import Op
+from regrad.core.registry import Attrs, Op
 from regrad.core.sharding import trouble
 from regrad.core.signatures import is_of_caller
 from regrad.core.tape import NO_ATTRS
@@ -25,9 +24,6 @@ from regrad.errors import (
     prefixed,
     refusal,
 )
-
-if TYPE_CHECKING:
-    from regrad.core.registry import Attrs
 
 LEAKED = (
     "a Tensor that was made while a function was traced is used after the trace has ended; it "

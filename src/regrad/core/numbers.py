@@ -86,9 +86,7 @@ def under(values: Any, dtype: np.dtype) -> np.ndarray:
 def check_range(array: np.ndarray, dtype: np.dtype) -> None:
     """Refuse numbers that an integer dtype cannot hold, infinities and NaN among them."""
     limits = np.iinfo(dtype)
-    if array.dtype.kind == "b":
-        return
-    if array.dtype.kind in "iu" and np.can_cast(array.dtype, dtype):
+    if array.dtype.kind in "biu" and np.can_cast(array.dtype, dtype):
         return
     fits = (array > limits.min - 1) & (array < limits.max + 1)
     if not np.all(fits):

@@ -19,22 +19,18 @@ import keyword
 import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad.core import dispatch
+from regrad.core.backends import Array
 from regrad.core.docstrings import complete, ordered
 from regrad.core.fastpath import binary, unary
 from regrad.core.generated import define
-from regrad.core.registry import OPS, Input, Op, check_op_type, find_op, gradient
-from regrad.core.rule import Entwined, parameters
+from regrad.core.registry import OPS, Attrs, Input, Kernel, Op, check_op_type, find_op, gradient
+from regrad.core.rule import Entwined, RuleFunction, parameters
 from regrad.core.signatures import check_call
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, RegistrationError, kind
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array
-    from regrad.core.registry import Attrs, Kernel
-    from regrad.core.rule import RuleFunction
 
 P = ParamSpec("P")
 R = TypeVar("R")

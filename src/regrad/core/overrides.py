@@ -5,23 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from regrad.core import jobs
 from regrad.core.blocks import stay
 from regrad.core.callers import find_caller, warn_of_open_scope
 from regrad.core.registry import OPS, Op, find_op, resolve
 from regrad.core.reports import Binding, Hit
-from regrad.core.rule import NoGradient, Rule, identity_of
+from regrad.core.rule import Cotangent, NoGradient, Rule, RuleFunction, identity_of
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.core.state import STATE, State, current
+from regrad.core.tape import Record
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, alike
-
-if TYPE_CHECKING:
-    from regrad.core.rule import Cotangent, RuleFunction
-    from regrad.core.tape import Record
 
 
 class WrappedRule(Rule):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +20,8 @@ from regrad.core.backends import FLOAT, Array, DTypeLike, check_dtype, is_inexac
 from regrad.core.blocks import block, stay
 from regrad.core.callers import find_opener, warn_of_open_scope
 from regrad.core.signatures import public
+from regrad.core.tensor import Tensor
 from regrad.errors import DTypeError
-
-if TYPE_CHECKING:
-    from regrad.core.tensor import Tensor
 
 SCOPED: ContextVar[np.dtype | None] = ContextVar("regrad_default_dtype", default=None)
 PROCESS: list[np.dtype] = [FLOAT]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from regrad.core import jobs
+from regrad.core.backends import Array
 from regrad.core.dispatch import alias, as_dtype
 from regrad.core.registry import OPS
 from regrad.core.state import BESIDE, OPEN, STATE, State, current, note_beside
 from regrad.core.tape import Tape
 from regrad.core.tensor import Tensor
 from regrad.core.walk import Grads, drain, seed, walk, walk_from
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from regrad.core.backends import Array
 
 
 def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:

@@ -7,7 +7,7 @@ knows is made known to optree when the first object of it turns up.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,8 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 
 NAMESPACE = "regrad"
-LEAVES: set[type[Any]] = {
-    Tensor,
-    np.ndarray,
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    list,
-}  # most are one of these
+# most are one of these
+LEAVES: set[type[Any]] = {Tensor, np.ndarray, bool, int, float, complex, str, list}
 
 
 def adopted(leaves: Iterable[Any]) -> bool:
@@ -35,25 +27,16 @@ def adopted(leaves: Iterable[Any]) -> bool:
     registry = getattr(getattr(jax, "tree_util", None), "default_registry", None)
     if registry is None:
         return False
-    new = {type(x) for x in strange if registry.flatten_one_level(x) is not None}
+    import optree
+
+    new: Any = {type(x) for x in strange if registry.flatten_one_level(x) is not None}
+    by = {"path_entry_type": optree.GetAttrEntry, "namespace": NAMESPACE}
     for kind in new:
-        _adopt(kind)
+        optree.register_pytree_node(kind, _open, _close, **by)
     return bool(new)
 
 
-def _adopt(kind: type) -> None:
-    import optree
-
-    optree.register_pytree_node(
-        kind,
-        _open,  # pyright: ignore[reportArgumentType]
-        _close,  # pyright: ignore[reportArgumentType]
-        path_entry_type=optree.GetAttrEntry,
-        namespace=NAMESPACE,
-    )
-
-
-def _open(value: Any) -> tuple[Sequence[Any], Frame, Sequence[str]]:
+def _open(value: Any) -> Any:
     import jax
 
     pairs, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
@@ -61,7 +44,7 @@ def _open(value: Any) -> tuple[Sequence[Any], Frame, Sequence[str]]:
     return [child for _, child in pairs], Frame(treedef), names
 
 
-def _close(frame: Frame, children: Sequence[Any]) -> Any:
+def _close(frame: Any, children: Any) -> Any:
     return frame.treedef.unflatten(children)
 
 

@@ -47,20 +47,11 @@ CACHED = type(cache(id))
 version: int = 0  # counts the changes of rules, which compiled programs have built in
 
 ALIASES = {
-    "Add": "AddV2",
-    "BatchMatMul": "MatMul",
-    "BatchMatMulV2": "MatMul",
-    "Concat": "ConcatV2",
-    "Div": "RealDiv",
-    "Gather": "GatherV2",
-    "Inv": "Reciprocal",
-    "Pad": "PadV2",
-    "ReverseV1": "ReverseV2",
-    "Rint": "Round",
-    "Select": "SelectV2",
-    "SplitV": "Split",
+    "Add": "AddV2", "BatchMatMul": "MatMul", "BatchMatMulV2": "MatMul", "Concat": "ConcatV2",
+    "Div": "RealDiv", "Gather": "GatherV2", "Inv": "Reciprocal", "Pad": "PadV2",
+    "ReverseV1": "ReverseV2", "Rint": "Round", "Select": "SelectV2", "SplitV": "Split",
     "TopK": "TopKV2",
-}
+}  # fmt: skip
 
 
 class Input(NamedTuple):

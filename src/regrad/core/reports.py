@@ -7,14 +7,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from regrad.core.dims import Shape
 from regrad.core.hints import hint_at
 from regrad.core.names import REPORT
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, alike, printable
-
-if TYPE_CHECKING:
-    from regrad.core.dims import Shape
 
 INTEGERS = frozenset({int})
 SHAPES = 3  # so many different shapes are shown for a line
@@ -101,13 +99,11 @@ class Report(Generic[B]):
 
         Print it, or give it to `rich`, which draws it.
         """
-        return Table(
-            ("op type", "rule", "calls", "rule ran", "source line", "shapes"),
-            [
-                (h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
-                for h in self.hits
-            ],
-        )
+        rows = [
+            (h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
+            for h in self.hits
+        ]
+        return Table(("op type", "rule", "calls", "rule ran", "source line", "shapes"), rows)
 
     def _repr_html_(self) -> str:
         return self.table().html()
@@ -212,8 +208,7 @@ class Untouched:
         """The ops as a table: name, calls, source line."""
         rows = sorted(self.counts.items(), key=lambda item: (item[0][0].lower(), item[0][1]))
         return Table(
-            ("op", "calls", "source line"),
-            [(name, str(n), where) for (name, where), n in rows],
+            ("op", "calls", "source line"), [(name, str(n), where) for (name, where), n in rows]
         )
 
 

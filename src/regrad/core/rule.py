@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from regrad.core.hints import hint_at
 from regrad.core.made import Made
 from regrad.core.names import OP_VIEW
-from regrad.core.signatures import parameters_of, plain_code
+from regrad.core.signatures import declared, parameters_of, plain_code
 from regrad.errors import MissingRuleError, RuleError, SignatureError, near
 
 if TYPE_CHECKING:
@@ -458,10 +458,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
     """The names of a function's parameters, in order."""
     if (code := plain_code(function)) is not None:
         return list(code.co_varnames[: code.co_argcount])
-    try:
-        return list(inspect.signature(function).parameters)
-    except ValueError:
-        return []
+    return [p.name for p in declared(function) or ()]
 
 
 def first_is_any(function: RuleFunction) -> bool:

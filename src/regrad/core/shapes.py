@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
+from regrad.core.dims import Dim
 from regrad.core.signatures import public
 from regrad.errors import (
     ArgumentError,
@@ -20,9 +21,6 @@ from regrad.errors import (
     UnknownShapeError,
     brief,
 )
-
-if TYPE_CHECKING:
-    from regrad.core.dims import Dim
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
@@ -96,10 +94,8 @@ def normalized_axes(axis: Axis, ndim: int, what: str = "axis") -> tuple[int, ...
     """The axes as a sorted tuple of non-negative ints; None means all."""
     if axis is None:
         return tuple(range(ndim))
-    axes = [
-        normalized_axis(a, ndim, what)
-        for a in (axis if isinstance(axis, tuple | list) else (axis,))
-    ]
+    given = axis if isinstance(axis, tuple | list) else (axis,)
+    axes = [normalized_axis(a, ndim, what) for a in given]
     if len(set(axes)) < len(axes):
         raise ArgumentError(f"{what} {axis} names an axis twice (the rank is {ndim})")
     return tuple(sorted(axes))
@@ -144,17 +140,14 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     try:
         if all(map(dims.is_known, shapes)):
             return np.broadcast_shapes(*shapes)
-        return tuple(reversed([_common_size(sizes) for sizes in _from_the_end(shapes)]))
+        from_the_end = zip_longest(*[shape[::-1] for shape in shapes], fillvalue=1)
+        return tuple(reversed([_common_size(sizes) for sizes in from_the_end]))
     except UnknownShapeError:
         raise
     except ValueError:
         raise ShapeError(
             f"the shapes {' and '.join(map(str, shapes))} cannot be broadcast together"
         ) from None
-
-
-def _from_the_end(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    return zip_longest(*[shape[::-1] for shape in shapes], fillvalue=1)
 
 
 def _common_size(sizes: Sequence[Dim | int]) -> Any:

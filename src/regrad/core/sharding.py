@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from regrad.core.backends import JAX, backend_of, is_traced
+from regrad.core.backends import JAX, Array, DTypeLike, backend_of, is_traced
 from regrad.core.extras import needed
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, DeviceError
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from regrad.core.backends import Array, DTypeLike
 
 ndarray = np.ndarray
 AUTO = (

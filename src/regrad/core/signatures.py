@@ -158,6 +158,14 @@ def misfit(
     return None
 
 
+def declared(function: object) -> list[inspect.Parameter] | None:
+    """Return the parameters of a function; None if it does not say what it takes."""
+    try:
+        return [*inspect.signature(function).parameters.values()]  # pyright: ignore
+    except (TypeError, ValueError):  # not a function, or a builtin
+        return None
+
+
 def plain_code(function: object) -> CodeType | None:
     """Return the code of a function that says itself what it takes.
 

@@ -39,9 +39,8 @@ LIVE: set[Any] = set()  # weak references to the states there are
 OPEN: dict[Tape, None] = {}
 BESIDE: dict[Tape, None] = {}
 
-next_id: Callable[[], int] = itertools.count(
-    1
-).__next__  # never reused, unlike id(); 0 means "on no tape"
+# never reused, unlike id(); 0 means "on no tape"
+next_id: Callable[[], int] = itertools.count(1).__next__
 
 
 class Recorder(Protocol):

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from regrad.core.backends import is_inexact
 from regrad.core.dims import is_known
+from regrad.core.protocols import Overriding, VariableLike
 from regrad.core.registry import OPS, Attrs, Op
+from regrad.core.reports import Hit
 from regrad.core.rule import Conjugated, NoGradient, OpView, Rule
 from regrad.core.state import BESIDE, OPEN, State, current, refuse_elsewhere
 from regrad.core.tensor import Tensor, wrap
-
-if TYPE_CHECKING:
-    from regrad.core.protocols import Overriding, VariableLike
-    from regrad.core.reports import Hit
 
 NO_ATTRS: Attrs = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
@@ -30,6 +28,7 @@ CUT = NoGradient()
 
 # Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
 Place = int | tuple[int, ...] | None
+Layout: TypeAlias = tuple[Place, ...] | None  # None: each parameter has one tensor
 Spec: TypeAlias = tuple[Any, Any]  # a shape and a dtype, as the array has them
 Result: TypeAlias = Tensor | tuple[Tensor, ...]  # of an op: one output, or several
 
@@ -162,7 +161,7 @@ def record_of(
     xs: Sequence[Tensor | None],
     outputs: int | tuple[int, ...],
     y: Result | None,
-    layout: tuple[Place, ...] | None = None,
+    layout: Layout = None,
     output_specs: Sequence[Spec] | None = None,
     hit: Hit | None = None,
 ) -> Record:
@@ -283,7 +282,7 @@ def record(
     xs: tuple[Tensor, ...],
     attrs: Attrs,
     y: Result,
-    layout: tuple[Place, ...] | None = None,
+    layout: Layout = None,
     rule: Rule | None = None,
 ) -> None:
     """Put the op on each tape that watches one of its inputs, under the rule in force now.
@@ -343,7 +342,7 @@ def put(
     xs: tuple[Tensor, ...],
     attrs: Attrs,
     y: Any,
-    layout: tuple[Place, ...] | None = None,
+    layout: Layout = None,
 ) -> None:
     """Write one record, which all the tapes that watch share."""
     ids = tuple([x._id for x in xs])
@@ -389,7 +388,7 @@ def _grouped(
     kept: frozenset[int],
     y: Result,
     keeps_y: bool,
-    layout: tuple[Place, ...] | None,
+    layout: Layout,
 ) -> tuple[GroupedRecord, list[int]]:
     """The record of an op with groups of inputs or several outputs, and the ids to watch."""
     layout = layout or tuple(range(len(xs)))
@@ -412,9 +411,7 @@ def _is_complex(y: Result) -> bool:
     return any(t.dtype.kind == "c" for t in (y if isinstance(y, tuple) else (y,)))
 
 
-def _wanted(
-    tapes: Sequence[Tape], ids: tuple[int, ...], layout: tuple[Place, ...] | None
-) -> frozenset[int]:
+def _wanted(tapes: Sequence[Tape], ids: tuple[int, ...], layout: Layout) -> frozenset[int]:
     """The parameters through which these tapes reach the op."""
     if len(ids) == 1 and layout is None:
         return ONLY

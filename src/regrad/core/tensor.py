@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from regrad.core import backends
+from regrad.core.backends import Array
 from regrad.core.state import LIVE, current, next_id, watchers
 from regrad.errors import ArgumentError, GradientError
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array
 
 id_of: attrgetter[Any] = attrgetter("_id")
 API_VERSIONS = "2021.12", "2022.12", "2023.12", "2024.12"  # of the Array API standard

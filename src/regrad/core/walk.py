@@ -10,25 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.backends import is_inexact, numpy_dtype
+from regrad.core.backends import DTypeLike, is_inexact, numpy_dtype
+from regrad.core.dims import Shape
 from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.registry import OPS
-from regrad.core.rule import NO_GRADIENT, OpView, describe_pull, wrong_gradient
+from regrad.core.rule import NO_GRADIENT, Cotangent, OpView, describe_pull, wrong_gradient
 from regrad.core.state import STATE, current, masked
 from regrad.core.tape import GroupedRecord, Record, positions
-from regrad.core.tensor import OURS, Tensor, TensorView, wrap
+from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
-
-if TYPE_CHECKING:
-    from regrad.core.backends import DTypeLike
-    from regrad.core.dims import Shape
-    from regrad.core.rule import Cotangent
-    from regrad.core.tensor import TensorLike
 
 # Gradients by id. None says that a path leads here, but a rule on it answered None.
 Grads = dict[int, Tensor | None]
@@ -51,10 +46,7 @@ class Inspector(Protocol):
 
 
 def walk(
-    records: Iterable[Record],
-    grads: Grads,
-    watched: set[int],
-    inspect: Inspector | None = None,
+    records: Iterable[Record], grads: Grads, watched: set[int], inspect: Inspector | None = None
 ) -> Grads:
     """Carry the gradients in `grads` (by id) back through `records`, which come newest first.
 

@@ -7,18 +7,16 @@ have a static shape where its parts are known. So kernels run on numbers and Dim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
 from regrad.core.dims import Dim, UnknownRank
+from regrad.core.protocols import NodeLike, SymbolLike
 from regrad.core.tape import placed
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from regrad.core.protocols import NodeLike, SymbolLike
 
 FOLDED = {
     "AddV2", "Cast", "ConcatV2", "ExpandDims", "FloorDiv", "FloorMod", "GatherV2", "Identity",
@@ -50,9 +48,8 @@ def _fold_from(node: NodeLike, contents: Sequence[object]) -> None:
             results = kernel(*[placed(contents, p) for p in node.layout], **node.attrs)
     except Exception:  # not every kernel takes objects; then the values are not known, no harm
         return
-    for symbol, content in zip(
-        node.symbols, results if node.op.several else (results,), strict=True
-    ):
+    results = results if node.op.several else (results,)
+    for symbol, content in zip(node.symbols, results, strict=True):
         symbol.content = _in_range(_objects(content), symbol.dtype)
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
 from regrad.core import containers
-from regrad.core.backends import is_array, is_inexact
-from regrad.core.dims import UnknownRank
+from regrad.core.backends import Array, Namespace, is_array, is_inexact
+from regrad.core.dims import Shape, UnknownRank
 from regrad.core.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
 from regrad.core.docstrings import complete_public
+from regrad.core.overrides import OpBinding
+from regrad.core.protocols import NodeLike
 from regrad.core.pullback import or_zeros, pulled
-from regrad.core.registry import OPS, Input, Op
-from regrad.core.rule import Pulled, Rule
+from regrad.core.registry import OPS, Attrs, Input, Op
+from regrad.core.rule import Cotangent, Pulled, Rule
 from regrad.core.signatures import answered
 from regrad.core.state import State, current, in_state
 from regrad.core.tape import Record, record_of
@@ -30,27 +32,16 @@ from regrad.graph.graph import Symbol, defer, home, in_innermost, is_symbolic
 from regrad.graph.size_ops import of_shape, size_tensor
 from regrad.shapes.infer import Spec, probe
 
-if TYPE_CHECKING:
-    from regrad.core.backends import Array, Namespace
-    from regrad.core.dims import Shape
-    from regrad.core.overrides import OpBinding
-    from regrad.core.protocols import NodeLike
-    from regrad.core.registry import Attrs
-    from regrad.core.rule import Cotangent
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Bindings: TypeAlias = dict[str, OpBinding] | None  # the overrides for a call, by op type
 # A function of Tensors, and of the sizes that the run has resolved, to a list of Tensors.
 Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 
 
 def _kernel(
-    xp: Namespace,
-    xs: Sequence[Array],
-    call: Later,
-    sizes: Any,
-    overrides: dict[str, OpBinding] | None,
+    xp: Namespace, xs: Sequence[Array], call: Later, sizes: Any, overrides: Bindings
 ) -> Any:
     with in_state(State((), overrides) if overrides else None):
         ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
@@ -70,11 +61,7 @@ LATER = Op(
 
 
 def later(
-    call: Later,
-    xs: Sequence[Tensor],
-    sizes: Any,
-    overrides: dict[str, OpBinding] | None,
-    specs: Sequence[Spec] | None,
+    call: Later, xs: Sequence[Tensor], sizes: Any, overrides: Bindings, specs: Sequence[Spec] | None
 ) -> tuple[Tensor, ...]:
     """A node that makes the call when the graph runs."""
     if not any(is_symbolic(x) for x in xs):  # the run has come
@@ -107,7 +94,7 @@ class LaterRule(Rule):
 
 def pull_call(
     call: Later, record: Any, dy: Any, places: Sequence[int],
-    sizes: Any = None, overrides: dict[str, OpBinding] | None = None,
+    sizes: Any = None, overrides: Bindings = None,
 ) -> list[tuple[int, Any]]:  # fmt: skip
     """Pull gradients, in the run, through a call on the inputs of a record, those at `places`."""
     xs = list(record.xs)

@@ -11,31 +11,22 @@ import re
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.backends import BACKENDS, Backend, is_inexact
+from regrad.core.backends import BACKENDS, Backend, Namespace, is_inexact
 from regrad.core.blocks import block, stay
 from regrad.core.dims import Dim, Source, UnknownRank, Words
-from regrad.core.registry import OPS, Op
+from regrad.core.registry import OPS, Attrs, Kernel, Op
 from regrad.core.rule import NoGradient, OpView, Rule
 from regrad.core.state import current, next_id
-from regrad.core.tape import GroupedRecord, Place, effective, placed, put, rule_in_force
+from regrad.core.tape import GroupedRecord, Layout, effective, placed, put, rule_in_force
 from regrad.core.tensor import Tensor
-from regrad.errors import (
-    ArgumentError,
-    FinalizedError,
-    GraphError,
-    kind,
-)
+from regrad.errors import ArgumentError, FinalizedError, GraphError, kind
 from regrad.graph.constants import fold
 from regrad.shapes.infer import Spec, infer
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Namespace
-    from regrad.core.registry import Attrs, Kernel
 
 PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
 VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
@@ -145,16 +136,8 @@ class Node(GroupedRecord):
     """An op of a graph: a record whose inputs and outputs are symbolic."""
 
     __slots__ = (
-        "control",
-        "face",
-        "face_inputs",
-        "graph",
-        "name",
-        "number",
-        "plain",
-        "sized",
-        "symbols",
-    )
+        "control", "face", "face_inputs", "graph", "name", "number", "plain", "sized", "symbols",
+    )  # fmt: skip
 
     graph: Graph
     name: str
@@ -307,7 +290,7 @@ class Graph:
         rule: Rule,
         xs: Sequence[Tensor],
         attrs: Attrs,
-        layout: tuple[Place, ...] | None = None,
+        layout: Layout = None,
         specs: Sequence[Spec] | None = None,
     ) -> Any:
         """Put an op down; the symbolic Tensors of its outputs, as the op would return them.
@@ -362,12 +345,11 @@ class Graph:
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
         """A Const node; constants with one key are shared."""
-        if key is not None and not self._here.controls and key in self._constants:
-            return self._constants[key]
-        y = self.add(CONST, NO_RULE, (), {"value": value}, specs=(Spec(value.shape, value.dtype),))
-        if key is not None and not self._here.controls:
-            self._constants[key] = y
-        return y
+        shared = {} if key is None or self._here.controls else self._constants
+        if key not in shared:
+            spec = Spec(value.shape, value.dtype)
+            shared[key] = self.add(CONST, NO_RULE, (), {"value": value}, specs=(spec,))
+        return shared[key]
 
     def entering(self, x: Tensor) -> Tensor:
         """A Tensor as one of this graph: arrays become constants, outer tensors captures."""
@@ -510,11 +492,7 @@ def is_symbolic(x: object) -> bool:
 
 def home(xs: Sequence[Tensor]) -> Graph:
     """The graph to which an op of these belongs: theirs, or the region that is being built."""
-    symbol: Any = None
-    for x in xs:
-        if type(x) is Symbolic:
-            symbol = x._data
-            break
+    symbol = next(x._data for x in xs if type(x) is Symbolic)
     graph = symbol.node.graph
     region = INNERMOST.get()
     if region is not None and graph in chain(region):
@@ -542,7 +520,7 @@ def defer(
     op: Op,
     xs: tuple[Tensor, ...],
     attrs: Attrs,
-    layout: tuple[Place, ...] | None = None,
+    layout: Layout = None,
     specs: Sequence[Spec] | None = None,
 ) -> Any:
     """Put an op of symbolic Tensors into their graph, and on each tape that watches."""
@@ -562,7 +540,7 @@ def put_down(
     rule: Rule,
     xs: tuple[Tensor, ...],
     attrs: Attrs,
-    layout: tuple[Place, ...] | None = None,
+    layout: Layout = None,
     specs: Sequence[Spec] | None = None,
 ) -> Any:
     """Put an op under a rule into a graph, and on each tape that watches one of its inputs."""

@@ -36,21 +36,20 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
+from regrad.core.backends import Array
 from regrad.core.generated import define
 from regrad.core.kernel_errors import explain
+from regrad.core.registry import Attrs
 from regrad.core.tensor import wrap
 from regrad.graph.graph import CONST, PLACEHOLDER, Node, Symbol
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array
-    from regrad.core.registry import Attrs
 
 FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
@@ -325,11 +324,8 @@ class _Writer:
         return [s for s in found.values() if self.names[s.id].startswith("v")]
 
     def _unread(self, symbol: Symbol) -> bool:
-        return (
-            symbol.id not in self.last
-            and symbol.id not in self.fed
-            and self.names[symbol.id].startswith("v")
-        )
+        is_read = symbol.id in self.last or symbol.id in self.fed
+        return not is_read and self.names[symbol.id].startswith("v")
 
     def _release(self, symbols: Iterable[Symbol]) -> None:
         """Free these values: their names, and their places in the arena."""
@@ -407,20 +403,13 @@ def _elements(symbol: Symbol) -> float:
     """Return the number of elements; unknown sizes count as large."""
     if isinstance(symbol.shape, dims.UnknownRank):
         return 0  # nothing says that an operand has its shape
-    size = 1
-    for n in symbol.shape:
-        size *= n if isinstance(n, int) else LARGE
-    return size
+    return math.prod(n if isinstance(n, int) else LARGE for n in symbol.shape)
 
 
 def _last_readers(nodes: Sequence[Node], fetches: Sequence[Symbol]) -> dict[int, Any]:
     """Return for each value the node that reads it last; the fetched ones live to the end."""
-    last: dict[int, Any] = {}
-    for node in nodes:
-        for symbol in node.sources():
-            last[symbol.id] = node
-    last.update((s.id, FETCHED) for s in fetches)
-    return last
+    last: dict[int, Any] = {s.id: node for node in nodes for s in node.sources()}
+    return last | {s.id: FETCHED for s in fetches}
 
 
 def _fresh(nodes: Sequence[Node], fetches: Sequence[Symbol], fed: set[int]) -> set[int]:

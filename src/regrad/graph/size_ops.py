@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.dims import Dim
+from regrad.core.backends import Array, Namespace
+from regrad.core.dims import Dim, Shape
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.rule import PerInput
 from regrad.core.tensor import Tensor
 from regrad.errors import RuleError, UnknownShapeError
 from regrad.graph.graph import INNERMOST, NO_RULE, chain, defer, home, is_symbolic
 from regrad.shapes.infer import Spec
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array, Namespace
-    from regrad.core.dims import Shape
 
 SHAPE = Op("Shape", "shape", lambda xp, x: np.asarray(x.shape, np.int32), [Input("x", "one")])
 SHAPE.rule = NO_RULE

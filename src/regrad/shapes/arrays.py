@@ -44,7 +44,8 @@ from regrad.shapes.table import (
 
 
 @form("Cast", "FullLike", "OnesLike", "ZerosLike", "_Promote", dtype=dtype_attribute)
-@form("HermitianWeights", "ToDevice")
+@form("MaxPoolGrad", dtype=second_dtype)
+@form("HermitianWeights", "MatrixCofactors", "MatrixCofactorsChange", "ToDevice")
 @form("LRN", "NeighbourSum", "OrZero", "OrZeroGrad", "TensorStridedSliceUpdate", "_Alias")
 def _like_x(arguments: Arguments, attrs: Attrs) -> Shape:
     return arguments[0].shape
@@ -52,11 +53,18 @@ def _like_x(arguments: Arguments, attrs: Attrs) -> Shape:
 
 @form("AddN")
 def _add_n(arguments: Arguments, attrs: Attrs) -> Shape:
-    shapes = [x.shape for x in arguments[0]]
+    return _common("add_n", arguments[0])
+
+
+def _common(name: str, xs: Sequence[Any]) -> tuple[Size, ...]:
+    """Return the one shape that all inputs must have."""
+    shapes = [x.shape for x in xs]
     try:
         return merge(shapes)
     except Clash:
-        raise ShapeError(f"add_n: all tensors must have one shape, got {listing(shapes)}") from None
+        raise ShapeError(
+            f"{name}: all tensors must have one shape, got {listing(shapes)}"
+        ) from None
 
 
 # -- along axes ----------------------------------------------------------------------------------
@@ -107,7 +115,7 @@ def _roll(arguments: Arguments, attrs: Attrs) -> Shape:
     return shape
 
 
-@form("LinearRecurrence")
+@form("Cross", "LinearRecurrence")
 def _recurrence(arguments: Arguments, attrs: Attrs) -> Shape:
     shape = broadcast(arguments[0].shape, arguments[1].shape)
     if shape is not None:
@@ -127,10 +135,7 @@ def _top_k(arguments: Arguments, attrs: Attrs) -> Any:
     return [Spec(found, dtype), Spec(found, INDEX)]
 
 
-@form("SearchSorted", dtype=INDEX)
-def _places(arguments: Arguments, attrs: Attrs) -> Shape:
-    return arguments[1].shape
-
+form("SearchSorted", dtype=INDEX)(lambda arguments, attrs: arguments[1].shape)
 
 # -- reshaping -----------------------------------------------------------------------------------
 
@@ -293,13 +298,9 @@ def _split(arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 @form("Pack")
 def _stack(arguments: Arguments, attrs: Attrs) -> Shape:
-    shapes = [x.shape for x in arguments[0]]
-    try:
-        shape = merge(shapes)
-    except Clash:
-        raise ShapeError(f"stack: all tensors must have one shape, got {listing(shapes)}") from None
+    shape = _common("stack", arguments[0])
     axis = normalized_axis(attrs["axis"], len(shape) + 1)
-    return (*shape[:axis], len(shapes), *shape[axis:])
+    return (*shape[:axis], len(arguments[0]), *shape[axis:])
 
 
 @form("Unpack")
@@ -320,9 +321,7 @@ def _strided_slice(arguments: Arguments, attrs: Attrs) -> Shape:
     return shorten(sizes) if shape is None else shorten([*sizes, *shape[taken:]])
 
 
-@form("Slice")
-def _block(arguments: Arguments, attrs: Attrs) -> Shape:
-    return as_sizes(attrs["size"])
+form("Slice")(lambda arguments, attrs: as_sizes(attrs["size"]))
 
 
 @form("MirrorPad", "PadV2")
@@ -449,9 +448,7 @@ def _where(arguments: Arguments, attrs: Attrs) -> Shape:
     return (None, None if shape is None else len(shape))
 
 
-@form("UniqueValues")
-def _unique_values(arguments: Arguments, attrs: Attrs) -> Shape:
-    return (None,)
+form("UniqueValues")(lambda arguments, attrs: (None,))
 
 
 @form("Unique")

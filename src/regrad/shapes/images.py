@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from regrad.errors import ShapeError
 from regrad.shapes.sizes import Shape, as_sizes, differ, pairs, shorten, unlike
-from regrad.shapes.table import Arguments, Attrs, form, second_dtype
+from regrad.shapes.table import Arguments, Attrs, Spec, form, second_dtype
 
 
 def _windows(
@@ -21,10 +22,8 @@ def _windows(
     if pad == "same":
         return [(n + (s - 1)) // s for n, s in pairs(inputs, strides)]
     padding = [(0, 0)] * len(size) if isinstance(pad, str) else pad
-    counts = []
-    for n, k, s, d, (lo, hi) in zip(
-        inputs, size, strides, dilations or [1] * len(size), padding, strict=True
-    ):
+    counts, dilations = [], dilations or [1] * len(size)
+    for n, k, s, d, (lo, hi) in zip(inputs, size, strides, dilations, padding, strict=True):
         count = n + (lo + hi - (k - 1) * d)  # at stride 1
         if type(count) is int and count < 1:
             raise ShapeError(
@@ -39,7 +38,8 @@ def _windows(
 # -- convolution -----------------------------------------------------------------------------------
 
 
-def _convolution(x: Sequence[Any], w: Sequence[Any], attrs: Attrs, depthwise: bool) -> Any:
+def _convolved(arguments: Arguments, attrs: Attrs, depthwise: bool) -> Any:
+    x, w = arguments[0].shape, arguments[1].shape
     n = len(x) - 2
     if len(w) != n + 2:
         raise ShapeError(f"the filter must have rank {n + 2} for images of shape {x}, got {w}")
@@ -52,33 +52,21 @@ def _convolution(x: Sequence[Any], w: Sequence[Any], attrs: Attrs, depthwise: bo
     return shorten((x[0], *counts, w[-2] * w[-1] if depthwise else w[-1]))
 
 
-@form("Conv2D", "Conv3D")
-def _convolved(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _convolution(arguments[0].shape, arguments[1].shape, attrs, False)
+form("Conv2D", "Conv3D")(partial(_convolved, depthwise=False))
+form("DepthwiseConv2dNative")(partial(_convolved, depthwise=True))
 
 
-@form("DepthwiseConv2dNative")
-def _convolved_by_channel(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _convolution(arguments[0].shape, arguments[1].shape, attrs, True)
-
-
-@form("Conv2DBackpropInput", "Conv3DBackpropInputV2")
-def _by_images(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _transposed_convolution(arguments, attrs, False)
-
-
-@form("DepthwiseConv2dNativeBackpropInput")
-def _by_images_by_channel(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _transposed_convolution(arguments, attrs, True)
-
-
-def _transposed_convolution(arguments: Arguments, attrs: Attrs, depthwise: bool) -> Shape:
+def _by_images(arguments: Arguments, attrs: Attrs, depthwise: bool) -> Shape:
     x, w, shape = arguments[0].shape, arguments[1].shape, as_sizes(attrs["shape"])
     if shape is not None and x is not None and w is not None:
-        due = _convolution(shape, w, attrs, depthwise)
+        due = _convolved([Spec(shape, arguments[0].dtype), arguments[1]], attrs, depthwise)
         if unlike(x, due):
             raise ShapeError(f"x has the shape {x}, expected {due} for output_shape {shape}")
     return shape
+
+
+form("Conv2DBackpropInput", "Conv3DBackpropInputV2")(partial(_by_images, depthwise=False))
+form("DepthwiseConv2dNativeBackpropInput")(partial(_by_images, depthwise=True))
 
 
 # -- pools, dilation -------------------------------------------------------------------------------
@@ -97,11 +85,6 @@ def _pooling(arguments: Arguments, attrs: Attrs) -> Shape:
                     "would lie in the padding alone. Use a smaller pad."
                 )
     return shorten((shape[0], *counts, shape[-1]))
-
-
-@form("MaxPoolGrad", dtype=second_dtype)
-def _like_first(arguments: Arguments, attrs: Attrs) -> Shape:
-    return arguments[0].shape
 
 
 @form("Dilation2D")

@@ -164,7 +164,7 @@ def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     if _is_unranked(arguments, attrs):
         return _of_some_rank(op, arguments, attrs)
     small = _small(arguments)
-    known = not _holds_dims([*_leaves(small), *attrs.values()])
+    known = not _dims_of([*_leaves(small), *attrs.values()])
     try:
         return _try(op, small, attrs) if known else _compare(op, small, attrs)
     except UnknownShapeError:
@@ -268,19 +268,9 @@ def _elements(x: Spec) -> int:
 # -- sizes that are unknown ------------------------------------------------------------------------
 
 
-def _dims_of(value: Any) -> Iterator[Dim]:
-    """Yield the Dims in the shapes of specs and in attributes."""
-    if isinstance(value, Dim):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _dims_of(item)
-    elif isinstance(value, slice):
-        yield from _dims_of((value.start, value.stop, value.step))
-
-
-def _holds_dims(value: object) -> bool:
-    return next(_dims_of(value), None) is not None
+def _dims_of(value: Any) -> list[Dim]:
+    """Return the Dims in the shapes of specs and in attributes."""
+    return [part for part in dims.parts(value) if isinstance(part, Dim)]
 
 
 def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
@@ -353,7 +343,7 @@ def _common_size(sizes: Sequence[int], known: Known) -> Any:
 
 
 def _fill(value: Any, number: Number) -> Any:
-    if not _holds_dims(value):
+    if not _dims_of(value):
         return value
     return dims.resolved(value, lambda source: StandIn(source, number))
 
@@ -366,13 +356,8 @@ def _fill_spec(x: Spec, number: Number) -> Spec:
 
 
 def _is_unranked(arguments: Arguments, attrs: Attrs) -> bool:
-    return any(x.shape is None for x in _leaves(arguments)) or _holds_unranked([*attrs.values()])
-
-
-def _holds_unranked(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_holds_unranked, value))
-    return isinstance(value, UnknownRank)
+    unranked = [part for part in dims.parts([*attrs.values()]) if isinstance(part, UnknownRank)]
+    return bool(unranked) or any(x.shape is None for x in _leaves(arguments))
 
 
 def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
@@ -381,8 +366,9 @@ def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     for first, *rest in _ranks(sum(x.shape is None for x in _leaves(arguments))):
         ranks = iter((first, *rest))
         specs = [_each(x, partial(_give_rank, ranks=ranks)) for x in arguments]
+        shaped = partial(_shaped, rank=first)
         try:
-            found = _at_rank(op, specs, {k: _give_shapes(v, first) for k, v in attrs.items()})
+            found = _at_rank(op, specs, {k: dims.mapped(v, shaped) for k, v in attrs.items()})
         except UnknownShapeError as error:
             asked = error
         except Exception:  # the op is not for this rank
@@ -413,13 +399,9 @@ def _give_rank(x: Spec, ranks: Iterator[int]) -> Spec:
     return Spec(_some_shape(next(ranks)), x.dtype) if x.shape is None else x
 
 
-def _give_shapes(value: Any, rank: int) -> Any:
-    """Return an attribute with some shape of this rank for each that is unknown."""
-    if isinstance(value, UnknownRank):
-        return _some_shape(rank)
-    if not _holds_unranked(value):
-        return value
-    return type(value)([_give_shapes(item, rank) for item in value])
+def _shaped(part: Dim | UnknownRank, rank: int) -> Any:
+    """Return some shape of this rank for one that is unknown."""
+    return _some_shape(rank) if isinstance(part, UnknownRank) else part
 
 
 def _some_shape(rank: int) -> tuple[Dim, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from regrad.core.shapes import normalized_axis
 from regrad.errors import ShapeError
 from regrad.shapes.sizes import Shape, Size, broadcast, differ, pairs, shorten, smaller
 from regrad.shapes.table import INDEX, Arguments, Attrs, Spec, form, real_dtype, real_of
@@ -46,14 +45,6 @@ def _einsum(arguments: Arguments, attrs: Attrs) -> Shape:
     return tuple([sizes[axis] for axis in output])
 
 
-@form("Cross")
-def _cross(arguments: Arguments, attrs: Attrs) -> Shape:
-    shape = broadcast(arguments[0].shape, arguments[1].shape)
-    if shape is not None:
-        normalized_axis(attrs["axis"], len(shape))
-    return shape
-
-
 # -- square matrices -------------------------------------------------------------------------------
 
 
@@ -69,19 +60,8 @@ def _square(arguments: Arguments, attrs: Attrs) -> Shape:
     return None if shape is None else _squares(shape)
 
 
-@form("MatrixCofactors", "MatrixCofactorsChange")
-def _like_first(arguments: Arguments, attrs: Attrs) -> Shape:
-    return arguments[0].shape
-
-
-@form("SelfAdjointEigvalsGrad", "SingularValuesGrad")
-def _with_vectors(arguments: Arguments, attrs: Attrs) -> Spec:
-    return arguments[-1]
-
-
-@form("MatrixDeterminant")
-def _determinant(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _squares(arguments[0].shape)[:-2]
+form("SelfAdjointEigvalsGrad", "SingularValuesGrad")(lambda arguments, attrs: arguments[-1])
+form("MatrixDeterminant")(lambda arguments, attrs: _squares(arguments[0].shape)[:-2])
 
 
 @form("LogMatrixDeterminant")
@@ -107,9 +87,9 @@ def _eigen(arguments: Arguments, attrs: Attrs) -> list[Spec]:
     return [Spec(_squares(shape)[:-1], real_of(dtype)), Spec(shape, dtype)]
 
 
-@form("SelfAdjointEigvals", dtype=real_dtype)
-def _eigenvalues(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _squares(arguments[0].shape)[:-1]
+form("SelfAdjointEigvals", dtype=real_dtype)(
+    lambda arguments, attrs: _squares(arguments[0].shape)[:-1]
+)
 
 
 # -- matrices --------------------------------------------------------------------------------------
@@ -151,9 +131,9 @@ def _pseudo_inverse(arguments: Arguments, attrs: Attrs) -> Shape:
     return (*batch, n, m)
 
 
-@form("MatrixRank", dtype=INDEX)
-def _rank(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _matrices("matrix_rank", arguments[0].shape)[:-2]
+form("MatrixRank", dtype=INDEX)(
+    lambda arguments, attrs: _matrices("matrix_rank", arguments[0].shape)[:-2]
+)
 
 
 @form("Tril", "Triu")

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from regrad.core import dims
 from regrad.core.registry import Attrs, Op, find_op
 from regrad.errors import RegistrationError
 from regrad.shapes.sizes import Shape, StandIn, broadcast
-
-if TYPE_CHECKING:
-    from regrad.core.backends import DTypeLike
 
 Arguments = Sequence[Any]  # a Spec, a list of them or None for each parameter
 F = TypeVar("F", bound=Callable[[Arguments, Attrs], Any])
@@ -142,16 +139,13 @@ def quiet() -> Iterator[None]:
 def measure_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The dtype of what the kernel returns for arrays of one element."""
     dtypes = tuple([None if x is None else x.dtype for x in arguments])
-    return _measure(op, dtypes, _of_ones(attrs) if attrs else ())
+    # (with 1 for each unknown size)
+    items = [(name, dims.resolved(value, _ones)) for name, value in attrs.items()]
+    return _measure(op, dtypes, tuple(items))
 
 
-def _of_ones(attrs: Attrs) -> tuple[tuple[str, Any], ...]:
-    """Attributes with 1 for each unknown size."""
-
-    def ones(source: Any) -> StandIn:
-        return StandIn(source, lambda place: 1)
-
-    return tuple([(name, dims.resolved(value, ones)) for name, value in attrs.items()])
+def _ones(source: Any) -> StandIn:
+    return StandIn(source, lambda place: 1)
 
 
 @lru_cache(maxsize=4096)
@@ -166,12 +160,7 @@ ELEMENTWISE = Form(broadcasting, measure_dtype)
 
 def dtype_attribute(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The attribute `dtype`; the input's where that is None."""
-    dtype = attrs["dtype"]
-    return arguments[0].dtype if dtype is None else _dtype_named(dtype)
-
-
-def _dtype_named(dtype: DTypeLike | None) -> np.dtype:
-    """A dtype from what users write."""
+    dtype = attrs["dtype"] or arguments[0].dtype
     if isinstance(dtype, np.dtype):
         return dtype
     return find_op("ZerosLike").kernels[np.ndarray](np.zeros(1), dtype=dtype).dtype
