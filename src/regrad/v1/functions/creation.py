@@ -24,7 +24,7 @@ from regrad.v1.graph.conversion import as_array, constant
 from regrad.v1.graph.forms import as_sizes, dtype_of, is_eager, one_op, scope
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.kinds import ANY, FLOATS
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import define, row
 from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, is_tensor
 
 __all__ = [
@@ -219,21 +219,24 @@ def _known_number(x: Tensor) -> Any:
     return None if content is None else content.item()
 
 
-def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
+@row("tf", "LinSpace", kinds=FLOATS, num=as_sizes)
+def lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
     """Return evenly spaced numbers from `start` to `stop`, both of them included.
 
     Args:
         num: How many there are.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.lin_space(rg.asarray(0.0), rg.asarray(1.0), num=3)
+    Tensor([0. , 0.5, 1. ], dtype=float32)
     """
     if is_eager(start, stop):
         return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
 
 
-lin_space = linspace = define(
-    "tf.lin_space(start, stop, num)", "LinSpace", _lin_space, FLOATS, "0.0", "1.0", "num=3",
-    "[0. , 0.5, 1. ]", num=as_sizes,
-)  # fmt: skip
+linspace = lin_space
 
 
 # -- matrices, masks -------------------------------------------------------------------------------

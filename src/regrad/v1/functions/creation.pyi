@@ -33,12 +33,8 @@ def range(
     dtype: dtypes.DTypeLike | None = None,
     name: str = "range",
 ) -> Any: ...
-def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
-
-def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
-
+def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any: ...
+def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any: ...
 def eye(
     num_rows: TensorLike,
     num_columns: TensorLike = None,

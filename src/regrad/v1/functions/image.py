@@ -12,9 +12,8 @@ from regrad.errors import GraphError
 from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
 from regrad.v1.graph.forms import one_op, scope
-from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.row_docs import fill_in
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import row
 
 
 class ResizeMethod:
@@ -44,20 +43,36 @@ def _resize_bilinear(
 
 
 LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
-resize_bilinear = define(
-    f"tf.image.resize_bilinear{LISTED}", "ResizeBilinear", _resize_bilinear, ANY,
-    "[[[[1.0], [2.0]]]]", "size=[1, 4]",
-    "Tensor([[[[1. ],\n          [1.5],\n          [2. ],\n"
-           "          [2. ]]]], dtype=float32)",
-    doc="Return images of another size, each pixel interpolated between four, as floats.",
-    size=sizes,
-)  # fmt: skip
-resize_nearest_neighbor = define(
-    f"tf.image.resize_nearest_neighbor{LISTED}", "ResizeNearestNeighbor", rg.nn.resize_nearest, ANY,
-    "[[[[1.0], [2.0]]]]", "size=[1, 4]",
-    "[[[[1.],\n          [1.],\n          [2.],\n          [2.]]]]",
-    doc="Return images of another size, each pixel that of the nearest old one.", size=sizes,
-)  # fmt: skip
+
+
+@row("tf.image", "ResizeBilinear", _resize_bilinear, size=sizes)
+def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_centers=False):
+    """Return images of another size, each pixel interpolated between four, as floats.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.image.resize_bilinear(rg.asarray([[[[1.0], [2.0]]]]), size=[1, 4])
+    Tensor([[[[1. ],
+              [1.5],
+              [2. ],
+              [2. ]]]], dtype=float32)
+    """
+
+
+@row("tf.image", "ResizeNearestNeighbor", rg.nn.resize_nearest, size=sizes)
+def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_pixel_centers=False):
+    """Return images of another size, each pixel that of the nearest old one.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.image.resize_nearest_neighbor(rg.asarray([[[[1.0], [2.0]]]]), size=[1, 4])
+    Tensor([[[[1.],
+              [1.],
+              [2.],
+              [2.]]]], dtype=float32)
+    """
+
+
 RESIZE = {
     ResizeMethod.BILINEAR: resize_bilinear,
     ResizeMethod.NEAREST_NEIGHBOR: resize_nearest_neighbor,

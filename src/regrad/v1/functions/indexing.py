@@ -26,8 +26,7 @@ from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to
 from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
 from regrad.v1.graph.forms import as_sizes, axes_of, dtype_of, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
-from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import row
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import is_tensor, rg_read
 from regrad.v1.graph.values import indices_from_zero
@@ -118,10 +117,22 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
     return 0 <= begin <= begin + max(size, 0) <= n
 
 
-slice = define(
-    "tf.slice(input_, begin, size)", "Slice", _block, ANY, "[1, 2, 3]", "begin=[1]", "size=[-1]",
-    "[2, 3]", begin=as_sizes, size=as_sizes,
-)  # fmt: skip
+@row("tf", "Slice", _block, begin=as_sizes, size=as_sizes)
+def slice(input_, begin, size):
+    """Return the block that starts at `begin` and has the shape `size`.
+
+    Args:
+        begin: The first index, one number for each axis.
+        size: The sizes, one for each axis; -1 means to the end.
+
+    Raises:
+        IndexRangeError: the block is not within the tensor.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
+    Tensor([2, 3], dtype=int64)
+    """
 
 
 def strided_slice(
@@ -241,24 +252,38 @@ def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
     return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
 
 
-def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
-    """Return zeros of the given shape with `updates` added at index vectors."""
+@row("tf", "GatherNd", _gather_nd, same=False)
+def gather_nd(params, indices):
+    """Return slices of `params` at index vectors, the last axis of `indices`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.gather_nd(rg.asarray([[1, 2], [3, 4]]), rg.asarray([[0, 1], [1, 0]]))
+    Tensor([2, 3], dtype=int64)
+    """
+
+
+@row("tf", "ScatterNd", same=False)
+def scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
+    """Return zeros of the given shape with `updates` added at index vectors.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.scatter_nd(rg.asarray([[2], [0]]), rg.asarray([5, 6]), shape=[3])
+    Tensor([6, 0, 5], dtype=int64)
+    """
     return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
 
 
-gather_nd = define(
-    "tf.gather_nd(params, indices)", "GatherNd", _gather_nd, ANY, "[[1, 2], [3, 4]]",
-    "[[0, 1], [1, 0]]", "[2, 3]", same=False,
-)  # fmt: skip
-scatter_nd = define(
-    "tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, ANY, "[[2], [0]]", "[5, 6]",
-    "shape=[3]", "[6, 0, 5]", same=False,
-)  # fmt: skip
-tensor_scatter_update = define(
-    "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
-    rg.find_op("TensorScatterUpdate").function, ANY, "[1, 2, 3]", "[[1]]", "[9]", "[1, 9, 3]",
-    doc="Return the tensor with `updates` at index vectors.", same=False,
-)  # fmt: skip
+@row("tf", "TensorScatterUpdate", rg.find_op("TensorScatterUpdate").function, same=False)
+def tensor_scatter_update(tensor, indices, updates):
+    """Return the tensor with `updates` at index vectors.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.tensor_scatter_update(rg.asarray([1, 2, 3]), rg.asarray([[1]]), rg.asarray([9]))
+    Tensor([1, 9, 3], dtype=int64)
+    """
 
 
 # -- what depends on values ------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from regrad.v1.functions.math import add, cast, to_double
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import ANY, BOOLS, INEXACT, NUMBERS, REALS
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import define, row
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
 
 __all__ = [
@@ -173,18 +173,29 @@ def _argsort(
         return cast(places, dtypes.int32, name=whole)
 
 
-sort = define(
-    "tf.sort(values, axis=-1, direction='ASCENDING')", "Sort", rg.sort, REALS, "[3, 9, 1]",
-    "[1, 3, 9]", doc="Return the values sorted along `axis`.", scope="sort", call=_sort,
-    direction=_descends,
+@row("tf", "Sort", rg.sort, REALS, scope="sort", call=_sort, direction=_descends)
+def sort(values, axis=-1, direction="ASCENDING"):
+    """Return the values sorted along `axis`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.sort(rg.asarray([3, 9, 1]))
+    Tensor([1, 3, 9], dtype=int64)
+    """
+
+
+@row(
+    "tf", "ArgSort", rg.argsort, REALS, scope="argsort", call=_argsort, direction=_descends,
+    stable=None,
 )  # fmt: skip
-argsort = define(
-    "tf.argsort(values, axis=-1, direction='ASCENDING', stable=False)", "ArgSort", rg.argsort,
-    REALS, "[3, 9, 1]", "Tensor([2, 0, 1], dtype=int32)",
-    doc="Return the indices (int32) that sort the values along `axis`; equal values keep their "
-    "order.",
-    scope="argsort", call=_argsort, direction=_descends, stable=None,
-)  # fmt: skip
+def argsort(values, axis=-1, direction="ASCENDING", stable=False):
+    """Return the indices (int32) that sort the values along `axis`; equal values keep their order.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argsort(rg.asarray([3, 9, 1]))
+    Tensor([2, 0, 1], dtype=int32)
+    """
 
 
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
@@ -219,18 +230,27 @@ def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
     return rg.segment_sum(x, ids, num_segments) / counts
 
 
-unsorted_segment_sum = define(
-    "tf.unsorted_segment_sum(data, segment_ids, num_segments)", "UnsortedSegmentSum",
-    rg.segment_sum, NUMBERS, "[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "[2., 5.]",
-    doc="Return the sums of the slices of `data` that share an id; negative ids are dropped.",
-    same=False,
-)  # fmt: skip
-unsorted_segment_mean = define(
-    "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)", None, _segment_mean, NUMBERS,
-    "[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "[2. , 2.5]",
-    doc="Return the means of the slices of `data` that share an id; 0 for ids without slices.",
-    scope="UnsortedSegmentMean", same=False,
-)  # fmt: skip
+@row("tf", "UnsortedSegmentSum", rg.segment_sum, NUMBERS, same=False)
+def unsorted_segment_sum(data, segment_ids, num_segments):
+    """Return the sums of the slices of `data` that share an id; negative ids are dropped.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.unsorted_segment_sum(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([1, 0, 1]), num_segments=2)
+    Tensor([2., 5.], dtype=float32)
+    """
+
+
+@row("tf.math", None, _segment_mean, NUMBERS, scope="UnsortedSegmentMean", same=False)
+def unsorted_segment_mean(data, segment_ids, num_segments):
+    """Return the means of the slices of `data` that share an id; 0 for ids without slices.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> data, ids = rg.asarray([1.0, 2.0, 4.0]), rg.asarray([1, 0, 1])
+    >>> tf.math.unsorted_segment_mean(data, ids, num_segments=2)
+    Tensor([2. , 2.5], dtype=float32)
+    """
 
 
 def _sum_all_segments(
@@ -241,19 +261,28 @@ def _sum_all_segments(
         return function(data, ids, _segments(ids), name=whole)
 
 
-segment_sum = define(
-    "tf.segment_sum(data, segment_ids)", "UnsortedSegmentSum", unsorted_segment_sum, ANY,
-    "[1.0, 2.0, 4.0]", "[0, 0, 1]", "[3., 4.]",
-    doc="Return the sums of the slices of `data` that share an id, for ids up to the largest."
-    "\n\nThe ids need not be sorted.",
-    scope="SegmentSum", call=_sum_all_segments,
-)  # fmt: skip
-segment_mean = define(
-    "tf.segment_mean(data, segment_ids)", None, unsorted_segment_mean, ANY, "[1.0, 2.0, 4.0]",
-    "[0, 0, 1]", "[1.5, 4. ]",
-    doc="Return the means of the slices of `data` that share an id; see `segment_sum`.",
-    scope="SegmentMean", call=_sum_all_segments,
-)  # fmt: skip
+@row("tf", "UnsortedSegmentSum", unsorted_segment_sum, scope="SegmentSum", call=_sum_all_segments)
+def segment_sum(data, segment_ids):
+    """Return the sums of the slices of `data` that share an id, for ids up to the largest.
+
+    The ids need not be sorted.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.segment_sum(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([0, 0, 1]))
+    Tensor([3., 4.], dtype=float32)
+    """
+
+
+@row("tf", None, unsorted_segment_mean, scope="SegmentMean", call=_sum_all_segments)
+def segment_mean(data, segment_ids):
+    """Return the means of the slices of `data` that share an id; see `segment_sum`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.segment_mean(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([0, 0, 1]))
+    Tensor([1.5, 4. ], dtype=float32)
+    """
 
 
 def _segments(ids: TensorLike) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 import regrad as rg
 from regrad.v1.graph.forms import as_sizes, axes_of
-from regrad.v1.graph.kinds import ANY, COMPLEX, FLOATS
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.kinds import COMPLEX, FLOATS
+from regrad.v1.graph.rows import define, row
 
 __all__ = [
     "fft", "fft2d", "fft3d", "fftshift", "ifft", "ifft2d", "ifft3d", "ifftshift", "irfft",
@@ -89,11 +89,24 @@ irfft3d = _half(
 
 # -- shifts ----------------------------------------------------------------------------------------
 
-fftshift = define(
-    "tf.signal.fftshift(x, axes=None)", None, rg.fft.fftshift, ANY, "[1, 2, 3]", "[3, 1, 2]",
-    scope="fftshift", axes=axes_of,
-)  # fmt: skip
-ifftshift = define(
-    "tf.signal.ifftshift(x, axes=None)", None, rg.fft.ifftshift, ANY, "[1, 2, 3]", "[2, 3, 1]",
-    scope="ifftshift", axes=axes_of,
-)  # fmt: skip
+
+@row("tf.signal", None, rg.fft.fftshift, scope="fftshift", axes=axes_of)
+def fftshift(x, axes=None):
+    """Return x with the frequency 0 in the middle of the axes.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.signal.fftshift(rg.asarray([1, 2, 3]))
+    Tensor([3, 1, 2], dtype=int64)
+    """
+
+
+@row("tf.signal", None, rg.fft.ifftshift, scope="ifftshift", axes=axes_of)
+def ifftshift(x, axes=None):
+    """Return x with `fftshift` undone.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.signal.ifftshift(rg.asarray([1, 2, 3]))
+    Tensor([2, 3, 1], dtype=int64)
+    """

@@ -31,8 +31,5 @@ def rfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -
 def irfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
     """Return the inverse of `rfft3d`."""
 
-def fftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
-    """Return x with the frequency 0 in the middle of the axes."""
-
-def ifftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
-    """Return x with `fftshift` undone."""
+def fftshift(x: Any, axes: Any = None, name: str | None = None) -> Any: ...
+def ifftshift(x: Any, axes: Any = None, name: str | None = None) -> Any: ...
