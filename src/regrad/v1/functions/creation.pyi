@@ -16,11 +16,10 @@ def zeros(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = N
 def ones(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = None) -> Any: ...
 def zeros_like(
     tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
-) -> Any:
-    """Return zeros of the shape of a tensor, and of its dtype unless one is given."""
-
-def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True) -> Any:
-    """Return ones of the shape of a tensor, and of its dtype unless one is given."""
+) -> Any: ...
+def ones_like(
+    tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
+) -> Any: ...
 
 RANGE: Any
 LIN_SPACE: Any

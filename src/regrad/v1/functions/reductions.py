@@ -24,7 +24,7 @@ from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, tensor
-from regrad.v1.graph.kinds import ANY, BOOLS, INEXACT, NUMBERS, REALS
+from regrad.v1.graph.kinds import BOOLS, INEXACT, NUMBERS, REALS
 from regrad.v1.graph.rows import define, row
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
 
@@ -55,14 +55,14 @@ def _keep_dtype(
 
 
 AXIS = "\n\nArgs:\n    axis: An axis, or a list of axes; None for all."
-AXES = "axis=None, keepdims=None, {}name=None, reduction_indices=None, keep_dims=None"
+AXES = "axis=None, keepdims=None, name=None, reduction_indices=None, keep_dims=None"
 
 
 def _reduction(
     name: str, op_type: str | None, function: Callable[..., Any], kinds: str, given: str,
     result: str, **settings: Any,
 ) -> Callable[..., Any]:  # fmt: skip
-    declaration = f"tf.{name}(input_tensor, {AXES.format('')})"
+    declaration = f"tf.{name}(input_tensor, {AXES})"
     doc = str(function.__doc__).partition("\n")[0] + AXIS
     return define(declaration, op_type, function, kinds, given, result, doc=doc, **settings)
 
@@ -93,11 +93,21 @@ def _count(
         return cast(one_op(op_type, "Sum", function, tensor(x), **axes), dtype)
 
 
-count_nonzero = define(
-    f"tf.count_nonzero(input_tensor, {AXES.format('dtype=tf.int64, ')})", "CountNonzero",
-    rg.count_nonzero, ANY, "[3, 9, 1]", "3", doc=f"Return how many elements are not zero.{AXIS}",
-    scope="count_nonzero", call=_count,
-)  # fmt: skip
+@row("tf", "CountNonzero", rg.count_nonzero, scope="count_nonzero", call=_count)
+def count_nonzero(
+    input_tensor, axis=None, keepdims=None, dtype=dtypes.int64, name=None, reduction_indices=None,
+    keep_dims=None,
+):  # fmt: skip
+    """Return how many elements are not zero.
+
+    Args:
+        axis: An axis, or a list of axes; None for all.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.count_nonzero(rg.asarray([3, 9, 1]))
+    Tensor(3, dtype=int64)
+    """
 
 
 def _position(
@@ -111,19 +121,30 @@ def _position(
         return cast(one_op(op_type, op_type, function, x, **options), due, name=whole)
 
 
-def _extreme(
-    name: str, op_type: str, function: Callable[..., Any], extreme: str
-) -> Callable[..., Any]:
-    return define(
-        f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)", op_type,
-        function, REALS, "[3, 9, 1]", "1" if extreme == "largest" else "2",
-        doc=f"Return the index of the first {extreme} element along `axis`, by default the first.",
-        call=_position, axis=lambda axis: axes_of(axis) or 0,
-    )  # fmt: skip
+def _first_by_default(axis: TensorLike) -> int:
+    return axes_of(axis) or 0
 
 
-argmax = _extreme("argmax", "ArgMax", rg.argmax, "largest")
-argmin = _extreme("argmin", "ArgMin", rg.argmin, "smallest")
+@row("tf", "ArgMax", rg.argmax, REALS, call=_position, axis=_first_by_default)
+def argmax(input, axis=None, name=None, dimension=None, output_type=dtypes.int64):
+    """Return the index of the first largest element along `axis`, by default the first.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argmax(rg.asarray([3, 9, 1]))
+    Tensor(1, dtype=int64)
+    """
+
+
+@row("tf", "ArgMin", rg.argmin, REALS, call=_position, axis=_first_by_default)
+def argmin(input, axis=None, name=None, dimension=None, output_type=dtypes.int64):
+    """Return the index of the first smallest element along `axis`, by default the first.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argmin(rg.asarray([3, 9, 1]))
+    Tensor(2, dtype=int64)
+    """
 
 
 # -- scans -----------------------------------------------------------------------------------------

@@ -121,27 +121,21 @@ def count_nonzero(
     name: str | None = None,
     reduction_indices: Any = None,
     keep_dims: Any = None,
-) -> Any:
-    """Return how many elements are not zero."""
-
+) -> Any: ...
 def argmax(
     input: Any,
     axis: Any = None,
     name: str | None = None,
     dimension: Any = None,
     output_type: Any = ...,
-) -> Any:
-    """Return the index of the first largest element along `axis`, by default the first."""
-
+) -> Any: ...
 def argmin(
     input: Any,
     axis: Any = None,
     name: str | None = None,
     dimension: Any = None,
     output_type: Any = ...,
-) -> Any:
-    """Return the index of the first smallest element along `axis`, by default the first."""
-
+) -> Any: ...
 def cumsum(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
