@@ -82,32 +82,6 @@ def _bound(b: Any) -> Any:
     return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
 
 
-def _block(x: Tensor, begin: Any, size: Any) -> Any:
-    """Return the block that starts at `begin` and has the shape `size`.
-
-    Args:
-        begin: The first index, one number for each axis.
-        size: The sizes, one for each axis; -1 means to the end.
-
-    Raises:
-        IndexRangeError: the block is not within the tensor.
-    """
-    shape = shape_of(x)
-    if is_known(shape) and is_known((*begin, *size)):
-        return rg.slice(x, begin, size)
-    if isinstance(shape, UnknownRank):  # the other two tell the rank
-        shape = tuple([size_of(x._data, i) for i in builtins.range(len(begin))])
-    if not len(shape) == len(begin) == len(size):
-        return rg.slice(x, begin, size)
-    places = list(zip(shape, begin, size, strict=True))
-    if any(is_known(place) and not _is_within(*place) for place in places):
-        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {shape}")
-    sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
-    y = rg.find_op("Slice").function(x, begin=begin, size=sizes)
-    checked = all(_is_open(place[2]) or is_known(place) for place in places)
-    return y if checked else rg.reshape(y, sizes)  # an error in the run if it is too large
-
-
 def _is_open(size: int | Dim) -> bool:
     """Return whether a block goes to the end of the axis."""
     return isinstance(size, int) and size == -1
@@ -117,8 +91,8 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
     return 0 <= begin <= begin + max(size, 0) <= n
 
 
-@row("tf", "Slice", _block, begin=as_sizes, size=as_sizes)
-def slice(input_, begin, size):
+@row("tf", "Slice", begin=as_sizes, size=as_sizes)
+def slice(input_: Tensor, begin: Any, size: Any) -> Any:
     """Return the block that starts at `begin` and has the shape `size`.
 
     Args:
@@ -133,6 +107,20 @@ def slice(input_, begin, size):
     >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
     Tensor([2, 3], dtype=int64)
     """
+    shape = shape_of(input_)
+    if is_known(shape) and is_known((*begin, *size)):
+        return rg.slice(input_, begin, size)
+    if isinstance(shape, UnknownRank):  # the other two tell the rank
+        shape = tuple([size_of(input_._data, i) for i in builtins.range(len(begin))])
+    if not len(shape) == len(begin) == len(size):
+        return rg.slice(input_, begin, size)
+    places = list(zip(shape, begin, size, strict=True))
+    if any(is_known(place) and not _is_within(*place) for place in places):
+        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {shape}")
+    sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
+    y = rg.find_op("Slice").function(input_, begin=begin, size=sizes)
+    checked = all(_is_open(place[2]) or is_known(place) for place in places)
+    return y if checked else rg.reshape(y, sizes)  # an error in the run if it is too large
 
 
 def strided_slice(
@@ -247,13 +235,8 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
 
 
-def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
-    """Return slices of `params` at index vectors, the last axis of `indices`."""
-    return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
-
-
-@row("tf", "GatherNd", _gather_nd, same=False)
-def gather_nd(params, indices):
+@row("tf", "GatherNd", same=False)
+def gather_nd(params: Tensor, indices: Tensor) -> Tensor:
     """Return slices of `params` at index vectors, the last axis of `indices`.
 
     >>> import regrad as rg
@@ -261,6 +244,7 @@ def gather_nd(params, indices):
     >>> tf.gather_nd(rg.asarray([[1, 2], [3, 4]]), rg.asarray([[0, 1], [1, 0]]))
     Tensor([2, 3], dtype=int64)
     """
+    return rg.gather_nd(params, indices_from_zero("gather_nd", indices))
 
 
 @row("tf", "ScatterNd", same=False)

@@ -233,37 +233,8 @@ def matrix_diag_part(input):
 diag_part = matrix_diag_part
 
 
-@deferrable
-def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
-    """Return matrices with other diagonals."""
-    shape: Any = x.shape[-2:]
-    on = rg.linalg.diag(rg.ones_like(diagonal, dtype=np.bool_), shape=shape)
-    return rg.where(on, rg.linalg.diag(diagonal, shape=shape), x)
-
-
-@deferrable
-def _make_diagonal(x: Tensor) -> Tensor:
-    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere."""
-    return rg.reshape(rg.linalg.diag(rg.reshape(x, (-1,))), (*x.shape, *x.shape))
-
-
-@deferrable
-def _diagonal_of(x: Tensor) -> Tensor:
-    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`."""
-    half = x.shape[: x.ndim // 2]
-    size = math.prod(half)
-    return rg.reshape(rg.linalg.diagonal(rg.reshape(x, (size, size))), half)
-
-
-@deferrable
-def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
-    """Return matrices with zeros outside a band of diagonals around the main one."""
-    x = x if num_lower < 0 else rg.triu(x, k=-num_lower)
-    return x if num_upper < 0 else rg.tril(x, k=num_upper)
-
-
-@row("tf", None, _set_diagonal, scope="MatrixSetDiag")
-def matrix_set_diag(input, diagonal):
+@row("tf", None, scope="MatrixSetDiag", deferred=True)
+def matrix_set_diag(input: Tensor, diagonal: Tensor) -> Tensor:
     """Return matrices with other diagonals.
 
     >>> import regrad as rg
@@ -272,13 +243,16 @@ def matrix_set_diag(input, diagonal):
     Tensor([[5, 2],
             [3, 6]], dtype=int64)
     """
+    shape: Any = input.shape[-2:]
+    on = rg.linalg.diag(rg.ones_like(diagonal, dtype=np.bool_), shape=shape)
+    return rg.where(on, rg.linalg.diag(diagonal, shape=shape), input)
 
 
 set_diag = matrix_set_diag
 
 
-@row("tf.linalg", "MatrixDiag", _make_diagonal, scope="Diag")
-def tensor_diag(diagonal):
+@row("tf.linalg", "MatrixDiag", scope="Diag", deferred=True)
+def tensor_diag(diagonal: Tensor) -> Tensor:
     """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere.
 
     >>> import regrad as rg
@@ -287,10 +261,13 @@ def tensor_diag(diagonal):
     Tensor([[1, 0],
             [0, 2]], dtype=int64)
     """
+    return rg.reshape(
+        rg.linalg.diag(rg.reshape(diagonal, (-1,))), (*diagonal.shape, *diagonal.shape)
+    )
 
 
-@row("tf.linalg", "MatrixDiagPart", _diagonal_of, scope="DiagPart")
-def tensor_diag_part(input):
+@row("tf.linalg", "MatrixDiagPart", scope="DiagPart", deferred=True)
+def tensor_diag_part(input: Tensor) -> Tensor:
     """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
 
     >>> import regrad as rg
@@ -298,10 +275,13 @@ def tensor_diag_part(input):
     >>> tf.linalg.tensor_diag_part(rg.asarray([[1, 2], [3, 4]]))
     Tensor([1, 4], dtype=int64)
     """
+    half = input.shape[: input.ndim // 2]
+    size = math.prod(half)
+    return rg.reshape(rg.linalg.diagonal(rg.reshape(input, (size, size))), half)
 
 
-@row("tf", None, _band, scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes)
-def matrix_band_part(input, num_lower, num_upper):
+@row("tf", None, scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes, deferred=True)
+def matrix_band_part(input: Tensor, num_lower: int, num_upper: int) -> Tensor:
     """Return matrices with zeros outside a band of diagonals around the main one.
 
     Args:
@@ -314,6 +294,8 @@ def matrix_band_part(input, num_lower, num_upper):
     Tensor([[1, 2],
             [0, 4]], dtype=int64)
     """
+    input = input if num_lower < 0 else rg.triu(input, k=-num_lower)
+    return input if num_upper < 0 else rg.tril(input, k=num_upper)
 
 
 band_part = matrix_band_part
@@ -431,23 +413,6 @@ def _slogdet(x: Tensor) -> SignAndLog:
     return SignAndLog(*rg.linalg.slogdet(x))
 
 
-def _logdet(x: Tensor) -> Tensor:
-    """Return the logarithms of the determinants of positive definite matrices."""
-    return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(x)))), axis=-1)
-
-
-def _inverse(x: Tensor, adjoint: bool) -> Tensor:
-    """Return the inverses of matrices, or of their adjoints."""
-    return rg.linalg.inv(_adjoint(x) if adjoint else x)
-
-
-def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor:
-    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix."""
-    _check_matrices("matrix_solve", a, b)
-    a = rg.conj(a) if adjoint else a
-    return rg.find_op("MatrixSolve").function(a, b, transpose=adjoint)
-
-
 def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
     """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only."""
     _check_matrices("matrix_triangular_solve", a, b)
@@ -455,17 +420,11 @@ def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tenso
     return op.function(a, b, lower=lower, transpose=adjoint)
 
 
-def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
-    """Return the y with `A @ y = rhs`, given the Cholesky factor of A."""
-    y = _triangular_solve(factor, b, lower=True, adjoint=False)
-    return _triangular_solve(factor, y, lower=True, adjoint=True)
-
-
 slogdet = define("tf.linalg.slogdet(input)", "LogMatrixDeterminant", _slogdet, INEXACT)
 
 
-@row("tf.linalg", None, _logdet, INEXACT)
-def logdet(matrix):
+@row("tf.linalg", None, kinds=INEXACT)
+def logdet(matrix: Tensor) -> Tensor:
     """Return the logarithms of the determinants of positive definite matrices.
 
     >>> import regrad as rg
@@ -473,10 +432,11 @@ def logdet(matrix):
     >>> tf.linalg.logdet(rg.asarray([[2.0, 0.0], [0.0, 3.0]]))
     Tensor(1.7917595, dtype=float32)
     """
+    return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(matrix)))), axis=-1)
 
 
-@row("tf", "MatrixInverse", _inverse, INEXACT, adjoint=bool)
-def matrix_inverse(input, adjoint=False):
+@row("tf", "MatrixInverse", kinds=INEXACT, adjoint=bool)
+def matrix_inverse(input: Tensor, adjoint: bool = False) -> Tensor:
     """Return the inverses of matrices, or of their adjoints.
 
     >>> import regrad as rg
@@ -485,6 +445,7 @@ def matrix_inverse(input, adjoint=False):
     Tensor([[0.5 , 0.  ],
             [0.  , 0.25]], dtype=float32)
     """
+    return rg.linalg.inv(_adjoint(input) if adjoint else input)
 
 
 inv = matrix_inverse
@@ -502,8 +463,8 @@ def expm(input):
     """
 
 
-@row("tf", "MatrixSolve", _solve, INEXACT, adjoint=bool)
-def matrix_solve(matrix, rhs, adjoint=False):
+@row("tf", "MatrixSolve", kinds=INEXACT, adjoint=bool)
+def matrix_solve(matrix: Tensor, rhs: Tensor, adjoint: bool = False) -> Tensor:
     """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
 
     >>> import regrad as rg
@@ -512,6 +473,9 @@ def matrix_solve(matrix, rhs, adjoint=False):
     Tensor([[1.],
             [2.]], dtype=float32)
     """
+    _check_matrices("matrix_solve", matrix, rhs)
+    matrix = rg.conj(matrix) if adjoint else matrix
+    return rg.find_op("MatrixSolve").function(matrix, rhs, transpose=adjoint)
 
 
 solve = matrix_solve
@@ -544,8 +508,8 @@ def cholesky(input):
     """
 
 
-@row("tf", None, _cholesky_solve, INEXACT)
-def cholesky_solve(chol, rhs):
+@row("tf", None, kinds=INEXACT)
+def cholesky_solve(chol: Tensor, rhs: Tensor) -> Tensor:
     """Return the y with `A @ y = rhs`, given the Cholesky factor of A.
 
     >>> import regrad as rg
@@ -554,6 +518,8 @@ def cholesky_solve(chol, rhs):
     Tensor([[1.],
             [3.]], dtype=float32)
     """
+    y = _triangular_solve(chol, rhs, lower=True, adjoint=False)
+    return _triangular_solve(chol, y, lower=True, adjoint=True)
 
 
 # -- decompositions --------------------------------------------------------------------------------

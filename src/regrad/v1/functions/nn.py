@@ -355,26 +355,10 @@ weighted_cross_entropy_with_logits = define(
 )  # fmt: skip
 
 
-@deferrable
-def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
-    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked."""
-    z, c = alike("log_poisson_loss", z, c)
-    y = rg.exp(c) - z * c
-    if not compute_full_loss:
-        return y
-    some = rg.greater(z, 1)
-    n = rg.where(some, z, 1)
-    stirling = n * rg.log(n) - n + 0.5 * rg.log(2 * math.pi * n)
-    return y + rg.where(some, stirling, 0)
-
-
-def _l2_loss(x: rg.Tensor) -> rg.Tensor:
-    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`)."""
-    return rg.sum(rg.square(x)) / 2
-
-
-@row("tf.nn", None, _log_poisson_loss, FLOATS)
-def log_poisson_loss(targets, log_input, compute_full_loss=False):
+@row("tf.nn", None, kinds=FLOATS, deferred=True)
+def log_poisson_loss(
+    targets: rg.Tensor, log_input: rg.Tensor, compute_full_loss: bool = False
+) -> rg.Tensor:
     """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked.
 
     Args:
@@ -385,10 +369,18 @@ def log_poisson_loss(targets, log_input, compute_full_loss=False):
     >>> tf.nn.log_poisson_loss(rg.asarray([1.0]), rg.asarray([0.0]))
     Tensor([1.], dtype=float32)
     """
+    targets, log_input = alike("log_poisson_loss", targets, log_input)
+    y = rg.exp(log_input) - targets * log_input
+    if not compute_full_loss:
+        return y
+    some = rg.greater(targets, 1)
+    n = rg.where(some, targets, 1)
+    stirling = n * rg.log(n) - n + 0.5 * rg.log(2 * math.pi * n)
+    return y + rg.where(some, stirling, 0)
 
 
-@row("tf.nn", "RealDiv", _l2_loss, FLOATS, scope="L2Loss")
-def l2_loss(t):
+@row("tf.nn", "RealDiv", kinds=FLOATS, scope="L2Loss")
+def l2_loss(t: rg.Tensor) -> rg.Tensor:
     """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`).
 
     >>> import regrad as rg
@@ -396,6 +388,7 @@ def l2_loss(t):
     >>> tf.nn.l2_loss(rg.asarray([3.0, 4.0]))
     Tensor(12.5, dtype=float32)
     """
+    return rg.sum(rg.square(t)) / 2
 
 
 # -- normalisation -------------------------------------------------------------------------------

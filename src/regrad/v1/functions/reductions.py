@@ -19,7 +19,6 @@ from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GraphError
 from regrad.graph.constants import static_content
-from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
 from regrad.v1.graph.conversion import convert_to_tensor
@@ -243,14 +242,6 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
 # -- segments --------------------------------------------------------------------------------------
 
 
-@deferrable
-def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
-    ones = rg.ones_like(ids, dtype=x.dtype)
-    counts = rg.maximum(rg.segment_sum(ones, ids, num_segments), 1)
-    counts = rg.expand_dims(counts, tuple(range(1, 1 + x.ndim - ids.ndim)))
-    return rg.segment_sum(x, ids, num_segments) / counts
-
-
 @row("tf", "UnsortedSegmentSum", rg.segment_sum, NUMBERS, same=False)
 def unsorted_segment_sum(data, segment_ids, num_segments):
     """Return the sums of the slices of `data` that share an id; negative ids are dropped.
@@ -262,8 +253,8 @@ def unsorted_segment_sum(data, segment_ids, num_segments):
     """
 
 
-@row("tf.math", None, _segment_mean, NUMBERS, scope="UnsortedSegmentMean", same=False)
-def unsorted_segment_mean(data, segment_ids, num_segments):
+@row("tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", same=False, deferred=True)
+def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
     """Return the means of the slices of `data` that share an id; 0 for ids without slices.
 
     >>> import regrad as rg
@@ -272,6 +263,10 @@ def unsorted_segment_mean(data, segment_ids, num_segments):
     >>> tf.math.unsorted_segment_mean(data, ids, num_segments=2)
     Tensor([2. , 2.5], dtype=float32)
     """
+    ones = rg.ones_like(segment_ids, dtype=data.dtype)
+    counts = rg.maximum(rg.segment_sum(ones, segment_ids, num_segments), 1)
+    counts = rg.expand_dims(counts, tuple(range(1, 1 + data.ndim - segment_ids.ndim)))
+    return rg.segment_sum(data, segment_ids, num_segments) / counts
 
 
 def _sum_all_segments(

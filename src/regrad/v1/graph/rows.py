@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regrad.core.registry import Op
+from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.graph.forms import as_sizes, axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
@@ -66,7 +67,7 @@ def define(
 
 def row(
     place: str, op_type: str | None, function: Callable[..., Any] | Op | None = None,
-    kinds: str = ANY, **settings: Any,
+    kinds: str = ANY, deferred: bool = False, **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Make one of TensorFlow's functions as `define` does, from a function that is its declaration.
 
@@ -78,6 +79,7 @@ def row(
         place: The namespace in which TensorFlow's index has it.
         op_type, kinds: See `one_op`.
         function: What computes the row; by default the body of the declaration.
+        deferred: Whether that body asks for sizes; see `deferrable`.
         settings: See `_made`.
     """
 
@@ -87,7 +89,8 @@ def row(
         name = [] if "name" in declared else [inspect.Parameter("name", EITHER, default=None)]
         path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
         whole = path, inspect.Signature([*listed, *name]), written.__module__
-        return _made(*whole, op_type, function or written, doc, kinds=kinds, **settings)
+        computes = function or (deferrable(written) if deferred else written)
+        return _made(*whole, op_type, computes, doc, kinds=kinds, **settings)
 
     return decorate
 
