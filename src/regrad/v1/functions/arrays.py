@@ -303,17 +303,7 @@ def squeeze(input, axis=None, name=None, squeeze_dims=None):
     """
 
 
-def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor:
-    """Return the tensor with its axes in the order `perm`, by default reversed.
-
-    Args:
-        perm: The axes in their new order.
-        conjugate: Conjugate the elements too.
-    """
-    return rg.permute_dims(rg.conj(x) if conjugate else x, perm)
-
-
-@row("tf", "Transpose", _transpose, scope="transpose", perm=lambda perm: axes_of(perm, "perm"))
+@row("tf", "Transpose", scope="transpose", perm=lambda perm: axes_of(perm, "perm"))
 def transpose(a, perm=None, name=None, conjugate=False):
     """Return the tensor with its axes in the order `perm`, by default reversed.
 
@@ -327,6 +317,7 @@ def transpose(a, perm=None, name=None, conjugate=False):
     Tensor([[1, 3],
             [2, 4]], dtype=int64)
     """
+    return rg.permute_dims(rg.conj(a) if conjugate else a, perm)
 
 
 @row("tf", "BroadcastTo", rg.broadcast_to)
@@ -506,29 +497,7 @@ def _stack(*xs: TensorLike, axis: int) -> Any:
     return join(xs, axis=axis)
 
 
-def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
-    """Return the slices along an axis, without it, as a list.
-
-    Args:
-        num: The size of the axis; needed only if that is unknown.
-
-    Raises:
-        ShapeError: the size is not `num`.
-        GraphError: the size is unknown, and `num` is None.
-    """
-    if num is not None and axis >= 0 and _has_unknown_rank(x):
-        return [rg.squeeze(part, axis) for part in _split(x, (1,) * num, axis)]
-    n = x.shape[axis]
-    if num is not None and isinstance(n, Dim):
-        sizes = list(x.shape)
-        sizes[axis] = n = num
-        x = rg.reshape(x, tuple(sizes))
-    if num not in (None, n):
-        raise ShapeError(f"unstack: num is {num}, but axis {axis} of {x.shape} has the size {n}")
-    return list(rg.unstack(x, axis=axis))
-
-
-@row("tf", "Unpack", _unstack)
+@row("tf", "Unpack")
 def unstack(value, num=None, axis=0, name="unstack"):
     """Return the slices along an axis, without it, as a list.
 
@@ -544,6 +513,18 @@ def unstack(value, num=None, axis=0, name="unstack"):
     >>> tf.unstack(rg.asarray([1, 2]))
     [Tensor(1, dtype=int64), Tensor(2, dtype=int64)]
     """
+    if num is not None and axis >= 0 and _has_unknown_rank(value):
+        return [rg.squeeze(part, axis) for part in _split(value, (1,) * num, axis)]
+    n = value.shape[axis]
+    if num is not None and isinstance(n, Dim):
+        sizes = list(value.shape)
+        sizes[axis] = n = num
+        value = rg.reshape(value, tuple(sizes))
+    if num not in (None, n):
+        raise ShapeError(
+            f"unstack: num is {num}, but axis {axis} of {value.shape} has the size {n}"
+        )
+    return list(rg.unstack(value, axis=axis))
 
 
 def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:

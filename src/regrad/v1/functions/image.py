@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import regrad as rg
@@ -36,16 +36,10 @@ def _as_floats(x: Tensor) -> Tensor:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
 
 
-def _resize_bilinear(
-    x: Tensor, size: Sequence[int], align_corners: bool, half_pixel_centers: bool
-) -> Tensor:
-    return rg.nn.resize_bilinear(_as_floats(x), size, align_corners, half_pixel_centers)
-
-
 LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
 
 
-@row("tf.image", "ResizeBilinear", _resize_bilinear, size=sizes)
+@row("tf.image", "ResizeBilinear", size=sizes)
 def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images of another size, each pixel interpolated between four, as floats.
 
@@ -57,6 +51,7 @@ def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_cen
               [2. ],
               [2. ]]]], dtype=float32)
     """
+    return rg.nn.resize_bilinear(_as_floats(images), size, align_corners, half_pixel_centers)
 
 
 @row("tf.image", "ResizeNearestNeighbor", rg.nn.resize_nearest, size=sizes)

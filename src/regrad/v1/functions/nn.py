@@ -115,16 +115,11 @@ def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None =
     return one_op("LeakyRelu", name, rg.nn.leaky_relu, features, kinds=FLOATS, alpha=alpha)
 
 
-def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor:
-    """Return `relu` of x and of -x, side by side along `axis`."""
-    return rg.nn.relu(rg.concat([x, -x], axis=axis))
-
-
 def _last_by_default(axis: TensorLike) -> int:
     return -1 if axis is None else axes_of(axis)
 
 
-@row("tf.nn", "ConcatV2", _crelu, FLOATS, scope="CRelu")
+@row("tf.nn", "ConcatV2", kinds=FLOATS, scope="CRelu")
 def crelu(features, name=None, axis=-1):
     """Return `relu` of x and of -x, side by side along `axis`.
 
@@ -133,6 +128,7 @@ def crelu(features, name=None, axis=-1):
     >>> tf.nn.crelu(rg.asarray([-1.0, 2.0]))
     Tensor([0., 2., 1., 0.], dtype=float32)
     """
+    return rg.nn.relu(rg.concat([features, -features], axis=axis))
 
 
 @row("tf.nn", "Softmax", rg.nn.softmax, FLOATS, axis=_last_by_default)
@@ -405,7 +401,8 @@ def l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None):
     """
 
 
-def _moments(x: rg.Tensor, axes: Any, keepdims: bool) -> Any:
+@row("tf.nn", None, kinds=INEXACT, axes=axes_of, shift=None)
+def moments(x, axes, shift=None, name=None, keep_dims=None, keepdims: Any = None):
     """Return the mean and the variance over `axes`.
 
     >>> import regrad as rg
@@ -415,18 +412,6 @@ def _moments(x: rg.Tensor, axes: Any, keepdims: bool) -> Any:
     (2.0, 1.0)
     """
     return rg.nn.moments(x, axes, keepdims)
-
-
-@row("tf.nn", None, _moments, INEXACT, axes=axes_of, shift=None)
-def moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None):
-    """Return the mean and the variance over `axes`.
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> mean, variance = tf.nn.moments(rg.asarray([1.0, 3.0]), [0])
-    >>> mean.item(), variance.item()
-    (2.0, 1.0)
-    """
 
 
 def batch_normalization(
@@ -766,20 +751,7 @@ class TopKV2(NamedTuple):
     indices: Any
 
 
-def _top_k(x: rg.Tensor, k: int) -> TopKV2:
-    """Return the k largest elements of each row, largest first, and their places (int32).
-
-    >>> import regrad as rg
-    >>> import regrad.v1 as tf
-    >>> values, places = tf.nn.top_k(rg.asarray([3, 9, 1]), 2)
-    >>> values.tolist(), places.tolist()
-    ([9, 3], [1, 0])
-    """
-    values, indices = rg.top_k(x, k)
-    return TopKV2(values, rg.astype(indices, rg.int32))
-
-
-@row("tf.nn", "TopKV2", _top_k, REALS, k=sizes, sorted=None)
+@row("tf.nn", "TopKV2", kinds=REALS, k=sizes, sorted=None)
 def top_k(input, k=1, sorted=True):
     """Return the k largest elements of each row, largest first, and their places (int32).
 
@@ -789,6 +761,8 @@ def top_k(input, k=1, sorted=True):
     >>> values.tolist(), places.tolist()
     ([9, 3], [1, 0])
     """
+    values, indices = rg.top_k(input, k)
+    return TopKV2(values, rg.astype(indices, rg.int32))
 
 
 def in_top_k(
