@@ -364,13 +364,7 @@ def _rule_of(record: Record) -> str:
     return f"{label(rule)} for the op type {record.op.type!r}"
 
 
-__all__ = [
-    "Finding",
-    "GradientCheckError",
-    "GradientReport",
-    "check_gradients",
-    "gradient_report",
-]
+__all__ = ["Finding", "GradientCheckError", "GradientReport", "check_gradients", "gradient_report"]
 
 
 hint_in(__name__)

@@ -58,18 +58,6 @@ def _complex(xp: Namespace, compute: Kernel, a: Array, b: Array, plan: Convoluti
     return real + 1j * (compute(ar, bi, plan) + compute(ai, br, plan))
 
 
-def _forward(xp: Namespace, x: Array, w: Array, plan: ConvolutionPlan) -> Array:
-    return _compute(xp, "forward", x, xp.reshape(w, plan.filter), plan, plan.output)
-
-
-def _by_images(xp: Namespace, dy: Array, w: Array, plan: ConvolutionPlan) -> Array:
-    return _compute(xp, "by_images", dy, xp.reshape(w, plan.filter), plan, plan.images)
-
-
-def _by_filter(xp: Namespace, x: Array, dy: Array, plan: ConvolutionPlan, shape: Sizes) -> Array:
-    return xp.reshape(_compute(xp, "by_filter", x, dy, plan, plan.filter), shape)
-
-
 # -- the ops -------------------------------------------------------------------------------------
 
 
@@ -80,7 +68,7 @@ def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[
         xp, x: TensorLike, w: TensorLike, /, strides: Sizes, pad: Any, dilations: Sizes
     ) -> Tensor:
         plan = plan_of(name, x.shape, w.shape, strides, pad, dilations, depthwise)
-        return _forward(xp, x, w, plan)
+        return _compute(xp, "forward", x, xp.reshape(w, plan.filter), plan, plan.output)
 
     def by_images(
         xp,
@@ -96,7 +84,7 @@ def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[
             f"{name}_transpose", as_shape(shape), w.shape, strides, pad, dilations, depthwise
         )
         _check_transposed(f"{name}_transpose", x.shape, plan)
-        return _by_images(xp, x, w, plan)
+        return _compute(xp, "by_images", x, xp.reshape(w, plan.filter), plan, plan.images)
 
     def by_filter(
         xp,
@@ -109,7 +97,8 @@ def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[
         dilations: Sizes,
     ) -> Tensor:
         plan = plan_of(name, a.shape, as_shape(shape), strides, pad, dilations, depthwise)
-        return _by_filter(xp, a, b, plan, as_shape(shape))
+        dw = _compute(xp, "by_filter", a, b, plan, plan.filter)
+        return xp.reshape(dw, as_shape(shape))
 
     kernels: tuple[Any, ...] = (convolve, by_images, by_filter)
     for kernel, suffix in zip(kernels, ("", "_backprop_input", "_backprop_filter"), strict=True):

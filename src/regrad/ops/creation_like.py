@@ -56,13 +56,7 @@ def ones_like(
 
 @op("FullLike")
 def full_like(
-    xp,
-    x: TensorLike,
-    /,
-    fill_value: complex,
-    *,
-    dtype: DTypeLike | None = None,
-    device: Any = None,
+    xp, x: TensorLike, /, fill_value: complex, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
     """Return a Tensor of x's shape with one value everywhere, in x's library.
 

@@ -367,50 +367,24 @@ def _add_rows(xp: Namespace, dy: Array, rows: np.ndarray, axis: int, size: int) 
     return dx
 
 
-@op("ResizeBilinear", to_float=True)
-def _resize_bilinear(xp, x: TensorLike, /, size: Sizes, align: bool, half: bool) -> Tensor:
-    return _resize_axes(xp, x, _bilinear, size=size, align=align, half=half)
+def _resizing(op_type: str, name: str, rows: Array, **options: Any) -> Callable[..., Any]:
+    """Return the op that resizes by such rows; its adjoint, an op too, is its gradient."""
+
+    def resize(xp, x: TensorLike, /, size: Sizes, align: bool, half: bool) -> Tensor:
+        return _resize_axes(xp, x, rows, size=size, align=align, half=half)
+
+    def adjoint(xp, x: TensorLike, /, shape: Shape, size: Sizes, align: bool, half: bool) -> Tensor:
+        return _resize_axes_adjoint(xp, x, rows, as_shape(shape), align=align, half=half)
+
+    resize.__name__, adjoint.__name__ = name, f"{name}_grad"
+    forward, back = op(op_type, **options)(resize), op(f"{op_type}Grad")(adjoint)
+    gradient(op_type)(lambda dy, x_shape, size, align, half: back(dy, x_shape, size, align, half))
+    gradient(f"{op_type}Grad")(lambda dy, size, align, half: forward(dy, size, align, half))
+    return forward
 
 
-@op("ResizeBilinearGrad")
-def _resize_bilinear_grad(
-    xp, x: TensorLike, /, shape: Shape, size: Sizes, align: bool, half: bool
-) -> Tensor:
-    """The adjoint of `resize_bilinear` of images of the given shape."""
-    return _resize_axes_adjoint(xp, x, _bilinear, as_shape(shape), align=align, half=half)
-
-
-@op("ResizeNearestNeighbor")
-def _resize_nearest(xp, x: TensorLike, /, size: Sizes, align: bool, half: bool) -> Tensor:
-    return _resize_axes(xp, x, _nearest, size=size, align=align, half=half)
-
-
-@op("ResizeNearestNeighborGrad")
-def _resize_nearest_grad(
-    xp, x: TensorLike, /, shape: Shape, size: Sizes, align: bool, half: bool
-) -> Tensor:
-    """The adjoint of `resize_nearest` of images of the given shape."""
-    return _resize_axes_adjoint(xp, x, _nearest, as_shape(shape), align=align, half=half)
-
-
-@gradient("ResizeBilinear")
-def _(dy, x_shape, size, align, half):
-    return _resize_bilinear_grad(dy, x_shape, size, align, half)
-
-
-@gradient("ResizeBilinearGrad")
-def _(dy, size, align, half):
-    return _resize_bilinear(dy, size, align, half)
-
-
-@gradient("ResizeNearestNeighbor")
-def _(dy, x_shape, size, align, half):
-    return _resize_nearest_grad(dy, x_shape, size, align, half)
-
-
-@gradient("ResizeNearestNeighborGrad")
-def _(dy, size, align, half):
-    return _resize_nearest(dy, size, align, half)
+_resize_bilinear = _resizing("ResizeBilinear", "_resize_bilinear", _bilinear, to_float=True)
+_resize_nearest = _resizing("ResizeNearestNeighbor", "_resize_nearest", _nearest)
 
 
 @deferrable

@@ -17,10 +17,7 @@ from regrad.graph.deferred import deferrable
 from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.creation_like import fitting
 from regrad.ops.joining import unstack
-from regrad.ops.rows import (
-    _as_index,
-    _count_up,
-)
+from regrad.ops.rows import _as_index, _count_up
 
 # -- indices as results, and from them -----------------------------------------------------------
 

@@ -8,10 +8,7 @@ from typing import Any
 from regrad.core import dims, dispatch
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
-from regrad.core.shapes import (
-    normalized_axis,
-    part_sizes,
-)
+from regrad.core.shapes import normalized_axis, part_sizes
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.graph.deferred import deferrable

@@ -45,6 +45,27 @@ def _reducing(reduce: Callable[..., Tensor]) -> Any:
     return method
 
 
+def _reflected(function: Callable[..., Tensor]) -> Any:
+    """Return the method of an operator whose left operand is not a Tensor."""
+
+    def method(self, other: TensorLike) -> Tensor:
+        return function(other, self)
+
+    return method
+
+
+def _comparing(function: Callable[..., Tensor]) -> Any:
+    def method(self, other: object) -> Tensor:
+        try:
+            return function(self, other)
+        except ArgumentError:
+            if _can_be_tensor(other):
+                raise
+            return NotImplemented  # Python then says False, as for `x == None`
+
+    return method
+
+
 def _can_be_tensor(value: object) -> bool:
     """Return whether an op takes values of this kind, so that it can be compared with."""
     if isinstance(value, Tensor | Readable | bool | int | float | complex | list | tuple):
@@ -121,21 +142,8 @@ class Methods:
     __matmul__ = products.matmul
     __getitem__ = getitem.getitem
 
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
-        try:
-            return binary.equal(self, other)  # pyright: ignore[reportArgumentType]
-        except ArgumentError:
-            if _can_be_tensor(other):
-                raise
-            return NotImplemented  # Python then says False, as for `x == None`
-
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-        try:
-            return binary.not_equal(self, other)  # pyright: ignore[reportArgumentType]
-        except ArgumentError:
-            if _can_be_tensor(other):
-                raise
-            return NotImplemented
+    __eq__ = _comparing(binary.equal)
+    __ne__ = _comparing(binary.not_equal)
 
     def __pos__(self: Any) -> Tensor:
         return self
@@ -152,44 +160,19 @@ class Methods:
     def __rdivmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
         return binary.floor_divide(other, self), binary.remainder(other, self)
 
-    def __radd__(self, other: TensorLike) -> Tensor:
-        return binary.add(other, self)
-
-    def __rsub__(self, other: TensorLike) -> Tensor:
-        return binary.subtract(other, self)
-
-    def __rmul__(self, other: TensorLike) -> Tensor:
-        return binary.multiply(other, self)
-
-    def __rtruediv__(self, other: TensorLike) -> Tensor:
-        return binary.divide(other, self)
-
-    def __rfloordiv__(self, other: TensorLike) -> Tensor:
-        return binary.floor_divide(other, self)
-
-    def __rmod__(self, other: TensorLike) -> Tensor:
-        return binary.remainder(other, self)
-
-    def __rpow__(self, other: TensorLike) -> Tensor:
-        return binary.pow(other, self)
-
-    def __rmatmul__(self, other: TensorLike) -> Tensor:
-        return products.matmul(other, self)
-
-    def __rand__(self, other: TensorLike) -> Tensor:
-        return binary.bitwise_and(other, self)
-
-    def __ror__(self, other: TensorLike) -> Tensor:
-        return binary.bitwise_or(other, self)
-
-    def __rxor__(self, other: TensorLike) -> Tensor:
-        return binary.bitwise_xor(other, self)
-
-    def __rlshift__(self, other: TensorLike) -> Tensor:
-        return binary.bitwise_left_shift(other, self)
-
-    def __rrshift__(self, other: TensorLike) -> Tensor:
-        return binary.bitwise_right_shift(other, self)
+    __radd__ = _reflected(binary.add)
+    __rsub__ = _reflected(binary.subtract)
+    __rmul__ = _reflected(binary.multiply)
+    __rtruediv__ = _reflected(binary.divide)
+    __rfloordiv__ = _reflected(binary.floor_divide)
+    __rmod__ = _reflected(binary.remainder)
+    __rpow__ = _reflected(binary.pow)
+    __rmatmul__ = _reflected(products.matmul)
+    __rand__ = _reflected(binary.bitwise_and)
+    __ror__ = _reflected(binary.bitwise_or)
+    __rxor__ = _reflected(binary.bitwise_xor)
+    __rlshift__ = _reflected(binary.bitwise_left_shift)
+    __rrshift__ = _reflected(binary.bitwise_right_shift)
 
     def __iter__(self: Any) -> Iterator[Tensor]:
         if not self.ndim:

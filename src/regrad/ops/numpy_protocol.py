@@ -334,6 +334,8 @@ FUNCTIONS |= {
 
 FUNCTIONS |= {
     np.argsort: lambda a, axis=-1, kind=None, *, stable=None: rg.argsort(a, axis=axis),
+    np.atleast_1d: lambda *arys: _one_or_all([_at_least(x, 1) for x in arys]),
+    np.atleast_2d: lambda *arys: _one_or_all([_at_least(x, 2) for x in arys]),
     np.concatenate: lambda arrays, /, axis=0: rg.concat(list(arrays), axis=axis),
     np.copy: lambda a: rg.identity(a),
     np.diff: lambda a, n=1, axis=-1: rg.diff(a, n=n, axis=axis),
@@ -345,6 +347,7 @@ FUNCTIONS |= {
     np.sort: lambda a, axis=-1, kind=None, *, stable=None: rg.sort(a, axis=axis),
     np.squeeze: lambda a, axis=None: rg.squeeze(a, axis=axis),
     np.stack: lambda arrays, axis=0: rg.stack(list(arrays), axis=axis),
+    np.swapaxes: lambda a, axis1, axis2: rg.swapaxes(a, axis1, axis2),
     np.take: lambda a, indices, axis=None: rg.take(
         _flat(a) if axis is None else a, indices, axis=0 if axis is None else axis
     ),
@@ -353,18 +356,9 @@ FUNCTIONS |= {
     np.transpose: lambda a, axes=None: rg.permute_dims(a, axes),
     np.tril: lambda m, k=0: rg.tril(m, k=k),
     np.triu: lambda m, k=0: rg.triu(m, k=k),
+    np.where: lambda condition, *xy: rg.where(condition, *xy) if xy else rg.nonzero(condition),
     np.vstack: lambda tup: rg.concat([_at_least(x, 2) for x in tup], axis=0),
 }
-
-
-@like(np.atleast_1d)
-def _(*arys):
-    return _one_or_all([_at_least(x, 1) for x in arys])
-
-
-@like(np.atleast_2d)
-def _(*arys):
-    return _one_or_all([_at_least(x, 2) for x in arys])
 
 
 def _one_or_all(tensors: list[Tensor]) -> Any:
@@ -380,14 +374,6 @@ def _at_least(x: TensorLike, rank: int) -> Tensor:
 def _(tup):
     tensors = [_at_least(x, 1) for x in tup]
     return rg.concat(tensors, axis=0 if tensors[0].ndim == 1 else 1)
-
-
-@like(np.swapaxes)
-def _(a, axis1, axis2):
-    (a,) = _tensors(a)
-    axes = list(range(a.ndim))
-    axes[axis1], axes[axis2] = axes[axis2], axes[axis1]
-    return rg.permute_dims(a, tuple(axes))
 
 
 @like(np.diagonal)
@@ -421,11 +407,6 @@ def _(array, pad_width, mode="constant", *, constant_values=0):
     (x,) = _tensors(array)
     paddings = np.broadcast_to(pad_width, (x.ndim, 2)).tolist()
     return rg.pad(x, paddings, mode=mode, constant_value=constant_values)
-
-
-@like(np.where)
-def _(condition, *xy):
-    return rg.where(condition, *xy) if xy else rg.nonzero(condition)
 
 
 # -- constructors, and elementwise functions that are not ufuncs ---------------------------------

@@ -25,6 +25,8 @@ from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 # Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window
 # takes 14 steps, not 49.
 
+Kernel = Callable[..., Any]
+
 
 def _windows(name: str, shape: Sizes, size: Sizes, strides: Sizes, pad: str | Pairs) -> Windows:
     win = windows.windows(name, tuple(shape[1:-1]), size, strides, pad, (1,) * len(size))
@@ -113,16 +115,18 @@ def _at_maxima(xp: Namespace, x: Array, values: Array, win: Windows) -> Array:
     return values
 
 
-@op("MaxPool")
-def _max_pool(xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
-    return _max_pool_kernel(xp, x, _windows("max_pool", x.shape, filter_size, strides, pad))
+def _pooling(op_type: str, name: str, compute: Kernel, **options: Any) -> Kernel:
+    """Return the op that computes something of each window of images or volumes."""
+
+    def pool(xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+        return compute(xp, x, _windows(name, x.shape, filter_size, strides, pad))
+
+    pool.__name__ = f"_{name}"
+    return op(op_type, **options)(pool)
 
 
-@op("MaxPool3D")
-def _max_pool3d(
-    xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
-) -> Tensor:
-    return _max_pool_kernel(xp, x, _windows("max_pool3d", x.shape, filter_size, strides, pad))
+_max_pool = _pooling("MaxPool", "max_pool", _max_pool_kernel)
+_max_pool3d = _pooling("MaxPool3D", "max_pool3d", _max_pool_kernel)
 
 
 # The gradient is linear in what arrives, and piecewise constant in x.
@@ -197,18 +201,12 @@ def _over_counts(xp: Namespace, y: Array, win: Windows) -> Array:
     return y / windows.constant(xp, counts[..., None], y, y.dtype)
 
 
-@op("AvgPool", to_float=True)
-def _avg_pool(xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
-    win = _windows("avg_pool", x.shape, filter_size, strides, pad)
+def _means(xp: Namespace, x: Array, win: Windows) -> Array:
     return _over_counts(xp, _sums(xp, x, win), win)
 
 
-@op("AvgPool3D", to_float=True)
-def _avg_pool3d(
-    xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
-) -> Tensor:
-    win = _windows("avg_pool3d", x.shape, filter_size, strides, pad)
-    return _over_counts(xp, _sums(xp, x, win), win)
+_avg_pool = _pooling("AvgPool", "avg_pool", _means, to_float=True)
+_avg_pool3d = _pooling("AvgPool3D", "avg_pool3d", _means, to_float=True)
 
 
 @op("AvgPoolGrad")
@@ -237,7 +235,7 @@ def _(dy, filter_size, strides, pad):
 
 
 def _pool(
-    pool: Callable[..., Any],
+    pool: Kernel,
     name: str,
     x: TensorLike,
     n: int,

@@ -74,9 +74,7 @@ def eigvalsh(xp, x: TensorLike, /) -> Tensor:
     return xp.linalg.eigvalsh(_symmetrized(xp, x))
 
 
-@gradient("SelfAdjointEigvals")
-def _(dy, x):
-    return _eigenvalues_grad(dy, eigh(x)[1], x)
+gradient("SelfAdjointEigvals")(lambda dy, x: _eigenvalues_grad(dy, eigh(x)[1], x))
 
 
 # -- singular values -------------------------------------------------------------------------------

@@ -180,10 +180,7 @@ def restore(
 def _opened(path: str, api: str) -> Iterator[tuple[Any, dict[str, str]]]:
     """Open a file, and give it with its metadata."""
     safetensors = needed("safetensors", "train", f"regrad.train.{api}")
-    with (
-        reading(path, "safetensors file"),
-        safetensors.safe_open(path, framework="np") as file,
-    ):
+    with reading(path, "safetensors file"), safetensors.safe_open(path, framework="np") as file:
         yield file, dict(file.metadata() or {})
 
 

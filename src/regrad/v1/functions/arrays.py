@@ -35,7 +35,7 @@ from regrad.v1.graph.forms import (
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import define, row
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, is_tensor
 
@@ -51,13 +51,28 @@ __all__ = [
 
 
 identity = define("tf.identity(input)", "Identity", rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]")
-guarantee_const = define(
-    "tf.guarantee_const(input)", "Identity", rg.identity, ANY, "[1.0, 2.0]", "[1., 2.]",
-    scope="GuaranteeConst",
-)  # fmt: skip
-stop_gradient = define(
-    "tf.stop_gradient(input)", "StopGradient", rg.stop_gradient, ANY, "[1.0, 2.0]", "[1., 2.]"
-)
+
+
+@row("tf", "Identity", rg.identity, scope="GuaranteeConst")
+def guarantee_const(input):
+    """Return x itself, as an op that a rule can be attached to.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.guarantee_const(rg.asarray([1.0, 2.0]))
+    Tensor([1., 2.], dtype=float32)
+    """
+
+
+@row("tf", "StopGradient", rg.stop_gradient)
+def stop_gradient(input):
+    """Return x as a constant: no gradient flows back through it.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.stop_gradient(rg.asarray([1.0, 2.0]))
+    Tensor([1., 2.], dtype=float32)
+    """
 
 
 @rg.op("IdentityN")
@@ -237,10 +252,15 @@ def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShap
 # -- reshaping -------------------------------------------------------------------------------------
 
 
-reshape = define(
-    "tf.reshape(tensor, shape)", "Reshape", rg.reshape, ANY, "[[1, 2], [3, 4]]", "shape=[-1]",
-    "[1, 2, 3, 4]",
-)  # fmt: skip
+@row("tf", "Reshape", rg.reshape)
+def reshape(tensor, shape):
+    """Return x with another shape of the same size.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reshape(rg.asarray([[1, 2], [3, 4]]), shape=[-1])
+    Tensor([1, 2, 3, 4], dtype=int64)
+    """
 
 
 def expand_dims(
@@ -272,35 +292,44 @@ def expand_dims(
     return one_op("ExpandDims", name or "ExpandDims", rg.expand_dims, input, axis=axis)
 
 
-squeeze = define(
-    "tf.squeeze(input, axis=None, name=None, squeeze_dims=None)", "Squeeze", rg.squeeze, ANY,
-    "[[1.0], [2.0]]", "[1., 2.]",
-    doc="Return the input without its axes of size 1, or without the axes of `axis`.",
-    axis=lambda axis: None if (axes := axes_of(axis)) == () else axes,
-)  # fmt: skip
+@row("tf", "Squeeze", rg.squeeze, axis=lambda axis: None if (axes := axes_of(axis)) == () else axes)
+def squeeze(input, axis=None, name=None, squeeze_dims=None):
+    """Return the input without its axes of size 1, or without the axes of `axis`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.squeeze(rg.asarray([[1.0], [2.0]]))
+    Tensor([1., 2.], dtype=float32)
+    """
 
 
-def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor:
+@row("tf", "Transpose", scope="transpose", perm=lambda perm: axes_of(perm, "perm"))
+def transpose(a, perm=None, name=None, conjugate=False):
     """Return the tensor with its axes in the order `perm`, by default reversed.
 
     Args:
         perm: The axes in their new order.
         conjugate: Conjugate the elements too.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.transpose(rg.asarray([[1, 2], [3, 4]]))
+    Tensor([[1, 3],
+            [2, 4]], dtype=int64)
     """
-    return rg.permute_dims(rg.conj(x) if conjugate else x, perm)
+    return rg.permute_dims(rg.conj(a) if conjugate else a, perm)
 
 
-transpose = define(
-    "tf.transpose(a, perm=None, name=None, conjugate=False)", "Transpose", _transpose, ANY,
-    "[[1, 2], [3, 4]]", "[[1, 3],\n        [2, 4]]", scope="transpose",
-    perm=lambda perm: axes_of(perm, "perm"),
-)  # fmt: skip
+@row("tf", "BroadcastTo", rg.broadcast_to)
+def broadcast_to(input, shape):
+    """Return x repeated along axes of size 1 and new leading axes.
 
-
-broadcast_to = define(
-    "tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to, ANY, "[1, 2]", "shape=[2, 2]",
-    "[[1, 2],\n        [1, 2]]",
-)  # fmt: skip
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.broadcast_to(rg.asarray([1, 2]), shape=[2, 2])
+    Tensor([[1, 2],
+            [1, 2]], dtype=int64)
+    """
 
 
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
@@ -328,19 +357,34 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
     return one_op("Tile", name or "Tile", lambda x: rg.tile(x, counts), x)
 
 
-reverse = reverse_v2 = define(
-    "tf.reverse(tensor, axis)", "ReverseV2", rg.flip, ANY, "[1, 2, 3]", "axis=[0]", "[3, 2, 1]",
-    doc="Return the tensor with its elements reversed along the axes of a list.",
-)  # fmt: skip
+@row("tf", "ReverseV2", rg.flip)
+def reverse(tensor, axis):
+    """Return the tensor with its elements reversed along the axes of a list.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reverse(rg.asarray([1, 2, 3]), axis=[0])
+    Tensor([3, 2, 1], dtype=int64)
+    """
 
 
-roll = define(
-    "tf.roll(input, shift, axis)", "Roll", rg.roll, ANY, "[1, 2, 3]", "shift=1", "axis=0",
-    "[3, 1, 2]",
-    doc="Return the input with its elements shifted along axes; what leaves at an end enters at "
-    "the other.\n\nArgs:\n    shift: The number of places, or a list with one for each axis.",
-    shift=as_sizes,
-)  # fmt: skip
+reverse_v2 = reverse
+
+
+@row("tf", "Roll", rg.roll, shift=as_sizes)
+def roll(input, shift, axis):
+    """Return the input with its elements shifted along axes.
+
+    What leaves at an end enters at the other.
+
+    Args:
+        shift: The number of places, or a list with one for each axis.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.roll(rg.asarray([1, 2, 3]), shift=1, axis=0)
+    Tensor([3, 1, 2], dtype=int64)
+    """
 
 
 def pad(
@@ -453,7 +497,8 @@ def _stack(*xs: TensorLike, axis: int) -> Any:
     return join(xs, axis=axis)
 
 
-def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
+@row("tf", "Unpack")
+def unstack(value, num=None, axis=0, name="unstack"):
     """Return the slices along an axis, without it, as a list.
 
     Args:
@@ -462,23 +507,24 @@ def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
     Raises:
         ShapeError: the size is not `num`.
         GraphError: the size is unknown, and `num` is None.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.unstack(rg.asarray([1, 2]))
+    [Tensor(1, dtype=int64), Tensor(2, dtype=int64)]
     """
-    if num is not None and axis >= 0 and _has_unknown_rank(x):
-        return [rg.squeeze(part, axis) for part in _split(x, (1,) * num, axis)]
-    n = x.shape[axis]
+    if num is not None and axis >= 0 and _has_unknown_rank(value):
+        return [rg.squeeze(part, axis) for part in _split(value, (1,) * num, axis)]
+    n = value.shape[axis]
     if num is not None and isinstance(n, Dim):
-        sizes = list(x.shape)
+        sizes = list(value.shape)
         sizes[axis] = n = num
-        x = rg.reshape(x, tuple(sizes))
+        value = rg.reshape(value, tuple(sizes))
     if num not in (None, n):
-        raise ShapeError(f"unstack: num is {num}, but axis {axis} of {x.shape} has the size {n}")
-    return list(rg.unstack(x, axis=axis))
-
-
-unstack = define(
-    "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY, "[1, 2]",
-    "[Tensor(1, dtype=int64), Tensor(2, dtype=int64)]",
-)  # fmt: skip
+        raise ShapeError(
+            f"unstack: num is {num}, but axis {axis} of {value.shape} has the size {n}"
+        )
+    return list(rg.unstack(value, axis=axis))
 
 
 def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
@@ -496,12 +542,21 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
     return list(rg.find_op("Split").function(x, sizes=sizes, axis=axis))
 
 
-split = define(
-    "tf.split(value, num_or_size_splits, axis=0, num=None, name='split')", "Split", _split, ANY,
-    "[1, 2, 3]", "num_or_size_splits=[1, -1]",
-    "[Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]", num_or_size_splits=as_sizes,
-    num=None,
-)  # fmt: skip
+@row("tf", "Split", _split, num_or_size_splits=as_sizes, num=None)
+def split(value, num_or_size_splits, axis=0, num=None, name="split"):
+    """Return the parts of a tensor along an axis, as a list.
+
+    Args:
+        num_or_size_splits: A number of equal parts, or a list of sizes, of which one may be -1.
+
+    Raises:
+        ShapeError: the size of the axis is not the sum of the parts.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.split(rg.asarray([1, 2, 3]), num_or_size_splits=[1, -1])
+    [Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]
+    """
 
 
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
@@ -528,22 +583,42 @@ def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") ->
 
 # -- blocks ----------------------------------------------------------------------------------------
 
-space_to_batch_nd = define(
-    "tf.space_to_batch_nd(input, block_shape, paddings)", "SpaceToBatchND", rg.nn.space_to_batch,
-    ANY, "[[1, 2, 3, 4]]", "block_shape=[2]", "paddings=[[0, 0]]", "[[1, 3],\n        [2, 4]]",
-    doc="Return the tensor with blocks of its axes after the first moved to the batch axis.\n\n"
-    "Args:\n    block_shape: The sizes of a block, one for each axis that is cut.\n"
-    "    paddings: Pairs (before, after) of zeros that are added to these axes first.\n\n"
-    "Returns:\n    A tensor whose first size is the input's times that of a block.",
-)  # fmt: skip
-batch_to_space_nd = define(
-    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space, ANY,
-    "[[1, 3], [2, 4]]", "block_shape=[2]", "crops=[[0, 0]]", "[[1, 2, 3, 4]]",
-    doc="Return the tensor with parts of the batch axis moved to blocks of the axes after it.\n\n"
-    "Args:\n    block_shape: The sizes of a block, one for each axis that grows.\n"
-    "    crops: Pairs (before, after) of elements that are cut off these axes last.\n\n"
-    "Returns:\n    A tensor whose first size is the input's divided by that of a block.",
-)  # fmt: skip
+
+@row("tf", "SpaceToBatchND", rg.nn.space_to_batch)
+def space_to_batch_nd(input, block_shape, paddings):
+    """Return the tensor with blocks of its axes after the first moved to the batch axis.
+
+    Args:
+        block_shape: The sizes of a block, one for each axis that is cut.
+        paddings: Pairs (before, after) of zeros that are added to these axes first.
+
+    Returns:
+        A tensor whose first size is the input's times that of a block.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.space_to_batch_nd(rg.asarray([[1, 2, 3, 4]]), block_shape=[2], paddings=[[0, 0]])
+    Tensor([[1, 3],
+            [2, 4]], dtype=int64)
+    """
+
+
+@row("tf", "BatchToSpaceND", rg.nn.batch_to_space)
+def batch_to_space_nd(input, block_shape, crops):
+    """Return the tensor with parts of the batch axis moved to blocks of the axes after it.
+
+    Args:
+        block_shape: The sizes of a block, one for each axis that grows.
+        crops: Pairs (before, after) of elements that are cut off these axes last.
+
+    Returns:
+        A tensor whose first size is the input's divided by that of a block.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.batch_to_space_nd(rg.asarray([[1, 3], [2, 4]]), block_shape=[2], crops=[[0, 0]])
+    Tensor([[1, 2, 3, 4]], dtype=int64)
+    """
 
 
 def space_to_batch(

@@ -19,12 +19,8 @@ __all__ = [
 def identity(input: Any, name: str | None = None) -> Any:
     """Return x itself, as an op that a rule can be attached to."""
 
-def guarantee_const(input: Any, name: str | None = None) -> Any:
-    """Return x itself, as an op that a rule can be attached to."""
-
-def stop_gradient(input: Any, name: str | None = None) -> Any:
-    """Return x as a constant: no gradient flows back through it."""
-
+def guarantee_const(input: Any, name: str | None = None) -> Any: ...
+def stop_gradient(input: Any, name: str | None = None) -> Any: ...
 def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any]: ...
 def convert_to_tensor_or_indexed_slices(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None
@@ -34,31 +30,19 @@ def rank(input: TensorLike, name: str | None = None) -> Any: ...
 def size(input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = ...) -> Any: ...
 def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any: ...
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape: ...
-def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
-    """Return x with another shape of the same size."""
-
+def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any: ...
 def expand_dims(
     input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
 ) -> Any: ...
-def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None) -> Any:
-    """Return the input without its axes of size 1, or without the axes of `axis`."""
-
-def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: Any = False) -> Any:
-    """Return the tensor with its axes in the order `perm`, by default reversed."""
-
-def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
-    """Return x repeated along axes of size 1 and new leading axes."""
-
+def squeeze(
+    input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None
+) -> Any: ...
+def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: Any = False) -> Any: ...
+def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any: ...
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any: ...
-def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """Return the tensor with its elements reversed along the axes of a list."""
-
-def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """Return the tensor with its elements reversed along the axes of a list."""
-
-def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
-    """Return the input with its elements shifted along axes; what leaves at an end enters at the other."""
-
+def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any: ...
+def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any: ...
+def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any: ...
 def pad(
     tensor: TensorLike,
     paddings: TensorLike,
@@ -68,21 +52,15 @@ def pad(
 ) -> Any: ...
 def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any: ...
 def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any: ...
-def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unstack") -> Any:
-    """Return the slices along an axis, without it, as a list."""
-
+def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unstack") -> Any: ...
 def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = "split"
-) -> Any:
-    """Return the parts of a tensor along an axis, as a list."""
-
+) -> Any: ...
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]: ...
-def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> Any:
-    """Return the tensor with blocks of its axes after the first moved to the batch axis."""
-
-def batch_to_space_nd(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> Any:
-    """Return the tensor with parts of the batch axis moved to blocks of the axes after it."""
-
+def space_to_batch_nd(
+    input: Any, block_shape: Any, paddings: Any, name: str | None = None
+) -> Any: ...
+def batch_to_space_nd(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> Any: ...
 def space_to_batch(
     input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
 ) -> Any: ...

@@ -2,23 +2,62 @@
 
 import regrad as rg
 from regrad.v1.graph.kinds import INTEGERS
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import define, row
 
-bitwise_and = define(
-    "tf.bitwise.bitwise_and(x, y)", "BitwiseAnd", rg.bitwise_and, INTEGERS, "[6]", "[3]", "[2]"
-)
-bitwise_or = define(
-    "tf.bitwise.bitwise_or(x, y)", "BitwiseOr", rg.bitwise_or, INTEGERS, "[6]", "[3]", "[7]"
-)
-bitwise_xor = define(
-    "tf.bitwise.bitwise_xor(x, y)", "BitwiseXor", rg.bitwise_xor, INTEGERS, "[6]", "[3]", "[5]"
-)
+
+@row("tf.bitwise", "BitwiseAnd", rg.bitwise_and, INTEGERS)
+def bitwise_and(x, y):
+    """Return `a & b`: the bits that are set in both, of integers or bools.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.bitwise_and(rg.asarray([6]), rg.asarray([3]))
+    Tensor([2], dtype=int64)
+    """
+
+
+@row("tf.bitwise", "BitwiseOr", rg.bitwise_or, INTEGERS)
+def bitwise_or(x, y):
+    """Return `a | b`: the bits that are set in either, of integers or bools.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.bitwise_or(rg.asarray([6]), rg.asarray([3]))
+    Tensor([7], dtype=int64)
+    """
+
+
+@row("tf.bitwise", "BitwiseXor", rg.bitwise_xor, INTEGERS)
+def bitwise_xor(x, y):
+    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.bitwise_xor(rg.asarray([6]), rg.asarray([3]))
+    Tensor([5], dtype=int64)
+    """
+
+
 invert = define("tf.bitwise.invert(x)", "Invert", rg.bitwise_invert, INTEGERS, "[6]", "[-7]")
-left_shift = define(
-    "tf.bitwise.left_shift(x, y)", "LeftShift", rg.bitwise_left_shift, INTEGERS, "[6]", "[3]",
-    "[48]",
-)  # fmt: skip
-right_shift = define(
-    "tf.bitwise.right_shift(x, y)", "RightShift", rg.bitwise_right_shift, INTEGERS, "[6]", "[3]",
-    "[0]",
-)  # fmt: skip
+
+
+@row("tf.bitwise", "LeftShift", rg.bitwise_left_shift, INTEGERS)
+def left_shift(x, y):
+    """Return `a << b`: the bits of integers moved up by b places.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.left_shift(rg.asarray([6]), rg.asarray([3]))
+    Tensor([48], dtype=int64)
+    """
+
+
+@row("tf.bitwise", "RightShift", rg.bitwise_right_shift, INTEGERS)
+def right_shift(x, y):
+    """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.bitwise.right_shift(rg.asarray([6]), rg.asarray([3]))
+    Tensor([0], dtype=int64)
+    """

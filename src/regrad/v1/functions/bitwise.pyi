@@ -2,20 +2,11 @@
 
 from typing import Any
 
-def bitwise_and(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a & b`: the bits that are set in both, of integers or bools."""
-
-def bitwise_or(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a | b`: the bits that are set in either, of integers or bools."""
-
-def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools."""
-
+def bitwise_and(x: Any, y: Any, name: str | None = None) -> Any: ...
+def bitwise_or(x: Any, y: Any, name: str | None = None) -> Any: ...
+def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any: ...
 def invert(x: Any, name: str | None = None) -> Any:
     """Return `~x`: every bit of an integer inverted, or `not x` for bools."""
 
-def left_shift(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a << b`: the bits of integers moved up by b places."""
-
-def right_shift(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `a >> b`: the bits of integers moved down by b places; the sign stays."""
+def left_shift(x: Any, y: Any, name: str | None = None) -> Any: ...
+def right_shift(x: Any, y: Any, name: str | None = None) -> Any: ...

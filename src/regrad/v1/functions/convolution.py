@@ -13,7 +13,7 @@ from regrad.errors import GraphError
 from regrad.v1.graph.conversion import sizes, static_value
 from regrad.v1.graph.forms import one_op, shape_of, tensor
 from regrad.v1.graph.kinds import FLOATS, REALS
-from regrad.v1.graph.rows import TENSOR, define, plain_value
+from regrad.v1.graph.rows import TENSOR, define, plain_value, row
 
 __all__ = [
     "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
@@ -125,31 +125,47 @@ def _slide_back(
     return _slide(n, *row, output_shape=shape, data_format=data_format, **options)
 
 
-def _convolution(
-    n: int, declaration: str, op_type: str, function: Callable[..., Any], doc: str = "",
-    *options: str, **settings: Any,
-) -> Callable[..., Any]:  # fmt: skip
-    """Make the row of a convolution; its example multiplies two pixels by a filter of one."""
-    once, more = "[" * n, "]" * n
-    example = f"{once}[[1.0], [2.0]]{more}", f"{once}[[3.0]]{more}", *options
-    if "strides" in declaration:
-        example = *example, f"strides={[1] * (n + 2)}"
-    if "padding='SAME'" not in declaration:
-        example = *example, 'padding="SAME"'
-    result = f"{once}[[3.],\n{' ' * (8 + n)}[6.]]{more}"
-    settings = {"call": partial(_slide, n), **settings}
-    return define(
-        f"tf.nn.{declaration}", op_type, function, FLOATS, *example, result, doc=doc, **settings
-    )
-
-
 def _conv1d(
     x: Tensor, w: Tensor, strides: Sequence[int], pad: str | Sequence[Any], dilations: Sequence[int]
 ) -> Tensor:
     return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
 
 
-def _conv2d(x: Tensor, w: Tensor, **attrs: Any) -> Tensor:
+def _slide_1d(*row: Any, stride: Any, **options: Any) -> Any:
+    return _slide(1, *row, strides=stride, **options)
+
+
+def _slide_apart(*row: Any, rate: Any, **options: Any) -> Any:
+    return _slide(2, *row, strides=1, dilations=rate, **options)
+
+
+DEPTHWISE = "DepthwiseConv2dNative"
+
+
+@row(
+    "tf.nn", "Conv2D", _conv1d, FLOATS, scope="conv1d", call=_slide_1d, filters=TENSOR,
+    input="value",
+)  # fmt: skip
+def conv1d(
+    value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, data_format=None,
+    name=None, input=None, dilations=None,
+):  # fmt: skip
+    """Return sequences, (batch, width, in), convolved with a filter (width, in, out).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w = rg.asarray([[[1.0], [2.0]]]), rg.asarray([[[3.0]]])
+    >>> tf.nn.conv1d(x, w, stride=1, padding="SAME")
+    Tensor([[[3.],
+             [6.]]], dtype=float32)
+    """
+
+
+@row("tf.nn", "Conv2D", rg.nn.conv2d, FLOATS, call=partial(_slide, 2), filters="filter")
+def conv2d(
+    input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, data_format="NHWC",
+    dilations=(1, 1, 1, 1), name=None, filters=None,
+):  # fmt: skip
     """Return images convolved with a filter (height, width, in, out).
 
     Args:
@@ -158,73 +174,139 @@ def _conv2d(x: Tensor, w: Tensor, **attrs: Any) -> Tensor:
         strides: Four numbers in the order of `data_format`, 1 for batch and channels.
         padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
         dilations: As `strides`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w = rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]])
+    >>> tf.nn.conv2d(x, w, strides=[1, 1, 1, 1], padding="SAME")
+    Tensor([[[[3.],
+              [6.]]]], dtype=float32)
     """
-    return rg.nn.conv2d(x, w, **attrs)
 
 
-conv1d = _convolution(
-    1, "conv1d(value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, "
-    "data_format=None, name=None, input=None, dilations=None)",
-    "Conv2D", _conv1d,
-    "Return sequences, (batch, width, in), convolved with a filter (width, in, out).", "stride=1",
-    scope="conv1d", filters=TENSOR, input="value",
-    call=lambda *row, stride, **options: _slide(1, *row, strides=stride, **options),
+@row("tf.nn", "Conv3D", rg.nn.conv3d, FLOATS, call=partial(_slide, 3), filters="filter")
+def conv3d(
+    input, filter=None, strides=None, padding=None, data_format="NDHWC", dilations=(1, 1, 1, 1, 1),
+    name=None, filters=None,
+):  # fmt: skip
+    """Return volumes convolved with a filter (depth, height, width, in, out).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w = rg.asarray([[[[[1.0], [2.0]]]]]), rg.asarray([[[[[3.0]]]]])
+    >>> tf.nn.conv3d(x, w, strides=[1, 1, 1, 1, 1], padding="SAME")
+    Tensor([[[[[3.],
+               [6.]]]]], dtype=float32)
+    """
+
+
+@row(
+    "tf.nn", "Conv2D", rg.nn.conv2d, FLOATS, scope="atrous_conv2d", call=_slide_apart,
+    rate=plain_value,
 )  # fmt: skip
-conv2d = _convolution(
-    2, "conv2d(input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, "
-    "data_format='NHWC', dilations=(1, 1, 1, 1), name=None, filters=None)",
-    "Conv2D", _conv2d, filters="filter",
+def atrous_conv2d(value, filters, rate, padding):
+    """Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w = rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]])
+    >>> tf.nn.atrous_conv2d(x, w, rate=2, padding="SAME")
+    Tensor([[[[3.],
+              [6.]]]], dtype=float32)
+    """
+
+
+@row(
+    "tf.nn", DEPTHWISE, rg.nn.depthwise_conv2d, FLOATS, scope="depthwise", call=partial(_slide, 2),
+    rate="dilations",
 )  # fmt: skip
-conv3d = _convolution(
-    3, "conv3d(input, filter=None, strides=None, padding=None, data_format='NDHWC', "
-    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)",
-    "Conv3D", rg.nn.conv3d,
-    "Return volumes convolved with a filter (depth, height, width, in, out).", filters="filter",
+def depthwise_conv2d(
+    input, filter, strides, padding, rate=None, name=None, data_format=None, dilations=None
+):
+    """Return images whose channels are convolved with filters of their own.
+
+    Args:
+        filter: Of the shape (height, width, in, multiplier).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w = rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]])
+    >>> tf.nn.depthwise_conv2d(x, w, strides=[1, 1, 1, 1], padding="SAME")
+    Tensor([[[[3.],
+              [6.]]]], dtype=float32)
+    """
+
+
+@row("tf.nn", DEPTHWISE, rg.nn.depthwise_conv2d, FLOATS, call=partial(_slide, 2))
+def depthwise_conv2d_native(
+    input, filter, strides, padding, data_format="NHWC", dilations=(1, 1, 1, 1)
+):
+    """Return `depthwise_conv2d`, under its op's name.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w = rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]])
+    >>> tf.nn.depthwise_conv2d_native(x, w, strides=[1, 1, 1, 1], padding="SAME")
+    Tensor([[[[3.],
+              [6.]]]], dtype=float32)
+    """
+
+
+@row(
+    "tf.nn", "Conv2D", rg.nn.separable_conv2d, FLOATS, scope="separable_conv2d",
+    call=partial(_slide, 2), rate="dilations",
 )  # fmt: skip
-atrous_conv2d = _convolution(
-    2, "atrous_conv2d(value, filters, rate, padding)", "Conv2D", rg.nn.conv2d,
-    "Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it.",
-    "rate=2", scope="atrous_conv2d", rate=plain_value,
-    call=lambda *row, rate, **options: _slide(2, *row, strides=1, dilations=rate, **options),
+def separable_conv2d(
+    input, depthwise_filter, pointwise_filter, strides, padding, rate=None, name=None,
+    data_format=None, dilations=None,
+):  # fmt: skip
+    """Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w, pointwise = map(rg.asarray, ([[[[1.0], [2.0]]]], [[[[3.0]]]], [[[[2.0]]]]))
+    >>> tf.nn.separable_conv2d(x, w, pointwise, strides=[1, 1, 1, 1], padding="SAME")
+    Tensor([[[[ 6.],
+              [12.]]]], dtype=float32)
+    """
+
+
+@row(
+    "tf.nn", "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS, scope="conv2d_transpose",
+    call=partial(_slide_back, 2), input="value", filters="filter", output_shape=sizes,
 )  # fmt: skip
-depthwise_conv2d = _convolution(
-    2, "depthwise_conv2d(input, filter, strides, padding, rate=None, name=None, "
-    "data_format=None, dilations=None)",
-    "DepthwiseConv2dNative", rg.nn.depthwise_conv2d,
-    "Return images whose channels are convolved with filters of their own.\n\n"
-    "Args:\n    filter: Of the shape (height, width, in, multiplier).",
-    scope="depthwise", rate="dilations",
+def conv2d_transpose(
+    value=None, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NHWC",
+    name=None, input=None, filters=None, dilations=None,
+):  # fmt: skip
+    """Return the adjoint of `conv2d`, with a filter (height, width, out, in).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w = rg.asarray([[[[1.0], [2.0]]]]), rg.asarray([[[[3.0]]]])
+    >>> tf.nn.conv2d_transpose(x, w, output_shape=[1, 1, 2, 1], strides=[1, 1, 1, 1])
+    Tensor([[[[3.],
+              [6.]]]], dtype=float32)
+    """
+
+
+@row(
+    "tf.nn", "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS, scope="conv3d_transpose",
+    call=partial(_slide_back, 3), input="value", filters="filter", output_shape=sizes,
 )  # fmt: skip
-depthwise_conv2d_native = _convolution(
-    2, "depthwise_conv2d_native(input, filter, strides, padding, data_format='NHWC', "
-    "dilations=(1, 1, 1, 1), name=None)",
-    "DepthwiseConv2dNative", rg.nn.depthwise_conv2d,
-    "Return `depthwise_conv2d`, under its op's name.",
-)  # fmt: skip
-separable_conv2d = define(
-    "tf.nn.separable_conv2d(input, depthwise_filter, pointwise_filter, strides, padding, "
-    "rate=None, name=None, data_format=None, dilations=None)",
-    "Conv2D", rg.nn.separable_conv2d, FLOATS, "[[[[1.0], [2.0]]]]", "[[[[3.0]]]]", "[[[[2.0]]]]",
-    "strides=[1, 1, 1, 1]", 'padding="SAME"', "[[[[ 6.],\n          [12.]]]]",
-    doc="Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.",
-    scope="separable_conv2d", call=partial(_slide, 2), rate="dilations",
-)  # fmt: skip
-conv2d_transpose = _convolution(
-    2, "conv2d_transpose(value=None, filter=None, output_shape=None, strides=None, "
-    "padding='SAME', data_format='NHWC', name=None, input=None, filters=None, dilations=None)",
-    "Conv2DBackpropInput", rg.nn.conv2d_transpose,
-    "Return the adjoint of `conv2d`, with a filter (height, width, out, in).",
-    "output_shape=[1, 1, 2, 1]", scope="conv2d_transpose", call=partial(_slide_back, 2),
-    input="value", filters="filter", output_shape=sizes,
-)  # fmt: skip
-conv3d_transpose = _convolution(
-    3, "conv3d_transpose(value, filter=None, output_shape=None, strides=None, "
-    "padding='SAME', data_format='NDHWC', name=None, input=None, filters=None, dilations=None)",
-    "Conv3DBackpropInputV2", rg.nn.conv3d_transpose,
-    "Return the adjoint of `conv3d`, with a filter (depth, height, width, out, in).",
-    "output_shape=[1, 1, 1, 2, 1]", scope="conv3d_transpose", call=partial(_slide_back, 3),
-    input="value", filters="filter", output_shape=sizes,
-)  # fmt: skip
+def conv3d_transpose(
+    value, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NDHWC",
+    name=None, input=None, filters=None, dilations=None,
+):  # fmt: skip
+    """Return the adjoint of `conv3d`, with a filter (depth, height, width, out, in).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> x, w = rg.asarray([[[[[1.0], [2.0]]]]]), rg.asarray([[[[[3.0]]]]])
+    >>> tf.nn.conv3d_transpose(x, w, output_shape=[1, 1, 1, 2, 1], strides=[1, 1, 1, 1, 1])
+    Tensor([[[[[3.],
+               [6.]]]]], dtype=float32)
+    """
 
 
 def convolution(

@@ -20,6 +20,7 @@ def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...
 def padding_of(padding: Padding, n: int, last: bool) -> Any: ...
 
 WINDOWS: dict[Any, Any]
+DEPTHWISE: str
 
 def conv1d(
     value: Any = None,
@@ -31,9 +32,7 @@ def conv1d(
     name: str | None = None,
     input: Any = None,
     dilations: Any = None,
-) -> Any:
-    """Return sequences, (batch, width, in), convolved with a filter (width, in, out)."""
-
+) -> Any: ...
 def conv2d(
     input: Any,
     filter: Any = None,
@@ -44,9 +43,7 @@ def conv2d(
     dilations: Any = (1, 1, 1, 1),
     name: str | None = None,
     filters: Any = None,
-) -> Any:
-    """Return images convolved with a filter (height, width, in, out)."""
-
+) -> Any: ...
 def conv3d(
     input: Any,
     filter: Any = None,
@@ -56,14 +53,10 @@ def conv3d(
     dilations: Any = (1, 1, 1, 1, 1),
     name: str | None = None,
     filters: Any = None,
-) -> Any:
-    """Return volumes convolved with a filter (depth, height, width, in, out)."""
-
+) -> Any: ...
 def atrous_conv2d(
     value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None
-) -> Any:
-    """Return `conv2d` with dilated filters, in one op; TensorFlow rearranges the image for it."""
-
+) -> Any: ...
 def depthwise_conv2d(
     input: Any,
     filter: Any,
@@ -73,9 +66,7 @@ def depthwise_conv2d(
     name: str | None = None,
     data_format: Any = None,
     dilations: Any = None,
-) -> Any:
-    """Return images whose channels are convolved with filters of their own."""
-
+) -> Any: ...
 def depthwise_conv2d_native(
     input: Any,
     filter: Any,
@@ -84,9 +75,7 @@ def depthwise_conv2d_native(
     data_format: Any = "NHWC",
     dilations: Any = (1, 1, 1, 1),
     name: str | None = None,
-) -> Any:
-    """Return `depthwise_conv2d`, under its op's name."""
-
+) -> Any: ...
 def separable_conv2d(
     input: Any,
     depthwise_filter: Any,
@@ -97,9 +86,7 @@ def separable_conv2d(
     name: str | None = None,
     data_format: Any = None,
     dilations: Any = None,
-) -> Any:
-    """Return `depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`."""
-
+) -> Any: ...
 def conv2d_transpose(
     value: Any = None,
     filter: Any = None,
@@ -111,9 +98,7 @@ def conv2d_transpose(
     input: Any = None,
     filters: Any = None,
     dilations: Any = None,
-) -> Any:
-    """Return the adjoint of `conv2d`, with a filter (height, width, out, in)."""
-
+) -> Any: ...
 def conv3d_transpose(
     value: Any,
     filter: Any = None,
@@ -125,9 +110,7 @@ def conv3d_transpose(
     input: Any = None,
     filters: Any = None,
     dilations: Any = None,
-) -> Any:
-    """Return the adjoint of `conv3d`, with a filter (depth, height, width, out, in)."""
-
+) -> Any: ...
 def convolution(
     input: TensorLike,
     filter: TensorLike,

@@ -23,8 +23,8 @@ from regrad.v1.functions.reductions import reduce_max
 from regrad.v1.graph.conversion import as_array, constant
 from regrad.v1.graph.forms import as_sizes, dtype_of, is_eager, one_op, scope
 from regrad.v1.graph.forms import tensor as as_tensor
-from regrad.v1.graph.kinds import ANY, FLOATS
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.kinds import FLOATS
+from regrad.v1.graph.rows import row
 from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, is_tensor
 
 __all__ = [
@@ -112,18 +112,30 @@ def _asks_eager(sizes: TensorLike) -> bool:
     return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
 
-def _like(name: str, op_type: str, function: Any, values: str, shown: str) -> Any:
-    return define(
-        f"tf.{name}(tensor, dtype=None, name=None, optimize=True)", op_type, function, ANY,
-        "[1.5, 2.5]", f"[{shown}, {shown}]",
-        doc=f"Return {values} of the shape of a tensor, and of its dtype unless one is given.",
-        scope=name, dtype=lambda dtype: None if dtype is None else dtypes.to_numpy(dtype),
-        optimize=None,
-    )  # fmt: skip
+def _dtype_or_none(dtype: dtypes.DTypeLike | None) -> np.dtype | None:
+    return None if dtype is None else dtypes.to_numpy(dtype)
 
 
-zeros_like = _like("zeros_like", "ZerosLike", rg.zeros_like, "zeros", "0.")
-ones_like = _like("ones_like", "OnesLike", rg.ones_like, "ones", "1.")
+@row("tf", "ZerosLike", rg.zeros_like, scope="zeros_like", dtype=_dtype_or_none, optimize=None)
+def zeros_like(tensor, dtype=None, name=None, optimize=True):
+    """Return zeros of the shape of a tensor, and of its dtype unless one is given.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.zeros_like(rg.asarray([1.5, 2.5]))
+    Tensor([0., 0.], dtype=float32)
+    """
+
+
+@row("tf", "OnesLike", rg.ones_like, scope="ones_like", dtype=_dtype_or_none, optimize=None)
+def ones_like(tensor, dtype=None, name=None, optimize=True):
+    """Return ones of the shape of a tensor, and of its dtype unless one is given.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.ones_like(rg.asarray([1.5, 2.5]))
+    Tensor([1., 1.], dtype=float32)
+    """
 
 
 # -- sequences -------------------------------------------------------------------------------------
@@ -219,21 +231,24 @@ def _known_number(x: Tensor) -> Any:
     return None if content is None else content.item()
 
 
-def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
+@row("tf", "LinSpace", kinds=FLOATS, num=as_sizes)
+def lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
     """Return evenly spaced numbers from `start` to `stop`, both of them included.
 
     Args:
         num: How many there are.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.lin_space(rg.asarray(0.0), rg.asarray(1.0), num=3)
+    Tensor([0. , 0.5, 1. ], dtype=float32)
     """
     if is_eager(start, stop):
         return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
 
 
-lin_space = linspace = define(
-    "tf.lin_space(start, stop, num)", "LinSpace", _lin_space, FLOATS, "0.0", "1.0", "num=3",
-    "[0. , 0.5, 1. ]", num=as_sizes,
-)  # fmt: skip
+linspace = lin_space
 
 
 # -- matrices, masks -------------------------------------------------------------------------------

@@ -16,11 +16,10 @@ def zeros(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = N
 def ones(shape: TensorLike, dtype: dtypes.DTypeLike = ..., name: str | None = None) -> Any: ...
 def zeros_like(
     tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
-) -> Any:
-    """Return zeros of the shape of a tensor, and of its dtype unless one is given."""
-
-def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True) -> Any:
-    """Return ones of the shape of a tensor, and of its dtype unless one is given."""
+) -> Any: ...
+def ones_like(
+    tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
+) -> Any: ...
 
 RANGE: Any
 LIN_SPACE: Any
@@ -33,12 +32,8 @@ def range(
     dtype: dtypes.DTypeLike | None = None,
     name: str = "range",
 ) -> Any: ...
-def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
-
-def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
-
+def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any: ...
+def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any: ...
 def eye(
     num_rows: TensorLike,
     num_columns: TensorLike = None,

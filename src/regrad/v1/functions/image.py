@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import regrad as rg
@@ -12,9 +12,8 @@ from regrad.errors import GraphError
 from regrad.v1.functions.random_ops import random_uniform
 from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
 from regrad.v1.graph.forms import one_op, scope
-from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.row_docs import fill_in
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import row
 
 
 class ResizeMethod:
@@ -37,27 +36,38 @@ def _as_floats(x: Tensor) -> Tensor:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
 
 
-def _resize_bilinear(
-    x: Tensor, size: Sequence[int], align_corners: bool, half_pixel_centers: bool
-) -> Tensor:
-    return rg.nn.resize_bilinear(_as_floats(x), size, align_corners, half_pixel_centers)
-
-
 LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
-resize_bilinear = define(
-    f"tf.image.resize_bilinear{LISTED}", "ResizeBilinear", _resize_bilinear, ANY,
-    "[[[[1.0], [2.0]]]]", "size=[1, 4]",
-    "Tensor([[[[1. ],\n          [1.5],\n          [2. ],\n"
-           "          [2. ]]]], dtype=float32)",
-    doc="Return images of another size, each pixel interpolated between four, as floats.",
-    size=sizes,
-)  # fmt: skip
-resize_nearest_neighbor = define(
-    f"tf.image.resize_nearest_neighbor{LISTED}", "ResizeNearestNeighbor", rg.nn.resize_nearest, ANY,
-    "[[[[1.0], [2.0]]]]", "size=[1, 4]",
-    "[[[[1.],\n          [1.],\n          [2.],\n          [2.]]]]",
-    doc="Return images of another size, each pixel that of the nearest old one.", size=sizes,
-)  # fmt: skip
+
+
+@row("tf.image", "ResizeBilinear", size=sizes)
+def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_centers=False):
+    """Return images of another size, each pixel interpolated between four, as floats.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.image.resize_bilinear(rg.asarray([[[[1.0], [2.0]]]]), size=[1, 4])
+    Tensor([[[[1. ],
+              [1.5],
+              [2. ],
+              [2. ]]]], dtype=float32)
+    """
+    return rg.nn.resize_bilinear(_as_floats(images), size, align_corners, half_pixel_centers)
+
+
+@row("tf.image", "ResizeNearestNeighbor", rg.nn.resize_nearest, size=sizes)
+def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_pixel_centers=False):
+    """Return images of another size, each pixel that of the nearest old one.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.image.resize_nearest_neighbor(rg.asarray([[[[1.0], [2.0]]]]), size=[1, 4])
+    Tensor([[[[1.],
+              [1.],
+              [2.],
+              [2.]]]], dtype=float32)
+    """
+
+
 RESIZE = {
     ResizeMethod.BILINEAR: resize_bilinear,
     ResizeMethod.NEAREST_NEIGHBOR: resize_nearest_neighbor,

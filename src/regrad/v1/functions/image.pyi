@@ -18,17 +18,14 @@ def resize_bilinear(
     align_corners: Any = False,
     name: str | None = None,
     half_pixel_centers: Any = False,
-) -> Any:
-    """Return images of another size, each pixel interpolated between four, as floats."""
-
+) -> Any: ...
 def resize_nearest_neighbor(
     images: Any,
     size: Any,
     align_corners: Any = False,
     name: str | None = None,
     half_pixel_centers: Any = False,
-) -> Any:
-    """Return images of another size, each pixel that of the nearest old one."""
+) -> Any: ...
 
 RESIZE: dict[Any, Any]
 

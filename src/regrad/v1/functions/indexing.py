@@ -26,8 +26,7 @@ from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to
 from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
 from regrad.v1.graph.forms import as_sizes, axes_of, dtype_of, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
-from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import row
 from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import is_tensor, rg_read
 from regrad.v1.graph.values import indices_from_zero
@@ -83,32 +82,6 @@ def _bound(b: Any) -> Any:
     return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
 
 
-def _block(x: Tensor, begin: Any, size: Any) -> Any:
-    """Return the block that starts at `begin` and has the shape `size`.
-
-    Args:
-        begin: The first index, one number for each axis.
-        size: The sizes, one for each axis; -1 means to the end.
-
-    Raises:
-        IndexRangeError: the block is not within the tensor.
-    """
-    shape = shape_of(x)
-    if is_known(shape) and is_known((*begin, *size)):
-        return rg.slice(x, begin, size)
-    if isinstance(shape, UnknownRank):  # the other two tell the rank
-        shape = tuple([size_of(x._data, i) for i in builtins.range(len(begin))])
-    if not len(shape) == len(begin) == len(size):
-        return rg.slice(x, begin, size)
-    places = list(zip(shape, begin, size, strict=True))
-    if any(is_known(place) and not _is_within(*place) for place in places):
-        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {shape}")
-    sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
-    y = rg.find_op("Slice").function(x, begin=begin, size=sizes)
-    checked = all(_is_open(place[2]) or is_known(place) for place in places)
-    return y if checked else rg.reshape(y, sizes)  # an error in the run if it is too large
-
-
 def _is_open(size: int | Dim) -> bool:
     """Return whether a block goes to the end of the axis."""
     return isinstance(size, int) and size == -1
@@ -118,10 +91,36 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
     return 0 <= begin <= begin + max(size, 0) <= n
 
 
-slice = define(
-    "tf.slice(input_, begin, size)", "Slice", _block, ANY, "[1, 2, 3]", "begin=[1]", "size=[-1]",
-    "[2, 3]", begin=as_sizes, size=as_sizes,
-)  # fmt: skip
+@row("tf", "Slice", begin=as_sizes, size=as_sizes)
+def slice(input_: Tensor, begin: Any, size: Any) -> Any:
+    """Return the block that starts at `begin` and has the shape `size`.
+
+    Args:
+        begin: The first index, one number for each axis.
+        size: The sizes, one for each axis; -1 means to the end.
+
+    Raises:
+        IndexRangeError: the block is not within the tensor.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.slice(rg.asarray([1, 2, 3]), begin=[1], size=[-1])
+    Tensor([2, 3], dtype=int64)
+    """
+    shape = shape_of(input_)
+    if is_known(shape) and is_known((*begin, *size)):
+        return rg.slice(input_, begin, size)
+    if isinstance(shape, UnknownRank):  # the other two tell the rank
+        shape = tuple([size_of(input_._data, i) for i in builtins.range(len(begin))])
+    if not len(shape) == len(begin) == len(size):
+        return rg.slice(input_, begin, size)
+    places = list(zip(shape, begin, size, strict=True))
+    if any(is_known(place) and not _is_within(*place) for place in places):
+        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {shape}")
+    sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
+    y = rg.find_op("Slice").function(input_, begin=begin, size=sizes)
+    checked = all(_is_open(place[2]) or is_known(place) for place in places)
+    return y if checked else rg.reshape(y, sizes)  # an error in the run if it is too large
 
 
 def strided_slice(
@@ -236,29 +235,39 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
 
 
-def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
-    """Return slices of `params` at index vectors, the last axis of `indices`."""
-    return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
+@row("tf", "GatherNd", same=False)
+def gather_nd(params: Tensor, indices: Tensor) -> Tensor:
+    """Return slices of `params` at index vectors, the last axis of `indices`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.gather_nd(rg.asarray([[1, 2], [3, 4]]), rg.asarray([[0, 1], [1, 0]]))
+    Tensor([2, 3], dtype=int64)
+    """
+    return rg.gather_nd(params, indices_from_zero("gather_nd", indices))
 
 
-def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
-    """Return zeros of the given shape with `updates` added at index vectors."""
+@row("tf", "ScatterNd", same=False)
+def scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
+    """Return zeros of the given shape with `updates` added at index vectors.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.scatter_nd(rg.asarray([[2], [0]]), rg.asarray([5, 6]), shape=[3])
+    Tensor([6, 0, 5], dtype=int64)
+    """
     return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
 
 
-gather_nd = define(
-    "tf.gather_nd(params, indices)", "GatherNd", _gather_nd, ANY, "[[1, 2], [3, 4]]",
-    "[[0, 1], [1, 0]]", "[2, 3]", same=False,
-)  # fmt: skip
-scatter_nd = define(
-    "tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, ANY, "[[2], [0]]", "[5, 6]",
-    "shape=[3]", "[6, 0, 5]", same=False,
-)  # fmt: skip
-tensor_scatter_update = define(
-    "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
-    rg.find_op("TensorScatterUpdate").function, ANY, "[1, 2, 3]", "[[1]]", "[9]", "[1, 9, 3]",
-    doc="Return the tensor with `updates` at index vectors.", same=False,
-)  # fmt: skip
+@row("tf", "TensorScatterUpdate", rg.find_op("TensorScatterUpdate").function, same=False)
+def tensor_scatter_update(tensor, indices, updates):
+    """Return the tensor with `updates` at index vectors.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.tensor_scatter_update(rg.asarray([1, 2, 3]), rg.asarray([[1]]), rg.asarray([9]))
+    Tensor([1, 9, 3], dtype=int64)
+    """
 
 
 # -- what depends on values ------------------------------------------------------------------------

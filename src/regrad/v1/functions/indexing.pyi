@@ -12,9 +12,7 @@ __all__ = [
 ]  # fmt: skip
 
 def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any: ...
-def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """Return the block that starts at `begin` and has the shape `size`."""
-
+def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any: ...
 def strided_slice(
     input_: TensorLike,
     begin: TensorLike,
@@ -37,15 +35,11 @@ def gather(
     batch_dims: int = 0,
 ) -> Any: ...
 def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any: ...
-def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
-    """Return slices of `params` at index vectors, the last axis of `indices`."""
-
-def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
-    """Return zeros of the given shape with `updates` added at index vectors."""
-
-def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-    """Return the tensor with `updates` at index vectors."""
-
+def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any: ...
+def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any: ...
+def tensor_scatter_update(
+    tensor: Any, indices: Any, updates: Any, name: str | None = None
+) -> Any: ...
 def boolean_mask(
     tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None
 ) -> Any: ...

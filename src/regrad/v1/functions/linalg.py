@@ -27,8 +27,8 @@ from regrad.v1.graph.forms import (
     scope,
     tensor,
 )
-from regrad.v1.graph.kinds import ANY, INEXACT, NUMBERS
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.kinds import INEXACT, NUMBERS
+from regrad.v1.graph.rows import define, row
 from regrad.v1.graph.tensors import is_tensor
 
 __all__ = [
@@ -105,13 +105,18 @@ def _axes(axes: TensorLike) -> Any:
     )
 
 
-tensordot = define(
-    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS, "[1.0, 2.0]", "[3.0, 4.0]", "axes=1",
-    "11.",
-    doc="Return the sum of products of two tensors over axes of both.\n\nArgs:\n"
-    "    axes: A number, of last axes of a and first axes of b, or a pair of lists of axes.",
-    scope="Tensordot", axes=_axes,
-)  # fmt: skip
+@row("tf", None, rg.tensordot, NUMBERS, scope="Tensordot", axes=_axes)
+def tensordot(a, b, axes):
+    """Return the sum of products of two tensors over axes of both.
+
+    Args:
+        axes: A number, of last axes of a and first axes of b, or a pair of lists of axes.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.tensordot(rg.asarray([1.0, 2.0]), rg.asarray([3.0, 4.0]), axes=1)
+    Tensor(11., dtype=float32)
+    """
 
 
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any:
@@ -140,11 +145,15 @@ def _einsum(*xs: Tensor, equation: str) -> Any:
     return rg.einsum(equation, *xs)
 
 
-cross = define(
-    "tf.cross(a, b)", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS,
-    "[1, 0, 0]", "[0, 1, 0]", "[0, 0, 1]",
-    doc="Return the cross product of vectors of three elements along the last axis.",
-)  # fmt: skip
+@row("tf", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS)
+def cross(a, b):
+    """Return the cross product of vectors of three elements along the last axis.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cross(rg.asarray([1, 0, 0]), rg.asarray([0, 1, 0]))
+    Tensor([0, 0, 1], dtype=int64)
+    """
 
 
 # -- diagonals and triangles -----------------------------------------------------------------------
@@ -195,64 +204,101 @@ def _adjoint(x: Tensor) -> Any:
     return rg.conj(rg.matrix_transpose(x))
 
 
-matrix_diag = diag = define(
-    "tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag, ANY, "[1, 2]",
-    "[[1, 0],\n        [0, 2]]",
-)  # fmt: skip
-matrix_diag_part = diag_part = define(
-    "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY, "[[1, 2], [3, 4]]",
-    "[1, 4]", doc="Return the diagonals of matrices.",
-)  # fmt: skip
+@row("tf", "MatrixDiag", rg.linalg.diag)
+def matrix_diag(diagonal):
+    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_diag(rg.asarray([1, 2]))
+    Tensor([[1, 0],
+            [0, 2]], dtype=int64)
+    """
 
 
-@deferrable
-def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
-    """Return matrices with other diagonals."""
-    shape: Any = x.shape[-2:]
+diag = matrix_diag
+
+
+@row("tf", "MatrixDiagPart", rg.linalg.diagonal)
+def matrix_diag_part(input):
+    """Return the diagonals of matrices.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_diag_part(rg.asarray([[1, 2], [3, 4]]))
+    Tensor([1, 4], dtype=int64)
+    """
+
+
+diag_part = matrix_diag_part
+
+
+@row("tf", None, scope="MatrixSetDiag", deferred=True)
+def matrix_set_diag(input: Tensor, diagonal: Tensor) -> Tensor:
+    """Return matrices with other diagonals.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_set_diag(rg.asarray([[1, 2], [3, 4]]), rg.asarray([5, 6]))
+    Tensor([[5, 2],
+            [3, 6]], dtype=int64)
+    """
+    shape: Any = input.shape[-2:]
     on = rg.linalg.diag(rg.ones_like(diagonal, dtype=np.bool_), shape=shape)
-    return rg.where(on, rg.linalg.diag(diagonal, shape=shape), x)
+    return rg.where(on, rg.linalg.diag(diagonal, shape=shape), input)
 
 
-@deferrable
-def _make_diagonal(x: Tensor) -> Tensor:
-    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere."""
-    return rg.reshape(rg.linalg.diag(rg.reshape(x, (-1,))), (*x.shape, *x.shape))
+set_diag = matrix_set_diag
 
 
-@deferrable
-def _diagonal_of(x: Tensor) -> Tensor:
-    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`."""
-    half = x.shape[: x.ndim // 2]
+@row("tf.linalg", "MatrixDiag", scope="Diag", deferred=True)
+def tensor_diag(diagonal: Tensor) -> Tensor:
+    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.tensor_diag(rg.asarray([1, 2]))
+    Tensor([[1, 0],
+            [0, 2]], dtype=int64)
+    """
+    return rg.reshape(
+        rg.linalg.diag(rg.reshape(diagonal, (-1,))), (*diagonal.shape, *diagonal.shape)
+    )
+
+
+@row("tf.linalg", "MatrixDiagPart", scope="DiagPart", deferred=True)
+def tensor_diag_part(input: Tensor) -> Tensor:
+    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.tensor_diag_part(rg.asarray([[1, 2], [3, 4]]))
+    Tensor([1, 4], dtype=int64)
+    """
+    half = input.shape[: input.ndim // 2]
     size = math.prod(half)
-    return rg.reshape(rg.linalg.diagonal(rg.reshape(x, (size, size))), half)
+    return rg.reshape(rg.linalg.diagonal(rg.reshape(input, (size, size))), half)
 
 
-@deferrable
-def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
-    """Return matrices with zeros outside a band of diagonals around the main one."""
-    x = x if num_lower < 0 else rg.triu(x, k=-num_lower)
-    return x if num_upper < 0 else rg.tril(x, k=num_upper)
+@row("tf", None, scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes, deferred=True)
+def matrix_band_part(input: Tensor, num_lower: int, num_upper: int) -> Tensor:
+    """Return matrices with zeros outside a band of diagonals around the main one.
+
+    Args:
+        num_lower: Diagonals below; a negative one keeps all.
+        num_upper: Diagonals above; a negative one keeps all.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_band_part(rg.asarray([[1, 2], [3, 4]]), num_lower=0, num_upper=-1)
+    Tensor([[1, 2],
+            [0, 4]], dtype=int64)
+    """
+    input = input if num_lower < 0 else rg.triu(input, k=-num_lower)
+    return input if num_upper < 0 else rg.tril(input, k=num_upper)
 
 
-matrix_set_diag = set_diag = define(
-    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, ANY, "[[1, 2], [3, 4]]", "[5, 6]",
-    "[[5, 2],\n        [3, 6]]", scope="MatrixSetDiag",
-)  # fmt: skip
-tensor_diag = define(
-    "tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, ANY, "[1, 2]",
-    "[[1, 0],\n        [0, 2]]", scope="Diag",
-)  # fmt: skip
-tensor_diag_part = define(
-    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, ANY, "[[1, 2], [3, 4]]",
-    "[1, 4]", scope="DiagPart",
-)  # fmt: skip
-matrix_band_part = band_part = define(
-    "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY, "[[1, 2], [3, 4]]",
-    "num_lower=0", "num_upper=-1", "[[1, 2],\n        [0, 4]]",
-    doc=f"{_band.__doc__}\n\nArgs:\n    num_lower: Diagonals below; a negative one keeps all.\n"
-    "    num_upper: Diagonals above; a negative one keeps all.",
-    scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes,
-)  # fmt: skip
+band_part = matrix_band_part
 
 
 def trace(x: TensorLike, name: str | None = None) -> Any:
@@ -334,10 +380,18 @@ def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -
 # -- determinants, inverses, solvers ---------------------------------------------------------------
 
 
-matrix_determinant = det = define(
-    "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT,
-    "[[1.0, 2.0], [3.0, 4.0]]", "-2.",
-)  # fmt: skip
+@row("tf", "MatrixDeterminant", rg.linalg.det, INEXACT)
+def matrix_determinant(input):
+    """Return the determinant of square matrices.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_determinant(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(-2., dtype=float32)
+    """
+
+
+det = matrix_determinant
 
 
 class SignAndLog(NamedTuple):
@@ -359,23 +413,6 @@ def _slogdet(x: Tensor) -> SignAndLog:
     return SignAndLog(*rg.linalg.slogdet(x))
 
 
-def _logdet(x: Tensor) -> Tensor:
-    """Return the logarithms of the determinants of positive definite matrices."""
-    return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(x)))), axis=-1)
-
-
-def _inverse(x: Tensor, adjoint: bool) -> Tensor:
-    """Return the inverses of matrices, or of their adjoints."""
-    return rg.linalg.inv(_adjoint(x) if adjoint else x)
-
-
-def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor:
-    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix."""
-    _check_matrices("matrix_solve", a, b)
-    a = rg.conj(a) if adjoint else a
-    return rg.find_op("MatrixSolve").function(a, b, transpose=adjoint)
-
-
 def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
     """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only."""
     _check_matrices("matrix_triangular_solve", a, b)
@@ -383,44 +420,107 @@ def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tenso
     return op.function(a, b, lower=lower, transpose=adjoint)
 
 
-def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
-    """Return the y with `A @ y = rhs`, given the Cholesky factor of A."""
-    y = _triangular_solve(factor, b, lower=True, adjoint=False)
-    return _triangular_solve(factor, y, lower=True, adjoint=True)
-
-
 slogdet = define("tf.linalg.slogdet(input)", "LogMatrixDeterminant", _slogdet, INEXACT)
-logdet = define(
-    "tf.linalg.logdet(matrix)", None, _logdet, INEXACT, "[[2.0, 0.0], [0.0, 3.0]]", "1.7917595"
-)
-matrix_inverse = inv = define(
-    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT,
-    "[[2.0, 0.0], [0.0, 4.0]]", "[[0.5 , 0.  ],\n        [0.  , 0.25]]", adjoint=bool,
-)  # fmt: skip
-expm = define(
-    "tf.linalg.expm(input)", "MatrixExponential", rg.linalg.expm, INEXACT,
-    "[[0.0, 1.0], [0.0, 0.0]]", "[[1., 1.],\n        [0., 1.]]",
-    doc="Return the exponential of square matrices, `I + x + x @ x / 2 + …`.",
-    scope="matrix_exponential",
-)  # fmt: skip
-matrix_solve = solve = define(
-    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT,
-    "[[2.0, 0.0], [0.0, 4.0]]", "[[2.0], [8.0]]", "[[1.],\n        [2.]]", adjoint=bool,
-)  # fmt: skip
-matrix_triangular_solve = triangular_solve = define(
-    "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)", "MatrixTriangularSolve",
-    _triangular_solve, INEXACT, "[[2.0, 0.0], [1.0, 1.0]]", "[[2.0], [3.0]]",
-    "[[1.],\n        [2.]]", lower=bool, adjoint=bool,
-)  # fmt: skip
-cholesky = define(
-    "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT, "[[4.0, 0.0], [0.0, 9.0]]",
-    "[[2., 0.],\n        [0., 3.]]",
-    doc="Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.",
-)  # fmt: skip
-cholesky_solve = define(
-    "tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT, "[[2.0, 0.0], [0.0, 1.0]]",
-    "[[4.0], [3.0]]", "[[1.],\n        [3.]]",
-)  # fmt: skip
+
+
+@row("tf.linalg", None, kinds=INEXACT)
+def logdet(matrix: Tensor) -> Tensor:
+    """Return the logarithms of the determinants of positive definite matrices.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.logdet(rg.asarray([[2.0, 0.0], [0.0, 3.0]]))
+    Tensor(1.7917595, dtype=float32)
+    """
+    return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(matrix)))), axis=-1)
+
+
+@row("tf", "MatrixInverse", kinds=INEXACT, adjoint=bool)
+def matrix_inverse(input: Tensor, adjoint: bool = False) -> Tensor:
+    """Return the inverses of matrices, or of their adjoints.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_inverse(rg.asarray([[2.0, 0.0], [0.0, 4.0]]))
+    Tensor([[0.5 , 0.  ],
+            [0.  , 0.25]], dtype=float32)
+    """
+    return rg.linalg.inv(_adjoint(input) if adjoint else input)
+
+
+inv = matrix_inverse
+
+
+@row("tf.linalg", "MatrixExponential", rg.linalg.expm, INEXACT, scope="matrix_exponential")
+def expm(input):
+    """Return the exponential of square matrices, `I + x + x @ x / 2 + …`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.expm(rg.asarray([[0.0, 1.0], [0.0, 0.0]]))
+    Tensor([[1., 1.],
+            [0., 1.]], dtype=float32)
+    """
+
+
+@row("tf", "MatrixSolve", kinds=INEXACT, adjoint=bool)
+def matrix_solve(matrix: Tensor, rhs: Tensor, adjoint: bool = False) -> Tensor:
+    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_solve(rg.asarray([[2.0, 0.0], [0.0, 4.0]]), rg.asarray([[2.0], [8.0]]))
+    Tensor([[1.],
+            [2.]], dtype=float32)
+    """
+    _check_matrices("matrix_solve", matrix, rhs)
+    matrix = rg.conj(matrix) if adjoint else matrix
+    return rg.find_op("MatrixSolve").function(matrix, rhs, transpose=adjoint)
+
+
+solve = matrix_solve
+
+
+@row("tf", "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool)
+def matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False):
+    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_triangular_solve(rg.asarray([[2.0, 0.0], [1.0, 1.0]]), rg.asarray([[2.0], [3.0]]))
+    Tensor([[1.],
+            [2.]], dtype=float32)
+    """
+
+
+triangular_solve = matrix_triangular_solve
+
+
+@row("tf", "Cholesky", rg.linalg.cholesky, INEXACT)
+def cholesky(input):
+    """Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cholesky(rg.asarray([[4.0, 0.0], [0.0, 9.0]]))
+    Tensor([[2., 0.],
+            [0., 3.]], dtype=float32)
+    """
+
+
+@row("tf", None, kinds=INEXACT)
+def cholesky_solve(chol: Tensor, rhs: Tensor) -> Tensor:
+    """Return the y with `A @ y = rhs`, given the Cholesky factor of A.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cholesky_solve(rg.asarray([[2.0, 0.0], [0.0, 1.0]]), rg.asarray([[4.0], [3.0]]))
+    Tensor([[1.],
+            [3.]], dtype=float32)
+    """
+    y = _triangular_solve(chol, rhs, lower=True, adjoint=False)
+    return _triangular_solve(chol, y, lower=True, adjoint=True)
+
 
 # -- decompositions --------------------------------------------------------------------------------
 
@@ -493,7 +593,17 @@ def svd(
 
 qr = define("tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT)
 self_adjoint_eig = eigh = define("tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", _eigh, INEXACT)
-self_adjoint_eigvals = eigvalsh = define(
-    "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT,
-    "[[2.0, 0.0], [0.0, 1.0]]", "[1., 2.]",
-)  # fmt: skip
+
+
+@row("tf", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT)
+def self_adjoint_eigvals(tensor):
+    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.self_adjoint_eigvals(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))
+    Tensor([1., 2.], dtype=float32)
+    """
+
+
+eigvalsh = self_adjoint_eigvals

@@ -23,47 +23,25 @@ def matmul(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> Any: ...
-def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
-    """Return the sum of products of two tensors over axes of both."""
-
+def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any: ...
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any: ...
-def cross(a: Any, b: Any, name: str | None = None) -> Any:
-    """Return the cross product of vectors of three elements along the last axis."""
-
+def cross(a: Any, b: Any, name: str | None = None) -> Any: ...
 def matrix_transpose(
     a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False
 ) -> Any: ...
 def adjoint(matrix: TensorLike, name: str | None = None) -> Any: ...
-def matrix_diag(diagonal: Any, name: str | None = None) -> Any:
-    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`."""
-
-def diag(diagonal: Any, name: str | None = None) -> Any:
-    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`."""
-
-def matrix_diag_part(input: Any, name: str | None = None) -> Any:
-    """Return the diagonals of matrices."""
-
-def diag_part(input: Any, name: str | None = None) -> Any:
-    """Return the diagonals of matrices."""
-
-def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Return matrices with other diagonals."""
-
-def set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Return matrices with other diagonals."""
-
-def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
-    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere."""
-
-def tensor_diag_part(input: Any, name: str | None = None) -> Any:
-    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`."""
-
-def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Return matrices with zeros outside a band of diagonals around the main one."""
-
-def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Return matrices with zeros outside a band of diagonals around the main one."""
-
+def matrix_diag(diagonal: Any, name: str | None = None) -> Any: ...
+def diag(diagonal: Any, name: str | None = None) -> Any: ...
+def matrix_diag_part(input: Any, name: str | None = None) -> Any: ...
+def diag_part(input: Any, name: str | None = None) -> Any: ...
+def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any: ...
+def set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any: ...
+def tensor_diag(diagonal: Any, name: str | None = None) -> Any: ...
+def tensor_diag_part(input: Any, name: str | None = None) -> Any: ...
+def matrix_band_part(
+    input: Any, num_lower: Any, num_upper: Any, name: str | None = None
+) -> Any: ...
+def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any: ...
 def trace(x: TensorLike, name: str | None = None) -> Any: ...
 def norm(
     tensor: TensorLike,
@@ -73,11 +51,8 @@ def norm(
     name: str | None = None,
     keep_dims: bool | None = None,
 ) -> Any: ...
-def matrix_determinant(input: Any, name: str | None = None) -> Any:
-    """Return the determinant of square matrices."""
-
-def det(input: Any, name: str | None = None) -> Any:
-    """Return the determinant of square matrices."""
+def matrix_determinant(input: Any, name: str | None = None) -> Any: ...
+def det(input: Any, name: str | None = None) -> Any: ...
 
 class SignAndLog(NamedTuple):
     sign: Any
@@ -86,39 +61,20 @@ class SignAndLog(NamedTuple):
 def slogdet(input: Any, name: str | None = None) -> Any:
     """Return the signs of the determinants, and the logarithms of their absolute values."""
 
-def logdet(matrix: Any, name: str | None = None) -> Any:
-    """Return the logarithms of the determinants of positive definite matrices."""
-
-def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """Return the inverses of matrices, or of their adjoints."""
-
-def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """Return the inverses of matrices, or of their adjoints."""
-
-def expm(input: Any, name: str | None = None) -> Any:
-    """Return the exponential of square matrices, `I + x + x @ x / 2 + …`."""
-
-def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix."""
-
-def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix."""
-
+def logdet(matrix: Any, name: str | None = None) -> Any: ...
+def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) -> Any: ...
+def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any: ...
+def expm(input: Any, name: str | None = None) -> Any: ...
+def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any: ...
+def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any: ...
 def matrix_triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
-) -> Any:
-    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only."""
-
+) -> Any: ...
 def triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
-) -> Any:
-    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only."""
-
-def cholesky(input: Any, name: str | None = None) -> Any:
-    """Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix."""
-
-def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
-    """Return the y with `A @ y = rhs`, given the Cholesky factor of A."""
+) -> Any: ...
+def cholesky(input: Any, name: str | None = None) -> Any: ...
+def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any: ...
 
 class Qr(NamedTuple):
     q: Any
@@ -139,8 +95,5 @@ def self_adjoint_eig(tensor: Any, name: str | None = None) -> Any:
 def eigh(tensor: Any, name: str | None = None) -> Any:
     """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices."""
 
-def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any:
-    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`)."""
-
-def eigvalsh(tensor: Any, name: str | None = None) -> Any:
-    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`)."""
+def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any: ...
+def eigvalsh(tensor: Any, name: str | None = None) -> Any: ...

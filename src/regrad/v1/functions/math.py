@@ -21,7 +21,7 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import build, same_dtype
 from regrad.v1.graph.forms import dtype_of, is_eager, one_op, rank_of, scope, tensor
 from regrad.v1.graph.kinds import ANY, BOOLS, FLOATS, INEXACT, NUMBERS, REALS, check_kinds
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.rows import define, row
 from regrad.v1.graph.static_shapes import ShapeLike
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import whole_divisor
@@ -47,20 +47,40 @@ BITS = "[True, True]", "[True, False]"
 
 # -- one tensor ------------------------------------------------------------------------------------
 
-abs = define(
-    "tf.abs(x)", "Abs", rg.abs, NUMBERS, "[-2.0, 3.0]", "[2., 3.]",
-    doc="Return the absolute value. The gradient at 0 is 0.\n\n"
-    "Returns:\n    A tensor of x's shape and dtype; complex numbers have real absolute values.",
-)  # fmt: skip
+
+@row("tf", "Abs", rg.abs, NUMBERS)
+def abs(x):
+    """Return the absolute value. The gradient at 0 is 0.
+
+    Returns:
+        A tensor of x's shape and dtype; complex numbers have real absolute values.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.abs(rg.asarray([-2.0, 3.0]))
+    Tensor([2., 3.], dtype=float32)
+    """
+
+
 negative = define("tf.negative(x)", "Neg", rg.negative, NUMBERS, "[-2.0, 3.0]", "[ 2., -3.]")
 sign = define("tf.sign(x)", "Sign", rg.sign, NUMBERS, "[-2.0, 3.0]", "[-1.,  1.]")
 square = define("tf.square(x)", "Square", rg.square, NUMBERS, "[-2.0, 3.0]", "[4., 9.]")
 round = define("tf.round(x)", "Round", rg.round, REALS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  1.]")
 sqrt = define("tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT, "[4.0, 16.0]", "[2., 4.]")
 rsqrt = define("tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT, "[4.0, 16.0]", "[0.5 , 0.25]")
-reciprocal = define(
-    "tf.reciprocal(x)", "Reciprocal", rg.reciprocal, INEXACT, "[4.0, 16.0]", "[0.25  , 0.0625]"
-)
+
+
+@row("tf", "Reciprocal", rg.reciprocal, INEXACT)
+def reciprocal(x):
+    """Return `1 / x`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reciprocal(rg.asarray([4.0, 16.0]))
+    Tensor([0.25  , 0.0625], dtype=float32)
+    """
+
+
 exp = define("tf.exp(x)", "Exp", rg.exp, INEXACT, "[0.0, 0.5]", "[1.       , 1.6487212]")
 expm1 = define("tf.expm1(x)", "Expm1", rg.expm1, INEXACT, "[0.0, 0.5]", "[0.       , 0.6487213]")
 log = define("tf.log(x)", "Log", rg.log, INEXACT, "[1.0, 2.0]", "[0.       , 0.6931472]")
@@ -77,32 +97,86 @@ tanh = define("tf.tanh(x)", "Tanh", rg.tanh, INEXACT, "[0.0, 0.5]", "[0.       ,
 asinh = define("tf.asinh(x)", "Asinh", rg.asinh, INEXACT, "[0.0, 0.5]", "[0.       , 0.4812118]")
 acosh = define("tf.acosh(x)", "Acosh", rg.acosh, INEXACT, "[1.0, 2.0]", "[0.      , 1.316958]")
 atanh = define("tf.atanh(x)", "Atanh", rg.atanh, INEXACT, "[0.0, 0.5]", "[0.        , 0.54930615]")
-sigmoid = define(
-    "tf.sigmoid(x)", "Sigmoid", rg.nn.sigmoid, INEXACT, "[0.0, 0.5]", "[0.5       , 0.62245935]"
-)
-log_sigmoid = define(
-    "tf.log_sigmoid(x)", "LogSigmoid", rg.nn.log_sigmoid, FLOATS, "[0.0, 0.5]",
-    "[-0.6931472, -0.474077 ]",
-)  # fmt: skip
+
+
+@row("tf", "Sigmoid", rg.nn.sigmoid, INEXACT)
+def sigmoid(x):
+    """Return `1 / (1 + exp(-x))`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.sigmoid(rg.asarray([0.0, 0.5]))
+    Tensor([0.5       , 0.62245935], dtype=float32)
+    """
+
+
+@row("tf", "LogSigmoid", rg.nn.log_sigmoid, FLOATS)
+def log_sigmoid(x):
+    """Return `log(sigmoid(x))`, without overflow.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.log_sigmoid(rg.asarray([0.0, 0.5]))
+    Tensor([-0.6931472, -0.474077 ], dtype=float32)
+    """
+
+
 erf = define("tf.erf(x)", "Erf", rg.erf, FLOATS, "[0.0, 0.5]", "[0.       , 0.5204999]")
 erfc = define("tf.erfc(x)", "Erfc", rg.erfc, FLOATS, "[0.0, 0.5]", "[1.        , 0.47950011]")
 lgamma = define("tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS, "[1.0, 2.0]", "[0., 0.]")
-digamma = define(
-    "tf.digamma(x)", "Digamma", rg.digamma, FLOATS, "[1.0, 2.0]", "[-0.5772157 ,  0.42278433]"
-)
+
+
+@row("tf", "Digamma", rg.digamma, FLOATS)
+def digamma(x):
+    """Return the derivative of `lgamma`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.digamma(rg.asarray([1.0, 2.0]))
+    Tensor([-0.5772157 ,  0.42278433], dtype=float32)
+    """
+
+
 ceil = define("tf.ceil(x)", "Ceil", rg.ceil, FLOATS, "[-1.5, 2.5, 0.7]", "[-1.,  3.,  1.]")
 floor = define("tf.floor(x)", "Floor", rg.floor, FLOATS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  0.]")
-rint = define(
-    "tf.rint(x)", "Round", rg.round, FLOATS, "[-1.5, 2.5, 0.7]", "[-2.,  2.,  1.]", scope="Rint"
-)
+
+
+@row("tf", "Round", rg.round, FLOATS, scope="Rint")
+def rint(x):
+    """Return the nearest integer, and of two that are equally near the even one.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.rint(rg.asarray([-1.5, 2.5, 0.7]))
+    Tensor([-2.,  2.,  1.], dtype=float32)
+    """
+
+
 is_nan = define("tf.is_nan(x)", "IsNan", rg.isnan, FLOATS, SPECIAL, "[False,  True, False]")
 is_inf = define("tf.is_inf(x)", "IsInf", rg.isinf, FLOATS, SPECIAL, "[False, False,  True]")
-is_finite = define(
-    "tf.is_finite(x)", "IsFinite", rg.isfinite, FLOATS, SPECIAL, "[ True, False, False]"
-)
-logical_not = define(
-    "tf.logical_not(x)", "LogicalNot", rg.logical_not, BOOLS, "[True, False]", "[False,  True]"
-)
+
+
+@row("tf", "IsFinite", rg.isfinite, FLOATS)
+def is_finite(x):
+    """Return True where x is neither infinite nor NaN.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.is_finite(rg.asarray([1.0, float('nan'), float('inf')]))
+    Tensor([ True, False, False], dtype=bool)
+    """
+
+
+@row("tf", "LogicalNot", rg.logical_not, BOOLS)
+def logical_not(x):
+    """Return True where x is 0 or False.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.logical_not(rg.asarray([True, False]))
+    Tensor([False,  True], dtype=bool)
+    """
+
 
 # -- two tensors -----------------------------------------------------------------------------------
 
@@ -111,54 +185,144 @@ subtract = define("tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS, *PAIR, "[ 5.
 multiply = define("tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS, *PAIR, "[14., -6.]")
 realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT, *PAIR, "[ 3.5, -1.5]")
 floor_div = define("tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS, *PAIR, "[ 3., -2.]")
-floordiv = define(
-    "tf.floordiv(x, y)", "FloorDiv", lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)),
-    REALS, *PAIR, "[ 3., -2.]",
-    doc="Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.",
+
+
+@row(
+    "tf", "FloorDiv", lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
     scope="floordiv",
 )  # fmt: skip
-floormod = mod = define(
-    "tf.floormod(x, y)", "FloorMod", lambda a, b: rg.remainder(a, whole_divisor("floormod", b)),
-    REALS, *PAIR, "[1., 1.]", doc="Return `x % y`, with the sign of y. An integer y must not be 0.",
-)  # fmt: skip
+def floordiv(x, y):
+    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.floordiv(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([ 3., -2.], dtype=float32)
+    """
+
+
+@row("tf", "FloorMod", lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS)
+def floormod(x, y):
+    """Return `x % y`, with the sign of y. An integer y must not be 0.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.floormod(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([1., 1.], dtype=float32)
+    """
+
+
+mod = floormod
 pow = define("tf.pow(x, y)", "Pow", rg.pow, NUMBERS, *PAIR, "[49.,  9.]")
 maximum = define("tf.maximum(x, y)", "Maximum", rg.maximum, REALS, *PAIR, "[7., 2.]")
 minimum = define("tf.minimum(x, y)", "Minimum", rg.minimum, REALS, *PAIR, "[ 2., -3.]")
-squared_difference = define(
-    "tf.squared_difference(x, y)", "SquaredDifference", rg.squared_difference, NUMBERS, *PAIR,
-    "[25., 25.]",
-)  # fmt: skip
+
+
+@row("tf", "SquaredDifference", rg.squared_difference, NUMBERS)
+def squared_difference(x, y):
+    """Return `(a - b)²`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.squared_difference(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([25., 25.], dtype=float32)
+    """
+
+
 equal = define("tf.equal(x, y)", "Equal", rg.equal, ANY, *INTS, "[ True, False]")
 not_equal = define("tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY, *INTS, "[False,  True]")
 less = define("tf.less(x, y)", "Less", rg.less, REALS, *PAIR, "[False,  True]")
-less_equal = define(
-    "tf.less_equal(x, y)", "LessEqual", rg.less_equal, REALS, *INTS, "[ True,  True]"
-)
+
+
+@row("tf", "LessEqual", rg.less_equal, REALS)
+def less_equal(x, y):
+    """Return True where `a <= b`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.less_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
+    Tensor([ True,  True], dtype=bool)
+    """
+
+
 greater = define("tf.greater(x, y)", "Greater", rg.greater, REALS, *PAIR, "[ True, False]")
-greater_equal = define(
-    "tf.greater_equal(x, y)", "GreaterEqual", rg.greater_equal, REALS, *INTS, "[ True, False]"
-)
-logical_and = define(
-    "tf.logical_and(x, y)", "LogicalAnd", rg.logical_and, BOOLS, *BITS, "[ True, False]"
-)
-logical_or = define(
-    "tf.logical_or(x, y)", "LogicalOr", rg.logical_or, BOOLS, *BITS, "[ True,  True]"
-)
-logical_xor = define(
-    "tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS, *BITS, "[False,  True]"
-)
-xlogy = define(
-    "tf.math.xlogy(x, y)", "Xlogy", rg.xlogy, INEXACT, "[0.0, 2.0]", "[0.0, 1.0]", "[0., 0.]",
-    doc="Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there.",
-)  # fmt: skip
-xdivy = define(
-    "tf.math.xdivy(x, y)", "Xdivy", rg.xdivy, INEXACT, "[0.0, 2.0]", "[0.0, 4.0]", "[0. , 0.5]",
-    doc="Return `x / y`, and 0 where x is 0, with the gradient 0 there.",
-)  # fmt: skip
-atan2 = define(
-    "tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS, "[1.0, -1.0]", "[1.0, 0.0]",
-    "[ 0.7853981, -1.5707964]", doc="Return the angle of the point (x, y), in radians, in (-π, π].",
-)  # fmt: skip
+
+
+@row("tf", "GreaterEqual", rg.greater_equal, REALS)
+def greater_equal(x, y):
+    """Return True where `a >= b`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.greater_equal(rg.asarray([1, 2]), rg.asarray([1, 3]))
+    Tensor([ True, False], dtype=bool)
+    """
+
+
+@row("tf", "LogicalAnd", rg.logical_and, BOOLS)
+def logical_and(x, y):
+    """Return True where a and b are both true (not 0).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.logical_and(rg.asarray([True, True]), rg.asarray([True, False]))
+    Tensor([ True, False], dtype=bool)
+    """
+
+
+@row("tf", "LogicalOr", rg.logical_or, BOOLS)
+def logical_or(x, y):
+    """Return True where a or b or both are true (not 0).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.logical_or(rg.asarray([True, True]), rg.asarray([True, False]))
+    Tensor([ True,  True], dtype=bool)
+    """
+
+
+@row("tf", "LogicalXor", rg.logical_xor, BOOLS)
+def logical_xor(x, y):
+    """Return True where exactly one of a and b is true (not 0).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.logical_xor(rg.asarray([True, True]), rg.asarray([True, False]))
+    Tensor([False,  True], dtype=bool)
+    """
+
+
+@row("tf.math", "Xlogy", rg.xlogy, INEXACT)
+def xlogy(x, y):
+    """Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.math.xlogy(rg.asarray([0.0, 2.0]), rg.asarray([0.0, 1.0]))
+    Tensor([0., 0.], dtype=float32)
+    """
+
+
+@row("tf.math", "Xdivy", rg.xdivy, INEXACT)
+def xdivy(x, y):
+    """Return `x / y`, and 0 where x is 0, with the gradient 0 there.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.math.xdivy(rg.asarray([0.0, 2.0]), rg.asarray([0.0, 4.0]))
+    Tensor([0. , 0.5], dtype=float32)
+    """
+
+
+@row("tf", "Atan2", rg.atan2, FLOATS)
+def atan2(y, x):
+    """Return the angle of the point (x, y), in radians, in (-π, π].
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.atan2(rg.asarray([1.0, -1.0]), rg.asarray([1.0, 0.0]))
+    Tensor([ 0.7853981, -1.5707964], dtype=float32)
+    """
 
 
 # What `truediv` makes of integers, by the number of their bits.
@@ -224,33 +388,45 @@ def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     return (floor_div if dtype_of(known).kind in "iu" else realdiv)(x, y, name=name or "div")
 
 
-def _quotient_or_zero(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """Return `x / y`, and 0 where y is 0; the gradient there is 0."""
-    zero = y == 0
-    return rg.where(zero, 0, x / rg.where(zero, 1, y))
-
-
 def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     """Return `x / y` rounded towards zero, as C divides integers."""
     return rg.sign(x) * rg.sign(y) * (rg.abs(x) // rg.abs(y))
 
 
-def _truncate_remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """Return the remainder of `truncatediv`, which has the sign of x."""
+@row("tf", None, kinds=INEXACT)
+def div_no_nan(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+    """Return `x / y`, and 0 where y is 0; the gradient there is 0.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.div_no_nan(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 0.0]))
+    Tensor([3.5, 0. ], dtype=float32)
+    """
+    zero = y == 0
+    return rg.where(zero, 0, x / rg.where(zero, 1, y))
+
+
+@row("tf", None, _truncate_divide, REALS, scope="TruncateDiv")
+def truncatediv(x, y):
+    """Return `x / y` rounded towards zero, as C divides integers.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.truncatediv(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([ 3., -1.], dtype=float32)
+    """
+
+
+@row("tf", None, kinds=REALS, scope="TruncateMod")
+def truncatemod(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+    """Return the remainder of `truncatediv`, which has the sign of x.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.truncatemod(rg.asarray([7.0, -3.0]), rg.asarray([2.0, 2.0]))
+    Tensor([ 1., -1.], dtype=float32)
+    """
     return x - _truncate_divide(x, y) * y
-
-
-div_no_nan = define(
-    "tf.div_no_nan(x, y)", None, _quotient_or_zero, INEXACT, "[7.0, -3.0]", "[2.0, 0.0]",
-    "[3.5, 0. ]",
-)  # fmt: skip
-truncatediv = define(
-    "tf.truncatediv(x, y)", None, _truncate_divide, REALS, *PAIR, "[ 3., -1.]", scope="TruncateDiv"
-)
-truncatemod = define(
-    "tf.truncatemod(x, y)", None, _truncate_remainder, REALS, *PAIR, "[ 1., -1.]",
-    scope="TruncateMod",
-)  # fmt: skip
 
 
 def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any:
@@ -335,12 +511,17 @@ def accumulate_n(
 
 
 # One op, as in TensorFlow 1.8. (Later versions make a Minimum and a Maximum.)
-clip_by_value = define(
-    "tf.clip_by_value(t, clip_value_min, clip_value_max)", "ClipByValue", rg.clip, REALS,
-    "[-2.0, 0.5, 3.0]", "clip_value_min=0.0", "clip_value_max=1.0", "[0. , 0.5, 1. ]",
-    doc="Return t, clipped to the range; the gradient passes at both bounds.",
-    scope="clip_by_value",
-)  # fmt: skip
+
+
+@row("tf", "ClipByValue", rg.clip, REALS, scope="clip_by_value")
+def clip_by_value(t, clip_value_min, clip_value_max):
+    """Return t, clipped to the range; the gradient passes at both bounds.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.clip_by_value(rg.asarray([-2.0, 0.5, 3.0]), clip_value_min=0.0, clip_value_max=1.0)
+    Tensor([0. , 0.5, 1. ], dtype=float32)
+    """
 
 
 def where(
@@ -504,10 +685,15 @@ def _if_complex(op_type: str, name: str, function: Callable[..., Any], x: Tensor
     return x
 
 
-real = define(
-    "tf.real(input)", "Real", rg.real, ANY, "[1.0 + 2.0j]", "[1.]",
-    doc="Return the real part; a real tensor comes back as it is.", call=_if_complex,
-)  # fmt: skip
+@row("tf", "Real", rg.real, call=_if_complex)
+def real(input):
+    """Return the real part; a real tensor comes back as it is.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.real(rg.asarray([1.0 + 2.0j]))
+    Tensor([1.], dtype=float32)
+    """
 
 
 def imag(input: TensorLike, name: str | None = None) -> Any:
@@ -531,16 +717,15 @@ def imag(input: TensorLike, name: str | None = None) -> Any:
     return one_op("ZerosLike", name or "Imag", rg.zeros_like, x, kinds=NUMBERS)
 
 
-conj = define(
-    "tf.conj(x)", "Conj", rg.conj, ANY, "[1.0 + 2.0j]", "[1.-2.j]",
-    doc="Return the complex conjugate; a real tensor comes back as it is.", call=_if_complex,
-)  # fmt: skip
+@row("tf", "Conj", rg.conj, call=_if_complex)
+def conj(x):
+    """Return the complex conjugate; a real tensor comes back as it is.
 
-
-def _complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
-    """Return complex numbers (complex64, complex128) of their parts (float32, float64)."""
-    kind = np.result_type(dtype_of(rg.asarray(real)), np.complex64)
-    return rg.astype(real, kind) + 1j * rg.astype(imag, kind)
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.conj(rg.asarray([1.0 + 2.0j]))
+    Tensor([1.-2.j], dtype=complex64)
+    """
 
 
 def _angle(x: rg.Tensor) -> rg.Tensor:
@@ -549,7 +734,17 @@ def _angle(x: rg.Tensor) -> rg.Tensor:
     return rg.atan2(*parts)
 
 
-complex = define(
-    "tf.complex(real, imag)", None, _complex, FLOATS, "[1.0]", "[2.0]", "[1.+2.j]", scope="Complex"
-)
+@row("tf", None, kinds=FLOATS, scope="Complex")
+def complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
+    """Return complex numbers (complex64, complex128) of their parts (float32, float64).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.complex(rg.asarray([1.0]), rg.asarray([2.0]))
+    Tensor([1.+2.j], dtype=complex64)
+    """
+    kind = np.result_type(dtype_of(rg.asarray(real)), np.complex64)
+    return rg.astype(real, kind) + 1j * rg.astype(imag, kind)
+
+
 angle = define("tf.angle(input)", None, _angle, INEXACT, "[2.0j]", "[1.5707964]", scope="Angle")

@@ -24,9 +24,7 @@ PAIR: tuple[Any, ...]
 INTS: tuple[Any, ...]
 BITS: tuple[Any, ...]
 
-def abs(x: Any, name: str | None = None) -> Any:
-    """Return the absolute value. The gradient at 0 is 0."""
-
+def abs(x: Any, name: str | None = None) -> Any: ...
 def negative(x: Any, name: str | None = None) -> Any:
     """Return `-x`."""
 
@@ -45,9 +43,7 @@ def sqrt(x: Any, name: str | None = None) -> Any:
 def rsqrt(x: Any, name: str | None = None) -> Any:
     """Return `1 / sqrt(x)`."""
 
-def reciprocal(x: Any, name: str | None = None) -> Any:
-    """Return `1 / x`."""
-
+def reciprocal(x: Any, name: str | None = None) -> Any: ...
 def exp(x: Any, name: str | None = None) -> Any:
     """Return e to the power x."""
 
@@ -96,12 +92,8 @@ def acosh(x: Any, name: str | None = None) -> Any:
 def atanh(x: Any, name: str | None = None) -> Any:
     """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1]."""
 
-def sigmoid(x: Any, name: str | None = None) -> Any:
-    """Return `1 / (1 + exp(-x))`."""
-
-def log_sigmoid(x: Any, name: str | None = None) -> Any:
-    """Return `log(sigmoid(x))`, without overflow."""
-
+def sigmoid(x: Any, name: str | None = None) -> Any: ...
+def log_sigmoid(x: Any, name: str | None = None) -> Any: ...
 def erf(x: Any, name: str | None = None) -> Any:
     """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x."""
 
@@ -111,30 +103,22 @@ def erfc(x: Any, name: str | None = None) -> Any:
 def lgamma(x: Any, name: str | None = None) -> Any:
     """Return the logarithm of the absolute value of the gamma function."""
 
-def digamma(x: Any, name: str | None = None) -> Any:
-    """Return the derivative of `lgamma`."""
-
+def digamma(x: Any, name: str | None = None) -> Any: ...
 def ceil(x: Any, name: str | None = None) -> Any:
     """Return the least integer that is not below x. The gradient is 0."""
 
 def floor(x: Any, name: str | None = None) -> Any:
     """Return the greatest integer that is not above x. The gradient is 0."""
 
-def rint(x: Any, name: str | None = None) -> Any:
-    """Return the nearest integer, and of two that are equally near the even one."""
-
+def rint(x: Any, name: str | None = None) -> Any: ...
 def is_nan(x: Any, name: str | None = None) -> Any:
     """Return True where x is NaN."""
 
 def is_inf(x: Any, name: str | None = None) -> Any:
     """Return True where x is infinite, of either sign."""
 
-def is_finite(x: Any, name: str | None = None) -> Any:
-    """Return True where x is neither infinite nor NaN."""
-
-def logical_not(x: Any, name: str | None = None) -> Any:
-    """Return True where x is 0 or False."""
-
+def is_finite(x: Any, name: str | None = None) -> Any: ...
+def logical_not(x: Any, name: str | None = None) -> Any: ...
 def add(x: Any, y: Any, name: str | None = None) -> Any:
     """Return `a + b`."""
 
@@ -150,15 +134,9 @@ def realdiv(x: Any, y: Any, name: str | None = None) -> Any:
 def floor_div(x: Any, y: Any, name: str | None = None) -> Any:
     """Return `a // b`: the quotient, rounded down. The gradient is 0."""
 
-def floordiv(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0."""
-
-def floormod(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x % y`, with the sign of y. An integer y must not be 0."""
-
-def mod(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x % y`, with the sign of y. An integer y must not be 0."""
-
+def floordiv(x: Any, y: Any, name: str | None = None) -> Any: ...
+def floormod(x: Any, y: Any, name: str | None = None) -> Any: ...
+def mod(x: Any, y: Any, name: str | None = None) -> Any: ...
 def pow(x: Any, y: Any, name: str | None = None) -> Any:
     """Return a to the power b. The gradient of b is 0 where a <= 0."""
 
@@ -168,9 +146,7 @@ def maximum(x: Any, y: Any, name: str | None = None) -> Any:
 def minimum(x: Any, y: Any, name: str | None = None) -> Any:
     """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
 
-def squared_difference(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `(a - b)²`."""
-
+def squared_difference(x: Any, y: Any, name: str | None = None) -> Any: ...
 def equal(x: Any, y: Any, name: str | None = None) -> Any:
     """Return True where `a == b`."""
 
@@ -180,47 +156,26 @@ def not_equal(x: Any, y: Any, name: str | None = None) -> Any:
 def less(x: Any, y: Any, name: str | None = None) -> Any:
     """Return True where `a < b`."""
 
-def less_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a <= b`."""
-
+def less_equal(x: Any, y: Any, name: str | None = None) -> Any: ...
 def greater(x: Any, y: Any, name: str | None = None) -> Any:
     """Return True where `a > b`."""
 
-def greater_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where `a >= b`."""
-
-def logical_and(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where a and b are both true (not 0)."""
-
-def logical_or(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where a or b or both are true (not 0)."""
-
-def logical_xor(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return True where exactly one of a and b is true (not 0)."""
-
-def xlogy(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there."""
-
-def xdivy(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x / y`, and 0 where x is 0, with the gradient 0 there."""
-
-def atan2(y: Any, x: Any, name: str | None = None) -> Any:
-    """Return the angle of the point (x, y), in radians, in (-π, π]."""
+def greater_equal(x: Any, y: Any, name: str | None = None) -> Any: ...
+def logical_and(x: Any, y: Any, name: str | None = None) -> Any: ...
+def logical_or(x: Any, y: Any, name: str | None = None) -> Any: ...
+def logical_xor(x: Any, y: Any, name: str | None = None) -> Any: ...
+def xlogy(x: Any, y: Any, name: str | None = None) -> Any: ...
+def xdivy(x: Any, y: Any, name: str | None = None) -> Any: ...
+def atan2(y: Any, x: Any, name: str | None = None) -> Any: ...
 
 QUOTIENTS: dict[Any, Any]
 
 def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def divide(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
 def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any: ...
-def div_no_nan(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x / y`, and 0 where y is 0; the gradient there is 0."""
-
-def truncatediv(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return `x / y` rounded towards zero, as C divides integers."""
-
-def truncatemod(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the remainder of `truncatediv`, which has the sign of x."""
-
+def div_no_nan(x: Any, y: Any, name: str | None = None) -> Any: ...
+def truncatediv(x: Any, y: Any, name: str | None = None) -> Any: ...
+def truncatemod(x: Any, y: Any, name: str | None = None) -> Any: ...
 def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any: ...
 def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any: ...
 def accumulate_n(
@@ -229,9 +184,9 @@ def accumulate_n(
     tensor_dtype: dtypes.DTypeLike | None = None,
     name: str | None = None,
 ) -> Any: ...
-def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
-    """Return t, clipped to the range; the gradient passes at both bounds."""
-
+def clip_by_value(
+    t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None
+) -> Any: ...
 def where(
     condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
 ) -> Any: ...
@@ -255,15 +210,9 @@ def to_complex128(x: Any, name: str | None = "ToComplex128") -> Any:
     """Return x as complex128."""
 
 def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any: ...
-def real(input: Any, name: str | None = None) -> Any:
-    """Return the real part; a real tensor comes back as it is."""
-
+def real(input: Any, name: str | None = None) -> Any: ...
 def imag(input: TensorLike, name: str | None = None) -> Any: ...
-def conj(x: Any, name: str | None = None) -> Any:
-    """Return the complex conjugate; a real tensor comes back as it is."""
-
-def complex(real: Any, imag: Any, name: str | None = None) -> Any:
-    """Return complex numbers (complex64, complex128) of their parts (float32, float64)."""
-
+def conj(x: Any, name: str | None = None) -> Any: ...
+def complex(real: Any, imag: Any, name: str | None = None) -> Any: ...
 def angle(input: Any, name: str | None = None) -> Any:
     """Return the angles of complex numbers, from -π to π, as real floats of the same shape."""

@@ -28,7 +28,7 @@ from regrad.v1.graph.conversion import build, convert_to_tensor, sizes, static_v
 from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
-from regrad.v1.graph.rows import TENSOR, define
+from regrad.v1.graph.rows import TENSOR, define, row
 from regrad.v1.graph.tensors import is_tensor
 from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
 
@@ -36,23 +36,61 @@ from regrad.v1.graph.values import alike, constant_value, ensure, floats, indice
 
 relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS, "[-1.0, 2.0]", "[0., 2.]")
 relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS, "[-1.0, 2.0]", "[0., 2.]")
-elu = define(
-    "tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS, "[-1.0, 2.0]", "[-0.63212055,  2.        ]"
-)
-selu = define(
-    "tf.nn.selu(features)", "Selu", rg.nn.selu, FLOATS, "[-1.0, 2.0]", "[-1.1113307,  2.101402 ]"
-)
-swish = define(
-    "tf.nn.swish(features)", "Silu", rg.nn.silu, FLOATS, "[-1.0, 2.0]", "[-0.26894143,  1.761594  ]"
-)
-softplus = define(
-    "tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS, "[-1.0, 2.0]",
-    "[0.31326163, 2.126928  ]",
-)  # fmt: skip
-softsign = define(
-    "tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS, "[-1.0, 2.0]",
-    "[-0.5      ,  0.6666667]",
-)  # fmt: skip
+
+
+@row("tf.nn", "Elu", rg.nn.elu, FLOATS)
+def elu(features):
+    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.elu(rg.asarray([-1.0, 2.0]))
+    Tensor([-0.63212055,  2.        ], dtype=float32)
+    """
+
+
+@row("tf.nn", "Selu", rg.nn.selu, FLOATS)
+def selu(features):
+    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.selu(rg.asarray([-1.0, 2.0]))
+    Tensor([-1.1113307,  2.101402 ], dtype=float32)
+    """
+
+
+@row("tf.nn", "Silu", rg.nn.silu, FLOATS)
+def swish(features):
+    """Return `x * sigmoid(x)`, also called swish.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.swish(rg.asarray([-1.0, 2.0]))
+    Tensor([-0.26894143,  1.761594  ], dtype=float32)
+    """
+
+
+@row("tf.nn", "Softplus", rg.nn.softplus, FLOATS)
+def softplus(features):
+    """Return `log(1 + exp(x))`, without overflow.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.softplus(rg.asarray([-1.0, 2.0]))
+    Tensor([0.31326163, 2.126928  ], dtype=float32)
+    """
+
+
+@row("tf.nn", "Softsign", rg.nn.softsign, FLOATS)
+def softsign(features):
+    """Return `x / (1 + abs(x))`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.softsign(rg.asarray([-1.0, 2.0]))
+    Tensor([-0.5      ,  0.6666667], dtype=float32)
+    """
 
 
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any:
@@ -77,31 +115,44 @@ def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None =
     return one_op("LeakyRelu", name, rg.nn.leaky_relu, features, kinds=FLOATS, alpha=alpha)
 
 
-def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor:
-    """Return `relu` of x and of -x, side by side along `axis`."""
-    return rg.nn.relu(rg.concat([x, -x], axis=axis))
-
-
 def _last_by_default(axis: TensorLike) -> int:
     return -1 if axis is None else axes_of(axis)
 
 
-crelu = define(
-    "tf.nn.crelu(features, name=None, axis=-1)", "ConcatV2", _crelu, FLOATS, "[-1.0, 2.0]",
-    "[0., 2., 1., 0.]", scope="CRelu",
-)  # fmt: skip
-softmax = define(
-    "tf.nn.softmax(logits, axis=None, name=None, dim=None)", "Softmax", rg.nn.softmax, FLOATS,
-    "[1.0, 1.0]", "[0.5, 0.5]",
-    doc="Return `exp(x) / sum(exp(x))` along `axis`, the last by default.", axis=_last_by_default,
-)  # fmt: skip
-log_softmax = define(
-    "tf.nn.log_softmax(logits, axis=None, name=None, dim=None)", "LogSoftmax", rg.nn.log_softmax,
-    FLOATS, "[1.0, 1.0]", "[-0.6931472, -0.6931472]",
-    doc="Return `log(softmax(x))` along `axis`, the last by default.\n\n"
-    "It is accurate also where the softmax is 0 or 1 to the last digit.",
-    axis=_last_by_default,
-)  # fmt: skip
+@row("tf.nn", "ConcatV2", kinds=FLOATS, scope="CRelu")
+def crelu(features, name=None, axis=-1):
+    """Return `relu` of x and of -x, side by side along `axis`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.crelu(rg.asarray([-1.0, 2.0]))
+    Tensor([0., 2., 1., 0.], dtype=float32)
+    """
+    return rg.nn.relu(rg.concat([features, -features], axis=axis))
+
+
+@row("tf.nn", "Softmax", rg.nn.softmax, FLOATS, axis=_last_by_default)
+def softmax(logits, axis=None, name=None, dim=None):
+    """Return `exp(x) / sum(exp(x))` along `axis`, the last by default.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.softmax(rg.asarray([1.0, 1.0]))
+    Tensor([0.5, 0.5], dtype=float32)
+    """
+
+
+@row("tf.nn", "LogSoftmax", rg.nn.log_softmax, FLOATS, axis=_last_by_default)
+def log_softmax(logits, axis=None, name=None, dim=None):
+    """Return `log(softmax(x))` along `axis`, the last by default.
+
+    It is accurate also where the softmax is 0 or 1 to the last digit.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.log_softmax(rg.asarray([1.0, 1.0]))
+    Tensor([-0.6931472, -0.6931472], dtype=float32)
+    """
 
 
 # -- losses of logits ----------------------------------------------------------------------------
@@ -300,45 +351,58 @@ weighted_cross_entropy_with_logits = define(
 )  # fmt: skip
 
 
-@deferrable
-def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
-    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked."""
-    z, c = alike("log_poisson_loss", z, c)
-    y = rg.exp(c) - z * c
+@row("tf.nn", None, kinds=FLOATS, deferred=True)
+def log_poisson_loss(
+    targets: rg.Tensor, log_input: rg.Tensor, compute_full_loss: bool = False
+) -> rg.Tensor:
+    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked.
+
+    Args:
+        compute_full_loss: Add Stirling's term, which the gradient does not need.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.log_poisson_loss(rg.asarray([1.0]), rg.asarray([0.0]))
+    Tensor([1.], dtype=float32)
+    """
+    targets, log_input = alike("log_poisson_loss", targets, log_input)
+    y = rg.exp(log_input) - targets * log_input
     if not compute_full_loss:
         return y
-    some = rg.greater(z, 1)
-    n = rg.where(some, z, 1)
+    some = rg.greater(targets, 1)
+    n = rg.where(some, targets, 1)
     stirling = n * rg.log(n) - n + 0.5 * rg.log(2 * math.pi * n)
     return y + rg.where(some, stirling, 0)
 
 
-def _l2_loss(x: rg.Tensor) -> rg.Tensor:
-    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`)."""
-    return rg.sum(rg.square(x)) / 2
+@row("tf.nn", "RealDiv", kinds=FLOATS, scope="L2Loss")
+def l2_loss(t: rg.Tensor) -> rg.Tensor:
+    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`).
 
-
-log_poisson_loss = define(
-    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)", None, _log_poisson_loss,
-    FLOATS, "[1.0]", "[0.0]", "[1.]",
-    doc=f"{_log_poisson_loss.__doc__}\n\nArgs:\n"
-    "    compute_full_loss: Add Stirling's term, which the gradient does not need.",
-)  # fmt: skip
-l2_loss = define(
-    "tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, "[3.0, 4.0]", "12.5", scope="L2Loss"
-)
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.l2_loss(rg.asarray([3.0, 4.0]))
+    Tensor(12.5, dtype=float32)
+    """
+    return rg.sum(rg.square(t)) / 2
 
 
 # -- normalisation -------------------------------------------------------------------------------
 
 
-l2_normalize = define(
-    "tf.nn.l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None)", "Mul",
-    rg.nn.l2_normalize, FLOATS, "[3.0, 4.0]", "axis=0", "[0.6, 0.8]", scope="l2_normalize",
-)  # fmt: skip
+@row("tf.nn", "Mul", rg.nn.l2_normalize, FLOATS, scope="l2_normalize")
+def l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None):
+    """Return `x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.l2_normalize(rg.asarray([3.0, 4.0]), axis=0)
+    Tensor([0.6, 0.8], dtype=float32)
+    """
 
 
-def _moments(x: rg.Tensor, axes: Any, keepdims: bool) -> Any:
+@row("tf.nn", None, kinds=INEXACT, axes=axes_of, shift=None)
+def moments(x, axes, shift=None, name=None, keep_dims=None, keepdims: Any = None):
     """Return the mean and the variance over `axes`.
 
     >>> import regrad as rg
@@ -348,12 +412,6 @@ def _moments(x: rg.Tensor, axes: Any, keepdims: bool) -> Any:
     (2.0, 1.0)
     """
     return rg.nn.moments(x, axes, keepdims)
-
-
-moments = define(
-    "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None, _moments,
-    INEXACT, axes=axes_of, shift=None,
-)  # fmt: skip
 
 
 def batch_normalization(
@@ -444,14 +502,24 @@ def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
     return one_op(None, "bessel", factor, x)
 
 
-local_response_normalization = lrn = define(
-    "tf.nn.local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5)", "LRN",
-    rg.nn.local_response_normalization, FLOATS, "[[[[0.0, 3.0]]]]",
-    "[[[[0.        , 0.94868326]]]]",
-    doc="Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.\n\n"
-    "Args:\n    depth_radius: How far channels are nearby.\n    bias: The offset.\n"
-    "    alpha: The factor of the sum.\n    beta: The exponent.",
-)  # fmt: skip
+@row("tf.nn", "LRN", rg.nn.local_response_normalization, FLOATS)
+def local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5):
+    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels.
+
+    Args:
+        depth_radius: How far channels are nearby.
+        bias: The offset.
+        alpha: The factor of the sum.
+        beta: The exponent.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.local_response_normalization(rg.asarray([[[[0.0, 3.0]]]]))
+    Tensor([[[[0.        , 0.94868326]]]], dtype=float32)
+    """
+
+
+lrn = local_response_normalization
 
 
 def _zero_fraction(x: rg.Tensor) -> rg.Tensor:
@@ -522,19 +590,27 @@ def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     return _add_bias(rg.matmul(x, weights), biases, False)
 
 
-def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
-    """Return `relu(matmul(x, weights) + biases)`."""
+@row("tf.nn", "BiasAdd", _affine, FLOATS, scope="xw_plus_b")
+def xw_plus_b(x, weights, biases):
+    """Return `matmul(x, weights) + biases`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.xw_plus_b(rg.asarray([[1.0, 2.0]]), rg.asarray([[3.0], [4.0]]), rg.asarray([5.0]))
+    Tensor([[16.]], dtype=float32)
+    """
+
+
+@row("tf.nn", "Relu", kinds=FLOATS, scope="relu_layer")
+def relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
+    """Return `relu(matmul(x, weights) + biases)`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.nn.relu_layer(rg.asarray([[1.0, 2.0]]), rg.asarray([[3.0], [4.0]]), rg.asarray([5.0]))
+    Tensor([[16.]], dtype=float32)
+    """
     return rg.nn.relu(_affine(x, weights, biases))
-
-
-xw_plus_b = define(
-    "tf.nn.xw_plus_b(x, weights, biases)", "BiasAdd", _affine, FLOATS, "[[1.0, 2.0]]",
-    "[[3.0], [4.0]]", "[5.0]", "[[16.]]", scope="xw_plus_b",
-)  # fmt: skip
-relu_layer = define(
-    "tf.nn.relu_layer(x, weights, biases)", "Relu", _relu_layer, FLOATS, "[[1.0, 2.0]]",
-    "[[3.0], [4.0]]", "[5.0]", "[[16.]]", scope="relu_layer",
-)  # fmt: skip
 
 
 # -- dropout, lookups ----------------------------------------------------------------------------
@@ -675,7 +751,8 @@ class TopKV2(NamedTuple):
     indices: Any
 
 
-def _top_k(x: rg.Tensor, k: int) -> TopKV2:
+@row("tf.nn", "TopKV2", kinds=REALS, k=sizes, sorted=None)
+def top_k(input, k=1, sorted=True):
     """Return the k largest elements of each row, largest first, and their places (int32).
 
     >>> import regrad as rg
@@ -684,13 +761,8 @@ def _top_k(x: rg.Tensor, k: int) -> TopKV2:
     >>> values.tolist(), places.tolist()
     ([9, 3], [1, 0])
     """
-    values, indices = rg.top_k(x, k)
+    values, indices = rg.top_k(input, k)
     return TopKV2(values, rg.astype(indices, rg.int32))
-
-
-top_k = define(
-    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS, k=sizes, sorted=None
-)
 
 
 def in_top_k(

@@ -14,31 +14,15 @@ def relu(features: Any, name: str | None = None) -> Any:
 def relu6(features: Any, name: str | None = None) -> Any:
     """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
 
-def elu(features: Any, name: str | None = None) -> Any:
-    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1."""
-
-def selu(features: Any, name: str | None = None) -> Any:
-    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
-
-def swish(features: Any, name: str | None = None) -> Any:
-    """Return `x * sigmoid(x)`, also called swish."""
-
-def softplus(features: Any, name: str | None = None) -> Any:
-    """Return `log(1 + exp(x))`, without overflow."""
-
-def softsign(features: Any, name: str | None = None) -> Any:
-    """Return `x / (1 + abs(x))`."""
-
+def elu(features: Any, name: str | None = None) -> Any: ...
+def selu(features: Any, name: str | None = None) -> Any: ...
+def swish(features: Any, name: str | None = None) -> Any: ...
+def softplus(features: Any, name: str | None = None) -> Any: ...
+def softsign(features: Any, name: str | None = None) -> Any: ...
 def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any: ...
-def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
-    """Return `relu` of x and of -x, side by side along `axis`."""
-
-def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
-    """Return `exp(x) / sum(exp(x))` along `axis`, the last by default."""
-
-def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
-    """Return `log(softmax(x))` along `axis`, the last by default."""
-
+def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any: ...
+def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any: ...
+def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any: ...
 def softmax_cross_entropy_with_logits(
     _sentinel: None = None,
     labels: TensorLike = None,
@@ -78,17 +62,11 @@ def weighted_cross_entropy_with_logits(
 
 def log_poisson_loss(
     targets: Any, log_input: Any, compute_full_loss: Any = False, name: str | None = None
-) -> Any:
-    """Return `exp(c) - z * c` of targets z and log-rates c, plus Stirling's term if asked."""
-
-def l2_loss(t: Any, name: str | None = None) -> Any:
-    """Return `sum(x ** 2) / 2`, as the ops `Square`, `Sum`, `RealDiv` (TensorFlow: `L2Loss`)."""
-
+) -> Any: ...
+def l2_loss(t: Any, name: str | None = None) -> Any: ...
 def l2_normalize(
     x: Any, axis: Any = None, epsilon: Any = 1e-12, name: str | None = None, dim: Any = None
-) -> Any:
-    """Return `x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default)."""
-
+) -> Any: ...
 def moments(
     x: Any,
     axes: Any,
@@ -96,9 +74,7 @@ def moments(
     name: str | None = None,
     keep_dims: Any = None,
     keepdims: Any = None,
-) -> Any:
-    """Return the mean and the variance over `axes`."""
-
+) -> Any: ...
 def batch_normalization(
     x: TensorLike,
     mean: TensorLike,
@@ -133,9 +109,7 @@ def local_response_normalization(
     alpha: Any = 1,
     beta: Any = 0.5,
     name: str | None = None,
-) -> Any:
-    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels."""
-
+) -> Any: ...
 def lrn(
     input: Any,
     depth_radius: Any = 5,
@@ -143,21 +117,15 @@ def lrn(
     alpha: Any = 1,
     beta: Any = 0.5,
     name: str | None = None,
-) -> Any:
-    """Return the input divided by `(bias + alpha * sum(x ** 2)) ** beta` of nearby channels."""
-
+) -> Any: ...
 def zero_fraction(value: Any, name: str | None = None) -> Any:
     """Return the fraction of elements that are 0, as float32."""
 
 def bias_add(
     value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
 ) -> Any: ...
-def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
-    """Return `matmul(x, weights) + biases`."""
-
-def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
-    """Return `relu(matmul(x, weights) + biases)`."""
-
+def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any: ...
+def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any: ...
 def dropout(
     x: TensorLike,
     keep_prob: TensorLike = None,
@@ -179,9 +147,7 @@ class TopKV2(NamedTuple):
     values: Any
     indices: Any
 
-def top_k(input: Any, k: Any = 1, sorted: Any = True, name: str | None = None) -> Any:
-    """Return the k largest elements of each row, largest first, and their places (int32)."""
-
+def top_k(input: Any, k: Any = 1, sorted: Any = True, name: str | None = None) -> Any: ...
 def in_top_k(
     predictions: TensorLike, targets: TensorLike, k: TensorLike, name: str | None = None
 ) -> Any: ...

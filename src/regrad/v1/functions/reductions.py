@@ -19,13 +19,12 @@ from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GraphError
 from regrad.graph.constants import static_content
-from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.forms import axes_of, dtype_of, is_eager, one_op, rank_of, scope, tensor
-from regrad.v1.graph.kinds import ANY, BOOLS, INEXACT, NUMBERS, REALS
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.kinds import BOOLS, INEXACT, NUMBERS, REALS
+from regrad.v1.graph.rows import define, row
 from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, rg_read
 
 __all__ = [
@@ -55,14 +54,14 @@ def _keep_dtype(
 
 
 AXIS = "\n\nArgs:\n    axis: An axis, or a list of axes; None for all."
-AXES = "axis=None, keepdims=None, {}name=None, reduction_indices=None, keep_dims=None"
+AXES = "axis=None, keepdims=None, name=None, reduction_indices=None, keep_dims=None"
 
 
 def _reduction(
     name: str, op_type: str | None, function: Callable[..., Any], kinds: str, given: str,
     result: str, **settings: Any,
 ) -> Callable[..., Any]:  # fmt: skip
-    declaration = f"tf.{name}(input_tensor, {AXES.format('')})"
+    declaration = f"tf.{name}(input_tensor, {AXES})"
     doc = str(function.__doc__).partition("\n")[0] + AXIS
     return define(declaration, op_type, function, kinds, given, result, doc=doc, **settings)
 
@@ -93,11 +92,21 @@ def _count(
         return cast(one_op(op_type, "Sum", function, tensor(x), **axes), dtype)
 
 
-count_nonzero = define(
-    f"tf.count_nonzero(input_tensor, {AXES.format('dtype=tf.int64, ')})", "CountNonzero",
-    rg.count_nonzero, ANY, "[3, 9, 1]", "3", doc=f"Return how many elements are not zero.{AXIS}",
-    scope="count_nonzero", call=_count,
-)  # fmt: skip
+@row("tf", "CountNonzero", rg.count_nonzero, scope="count_nonzero", call=_count)
+def count_nonzero(
+    input_tensor, axis=None, keepdims=None, dtype=dtypes.int64, name=None, reduction_indices=None,
+    keep_dims=None,
+):  # fmt: skip
+    """Return how many elements are not zero.
+
+    Args:
+        axis: An axis, or a list of axes; None for all.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.count_nonzero(rg.asarray([3, 9, 1]))
+    Tensor(3, dtype=int64)
+    """
 
 
 def _position(
@@ -111,19 +120,30 @@ def _position(
         return cast(one_op(op_type, op_type, function, x, **options), due, name=whole)
 
 
-def _extreme(
-    name: str, op_type: str, function: Callable[..., Any], extreme: str
-) -> Callable[..., Any]:
-    return define(
-        f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)", op_type,
-        function, REALS, "[3, 9, 1]", "1" if extreme == "largest" else "2",
-        doc=f"Return the index of the first {extreme} element along `axis`, by default the first.",
-        call=_position, axis=lambda axis: axes_of(axis) or 0,
-    )  # fmt: skip
+def _first_by_default(axis: TensorLike) -> int:
+    return axes_of(axis) or 0
 
 
-argmax = _extreme("argmax", "ArgMax", rg.argmax, "largest")
-argmin = _extreme("argmin", "ArgMin", rg.argmin, "smallest")
+@row("tf", "ArgMax", rg.argmax, REALS, call=_position, axis=_first_by_default)
+def argmax(input, axis=None, name=None, dimension=None, output_type=dtypes.int64):
+    """Return the index of the first largest element along `axis`, by default the first.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argmax(rg.asarray([3, 9, 1]))
+    Tensor(1, dtype=int64)
+    """
+
+
+@row("tf", "ArgMin", rg.argmin, REALS, call=_position, axis=_first_by_default)
+def argmin(input, axis=None, name=None, dimension=None, output_type=dtypes.int64):
+    """Return the index of the first smallest element along `axis`, by default the first.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argmin(rg.asarray([3, 9, 1]))
+    Tensor(2, dtype=int64)
+    """
 
 
 # -- scans -----------------------------------------------------------------------------------------
@@ -173,18 +193,29 @@ def _argsort(
         return cast(places, dtypes.int32, name=whole)
 
 
-sort = define(
-    "tf.sort(values, axis=-1, direction='ASCENDING')", "Sort", rg.sort, REALS, "[3, 9, 1]",
-    "[1, 3, 9]", doc="Return the values sorted along `axis`.", scope="sort", call=_sort,
-    direction=_descends,
+@row("tf", "Sort", rg.sort, REALS, scope="sort", call=_sort, direction=_descends)
+def sort(values, axis=-1, direction="ASCENDING"):
+    """Return the values sorted along `axis`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.sort(rg.asarray([3, 9, 1]))
+    Tensor([1, 3, 9], dtype=int64)
+    """
+
+
+@row(
+    "tf", "ArgSort", rg.argsort, REALS, scope="argsort", call=_argsort, direction=_descends,
+    stable=None,
 )  # fmt: skip
-argsort = define(
-    "tf.argsort(values, axis=-1, direction='ASCENDING', stable=False)", "ArgSort", rg.argsort,
-    REALS, "[3, 9, 1]", "Tensor([2, 0, 1], dtype=int32)",
-    doc="Return the indices (int32) that sort the values along `axis`; equal values keep their "
-    "order.",
-    scope="argsort", call=_argsort, direction=_descends, stable=None,
-)  # fmt: skip
+def argsort(values, axis=-1, direction="ASCENDING", stable=False):
+    """Return the indices (int32) that sort the values along `axis`; equal values keep their order.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argsort(rg.asarray([3, 9, 1]))
+    Tensor([2, 0, 1], dtype=int32)
+    """
 
 
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
@@ -211,26 +242,31 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
 # -- segments --------------------------------------------------------------------------------------
 
 
-@deferrable
-def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
-    ones = rg.ones_like(ids, dtype=x.dtype)
-    counts = rg.maximum(rg.segment_sum(ones, ids, num_segments), 1)
-    counts = rg.expand_dims(counts, tuple(range(1, 1 + x.ndim - ids.ndim)))
-    return rg.segment_sum(x, ids, num_segments) / counts
+@row("tf", "UnsortedSegmentSum", rg.segment_sum, NUMBERS, same=False)
+def unsorted_segment_sum(data, segment_ids, num_segments):
+    """Return the sums of the slices of `data` that share an id; negative ids are dropped.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.unsorted_segment_sum(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([1, 0, 1]), num_segments=2)
+    Tensor([2., 5.], dtype=float32)
+    """
 
 
-unsorted_segment_sum = define(
-    "tf.unsorted_segment_sum(data, segment_ids, num_segments)", "UnsortedSegmentSum",
-    rg.segment_sum, NUMBERS, "[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "[2., 5.]",
-    doc="Return the sums of the slices of `data` that share an id; negative ids are dropped.",
-    same=False,
-)  # fmt: skip
-unsorted_segment_mean = define(
-    "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)", None, _segment_mean, NUMBERS,
-    "[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "[2. , 2.5]",
-    doc="Return the means of the slices of `data` that share an id; 0 for ids without slices.",
-    scope="UnsortedSegmentMean", same=False,
-)  # fmt: skip
+@row("tf.math", None, kinds=NUMBERS, scope="UnsortedSegmentMean", same=False, deferred=True)
+def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
+    """Return the means of the slices of `data` that share an id; 0 for ids without slices.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> data, ids = rg.asarray([1.0, 2.0, 4.0]), rg.asarray([1, 0, 1])
+    >>> tf.math.unsorted_segment_mean(data, ids, num_segments=2)
+    Tensor([2. , 2.5], dtype=float32)
+    """
+    ones = rg.ones_like(segment_ids, dtype=data.dtype)
+    counts = rg.maximum(rg.segment_sum(ones, segment_ids, num_segments), 1)
+    counts = rg.expand_dims(counts, tuple(range(1, 1 + data.ndim - segment_ids.ndim)))
+    return rg.segment_sum(data, segment_ids, num_segments) / counts
 
 
 def _sum_all_segments(
@@ -241,19 +277,28 @@ def _sum_all_segments(
         return function(data, ids, _segments(ids), name=whole)
 
 
-segment_sum = define(
-    "tf.segment_sum(data, segment_ids)", "UnsortedSegmentSum", unsorted_segment_sum, ANY,
-    "[1.0, 2.0, 4.0]", "[0, 0, 1]", "[3., 4.]",
-    doc="Return the sums of the slices of `data` that share an id, for ids up to the largest."
-    "\n\nThe ids need not be sorted.",
-    scope="SegmentSum", call=_sum_all_segments,
-)  # fmt: skip
-segment_mean = define(
-    "tf.segment_mean(data, segment_ids)", None, unsorted_segment_mean, ANY, "[1.0, 2.0, 4.0]",
-    "[0, 0, 1]", "[1.5, 4. ]",
-    doc="Return the means of the slices of `data` that share an id; see `segment_sum`.",
-    scope="SegmentMean", call=_sum_all_segments,
-)  # fmt: skip
+@row("tf", "UnsortedSegmentSum", unsorted_segment_sum, scope="SegmentSum", call=_sum_all_segments)
+def segment_sum(data, segment_ids):
+    """Return the sums of the slices of `data` that share an id, for ids up to the largest.
+
+    The ids need not be sorted.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.segment_sum(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([0, 0, 1]))
+    Tensor([3., 4.], dtype=float32)
+    """
+
+
+@row("tf", None, unsorted_segment_mean, scope="SegmentMean", call=_sum_all_segments)
+def segment_mean(data, segment_ids):
+    """Return the means of the slices of `data` that share an id; see `segment_sum`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.segment_mean(rg.asarray([1.0, 2.0, 4.0]), rg.asarray([0, 0, 1]))
+    Tensor([1.5, 4. ], dtype=float32)
+    """
 
 
 def _segments(ids: TensorLike) -> Any:

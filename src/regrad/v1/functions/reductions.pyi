@@ -121,27 +121,21 @@ def count_nonzero(
     name: str | None = None,
     reduction_indices: Any = None,
     keep_dims: Any = None,
-) -> Any:
-    """Return how many elements are not zero."""
-
+) -> Any: ...
 def argmax(
     input: Any,
     axis: Any = None,
     name: str | None = None,
     dimension: Any = None,
     output_type: Any = ...,
-) -> Any:
-    """Return the index of the first largest element along `axis`, by default the first."""
-
+) -> Any: ...
 def argmin(
     input: Any,
     axis: Any = None,
     name: str | None = None,
     dimension: Any = None,
     output_type: Any = ...,
-) -> Any:
-    """Return the index of the first smallest element along `axis`, by default the first."""
-
+) -> Any: ...
 def cumsum(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
@@ -152,31 +146,22 @@ def cumprod(
 ) -> Any:
     """Return the running products of the elements along `axis`."""
 
-def sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: str | None = None) -> Any:
-    """Return the values sorted along `axis`."""
-
+def sort(
+    values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: str | None = None
+) -> Any: ...
 def argsort(
     values: Any,
     axis: Any = -1,
     direction: Any = "ASCENDING",
     stable: Any = False,
     name: str | None = None,
-) -> Any:
-    """Return the indices (int32) that sort the values along `axis`; equal values keep their order."""
-
+) -> Any: ...
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any: ...
 def unsorted_segment_sum(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
-) -> Any:
-    """Return the sums of the slices of `data` that share an id; negative ids are dropped."""
-
+) -> Any: ...
 def unsorted_segment_mean(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
-) -> Any:
-    """Return the means of the slices of `data` that share an id; 0 for ids without slices."""
-
-def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """Return the sums of the slices of `data` that share an id, for ids up to the largest."""
-
-def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """Return the means of the slices of `data` that share an id; see `segment_sum`."""
+) -> Any: ...
+def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Any: ...
+def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any: ...

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import regrad as rg
+from regrad.core.op import TensorLike
 from regrad.v1.graph.forms import as_sizes, axes_of
-from regrad.v1.graph.kinds import ANY, COMPLEX, FLOATS
-from regrad.v1.graph.rows import define
+from regrad.v1.graph.kinds import COMPLEX, FLOATS
+from regrad.v1.graph.rows import define, row
 
 __all__ = [
     "fft", "fft2d", "fft3d", "fftshift", "ifft", "ifft2d", "ifft3d", "ifftshift", "irfft",
@@ -50,50 +51,98 @@ fft3d, ifft3d = _transform("fft3d", "FFT", 3), _transform("ifft3d", "IFFT", 3)
 # -- real numbers and half a spectrum --------------------------------------------------------------
 
 
-def _half(
-    name: str, op_type: str | None, count: int, kinds: str, given: str, result: str, doc: str
-) -> Callable[..., Any]:
-    """Make the row of a transform of real numbers along the last axes, or of its inverse."""
-    function, axes = getattr(rg.fft, f"{name[: name.index('fft')]}fftn"), tuple(range(-count, 0))
-    return define(
-        f"tf.spectral.{name}(input_tensor, fft_length=None)", op_type,
-        lambda x, fft_length: function(x, s=fft_length, axes=axes), kinds, given, result, doc=doc,
-        scope=name, fft_length=lambda value: None if value is None else as_sizes(value),
-    )  # fmt: skip
+def _half(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    axes = tuple(range(-count, 0))
+    return lambda x, fft_length: function(x, s=fft_length, axes=axes)
 
 
-rfft = _half(
-    "rfft", "RFFT", 1, FLOATS, "[1.0, 2.0]", "[ 3.+0.j, -1.+0.j]",
-    "Return the first half of the Fourier transform of real numbers along the last axis.",
-)  # fmt: skip
-irfft = _half(
-    "irfft", "IRFFT", 1, COMPLEX, "[3.0 + 0j, -1.0]", "[1., 2.]",
-    "Return the inverse of `rfft`: real numbers.",
-)  # fmt: skip
-rfft2d = _half(
-    "rfft2d", None, 2, FLOATS, "[[1.0, 2.0]]", "[[ 3.+0.j, -1.+0.j]]",
-    "Return `rfft` along the last axis, after that `fft` along the one before it.",
-)  # fmt: skip
-irfft2d = _half(
-    "irfft2d", None, 2, COMPLEX, "[[3.0 + 0j, -1.0]]", "[[1., 2.]]",
-    "Return the inverse of `rfft2d`.",
-)  # fmt: skip
-rfft3d = _half(
-    "rfft3d", None, 3, FLOATS, "[[[1.0, 2.0]]]", "[[[ 3.+0.j, -1.+0.j]]]",
-    "Return `rfft` along the last axis, after that `fft` along the two before it.",
-)  # fmt: skip
-irfft3d = _half(
-    "irfft3d", None, 3, COMPLEX, "[[[3.0 + 0j, -1.0]]]", "[[[1., 2.]]]",
-    "Return the inverse of `rfft3d`.",
-)  # fmt: skip
+def _lengths(value: TensorLike) -> Any:
+    return None if value is None else as_sizes(value)
 
-# -- shifts ----------------------------------------------------------------------------------------
 
-fftshift = define(
-    "tf.signal.fftshift(x, axes=None)", None, rg.fft.fftshift, ANY, "[1, 2, 3]", "[3, 1, 2]",
-    scope="fftshift", axes=axes_of,
-)  # fmt: skip
-ifftshift = define(
-    "tf.signal.ifftshift(x, axes=None)", None, rg.fft.ifftshift, ANY, "[1, 2, 3]", "[2, 3, 1]",
-    scope="ifftshift", axes=axes_of,
-)  # fmt: skip
+@row("tf.spectral", "RFFT", _half(rg.fft.rfftn, 1), FLOATS, scope="rfft", fft_length=_lengths)
+def rfft(input_tensor, fft_length=None):
+    """Return the first half of the Fourier transform of real numbers along the last axis.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.rfft(rg.asarray([1.0, 2.0]))
+    Tensor([ 3.+0.j, -1.+0.j], dtype=complex64)
+    """
+
+
+@row("tf.spectral", "IRFFT", _half(rg.fft.irfftn, 1), COMPLEX, scope="irfft", fft_length=_lengths)
+def irfft(input_tensor, fft_length=None):
+    """Return the inverse of `rfft`: real numbers.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.irfft(rg.asarray([3.0 + 0j, -1.0]))
+    Tensor([1., 2.], dtype=float32)
+    """
+
+
+@row("tf.spectral", None, _half(rg.fft.rfftn, 2), FLOATS, scope="rfft2d", fft_length=_lengths)
+def rfft2d(input_tensor, fft_length=None):
+    """Return `rfft` along the last axis, after that `fft` along the one before it.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.rfft2d(rg.asarray([[1.0, 2.0]]))
+    Tensor([[ 3.+0.j, -1.+0.j]], dtype=complex64)
+    """
+
+
+@row("tf.spectral", None, _half(rg.fft.irfftn, 2), COMPLEX, scope="irfft2d", fft_length=_lengths)
+def irfft2d(input_tensor, fft_length=None):
+    """Return the inverse of `rfft2d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.irfft2d(rg.asarray([[3.0 + 0j, -1.0]]))
+    Tensor([[1., 2.]], dtype=float32)
+    """
+
+
+@row("tf.spectral", None, _half(rg.fft.rfftn, 3), FLOATS, scope="rfft3d", fft_length=_lengths)
+def rfft3d(input_tensor, fft_length=None):
+    """Return `rfft` along the last axis, after that `fft` along the two before it.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.rfft3d(rg.asarray([[[1.0, 2.0]]]))
+    Tensor([[[ 3.+0.j, -1.+0.j]]], dtype=complex64)
+    """
+
+
+@row("tf.spectral", None, _half(rg.fft.irfftn, 3), COMPLEX, scope="irfft3d", fft_length=_lengths)
+def irfft3d(input_tensor, fft_length=None):
+    """Return the inverse of `rfft3d`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.spectral.irfft3d(rg.asarray([[[3.0 + 0j, -1.0]]]))
+    Tensor([[[1., 2.]]], dtype=float32)
+    """
+
+
+@row("tf.signal", None, rg.fft.fftshift, scope="fftshift", axes=axes_of)
+def fftshift(x, axes=None):
+    """Return x with the frequency 0 in the middle of the axes.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.signal.fftshift(rg.asarray([1, 2, 3]))
+    Tensor([3, 1, 2], dtype=int64)
+    """
+
+
+@row("tf.signal", None, rg.fft.ifftshift, scope="ifftshift", axes=axes_of)
+def ifftshift(x, axes=None):
+    """Return x with `fftshift` undone.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.signal.ifftshift(rg.asarray([1, 2, 3]))
+    Tensor([2, 3, 1], dtype=int64)
+    """

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from regrad.core.registry import Op
+from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
 from regrad.v1.graph.forms import as_sizes, axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.row_docs import Row, complete
 
-MISSING = inspect.Parameter.empty
+MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
 TENSOR = object()  # the role of a parameter that is a tensor though it has a default
 Role = Callable[[Any], Any] | str | object | None
 
@@ -36,8 +37,7 @@ USUAL_ROLES: dict[str, Any] = {
 
 def define(
     declaration: str, op_type: str | None, function: Callable[..., Any] | Op, kinds: str = ANY,
-    *shows: str, doc: str = "", scope: str = "", same: bool = True,
-    call: Callable[..., Any] = one_op, **roles: Role,
+    *shows: str, doc: str = "", **settings: Any,
 ) -> Callable[..., Any]:  # fmt: skip
     """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
 
@@ -55,13 +55,60 @@ def define(
             elements or as its repr.
         doc: The docstring; by default that of a function of the same module, and of one of
             regrad's its first line. `complete` adds to it.
+        settings: See `_made`.
+    """
+    module = sys._getframe(1).f_globals["__name__"]
+    said = inspect.cleandoc(function.__doc__ or "")
+    if function.__module__ != module or hasattr(function, "__wrapped__"):  # it has other sections
+        said = said.partition("\n")[0]
+    settings = {"kinds": kinds, "shows": shows, **settings}
+    return _made(*_parse(declaration), module, op_type, function, doc or said, **settings)
+
+
+def row(
+    place: str, op_type: str | None, function: Callable[..., Any] | Op | None = None,
+    kinds: str = ANY, deferred: bool = False, **settings: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
+    """Make one of TensorFlow's functions as `define` does, from a function that is its declaration.
+
+        @row("tf", "ArgMin", rg.argmin, REALS)
+        def argmin(input, axis=None, name=None, dimension=None):
+            \"\"\"Return the index of the smallest element along an axis.\"\"\"
+
+    Args:
+        place: The namespace in which TensorFlow's index has it.
+        op_type, kinds: See `one_op`.
+        function: What computes the row; by default the body of the declaration.
+        deferred: Whether that body asks for sizes; see `deferrable`.
+        settings: See `_made`.
+    """
+
+    def decorate(written: Callable[..., Any]) -> Callable[..., Any]:
+        declared = inspect.signature(written).parameters
+        listed = [p.replace(annotation=MISSING) for p in declared.values()]
+        name = [] if "name" in declared else [inspect.Parameter("name", EITHER, default=None)]
+        path, doc = f"{place}.{written.__name__}", written.__doc__ or ""
+        whole = path, inspect.Signature([*listed, *name]), written.__module__
+        computes = function or (deferrable(written) if deferred else written)
+        return _made(*whole, op_type, computes, doc, kinds=kinds, **settings)
+
+    return decorate
+
+
+def _made(
+    path: str, signature: inspect.Signature, module: str, op_type: str | None,
+    function: Callable[..., Any] | Op, doc: str, *, kinds: str, shows: tuple[str, ...] = (),
+    scope: str = "", same: bool = True, call: Callable[..., Any] = one_op, **roles: Role,
+) -> Callable[..., Any]:  # fmt: skip
+    """Make a row from its declaration.
+
+    Args:
         scope: The default name: otherwise the declared one, the op type or the function's name.
         call: What takes the place of `one_op`.
         roles: What a parameter is otherwise: a function that makes the attribute of what is
             passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
             one without effect. `USUAL_ROLES` need not be written.
     """
-    path, signature = _parse(declaration)
     name, parameters = path.rpartition(".")[2], list(signature.parameters.values())
     places = {p.name: i for i, p in enumerate(parameters)}
     blank = [p.default for p in parameters]
@@ -106,11 +153,7 @@ def define(
     given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
     settings = kinds, same, call is one_op, shows
     row = Row(path, op_type, default, list(places), given, dict(older), idle, *settings)
-    module = sys._getframe(1).f_globals["__name__"]
-    said = inspect.cleandoc(function.__doc__ or "")
-    if function.__module__ != module or hasattr(function, "__wrapped__"):  # it has other sections
-        said = said.partition("\n")[0]
-    return _dress(call_row, name, signature, complete(doc or said, row), module)
+    return _dress(call_row, name, signature, complete(doc, row), module)
 
 
 def _lacks_any(values: list[Any]) -> bool:
@@ -138,9 +181,8 @@ def _parse(declaration: str) -> tuple[str, inspect.Signature]:
         getattr(dtypes, node.attr) if isinstance(node, ast.Attribute) else ast.literal_eval(node)
         for node in arguments.defaults
     ]
-    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
-        inspect.Parameter(argument.arg, either, default=default)
+        inspect.Parameter(argument.arg, EITHER, default=default)
         for argument, default in zip(arguments.args, empty + defaults, strict=True)
     ]
     return path, inspect.Signature(parameters)
