@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from regrad.checking import slopes
 from regrad.checking.check import Arrays, Function
 from regrad.checking.findings import Finding
 
@@ -70,19 +71,13 @@ def _scaled(given: np.ndarray, due: np.ndarray, ys: Sequence[np.ndarray]) -> Ite
 
 
 def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:
-    """The gradient by an input that differences give."""
-    x = np.asarray(xs[i], dtype=np.float64)
-    due = np.zeros(x.size)
-    for k in range(x.size):
-        step = 1e-6 * max(1.0, abs(x.reshape(-1)[k]))
-        ends = []
-        for sign in (1, -1):
-            moved = x.copy()
-            moved.reshape(-1)[k] += sign * step
-            ys = function.f([*xs[:i], moved, *xs[i + 1 :]])
-            ends.append(sum(float(np.vdot(dy, y).real) for dy, y in zip(dys, ys, strict=True)))
-        due[k] = (ends[0] - ends[1]) / (2 * step)
-    return due.reshape(x.shape)
+    """The gradient by an input, by differences."""
+
+    def weighed(moved: Arrays) -> list[np.ndarray]:
+        ys = function.f([*xs[:i], *moved, *xs[i + 1 :]])
+        return [np.vdot(dy, y) for dy, y in zip(dys, ys, strict=True)]
+
+    return slopes.gradients(weighed, [np.asarray(xs[i], dtype=np.float64)])[0]
 
 
 def _lacks_sum(function: Function, xs: Arrays, i: int, dys: Arrays, axis: int) -> bool:

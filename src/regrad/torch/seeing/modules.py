@@ -22,7 +22,7 @@ def found_in(f: Any, args: Sequence[Any], options: Any) -> dict[str, Any]:
     """
     held: dict[str, Any] = {}
     _add(held, "", getattr(f, "__self__", f))
-    for name, value in [*_argument_paths(args), *(options or {}).items()]:
+    for name, value in [*argument_paths(args), *(options or {}).items()]:
         _add(held, name, value)
     for function in _functions(f):
         for name, value in _outer(function):
@@ -36,7 +36,8 @@ def _add(held: dict[str, Any], name: str, value: Any) -> None:
         held.setdefault(name, value)
 
 
-def _argument_paths(args: Sequence[Any]) -> list[tuple[str, Any]]:
+def argument_paths(args: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The leaves of the arguments, with their paths."""
     paths = containers.paths(tuple(args), "args") if args else []
     return list(zip(paths, containers.flatten(tuple(args))[0], strict=True))
 
@@ -83,6 +84,11 @@ class ModulePaths:
     def path(self) -> str:
         """The path of the module that runs, "" outside of all."""
         return self.stack[-1][1] if self.stack else ""
+
+    @property
+    def seen(self) -> list[nn.Module]:
+        """All modules that are known, or ran."""
+        return [*self.modules.values(), *self.met.values()]
 
     def install(self) -> list[Any]:
         """Have torch tell when a module begins and ends; return the handles."""

@@ -12,9 +12,9 @@ from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.recorder import Named
 from regrad.torch.nodes import tensors
-from regrad.torch.seeing.modules import found_in
+from regrad.torch.seeing.modules import argument_paths, found_in
 from regrad.torch.seeing.notes import OpNote, named_tensors
-from regrad.torch.seeing.watching import Looker
+from regrad.torch.seeing.watching import Looker, key_of
 
 
 class ModelRun:
@@ -40,7 +40,7 @@ class ModelRun:
         if looker.ran_backward:
             return {}
         loss = find_loss(self.value, self.api)
-        self.made = looker.keys_of(loss)
+        self.made = [key_of(loss.grad_fn)]
         looker.ended(loss)
         looker.adopt(loss.grad_fn)
         sources = {id(x): x for x in (*self.given, *looker.leaves.values())}
@@ -55,9 +55,7 @@ class ModelRun:
     def names(self) -> dict[int, str]:
         """Return what all that may have a gradient is called, by id: arguments, then parameters."""
         named: dict[int, str] = {}
-        paths = containers.paths(tuple(self.args), "args") if self.args else []
-        leaves = containers.flatten(tuple(self.args))[0] if self.args else []
-        for name, x in [*zip(paths, leaves, strict=True), *self.outside.items()]:
+        for name, x in [*argument_paths(self.args), *self.outside.items()]:
             if isinstance(x, torch.Tensor) and x.requires_grad:
                 named.setdefault(id(x), name)
         for key, name in self.looker.paths.parameters().items():
@@ -71,8 +69,7 @@ class ModelRun:
         for value in self.outside.values():
             if isinstance(value, torch.Tensor):
                 every[id(value)] = value
-        modules = [*self.looker.paths.modules.values(), *self.looker.paths.met.values()]
-        for module in modules:
+        for module in self.looker.paths.seen:
             every.update({id(p): p for p in module.parameters()})
         every.update(self.looker.leaves)
         return {
@@ -115,17 +112,6 @@ def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
     return y
 
 
-def let_go(value: Any) -> Any:
-    """Return what f returned, without the graph behind it."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if type(value) in (list, tuple):
-        return type(value)(map(let_go, value))
-    if type(value) is dict:
-        return {key: let_go(each) for key, each in value.items()}
-    return value
-
-
 # -- for tools that see what each function was given ---------------------------------------------
 
 # Memory that nobody has written to yet may hold anything.
@@ -146,7 +132,8 @@ class Feeder(Looker):
         named = list(named_tensors(func, args, options))
         name = getattr(func, "__name__", "")
         writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-        if named and (writes or options.get("inplace") or _is_true(args[1:2]) or "setitem" in name):
+        flagged = len(args) > 1 and args[1] is True  # (`inplace`, by position)
+        if named and (writes or options.get("inplace") or flagged or "setitem" in name):
             named[0] = named[0][0], named[0][1].detach().clone()
         return named
 
@@ -173,15 +160,7 @@ class Feeder(Looker):
         self.losses.append(loss)
 
 
-def _is_true(values: Sequence[Any]) -> bool:
-    """Return whether a flag is given, and set (`inplace`, by position)."""
-    return any(value is True for value in values)
-
-
 def _writes_infinity(value: Any) -> bool:
     """Return whether a number among the arguments of a function is infinite."""
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, list | tuple):
-        return any(map(_writes_infinity, value))
-    return isinstance(value, dict) and any(map(_writes_infinity, value.values()))
+    numbers = [x for x in containers.opened(value, None)[0] if isinstance(x, float)]
+    return not all(map(math.isfinite, numbers))

@@ -36,8 +36,9 @@ from regrad.torch.seeing.recording import (
     or_zeros,
     own_forward,
     pulled,
+    without_history,
 )
-from regrad.torch.seeing.running import Feeder, Found, ModelRun, check_callable, let_go
+from regrad.torch.seeing.running import Feeder, Found, ModelRun, check_callable
 from regrad.torch.seeing.watching import Looker
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
@@ -270,7 +271,7 @@ class TorchRecorder(RunRecorder):
         ys = [*tensors((model.value,)), *looker.losses]
         cuts = [(OpNote(0, *cut), name) for cut, name in looker.cuts.items()]
         ops = sorted(looker.noted, key=lambda note: note.makes[0])
-        return Recording(let_go(model.value), ys, leaves, cuts, ops, model.made)
+        return Recording(without_history(model.value), ys, leaves, cuts, ops, model.made)
 
     def array(self, x: Any) -> Any:
         if x is None or x.is_meta or (x.layout is not torch.strided and not x.is_sparse):

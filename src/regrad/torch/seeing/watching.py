@@ -30,7 +30,7 @@ from regrad.torch.seeing.notes import (
     KEY,
     SAME,
     OpNote,
-    edge_names,
+    edge_name,
     function_name,
     function_names,
     labels,
@@ -116,14 +116,7 @@ class Looker:
         """Put a note on a node, and look on when its backward pass runs."""
         node.metadata[KEY] = note
         note.makes = (number_of(node),)
-        note.takes = [
-            None
-            if behind is None
-            else id(behind.variable)
-            if is_leaf(behind)
-            else number_of(behind)
-            for behind, _ in node.next_functions
-        ]
+        note.takes = [key_of(behind) for behind, _ in node.next_functions]
         self.noted.append(note)
 
         def begin(dys: Any) -> None:
@@ -189,7 +182,7 @@ class Looker:
         for node, label in zip(nodes, labels(func, nodes), strict=True):
             note = OpNote(self.run, label, first.line, first.path)
             note.func = func
-            note.names = edge_names(node, given, held)
+            note.names = [edge_name(behind, nr, given, held) for behind, nr in node.next_functions]
             note.same = node_word(node.name()) in SAME
             if isinstance(node, BackwardCFunction):
                 note.describe_function(node)
@@ -198,9 +191,10 @@ class Looker:
 
     def adopt(self, root: Any) -> None:
         """Note all that leads to a result and was not seen, and whose rule each Function has."""
-        if root is None or is_leaf(root):
-            if root is not None:
-                self.attach_leaf(root)
+        if root is None:
+            return
+        if is_leaf(root):
+            self.attach_leaf(root)
             return
         found, seen = [root], {root}
         for node in found:  # which grows
@@ -254,10 +248,6 @@ class Looker:
         if not any(word in name for word in _APART) and not name.endswith("_"):
             where = find_caller(LIBRARIES)
             self.cuts.setdefault((name, where, self.paths.path), given[0][0])
-
-    def keys_of(self, y: torch.Tensor) -> list[int | None]:
-        """The keys of a result."""
-        return [] if y.grad_fn is None else [key_of(y.grad_fn)]
 
     # -- the scope -------------------------------------------------------------------------------
 
