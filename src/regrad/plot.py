@@ -18,8 +18,7 @@ from regrad.core.registry import find_op
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.comparisons import GradientComparison
-from regrad.inspection.plots import COLOURS, plot_comparison, plot_trace
-from regrad.inspection.traces import GradientTrace
+from regrad.inspection.traces import COLOURS, GradientTrace
 from regrad.ops.creation import asarray
 from regrad.ops.reduction import sum as sum_of
 
@@ -234,7 +233,7 @@ def trace(trace: GradientTrace, ax: Any = None) -> Any:
     >>> type(rg.plot.trace(found)).__name__
     'Axes'
     """
-    return plot_trace(trace, ax)
+    return trace.plot(ax)
 
 
 def comparison(comparison: GradientComparison, ax: Any = None) -> Any:
@@ -255,7 +254,7 @@ def comparison(comparison: GradientComparison, ax: Any = None) -> Any:
     >>> type(rg.plot.comparison(found)).__name__
     'Axes'
     """
-    return plot_comparison(comparison, ax)
+    return comparison.plot(ax)
 
 
 def _array(x: Any) -> np.ndarray:
