@@ -138,15 +138,13 @@ class ModulePaths:
         return within or joined(path, type(module).__name__)
 
     def parameters(self) -> dict[int, str]:
-        """The names of the parameters of all known modules, by the tensors' ids."""
+        """The names of the parameters and buffers of all known modules, by the tensors' ids."""
         alone = len(self.modules) == 1
         named: dict[int, str] = {}
-        for name, module in self.modules.items():
-            for inner, parameter in module.named_parameters():
-                named.setdefault(id(parameter), joined("" if alone else name, inner))
-        for module in list(self.met.values()):
-            for inner, parameter in module.named_parameters():
-                named.setdefault(id(parameter), inner)
+        outer = [("" if alone else name, module) for name, module in self.modules.items()]
+        for name, module in [*outer, *[("", module) for module in self.met.values()]]:
+            for inner, x in (*module.named_parameters(), *module.named_buffers()):
+                named.setdefault(id(x), joined(name, inner))
         return named
 
 

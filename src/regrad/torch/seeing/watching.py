@@ -78,6 +78,9 @@ class Looker:
     def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
         """A torch function ran."""
 
+    def got(self, func: Any, args: Any, y: Any) -> None:
+        """A property of a tensor was read."""
+
     def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
         """The forward pass of an `autograd.Function` ran."""
 
@@ -305,6 +308,7 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
             y = func(*args, **options)
             if func == _DATA and is_grad_enabled() and args[0].requires_grad:
                 self.looker.note_cut(func, [("input", args[0], None, 0)], y)
+            self.looker.got(func, args, y)
             return y
         if func is torch.Tensor.backward:
             names = ("gradient", "retain_graph", "create_graph", "inputs")
