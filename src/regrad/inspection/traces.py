@@ -138,9 +138,9 @@ class GradientTrace:
             most = max(finite, key=lambda step: step.growth)
             least = min(finite, key=lambda step: step.growth)
             if most.growth >= GROWTH:
-                found.append(_changes("grows", most))
+                found.append(_changes("grows", most, most.growth))
             if least.growth <= 1 / GROWTH:
-                found.append(_changes("decays", least))
+                found.append(_changes("decays", least, least.growth))
         found += _gradual(finite, {symptom.kind for symptom in found})
         return found + [_dead(step) for step in dead if (step.op_type, step.line) in alive]
 
@@ -260,32 +260,24 @@ def _gradual(steps: Sequence[Step], known: set[SymptomKind]) -> list[Symptom]:
             groups.setdefault(key(step), []).append(step)
         sums = [(sum(math.log(s.growth) for s in group), group) for group in groups.values()]
         for total, group in sorted(sums, key=lambda pair: -abs(pair[0])):
-            kind: Literal["grows", "decays"] = "grows" if total > 0 else "decays"
+            kind: SymptomKind = "grows" if total > 0 else "decays"
             # (the norm itself must have changed on the way: others may make up for these)
             over = math.log(group[-1].sent.norm / group[0].arrived.norm)  # pyright: ignore
             least = min(abs(total), over if total > 0 else -over)
             if len(group) > 1 and least >= math.log(GROWTH) and kind not in known:
                 known.add(kind)
                 step = max(group, key=lambda s: math.log(s.growth) * (1 if total > 0 else -1))
-                found.append(_in_all(kind, step, len(group), total))
+                steps_of = f"in {len(group)} steps together "
+                found.append(_changes(kind, step, math.exp(total), steps_of))
     return found
 
 
-def _in_all(kind: Literal["grows", "decays"], step: Step, count: int, total: float) -> Symptom:
+def _changes(kind: SymptomKind, step: Step, factor: float, steps: str = "") -> Symptom:
     return Symptom(
         kind,
         step,
-        f"{kind}: {step.place} multiplied the norm of the gradient by {math.exp(total):.3g} in "
-        f"{count} steps together ({step.rule_text})",
-    )
-
-
-def _changes(kind: Literal["grows", "decays"], step: Step) -> Symptom:
-    return Symptom(
-        kind,
-        step,
-        f"{kind}: {step.place} multiplied the norm of the gradient by {step.growth:.3g} "
-        f"({step.rule_text})",
+        f"{kind}: {step.place} multiplied the norm of the gradient by {factor:.3g} "
+        f"{steps}({step.rule_text})",
     )
 
 

@@ -50,11 +50,6 @@ class Recorded:
         return [or_zeros(dx, x) for dx, x in zip(found, xs, strict=True)]
 
     @property
-    def call(self) -> RuleCall | None:
-        """The call under a rule, of an override."""
-        return self.note.call
-
-    @property
     def has_rule(self) -> bool:
         """True if somebody's rule is its gradient."""
         return self.note.kind != "built-in"

@@ -293,8 +293,8 @@ class TorchRecorder(RunRecorder):
         return kept(self.f, args, options)
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
-        with _own_gradients(Looker(found_in(self.f, args, options))) as looker:
-            return self._run(self.f, args, options, looker).leaves
+        looker = _OwnGradients(found_in(self.f, args, options))
+        return self._run(self.f, args, options, looker).leaves
 
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         if options:
@@ -329,27 +329,17 @@ def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., An
 # -- a run with torch's own gradients ------------------------------------------------------------
 
 
-@contextmanager
-def _own_gradients(looker: Looker) -> Generator[Looker]:
-    """A block in which neither scopes nor custom gradients decide, but torch alone."""
-    functions = _OwnBackward()
-    token = OWN.set(True)
-    looker.ran = functions.keep  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield looker
-    finally:
-        OWN.reset(token)
-        functions.remove()
+class _OwnGradients(Looker):
+    """Looks on while neither scopes nor custom gradients decide, but torch alone.
 
+    `backward` of the Functions that run is replaced by what torch makes of `forward`.
+    """
 
-class _OwnBackward:
-    """Replaces `backward` of the Functions that run by what torch makes of `forward`."""
-
-    def __init__(self) -> None:
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__(held)
         self.replaced: dict[Any, Any] = {}
 
-    def keep(self, function: Any, args: Sequence[Any], y: Any, note: OpNote, ctx: Any) -> None:
-        """A Function ran."""
+    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
         if function.__module__.startswith(("regrad.", "torch.")):
             return
         ctx._regrad_args = args
@@ -357,13 +347,19 @@ class _OwnBackward:
             self.replaced[function] = function.__dict__.get("backward")
             function.backward = staticmethod(_own_backward(function))
 
-    def remove(self) -> None:
-        """Put back what was there."""
-        for function, old in self.replaced.items():
-            if old is None:
-                del function.backward
-            else:
-                function.backward = old
+    @contextmanager
+    def looking(self) -> Generator[None]:
+        token = OWN.set(True)
+        try:
+            with super().looking():
+                yield
+        finally:
+            OWN.reset(token)
+            for function, old in self.replaced.items():
+                if old is None:
+                    del function.backward
+                else:
+                    function.backward = old
 
 
 def _own_backward(function: Any) -> Callable[..., Any]:

@@ -257,11 +257,9 @@ class Looker:
     @contextmanager
     def looking(self) -> Generator[None]:
         """A block in which it looks on."""
-        functions = _Patches(self)
         try:
             self.handles += self.paths.install()
-            functions.install()
-            with _eagerly(), _SeeingMode(self):
+            with _functions_seen(self), _eagerly(), _SeeingMode(self):
                 yield
         except Exception as error:
             if self.current is not None:
@@ -269,7 +267,6 @@ class Looker:
             raise
         finally:
             self.closed: bool = True
-            functions.remove()
             for handle in self.handles:
                 handle.remove()
             self.handles = []
@@ -349,60 +346,53 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
             unasking(torch.autograd.backward)(roots, *args, **options)
 
 
-class _Patches:
-    """`forward` of the autograd.Functions that there are, replaced while somebody looks on.
+@contextmanager
+def _functions_seen(looker: Looker) -> Generator[None]:
+    """A block in which `forward` of the autograd.Functions that there are is replaced.
 
     No mode is asked about a Function, and code may hold its `apply` since it was imported.
     """
-
-    def __init__(self, looker: Looker) -> None:
-        self.looker = looker
-        self.replaced: list[tuple[Any, str, Any]] = []
-
-    def install(self) -> None:
-        for ours in (Overridden, Custom, Bridge):
-            find_twin(ours)
+    for ours in (Overridden, Custom, Bridge):
+        find_twin(ours)
+    replaced: list[tuple[Any, str, Any]] = []
+    try:
         for function in set(_functions(torch.autograd.Function)):
-            if function.__module__.startswith("torch."):
-                continue
-            for name in ("forward", "setup_context"):
+            for name, make in (("forward", _forward), ("setup_context", _setup_context)):
                 old = function.__dict__.get(name)
-                if isinstance(old, staticmethod):
-                    make = self._forward if name == "forward" else self._setup_context
-                    self.replaced.append((function, name, old))
-                    setattr(function, name, staticmethod(make(function, old.__func__)))
-
-    def remove(self) -> None:
-        for function, name, old in reversed(self.replaced):
+                if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
+                    replaced.append((function, name, old))
+                    setattr(function, name, staticmethod(make(looker, function, old.__func__)))
+        yield
+    finally:
+        for function, name, old in reversed(replaced):
             setattr(function, name, old)
-        self.replaced = []
 
-    def _forward(self, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
-        looker, base = self.looker, torch.autograd.Function.setup_context
 
-        @wraps(old)
-        def forward(*args: Any, **options: Any) -> Any:
-            looker.inside += 1
-            try:
-                y = old(*args, **options)
-            finally:
-                looker.inside -= 1
-            if function.setup_context is base and args and not looker.closed:
-                looker.note_function(args[0], _function_of(args[0], function), args[1:], y)
-            return y
+def _forward(looker: Looker, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
+    base = torch.autograd.Function.setup_context
 
-        return forward
+    @wraps(old)
+    def forward(*args: Any, **options: Any) -> Any:
+        looker.inside += 1
+        try:
+            y = old(*args, **options)
+        finally:
+            looker.inside -= 1
+        if function.setup_context is base and args and not looker.closed:
+            looker.note_function(args[0], _function_of(args[0], function), args[1:], y)
+        return y
 
-    def _setup_context(self, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
-        looker = self.looker
+    return forward
 
-        @wraps(old)
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            old(ctx, inputs, output)
-            if not looker.closed:
-                looker.note_function(ctx, _function_of(ctx, function), inputs, output)
 
-        return setup_context
+def _setup_context(looker: Looker, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(old)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        old(ctx, inputs, output)
+        if not looker.closed:
+            looker.note_function(ctx, _function_of(ctx, function), inputs, output)
+
+    return setup_context
 
 
 def _function_of(ctx: Any, function: Any) -> Any:
