@@ -260,10 +260,10 @@ def _drawing(run: TapedRun, title: str) -> Drawing:
             details[name_of(record, leaf)] = spec_of(numpy_dtype(dtype), shape)
         details.update((k, repr(v)) for k, v in record.attrs.items())
         inside = ("gradients",) if i >= run.forward else scope
-        name = sketch.add_op(op, [op.op_type], inside, details)
-        for leaf, key in enumerate(record.inputs):
-            if key in sketch.made:
-                label = f"{name_of(record, leaf)} {shape_text(record.specs[leaf][0])}".strip()
-                sketch.link(sketch.made[key], name, label)
-        sketch.made.update(dict.fromkeys(op.makes, name))
+        sources = [
+            (sketch.made[key], f"{name_of(record, i)} {shape_text(record.specs[i][0])}".strip())
+            for i, key in enumerate(record.inputs)
+            if key in sketch.made
+        ]
+        sketch.add_op(op, [op.op_type], inside, details, sources, op.makes)
     return sketch.drawing(title, lambda box: True)

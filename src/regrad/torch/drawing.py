@@ -116,11 +116,8 @@ class _Drawer(Looker):
     ) -> None:
         """Draw an op, and what it takes."""
         specs = ", ".join(map(_spec, made[:2])) + (", …" if len(made) > 2 else "")
-        name = self.sketch.add_op(op, [op.op_type, specs], self.scope, details)
-        for source, spec in sources:
-            self.sketch.link(source, name, spec)
         keys = [*op.makes, *map(id, made), *[key_of(x.grad_fn) for x in made if x.grad_fn]]
-        self.sketch.made.update(dict.fromkeys(keys, name))
+        self.sketch.add_op(op, [op.op_type, specs], self.scope, details, sources, keys)
         self.kept += made
 
     def source(self, x: torch.Tensor) -> str:
@@ -141,10 +138,8 @@ class _Drawer(Looker):
             return self.source(node.variable)
         if (key := number_of(node)) not in self.sketch.made:
             note = self.adopt_one(node)
-            self.sketch.made[key] = self.sketch.add_op(note, [note.op_type, spec], self.scope, {})
-            for behind, _ in node.next_functions:
-                if behind is not None:
-                    self.sketch.link(self.by_node(behind), self.sketch.made[key])
+            sources = [(self.by_node(each), "") for each, _ in node.next_functions if each]
+            self.sketch.add_op(note, [note.op_type, spec], self.scope, {}, sources, [key])
         return self.sketch.made[key]
 
     @property

@@ -45,7 +45,7 @@ class Floats:
         self.seed = seed
         self.leaves: list[Any]
         self.rebuild: Callable[..., Any]
-        self.leaves, self.rebuild = containers.flatten(tuple(args)) if args else ([], tuple)
+        self.leaves, self.rebuild = containers.flatten(tuple(args))
         paths = [name for name, _ in argument_paths(args)]
         self.places: list[int] = [i for i, x in enumerate(self.leaves) if is_float(x)]
         self.outside: dict[str, Any] = found_in(f, args, {})

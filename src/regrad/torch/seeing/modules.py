@@ -38,8 +38,8 @@ def _add(held: dict[str, Any], name: str, value: Any) -> None:
 
 def argument_paths(args: Sequence[Any]) -> list[tuple[str, Any]]:
     """The leaves of the arguments, with their paths."""
-    paths = containers.paths(tuple(args), "args") if args else []
-    return list(zip(paths, containers.flatten(tuple(args))[0], strict=True))
+    args = tuple(args)
+    return list(zip(containers.paths(args, "args"), containers.flatten(args)[0], strict=True))
 
 
 def _functions(f: Any) -> list[FunctionType]:

@@ -13,7 +13,6 @@ import torch
 
 from regrad.autodiff.custom_functions import unpack
 from regrad.core import containers
-from regrad.inspection.recorder import Bad, first_bad
 from regrad.torch.calls import RuleCall
 from regrad.torch.custom import CustomTorchCall, custom_grad
 from regrad.torch.host import DisableTorchFunction
@@ -227,18 +226,6 @@ def at_rest(seed: int) -> Generator[None]:
 
 
 # -- arrays and gradients ------------------------------------------------------------------------
-
-
-def bad_in(x: torch.Tensor) -> Bad | None:
-    """Return what is not finite in a tensor, where first, and how many; None if all is finite."""
-    if not (x.is_floating_point() or x.is_complex()) or x.layout is not torch.strided:
-        return None
-    if x.is_meta or x.is_nested:
-        return None
-    with torch.no_grad(), DisableTorchFunction():
-        if not x.numel() or torch.isfinite(x).all():
-            return None
-        return first_bad(as_array(x))
 
 
 def as_array(x: torch.Tensor) -> np.ndarray:

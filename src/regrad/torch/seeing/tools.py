@@ -16,10 +16,11 @@ from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
 from regrad.inspection.nonfinite import CURES, NonFinite
 from regrad.inspection.paths import GradientPath
-from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, Tool
+from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, Tool, first_bad
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.torch.bridge import from_regrad
+from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import OWN
 from regrad.torch.seeing.figures import Measures
@@ -32,7 +33,7 @@ from regrad.torch.seeing.recording import (
     Recorded,
     as_array,
     at_rest,
-    bad_in,
+    is_float,
     or_zeros,
     own_forward,
     pulled,
@@ -282,7 +283,11 @@ class TorchRecorder(RunRecorder):
         return self.measures.of(x)
 
     def bad(self, x: Any) -> Bad | None:
-        return bad_in(x) if isinstance(x, torch.Tensor) else None
+        if not is_float(x) or x.layout is not torch.strided or x.is_meta or x.is_nested:
+            return None
+        with torch.no_grad(), DisableTorchFunction():
+            finite = not x.numel() or torch.isfinite(x).all()
+        return None if finite else first_bad(as_array(x))
 
     def cure(self, op: Any) -> str:
         name = op.op_type.partition(" (")[2].rstrip(")") or op.op_type.rstrip("_")
