@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -39,8 +39,8 @@ from regrad.torch.seeing.recording import (
     pulled,
     without_history,
 )
-from regrad.torch.seeing.running import Feeder, Found, ModelRun, check_callable
-from regrad.torch.seeing.watching import Looker
+from regrad.torch.seeing.running import Feeder, Found, check_callable, find_loss, sources
+from regrad.torch.seeing.watching import Looker, key_of
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
 _CURE_OF = {
@@ -258,21 +258,25 @@ class TorchRecorder(RunRecorder):
     def _run(
         self, f: Callable[..., Any], args: Sequence[Any], options: Any, looker: Looker
     ) -> Recording:
-        with ExitStack() as stack:
-            if self.seed is not None:
-                stack.enter_context(at_rest(self.seed))
-            model, found = ModelRun(f, args, options, looker, self.api), {}
-            with suppress(Found), looker.looking():
-                found = model.walk()
+        given = [x for x in tensors((args, options)) if x.requires_grad]
+        value, made, found = None, [], {}
+        rest = nullcontext() if self.seed is None else at_rest(self.seed)
+        with rest, suppress(Found), looker.looking():
+            value = f(*args, **options)
+            if not looker.ran_backward:
+                loss = find_loss(value, self.api)
+                made = [key_of(loss.grad_fn)]
+                found = looker.back(loss, given)
         leaves = []
-        for key, (name, x) in model.sources().items():
+        for name, x in sources(looker, args, given):
+            key = id(x)
             kind = "argument" if name.startswith("args") and args else "parameter"
             g = found.get(key) if found.get(key) is not None else looker.taken.get(key)
             leaves.append(Leaf(name, kind, x, g, key, name))
-        ys = [*tensors((model.value,)), *looker.losses]
+        ys = [*tensors((value,)), *looker.losses]
         cuts = [(OpNote(0, *cut), name) for cut, name in looker.cuts.items()]
         ops = sorted(looker.noted, key=lambda note: note.makes[0])
-        return Recording(without_history(model.value), ys, leaves, cuts, ops, model.made)
+        return Recording(without_history(value), ys, leaves, cuts, ops, made)
 
     def array(self, x: Any) -> Any:
         if x is None or x.is_meta or (x.layout is not torch.strided and not x.is_sparse):

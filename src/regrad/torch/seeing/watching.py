@@ -59,6 +59,7 @@ class Looker:
         self.taken: dict[int, torch.Tensor] = {}  # the gradients that came to leaves, by id
         self.losses: list[torch.Tensor] = []  # that were kept
         self.noted: list[OpNote] = []
+        self.held = held
         self.run: int = next(_RUNS)
         self.paths: ModulePaths = ModulePaths(held)
         self.start: int = sequence_nr()
@@ -103,6 +104,20 @@ class Looker:
             key = id(variable)
             with torch.no_grad():
                 self.taken[key] = self.taken[key] + g if key in self.taken else g.detach().clone()
+
+    def back(
+        self, loss: torch.Tensor, given: Sequence[torch.Tensor]
+    ) -> dict[int, torch.Tensor | None]:
+        """Run the backward pass; the gradients by what was given and by the leaves, by id."""
+        self.ended(loss)
+        self.adopt(loss.grad_fn)
+        xs = {id(x): x for x in (*given, *self.leaves.values())}
+        if not xs:
+            return {}
+        with torch.enable_grad():
+            dy = torch.ones_like(loss)
+            found = torch.autograd.grad(loss, [*xs.values()], dy, allow_unused=True)
+        return dict(zip(xs, found, strict=True))
 
     # -- notes -----------------------------------------------------------------------------------
 
