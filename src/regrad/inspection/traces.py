@@ -155,10 +155,8 @@ class GradientTrace:
             custom gradient have a colour of their own; crosses mark gradients that died, red lines
             those that are not finite.
         """
-        plt = needed("matplotlib.pyplot", "viz", "rg.plot")
         steps = self.steps
-        if ax is None:
-            _, ax = plt.subplots(figsize=(max(6.0, 0.22 * len(steps)), 4.0), layout="constrained")
+        ax = axes_of(ax, max(6.0, 0.22 * len(steps)), 4.0)
         places = np.arange(len(steps))
         arrived = np.array([step.arrived.norm if step.arrived else math.nan for step in steps])
         sent = np.array([numbers.norm if (numbers := step.sent) else math.nan for step in steps])
@@ -189,6 +187,14 @@ class GradientTrace:
 
     def _repr_html_(self) -> str:
         return self.table().html(map(str, self.worst()))
+
+
+def axes_of(ax: Any, width: float, height: float) -> Any:
+    """The Axes to draw into: these, or new ones of a size."""
+    if ax is not None:
+        return ax
+    plt = needed("matplotlib.pyplot", "viz", "rg.plot")
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def _above_zero(norms: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from regrad.inspection.traces import GradientTrace
 from regrad.jax.bridge import conjugate
 from regrad.jax.host.programs import Params, runs
 from regrad.jax.primitives import is_float
-from regrad.jax.running import CALLS, LONGEST, ProgramCall, wide, without_rules
+from regrad.jax.running import CALLS, LONGEST, ProgramCall, ProgramRun, wide, without_rules
 from regrad.jax.sites import Around, is_number, line_of, path_of, site_of
 
 # JAX's primitives by the op types that the cures are known for.
@@ -269,7 +269,8 @@ class JaxRecorder(RunRecorder):
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         self.made: ProgramCall = self.call(args, options)
         call = self.made
-        run = call.run(keeps=tool.keeps, longest=self.longest)
+        program, keeps, longest = call.program(), tool.keeps, self.longest
+        run = ProgramRun(program, call.arrays, call.watched, call.results, keeps, longest)
         for op in run.ran if tool.keeps else ():
             xs = [(op.name(i), x) for i, x in enumerate(op.xs) if _is_readable(x)]
             tool.ran(op, xs, [y for y in op.outs if is_float(jax.typeof(y))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,15 +16,15 @@ SLICES = 16  # along an axis, of which a missing sum is looked for
 CLOSE = 1e-4
 
 
-def telling_kind(function: Function, xs: Arrays, names: Sequence[str], finding: Finding) -> str:
-    """The kind of a finding, told more precisely if that can be seen."""
+def telling(function: Function, xs: Arrays, names: Sequence[str], finding: Finding) -> Finding:
+    """A finding, with its kind told more precisely if that can be seen."""
     if finding.kind in ("not finite", "missing") or finding.input not in names:
-        return finding.kind
+        return finding
     i = list(names).index(finding.input)
     if xs[i].size > LARGEST or np.iscomplexobj(xs[i]):
-        return finding.kind
+        return finding
     with np.errstate(all="ignore"):
-        return next(_kinds(function, xs, i, names), finding.kind)
+        return replace(finding, kind=next(_kinds(function, xs, i, names), finding.kind))
 
 
 def _kinds(function: Function, xs: Arrays, i: int, names: Sequence[str]) -> Iterator[str]:
@@ -75,7 +76,7 @@ def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:
 
     def weighed(moved: Arrays) -> list[np.ndarray]:
         ys = function.f([*xs[:i], *moved, *xs[i + 1 :]])
-        return [np.vdot(dy, y) for dy, y in zip(dys, ys, strict=True)]
+        return [np.asarray(np.vdot(dy, y)) for dy, y in zip(dys, ys, strict=True)]
 
     return slopes.gradients(weighed, [np.asarray(xs[i], dtype=np.float64)])[0]
 
