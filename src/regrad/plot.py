@@ -18,8 +18,7 @@ from regrad.core.registry import find_op
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.comparisons import GradientComparison
-from regrad.inspection.plots import COLOURS, plot_comparison, plot_trace
-from regrad.inspection.traces import GradientTrace
+from regrad.inspection.traces import COLOURS, GradientTrace, axes_of
 from regrad.ops.creation import asarray
 from regrad.ops.reduction import sum as sum_of
 
@@ -70,7 +69,7 @@ def rule(
         )
     x = np.linspace(low, high, points)
     values, true, given = _values(call, x), _slopes(call, x), _rule_slopes(call, x, scope)
-    ax = _axes(ax)
+    ax = axes_of(ax, 6.0, 4.0)
     ax.plot(x, values, color="#868e96", lw=1, label=name)
     ax.plot(x, true, color="#212529", lw=1.4, ls="--", label="true derivative")
     label = "its own rule" if rule is None else f"rule: {getattr(rule, '__name__', rule)}"
@@ -234,7 +233,7 @@ def trace(trace: GradientTrace, ax: Any = None) -> Any:
     >>> type(rg.plot.trace(found)).__name__
     'Axes'
     """
-    return plot_trace(trace, ax)
+    return trace.plot(ax)
 
 
 def comparison(comparison: GradientComparison, ax: Any = None) -> Any:
@@ -255,7 +254,7 @@ def comparison(comparison: GradientComparison, ax: Any = None) -> Any:
     >>> type(rg.plot.comparison(found)).__name__
     'Axes'
     """
-    return plot_comparison(comparison, ax)
+    return comparison.plot(ax)
 
 
 def _array(x: Any) -> np.ndarray:
@@ -263,14 +262,6 @@ def _array(x: Any) -> np.ndarray:
         return np.asarray(x.numpy(), float)
     detached = x.detach().cpu() if hasattr(x, "detach") else x
     return np.asarray(detached, float)
-
-
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    plt = needed("matplotlib.pyplot", "viz", "rg.plot")
-
-    return plt.subplots(figsize=(6.0, 4.0), layout="constrained")[1]
 
 
 __all__ = ["comparison", "histograms", "rule", "saliency", "trace"]

@@ -124,7 +124,6 @@ TYPED = graph(typing=True)  # (a stub tells of what is put together: tensor.pyi 
 # signatures, and so are read together.
 CIRCLES = [
     {"core.registry", "core.rule", "core.state", "core.tape", "core.tensor"},  # the engine's knot
-    {"inspection.comparisons", "inspection.plots", "inspection.traces"},
 ]
 BACK_UP = {("", "v1")}  # imports for type checkers that point to a later package
 

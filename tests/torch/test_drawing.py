@@ -82,6 +82,35 @@ def test_custom_gradients_of_regrad():
     assert [b.kind for b in found.boxes].count("custom") == 1
 
 
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, x + 2
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return a + b
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_all_outputs_of_a_function_come_from_its_box(requires_grad):
+    x = torch.ones(2, requires_grad=requires_grad)
+    found = rg.torch.draw(lambda x: torch.sub(*Both.apply(x)).sin(), x)
+    boxes = {b.name: b.kind for b in found.boxes if b.kind != "input"}
+    assert boxes == {"Both": "custom", "sub": "op", "sin": "op"}
+    assert ends(found) == {("args[0]", "Both"), ("Both", "sub"), ("sub", "sin")}
+
+
+def test_what_a_view_wrote_is_on_the_way():
+    def f(x):
+        y = x * 1
+        y[0].exp_()
+        return y.sum()
+
+    found = rg.torch.draw(f, torch.ones(2, requires_grad=True))
+    assert {("mul", "getitem"), ("getitem", "exp"), ("exp", "sum")} <= ends(found)
+
+
 def test_nothing_is_left_behind():
     before = len(torch.nn.modules.module._global_forward_hooks)
 

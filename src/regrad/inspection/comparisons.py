@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from regrad.core.extras import needed
 from regrad.core.reports import Table
 from regrad.errors import ArgumentError, GradientError, kind
-from regrad.inspection.plots import plot_comparison
 from regrad.inspection.recorder import Leaf, Named, RunRecorder, Tool, located
 
 RowKind = Literal["argument", "parameter", "op"]
+OCTAVES = 3.0  # the ratio of norms at which a picture's colour is full: 8 and 1/8
 RTOL = 1e-4  # up to which two gradients count as one: float32, and sums in another order
 
 
@@ -246,8 +247,47 @@ class GradientComparison:
         )  # fmt: skip
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw cosines, ratios of norms and signs as heat strips, with matplotlib."""
-        return plot_comparison(self, ax)
+        """Draw how the two agree, as heat strips, with matplotlib: a column for each row.
+
+        Args:
+            ax: The matplotlib Axes to draw into; by default new ones.
+
+        Returns:
+            The Axes. The strips are the cosine between the two gradients (blue 1, red -1), the
+            ratio of their norms on a log scale (white where they are equal, full colour from a
+            factor of 8 on) and the share of elements with the same sign (blue all, red none). Grey
+            is undefined: a gradient is zero or missing. Names of columns are red where the
+            difference is not declared, and orange where it is.
+        """
+        plt = needed("matplotlib.pyplot", "viz", "rg.plot")
+        rows = self.rows
+        if ax is None:
+            size = (max(4.0, 1.8 + 0.35 * len(rows)), 2.8)
+            _, ax = plt.subplots(figsize=size, layout="constrained")
+        ratios = np.array([row.ratio for row in rows], float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            octaves = np.log2(ratios) / OCTAVES
+        strips = np.array(
+            [
+                [row.cosine for row in rows],
+                np.where(np.isfinite(octaves), np.clip(octaves, -1, 1), np.nan),
+                [2 * row.signs - 1 for row in rows],
+            ],
+            float,
+        ).reshape(3, len(rows))
+        colours = plt.get_cmap("RdBu").with_extremes(bad="#dee2e6")
+        ax.imshow(np.ma.masked_invalid(strips), cmap=colours, vmin=-1, vmax=1, aspect="auto")
+        ax.set_yticks(range(3), ["cosine", "ratio of norms", "same signs"])
+        names = [f"{row.op_type} by {row.name}" if row.op_type else row.name for row in rows]
+        ax.set_xticks(range(len(rows)), names, rotation=90, fontsize=7)
+        undeclared = list(map(id, self.undeclared))
+        for label, row in zip(ax.get_xticklabels(), rows, strict=True):
+            if id(row) in undeclared:
+                label.set_color("#c92a2a")
+            elif row.differs(self.rtol):
+                label.set_color("#d9480f")
+        ax.set_title(" and ".join(self.names), fontsize=9)
+        return ax
 
     def _cells(self, row: Compared) -> Sequence[str]:
         verdict = "same"

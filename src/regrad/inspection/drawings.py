@@ -308,19 +308,21 @@ class Sketch:
         return own
 
     def add_op(
-        self, op: SeenOp, lines: Sequence[str], scope: Sequence[str], details: Mapping[str, str]
-    ) -> str:
-        """Add the box of an op, which names its rule if that is somebody's."""
-        if op.kind == "built-in":
-            return self.add(op.op_type, lines, scope, "op", details)
-        rule = {"rule": f"{op.kind}: {op.rule}"}
-        told = [*lines, f"rule: {op.rule.partition(',')[0]}"]
-        return self.add(op.op_type, told, scope, op.kind, {**details, **rule})
+        self, op: SeenOp, lines: Sequence[str], scope: Sequence[str], details: dict[str, str],
+        sources: Iterable[tuple[str, str]], makes: Iterable[Any],
+    ) -> None:  # fmt: skip
+        """Add the box of an op, with an arrow from each of its sources (a box, and a label).
 
-    def link(self, source: str, target: str, label: str = "") -> None:
-        """Add an arrow, if there is none between the two."""
-        if source != target:
-            self.arrows.setdefault((source, target), Arrow(source, target, label))
+        It names its rule if that is somebody's. `makes` are the keys of what it makes.
+        """
+        kind: BoxKind = "op"
+        if op.kind != "built-in":
+            kind, details = op.kind, {**details, "rule": f"{op.kind}: {op.rule}"}
+            lines = [*lines, f"rule: {op.rule.partition(',')[0]}"]
+        name = self.add(op.op_type, lines, scope, kind, details)
+        for source, label in sources:
+            self.arrows.setdefault((source, name), Arrow(source, name, label))
+        self.made.update(dict.fromkeys(makes, name))
 
     def drawing(self, title: str, used: Callable[[Box], bool]) -> Drawing:
         """The picture of those boxes that are used."""

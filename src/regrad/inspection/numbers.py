@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,13 +93,8 @@ def together(parts: Iterable[Numbers | None]) -> Numbers | None:
         (sum(part.size for part in given),),
         given[0].dtype,
         math.hypot(*[part.norm for part in given]),
-        _largest([part.largest for part in given]),
+        float(np.max([part.largest for part in given])),  # (NaN if one is NaN)
         sum(part.zeros for part in given),
         sum(part.nans for part in given),
         sum(part.infs for part in given),
     )
-
-
-def _largest(values: Sequence[float]) -> float:
-    """The largest value, NaN if one is NaN."""
-    return math.nan if any(map(math.isnan, values)) else max(values)

@@ -40,6 +40,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from regrad.autodiff.gradients import callable_or_raise
 from regrad.inspection.numbers import numbers_of
 
 RuleKind = Literal["built-in", "override", "custom"]
@@ -146,6 +147,7 @@ class RunRecorder:
     by_op = False  # whether two functions are compared op by op, too
 
     def __init__(self, f: Callable[..., Any], api: str) -> None:
+        callable_or_raise(f, api)
         self.f = f
         self.api = api
 

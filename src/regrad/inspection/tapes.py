@@ -46,7 +46,7 @@ from regrad.inspection.recorder import (
 )
 
 
-class _Lines(list[Record]):
+class Lines(list[Record]):
     """Records, with the line of the user's code that made each."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class SeenTape(VariableTape):
 
     def __init__(self, only: list[Variable] | None = None) -> None:
         super().__init__(only)
-        self.records: Any = _Lines()
+        self.records: Any = Lines()
         self.cuts: list[SeenOp] = []  # ops that pass no gradient on
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
@@ -185,10 +185,6 @@ class WalkTeller:
 
 class TapeRecorder(RunRecorder):
     """The recorder of regrad's functions."""
-
-    def __init__(self, f: Callable[..., Any], api: str) -> None:
-        callable_or_raise(f, api)
-        super().__init__(f, api)
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         tape = KeepingTape() if tool.keeps else SeenTape()

@@ -19,7 +19,7 @@ from regrad.inspection.drawings import BoxKind, Drawing, Sketch, shape_text, spe
 from regrad.inspection.nonfinite import NonFinite
 from regrad.inspection.paths import GradientPath
 from regrad.inspection.saved import SavedBytes
-from regrad.inspection.tapes import SeenTape, TapedOp, TapedRun, TapeRecorder
+from regrad.inspection.tapes import Lines, SeenTape, TapedOp, TapedRun, TapeRecorder
 from regrad.inspection.traces import GradientTrace
 
 
@@ -199,12 +199,11 @@ def draw(f: Any, *args: Any, gradients: bool = False) -> Drawing:
     return _drawing(run, getattr(f, "__name__", type(f).__name__))
 
 
-class _Scoped(list[Record]):
+class _Scoped(Lines):
     """Records, with the functions of the user's that were running when each was made."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: dict[int, str] = {}
         self.scopes: dict[int, tuple[str, ...]] = {}
         self.calls: dict[FrameType, str] = {}  # (frames are kept: no two have one id)
         self.names: dict[tuple[tuple[str, ...], str], int] = {}
@@ -217,8 +216,6 @@ class _Scoped(list[Record]):
             if not frame.f_code.co_filename.startswith(PACKAGE):
                 frames.append(frame)
             frame = frame.f_back
-        if frames:
-            self.lines[id(record)] = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}"
         self.scopes[id(record)] = self._scope(frames[::-1])
         super().append(record)
 
@@ -263,10 +260,10 @@ def _drawing(run: TapedRun, title: str) -> Drawing:
             details[name_of(record, leaf)] = spec_of(numpy_dtype(dtype), shape)
         details.update((k, repr(v)) for k, v in record.attrs.items())
         inside = ("gradients",) if i >= run.forward else scope
-        name = sketch.add_op(op, [op.op_type], inside, details)
-        for leaf, key in enumerate(record.inputs):
-            if key in sketch.made:
-                label = f"{name_of(record, leaf)} {shape_text(record.specs[leaf][0])}".strip()
-                sketch.link(sketch.made[key], name, label)
-        sketch.made.update(dict.fromkeys(op.makes, name))
+        sources = [
+            (sketch.made[key], f"{name_of(record, i)} {shape_text(record.specs[i][0])}".strip())
+            for i, key in enumerate(record.inputs)
+            if key in sketch.made
+        ]
+        sketch.add_op(op, [op.op_type], inside, details, sources, op.makes)
     return sketch.drawing(title, lambda box: True)

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from regrad.core.extras import needed
 from regrad.core.reports import Table
 from regrad.inspection.numbers import Numbers, together
-from regrad.inspection.plots import plot_trace
 from regrad.inspection.recorder import Named, RuleKind, RunRecorder, SeenOp, Tool, located, settled
 
+COLOURS = {"built-in": "#7a869a", "override": "#d9480f", "custom": "#1864ab"}
 GROWTH = 1e3  # the ratio of norms from which a step is worth a word, and its inverse
 
 
@@ -135,15 +138,45 @@ class GradientTrace:
             most = max(finite, key=lambda step: step.growth)
             least = min(finite, key=lambda step: step.growth)
             if most.growth >= GROWTH:
-                found.append(_changes("grows", most))
+                found.append(_changes("grows", most, most.growth))
             if least.growth <= 1 / GROWTH:
-                found.append(_changes("decays", least))
+                found.append(_changes("decays", least, least.growth))
         found += _gradual(finite, {symptom.kind for symptom in found})
         return found + [_dead(step) for step in dead if (step.op_type, step.line) in alive]
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the norms of the gradients along the backward pass, with matplotlib."""
-        return plot_trace(self, ax)
+        """Draw the norm that arrived at each op and that left it, on a log scale, with matplotlib.
+
+        Args:
+            ax: The matplotlib Axes to draw into; by default new ones.
+
+        Returns:
+            The Axes. The backward pass goes from left to right. Ops whose rule is an override or a
+            custom gradient have a colour of their own; crosses mark gradients that died, red lines
+            those that are not finite.
+        """
+        steps = self.steps
+        ax = axes_of(ax, max(6.0, 0.22 * len(steps)), 4.0)
+        places = np.arange(len(steps))
+        arrived = np.array([step.arrived.norm if step.arrived else math.nan for step in steps])
+        sent = np.array([numbers.norm if (numbers := step.sent) else math.nan for step in steps])
+        ax.plot(places, _above_zero(arrived), color="#adb5bd", lw=1, label="arrived", zorder=1)
+        for kind, colour in COLOURS.items():
+            mine = [i for i, step in enumerate(steps) if step.kind == kind]
+            if mine:
+                ax.scatter(mine, _above_zero(sent[mine]), s=22, color=colour, label=kind, zorder=2)
+        dead = [i for i, step in enumerate(steps) if step.dead]
+        if dead:
+            ax.scatter(dead, _above_zero(arrived[dead]), marker="x", color="black", label="died")
+        for i, step in enumerate(steps):
+            if step.breaks:
+                ax.axvline(i, color="red", lw=1)
+        ax.set_yscale("log")
+        ax.set_ylabel("norm of the gradient")
+        ax.set_xticks(places, [step.op_type for step in steps], rotation=90, fontsize=7)
+        ax.set_xlim(-0.6, len(steps) - 0.4)
+        ax.legend(fontsize=7, ncols=5, loc="best")
+        return ax
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -154,6 +187,19 @@ class GradientTrace:
 
     def _repr_html_(self) -> str:
         return self.table().html(map(str, self.worst()))
+
+
+def axes_of(ax: Any, width: float, height: float) -> Any:
+    """The Axes to draw into: these, or new ones of a size."""
+    if ax is not None:
+        return ax
+    plt = needed("matplotlib.pyplot", "viz", "rg.plot")
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def _above_zero(norms: np.ndarray) -> np.ndarray:
+    """Norms for a log scale, which has no place for 0 and what is not finite."""
+    return np.where((norms > 0) & np.isfinite(norms), norms, np.nan)
 
 
 def _row(step: Step) -> Sequence[str]:
@@ -220,32 +266,24 @@ def _gradual(steps: Sequence[Step], known: set[SymptomKind]) -> list[Symptom]:
             groups.setdefault(key(step), []).append(step)
         sums = [(sum(math.log(s.growth) for s in group), group) for group in groups.values()]
         for total, group in sorted(sums, key=lambda pair: -abs(pair[0])):
-            kind: Literal["grows", "decays"] = "grows" if total > 0 else "decays"
+            kind: SymptomKind = "grows" if total > 0 else "decays"
             # (the norm itself must have changed on the way: others may make up for these)
             over = math.log(group[-1].sent.norm / group[0].arrived.norm)  # pyright: ignore
             least = min(abs(total), over if total > 0 else -over)
             if len(group) > 1 and least >= math.log(GROWTH) and kind not in known:
                 known.add(kind)
                 step = max(group, key=lambda s: math.log(s.growth) * (1 if total > 0 else -1))
-                found.append(_in_all(kind, step, len(group), total))
+                steps_of = f"in {len(group)} steps together "
+                found.append(_changes(kind, step, math.exp(total), steps_of))
     return found
 
 
-def _in_all(kind: Literal["grows", "decays"], step: Step, count: int, total: float) -> Symptom:
+def _changes(kind: SymptomKind, step: Step, factor: float, steps: str = "") -> Symptom:
     return Symptom(
         kind,
         step,
-        f"{kind}: {step.place} multiplied the norm of the gradient by {math.exp(total):.3g} in "
-        f"{count} steps together ({step.rule_text})",
-    )
-
-
-def _changes(kind: Literal["grows", "decays"], step: Step) -> Symptom:
-    return Symptom(
-        kind,
-        step,
-        f"{kind}: {step.place} multiplied the norm of the gradient by {step.growth:.3g} "
-        f"({step.rule_text})",
+        f"{kind}: {step.place} multiplied the norm of the gradient by {factor:.3g} "
+        f"{steps}({step.rule_text})",
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -117,22 +118,7 @@ def gradient_report(
     ('cube', 'scaled by 0.6667')
     """
     settings = settings_of(args, order, step, rtol, atol, seed)
-    try:
-        return _checked(f, args, order, argnums, has_aux, settings)
-    except jax.errors.UnexpectedTracerError as error:
-        raise GradientError(f"check_gradients: {CLOSES_OVER}") from error
-
-
-def _checked(
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    order: int,
-    argnums: int | Sequence[int] | None,
-    has_aux: bool,
-    settings: Settings,
-) -> GradientReport:
-    """The report, by double precision."""
-    with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
+    with _telling(), jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
         given = ProgramCall(f, args, {}, "check_gradients", argnums, has_aux)
         given.arrays = [wide(x) for x in given.arrays]
         checked = given.of_watched(given.program())
@@ -141,6 +127,15 @@ def _checked(
             _report(checked, floats, order, given.asked, settings),
             lambda order: by_order(checked, floats, order, partial(_found, settings), _derived),
         )
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Say in errors what a function may not close over."""
+    try:
+        yield
+    except jax.errors.UnexpectedTracerError as error:
+        raise GradientError(f"check_gradients: {CLOSES_OVER}") from error
 
 
 # -- functions of JAX's arrays as functions of NumPy's -------------------------------------------

@@ -107,11 +107,9 @@ class _ProgramSketch(Sketch):
             details.update((k, f"{v!r:.200}") for k, v in eqn.params.items() if v is not None)
         lines = [site.op_type, ", ".join(_spec(v.aval) for v in eqn.outvars)]
         scope = (*scope, *scopes_of(site.path, "/"))
-        name = self.add_op(SeenOp(*site[:5]), lines, scope, details)
-        for variable in eqn.invars:
-            if not isinstance(variable, core.Literal) and variable in self.made:
-                self.link(self.made[variable], name, _spec(variable.aval))
-        self.made.update(dict.fromkeys(eqn.outvars, name))
+        given = [v for v in eqn.invars if not isinstance(v, core.Literal) and v in self.made]
+        sources = [(self.made[v], _spec(v.aval)) for v in given]
+        self.add_op(SeenOp(*site[:5]), lines, scope, details, sources, eqn.outvars)
 
 
 def _bodies(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:

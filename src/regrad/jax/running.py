@@ -178,13 +178,6 @@ class ProgramCall:
 
         return of_watched
 
-    def run(self, *, keeps: bool = False, longest: int = LONGEST) -> ProgramRun:
-        """Run the function, equation by equation."""
-        program = self.program()
-        return ProgramRun(
-            program, self.arrays, self.watched, self.results, keeps=keeps, longest=longest
-        )
-
     @property
     def floats(self) -> list[Any]:
         """The arrays whose gradients are asked for."""
@@ -276,7 +269,6 @@ class ProgramRun:
         arrays: Sequence[Any],
         watched: Sequence[int],
         results: Sequence[int],
-        *,
         keeps: bool = False,
         longest: int = LONGEST,
     ) -> None:

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from regrad.autodiff.gradients import callable_or_raise
 from regrad.checking import slopes
 from regrad.core.signatures import helpful
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
@@ -21,9 +20,9 @@ from regrad.inspection.recorder import Kept, Leaf, Named, Recording, RunRecorder
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.jax.bridge import conjugate
-from regrad.jax.host.programs import Params, branches, called
+from regrad.jax.host.programs import Params, runs
 from regrad.jax.primitives import is_float
-from regrad.jax.running import CALLS, LONGEST, ProgramCall, wide, without_rules
+from regrad.jax.running import CALLS, LONGEST, ProgramCall, ProgramRun, wide, without_rules
 from regrad.jax.sites import Around, is_number, line_of, path_of, site_of
 
 # JAX's primitives by the op types that the cures are known for.
@@ -258,7 +257,6 @@ class JaxRecorder(RunRecorder):
         has_aux: bool = False,
         longest: int = LONGEST,
     ) -> None:
-        callable_or_raise(f, api)
         super().__init__(f, api)
         self.argnums = argnums
         self.has_aux = has_aux
@@ -271,7 +269,8 @@ class JaxRecorder(RunRecorder):
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         self.made: ProgramCall = self.call(args, options)
         call = self.made
-        run = call.run(keeps=tool.keeps, longest=self.longest)
+        program, keeps, longest = call.program(), tool.keeps, self.longest
+        run = ProgramRun(program, call.arrays, call.watched, call.results, keeps, longest)
         for op in run.ran if tool.keeps else ():
             xs = [(op.name(i), x) for i, x in enumerate(op.xs) if _is_readable(x)]
             tool.ran(op, xs, [y for y in op.outs if is_float(jax.typeof(y))])
@@ -346,7 +345,7 @@ def _origin(jaxpr: Any, v: Any, around: Around) -> tuple[str, str, str]:
     eqn, i = made[v]
     site = site_of(eqn, around)
     found = site.op_type, site.line, site.path
-    for program in _bodies(eqn):
+    for program in runs(eqn) if eqn.primitive.name in CALLS | {"scan", "cond"} else ():
         inner = getattr(program, "jaxpr", program)
         y = inner.outvars[i]
         if isinstance(y, core.Literal):
@@ -358,11 +357,3 @@ def _origin(jaxpr: Any, v: Any, around: Around) -> tuple[str, str, str]:
         if y in inner.invars and eqn.primitive.name in CALLS:
             return _origin(jaxpr, eqn.invars[inner.invars.index(y)], around)
     return found
-
-
-def _bodies(eqn: core.JaxprEqn) -> Sequence[Any]:
-    """The programs whose results are those of an equation."""
-    name = eqn.primitive.name
-    if name in CALLS or name == "scan":
-        return [called(eqn)]
-    return branches(eqn) if name == "cond" else ()

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.overrides
-from torch.autograd.function import BackwardCFunction
-from torch.nn.modules import module as hooks
 
 from regrad.autodiff.gradients import callable_or_raise
-from regrad.core.callers import PACKAGE, find_caller
-from regrad.core.rule import place
-from regrad.inspection.drawings import BoxKind, Drawing, Sketch, spec_of
-from regrad.inspection.recorder import RuleKind, SeenOp
-from regrad.torch.calls import RuleCall
-from regrad.torch.custom import CustomTorchCall
-from regrad.torch.host import version_of
-from regrad.torch.host.running import function_of
-
-TORCH: str = os.path.dirname(torch.__file__) + os.sep
+from regrad.inspection.drawings import BoxKind, Drawing, Sketch, scopes_of, spec_of
+from regrad.inspection.recorder import SeenOp
+from regrad.torch.host import is_leaf, number_of, version_of
+from regrad.torch.nodes import tensors
+from regrad.torch.seeing.modules import argument_paths, found_in
+from regrad.torch.seeing.notes import OpNote
+from regrad.torch.seeing.recording import is_float
+from regrad.torch.seeing.watching import Looker, key_of
 
 
 def draw(f: Callable[..., Any], *args: Any) -> Drawing:
@@ -49,202 +43,123 @@ def draw(f: Callable[..., Any], *args: Any) -> Drawing:
     [('linear', ('0 Linear',)), ('relu', ('1 ReLU',))]
     """
     callable_or_raise(f, "draw")
-    sketch = _DrawingMode(f)
-    for name, tensor in _tensors(args, "args"):
-        sketch.input(name, tensor, "input")
-    with sketch, _modules_noted(sketch):
-        result = f(*args)
-    for _, tensor in _tensors(result, ""):
-        sketch.results.add(sketch.source(tensor))
-    used = sketch.used()
+    drawer = _Drawer(f, args)
+    with drawer.looking():
+        used = drawer.leading_to(map(drawer.source, tensors((f(*args),))))
     title = getattr(f, "__name__", type(f).__name__)
-    return sketch.drawing(title, lambda box: box.name in used)
+    return drawer.sketch.drawing(title, lambda box: box.name in used)
 
 
-class _DrawingMode(torch.overrides.TorchFunctionMode, Sketch):
+class _Drawer(Looker):
     """Looks on while functions of torch run, and draws them.
 
-    The tensors are kept until the picture is done, so that no two have one `id()`.
+    The sketch has the box of each tensor by its id, and of each node by its number. The tensors are
+    kept until the picture is done, so that no two have one `id()`.
     """
 
-    def __init__(self, f: Any) -> None:
-        super().__init__()
-        Sketch.__init__(self)
-        self.by_node: dict[Any, str] = {}
-        self.kept: list[Any] = []
-        self.results: set[str] = set()
-        self.scope: list[str] = []
-        self.names: dict[int, str] = {}  # of parameters and buffers
-        self.paths: dict[int, tuple[str, ...]] = {}  # of modules
-        if isinstance(f, torch.nn.Module):
-            self.know(f)
+    keeps_inputs = True
 
-    def know(self, module: torch.nn.Module) -> None:
-        """Learn the names of a module's parts."""
-        paths: dict[str, tuple[str, ...]] = {"": ()}
-        for name, part in module.named_modules():
-            if name:
-                outer, _, own = name.rpartition(".")
-                # (a number says little of a part)
-                label = f"{own} {type(part).__name__}" if own.isdigit() else own
-                paths[name] = (*paths[outer], label)
-            self.paths.setdefault(id(part), paths[name])
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            self.names.setdefault(id(tensor), name)
-        self.kept.append(module)
+    def __init__(self, f: Any, args: Sequence[Any]) -> None:
+        super().__init__(found_in(f, args, {}))
+        self.sketch = Sketch()
+        self.kept: list[torch.Tensor] = []
+        self.calls: list[tuple[OpNote, Any]] | None = None  # of Functions, in a torch function
+        for name, x in argument_paths(args):
+            if isinstance(x, torch.Tensor):
+                self.input(name, x, "input")
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        options = kwargs or {}
-        given = _tensors((args, options), "")
-        versions = [version_of(t) for _, t in given]
-        nodes = {t.grad_fn for _, t in given}
-        sources = [(self.source(t), _spec(t)) for _, t in given]  # (some are written over)
-        result = func(*args, **options)
-        before = {id(t): n for (_, t), n in zip(given, versions, strict=True)}
-        made = [t for _, t in _tensors(result, "") if before.get(id(t)) != version_of(t)]
-        if made and any(t.is_floating_point() or t.is_complex() for t in made):
-            self._box(func, sources, made, nodes)
-        return result
-
-    def input(self, name: str, tensor: torch.Tensor, kind: BoxKind) -> str:
+    def input(self, name: str, x: torch.Tensor, kind: BoxKind) -> str:
         """Draw a tensor that comes from outside."""
         short = name.rpartition(".")[2] if kind == "variable" else name
-        self.kept.append(tensor)
-        self.made[id(tensor)] = own = self.add(name, (short, _spec(tensor)), (), kind)
+        self.kept.append(x)
+        self.sketch.made[id(x)] = own = self.sketch.add(name, (short, _spec(x)), (), kind)
         return own
 
-    def used(self) -> set[str]:
-        """The boxes that lead to a result."""
-        used, before = set(self.results), -1
-        while len(used) != before:
-            before = len(used)
-            used.update(source for source, target in self.arrows if target in used)
-        return used
+    def before(self, func: Any, args: Any, options: Any) -> Any:
+        """Find out where the inputs come from; some are written over."""
+        self.calls = []
+        given = [*tensors((args, options))]
+        sources = [(self.source(x), _spec(x)) for x in given]
+        return sources, {id(x): version_of(x) for x in given}, len(self.noted)
 
-    def _box(
-        self, func: Any, sources: list[tuple[str, str]], made: list[Any], before: set[Any]
+    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
+        """Draw a torch function, whose rule may be that of a Function inside."""
+        (sources, versions, start), calls = was, self.calls or ()
+        self.calls = None
+        made = [x for x in tensors((y,)) if versions.get(id(x)) != version_of(x)]
+        if self.inside or not any(map(is_float, made)):
+            return
+        for inner, node in calls:
+            inner.describe_function(node)
+        notes = self.noted[start:]
+        op = SeenOp(getattr(func, "__name__", str(func)).strip("_"), line=note.line)
+        for ruled in [each for each in notes if each.kind != "built-in"][:1]:
+            op.kind, op.rule = ruled.kind, ruled.rule
+        op.makes = [key for each in notes for key in each.makes]
+        self.box(op, sources, made, {"line": op.line, "function": _full_name(func)})
+
+    def got(self, func: Any, args: Any, y: Any) -> None:
+        """Draw a property that is a tensor."""
+        if isinstance(y, torch.Tensor):
+            self.after(func, args, {}, y, self.before(func, args, {}), self.note(""))
+
+    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
+        """Draw a Function, if it is not what a torch function runs."""
+        if self.calls is not None:
+            self.calls.append((note, ctx))
+        elif not self.inside:
+            sources = [(self.source(x), _spec(x)) for x in tensors(args)]
+            self.box(note, sources, [*tensors((y,))], {"line": note.line})
+
+    def box(
+        self, op: SeenOp, sources: Any, made: Sequence[torch.Tensor], details: dict[str, str]
     ) -> None:
-        nodes = self._between(made, before)
-        op = SeenOp(
-            getattr(func, "__name__", str(func)).strip("_"), line=find_caller((PACKAGE, TORCH))
-        )
-        rules = [found for node in nodes if (found := _rule_of(node))[0] != "built-in"]
-        op.kind, op.rule = rules[0] if rules else ("built-in", "")
+        """Draw an op, and what it takes."""
         specs = ", ".join(map(_spec, made[:2])) + (", …" if len(made) > 2 else "")
-        details = {"line": op.line, "function": _full_name(func)}
-        name = self.add_op(op, [op.op_type, specs], self.scope, details)
-        for source, spec in sources:
-            self.link(source, name, spec)
-        self.made.update((id(t), name) for t in made)
-        self.by_node.update(dict.fromkeys(nodes, name))
+        keys = [*op.makes, *map(id, made), *[key_of(x.grad_fn) for x in made if x.grad_fn]]
+        self.sketch.add_op(op, [op.op_type, specs], self.scope, details, sources, keys)
         self.kept += made
 
-    def _between(self, made: list[Any], before: set[Any]) -> list[Any]:
-        """The nodes that lead to these tensors from those of `before` and what is drawn."""
-        found: dict[Any, None] = {}
-        stack: list[Any] = [t.grad_fn for t in made]
-        while stack:
-            node = stack.pop()
-            if node is None or node in before or node in self.by_node or node in found:
-                continue
-            if not hasattr(node, "variable"):
-                found[node] = None
-                stack += [n for n, _ in node.next_functions]
-        return [*found]
-
-    def source(self, tensor: torch.Tensor) -> str:
+    def source(self, x: torch.Tensor) -> str:
         """The box that a tensor comes from."""
-        node = tensor.grad_fn
-        # (what the forward of an autograd.Function made gets a node when it leaves the Function)
-        if id(tensor) in self.made and (node is None or node in self.by_node):
-            return self.made[id(tensor)]
-        if tensor.grad_fn is not None:
-            self.made[id(tensor)] = name = self._by_node(tensor.grad_fn, _spec(tensor))
-            self.kept.append(tensor)
-            return name
-        known = self.names.get(id(tensor))
-        is_parameter = known or isinstance(tensor, torch.nn.Parameter)
-        kind: BoxKind = "variable" if is_parameter else "constant"
-        return self.input(known or kind, tensor, kind)
+        for key in (key_of(x.grad_fn), id(x)):
+            if key in self.sketch.made:
+                return self.sketch.made[key]
+        if x.grad_fn is not None and number_of(x.grad_fn) >= self.start:
+            return self.by_node(x.grad_fn, _spec(x))
+        known = self.paths.parameters().get(id(x))
+        if known or isinstance(x, torch.nn.Parameter):
+            return self.input(known or "variable", x, "variable")
+        return self.input("constant", x, "constant")
 
-    def _by_node(self, node: Any, spec: str = "") -> str:
-        """The box of a node that no function of torch was seen to make: an autograd.Function's."""
-        if node in self.by_node:
-            return self.by_node[node]
-        if hasattr(node, "variable"):  # where the graph ends: a leaf
+    def by_node(self, node: Any, spec: str = "") -> str:
+        """The box of a node that no function was seen to make."""
+        if is_leaf(node):
             return self.source(node.variable)
-        op = SeenOp(_op_of(node), *_rule_of(node))
-        self.by_node[node] = name = self.add_op(op, [op.op_type, spec], self.scope, {})
-        for before, _ in node.next_functions:
-            if before is not None:
-                self.link(self._by_node(before), name)
-        return name
+        if (key := number_of(node)) not in self.sketch.made:
+            note = self.adopt_one(node)
+            sources = [(self.by_node(each), "") for each, _ in node.next_functions if each]
+            self.sketch.add_op(note, [note.op_type, spec], self.scope, {}, sources, [key])
+        return self.sketch.made[key]
 
+    @property
+    def scope(self) -> list[str]:
+        """The modules that run, the outermost first; of a number, with its type."""
+        types = {path: f" {type(module).__name__}" for module, path in self.paths.stack}
+        parts = scopes_of(self.paths.path, ".")
+        outer = accumulate(parts, "{}.{}".format)
+        return [
+            part + (types.get(path, "") if part.isdigit() else "")
+            for part, path in zip(parts, outer, strict=True)
+        ]
 
-@contextmanager
-def _modules_noted(sketch: _DrawingMode) -> Generator[None]:
-    """Tell the picture which modules are running."""
-    entered: list[list[str]] = []
-
-    def enter(module: torch.nn.Module, args: Any) -> None:
-        if id(module) not in sketch.paths:
-            sketch.know(module)
-        entered.append(sketch.scope)
-        path = sketch.paths[id(module)]
-        sketch.scope = [*path] if path[: len(sketch.scope)] == tuple(sketch.scope) else [
-            *sketch.scope, *path[-1:]
-        ]  # fmt: skip
-
-    def leave(module: torch.nn.Module, args: Any, result: Any) -> None:
-        sketch.scope = entered.pop()
-
-    handles = [
-        hooks.register_module_forward_pre_hook(enter),
-        hooks.register_module_forward_hook(leave),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _tensors(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
-    """The tensors in nested containers, with their paths."""
-    if isinstance(value, torch.Tensor):
-        return [(name, value)]
-    if isinstance(value, Mapping):
-        items: Sequence[tuple[Any, Any]] = [*value.items()]
-    elif isinstance(value, list | tuple):
-        items = [*enumerate(value)]
-    else:
-        return []
-    return [found for key, part in items for found in _tensors(part, f"{name}[{key!r}]")]
-
-
-def _rule_of(node: Any) -> tuple[RuleKind, str]:
-    """Return whether a node has a rule of the user's, and which."""
-    if not isinstance(node, BackwardCFunction):
-        return "built-in", ""
-    function: Any = function_of(node)
-    # (torch makes classes of its own for ours, so what a node carries tells)
-    known, call = getattr(node, "known", None), getattr(node, "call", None)
-    if isinstance(known, tuple) and isinstance(known[0], RuleCall):
-        rule = known[0].rule.rule
-        return "override", place(rule.function) if rule.function else rule.name
-    if isinstance(call, CustomTorchCall):
-        return "custom", place(call.f)
-    return "custom", f"{function.__name__}.{place(function.backward)}"
-
-
-def _op_of(node: Any) -> str:
-    """Return what a node's op is called."""
-    call = getattr(node, "call", None)
-    if isinstance(call, CustomTorchCall):
-        return getattr(call.f, "__name__", "custom")
-    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
+    def leading_to(self, results: Iterable[str]) -> set[str]:
+        """The boxes that lead to results."""
+        used, before = set(results), -1
+        while len(used) != before:
+            before = len(used)
+            used.update(source for source, target in self.sketch.arrows if target in used)
+        return used
 
 
 def _full_name(func: Any) -> str:

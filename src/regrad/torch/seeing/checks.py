@@ -17,7 +17,7 @@ from regrad.inspection.checks import explained, settings_of, weights
 from regrad.testing import raise_if_wrong
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.seeing.floats import Floats, of_arrays, wide
-from regrad.torch.seeing.kinds import LARGEST, telling_kind
+from regrad.torch.seeing.kinds import LARGEST, telling
 from regrad.torch.seeing.modules import found_in
 from regrad.torch.seeing.recording import OpRecorder, Recorded, as_array, at_rest, is_float, pulled
 from regrad.torch.seeing.running import check_callable
@@ -171,12 +171,9 @@ def recorded(floats: Floats) -> list[Recorded]:
         ys = [y for y in floats(xs) if y.requires_grad]
         for y in ys:
             recorder.adopt(y.grad_fn)
+        dys = [torch.as_tensor(weights(tuple(y.shape)), device=y.device).to(y.dtype) for y in ys]
         with DisableTorchFunction():
-            pulled(
-                ys,
-                xs,
-                [torch.as_tensor(weights(tuple(y.shape)), device=y.device).to(y.dtype) for y in ys],
-            )
+            pulled(ys, xs, dys)
     return list(recorder.ops.values())
 
 
@@ -193,22 +190,18 @@ def _alone(op: Recorded, order: int, settings: Settings) -> list[Finding]:
         arrays = [as_array(x) for x in xs]
         function = of_arrays(again, xs, forward=False)
         report = check.report(function, arrays, order, names=names, settings=settings)
-        if report.ok:
-            return []
-        first = [
-            replace(f, kind=telling_kind(function, arrays, names, f)) if f.order == 1 else f
+        return [
+            _placed(f if f.order > 1 else telling(function, arrays, names, f), op)
             for f in report.findings
         ]
     except Exception:
         return []  # it cannot run by itself
-    return [_placed(f, op) for f in first]
 
 
 def _placed(finding: Finding, op: Recorded) -> Finding:
     """A finding, with the op and the line that it is about."""
-    note = op.note
-    rule = f"{note.rule} ({note.kind}) for {note.op_type}" if note.rule else note.op_type
-    return replace(finding, rule=rule, op_type=note.op_type, line=note.line, path=note.path)
+    rule = f"{op.rule} ({op.kind}) for {op.op_type}" if op.rule else op.op_type
+    return replace(finding, rule=rule, op_type=op.op_type, line=op.line, path=op.path)
 
 
 def _stale(op: Recorded, seed: int) -> list[Finding]:

@@ -14,7 +14,7 @@ from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, RegradError
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
-from regrad.torch.seeing.modules import Unseen, found_in
+from regrad.torch.seeing.modules import Unseen, argument_paths, found_in
 from regrad.torch.seeing.recording import as_array, at_rest, is_float, pulled
 
 OfFloats = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -45,8 +45,8 @@ class Floats:
         self.seed = seed
         self.leaves: list[Any]
         self.rebuild: Callable[..., Any]
-        self.leaves, self.rebuild = containers.flatten(tuple(args)) if args else ([], tuple)
-        paths = containers.paths(tuple(args), "args") if args else []
+        self.leaves, self.rebuild = containers.flatten(tuple(args))
+        paths = [name for name, _ in argument_paths(args)]
         self.places: list[int] = [i for i, x in enumerate(self.leaves) if is_float(x)]
         self.outside: dict[str, Any] = found_in(f, args, {})
         modules = {n: m for n, m in self.outside.items() if isinstance(m, nn.Module)}
@@ -66,14 +66,13 @@ class Floats:
         leaves = list(self.leaves)
         for i, x in zip(self.places, xs, strict=False):
             leaves[i] = x
-        args = self.rebuild(leaves) if self.leaves else self.rebuild([])
         swapped = dict(zip(self.keys, xs[len(self.places) :], strict=True))
         fixed = [*self.holder.named_parameters(), *self.holder.named_buffers()]
         for name, x in fixed:
             if name not in swapped:
                 swapped[name] = wide(x.detach()).clone()
         with at_rest(self.seed), torch.enable_grad():
-            y = torch.func.functional_call(self.holder, swapped, (self.f, args))
+            y = torch.func.functional_call(self.holder, swapped, (self.f, self.rebuild(leaves)))
         ys = [each for each in tensors((_opened(y),)) if is_float(each)]
         if not ys:
             raise ArgumentError(f"{self.api}: f returned no tensor of floats, so no gradient")

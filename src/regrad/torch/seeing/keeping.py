@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regrad.inspection.recorder import Kept
@@ -23,8 +22,9 @@ def kept(f: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) ->
     keeper = _Keeper(held)
     with keeper.looking(), torch.autograd.graph.saved_tensors_hooks(keeper.pack, _as_it_is):
         value = f(*args, **options)
-    modules = [*keeper.paths.met.values()]
-    alive = set(_storages((args, options, held, modules, list(keeper.leaves.values()))))
+    alive = set(_storages((args, options, held, keeper.leaves)))
+    for module in keeper.paths.seen:
+        alive |= set(_storages(([*module.parameters(), *module.buffers()],)))
     rows = list(keeper.rows(alive))
     del value  # what it keeps was alive until now
     return rows
@@ -74,20 +74,7 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 def _storages(values: Any) -> Iterable[int]:
-    """The storages of tensors, and of the modules' parameters and buffers."""
+    """The storages of tensors."""
     for x in tensors((values,)):
         if x.layout is torch.strided:
             yield StorageWeakRef(x.untyped_storage()).cdata
-    for module in _modules(values):
-        for x in (*module.parameters(), *module.buffers()):
-            yield StorageWeakRef(x.untyped_storage()).cdata
-
-
-def _modules(values: Any) -> Iterator[nn.Module]:
-    if isinstance(values, nn.Module):
-        yield values
-    elif isinstance(values, list | tuple):
-        for each in values:
-            yield from _modules(each)
-    elif isinstance(values, dict):
-        yield from _modules(list(values.values()))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from regrad.checking import slopes
 from regrad.checking.check import Arrays, Function
 from regrad.checking.findings import Finding
 
@@ -14,15 +16,15 @@ SLICES = 16  # along an axis, of which a missing sum is looked for
 CLOSE = 1e-4
 
 
-def telling_kind(function: Function, xs: Arrays, names: Sequence[str], finding: Finding) -> str:
-    """The kind of a finding, told more precisely if that can be seen."""
+def telling(function: Function, xs: Arrays, names: Sequence[str], finding: Finding) -> Finding:
+    """A finding, with its kind told more precisely if that can be seen."""
     if finding.kind in ("not finite", "missing") or finding.input not in names:
-        return finding.kind
+        return finding
     i = list(names).index(finding.input)
     if xs[i].size > LARGEST or np.iscomplexobj(xs[i]):
-        return finding.kind
+        return finding
     with np.errstate(all="ignore"):
-        return next(_kinds(function, xs, i, names), finding.kind)
+        return replace(finding, kind=next(_kinds(function, xs, i, names), finding.kind))
 
 
 def _kinds(function: Function, xs: Arrays, i: int, names: Sequence[str]) -> Iterator[str]:
@@ -70,19 +72,13 @@ def _scaled(given: np.ndarray, due: np.ndarray, ys: Sequence[np.ndarray]) -> Ite
 
 
 def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:
-    """The gradient by an input that differences give."""
-    x = np.asarray(xs[i], dtype=np.float64)
-    due = np.zeros(x.size)
-    for k in range(x.size):
-        step = 1e-6 * max(1.0, abs(x.reshape(-1)[k]))
-        ends = []
-        for sign in (1, -1):
-            moved = x.copy()
-            moved.reshape(-1)[k] += sign * step
-            ys = function.f([*xs[:i], moved, *xs[i + 1 :]])
-            ends.append(sum(float(np.vdot(dy, y).real) for dy, y in zip(dys, ys, strict=True)))
-        due[k] = (ends[0] - ends[1]) / (2 * step)
-    return due.reshape(x.shape)
+    """The gradient by an input, by differences."""
+
+    def weighed(moved: Arrays) -> list[np.ndarray]:
+        ys = function.f([*xs[:i], *moved, *xs[i + 1 :]])
+        return [np.asarray(np.vdot(dy, y)) for dy, y in zip(dys, ys, strict=True)]
+
+    return slopes.gradients(weighed, [np.asarray(xs[i], dtype=np.float64)])[0]
 
 
 def _lacks_sum(function: Function, xs: Arrays, i: int, dys: Arrays, axis: int) -> bool:

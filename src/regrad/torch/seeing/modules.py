@@ -22,7 +22,7 @@ def found_in(f: Any, args: Sequence[Any], options: Any) -> dict[str, Any]:
     """
     held: dict[str, Any] = {}
     _add(held, "", getattr(f, "__self__", f))
-    for name, value in [*_argument_paths(args), *(options or {}).items()]:
+    for name, value in [*argument_paths(args), *(options or {}).items()]:
         _add(held, name, value)
     for function in _functions(f):
         for name, value in _outer(function):
@@ -36,9 +36,10 @@ def _add(held: dict[str, Any], name: str, value: Any) -> None:
         held.setdefault(name, value)
 
 
-def _argument_paths(args: Sequence[Any]) -> list[tuple[str, Any]]:
-    paths = containers.paths(tuple(args), "args") if args else []
-    return list(zip(paths, containers.flatten(tuple(args))[0], strict=True))
+def argument_paths(args: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The leaves of the arguments, with their paths."""
+    args = tuple(args)
+    return list(zip(containers.paths(args, "args"), containers.flatten(args)[0], strict=True))
 
 
 def _functions(f: Any) -> list[FunctionType]:
@@ -83,6 +84,11 @@ class ModulePaths:
     def path(self) -> str:
         """The path of the module that runs, "" outside of all."""
         return self.stack[-1][1] if self.stack else ""
+
+    @property
+    def seen(self) -> list[nn.Module]:
+        """All modules that are known, or ran."""
+        return [*self.modules.values(), *self.met.values()]
 
     def install(self) -> list[Any]:
         """Have torch tell when a module begins and ends; return the handles."""
@@ -132,15 +138,13 @@ class ModulePaths:
         return within or joined(path, type(module).__name__)
 
     def parameters(self) -> dict[int, str]:
-        """The names of the parameters of all known modules, by the tensors' ids."""
+        """The names of the parameters and buffers of all known modules, by the tensors' ids."""
         alone = len(self.modules) == 1
         named: dict[int, str] = {}
-        for name, module in self.modules.items():
-            for inner, parameter in module.named_parameters():
-                named.setdefault(id(parameter), joined("" if alone else name, inner))
-        for module in list(self.met.values()):
-            for inner, parameter in module.named_parameters():
-                named.setdefault(id(parameter), inner)
+        outer = [("" if alone else name, module) for name, module in self.modules.items()]
+        for name, module in [*outer, *[("", module) for module in self.met.values()]]:
+            for inner, x in (*module.named_parameters(), *module.named_buffers()):
+                named.setdefault(id(x), joined(name, inner))
         return named
 
 

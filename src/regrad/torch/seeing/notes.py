@@ -173,12 +173,8 @@ def labels(func: Any, nodes: Sequence[Any]) -> list[str]:
     ]
 
 
-def edge_names(node: Any, given: Sequence[tuple[str, Any, Any, int]], made: set[Any]) -> list[str]:
-    """Return what the inputs of a node are called, by the arguments (name, leaf, node, output)."""
-    return [_edge_name(edge, nr, given, made) for edge, nr in node.next_functions]
-
-
-def _edge_name(edge: Any, nr: int, given: Sequence[Any], made: set[Any]) -> str:
+def edge_name(edge: Any, nr: int, given: Sequence[Any], made: set[Any]) -> str:
+    """Return what an input of a node is called, by the arguments (name, leaf, node, output)."""
     if edge is None:
         return ""
     if is_leaf(edge):
@@ -190,7 +186,7 @@ def _edge_name(edge: Any, nr: int, given: Sequence[Any], made: set[Any]) -> str:
     if edge in made:
         if node_word(edge.name()) in AROUND and len(edge.next_functions) == 1:
             behind, output = edge.next_functions[0]
-            return _edge_name(behind, output, given, made)
+            return edge_name(behind, output, given, made)
         return node_word(edge.name())
     return "input"
 

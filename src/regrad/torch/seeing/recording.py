@@ -13,7 +13,6 @@ import torch
 
 from regrad.autodiff.custom_functions import unpack
 from regrad.core import containers
-from regrad.inspection.recorder import Bad, first_bad
 from regrad.torch.calls import RuleCall
 from regrad.torch.custom import CustomTorchCall, custom_grad
 from regrad.torch.host import DisableTorchFunction
@@ -28,13 +27,13 @@ class Recorded:
     def __init__(self, note: OpNote, func: Any, args: Sequence[Any], options: Any) -> None:
         self.note = note
         self.func = func  # a torch function, an autograd.Function, or a custom function's call
-        self.args: Any = copied(tuple(args))
-        self.options: Any = copied(options or {})
-        leaves = containers.flatten((tuple(args), options or {}))[0]
+        given = (tuple(args), options or {})
+        leaves, self.rebuild = containers.flatten(given)
         # which leaves of the arguments are differentiated
         self.places: list[int] = [
             i for i, x in enumerate(leaves) if is_float(x) and x.requires_grad
         ]
+        self.leaves: list[Any] = containers.flatten(without_history(given, copied=True))[0]
         self.dys: tuple[Any, ...] | None = None
         self.dxs: dict[str, torch.Tensor] = {}  # by the name of the input
 
@@ -50,11 +49,6 @@ class Recorded:
         return [or_zeros(dx, x) for dx, x in zip(found, xs, strict=True)]
 
     @property
-    def call(self) -> RuleCall | None:
-        """The call under a rule, of an override."""
-        return self.note.call
-
-    @property
     def has_rule(self) -> bool:
         """True if somebody's rule is its gradient."""
         return self.note.kind != "built-in"
@@ -62,27 +56,24 @@ class Recorded:
     @property
     def xs(self) -> list[torch.Tensor]:
         """The tensors that are differentiated."""
-        return [containers.flatten((self.args, self.options))[0][i] for i in self.places]
+        return [self.leaves[i] for i in self.places]
 
     def names(self) -> list[str]:
         """Return what they are called."""
-        every = containers.flatten((self.args, self.options))[0]
-        places = [i for i, x in enumerate(every) if isinstance(x, torch.Tensor)]
+        places = [i for i, x in enumerate(self.leaves) if isinstance(x, torch.Tensor)]
         named = [*self.note.names, *[f"input {i}" for i in range(len(places))]]
         if isinstance(self.func, CustomTorchCall):
             named = self.func.arguments.names
         elif not self.has_rule:
-            by_id = {id(x): name for name, x in named_tensors(self.func, self.args, self.options)}
-            named = [by_id.get(id(every[i]), f"input {i}") for i in places]
+            given = named_tensors(self.func, *self.rebuild(self.leaves))
+            by_id = {id(x): name for name, x in given}
+            named = [by_id.get(id(self.leaves[i]), f"input {i}") for i in places]
         found = dict(zip(places, named, strict=False))
         return [found.get(i, f"input {i}") for i in self.places]
 
     def _with(self, xs: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
-        leaves, rebuild = containers.flatten((self.args, self.options))
-        leaves = list(leaves)
-        for i, x in zip(self.places, xs, strict=True):
-            leaves[i] = x
-        return rebuild(leaves)
+        moved = dict(zip(self.places, xs, strict=True))
+        return self.rebuild([moved.get(i, x) for i, x in enumerate(self.leaves)])
 
     def again(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the op by itself, under its rule."""
@@ -129,15 +120,15 @@ def _is_function(func: Any) -> bool:
     return isinstance(func, type) and issubclass(func, torch.autograd.Function)
 
 
-def copied(value: Any) -> Any:
-    """The same with copies of all tensors, without their history."""
+def without_history(value: Any, copied: bool = False) -> Any:
+    """The same with all tensors cut off from the graph behind them, or with copies of them."""
     if isinstance(value, torch.Tensor):
         with DisableTorchFunction():
-            return value.detach().clone()
+            return value.detach().clone() if copied else value.detach()
     if type(value) in (list, tuple):
-        return type(value)(map(copied, value))
+        return type(value)(without_history(each, copied) for each in value)
     if type(value) is dict:
-        return {key: copied(each) for key, each in value.items()}
+        return {key: without_history(each, copied) for key, each in value.items()}
     return value
 
 
@@ -235,18 +226,6 @@ def at_rest(seed: int) -> Generator[None]:
 
 
 # -- arrays and gradients ------------------------------------------------------------------------
-
-
-def bad_in(x: torch.Tensor) -> Bad | None:
-    """Return what is not finite in a tensor, where first, and how many; None if all is finite."""
-    if not (x.is_floating_point() or x.is_complex()) or x.layout is not torch.strided:
-        return None
-    if x.is_meta or x.is_nested:
-        return None
-    with torch.no_grad(), DisableTorchFunction():
-        if not x.numel() or torch.isfinite(x).all():
-            return None
-        return first_bad(as_array(x))
 
 
 def as_array(x: torch.Tensor) -> np.ndarray:

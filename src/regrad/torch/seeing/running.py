@@ -1,9 +1,9 @@
-"""A run of somebody's function under a Looker: its result, and the gradients by all leaves."""
+"""The ends of a run under a Looker: the loss, and all that it may be differentiated by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,74 +12,25 @@ from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.recorder import Named
 from regrad.torch.nodes import tensors
-from regrad.torch.seeing.modules import found_in
+from regrad.torch.seeing.modules import argument_paths
 from regrad.torch.seeing.notes import OpNote, named_tensors
 from regrad.torch.seeing.watching import Looker
 
 
-class ModelRun:
-    """One run of a function, and of its backward pass."""
-
-    def __init__(
-        self, f: Callable[..., Any], args: Sequence[Any], options: Any, looker: Looker, api: str
-    ) -> None:
-        self.api = api
-        self.looker = looker
-        self.args = args
-        self.outside: dict[str, Any] = found_in(f, args, options)
-        self.given: list[torch.Tensor] = [x for x in tensors((args, options)) if x.requires_grad]
-        self.f = f
-        self.options = options
-        self.value: Any = None
-        self.made: list[int | None] = []  # the keys of the loss
-
-    def walk(self) -> dict[int, torch.Tensor | None]:
-        """Run both passes, the second if f did not; the gradients by leaves and arguments."""
-        looker = self.looker
-        self.value = self.f(*self.args, **self.options)
-        if looker.ran_backward:
-            return {}
-        loss = find_loss(self.value, self.api)
-        self.made = looker.keys_of(loss)
-        looker.ended(loss)
-        looker.adopt(loss.grad_fn)
-        sources = {id(x): x for x in (*self.given, *looker.leaves.values())}
-        if not sources:
-            return {}
-        with torch.enable_grad():
-            found = torch.autograd.grad(
-                loss, list(sources.values()), torch.ones_like(loss), allow_unused=True
-            )
-        return dict(zip(sources, found, strict=True))
-
-    def names(self) -> dict[int, str]:
-        """Return what all that may have a gradient is called, by id: arguments, then parameters."""
-        named: dict[int, str] = {}
-        paths = containers.paths(tuple(self.args), "args") if self.args else []
-        leaves = containers.flatten(tuple(self.args))[0] if self.args else []
-        for name, x in [*zip(paths, leaves, strict=True), *self.outside.items()]:
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                named.setdefault(id(x), name)
-        for key, name in self.looker.paths.parameters().items():
-            named.setdefault(key, name)
-        return named
-
-    def sources(self) -> dict[int, tuple[str, torch.Tensor]]:
-        """All that a gradient goes to, reached or not: arguments, parameters, other leaves."""
-        named = self.names()
-        every: dict[int, torch.Tensor] = {id(x): x for x in self.given}
-        for value in self.outside.values():
-            if isinstance(value, torch.Tensor):
-                every[id(value)] = value
-        modules = [*self.looker.paths.modules.values(), *self.looker.paths.met.values()]
-        for module in modules:
-            every.update({id(p): p for p in module.parameters()})
-        every.update(self.looker.leaves)
-        return {
-            key: (named.get(key, f"a tensor of shape {tuple(x.shape)}"), x)
-            for key, x in every.items()
-            if x.requires_grad
-        }
+def sources(
+    looker: Looker, args: Sequence[Any], given: Sequence[torch.Tensor]
+) -> list[tuple[str, torch.Tensor]]:
+    """All that a gradient goes to, reached or not: arguments, parameters, other leaves."""
+    named = [*argument_paths(args), *looker.held.items()]
+    names = looker.paths.parameters() | {id(x): name for name, x in reversed(named)}
+    outside = [x for x in looker.held.values() if isinstance(x, torch.Tensor)]
+    parameters = [p for module in looker.paths.seen for p in module.parameters()]
+    every = {id(x): x for x in (*given, *outside, *parameters, *looker.leaves.values())}
+    return [
+        (names.get(key, f"a tensor of shape {tuple(x.shape)}"), x)
+        for key, x in every.items()
+        if x.requires_grad
+    ]
 
 
 def check_callable(f: Any, api: str) -> None:
@@ -115,17 +66,6 @@ def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
     return y
 
 
-def let_go(value: Any) -> Any:
-    """Return what f returned, without the graph behind it."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if type(value) in (list, tuple):
-        return type(value)(map(let_go, value))
-    if type(value) is dict:
-        return {key: let_go(each) for key, each in value.items()}
-    return value
-
-
 # -- for tools that see what each function was given ---------------------------------------------
 
 # Memory that nobody has written to yet may hold anything.
@@ -146,7 +86,8 @@ class Feeder(Looker):
         named = list(named_tensors(func, args, options))
         name = getattr(func, "__name__", "")
         writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-        if named and (writes or options.get("inplace") or _is_true(args[1:2]) or "setitem" in name):
+        flagged = len(args) > 1 and args[1] is True  # (`inplace`, by position)
+        if named and (writes or options.get("inplace") or flagged or "setitem" in name):
             named[0] = named[0][0], named[0][1].detach().clone()
         return named
 
@@ -173,15 +114,7 @@ class Feeder(Looker):
         self.losses.append(loss)
 
 
-def _is_true(values: Sequence[Any]) -> bool:
-    """Return whether a flag is given, and set (`inplace`, by position)."""
-    return any(value is True for value in values)
-
-
 def _writes_infinity(value: Any) -> bool:
     """Return whether a number among the arguments of a function is infinite."""
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, list | tuple):
-        return any(map(_writes_infinity, value))
-    return isinstance(value, dict) and any(map(_writes_infinity, value.values()))
+    numbers = [x for x in containers.opened(value, None)[0] if isinstance(x, float)]
+    return not all(map(math.isfinite, numbers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,11 @@ from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
 from regrad.inspection.nonfinite import CURES, NonFinite
 from regrad.inspection.paths import GradientPath
-from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, Tool
+from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, Tool, first_bad
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.torch.bridge import from_regrad
+from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import OWN
 from regrad.torch.seeing.figures import Measures
@@ -32,13 +33,14 @@ from regrad.torch.seeing.recording import (
     Recorded,
     as_array,
     at_rest,
-    bad_in,
+    is_float,
     or_zeros,
     own_forward,
     pulled,
+    without_history,
 )
-from regrad.torch.seeing.running import Feeder, Found, ModelRun, check_callable, let_go
-from regrad.torch.seeing.watching import Looker
+from regrad.torch.seeing.running import Feeder, Found, check_callable, find_loss, sources
+from regrad.torch.seeing.watching import Looker, key_of
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
 _CURE_OF = {
@@ -256,21 +258,25 @@ class TorchRecorder(RunRecorder):
     def _run(
         self, f: Callable[..., Any], args: Sequence[Any], options: Any, looker: Looker
     ) -> Recording:
-        with ExitStack() as stack:
-            if self.seed is not None:
-                stack.enter_context(at_rest(self.seed))
-            model, found = ModelRun(f, args, options, looker, self.api), {}
-            with suppress(Found), looker.looking():
-                found = model.walk()
+        given = [x for x in tensors((args, options)) if x.requires_grad]
+        value, made, found = None, [], {}
+        rest = nullcontext() if self.seed is None else at_rest(self.seed)
+        with rest, suppress(Found), looker.looking():
+            value = f(*args, **options)
+            if not looker.ran_backward:
+                loss = find_loss(value, self.api)
+                made = [key_of(loss.grad_fn)]
+                found = looker.back(loss, given)
         leaves = []
-        for key, (name, x) in model.sources().items():
+        for name, x in sources(looker, args, given):
+            key = id(x)
             kind = "argument" if name.startswith("args") and args else "parameter"
             g = found.get(key) if found.get(key) is not None else looker.taken.get(key)
             leaves.append(Leaf(name, kind, x, g, key, name))
-        ys = [*tensors((model.value,)), *looker.losses]
+        ys = [*tensors((value,)), *looker.losses]
         cuts = [(OpNote(0, *cut), name) for cut, name in looker.cuts.items()]
         ops = sorted(looker.noted, key=lambda note: note.makes[0])
-        return Recording(let_go(model.value), ys, leaves, cuts, ops, model.made)
+        return Recording(without_history(value), ys, leaves, cuts, ops, made)
 
     def array(self, x: Any) -> Any:
         if x is None or x.is_meta or (x.layout is not torch.strided and not x.is_sparse):
@@ -281,7 +287,11 @@ class TorchRecorder(RunRecorder):
         return self.measures.of(x)
 
     def bad(self, x: Any) -> Bad | None:
-        return bad_in(x) if isinstance(x, torch.Tensor) else None
+        if not is_float(x) or x.layout is not torch.strided or x.is_meta or x.is_nested:
+            return None
+        with torch.no_grad(), DisableTorchFunction():
+            finite = not x.numel() or torch.isfinite(x).all()
+        return None if finite else first_bad(as_array(x))
 
     def cure(self, op: Any) -> str:
         name = op.op_type.partition(" (")[2].rstrip(")") or op.op_type.rstrip("_")
@@ -292,8 +302,8 @@ class TorchRecorder(RunRecorder):
         return kept(self.f, args, options)
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
-        with _own_gradients(Looker(found_in(self.f, args, options))) as looker:
-            return self._run(self.f, args, options, looker).leaves
+        looker = _OwnGradients(found_in(self.f, args, options))
+        return self._run(self.f, args, options, looker).leaves
 
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         if options:
@@ -328,27 +338,17 @@ def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., An
 # -- a run with torch's own gradients ------------------------------------------------------------
 
 
-@contextmanager
-def _own_gradients(looker: Looker) -> Generator[Looker]:
-    """A block in which neither scopes nor custom gradients decide, but torch alone."""
-    functions = _OwnBackward()
-    token = OWN.set(True)
-    looker.ran = functions.keep  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield looker
-    finally:
-        OWN.reset(token)
-        functions.remove()
+class _OwnGradients(Looker):
+    """Looks on while neither scopes nor custom gradients decide, but torch alone.
 
+    `backward` of the Functions that run is replaced by what torch makes of `forward`.
+    """
 
-class _OwnBackward:
-    """Replaces `backward` of the Functions that run by what torch makes of `forward`."""
-
-    def __init__(self) -> None:
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__(held)
         self.replaced: dict[Any, Any] = {}
 
-    def keep(self, function: Any, args: Sequence[Any], y: Any, note: OpNote, ctx: Any) -> None:
-        """A Function ran."""
+    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
         if function.__module__.startswith(("regrad.", "torch.")):
             return
         ctx._regrad_args = args
@@ -356,13 +356,19 @@ class _OwnBackward:
             self.replaced[function] = function.__dict__.get("backward")
             function.backward = staticmethod(_own_backward(function))
 
-    def remove(self) -> None:
-        """Put back what was there."""
-        for function, old in self.replaced.items():
-            if old is None:
-                del function.backward
-            else:
-                function.backward = old
+    @contextmanager
+    def looking(self) -> Generator[None]:
+        token = OWN.set(True)
+        try:
+            with super().looking():
+                yield
+        finally:
+            OWN.reset(token)
+            for function, old in self.replaced.items():
+                if old is None:
+                    del function.backward
+                else:
+                    function.backward = old
 
 
 def _own_backward(function: Any) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ from regrad.torch.seeing.notes import (
     KEY,
     SAME,
     OpNote,
-    edge_names,
+    edge_name,
     function_name,
     function_names,
     labels,
@@ -59,6 +59,7 @@ class Looker:
         self.taken: dict[int, torch.Tensor] = {}  # the gradients that came to leaves, by id
         self.losses: list[torch.Tensor] = []  # that were kept
         self.noted: list[OpNote] = []
+        self.held = held
         self.run: int = next(_RUNS)
         self.paths: ModulePaths = ModulePaths(held)
         self.start: int = sequence_nr()
@@ -77,6 +78,9 @@ class Looker:
 
     def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
         """A torch function ran."""
+
+    def got(self, func: Any, args: Any, y: Any) -> None:
+        """A property of a tensor was read."""
 
     def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
         """The forward pass of an `autograd.Function` ran."""
@@ -101,6 +105,20 @@ class Looker:
             with torch.no_grad():
                 self.taken[key] = self.taken[key] + g if key in self.taken else g.detach().clone()
 
+    def back(
+        self, loss: torch.Tensor, given: Sequence[torch.Tensor]
+    ) -> dict[int, torch.Tensor | None]:
+        """Run the backward pass; the gradients by what was given and by the leaves, by id."""
+        self.ended(loss)
+        self.adopt(loss.grad_fn)
+        xs = {id(x): x for x in (*given, *self.leaves.values())}
+        if not xs:
+            return {}
+        with torch.enable_grad():
+            dy = torch.ones_like(loss)
+            found = torch.autograd.grad(loss, [*xs.values()], dy, allow_unused=True)
+        return dict(zip(xs, found, strict=True))
+
     # -- notes -----------------------------------------------------------------------------------
 
     def note(self, op_type: str) -> OpNote:
@@ -116,14 +134,7 @@ class Looker:
         """Put a note on a node, and look on when its backward pass runs."""
         node.metadata[KEY] = note
         note.makes = (number_of(node),)
-        note.takes = [
-            None
-            if behind is None
-            else id(behind.variable)
-            if is_leaf(behind)
-            else number_of(behind)
-            for behind, _ in node.next_functions
-        ]
+        note.takes = [key_of(behind) for behind, _ in node.next_functions]
         self.noted.append(note)
 
         def begin(dys: Any) -> None:
@@ -189,7 +200,7 @@ class Looker:
         for node, label in zip(nodes, labels(func, nodes), strict=True):
             note = OpNote(self.run, label, first.line, first.path)
             note.func = func
-            note.names = edge_names(node, given, held)
+            note.names = [edge_name(behind, nr, given, held) for behind, nr in node.next_functions]
             note.same = node_word(node.name()) in SAME
             if isinstance(node, BackwardCFunction):
                 note.describe_function(node)
@@ -198,9 +209,10 @@ class Looker:
 
     def adopt(self, root: Any) -> None:
         """Note all that leads to a result and was not seen, and whose rule each Function has."""
-        if root is None or is_leaf(root):
-            if root is not None:
-                self.attach_leaf(root)
+        if root is None:
+            return
+        if is_leaf(root):
+            self.attach_leaf(root)
             return
         found, seen = [root], {root}
         for node in found:  # which grows
@@ -255,20 +267,14 @@ class Looker:
             where = find_caller(LIBRARIES)
             self.cuts.setdefault((name, where, self.paths.path), given[0][0])
 
-    def keys_of(self, y: torch.Tensor) -> list[int | None]:
-        """The keys of a result."""
-        return [] if y.grad_fn is None else [key_of(y.grad_fn)]
-
     # -- the scope -------------------------------------------------------------------------------
 
     @contextmanager
     def looking(self) -> Generator[None]:
         """A block in which it looks on."""
-        functions = _Patches(self)
         try:
             self.handles += self.paths.install()
-            functions.install()
-            with _eagerly(), _SeeingMode(self):
+            with _functions_seen(self), _eagerly(), _SeeingMode(self):
                 yield
         except Exception as error:
             if self.current is not None:
@@ -276,7 +282,6 @@ class Looker:
             raise
         finally:
             self.closed: bool = True
-            functions.remove()
             for handle in self.handles:
                 handle.remove()
             self.handles = []
@@ -315,6 +320,7 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
             y = func(*args, **options)
             if func == _DATA and is_grad_enabled() and args[0].requires_grad:
                 self.looker.note_cut(func, [("input", args[0], None, 0)], y)
+            self.looker.got(func, args, y)
             return y
         if func is torch.Tensor.backward:
             names = ("gradient", "retain_graph", "create_graph", "inputs")
@@ -355,60 +361,53 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
             unasking(torch.autograd.backward)(roots, *args, **options)
 
 
-class _Patches:
-    """`forward` of the autograd.Functions that there are, replaced while somebody looks on.
+@contextmanager
+def _functions_seen(looker: Looker) -> Generator[None]:
+    """A block in which `forward` of the autograd.Functions that there are is replaced.
 
     No mode is asked about a Function, and code may hold its `apply` since it was imported.
     """
-
-    def __init__(self, looker: Looker) -> None:
-        self.looker = looker
-        self.replaced: list[tuple[Any, str, Any]] = []
-
-    def install(self) -> None:
-        for ours in (Overridden, Custom, Bridge):
-            find_twin(ours)
+    for ours in (Overridden, Custom, Bridge):
+        find_twin(ours)
+    replaced: list[tuple[Any, str, Any]] = []
+    try:
         for function in set(_functions(torch.autograd.Function)):
-            if function.__module__.startswith("torch."):
-                continue
-            for name in ("forward", "setup_context"):
+            for name, make in (("forward", _forward), ("setup_context", _setup_context)):
                 old = function.__dict__.get(name)
-                if isinstance(old, staticmethod):
-                    make = self._forward if name == "forward" else self._setup_context
-                    self.replaced.append((function, name, old))
-                    setattr(function, name, staticmethod(make(function, old.__func__)))
-
-    def remove(self) -> None:
-        for function, name, old in reversed(self.replaced):
+                if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
+                    replaced.append((function, name, old))
+                    setattr(function, name, staticmethod(make(looker, function, old.__func__)))
+        yield
+    finally:
+        for function, name, old in reversed(replaced):
             setattr(function, name, old)
-        self.replaced = []
 
-    def _forward(self, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
-        looker, base = self.looker, torch.autograd.Function.setup_context
 
-        @wraps(old)
-        def forward(*args: Any, **options: Any) -> Any:
-            looker.inside += 1
-            try:
-                y = old(*args, **options)
-            finally:
-                looker.inside -= 1
-            if function.setup_context is base and args and not looker.closed:
-                looker.note_function(args[0], _function_of(args[0], function), args[1:], y)
-            return y
+def _forward(looker: Looker, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
+    base = torch.autograd.Function.setup_context
 
-        return forward
+    @wraps(old)
+    def forward(*args: Any, **options: Any) -> Any:
+        looker.inside += 1
+        try:
+            y = old(*args, **options)
+        finally:
+            looker.inside -= 1
+        if function.setup_context is base and args and not looker.closed:
+            looker.note_function(args[0], _function_of(args[0], function), args[1:], y)
+        return y
 
-    def _setup_context(self, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
-        looker = self.looker
+    return forward
 
-        @wraps(old)
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            old(ctx, inputs, output)
-            if not looker.closed:
-                looker.note_function(ctx, _function_of(ctx, function), inputs, output)
 
-        return setup_context
+def _setup_context(looker: Looker, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(old)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        old(ctx, inputs, output)
+        if not looker.closed:
+            looker.note_function(ctx, _function_of(ctx, function), inputs, output)
+
+    return setup_context
 
 
 def _function_of(ctx: Any, function: Any) -> Any:
