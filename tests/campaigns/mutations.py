@@ -32,7 +32,7 @@ import pytest
 import regrad as rg
 from regrad.core import registry
 from regrad.core.registry import OPS
-from regrad.core.rule import Entwined, Joint, Part, PerInput, Rule, parameters
+from regrad.core.rule import BoundFunction, Entwined, Joint, PerInput, Rule, parameters
 from regrad.core.tensor import Tensor
 from regrad.testing import gradient_report
 from tests.campaigns.records import RESULTS
@@ -87,7 +87,7 @@ def is_none(function: Function) -> bool:
 def broken(site: Site, mutant: Function) -> Iterator[None]:
     """Put a mutant in the place of a rule's function, and the function back afterwards."""
     rule, op = site.rule, OPS[site.op_type]
-    part = Part(mutant, op, site.op_type)
+    part = BoundFunction(mutant, op, site.op_type)
     if isinstance(rule, Joint):
         before, rule.part = rule.part, part
         put_back = functools.partial(setattr, rule, "part", before)

@@ -12,7 +12,7 @@ import regrad as rg
 import regrad.torch
 import regrad.v1 as tf
 from regrad.core.registry import OPS
-from regrad.core.rule import Missing, NoGradient
+from regrad.core.rule import NoGradient, NoRule
 from regrad.errors import MissingRuleError, RuleError, UnknownOpError
 from regrad.rules import builtin, optional
 from regrad.v1.functions.rule_functions import IRREGULAR
@@ -23,7 +23,7 @@ LOOPS = {"If", "While", "WhileGrad"}  # whose rules make graphs of their own
 
 
 def has_rule(op_type):
-    return not isinstance(OPS[op_type].rule, NoGradient | Missing)
+    return not isinstance(OPS[op_type].rule, NoGradient | NoRule)
 
 
 TYPES = sorted(t for t in OPS if has_rule(t) and t not in LOOPS and t[0].isupper())

@@ -7,7 +7,7 @@ import regrad.v1 as tf
 from regrad.core import dims
 from regrad.errors import UnknownShapeError
 
-X, Y = dims.Source(-1), dims.Source(-2)
+X, Y = dims.SizeSource(-1), dims.SizeSource(-2)
 N, M = dims.size_of(X, 0), dims.size_of(Y, 1)
 RUN = {-1: np.zeros((5, 2)), -2: np.zeros((3, 4))}
 

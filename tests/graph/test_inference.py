@@ -97,7 +97,7 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 # -- comparing -------------------------------------------------------------------------------------
 
 
-class source(dims.Source):
+class source(dims.SizeSource):
     """A symbol whose array has this shape."""
 
     count = 0

@@ -12,7 +12,7 @@ from regrad.errors import ArgumentError, kind
 Argnums: TypeAlias = int | Sequence[int]
 
 
-class Choice:
+class ArgumentSelection:
     """The arguments by which `grad(f, argnums=…, has_aux=…)` differentiates, and whether f has aux.
 
     Args:
@@ -57,7 +57,11 @@ class Call:
     """One call of f as a function of the chosen arguments alone; it keeps the aux of f."""
 
     def __init__(
-        self, choice: Choice, args: Sequence[Any], options: Mapping[str, Any], places: Sequence[int]
+        self,
+        choice: ArgumentSelection,
+        args: Sequence[Any],
+        options: Mapping[str, Any],
+        places: Sequence[int],
     ) -> None:
         self.choice = choice
         self.args = args

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from regrad.autodiff.custom_functions import ONLY_INPUT, CustomFunction, Saves, unpack
+from regrad.autodiff.custom_functions import ONLY_INPUT, CustomFunction, SavedValues, unpack
 from regrad.autodiff.custom_nodes import custom_node
 from regrad.autodiff.guards import UNSEEN, Guard
 from regrad.core import containers, dispatch
@@ -22,7 +22,7 @@ CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
 NOTHING: tuple[frozenset[int], bool] = frozenset(), False
 
 
-class CustomRule(Saves, Rule):
+class CustomRule(SavedValues, Rule):
     """The record of one call of a custom function: what it saved, and its gradient function.
 
     Where nothing else is in force, a call makes no more than this.
@@ -37,7 +37,7 @@ class CustomRule(Saves, Rule):
     rebuild: containers.Rebuild = staticmethod(containers.only)  # the structure of the value
 
     def __init__(self, custom: CustomFunction, count: int) -> None:
-        # (not by Saves: a second call, at every call of a custom function)
+        # (not by SavedValues: a second call, at every call of a custom function)
         self.custom: CustomFunction = custom
         self.count: int = count  # of inputs
         self.pulls: Any = ONLY_INPUT if count == 1 else None

@@ -137,7 +137,7 @@ def pull_only(record: Any, dy: Any) -> Any:
 ONLY_INPUT = (pull_only,)  # the `pulls` of a rule for one input
 
 
-class Saves:
+class SavedValues:
     """One call of a custom function: what its `save` keeps for its gradient function."""
 
     __slots__ = ()

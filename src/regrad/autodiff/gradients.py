@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter, Signature
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, overload
 
-from regrad.autodiff.choosing import Argnums, Choice, weight
+from regrad.autodiff.choosing import Argnums, ArgumentSelection, weight
 from regrad.autodiff.variables import Variable, VariableTape
 from regrad.core import containers, dispatch
 from regrad.core.backends import FLOAT, is_inexact
@@ -45,7 +45,7 @@ class VariableGrads(NamedTuple):
     grads: dict[str, Tensor | None]
 
 
-class Gradient(Protocol):
+class GradientFunction(Protocol):
     """The gradient function of a function of one argument: `g(x, dy=None)`."""
 
     @overload
@@ -67,7 +67,7 @@ def grad(
     argnums: None = None,
     has_aux: Literal[False] = False,
     unconnected: Literal["raise", "zero"] = "raise",
-) -> Gradient: ...
+) -> GradientFunction: ...
 
 
 @overload
@@ -128,19 +128,19 @@ def grad(
     """
     _check(f, "grad", unconnected)
     if argnums is not None or has_aux:
-        return _by(Choice(f, "grad", argnums, has_aux), unconnected)
+        return _by(ArgumentSelection(f, "grad", argnums, has_aux), unconnected)
 
     def g(x: Any, /, *more: Any, dy: TensorLike | None = None, **options: Any) -> Any:
         if more:
             dy = weight(f, more, dy, "grad")
         if options:
-            return _by(Choice(f, "grad", 0), unconnected)(x, dy=dy, **options)
+            return _by(ArgumentSelection(f, "grad", 0), unconnected)(x, dy=dy, **options)
         return _gradients(f, (x,), dy, "grad", unconnected)[1][0]
 
     return _like(f, g, "grad(f)", OF_X_AND_DY)
 
 
-def _by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]:
+def _by(choice: ArgumentSelection, unconnected: Unconnected) -> Callable[..., Any]:
     """The gradient function for what a choice says, alone or with the value."""
 
     def g(args: tuple[Any, ...], dy: Any, options: dict[str, Any]) -> Any:
@@ -217,14 +217,14 @@ def value_and_grad(
     """
     _check(f, "value_and_grad", unconnected)
     if argnums is not None or has_aux:
-        return _by(Choice(f, "value_and_grad", argnums, has_aux), unconnected)
+        return _by(ArgumentSelection(f, "value_and_grad", argnums, has_aux), unconnected)
     new = tuple.__new__  # (the class's own is a function of Python)
 
     def g(x: Any, /, *more: Any, dy: TensorLike | None = None, **options: Any) -> ValueAndGrad:
         if more:
             dy = weight(f, more, dy, "value_and_grad")
         if options:
-            return _by(Choice(f, "value_and_grad", 0), unconnected)(x, dy=dy, **options)
+            return _by(ArgumentSelection(f, "value_and_grad", 0), unconnected)(x, dy=dy, **options)
         value, (dx,) = _gradients(f, (x,), dy, "value_and_grad", unconnected)
         return new(ValueAndGrad, (value, dx))
 
@@ -283,7 +283,7 @@ OF_X_AND_DY = Signature(
 )
 
 
-def _chosen(choice: Choice, g: Callable[..., Any]) -> Callable[..., Any]:
+def _chosen(choice: ArgumentSelection, g: Callable[..., Any]) -> Callable[..., Any]:
     """The function that users call of `g(args, dy, options)`, for what a choice says."""
     f, api = choice.f, choice.api
 

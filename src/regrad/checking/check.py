@@ -98,7 +98,7 @@ def report(
     with np.errstate(all="ignore"):
         for k in range(1, order + 1):
             levels = [
-                Level(function, args, k, names, settings or Settings(), size, mode, count)
+                OrderCheck(function, args, k, names, settings or Settings(), size, mode, count)
                 for mode in MODES[: 1 if function.jvp is None else 2]
             ]
             for level in levels:
@@ -133,7 +133,7 @@ class Column(NamedTuple):
     element: int | None
 
 
-class Judged(NamedTuple):
+class Verdict(NamedTuple):
     """One comparison: the verdict ("" for right), and the numbers along the column."""
 
     verdict: str
@@ -145,7 +145,7 @@ class Judged(NamedTuple):
 
 
 @dataclass
-class Level:
+class OrderCheck:
     """The gradient of one order at one point."""
 
     function: Function
@@ -341,7 +341,7 @@ class Level:
         scale = np.sqrt(rows**2 @ slopes**2)
         close = np.abs(analytic - expected) <= self.tolerance(scale)
         self.comparisons = close.size
-        judged: list[Judged] = []
+        judged: list[Verdict] = []
         for j in np.flatnonzero(~close.all(axis=0)):
             judged += self.settled(columns[j], rows[~close[:, j]])
         found, unsure = self.findings(judged)
@@ -353,7 +353,7 @@ class Level:
     def tolerance(self, scale: Any) -> Any:
         return self.settings.atol + self.settings.rtol * scale
 
-    def settled(self, column: Column, rows: np.ndarray) -> list[Judged]:
+    def settled(self, column: Column, rows: np.ndarray) -> list[Verdict]:
         """The verdicts on a column that quick differences do not confirm."""
         slopes = self.refined(column)
         first = [self.verdict(w, column, slopes) for w in rows]
@@ -364,7 +364,7 @@ class Level:
         complete = self.flat[column.input].size <= ELEMENTS
         return single if complete or any(map(is_wrong, single)) else [*wrong, *single]
 
-    def alone(self, i: int, rows: np.ndarray) -> list[Judged]:
+    def alone(self, i: int, rows: np.ndarray) -> list[Verdict]:
         """The verdicts on the elements of an input."""
         judged = []
         for column in self.elements(i):
@@ -372,7 +372,7 @@ class Level:
             judged += [self.verdict(w, column, slopes) for w in rows]
         return judged
 
-    def verdict(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Judged:
+    def verdict(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Verdict:
         """Return what differences with an error say about the gradient along a column."""
         first = self.compared(weights, column, slopes)
         if first.verdict in ("", "wrong") or np.count_nonzero(weights) < 2:
@@ -383,7 +383,7 @@ class Level:
         second = self.compared(clear, column, slopes)
         return second if second.verdict == "wrong" else first
 
-    def compared(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Judged:
+    def compared(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Verdict:
         used = weights != 0
         w, best = weights[used], slopes.best[used]
         a, b = self.slope(weights, column), float(w @ best)
@@ -395,7 +395,7 @@ class Level:
             verdict = KINK
         if not np.isfinite(a) and self.trusted is not None and column.input >= self.trusted:
             verdict = SINGULAR  # the convention at a kink; elsewhere it is wrong
-        return Judged(verdict, column, a, b, sum(errors), float(w[0]) if w.size == 1 else 1.0)
+        return Verdict(verdict, column, a, b, sum(errors), float(w[0]) if w.size == 1 else 1.0)
 
     def outcome(
         self, a: float, b: float, errors: tuple[float, float], scale: float, lost: float
@@ -418,7 +418,7 @@ class Level:
 
     # -- findings --------------------------------------------------------------------------------
 
-    def findings(self, judged: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
+    def findings(self, judged: Sequence[Verdict]) -> tuple[list[Finding], list[Finding]]:
         found, unsure = [], []
         for i in range(len(self.xs)):
             mine = [j for j in judged if j.column.input == i]
@@ -431,7 +431,7 @@ class Level:
                 unsure.append(self.finding(doubtful[0].verdict, doubtful[0], len(doubtful)))
         return found, unsure
 
-    def finding(self, kind: str, judged: Judged, count: int) -> Finding:
+    def finding(self, kind: str, judged: Verdict, count: int) -> Finding:
         """A finding in the units of the input, if it is one element of it that moved."""
         _, (i, v, k), a, b, error, weight = judged
         unit = weight * (1.0 if k is None else v[k])
@@ -444,7 +444,7 @@ class Level:
     def doubt(self, reason: str, i: int) -> Finding:
         return Finding(reason, self.order, self.names[i], None, np.nan, np.nan, np.inf)
 
-    def kind(self, wrong: Sequence[Judged]) -> str:
+    def kind(self, wrong: Sequence[Verdict]) -> str:
         """Return what sort of error it is, as far as all that is wrong agrees on it."""
         a = np.array([j.analytic for j in wrong])
         b = np.array([j.numerical for j in wrong])
@@ -484,12 +484,12 @@ class Level:
         return shrink * x + spread * signs * self.scales[i]
 
 
-def is_wrong(judged: Judged) -> bool:
+def is_wrong(judged: Verdict) -> bool:
     """Return whether this is an error, and not a doubt."""
     return judged.verdict == "wrong"
 
 
-def _size(judged: Judged) -> float:
+def _size(judged: Verdict) -> float:
     gap = abs(judged.analytic - judged.numerical)
     largest = max(abs(judged.analytic), abs(judged.numerical))
     return gap / largest if np.isfinite(gap) and largest else np.inf

@@ -20,7 +20,7 @@ from regrad.core.callers import warn_caller
 from regrad.errors import ArgumentError, DetachedTensorWarning, DeviceError, DTypeError, TraceError
 
 
-class DType(Protocol):
+class ArrayDType(Protocol):
     """A dtype of any library: what `np.dtype` and `torch.dtype` have in common."""
 
     @property
@@ -29,7 +29,9 @@ class DType(Protocol):
 
 Array: TypeAlias = Any  # an array of NumPy, JAX, PyTorch, …, on which a kernel works
 Namespace: TypeAlias = ModuleType  # the functions of the Array API standard, for such arrays
-DTypeLike: TypeAlias = str | type | DType  # "float32", float, np.float32, rg.float32, torch.float32
+DTypeLike: TypeAlias = (
+    str | type | ArrayDType
+)  # "float32", float, np.float32, rg.float32, torch.float32
 
 FLOAT = np.dtype("float32")
 KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrad.core.dispatch import lift
 from regrad.core.registry import OPS, Attrs, Input, Op, borrowed, find_op
-from regrad.core.rule import NO_GRADIENT, Missing, NoGradient, OpView, PerInput, Rule, asked
+from regrad.core.rule import NO_GRADIENT, NoGradient, NoRule, OpView, PerInput, Rule, asked
 from regrad.core.state import masked
 from regrad.core.tape import Record, cuts, effective
 from regrad.core.tensor import Tensor, TensorLike
@@ -68,7 +68,7 @@ class Builtin:
     def __init__(self, op: Op) -> None:
         self.op = op
         self.__name__: str = op.type
-        if isinstance(self.rule, NoGradient | Missing):
+        if isinstance(self.rule, NoGradient | NoRule):
             has = "has no gradient" if isinstance(self.rule, NoGradient) else "has no rule"
             raise MissingRuleError(
                 f"builtin({op.type!r}): the op type {has}, so there is no rule to call."

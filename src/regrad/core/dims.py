@@ -17,7 +17,7 @@ from regrad.core.backends import Array
 from regrad.errors import ArgumentError, RegradError, UnknownShapeError, brief
 
 
-class Words(NamedTuple):
+class ErrorTerms(NamedTuple):
     """An expression as the user of a graph wrote it, for messages."""
 
     size: str = "the shape as a tensor"
@@ -25,13 +25,13 @@ class Words(NamedTuple):
     constant: str = "constants"
 
 
-class Source:
+class SizeSource:
     """The source of a size: a symbol of a graph, or its replacement while shapes are tried."""
 
     __slots__ = ("id",)
 
     id: int
-    words: Words = Words()
+    words: ErrorTerms = ErrorTerms()
 
     def __init__(self, id: int = 0) -> None:
         self.id = id
@@ -179,8 +179,8 @@ class UnknownRank:
 
     __slots__ = ("source",)
 
-    def __init__(self, source: Source) -> None:
-        self.source: Source = source
+    def __init__(self, source: SizeSource) -> None:
+        self.source: SizeSource = source
 
     def _ask(self, *others: object) -> Any:
         raise UnknownShapeError(
@@ -213,12 +213,12 @@ class UnknownRank:
 Shape = tuple[Any, ...] | UnknownRank  # of ints and Dims
 
 
-def size_of(source: Source, axis: int) -> Dim:
+def size_of(source: SizeSource, axis: int) -> Dim:
     """The size of an axis of a symbol."""
     return Dim(lambda array: array.shape[axis], (source,), ("size", source.id, axis))
 
 
-def entry_of(source: Source, place: int | None) -> Dim:
+def entry_of(source: SizeSource, place: int | None) -> Dim:
     """An element of a symbol of integers (of rank 1, or of rank 0 if `place` is None)."""
 
     def compute(array: Array) -> int:
@@ -316,7 +316,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _leaves_of(dim: Dim) -> Iterator[Source]:
+def _leaves_of(dim: Dim) -> Iterator[SizeSource]:
     seen: set[int] = set()
     stack: list[Any] = [dim]
     while stack:
@@ -329,7 +329,7 @@ def _leaves_of(dim: Dim) -> Iterator[Source]:
             yield here
 
 
-def _computed(dim: Dim, arrays: Callable[[Source], Array]) -> int:
+def _computed(dim: Dim, arrays: Callable[[SizeSource], Array]) -> int:
     """The size in a run; each part of the arithmetic is computed once."""
     known: dict[int, int] = {}
     stack = [dim]
@@ -346,11 +346,11 @@ def _computed(dim: Dim, arrays: Callable[[Source], Array]) -> int:
     return known[id(dim)]
 
 
-def _given(arg: Source | int, arrays: Callable[[Source], Array]) -> Any:
+def _given(arg: SizeSource | int, arrays: Callable[[SizeSource], Array]) -> Any:
     return arg if isinstance(arg, int) else arrays(arg)
 
 
-def resolved(value: Any, arrays: Callable[[Source], Array]) -> Any:
+def resolved(value: Any, arrays: Callable[[SizeSource], Array]) -> Any:
     """An attribute with each Dim and unknown shape replaced by what it is in this run."""
 
     def in_run(part: Dim | UnknownRank) -> Any:

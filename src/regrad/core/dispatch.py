@@ -49,7 +49,7 @@ Call = Callable[[Op, tuple[Tensor, ...], Attrs, Layout], Any]
 DEFERRALS: dict[type, Deferral] = {}  # by the type of a tensor's data
 
 
-class Number(Tensor):
+class WeakScalar(Tensor):
     """A Python number that a compiled function was given: traced, and weak as the number itself."""
 
     __slots__ = ("example",)  # a number of its Python type
@@ -57,7 +57,7 @@ class Number(Tensor):
     example: complex
 
     @classmethod
-    def of(cls, x: Tensor, example: complex) -> Number:
+    def of(cls, x: Tensor, example: complex) -> WeakScalar:
         """A traced scalar as a number."""
         y = cls()
         y._data, y._id, y.example = x._data, x._id, example
@@ -98,7 +98,7 @@ def constant(value: complex, dtype: np.dtype) -> Tensor:
 def lift(value: TensorLike, integers: bool = False) -> Tensor:
     """Anything that an op accepts for a tensor, as a Tensor; arrays are copied."""
     if isinstance(value, Tensor):
-        return value.alone() if type(value) is Number else value
+        return value.alone() if type(value) is WeakScalar else value
     if type(value) in NUMBERS:
         return constant(value, number_dtype(value, integers))
     if isinstance(value, Readable):
@@ -126,7 +126,7 @@ def lift(value: TensorLike, integers: bool = False) -> Tensor:
 
 def differentiable(value: TensorLike) -> Tensor:
     """As `lift`; a traced Python integer is a float, as Python integers are."""
-    if type(value) is Number:
+    if type(value) is WeakScalar:
         return as_dtype(value.alone(), number_dtype(value.example))
     return lift(value)
 
@@ -195,10 +195,10 @@ def _check_dtypes(op: Op, xs: Sequence[TensorLike], parameters: Sequence[int]) -
 
 def common_dtype(xs: Sequence[Any]) -> np.dtype:
     """The dtype of an expression of Tensors and Python numbers."""
-    plain = [x.example if type(x) is Number else x for x in xs if type(x) in WEAKEST]
+    plain = [x.example if type(x) is WeakScalar else x for x in xs if type(x) in WEAKEST]
     dtypes = [x.dtype for x in xs if type(x) not in WEAKEST]
     if not dtypes:  # traced integers among themselves stay integers
-        dtypes = [x.dtype for x in xs if type(x) is Number and type(x.example) is int]
+        dtypes = [x.dtype for x in xs if type(x) is WeakScalar and type(x.example) is int]
     return common(dtypes, plain)
 
 
@@ -217,7 +217,7 @@ def as_dtype(x: Tensor | complex, dtype: np.dtype) -> Tensor:
     return x if x.dtype == dtype else run(PROMOTE, (x,), {"dtype": dtype})
 
 
-WEAKEST = (*NUMBERS, Number)
+WEAKEST = (*NUMBERS, WeakScalar)
 
 
 # -- call ----------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: Attrs) -> Any:
         for name, value in attrs.items():
             if type(value) not in PLAIN:
                 attrs[name] = _attribute(op, name, value)
-        if op.single and isinstance(x := arguments[0], Tensor) and type(x) is not Number:
+        if op.single and isinstance(x := arguments[0], Tensor) and type(x) is not WeakScalar:
             if op.kinds is None or x._data.dtype in REAL:
                 return run(op, arguments, attrs)
         elif op.flat and op.promotes == TWO:
@@ -361,7 +361,7 @@ def rerun(
 
 def stand_in(x: Tensor, data: Array) -> Tensor:
     """A Tensor (or number) like x around another array."""
-    return Number.of(wrap(data), x.example) if isinstance(x, Number) else wrap(data)
+    return WeakScalar.of(wrap(data), x.example) if isinstance(x, WeakScalar) else wrap(data)
 
 
 def _one_library(arrays: Sequence[Array]) -> list[Any]:

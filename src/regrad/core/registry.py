@@ -15,8 +15,8 @@ from regrad.core import backends
 from regrad.core.hints import last_name, makes_rules, of_no_rule, of_rule, of_rule_name
 from regrad.core.rule import (
     Joint,
-    Missing,
     NoGradient,
+    NoRule,
     PerInput,
     Rule,
     RuleFunction,
@@ -107,7 +107,9 @@ class Op:
     single: bool = field(init=False)
     kinds: str | None = field(init=False)
     rule: Rule = field(init=False)
-    reads: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False)  # see `Part`
+    reads: dict[tuple[str, ...], Any] = field(
+        default_factory=dict, init=False
+    )  # see `BoundFunction`
     replaced: Rule | None = None  # its first rule, once it was given another
     function: Callable[..., Any] = not_yet
 
@@ -125,7 +127,7 @@ class Op:
         # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
         real, to_float = self.real, self.to_float
         self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
-        self.rule = Missing(self)
+        self.rule = NoRule(self)
 
     def __repr__(self) -> str:
         return f"<op type {self.type}>"
@@ -250,7 +252,7 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
     op = find_op(type)
 
     def register(function: F) -> F:
-        taken = not isinstance(op.rule, Missing)
+        taken = not isinstance(op.rule, NoRule)
         if taken and not overwrite and not (wrt and _lacks(op.rule, wrt)):
             raise RegistrationError(
                 f"the op type {op.type!r} has a rule already"

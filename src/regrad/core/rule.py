@@ -151,7 +151,7 @@ def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return value if value is None or value is NO_GRADIENT else function(value)
 
 
-class Missing(Rule):
+class NoRule(Rule):
     """No rule yet: fine until a gradient is wanted."""
 
     def __init__(self, op: Op) -> None:
@@ -172,7 +172,7 @@ class NoGradient(Rule):
     flat = True
 
 
-class Part:
+class BoundFunction:
     """A rule function in the native form, its names resolved against one op."""
 
     __slots__ = ("inputs", "output", "pull")
@@ -280,14 +280,14 @@ class PerInput(Rule):
         self.op = op
         self.name = name
         self.answers: bool = op.lone
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, BoundFunction] = {}
         self.functions: dict[str, RuleFunction] = {}
         self.made: dict[frozenset[int], Kept] = {}
         self.plans: Mapping[frozenset[int], Kept] = self.made
 
     def add(self, wrt: str, function: RuleFunction) -> None:
         index = [i.name for i in self.op.inputs].index(wrt)
-        self.parts[index] = Part(function, self.op, self.name)
+        self.parts[index] = BoundFunction(function, self.op, self.name)
         self.functions[wrt] = function
         self.pulls: Any = [
             self.parts[i].pull if i in self.parts else partial(self.missing, i)
@@ -324,12 +324,12 @@ class Entwined(PerInput):
     the gradient that arrived changes with x. It arrived from a function of x if both are wanted.
     """
 
-    together: Part
+    together: BoundFunction
     of_both: RuleFunction
 
     def add_together(self, function: RuleFunction) -> None:
         self.of_both = function
-        self.together = Part(function, self.op, self.name)
+        self.together = BoundFunction(function, self.op, self.name)
         self.pulls: Any = None  # the walk asks `pull`, and says what is wanted
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
@@ -344,7 +344,7 @@ class Joint(Rule):
         self.op = op
         self.name = name
         self.function: RuleFunction | None = function
-        self.part: Part = Part(function, op, name)
+        self.part: BoundFunction = BoundFunction(function, op, name)
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
         return self.part.inputs, self.part.output

@@ -18,7 +18,7 @@ import numpy as np
 from regrad.core import dims
 from regrad.core.backends import BACKENDS, Backend, Namespace, is_inexact
 from regrad.core.blocks import block, stay
-from regrad.core.dims import Dim, Source, UnknownRank, Words
+from regrad.core.dims import Dim, ErrorTerms, SizeSource, UnknownRank
 from regrad.core.registry import OPS, Attrs, Kernel, Op
 from regrad.core.rule import NoGradient, OpView, Rule
 from regrad.core.state import current, next_id
@@ -33,7 +33,7 @@ VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 NO_RULE = NoGradient()
 
 
-class Symbol(Source):
+class Symbol(SizeSource):
     """An output of a node: what a symbolic Tensor holds in the place of an array.
 
     `content` are the values of a small integer output as far as they are known when the graph
@@ -92,7 +92,7 @@ class Symbol(Source):
         return dims.size_of(self, axis) if old is None else old
 
     @property
-    def words(self) -> Words:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def words(self) -> ErrorTerms:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the name that the user of its graph writes, for messages."""
         return self.node.graph.root.words
 
@@ -244,7 +244,7 @@ class Graph:
     `captures` (outer id -> (outer Tensor, the placeholder that stands for it inside)).
     """
 
-    words: Words = Words()  # what its user writes, for messages
+    words: ErrorTerms = ErrorTerms()  # what its user writes, for messages
 
     def __init__(self, outer: Graph | None = None) -> None:
         self.outer = outer

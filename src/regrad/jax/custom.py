@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
+from regrad.autodiff.custom_functions import CustomFunction, SavedValues, unpack
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.guards import name_of
 from regrad.core import containers
@@ -77,7 +77,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
 
 
-class CustomJaxCall(Saves):
+class CustomJaxCall(SavedValues):
     """One call: f and its gradient function traced, and what leads from one to the other."""
 
     def __init__(

@@ -15,7 +15,7 @@ from regrad.jax.host import SIGHT, need
 from regrad.jax.host.programs import runs
 from regrad.jax.primitives import op_p
 from regrad.jax.running import CALLS
-from regrad.jax.sites import CUSTOM, Around, Site, is_no_op, site_of
+from regrad.jax.sites import CUSTOM, CallSite, Site, is_no_op, site_of
 
 # What is drawn as a scope with the equations of its body in it.
 OPENED = CALLS | {"scan", "shard_map", "while", "cond"}
@@ -59,7 +59,7 @@ def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
     for i, variable in enumerate(closed.jaxpr.constvars):
         lines = ("constant", _spec(variable.aval))
         sketch.made[variable] = sketch.add(f"constant {i}", lines, (), "constant")
-    sketch.body(closed.jaxpr, Around(), ())
+    sketch.body(closed.jaxpr, CallSite(), ())
     used = {source for source, _ in sketch.arrows}  # (a constant may be of no use)
     title = getattr(f, "__name__", type(f).__name__)
     return sketch.drawing(title, lambda box: box.kind != "constant" or box.name in used)
@@ -68,7 +68,7 @@ def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
 class _ProgramSketch(Sketch):
     """A picture of a program, whose values are its variables."""
 
-    def body(self, jaxpr: core.Jaxpr, around: Around, scope: tuple[str, ...]) -> None:
+    def body(self, jaxpr: core.Jaxpr, around: CallSite, scope: tuple[str, ...]) -> None:
         """Draw the equations of a program in a scope."""
         names: dict[str, int] = {}
         for eqn in jaxpr.eqns:
@@ -87,7 +87,7 @@ class _ProgramSketch(Sketch):
                 self.made[target] = self.made[source]
 
     def _open(
-        self, eqn: core.JaxprEqn, bodies: Sequence[core.Jaxpr], around: Around,
+        self, eqn: core.JaxprEqn, bodies: Sequence[core.Jaxpr], around: CallSite,
         scope: tuple[str, ...], names: dict[str, int],
     ) -> None:  # fmt: skip
         """Draw what an equation runs as a scope of its own."""

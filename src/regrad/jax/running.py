@@ -26,7 +26,7 @@ from regrad.jax.override import TracedCall
 from regrad.jax.primitives import is_float
 from regrad.jax.sites import (
     OUTERMOST,
-    Around,
+    CallSite,
     Site,
     body_of_custom,
     is_custom,
@@ -280,7 +280,7 @@ class ProgramRun:
         inputs = [self._value(x) for x in arrays]
         self.sources: list[int] = [inputs[i].key for i in watched]
         self.watched: set[int] = set(self.sources)
-        outs = self._run(program, inputs, Around())
+        outs = self._run(program, inputs, CallSite())
         self.ys: list[Value] = [outs[i] for i in results]
         self.values: list[Any] = [out.x for out in outs]
 
@@ -290,7 +290,7 @@ class ProgramRun:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def _run(self, program: Any, ins: Sequence[Value], around: Around) -> list[Value]:
+    def _run(self, program: Any, ins: Sequence[Value], around: CallSite) -> list[Value]:
         """A program on these values."""
         jaxpr = getattr(program, "jaxpr", program)
         env: dict[Any, Value] = {}
@@ -306,7 +306,7 @@ class ProgramRun:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, ins: list[Value], around: Around) -> list[Value]:
+    def _equation(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
         """One equation; what it calls is opened."""
         name = eqn.primitive.name
         if name in CALLS:
@@ -319,10 +319,10 @@ class ProgramRun:
             return self._scan(eqn, ins, around)
         return self._op(eqn, ins, around)
 
-    def _inside(self, eqn: Any, body: Any, around: Around) -> Around:
+    def _inside(self, eqn: Any, body: Any, around: CallSite) -> CallSite:
         return around.inside(body, line_of(eqn, around), path_of(eqn, around))
 
-    def _scan(self, eqn: Any, ins: list[Value], around: Around) -> list[Value]:
+    def _scan(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
         """A scan, round by round; what is cut from the inputs and put together has no steps."""
         run, length, backwards, fixed, carried = scan(eqn)
         consts, carry, xs = ins[:fixed], ins[fixed : fixed + carried], ins[fixed + carried :]
@@ -358,7 +358,7 @@ class ProgramRun:
         self._keep(ran, [x.x for x in xs], ys, range(len(ys)))
         ran.pull = pull if wanted else None
 
-    def _op(self, eqn: Any, ins: list[Value], around: Around) -> list[Value]:
+    def _op(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
         """An equation by itself, with its pull if a gradient may pass."""
         site = Site("") if is_no_op(eqn) else site_of(eqn, around)
         run = as_function(eqn)

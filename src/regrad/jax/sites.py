@@ -46,7 +46,7 @@ class Site(NamedTuple):
     by_jax: bool = False  # whether a function of JAX's (a softmax) made it, and not the user
 
 
-class Around(NamedTuple):
+class CallSite(NamedTuple):
     """The surroundings of an equation: the line and scope of the call, and what was called."""
 
     line: str = ""
@@ -58,12 +58,12 @@ class Around(NamedTuple):
         """True if what was called is a function of JAX's."""
         return self.called.startswith(JAX)
 
-    def inside(self, body: Any, line: str, path: str) -> Around:
+    def inside(self, body: Any, line: str, path: str) -> CallSite:
         """Around the equations of a program that is called here."""
-        return Around(line, path, name_and_place(body)[1])
+        return CallSite(line, path, name_and_place(body)[1])
 
 
-def site_of(eqn: core.JaxprEqn, around: Around) -> Site:
+def site_of(eqn: core.JaxprEqn, around: CallSite) -> Site:
     """The op that an equation is, and where."""
     op_type, kind, rule = _rule_of(eqn)
     names = _operand_names(eqn)
@@ -141,7 +141,7 @@ def _bare(gradient: EquationGradient) -> EquationGradient:
 # -- where -----------------------------------------------------------------------------------------
 
 
-def line_of(eqn: core.JaxprEqn, around: Around) -> str:
+def line_of(eqn: core.JaxprEqn, around: CallSite) -> str:
     """The innermost line of the user's code that made an equation.
 
     JAX remembers the programs of its own functions with the lines that called them first, so
@@ -160,7 +160,7 @@ def line_of(eqn: core.JaxprEqn, around: Around) -> str:
     return around.line or otherwise
 
 
-def _is_by_jax(eqn: core.JaxprEqn, around: Around) -> bool:
+def _is_by_jax(eqn: core.JaxprEqn, around: CallSite) -> bool:
     """Return whether a function of JAX's that is made of many ops ran the op."""
     for code, file, _ in frames(eqn):
         if not file.startswith((PACKAGE, JAX, *CARRIERS)):
@@ -188,7 +188,7 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(found)
 
 
-def path_of(eqn: core.JaxprEqn, around: Around) -> str:
+def path_of(eqn: core.JaxprEqn, around: CallSite) -> str:
     """The name scopes around an equation, without what JAX's transformations and einsum add."""
     parts = [name for name in scopes(eqn) if "->" not in name]
     return "/".join([around.path, *parts] if around.path else parts)

@@ -23,7 +23,7 @@ from regrad.jax.bridge import conjugate
 from regrad.jax.host.programs import Params, runs
 from regrad.jax.primitives import is_float
 from regrad.jax.running import CALLS, LONGEST, ProgramCall, ProgramRun, wide, without_rules
-from regrad.jax.sites import Around, is_number, line_of, path_of, site_of
+from regrad.jax.sites import CallSite, is_number, line_of, path_of, site_of
 
 # JAX's primitives by the op types that the cures are known for.
 OP_TYPES = {
@@ -334,10 +334,10 @@ def _kept(jaxpr: Any) -> Iterator[Kept]:
         seen.add(v)
         size = int(np.prod(v.aval.shape)) * v.aval.dtype.itemsize
         if size:
-            yield *_origin(jaxpr, v, Around()), size
+            yield *_origin(jaxpr, v, CallSite()), size
 
 
-def _origin(jaxpr: Any, v: Any, around: Around) -> tuple[str, str, str]:
+def _origin(jaxpr: Any, v: Any, around: CallSite) -> tuple[str, str, str]:
     """Return what made a variable of a program: op type, line, path; calls are opened."""
     made = {out: (eqn, i) for eqn in jaxpr.eqns for i, out in enumerate(eqn.outvars)}
     if v not in made:

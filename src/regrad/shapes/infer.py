@@ -36,7 +36,7 @@ import numpy as np
 
 from regrad.core import dims
 from regrad.core.backends import is_inexact
-from regrad.core.dims import Dim, Source, UnknownRank
+from regrad.core.dims import Dim, SizeSource, UnknownRank
 from regrad.core.promotion import get_default_dtype
 from regrad.core.registry import Op
 from regrad.core.signatures import is_of_caller
@@ -62,7 +62,7 @@ FEW = 3  # inputs of unknown rank, of which all combinations are tried
 MISTAKES = (ShapeError, TypeError, IndexRangeError, NumberRangeError)  # DTypeErrors are TypeErrors
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
 SMALL, LARGE = 5, 2**16  # a size in a trial; the elements of an array that is tried as it is
-LARGE_SIZES = Source()
+LARGE_SIZES = SizeSource()
 COUNT = itertools.count()
 
 Number = Callable[[Any], int]  # what stands for a size in a trial
@@ -405,5 +405,5 @@ def _shaped(part: Dim | UnknownRank, rank: int) -> Any:
 
 
 def _some_shape(rank: int) -> tuple[Dim, ...]:
-    source = Source(next(COUNT))
+    source = SizeSource(next(COUNT))
     return tuple([dims.size_of(source, axis) for axis in range(rank)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
+from regrad.autodiff.custom_functions import CustomFunction, SavedValues, unpack
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.rule import place, wrong_gradient
@@ -112,7 +112,7 @@ def refuse_keywords(options: dict[str, Any], name: str) -> None:
             )
 
 
-class CustomTorchCall(Saves):
+class CustomTorchCall(SavedValues):
     """One call of a custom function: what it saved, and its gradient function."""
 
     grad_func: Callable[..., Any]

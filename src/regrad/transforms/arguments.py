@@ -61,7 +61,7 @@ def _placed(leaf: object, given: Iterator[Tensor]) -> Any:
     if leaf is ARRAY:
         return next(given)._data
     if type(leaf) is _Traced:
-        return dispatch.Number.of(next(given), NUMBER[leaf.type])
+        return dispatch.WeakScalar.of(next(given), NUMBER[leaf.type])
     return copy.deepcopy(leaf) if type(leaf) in (list, set) else leaf  # the caller may change it
 
 
@@ -82,7 +82,7 @@ def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStruct
     tensors: list[Tensor] = []
     plain: list[Any] = []
     for leaf in leaves:
-        if weak and type(leaf) is dispatch.Number:
+        if weak and type(leaf) is dispatch.WeakScalar:
             tensors.append(leaf)
             plain.append(_Traced(type(leaf.example)))
         elif dispatch.is_tensor(leaf):

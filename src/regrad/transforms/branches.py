@@ -137,7 +137,7 @@ class _Words(str):
 
 
 def _has_dtype(leaf: object) -> bool:
-    return is_array(leaf) or (dispatch.is_tensor(leaf) and type(leaf) is not dispatch.Number)
+    return is_array(leaf) or (dispatch.is_tensor(leaf) and type(leaf) is not dispatch.WeakScalar)
 
 
 def _is_same(x: object, y: object) -> bool:
@@ -149,7 +149,7 @@ def _is_same(x: object, y: object) -> bool:
 
 def _number(leaf: Any) -> complex | None:
     """A Python number, or one like the number that is traced."""
-    if type(leaf) is dispatch.Number:
+    if type(leaf) is dispatch.WeakScalar:
         return leaf.example
     return leaf if type(leaf) in dispatch.NUMBERS else None
 

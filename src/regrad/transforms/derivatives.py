@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrad.autodiff.choosing import Argnums, Call, Choice
+from regrad.autodiff.choosing import Argnums, ArgumentSelection, Call
 from regrad.autodiff.gradients import callable_or_raise, watchable
 from regrad.core import containers, dims, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
@@ -138,7 +138,9 @@ def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ..
     [5.0, 2.0]
     """
     callable_or_raise(f, "vjp")
-    call = Choice(f, "vjp", range(len(xs)) if xs else None, has_aux).call(xs or (None,), {})
+    call = ArgumentSelection(f, "vjp", range(len(xs)) if xs else None, has_aux).call(
+        xs or (None,), {}
+    )
     run = Linearized(call if has_aux else f, xs, "vjp(f, *xs)")
 
     def vjp_function(dy: TensorLike) -> tuple[Any, ...]:
@@ -202,7 +204,7 @@ def derived(
 ) -> Callable[..., Any]:  # fmt: skip
     """Return a function of the arguments of f, whose result is computed of a call of f."""
     callable_or_raise(f, api)
-    choice = Choice(f, api, argnums, has_aux)
+    choice = ArgumentSelection(f, api, argnums, has_aux)
 
     @helpful(f"{api}(f)")
     def derivative_of_f(*args: Any, **options: Any) -> Any:

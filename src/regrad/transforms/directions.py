@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.autodiff.choosing import Argnums, Call, Choice
+from regrad.autodiff.choosing import Argnums, ArgumentSelection, Call
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import dispatch
 from regrad.core.backends import BACKENDS
@@ -157,5 +157,5 @@ def hvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     """
     callable_or_raise(f, "hvp")
     check_lists(xs, dxs, "hvp")
-    call = Choice(f, "hvp", range(len(xs)) if xs else None).call(xs or (None,), {})
+    call = ArgumentSelection(f, "hvp", range(len(xs)) if xs else None).call(xs or (None,), {})
     return jvp(lambda *inputs: gradient_of(call, inputs, "hvp(f, xs, dxs)"), xs, dxs)[1]

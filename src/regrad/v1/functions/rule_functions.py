@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrad.core.builtin import builtin
 from regrad.core.registry import ALIASES, OPS, canonical
-from regrad.core.rule import Missing, NoGradient, Rule
+from regrad.core.rule import NoGradient, NoRule, Rule
 from regrad.errors import near
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def names() -> dict[str, str]:
     """The names of the functions, with their op types."""
     regular = {f"_{op_type}Grad": op_type for op_type in [*ALIASES, *OPS]}
     named = {**regular, **IRREGULAR}
-    return {name: t for name, t in named.items() if not isinstance(_rule(t), NoGradient | Missing)}
+    return {name: t for name, t in named.items() if not isinstance(_rule(t), NoGradient | NoRule)}
 
 
 def _rule(op_type: str) -> Rule:

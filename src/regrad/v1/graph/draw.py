@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from regrad.core.overrides import CountedRule
-from regrad.core.rule import Missing, NoGradient, place
+from regrad.core.rule import NoGradient, NoRule, place
 from regrad.errors import printable
 from regrad.graph.graph import CONST, Graph, Node, Symbol
 from regrad.graph.plan import needed
@@ -30,7 +30,7 @@ def rule_name(node: Node) -> str:
     rule = node.rule
     if isinstance(rule, NoGradient):
         return "none"
-    if isinstance(rule, Missing):
+    if isinstance(rule, NoRule):
         return "missing"
     if rule is node.op.rule:
         return "built in"

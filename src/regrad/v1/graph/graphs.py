@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import regrad.graph.graph as engine
 from regrad.core.blocks import block, stay
-from regrad.core.dims import Words
+from regrad.core.dims import ErrorTerms
 from regrad.core.overrides import OpBinding
 from regrad.core.overrides import gradient_override_map as OverrideScope
 from regrad.core.registry import OPS, RULES, Op, canonical, resolve
@@ -53,7 +53,7 @@ class Graph(engine.Graph):
     ['Const', 'Sign']
     """
 
-    words: Words = Words("tf.shape(x)[i]", "tf.cond or tf.where", "tf.constant")
+    words: ErrorTerms = ErrorTerms("tf.shape(x)[i]", "tf.cond or tf.where", "tf.constant")
 
     def __init__(self) -> None:
         super().__init__()
