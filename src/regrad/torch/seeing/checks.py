@@ -171,8 +171,8 @@ def recorded(floats: Floats) -> list[Recorded]:
         ys = [y for y in floats(xs) if y.requires_grad]
         for y in ys:
             recorder.adopt(y.grad_fn)
-        dys = [torch.as_tensor(weights(tuple(y.shape)), device=y.device).to(y.dtype) for y in ys]
         with DisableTorchFunction():
+            dys = [torch.as_tensor(weights(y.shape), device=y.device).to(y.dtype) for y in ys]
             pulled(ys, xs, dys)
     return list(recorder.ops.values())
 
