@@ -66,8 +66,8 @@ class Deferred:
     def __init__(self) -> None:
         self.handlers: list[tuple[int, Any]] = []  # those that were in force
         self.due: list[tuple[int, Any]] = []
-        self.waits = True
-        self.again = False  # whether handlers may have been set since it began
+        self.waits: bool = True
+        self.again: bool = False  # whether handlers may have been set since it began
 
     def __enter__(self) -> None:
         if get_ident() in _main:

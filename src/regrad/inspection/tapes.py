@@ -97,11 +97,11 @@ class TapedOp(SeenOp):
     def __init__(self, record: Record, run: TapedRun) -> None:
         kind, rule = kind_of(record.rule, record)
         super().__init__(op_type_of(record), kind, rule, run.tape.line(record))
-        self.record = record
+        self.record: Record = record
         self.watched: set[int] = run.watched
-        self.takes = [key for key in record.inputs if key in run.watched]
+        self.takes: Sequence[Any] = [key for key in record.inputs if key in run.watched]
         outputs = record.outputs
-        self.makes = outputs if isinstance(outputs, tuple) else (outputs,)
+        self.makes: Sequence[Any] = outputs if isinstance(outputs, tuple) else (outputs,)
 
     def true(self, dys: Sequence[Any]) -> list[Tensor | None]:
         """The true gradients by the watched inputs."""

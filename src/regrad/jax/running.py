@@ -73,7 +73,7 @@ class ProgramOp(SeenOp):
         self.eqn: Any = eqn
         self.ins: Sequence[int] = ins
         self.wanted: Sequence[int] = wanted
-        self.takes = [ins[i] for i in wanted]
+        self.takes: Sequence[Any] = [ins[i] for i in wanted]
         self.like: list[Any] = []
         self.pull: Callable[[Sequence[Any]], Sequence[Any]] | None = None
         self.xs: Sequence[Any] = ()

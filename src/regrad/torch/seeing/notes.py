@@ -13,7 +13,7 @@ import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
 from regrad.core.rule import place
-from regrad.inspection.recorder import SeenOp
+from regrad.inspection.recorder import RuleKind, SeenOp
 from regrad.torch.bridge import Bridge
 from regrad.torch.calls import Overridden, RuleCall
 from regrad.torch.custom import Custom
@@ -37,6 +37,7 @@ class OpNote(SeenOp):
     """One op, as it was seen when it ran forward."""
 
     __slots__ = ("call", "func", "inputs", "names", "run", "same")
+    kind: RuleKind
 
     def __init__(self, run: int, op_type: str, line: str = "", path: str = "") -> None:
         super().__init__(op_type, line=line, path=path)

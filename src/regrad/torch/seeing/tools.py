@@ -236,7 +236,7 @@ class TorchRecorder(RunRecorder):
         super().__init__(f, api)
         self.seed = seed
         self.other = other
-        self.measures = Measures()
+        self.measures: Measures = Measures()
         self.ops: list[Recorded] = []
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
