@@ -114,7 +114,7 @@ class Backend:
         return np.array(array, dtype=dtype if dtype.isnative else dtype.newbyteorder("="))
 
     def export(self, array: Array, copy: bool) -> Any:
-        """Return what DLPack exports: a copy, or memory that is flagged as read-only."""
+        """Return the array that DLPack exports: a copy, or memory that is flagged as read-only."""
         if copy:
             return np.array(array)
         array = array.view()

@@ -85,7 +85,7 @@ class Builtin:
 
     @property
     def names(self) -> list[str]:
-        """Return what a call needs besides `dy`."""
+        """Return the names of the values that a call needs besides `dy`."""
         inputs = [i.name for i in self.op.inputs]
         always = [*inputs, *self.op.attrs] if self.rule.unless is not None else []
         asking = [n for f in self._functions().values() for n in asked(f, self.op)[0]]

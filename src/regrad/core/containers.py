@@ -268,7 +268,7 @@ class Arguments:
 
     @property
     def names(self) -> list[str]:
-        """Return what each tensor is called: `x`, `params['w']`."""
+        """Return the name of each tensor: `x`, `params['w']`."""
         named = self._named().items()
         return [path for name, arg in named for _, path in _holes(arg, name)]
 
@@ -349,7 +349,7 @@ def _shown(value: object, path: str = "") -> str:
 
 
 def parameter(function: Callable[..., Any], position: int) -> str:
-    """Return what a function calls its argument at a position: `x`, or `xs[2]` for `*xs`."""
+    """Return the name of a function's argument at a position: `x`, or `xs[2]` for `*xs`."""
     for i, p in enumerate(declared(function) or ()):
         if p.kind is p.VAR_POSITIONAL:
             return f"{p.name}[{position - i}]"

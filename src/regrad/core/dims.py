@@ -270,7 +270,7 @@ def at_least(size: Dim | int, low: int) -> Any:
 
 
 def merged(a: Shape, b: Shape) -> tuple[Any, ...] | None:
-    """Return what two shapes of one tensor say together; None if the rank is still unknown."""
+    """Return the shape that follows from two of one tensor; None if the rank is still unknown."""
     if isinstance(a, UnknownRank) or isinstance(b, UnknownRank):
         known = b if isinstance(a, UnknownRank) else a
         return None if isinstance(known, UnknownRank) else known

@@ -329,7 +329,7 @@ def run(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> 
 
 
 def computed(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> Any:
-    """Return what an op's kernel makes of Tensors, without a record."""
+    """Return the result of an op's kernel for Tensors, without a record."""
     arrays: Any = [x._data for x in xs]
     if len(arrays) == 1:  # as of most ops
         kernel = op.kernels[type(arrays[0])]
@@ -444,7 +444,7 @@ PROMOTE = _private("_Promote", backends.cast, _promote_rule, "dtype")
 
 
 def in_region(x: Tensor) -> Tensor:
-    """Return what stands for a Tensor in the region that is open, if one is."""
+    """Return the Tensor that stands for this one in the open region; itself if none is open."""
     state = current()
     return x if state is None or state.region is None else state.region.enter(x)
 

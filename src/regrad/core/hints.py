@@ -1,4 +1,4 @@
-"""What users of other libraries write, and what to write here: the ends of messages."""
+"""The hints that end messages: what users of other libraries write, and what to write here."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CALLS = {  # how functions are called that newcomers give too much
 
 
 def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
-    """Return what to write instead of a keyword that a function does not have."""
+    """Return the hint for a keyword that a function does not have."""
     if api.endswith("(f)"):  # what it returned
         name = api.removesuffix("(f)")
         return f"Bind it in a closure: {name}(lambda x: f(x, {keyword}={keyword}))(x)."
@@ -89,7 +89,7 @@ def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
 
 
 def of_arguments(api: str, parameters: Sequence[inspect.Parameter] = ()) -> str:
-    """Return what to write instead of more arguments than a function takes."""
+    """Return the hint for a call with more arguments than a function takes."""
     name = api.removesuffix("(f)")
     if api != name:
         return of_passed(name)
@@ -111,7 +111,7 @@ def of_arguments(api: str, parameters: Sequence[inspect.Parameter] = ()) -> str:
 
 
 def of_passed(api: str) -> str:
-    """Return what to write for an f that takes other arguments than a gradient function passes."""
+    """Return the hint for an f that takes other arguments than a gradient function passes."""
     name = api.partition("(")[0]
     if name == "variable_grads":
         return "Close over the data: variable_grads(lambda: f(x))."
@@ -139,7 +139,7 @@ def _all(api: str) -> str:
 
 
 def of_name(name: str, known: Sequence[str], host: str = "") -> str:
-    """Return what a name is called here that a module does not have: ours, or a foreign one.
+    """Return the hint for a name that a module does not have: one of ours, or a foreign one.
 
     `host` is the library whose arrays the module's functions take, if they are not Tensors.
     """
@@ -208,7 +208,7 @@ def unknown(message: str, owner: object) -> AttributeError:
 
 
 def of_rule(function: Callable[..., Any]) -> str:
-    """Return what to do with a function that is given as a rule and does not look like one."""
+    """Return the hint for a function that is given as a rule and does not look like one."""
     names = [*inspect.signature(function).parameters]
     name = getattr(function, "__name__", type(function).__name__)
     if "dy" in names:
@@ -221,7 +221,7 @@ def of_rule(function: Callable[..., Any]) -> str:
 
 
 def of_no_rule(value: object) -> str:
-    """Return what to give as a rule instead of a value that cannot be one."""
+    """Return the hint for a value that is given as a rule and cannot be one."""
     if value is None:
         return " For no gradient give rg.rules.no_gradient."
     if isinstance(value, type):
@@ -237,7 +237,7 @@ def last_name(name: str) -> str:
 
 
 def of_result(value: object, api: str) -> str:
-    """Return what to do with a value that is given where a function belongs."""
+    """Return the hint for a value that is given where a function belongs."""
     if api in ORDER:
         return f" Its arguments are {ORDER[api]}."
     called = api.partition("(")[0]
@@ -274,7 +274,7 @@ def of_rule_name(name: str) -> str:
 
 
 def of_value(value: object) -> str:
-    """Return what to do with a value that an op cannot take."""
+    """Return the hint for a value that an op cannot take."""
     if value is None:
         return " Has a function no return statement? (Write `x is None`, not `x == None`.)"
     if isinstance(value, dict):

@@ -222,7 +222,7 @@ class Missing:
 
 
 def resolve(path: str) -> Any:
-    """Return what a dotted path names; modules on the way are imported."""
+    """Return the object that a dotted path names; modules on the way are imported."""
     first, *names = path.split(".")
     found: Any = importlib.import_module(first)
     at = first

@@ -125,7 +125,7 @@ def _has_threads(pool: Any) -> bool:
 
 @cache
 def _entrances() -> list[list[Any]]:
-    """Return what is replaced: class, name, what makes the new function of the old, and both."""
+    """Return the methods to replace: class, name, maker of the new function, old and new one."""
     from concurrent.futures import ThreadPoolExecutor  # (here: they take long to import)
     from multiprocessing.pool import Pool
 

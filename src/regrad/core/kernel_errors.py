@@ -1,4 +1,4 @@
-"""What goes wrong in a kernel, said in the words of the op and its inputs."""
+"""The errors of kernels, said in the words of the op and its inputs."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ class RegionLike(Protocol):
     traced: bool
 
     def enter(self, x: Any) -> Any:
-        """Return what stands inside for a Tensor."""
+        """Return the value that stands inside for a Tensor."""
 
     def array(self, value: Any) -> Any:
-        """Return what stands inside for an array."""
+        """Return the value that stands inside for an array."""
 
     def did(self, *step: Any) -> None:
         """Take note of an op: its type, rule, inputs, attributes, result, and layout."""

@@ -60,7 +60,7 @@ def pulled(
     f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
     dys: Sequence[Tensor], reached: Sequence[int] | None = None,
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
-    """Return what f returns, and its gradients by the inputs at the places `wanted`.
+    """Return the results of f, and its gradients by the inputs at the places `wanted`.
 
     The dys are those of the outputs at the places `reached` (None: of all). A gradient is None
     where nothing is connected.

@@ -1,4 +1,4 @@
-"""What an override did: hits by source line, as data, as an assertion and as a table."""
+"""The hits of an override by source line: as data, as an assertion and as a table."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Rule:
         return any(s.carries and s.dtype.kind in "biu" for s in node.sources())
 
     def input_name(self, leaf: int) -> str | None:
-        """Return what messages call an input; None for its name in the op."""
+        """Return the name of an input in messages; None for its name in the op."""
         return None
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
@@ -520,7 +520,7 @@ def wrong_gradient(which: str, name: str, got: str, expected: str) -> RuleError:
 
 
 def identity_of(rule: Any) -> Any:
-    """Return what a rule shares with all that do the same; it holds while the rule is held.
+    """Return the key that a rule shares with all that do the same; it holds while the rule is held.
 
     A `lambda` in a training loop is a new function at each step, of one code object and with the
     same cells. What a factory such as `superspike(10.0)` makes is known by its arguments.

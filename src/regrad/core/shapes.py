@@ -201,7 +201,7 @@ Window = tuple[int, int, int]
 
 
 def window(entry: slice, length: int) -> Window:
-    """Return what a slice selects of an axis of this length."""
+    """Return the window that a slice selects of an axis of this length."""
     if entry.start is None is entry.stop and entry.step is None:
         return 0, length, 1
     if entry.step is not None and index(entry.step) == 0:

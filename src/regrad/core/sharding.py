@@ -129,7 +129,7 @@ def kept_in_place(new: Tensor, before: Tensor) -> Tensor:
 
 
 def trouble(error: Exception, xs: Sequence[Tensor], names: Sequence[str] = ()) -> str | None:
-    """Return what an error of JAX's says of the places of these Tensors, in regrad's words."""
+    """Return the message, in regrad's words, for an error of JAX's about the places of Tensors."""
     if type(error).__name__ == "ShardingTypeError":
         return f"{AUTO}. JAX says: {error}"
     if "incompatible devices" not in str(error):

@@ -178,7 +178,7 @@ def plain_code(function: object) -> CodeType | None:
 
 
 def parameters_of(function: Callable[..., Any]) -> str:
-    """Return what a function takes, for a message: `(dy, x)`."""
+    """Return the parameters of a function, for a message: `(dy, x)`."""
     try:
         found = inspect.signature(function)
     except ValueError:

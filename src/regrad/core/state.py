@@ -1,4 +1,4 @@
-"""What is in force in the current thread and task: open tapes and override scopes.
+"""The open tapes and override scopes that are in force in the current thread and task.
 
 The state is an immutable value in a context variable, so a thread starts with none and
 an asyncio task with a copy. `LIVE` answers, without a context lookup, the question that

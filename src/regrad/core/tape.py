@@ -57,7 +57,7 @@ class Record:
     plain = True  # one output, and one tensor per parameter
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
-        """Return what belongs to a parameter among `leaves`: one item, a list, or None."""
+        """Return the part of `leaves` that belongs to a parameter: one item, a list, or None."""
         return leaves[parameter]
 
     def detail(self, parameter: int, which: int) -> Any:
@@ -73,7 +73,7 @@ class Record:
             self.y = other
 
     def view(self) -> OpView:
-        """Return what a rule in TensorFlow's form sees."""
+        """Return the op as a rule in TensorFlow's form sees it."""
         return OpView(self)
 
     def wanted(self, watched: set[int]) -> list[int]:
@@ -146,7 +146,7 @@ def positions(place: Place) -> tuple[int, ...]:
 
 
 def placed(leaves: Sequence[Any], place: Place) -> Any:
-    """Return what of the leaves one parameter gets: one, a list of them, or None."""
+    """Return the part of the leaves that one parameter gets: one, a list of them, or None."""
     if isinstance(place, tuple):
         return [leaves[i] for i in place]
     return None if place is None else leaves[place]

@@ -138,7 +138,7 @@ def _walk(
 
 
 def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
-    """Return what the rule returns, by leaf.
+    """Return the gradients that the rule returns, by leaf.
 
     A rule that asks for a size which only the run of the graph can tell, runs in the run.
     """
