@@ -43,7 +43,7 @@ def _dilation_windows(
 
 
 def _candidates(xp: Namespace, x: Array, w: Array, win: Windows) -> Array:
-    """Return what the maximum is taken of, tap by tap."""
+    """Return the arrays whose maximum is taken, tap by tap."""
     x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     taps = itertools.product(*map(range, win.size))
     return (x[at] + w[tap] for at, tap in zip(win.places(), taps, strict=True))

@@ -1,4 +1,4 @@
-"""What the Array API standard asks a namespace about itself."""
+"""The information that the Array API standard asks of a namespace about itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NamespaceInfo:
     """The capabilities of regrad as an Array API namespace: `regrad.__array_namespace_info__()`."""
 
     def capabilities(self) -> dict[str, Any]:
-        """Return what is possible outside of compiled functions and graphs, with NumPy's limits."""
+        """Return the capabilities outside of compiled functions and graphs, with NumPy's limits."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
@@ -80,7 +80,7 @@ def _torch_devices() -> builtins.list[Any]:
 
 
 def __array_namespace_info__() -> NamespaceInfo:
-    """Return what regrad answers about itself as an Array API namespace.
+    """Return the information about regrad as an Array API namespace.
 
     Source: the Array API standard, 2024.12.
 

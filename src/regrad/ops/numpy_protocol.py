@@ -120,7 +120,7 @@ def is_unobserved() -> bool:
 
 
 def _by_numpy(name: str, run: Callable[..., Any], args: Any, options: Any) -> Any:
-    """Return what NumPy computes from the values; refuse to write into a Tensor."""
+    """Return the result that NumPy computes from the values; refuse to write into a Tensor."""
     try:
         return run(*_values(args), **_values(options))
     except ValueError as error:

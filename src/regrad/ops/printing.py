@@ -163,7 +163,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _held(t: TensorLike) -> Tensor:
-    """Return what a Variable holds, by a read that is not differentiated."""
+    """Return the Tensor that a Variable holds, by a read that is not differentiated."""
     return getattr(t, "_tensor", t)
 
 

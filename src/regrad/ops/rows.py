@@ -1,4 +1,4 @@
-"""What the kernels of gathers and scatters share, in each library."""
+"""The steps that the kernels of gathers and scatters share, in each library."""
 
 from __future__ import annotations
 

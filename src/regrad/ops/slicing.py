@@ -74,7 +74,7 @@ def _strided_slice_grad(xp, x: TensorLike, /, *, shape: tuple[int, ...], index: 
 
 
 def _ascend(xp: Namespace, x: Array, windows: list[Window]) -> Array:
-    """Return what belongs into windows, with one axis per window, and first to last."""
+    """Return the values that belong into windows, with one axis per window, and first to last."""
     x = xp.reshape(x, tuple(count for _, count, _ in windows))
     back = flipped(windows)
     return xp.flip(x, axis=back) if back else x

@@ -301,7 +301,7 @@ def _neighbours(
 
 
 def _between_neighbours(ordered: Tensor, low: Tensor, high: Tensor, share: Tensor) -> Tensor:
-    """Return what lies between sorted elements; NaN where there is a NaN, which is the last."""
+    """Return the values between sorted elements; NaN where there is a NaN, which is the last."""
     a, b = take(ordered, low, axis=-1), take(ordered, high, axis=-1)
     y = a * (1 - share) + b * share
     y = where(logical_and(share == 0, logical_not(isfinite(b))), a, y)  # 0 times infinity

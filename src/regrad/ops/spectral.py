@@ -239,13 +239,13 @@ def _svdvals_by_x(dy, a, x):
 
 
 def _beyond_u(x: Tensor, u: Tensor, vh: Tensor) -> Tensor:
-    """Return what x makes of the right vectors, without the part along the left ones."""
+    """Return the product of x with the right vectors, without the part along the left ones."""
     y = matmul(x, _adjoint(vh))
     return y - matmul(u, matmul(conj(u), y, True))
 
 
 def _beyond_v(x: Tensor, u: Tensor, vh: Tensor) -> Tensor:
-    """Return what x makes of the left vectors, without the part along the right ones."""
+    """Return the product of the left vectors with x, without the part along the right ones."""
     y = matmul(conj(u), x, True)
     return y - matmul(matmul(y, _adjoint(vh)), vh)
 

@@ -231,7 +231,7 @@ def _inside(sizes: Sequence[int], padding: Sequence[tuple[int, int]]) -> tuple[s
 
 
 def lowest(x: Array) -> float:
-    """Return what padding must hold in order never to be a maximum."""
+    """Return the value that padding must hold in order never to be a maximum."""
     dtype = numpy_dtype(x.dtype)
     if dtype.kind == "b":
         return False
