@@ -98,7 +98,7 @@ def infer(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 def _answer(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec] | None:
-    """Return what a form says; None if it leaves the case to a trial."""
+    """Return the specs of the results by a form; None if it leaves the case to a trial."""
     answer = form.function(arguments, attrs)
     kind = type(answer)
     if kind is not tuple and answer is not None:  # (most forms return a tuple: they end here)
@@ -158,7 +158,7 @@ def _leaves(arguments: Arguments) -> Iterator[Spec]:
 
 
 def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """Return what the kernel returns for small arrays (see `infer`)."""
+    """Return the specs of the kernel's results for small arrays (see `infer`)."""
     if op.stateful:  # a trial would read or write a variable
         return _guess(op, arguments)
     if _is_unranked(arguments, attrs):
@@ -191,7 +191,7 @@ def _guess(op: Op, arguments: Arguments) -> list[Spec]:
 
 
 def _try(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """Return what the kernel returns where all sizes are known; remembered, if that can be."""
+    """Return the specs of the results where all sizes are known; remembered, if that can be."""
     specs = tuple([tuple(x) if isinstance(x, list) else x for x in arguments])
     # with the type of each value: 1, 1.0 and True would be one key of the cache
     items = tuple([(name, type(value), value) for name, value in attrs.items()])
@@ -208,7 +208,7 @@ def _is_plain(value: object) -> bool:
 
 @lru_cache(maxsize=4096)
 def _trial(op: Op, specs: tuple[Any, ...], items: tuple[Any, ...]) -> tuple[Spec, ...]:
-    """Return what the kernel makes of arrays of these specs; `items` are its attributes."""
+    """Return the specs of the results for arrays of these specs; `items` are the attributes."""
     arrays = [_each(x, _array) for x in specs]
     with quiet():
         results = op.kernels[np.ndarray](*arrays, **{name: value for name, _, value in items})
@@ -274,7 +274,7 @@ def _dims_of(value: Any) -> list[Dim]:
 
 
 def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """Return what trials with other numbers for the unknown sizes have in common.
+    """Return the specs that trials with other numbers for the unknown sizes have in common.
 
     The numbers rise from size to size in one trial and fall in the other, so that no size can
     be mistaken for one computed from another. Where that fails, some sizes may have to be equal;
@@ -298,7 +298,7 @@ def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 def _common(op: Op, arguments: Arguments, attrs: Attrs, *numbers: Number) -> list[Spec]:
-    """Return what the trials with different sizes, and with sizes of 1, have in common."""
+    """Return the specs that trials with different sizes, and with sizes of 1, have in common."""
     # sizes of the result can only be sizes that the op was given, not what it computed of them
     candidates = {n.key: n for n in _dims_of([*_leaves(arguments), *attrs.values()])}
     trials = [_try_filled(op, arguments, attrs, number) for number in numbers]

@@ -43,7 +43,7 @@ def smaller(m: Size, n: Size) -> Size:
 
 
 def merge(shapes: Iterable[Sequence[Size]]) -> tuple[Size, ...]:
-    """Return what is known of a shape that all of these are."""
+    """Return the one shape that all of these are, with the sizes that any of them knows."""
     first, *others = shapes
     for other in others:
         if unlike(first, other):
