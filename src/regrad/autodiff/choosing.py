@@ -75,7 +75,7 @@ class Call:
         return [self.args[i] for i in self.places]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Return what f returns, without its aux, with these inputs in their places."""
+        """Return the result of f, without its aux, with these inputs in their places."""
         args = list(self.args)
         for i, x in zip(self.places, inputs, strict=True):
             args[i] = x
@@ -90,7 +90,7 @@ class Call:
         return y
 
     def parts(self, found: Sequence[Any]) -> Any:
-        """Return what belongs to the inputs as the caller asked for it: one thing, or a tuple."""
+        """Return the entries for the inputs as the caller asked for them: one, or a tuple."""
         return found[0] if self.choice.single else tuple(found)
 
     def with_aux(self, answer: Any) -> Any:
@@ -99,7 +99,7 @@ class Call:
 
 
 def pair(y: Any, api: str) -> tuple[Any, Any]:
-    """Return what a function with aux returned, in its two parts."""
+    """Return the two parts of the result of a function with aux."""
     if not isinstance(y, tuple | list) or len(y) != 2:
         raise ArgumentError(
             f"{api}(f): with has_aux=True f must return a pair (y, aux), got "

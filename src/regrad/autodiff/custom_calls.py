@@ -54,7 +54,7 @@ class CustomRule(SavedValues, Rule):
         return False  # nobody can know
 
     def answer(self, dy: Cotangent, holding: bool = True) -> Any:
-        """Return what grad_func returns, run by ops that no override concerns.
+        """Return the result of grad_func, run by ops that no override concerns.
 
         A function that it differentiates in its turn (the model again, say) runs under the
         overrides that were in force at the call.
@@ -68,7 +68,7 @@ class CustomRule(SavedValues, Rule):
         return enumerate(self.per_input(answer))
 
     def per_input(self, answer: Any) -> Sequence[Any]:
-        """Return what grad_func answered, one entry per input."""
+        """Return the answer of grad_func, one entry per input."""
         if not self.nests and type(answer) in (list, tuple) and len(answer) == self.count:
             for dx in answer:
                 if not isinstance(dx, Tensor) and dx is not None:
@@ -130,7 +130,7 @@ class CustomCall(CustomRule):
         return self.recorded(value, state)
 
     def guarding(self, run: Callable[[], Any], state: State) -> Any:
-        """Return what f returns, by `run`, while a guard watches over it."""
+        """Return the result of f, by `run`, while a guard watches over it."""
         xs, outer = self.inputs, state.tapes
         if state.guard is not None:
             state.guard.check(CUSTOM, xs)

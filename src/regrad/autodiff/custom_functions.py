@@ -40,7 +40,7 @@ class CustomFunction:
         return CustomFunction, (self.f,)
 
     def signature(self) -> inspect.Signature | None:
-        """Return what callers pass, which is all but `save`; None if f does not name that."""
+        """Return the signature for callers, all but `save`; None if f does not name that."""
         rest = [p for p in self.parameters if p.name != "save"]
         return inspect.Signature(rest) if len(rest) < len(self.parameters) else None
 
@@ -52,7 +52,7 @@ class CustomFunction:
     def run(
         self, args: tuple[Any, ...], options: Mapping[str, Any], save: Callable[..., None]
     ) -> Any:
-        """Return what f returns; it is given `save` where it takes it."""
+        """Return the result of f; it is given `save` where it takes it."""
         way = self._ways.get(count := len(args))
         if way is None:
             way = self._ways[count] = self._way(count)

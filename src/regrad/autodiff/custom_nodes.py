@@ -45,7 +45,7 @@ class InGraph(Rule):
         return self.names(leaf)
 
     def sources(self, node: Any) -> list[Symbol]:
-        """Return what the gradient depends on: the inputs, and values that must stay constant."""
+        """Return the inputs that the gradient depends on, and values that must stay constant."""
         places = node.layout[1]
         return [node.xs[i]._data for i in places] + self.closed
 

@@ -401,7 +401,7 @@ def _no_tensor(leaf: object, api: str) -> ArgumentError:
 
 
 def result(y: Any, api: str) -> Tensor:
-    """Return what f returned, if it is a Tensor that can have a gradient."""
+    """Return the result of f, if it is a Tensor that can have a gradient."""
     y = _read(y)
     if not isinstance(y, Tensor):
         raise ArgumentError(
@@ -550,7 +550,7 @@ def variable_pairs(
 
 
 def _read(y: Any) -> Any:
-    """Return what f returned; what stands for a Tensor is read while the tape is still on."""
+    """Return the result of f; what stands for a Tensor is read while the tape is still on."""
     return y._read() if isinstance(y, Readable) else y
 
 

@@ -116,7 +116,7 @@ class Guard:
 
 
 def name_of(f: Any, x: Tensor) -> str | None:
-    """Return what f calls a tensor that it closes over."""
+    """Return the name under which f closes over a tensor; None if there is none."""
     code = getattr(f, "__code__", None)
     if code is None:
         return None
