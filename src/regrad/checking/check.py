@@ -117,7 +117,7 @@ def report(
 
 
 def _called(weights: Arrays, order: int) -> list[str]:
-    """Return what the gradients that arrive are called, which are inputs of the next order."""
+    """Return the names of the gradients that arrive, which are inputs of the next order."""
     name = "dy" if order == 1 else f"dy{order}"
     return [name] if len(weights) == 1 else [f"{name}[{i}]" for i in range(len(weights))]
 
@@ -253,7 +253,7 @@ class OrderCheck:
         return self.known[key]
 
     def slope(self, weights: np.ndarray, column: Column) -> float:
-        """Return what the gradient says along a column."""
+        """Return the slope along a column by the gradient."""
         if self.mode == "forward":
             used = weights != 0
             return float(weights[used] @ self.pushed(column)[used])
@@ -320,13 +320,13 @@ class OrderCheck:
 
     @property
     def size_of_gradient(self) -> np.ndarray:
-        """Return what the gradients by the inputs are made of, in size."""
+        """Return the sizes of the terms that the gradients by the inputs are made of."""
         return float(np.abs(self.weights) @ self.size) / np.concatenate(self.scales)
 
     # -- verdicts --------------------------------------------------------------------------------
 
     def judged(self) -> tuple[list[Finding], list[Finding]]:
-        """Return what is wrong, and what is inconclusive; the worst of each input."""
+        """Return the findings that are wrong, and the inconclusive; the worst of each input."""
         if not any(x.size for x in self.flat) or not self.y.size:
             self.gradient(np.zeros(self.y.shape))
             return [], [self.doubt(EMPTY, 0)]
@@ -373,7 +373,7 @@ class OrderCheck:
         return judged
 
     def verdict(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Verdict:
-        """Return what differences with an error say about the gradient along a column."""
+        """Return the verdict of differences with an error on the gradient along a column."""
         first = self.compared(weights, column, slopes)
         if first.verdict in ("", "wrong") or np.count_nonzero(weights) < 2:
             return first
@@ -445,7 +445,7 @@ class OrderCheck:
         return Finding(reason, self.order, self.names[i], None, np.nan, np.nan, np.inf)
 
     def kind(self, wrong: Sequence[Verdict]) -> str:
-        """Return what sort of error it is, as far as all that is wrong agrees on it."""
+        """Return the sort of the error, as far as all that is wrong agrees on it."""
         a = np.array([j.analytic for j in wrong])
         b = np.array([j.numerical for j in wrong])
         if not np.isfinite(a).all():
@@ -462,7 +462,7 @@ class OrderCheck:
         return "wrong value"
 
     def elsewhere(self) -> list[Finding]:
-        """Return what is wrong at nearby points, where this one cannot tell."""
+        """Return the findings at nearby points, where this one cannot tell."""
         for what, shrink, spread in NEARBY:
             xs = [like(self.moved(i, shrink, spread), x) for i, x in enumerate(self.xs)]
             try:

@@ -1,4 +1,4 @@
-"""What a check of gradients found, as values."""
+"""The findings of a check of gradients, as values."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class GradientReport:
 
     @property
     def error(self) -> str:
-        """Return what is wrong, and why."""
+        """Return the message that says what is wrong, and why."""
         text = "\n".join(map(str, self.findings))
         if self.causes:
             text += f" Wrong: {'; '.join(c.as_cause for c in self.causes)}."
