@@ -88,7 +88,7 @@ class Compared:
 
     @property
     def place(self) -> str:
-        """Return what the row is about, for a message."""
+        """Return the words that say what the row is about, for a message."""
         if self.kind != "op":
             return f"the gradient by {self.name}"
         rule = f" ({self.rule})" if self.rule else ""
@@ -337,7 +337,7 @@ def _is_meant(row: Compared, meant: frozenset[str]) -> bool:
 
 
 def _angle(row: Compared) -> float:
-    """Return what rows are sorted by: the cosine, or less if there is none."""
+    """Return the number that rows are sorted by: the cosine, or less if there is none."""
     return -2.0 if math.isnan(row.cosine) else row.cosine
 
 

@@ -214,7 +214,7 @@ class Search(Tool):
         return tuple(operand(name, a, shape, index) for name, a in arrays if a is not None)
 
     def verdict(self, run: Recording) -> NonFinite | None:
-        """Return what spoiled the results or the gradients of a run."""
+        """Return the origin of the values that spoiled the results or the gradients of a run."""
         for name, x in self.recorder.given(run):
             if (bad := self.recorder.bad(x)) is not None:
                 what, index, count = bad

@@ -164,7 +164,7 @@ class RunRecorder:
         return None if x is None else numbers_of(self.array(x))
 
     def bad(self, x: Any) -> Bad | None:
-        """Return what is not finite in an array, if anything: kind, first index, count."""
+        """Return the values of an array that are not finite, if any: kind, first index, count."""
         return None if x is None else first_bad(self.array(x))
 
     def given(self, run: Recording) -> Named:
@@ -172,7 +172,7 @@ class RunRecorder:
         return [(leaf.name, leaf.x) for leaf in run.leaves]
 
     def key(self, x: Any) -> int:
-        """Return what tells an array from others that are alive."""
+        """Return the key that tells an array from others that are alive."""
         return id(x)
 
     def cure(self, op: Any) -> str:
@@ -180,7 +180,7 @@ class RunRecorder:
         raise NotImplementedError
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterable[Kept]:
-        """Return what the backward pass keeps: one entry for each array."""
+        """Return the arrays that the backward pass keeps, one entry for each."""
         raise NotImplementedError
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
@@ -192,11 +192,11 @@ class RunRecorder:
         raise NotImplementedError
 
     def names(self, other: Any) -> tuple[str, str]:
-        """Return what its gradients and the others that they are compared with are called."""
+        """Return the names of its gradients and of the others that they are compared with."""
         return ("first", "second") if callable(other) else ("given", other or "true")
 
     def meant(self, surrogates: Iterable[str]) -> Iterable[str]:
-        """Return what was declared to differ, as the rows spell it."""
+        """Return the names that were declared to differ, as the rows spell them."""
         return surrogates
 
 

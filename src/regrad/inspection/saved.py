@@ -1,4 +1,4 @@
-"""What a backward pass keeps in memory, as data."""
+"""The memory that a backward pass keeps, as data."""
 
 from __future__ import annotations
 

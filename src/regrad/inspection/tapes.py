@@ -325,7 +325,7 @@ class TrueCustom(Rule):
 
 
 def _run_again(call: CustomCall, xs: Sequence[Tensor]) -> list[Tensor]:
-    """Return what a custom function computes of other tensors, by ops that have their own rules."""
+    """Return a custom function's results for other tensors, by ops that have their own rules."""
     _, args, options = call.again
     args = with_tensors(args, xs)
     value, _ = unpack(call.custom.run(args, options, lambda *tensors, **named: None), call.name)

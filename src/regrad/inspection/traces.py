@@ -1,4 +1,4 @@
-"""What ran backward, in order, as data: `GradientTrace`, and the steps in it."""
+"""The ops that ran backward, in order, as data: `GradientTrace`, and the steps in it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class GradientTrace:
         )
 
     def worst(self) -> list[Symptom]:
-        """Return what is most likely wrong, worst first.
+        """Return the symptoms of what is most likely wrong, worst first.
 
         The first step that made a NaN or infinity of finite numbers; steps at which the gradient
         died; where it was cut off, if something has none; and, if they change it a thousandfold,
