@@ -236,7 +236,7 @@ def _is_random(op: Recorded, ys: Sequence[torch.Tensor], seed: int) -> bool:
 
 
 def _differs(name: str, there: np.ndarray, alone: np.ndarray) -> Finding | None:
-    """Return what is wrong with a gradient, if it is not the same that the op has alone."""
+    """Return the finding on a gradient, if it is not the same that the op has alone."""
     scale = float(np.abs(alone).max(initial=0.0)) or 1.0
     gap = np.abs(there - alone)
     if not (gap > 1e-6 * scale).any():

@@ -63,7 +63,7 @@ class _Keeper(Looker):
             return x.detach()  # (an op's own output would hold the op that holds it)
 
     def rows(self, alive: set[int]) -> Iterator[Kept]:
-        """Return what was saved, and is still kept; all, if the backward pass has let go of it."""
+        """Return the rows of the storages that are still kept; of all, after the backward pass."""
         for key, (storage, op_type, line, path, size) in self.saved.items():
             if key not in alive and (self.ran_backward or not storage.expired()):
                 yield op_type, line, path, size

@@ -1,4 +1,4 @@
-"""What kind of error a wrong gradient looks like: found by trying what people get wrong."""
+"""The kind of error that a wrong gradient looks like: found by trying what people get wrong."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _functions(f: Any) -> list[FunctionType]:
 
 
 def _outer(f: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Return what a function reads from outside of it: (name, value)."""
+    """Return the values that a function reads from outside of it: (name, value)."""
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
         try:
             yield name, cell.cell_contents

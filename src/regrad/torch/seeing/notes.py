@@ -1,4 +1,4 @@
-"""What is noted of an op: what it is called, whose rule it has, and where it ran."""
+"""The notes on an op: what it is called, whose rule it has, and where it ran."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OpNote(SeenOp):
         return self.inputs or self
 
     def name(self, edge: int) -> str:
-        """Return what an input is called."""
+        """Return the name of an input."""
         return self.names[edge] if edge < len(self.names) else f"input {edge}"
 
     def describe_function(self, node: Any) -> None:
@@ -98,7 +98,7 @@ def _is_twin(function: Any, other: Any) -> bool:
 
 
 def spelled(op_type: str) -> str:
-    """Return what torch calls an op type; the type itself where it has no name for it."""
+    """Return torch's name for an op type; the type itself where it has no name for it."""
     family = families().get(op_type)
     return family.names[0] if family else op_type.rpartition(".")[2]
 
@@ -135,7 +135,7 @@ def op_type_of(func: Any) -> str:
 
 @cache
 def parameters_of(func: Any) -> tuple[str, ...]:
-    """Return what a torch function calls its arguments, in order."""
+    """Return the names of a torch function's arguments, in order."""
     try:
         known = torch.overrides.get_testing_overrides().get(func)
         return tuple(inspect.signature(func if known is None else known).parameters)
@@ -162,7 +162,7 @@ def named_tensors(
 
 
 def labels(func: Any, nodes: Sequence[Any]) -> list[str]:
-    """Return what the nodes are called that one call of a torch function made, the last first."""
+    """Return the names of the nodes that one call of a torch function made, the last first."""
     name = function_name(func)
     words = [node_word(node.name()) for node in nodes]
     if len(nodes) == 1:
@@ -175,7 +175,7 @@ def labels(func: Any, nodes: Sequence[Any]) -> list[str]:
 
 
 def edge_name(edge: Any, nr: int, given: Sequence[Any], made: set[Any]) -> str:
-    """Return what an input of a node is called, by the arguments (name, leaf, node, output)."""
+    """Return the name of an input of a node, by the arguments (name, leaf, node, output)."""
     if edge is None:
         return ""
     if is_leaf(edge):
@@ -193,7 +193,7 @@ def edge_name(edge: Any, nr: int, given: Sequence[Any], made: set[Any]) -> str:
 
 
 def function_names(function: Any, args: Sequence[Any]) -> list[str]:
-    """Return what the tensors among the arguments of an `autograd.Function` are called."""
+    """Return the names of the tensors among the arguments of an `autograd.Function`."""
     forward: Callable[..., Any] = function.forward
     names = list(inspect.signature(forward).parameters)
     if function.setup_context is torch.autograd.Function.setup_context:

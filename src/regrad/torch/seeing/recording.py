@@ -59,7 +59,7 @@ class Recorded:
         return [self.leaves[i] for i in self.places]
 
     def names(self) -> list[str]:
-        """Return what they are called."""
+        """Return the names of the tensors that are differentiated."""
         places = [i for i, x in enumerate(self.leaves) if isinstance(x, torch.Tensor)]
         named = [*self.note.names, *[f"input {i}" for i in range(len(places))]]
         if isinstance(self.func, CustomTorchCall):

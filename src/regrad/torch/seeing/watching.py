@@ -288,7 +288,7 @@ class Looker:
 
 
 def key_of(node: Any) -> int | None:
-    """Return what tells a node from others: its number, or the id of the leaf that it is for."""
+    """Return the key that tells a node from others: its number, or the id of its leaf."""
     if node is None:
         return None
     return id(node.variable) if is_leaf(node) else number_of(node)
