@@ -203,7 +203,7 @@ def _derived(f: OfArrays, xs: Sequence[Any]) -> tuple[OfArrays, list[Any]]:
 
 
 def _with_rules(ran: Sequence[ProgramOp]) -> list[ProgramOp]:
-    """Return what has a rule that is not JAX's own."""
+    """Return the ops that have a rule that is not JAX's own."""
     return [each for each in ran if each.wanted and each.eqn is not None and is_custom(each.eqn)]
 
 
@@ -226,7 +226,7 @@ def _derive(f: OfArrays, dys: Sequence[np.ndarray]) -> OfArrays:
 
 
 def _wrong(ran: ProgramOp, order: int, settings: Settings) -> list[Finding]:
-    """Return what is wrong with the rule of one op, given what it was given."""
+    """Return the findings on the rule of one op, for the inputs that it had."""
     alone = ran.alone(as_function(ran.eqn))
     report = _report(alone, [ran.xs[i] for i in ran.wanted], order, ran.names, settings)
     what = describe(ran)

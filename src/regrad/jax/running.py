@@ -81,11 +81,11 @@ class ProgramOp(SeenOp):
 
     @property
     def names(self) -> list[str]:
-        """Return what the watched operands are called."""
+        """Return the names of the watched operands."""
         return [self.name(i) for i in self.wanted]
 
     def name(self, i: int) -> str:
-        """Return what an operand is called."""
+        """Return the name of an operand."""
         return self.operands[i] if i < len(self.operands) else f"x{i}"
 
     def alone(self, run: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
@@ -194,7 +194,7 @@ class ProgramCall:
         return [self.names[i] for i in self.watched]
 
     def value(self, ys: Sequence[Any]) -> Any:
-        """Return what the function returned."""
+        """Return the result of the function, with `ys` in it."""
         outs = list(self.call.outs)
         for i, y in zip(self.call.out_places, ys, strict=False):
             outs[i] = y

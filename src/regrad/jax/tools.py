@@ -338,7 +338,7 @@ def _kept(jaxpr: Any) -> Iterator[Kept]:
 
 
 def _origin(jaxpr: Any, v: Any, around: CallSite) -> tuple[str, str, str]:
-    """Return what made a variable of a program: op type, line, path; calls are opened."""
+    """Return the op that made a variable of a program: op type, line, path; calls are opened."""
     made = {out: (eqn, i) for eqn in jaxpr.eqns for i, out in enumerate(eqn.outvars)}
     if v not in made:
         return ("constant" if v in jaxpr.constvars else "argument"), "", ""
