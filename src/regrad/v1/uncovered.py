@@ -1,4 +1,4 @@
-"""What TensorFlow 1 has and `regrad.v1` has not, with the nearest thing to call."""
+"""The names that TensorFlow 1 has and `regrad.v1` has not, with the nearest thing to call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes a tensor of the graph or an attribute of an op, and how ops are made."""
+"""The values that become tensors of the graph or attributes of ops, and how ops are made."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class TensorShape:
             raise ShapeError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
     def merge_with(self, other: ShapeLike) -> TensorShape:
-        """Return what both shapes together say; ValueError if they contradict each other."""
+        """Return the shape that follows from both; ValueError if they contradict each other."""
         other = TensorShape(other)
         self.assert_is_compatible_with(other)
         if self._sizes is None or other._sizes is None:

@@ -1,4 +1,4 @@
-"""What the functions of `tf.nn`, `tf.layers` and `tf.losses` ask of their arguments."""
+"""The requirements of the functions of `tf.nn`, `tf.layers` and `tf.losses` on arguments."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class CompiledPlan(Plan):
         return found, written, followed, checks
 
     def _checked(self, symbol: Symbol, value: Any) -> Any:
-        """Return what an Assert checks after the run; text stays outside of the program."""
+        """Return the value that an Assert checks after the run; text stays outside it."""
         if symbol.dtype.kind not in "OSU":
             return value
         self.labels[symbol.id] = value

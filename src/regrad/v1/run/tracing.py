@@ -209,7 +209,7 @@ def _deferred(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, A
 
 
 class Touched(NamedTuple):
-    """Return what a plan, with all its regions, reads and changes besides its feeds."""
+    """The state that a plan, with all its regions, reads and changes besides its feeds."""
 
     read: set[str]  # the variables
     written: set[str]
