@@ -311,7 +311,7 @@ def camel_case(name: str) -> str:
 
 
 def kind(value: object) -> str:
-    """Return what a value is, for a message: `int`, `None`, `list`, `Tensor(float32, (3,))`."""
+    """Return the kind of a value, for a message: `int`, `None`, `list`, `Tensor(float32, (3,))`."""
     if value is None:
         return "None"
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)

@@ -85,7 +85,7 @@ def compute_weighted_loss(
 
 
 def _divisor(losses: Tensor, weights: Tensor | None, reduction: str) -> Tensor | int:
-    """Return what the sum of the losses is divided by: a sum over the weights as they broadcast."""
+    """Return the divisor of the sum of the losses: a sum over the weights as they broadcast."""
     if weights is None:
         return losses.size
     if reduction == BY_NONZERO:

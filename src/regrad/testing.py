@@ -200,7 +200,7 @@ def _as_float64(value: TensorLike) -> Tensor:
 
 
 def _outputs(y: Any) -> list[Tensor]:
-    """Return what f returned as a list of the Tensors that have gradients."""
+    """Return the results of f that have gradients, as a list of Tensors."""
     ys = list(y) if isinstance(y, tuple | list) else [y]
     for t in ys:
         if not isinstance(t, Tensor):
@@ -319,7 +319,7 @@ def _wrong_inputs(
 
 
 def _names(record: Record, leaves: Sequence[int]) -> list[str]:
-    """Return what the inputs are called, a custom function's after its parameters."""
+    """Return the names of the inputs, a custom function's after its parameters."""
     call = bare_rule(record.rule)
     if not isinstance(call, CustomCall):
         return [name_of(record, i) for i in leaves]

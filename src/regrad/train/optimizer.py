@@ -379,7 +379,7 @@ def _short_names(paths: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _part(key: Any) -> str:
-    """Return what one step of a path in a tree is called: a name, a key of a dict or a place."""
+    """Return the label of one step of a path in a tree: a name, a key of a dict or a place."""
     found = (getattr(key, a) for a in ("name", "key", "idx") if hasattr(key, a))
     return str(next(found, key))
 
