@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
 from regrad.errors import PassedOverError, RuleError, UnusedOverrideWarning
+from regrad.rules import optional
 from regrad.torch import open_scopes
 
 override = regrad.torch.gradient_override_map
@@ -115,6 +116,40 @@ def test_functions_that_are_allowed_in_the_graph_are_refused(x):
     f, said = compiled(lambda x: opaque(x) + 1, "aot_eager"), r"compiled.py:\d+: .*'Relu' inside"
     with pytest.raises(PassedOverError, match=said), override(SEVEN):
         f(x)
+
+
+class Hiding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.relu(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+class Holder:
+    def method(self, x):
+        return Hiding.apply(x)
+
+
+def hiding(x):
+    return Hiding.apply(x)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("hidden", [hiding, Holder().method], ids=["function", "method"])
+def test_a_function_in_code_that_is_allowed_in_the_graph_is_refused(x, hidden, backend):
+    """Its nodes do not tell of the op, which runs out of sight where the program does."""
+    torch.compiler.allow_in_graph(hidden)
+    f = compiled(lambda x: hidden(x) + 1, backend)
+    with pytest.raises(PassedOverError, match=r"Relu ran in .*allow_in_graph"), override(SEVEN):
+        f(x)
+    torch._dynamo.reset()
+    with override({"Relu": optional(SEVEN["Relu"])}, keep=[hidden, Hiding]):
+        y = f(x)
+    assert torch.equal(gradient(y, x), torch.ones_like(x))
 
 
 # -- what only autograd's record tells ------------------------------------------------------------

@@ -26,7 +26,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial, update_wrapper
-from types import FunctionType
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from regrad.torch.below import Below, join_types
 from regrad.torch.composites import fused, is_other_op
 from regrad.torch.enclosing import hidden_error
 from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, replacing, sequence_nr
-from regrad.torch.host.running import Operator, custom_op
+from regrad.torch.host.running import Operator, Overload, Packet, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
 
@@ -153,9 +153,12 @@ def run_node(
         node.target = place_call(parts, Place(line_of(node)))
         return run()
     start = sequence_nr()
-    result = run()
+    with Below() if _is_untraced(node.target) else nullcontext() as below:
+        result = run()
     if _is_watched(node):
         node.meta[_SEEN] = _look(start, node, args, options, result)
+        if below is not None and any(y.requires_grad for y in tensors((result,))):
+            node.meta[_SEEN] += _hidden(node.target, below.types, _untraced_error)
     return result
 
 
@@ -264,13 +267,30 @@ def _in_forward(function: Callable[..., Any], node: torch.fx.Node, run: Callable
     """A node of the forward pass of a Function, which must not be overridden."""
     with Below() as below:
         result = run()
-    found = []
-    for scope in SCOPES.get():
-        types = below.types & scope._bindings.keys()
-        if types and function not in scope._ruleset.keep:
-            found.append((scope, hidden_error(function, types)))
-    node.meta[_SEEN] = found
+    node.meta[_SEEN] = _hidden(function, below.types, hidden_error)
     return result
+
+
+def _hidden(
+    function: Callable[..., Any], ran: set[str], error: Callable[..., PassedOverError]
+) -> list[tuple[Any, Any]]:
+    """For each scope, the error that a node deserves in which ops of these types ran."""
+    hit = ((scope, ran & scope._bindings.keys()) for scope in SCOPES.get())
+    return [
+        (scope, error(function, types))
+        for scope, types in hit
+        if types and function not in scope._ruleset.keep
+    ]
+
+
+def _untraced_error(function: Any, types: set[str]) -> PassedOverError:
+    """An overridden op ran in Python code that torch.compile takes as it is."""
+    name = getattr(function, "__qualname__", repr(function))
+    return PassedOverError(
+        f"{' and '.join(sorted(types))} ran in {name}, which torch.compile takes as it is (see "
+        f"allow_in_graph), so that the rule for {join_types(types)} might never run. Have it "
+        f"traced, or pass keep=[{name}] to leave it as it is."
+    )
 
 
 _LINE = re.compile(r'File "(.+?)", line (\d+)')
@@ -368,8 +388,10 @@ def _may_hide(node: Any) -> bool:
 
 
 def _is_untraced(function: object) -> bool:
-    """Return whether a function is Python's and not torch's, as `allow_in_graph` has them."""
-    return isinstance(function, FunctionType) and not function.__module__.startswith("torch.")
+    """Return whether a node runs somebody's Python code as it is, as `allow_in_graph` has it."""
+    written = not isinstance(function, str | type | BuiltinFunctionType | Overload | Packet)
+    module = getattr(function, "__module__", None) or "torch"
+    return written and module.partition(".")[0] not in ("torch", "_operator")
 
 
 def tell_scopes(
