@@ -114,7 +114,7 @@ def _statements(body: list[ast.stmt], values: Any, of: str = "") -> Iterator[ast
 
 
 def _is_row(node: ast.FunctionDef) -> bool:
-    """Whether it says the name, inputs and docstring of an op that `row` makes."""
+    """Return whether a function declares an op: its name, inputs and docstring, for `row`."""
     return any(ast.unparse(d).startswith("row(") for d in node.decorator_list)
 
 

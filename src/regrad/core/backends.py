@@ -29,9 +29,8 @@ class ArrayDType(Protocol):
 
 Array: TypeAlias = Any  # an array of NumPy, JAX, PyTorch, …, on which a kernel works
 Namespace: TypeAlias = ModuleType  # the functions of the Array API standard, for such arrays
-DTypeLike: TypeAlias = (
-    str | type | ArrayDType
-)  # "float32", float, np.float32, rg.float32, torch.float32
+# "float32", float, np.float32, rg.float32, torch.float32
+DTypeLike: TypeAlias = str | type | ArrayDType
 
 FLOAT = np.dtype("float32")
 KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types

@@ -107,9 +107,7 @@ class Op:
     single: bool = field(init=False)
     kinds: str | None = field(init=False)
     rule: Rule = field(init=False)
-    reads: dict[tuple[str, ...], Any] = field(
-        default_factory=dict, init=False
-    )  # see `BoundFunction`
+    reads: dict[tuple[str, ...], Any] = field(init=False, default_factory=dict)  # `BoundFunction`s
     replaced: Rule | None = None  # its first rule, once it was given another
     function: Callable[..., Any] = not_yet
 

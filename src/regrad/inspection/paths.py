@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regrad.core.reports import Table
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, near
 from regrad.inspection.numbers import Numbers, together
 from regrad.inspection.recorder import Leaf, Recording, RunRecorder, SeenOp, settled
 from regrad.inspection.traces import Step, Tracer, step_of
@@ -125,8 +125,9 @@ def _named(leaves: Sequence[Leaf], name: str) -> Leaf:
     for leaf in leaves:
         if leaf.name == name:
             return leaf
-    known = ", ".join(repr(leaf.name) for leaf in leaves[:8]) + (", …" if len(leaves) > 8 else "")
+    names = [leaf.name for leaf in leaves]
+    known = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
     raise ArgumentError(
         f"gradient_path(f, name): f is not differentiated by {name!r:.60}, but by "
-        f"{known or 'nothing'}"
+        f"{known or 'nothing'}.{near(name, names)}"
     )
