@@ -66,6 +66,8 @@ def test_where_it_is_not_finite():
 def test_a_name_that_nothing_has():
     with pytest.raises(ArgumentError, match=r"not differentiated by 'v', but by 'args\[0\]', 'w'"):
         rg.gradient_path(lambda x: (x * W).sum(), "v")(X)
+    with pytest.raises(ArgumentError, match=r"Did you mean 'args\[0\]'"):
+        rg.gradient_path(lambda x: (x * W).sum(), "arg[0]")(X)
     with pytest.raises(ArgumentError, match="must be a function"):
         rg.gradient_path(3, "w")(X)
 
