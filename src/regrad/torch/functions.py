@@ -17,7 +17,7 @@ import torch
 
 from regrad.core.blocks import block
 from regrad.errors import GradientError, PassedOverError
-from regrad.torch.calls import Overridden, RuleCall
+from regrad.torch.calls import Overridden, RuleCall, pull_back
 from regrad.torch.host import NOTHING, in_forward_mode, is_transformed, put_back
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
 
@@ -102,7 +102,12 @@ def _bind(
     redirect(ctx, Ruled)  # whose backward pass the node then asks for
     ctx.set_materialize_grads(True)
     call.at, call.total = [i for i, _ in xs], len(args)
+    theirs = (ctx.to_save or ()) if call.rule.asks_builtin else ()
+    call.prepare([x for _, x in xs], OwnGradient)  # (see `Ruled`)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
+    if theirs:
+        ctx.save_for_backward(*ctx.to_save, *theirs)
+    ctx.theirs, ctx.function = len(theirs), function
 
 
 def _refuse_transforms(function: Callable[..., Any], bind: Binder, args: Sequence[Any]) -> None:
@@ -119,4 +124,30 @@ class Ruled(torch.autograd.Function, metaclass=Silent):
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
-        return Overridden.backward(ctx, *dys)
+        call, saved = ctx.known[0], ctx.saved_tensors
+        count = len(saved) - ctx.theirs
+        call.record = OwnGradient(ctx, saved[count:])
+        try:
+            return pull_back(ctx, saved[:count], dys)
+        finally:
+            call.record = None  # (it knows ctx, which knows the call)
+
+
+class OwnGradient:
+    """The backward pass that a Function has of its own, as `builtin` in a rule asks for it.
+
+    It sees what its forward pass has saved, and all that stands in its context.
+    """
+
+    def __init__(self, ctx: Any, saved: Sequence[Any]) -> None:
+        self.ctx = ctx
+        self.saved_tensors = saved
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx, name)
+
+    def pull(self, dys: Sequence[torch.Tensor], recording: bool) -> list[Any]:
+        """Return the gradients by its tensors."""
+        dxs = self.ctx.function.backward(self, *dys)
+        dxs = dxs if isinstance(dxs, tuple) else (dxs,)
+        return [dxs[i] for i in self.ctx.known[0].at]

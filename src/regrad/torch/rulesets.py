@@ -32,7 +32,7 @@ import torch.overrides
 from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
-from regrad.core.foreign import ForeignRule
+from regrad.core.foreign import ForeignRule, check_builtin
 from regrad.core.registry import Input, Op, find_op, meant_by, refuse_function
 from regrad.core.reports import Binding, Hit
 from regrad.core.rule import identity_of
@@ -52,6 +52,7 @@ from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
 from regrad.torch.subclasses import as_given
+from regrad.transforms.arguments import replaced
 
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 
@@ -145,6 +146,7 @@ class RuleSet(Nested):
             if family.type in self.rules:
                 raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
             refuse_layout(value, family.type)
+            check_builtin(value, family.type, lambda k, t=family.type: family_of(k).type == t)
             named = bool(family.parameters)  # regrad knows what the op's inputs are called
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
         self.calls: dict[Any, Callable[..., Any]] = {}
@@ -361,7 +363,7 @@ def _override(
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]
-            if call.kept[:1] == [0]:  # the rule wants x as it was
+            if call.kept[:1] == [0] or rule.asks_builtin:  # x is wanted as it was
                 xs[0] = target.clone()
             return put(target, call(*xs), function)
 
@@ -383,8 +385,23 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
         rule = ruleset.rules[key].for_count(len(xs))
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope._bindings[key], tuple(xs[0].shape))
-        return RuleCall(rule, xs, layout, {}, function.apply, hit)
+        return RuleCall(rule, xs, layout, {}, _applied(function, args), hit)
     return None
+
+
+def _applied(function: Any, args: Sequence[Any]) -> Callable[..., Any]:
+    """Return an `autograd.Function` as a function of the tensors among these arguments."""
+    held = [None if isinstance(x, torch.Tensor) else x for x in args]
+    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+
+    def apply(*xs: torch.Tensor) -> Any:
+        token = OWN.set(True)  # with its own gradient
+        try:
+            return function.apply(*replaced(held, places, xs))
+        finally:
+            OWN.reset(token)
+
+    return apply
 
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
