@@ -159,8 +159,9 @@ class gradient_override_map(Scope[OpBinding]):
         rules: `{op type: rule}`. A rule is a function, a name given to `RegisterGradient`, or
             an op type whose own rule is to be used (`{"Round": "Identity"}` is the
             straight-through estimator). Functions are in the native form `(dy, x, …)` or in
-            TensorFlow's `(op, grad, …)`; see `gradient`. `rules.builtin("Relu")` is the op type's
-            own rule as a function, for one that scales, clips or logs it.
+            TensorFlow's `(op, grad, …)`; see `gradient`. The parameter `builtin` is the op's own
+            gradient, for a rule that scales, clips or logs it, as in `lambda dy, builtin:
+            3 * builtin(dy)`; `forward` is the op as a function of its inputs.
 
     An op is bound when it is *created*; where and when it is differentiated does not matter.
     Scopes nest, and the inner one wins op type by op type. They hold in their own thread and

@@ -58,6 +58,7 @@ class RuleCall:
     kind: type = tuple  # of several outputs
     at: Sequence[int] | None = None  # where its tensors stand among a Function's arguments
     total: int | None = None  # how many arguments that Function has
+    theirs: tuple[Any, int] = None, 0  # that Function, and how many tensors it has saved itself
     specs: Sequence[Any] = ()  # shapes and dtypes of its tensors, once its rule runs
     record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
 

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from regrad.core.blocks import block
+from regrad.core.replacements import ABSENT, put_back
 from regrad.errors import GradientError, PassedOverError
 from regrad.torch.calls import Overridden, RuleCall, pull_back
-from regrad.torch.host import NOTHING, in_forward_mode, is_transformed, put_back
+from regrad.torch.host import in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
 
 _LOCK = threading.Lock()
@@ -42,7 +43,7 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
             if _open[function] == 1:
                 own = function.setup_context is not torch.autograd.Function.setup_context
                 name = "setup_context" if own else "forward"
-                _before[function] = name, function.__dict__.get(name, NOTHING)
+                _before[function] = name, function.__dict__.get(name, ABSENT)
                 setattr(function, name, staticmethod(_make(name, function, bind)))
 
 
@@ -102,12 +103,14 @@ def _bind(
     redirect(ctx, Ruled)  # whose backward pass the node then asks for
     ctx.set_materialize_grads(True)
     call.at, call.total = [i for i, _ in xs], len(args)
-    theirs = (ctx.to_save or ()) if call.rule.asks_builtin else ()
-    call.prepare([x for _, x in xs], OwnGradient)  # (see `Ruled`)
+    saved: Sequence[Any] = ()
+    if call.rule.asks_builtin:
+        saved = ctx.to_save or ()
+        call.prepare([x for _, x in xs], OwnGradient)  # (see `Ruled`)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
-    if theirs:
-        ctx.save_for_backward(*ctx.to_save, *theirs)
-    ctx.theirs, ctx.function = len(theirs), function
+    if saved:
+        ctx.save_for_backward(*ctx.to_save, *saved)
+    call.theirs = function, len(saved)
 
 
 def _refuse_transforms(function: Callable[..., Any], bind: Binder, args: Sequence[Any]) -> None:
@@ -125,10 +128,12 @@ class Ruled(torch.autograd.Function, metaclass=Silent):
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
         call, saved = ctx.known[0], ctx.saved_tensors
-        count = len(saved) - ctx.theirs
-        call.record = OwnGradient(ctx, saved[count:])
+        function, theirs = call.theirs
+        ours = len(saved) - theirs
+        if call.rule.asks_builtin:
+            call.record = OwnGradient(function, ctx, saved[ours:])
         try:
-            return pull_back(ctx, saved[:count], dys)
+            return pull_back(ctx, saved[:ours], dys)
         finally:
             call.record = None  # (it knows ctx, which knows the call)
 
@@ -139,7 +144,8 @@ class OwnGradient:
     It sees what its forward pass has saved, and all that stands in its context.
     """
 
-    def __init__(self, ctx: Any, saved: Sequence[Any]) -> None:
+    def __init__(self, function: Any, ctx: Any, saved: Sequence[Any]) -> None:
+        self.function = function
         self.ctx = ctx
         self.saved_tensors = saved
 
@@ -148,6 +154,6 @@ class OwnGradient:
 
     def pull(self, dys: Sequence[torch.Tensor], recording: bool) -> list[Any]:
         """Return the gradients by its tensors."""
-        dxs = self.ctx.function.backward(self, *dys)
+        dxs = self.function.backward(self, *dys)
         dxs = dxs if isinstance(dxs, tuple) else (dxs,)
         return [dxs[i] for i in self.ctx.known[0].at]
