@@ -167,6 +167,20 @@ def test_under_torch_func(transform, rule, compiled):
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_compiled_code_asks_a_rule_that_reads_what_may_change():
+    torch._dynamo.reset()
+    strength = {"now": 2.0}
+    f = torch.compile(torch.tanh, backend="aot_eager", fullgraph=True)
+    x = numbers(3)
+    for strength["now"] in (2.0, 5.0):
+
+        def in_scope(x):
+            with override({"Tanh": lambda dy, builtin: strength["now"] * builtin(dy)}):
+                return f(x)
+
+        close(gradients(in_scope, [x]), [strength["now"] * gradients(torch.tanh, [x])[0]])
+
+
 # -- what the forward pass changes, or draws -------------------------------------------------------
 
 

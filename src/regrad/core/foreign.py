@@ -21,7 +21,15 @@ from regrad.core.reports import Hit
 from regrad.core.rule import NO_GRADIENT, Rule, RuleFunction
 from regrad.core.signatures import declared, plain_code
 from regrad.core.state import current, in_state, masked
-from regrad.core.tape import Layout, Record, Spec, effective, positions, record_of
+from regrad.core.tape import (
+    GroupedRecord,
+    Layout,
+    Record,
+    Spec,
+    effective,
+    positions,
+    record_of,
+)
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import DetachedTensorWarning, RuleError
@@ -47,7 +55,9 @@ class ForeignRule:
         self.op: Op = with_own_gradient(op)
         self.rule: Rule = resolve(value, self.op)
         self.name: str = self.rule.name
-        self.asks_builtin: bool = "builtin" in self.rule.extras  # (which may need all inputs)
+        self.has_bias: bool = isinstance(op.rule, OwnBias)
+        # (which may need all inputs)
+        self.asks_builtin: bool = "builtin" in self.rule.extras or self.has_bias
         self.asks_own: bool = bool(self.rule.extras)
         self.is_borrowed: bool = lender(value) is not None
         self.takes_all: bool = self.is_borrowed or takes_all(value)
@@ -108,8 +118,33 @@ class Own(Rule):
     is_foreign = True
 
 
+class OwnBias(Own):
+    """The same for an op whose last input is a bias, which keeps its own gradient.
+
+    A rule that returns one gradient more than for the other inputs has one for the bias. What was
+    left out of a call may be left out of the answer.
+    """
+
+    def completes(self, answer: Any, record: Record, dy: Any) -> Any:
+        """Return a rule's answer with a gradient, or None, for each input."""
+        last = len(record.op.inputs) - 1
+        layout = record.layout if isinstance(record, GroupedRecord) else range(last + 1)
+        given = [p for p, place in enumerate(layout) if place is not None]
+        if not isinstance(answer, list | tuple) or len(answer) > last:
+            return answer
+        if given[-1] == last and len(answer) == len(given) - 1:
+            assert record.own is not None
+            dys = dy if isinstance(dy, tuple) else (dy,)
+            (leaf,) = positions(layout[last])
+            answer = [*answer, record.own.pull(record.xs, dys, leaf)[leaf]]
+        found = dict(zip(given, answer, strict=False)) if len(answer) == len(given) else {}
+        return [found.get(p) for p in range(last + 1)] if found else answer
+
+
 def with_own_gradient(op: Op) -> Op:
     """Return an op type as another library has it, whose own gradient is that library's."""
+    if op.rule.is_foreign:
+        return op
     theirs = copy(op)
     theirs.rule, theirs.replaced, theirs.reads = Own(), None, {}
     return theirs
@@ -121,8 +156,11 @@ class OwnCall(Protocol):
     Leaves are arrays, all of the library or all Tensors; numbers and None stand between them.
     """
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
-        """Return the library's own gradients, by leaf; None where there is none."""
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+        """Return the library's own gradients, by leaf; None where there is none.
+
+        Of one leaf alone, if `only` is its place.
+        """
         ...
 
     def value_at(self, inputs: Sequence[Any]) -> Any:

@@ -91,6 +91,7 @@ class Rule:
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)
     each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
+    completes: Callable[[Any, Record, Any], Any] | None = None  # of an op's own: see `Own`
     is_foreign = False  # the gradient that another library has for an op of its own
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     answers = False  # of one differentiable input, so that None is refused; see `no_gradient`
@@ -370,7 +371,10 @@ class Joint(Rule):
         return self.part.inputs, self.part.output
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        return enumerate(as_many(self.part.pull(record, dy), len(self.op.inputs), record))
+        answer = self.part.pull(record, dy)
+        if self.op.rule.completes is not None:
+            answer = self.op.rule.completes(answer, record, dy)
+        return enumerate(as_many(answer, len(self.op.inputs), record))
 
 
 class TensorFlowForm(Rule):

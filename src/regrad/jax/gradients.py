@@ -143,7 +143,7 @@ class OwnEquation:
         places = enumerate(equation.places)
         self.at: dict[int, int] = {p: i for i, p in places if isinstance(p, int)}
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return JAX's gradients by the inputs of the op; None for integers."""
         given = [self.operands[i] if xs[p] is None else xs[p] for p, i in self.at.items()]
         found = dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))

@@ -66,7 +66,8 @@ class RuleCall:
         if OWN.get():
             return self.forward(*xs)
         if self.rule.asks_builtin:
-            self.prepare(xs, TorchGradient.of(self.forward, xs))
+            later = is_traced() and may_change(self.rule)  # (what is recorded now is gone then)
+            self.prepare(xs, None if later else TorchGradient.of(self.forward, xs))
         y = apply(Overridden, self, *xs)
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
 
@@ -107,10 +108,11 @@ class RuleCall:
 
     # -- torch's own gradient, and value, as a rule may ask for them -------------------------------
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return torch's own gradients, by leaf; None where a leaf has none."""
         if self.record is not None and isinstance(dys[0], torch.Tensor):
-            dxs = self.record.pull(dys, torch.is_grad_enabled())
+            place = None if only is None else self.places.index(only)
+            dxs = self.record.pull(dys, torch.is_grad_enabled(), place)
         else:
             dxs = self._pull_anew([xs[i] for i in self.places], dys)
         dxs = [self._fitted(dx, n, dys[0]) for n, dx in enumerate(dxs)]

@@ -49,13 +49,16 @@ class TorchGradient:
         ys, self.ys = [y.detach() for y in self.ys], ()
         return tuple(ys) if len(ys) > 1 else ys[0]
 
-    def pull(self, dys: Tensors, recording: bool) -> Sequence[Any]:
-        """Return the gradients by inputs; None where a gradient is not required or connected."""
-        wanted = [i for i, each in enumerate(self.nodes) if each is not None]
+    def pull(self, dys: Tensors, recording: bool, only: int | None = None) -> Sequence[Any]:
+        """Return the gradients by inputs; None where a gradient is not required or connected.
+
+        Of one input alone, if `only` is its place.
+        """
+        wanted = [i for i, node in enumerate(self.nodes) if node is not None and only in (None, i)]
         reached = [i for i, (node, _) in enumerate(self.ends) if node is not None]
-        if not reached:
+        if not (reached and wanted):
             return [None] * len(self.nodes)
-        found = self._pull_one(dys[0]) if len(self.ends) == 1 else None
+        found = self._pull_one(dys[0]) if len(self.ends) == 1 and only is None else None
         if found is None:
             ends = [GradientEdge(*self.ends[i]) for i in reached]
             edges = [GradientEdge(self.nodes[i], 0) for i in wanted]

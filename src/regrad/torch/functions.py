@@ -152,7 +152,7 @@ class OwnGradient:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ctx, name)
 
-    def pull(self, dys: Sequence[torch.Tensor], recording: bool) -> list[Any]:
+    def pull(self, dys: Sequence[torch.Tensor], recording: bool, only: Any = None) -> list[Any]:
         """Return the gradients by its tensors."""
         dxs = self.function.backward(self, *dys)
         dxs = dxs if isinstance(dxs, tuple) else (dxs,)

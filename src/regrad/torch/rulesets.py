@@ -40,6 +40,7 @@ from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
+from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import RuleCall
 from regrad.torch.composites import Fused, fused, is_other_op
@@ -141,12 +142,14 @@ class RuleSet(Nested):
         )
         self.keep: tuple[Any, ...] = self.coverage.keep
         self.rules: dict[str, ForeignRule] = {}
+        self.families: dict[str, optypes.Family] = {}  # as the rules see them
         for key, value in rules.items():
             family = self.coverage.families[key]
             if family.type in self.rules:
                 raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
             refuse_layout(value, family.type)
             check_builtin(value, family.type, lambda k, t=family.type: family_of(k).type == t)
+            family = self.families[family.type] = family_for(value, family)
             named = bool(family.parameters)  # regrad knows what the op's inputs are called
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
         self.calls: dict[Any, Callable[..., Any]] = {}
@@ -166,8 +169,9 @@ class RuleSet(Nested):
         if function not in self.parts:
             rows = self.coverage.fused.get(function, ())
             # (with arguments that regrad's op does not have, only its own rule needs the parts)
-            lent = [row for row in rows if not row.lent or self._lends(*row.contains)]
-            self.parts[function] = [(row.when, take_apart(self, function, row)) for row in lent]
+            # (and a rule that asks for the bias is given the whole call)
+            fit = [r for r in rows if not (r.lent or r.biased) or self._fits(r)]
+            self.parts[function] = [(row.when, take_apart(self, function, row)) for row in fit]
         return self.parts[function]
 
     def prepare(self) -> None:
@@ -187,10 +191,11 @@ class RuleSet(Nested):
         self.mode.divides = any("RealDiv" in each.rules for each in self.chain())
         self.mode.traced = {f: (parts.get(f, ()), calls.get(f), traced.get(f)) for f in every}
 
-    def _lends(self, op_type: str) -> bool:
-        """Return whether the innermost rule for an op type is one of regrad's own."""
-        rules = (each.rules[op_type] for each in self.chain() if op_type in each.rules)
-        return next(rules).takes_all
+    def _fits(self, row: Fused) -> bool:
+        """Return whether the innermost rule for an op type is one that such parts are for."""
+        (op_type,) = row.contains
+        rule = next(each.rules[op_type] for each in self.chain() if op_type in each.rules)
+        return not rule.has_bias if row.biased else rule.takes_all
 
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the callable under the innermost rule for it, or as it is."""
@@ -334,7 +339,10 @@ def _override(
     ruleset: RuleSet, function: Callable[..., Any], spelling: optypes.Spelling
 ) -> Callable[..., Any]:
     """Return the function that replaces one torch callable."""
-    family, key = spelling.family, spelling.family.type
+    key = spelling.family.type
+    family = spelling.family
+    if ruleset.rules[key].has_bias:
+        family = in_order_of(function, ruleset.families[key])
 
     def overridden(*args: Any, **options: Any) -> Any:
         scope = scope_of(ruleset)
