@@ -141,5 +141,5 @@ def test_wrong_numbers_and_names_are_refused():
     xs = CASES["linear"][2]
     with pytest.raises(RuleError, match="returned 1, and the op has 3 inputs"):
         gradients(in_scope(F.linear, lambda dy, input, bias: [dy], F.linear), xs)
-    with pytest.raises(RuleError, match="asks for 'wieght'.* Did you mean 'weight'"):
+    with pytest.raises(RuleError, match=r"asks for 'wieght'.* Did you mean 'weight'"):
         override({F.linear: lambda dy, input, wieght: [dy]}).__enter__()
