@@ -116,7 +116,7 @@ __all__ = [
     "linearize", "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
     "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul",
     "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min", "minimum",
-    "moveaxis", "multigammaln", "multiply", "nan", "nan_to_num", "negative", "newaxis", "nextafter",
+    "moveaxis", "multigammaln", "multiply", "name_scope", "nan", "nan_to_num", "negative", "newaxis", "nextafter",
     "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones", "ones_like", "op",
     "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow", "prod", "quantile",
     "random", "real", "reciprocal", "remainder", "repeat", "reshape", "result_type", "roll",

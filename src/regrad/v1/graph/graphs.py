@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import regrad.graph.graph as engine
 from regrad.core.blocks import block, stay
 from regrad.core.dims import ErrorTerms
+from regrad.core.name_scopes import AROUND
 from regrad.core.overrides import OpBinding
 from regrad.core.overrides import gradient_override_map as OverrideScope
 from regrad.core.registry import OPS, RULES, Op, canonical, resolve
@@ -367,6 +368,8 @@ def current_graph() -> engine.Graph:
     region = INNERMOST.get()
     return region if region is not None and region.root is graph else graph
 
+
+AROUND.append(lambda names, steps: current_graph().named(names, steps))
 
 def add_op(
     op: Op, name: str | None, inputs: Sequence[Tensor], attrs: dict[str, Any],
