@@ -17,6 +17,7 @@ from regrad.core.extras import needed as _needed
 from regrad.core.hints import hint_in as _hint_in, of_name as _of_name, unknown as _unknown
 from regrad.core.op import Indices, op
 from regrad.core.overrides import gradient_override_map
+from regrad.core.places import Site, at
 from regrad.core.promotion import default_dtype, get_default_dtype, set_default_dtype
 from regrad.core.registry import RegisterGradient, find_op, gradient, not_differentiable, op_types
 from regrad.core.tensor import Tensor
@@ -98,9 +99,9 @@ __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
 # (Without the parts and tools above, which are imported when they are first used.)
 __all__ = [
-    "Indices", "Module", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add",
-    "add_n", "all", "allclose", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin",
-    "asinh", "astype", "at_add", "at_set", "atan", "atan2", "atanh", "bitwise_and",
+    "Indices", "Module", "RegisterGradient", "Site", "Tensor", "Variable", "abs", "acos", "acosh",
+    "add", "add_n", "all", "allclose", "any", "arange", "argmax", "argmin", "argsort", "asarray",
+    "asin", "asinh", "astype", "at", "at_add", "at_set", "atan", "atan2", "atanh", "bitwise_and",
     "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
     "block_until_ready", "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast",
     "ceil", "checkpoint", "clip", "complex64", "complex128", "concat", "cond", "conj", "copysign",
