@@ -19,18 +19,19 @@ SHAPES = 3  # so many different shapes are shown for a line
 
 
 class Hit:
-    """Ops of one type that one source line created under an override.
+    """Ops of one type that one source line created under an override, in one module or scope.
 
     `count` says how many were created, `ran` how often their rule ran, `shapes` which shapes
-    their first inputs had.
+    their first inputs had. `path` is that of the module or named scope, if there is one.
     """
 
-    __slots__ = ("count", "op_type", "ran", "rule", "sizes", "where")
+    __slots__ = ("count", "op_type", "path", "ran", "rule", "sizes", "where")
 
-    def __init__(self, op_type: str, rule: str, where: str) -> None:
+    def __init__(self, op_type: str, rule: str, where: str, path: str = "") -> None:
         self.op_type: str = op_type
         self.rule: str = rule
         self.where: str = where
+        self.path: str = path
         self.count: int = 0
         self.ran: int = 0
         self.sizes: dict[Any, None] = {}  # the shapes, in the order in which they came
@@ -42,6 +43,11 @@ class Hit:
         self.sizes[shape if known else _shown(shape)] = None
 
     @property
+    def key(self) -> Any:
+        """What tells it from the other hits of its rule: the line, and the path if it has one."""
+        return (self.where, self.path) if self.path else self.where
+
+    @property
     def shapes(self) -> list[str]:
         """The shapes as text: `2×3`."""
         return [s if isinstance(s, str) else _shown(s) for s in self.sizes]
@@ -49,7 +55,7 @@ class Hit:
     def __repr__(self) -> str:
         return printable(
             f"{self.op_type} <- {self.rule}: {self.count} created, rule ran {self.ran} times "
-            f"({self.where})"
+            f"({f'{self.path}, ' * bool(self.path)}{self.where})"
         )
 
 
@@ -62,22 +68,24 @@ class Binding:
     """One entry of a map of overrides: an op type, the name of its rule, and its hits by line."""
 
     optional = False  # whether it may match nothing: see `optional` in core/scopes
+    label = ""  # the key, if it is not the op type alone
 
     def __init__(self, op_type: str, rule_name: str) -> None:
         self.op_type = op_type
         self.rule_name = rule_name
-        self.by_line: dict[str, Hit] = {}
+        self.by_line: dict[Any, Hit] = {}  # by `Hit.key`
 
     @property
     def hits(self) -> list[Hit]:
         """The hits of lines that created an op, or whose rule ran."""
         return [hit for hit in self.by_line.values() if hit.count or hit.ran]
 
-    def hit_at(self, where: str) -> Hit:
-        """Return the hit of a source line, the same one in all threads."""
-        if where not in self.by_line:
-            self.by_line.setdefault(where, Hit(self.op_type, self.rule_name, where))
-        return self.by_line[where]
+    def hit_at(self, where: str, path: str = "") -> Hit:
+        """Return the hit of a source line in a module or scope, the same one in all threads."""
+        key = (where, path) if path else where
+        if key not in self.by_line:
+            self.by_line.setdefault(key, Hit(self.op_type, self.rule_name, where, path))
+        return self.by_line[key]
 
 
 B = TypeVar("B", bound=Binding)
@@ -97,13 +105,18 @@ class Report(Generic[B]):
     def table(self) -> Table:
         """The hits as a table: op type, rule, calls, how often the rule ran, lines, shapes.
 
-        Print it, or give it to `rich`, which draws it.
+        Where an op was created in a named scope or module, there is a column of their paths. Print
+        the table, or give it to `rich`, which draws it.
         """
+        headings = ("op type", "rule", "calls", "rule ran", "source line", "shapes")
         rows = [
             (h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
             for h in self.hits
         ]
-        return Table(("op type", "rule", "calls", "rule ran", "source line", "shapes"), rows)
+        if not any(paths := [hit.path for hit in self.hits]):
+            return Table(headings, rows)
+        found = [(*row, path) for row, path in zip(rows, paths, strict=True)]
+        return Table((*headings, "path"), found)
 
     def _repr_html_(self) -> str:
         return self.table().html()
@@ -121,7 +134,9 @@ class Report(Generic[B]):
         bindings = [self._bindings[key] for key in asked or all_keys]
         silent = [b for b in bindings if not any(hit.ran for hit in b.hits)]
         if silent:
-            whats = [f"the rule {b.rule_name!r} for the op type {b.op_type!r}" for b in silent]
+            keys = [b.label or f"the op type {b.op_type!r}" for b in silent]
+            pairs = zip(silent, keys, strict=True)
+            whats = [f"the rule {b.rule_name!r} for {key}" for b, key in pairs]
             pairs = zip(whats, map(self._why_not, silent), strict=True)
             raise NotFiredError("\n".join(f"{what} never ran: {why}" for what, why in pairs))
 
@@ -156,7 +171,9 @@ class Report(Generic[B]):
         else:
             message = f"{self._name}: a key of the map matched nothing."
             pairs = zip(found, idle, strict=True)
-            found = [f"{instead or f'{b.op_type!r} never ran'}." for instead, b in pairs]
+            found = [
+                f"{instead or f'{b.label or repr(b.op_type)} never ran'}." for instead, b in pairs
+            ]
             found.append("(rg.rules.optional(rule) marks a key that may match nothing.)")
         self._tell(" ".join([message, *found]), level + 1)
 

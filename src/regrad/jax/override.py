@@ -243,7 +243,8 @@ class override(Report[KeyBinding]):
     def table(self) -> Table:
         """Return the hits; then what was opened, was left closed, or kept a rule of its own."""
         table = super().table()
-        rows = [(n, what, str(c), "", at, "") for (n, what, at), c in self._notes.items()]
+        more = [""] * (len(table.headings) - 5)
+        rows = [(n, what, str(c), "", at, *more) for (n, what, at), c in self._notes.items()]
         return Table(table.headings, [*table.rows, *rows])
 
     def __repr__(self) -> str:
