@@ -7,7 +7,7 @@ from typing import Any
 
 from regrad.core.callers import find_caller
 from regrad.core.name_scopes import PATH
-from regrad.core.places import Site
+from regrad.core.places import Site, at
 from regrad.core.registry import Op
 from regrad.core.reports import Binding, Hit
 from regrad.core.rule import Cotangent, NoGradient, Rule, RuleFunction
@@ -63,16 +63,17 @@ class CountedRule(WrappedRule):
 class OpBinding(Binding):
     """A rule bound to an op type of regrad's.
 
-    `key` is under what it stands among the overrides of a state. `at_site` makes a rule that asks
-    for the `site` of an op.
+    `key` is under what it stands among the overrides of a state, `place` where it holds (None:
+    everywhere). `at_site` makes a rule that asks for the `site` of an op.
     """
 
+    sisters: Sequence[OpBinding] = ()  # of the same key, for all the op types that it names
     token: Any = None  # what else the rules of a compiled body depend on
     paths: dict[str, None] | None = None  # where ops were created of which the rule holds for some
 
     def __init__(
         self, op: Op, rule: Rule, depth: int, key: Any = None,
-        at_site: Callable[[Site], Rule] | None = None,
+        at_site: Callable[[Site], Rule] | None = None, place: at | None = None,
     ) -> None:  # fmt: skip
         super().__init__(op.type, rule.name)
         self.op = op
@@ -80,6 +81,8 @@ class OpBinding(Binding):
         self.depth = depth  # how many scopes are around; the innermost wins
         self.key: Any = key or op.type
         self.at_site = at_site
+        self.place = place
+        self.marked = False
         self.counted: dict[Any, CountedRule] = {}  # by line and path
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Rule:
@@ -96,6 +99,11 @@ class OpBinding(Binding):
             hit = self.hit_at(where, path)
             self.counted[where, path] = CountedRule(self.rule, hit, self.key)
         return self.counted[where, path]
+
+    @property
+    def optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Return whether it may match nothing: it is marked, or its key matched another type."""
+        return self.marked or any(binding.hits for binding in self.sisters)
 
     @property
     def sources(self) -> Sequence[Any]:

@@ -111,18 +111,20 @@ class gradient_override_map(Scope[OpBinding]):
         new: dict[Any, OpBinding] = {}  # by op type, or by the place as well
         given: dict[Any, Any] = {}
         for key, value in self._rules.items():
+            sisters: list[OpBinding] = []
             for name in placed.op_types(key):
                 op = OPS.get(name) or find_op(name)
                 place = placed.place_of(key, op, value)
-                if given.setdefault((op.type, place), value) is not value and (
-                    identity_of(given[op.type, place]) != identity_of(value)
-                ):  # (Add and AddV2 with one rule is what portable code says)
+                stands = placed.Placed(self._key(op.type), placed.told(place), depth)
+                if identity_of(given.setdefault(stands, value)) != identity_of(value):
+                    # (Add and AddV2 with one rule is what portable code says)
                     raise ArgumentError(
                         f"two keys of the map name one op type: {', '.join(map(repr, self._rules))}"
-                        f" are {', '.join(sorted({repr(op_type) for op_type, _ in given}))}"
+                        f" are {', '.join(sorted({repr(b.op_type) for b in new.values()}))}"
                     )
-                binding = self._bound(value, op, placed.Placed(self._key(op.type), place, depth))
-                binding.optional = key in self._marked
+                binding = self._bound(value, op, stands, place)
+                binding.marked, binding.sisters = key in self._marked, sisters
+                sisters.append(binding)
                 binding.label = repr(place) if isinstance(key, at) else ""
                 new[binding.label or op.type] = binding
         self._bindings, self._onlookers = new, Onlookers()
@@ -132,12 +134,12 @@ class gradient_override_map(Scope[OpBinding]):
         inside.update(placed.choosers(new.values(), around))
         return before.overriding(inside) if before is not None else State(overrides=inside)
 
-    def _bound(self, value: Any, op: Op, key: placed.Placed) -> OpBinding:
+    def _bound(self, value: Any, op: Op, key: placed.Placed, place: at | None) -> OpBinding:
         """Return the binding of an entry of the map, to stand under a key in a state."""
         if placed.asks_site(value, op):
             at_site = lambda site: self._resolve(partial(value, site=site), op)  # noqa: E731
-            return OpBinding(op, at_site(None), key.depth, key, at_site)
-        return OpBinding(op, self._resolve(value, op), key.depth, key)
+            return OpBinding(op, at_site(None), key.depth, key, at_site, place)
+        return OpBinding(op, self._resolve(value, op), key.depth, key, place=place)
 
     def _fresh(self, rules: Mapping[str, str | RuleFunction]) -> gradient_override_map:
         return gradient_override_map(rules)

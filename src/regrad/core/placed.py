@@ -55,26 +55,28 @@ class Placed(NamedTuple):
     """The key of a rule that holds in one place, among the overrides of a state."""
 
     op_type: Any  # (in a graph's own scope, with the graph)
-    place: at | None  # None: what holds where no place of the scope fits
+    place: Any  # as `told` tells it; None: what holds where no place of the scope fits
     depth: int
 
-    @property
-    def stable(self) -> Placed:
-        """The key as `jit` remembers it: with what tells predicates apart that are made anew."""
-        if self.place is None:
-            return self
-        parts = [replace(p, where=_stable(p.where), _within=()) for p in self.place.selectors]
-        return self._replace(place=(*parts, self.place.nth))  # pyright: ignore[reportArgumentType]
+
+def told(place: at | None) -> Any:
+    """Return what tells a place from others: predicates that are made anew are the same."""
+    if place is None:
+        return None
+    wheres = [(s.nth, tuple(map(_told, entries(s.where)))) for s in place.selectors]
+    return *wheres, place.nth
 
 
-def _stable(where: Any) -> Any:
-    return tuple(identity_of(e) if is_predicate(e) else e for e in entries(where))
+def _told(entry: Any) -> Any:
+    return identity_of(entry) if is_predicate(entry) else entry
 
 
 class Chooser(OpBinding):
     """Chooses among the rules of a scope for one op type, by the place where an op is created."""
 
     rule: Rule = NoGradient()
+    at_site = None
+    marked = False
 
     def __init__(self, op: Op, key: Any, places: Places, depth: int, counts: Counts) -> None:
         self.op_type: str = op.type
@@ -128,12 +130,12 @@ class Chooser(OpBinding):
         state = current()
         assert state is not None and state.overrides is not None
         place, n = self._chosen(op, xs, state)
-        binding = state.overrides.get(Placed(self.key, place, self.depth))
+        binding: OpBinding | None = state.overrides.get(Placed(self.key, place, self.depth))
         if binding is None:
             return None
         return binding.bind(op, xs, self._site(op, xs, n) if binding.at_site else None)
 
-    def _chosen(self, op: Op, xs: Sequence[Tensor], state: State) -> tuple[at | None, int]:
+    def _chosen(self, op: Op, xs: Sequence[Tensor], state: State) -> tuple[Any, int]:
         """The place that decides for an op that is being created, and how often it did before."""
         trails = [*_trails(state)]
         for trail in trails:  # the outermost first
@@ -143,9 +145,9 @@ class Chooser(OpBinding):
                 break
         else:
             fits = self._fits()
-            fit, n = pick(fits, self.counts, lambda n: self._site(op, xs, n))
             self._refuse_shared(fits, state.region)
-            found = fit and fit.key, n
+            fit, n = pick(fits, self.counts, lambda n: self._site(op, xs, n))
+            found = told(fit and fit.key), n
         for trail in trails:
             trail.places_chosen.append(found)
         return found
@@ -156,7 +158,7 @@ class Chooser(OpBinding):
     def _refuse_shared(self, fits: Sequence[Fit], region: Any) -> None:
         """Refuse to count calls where one of them stands for several runs, or may not run."""
         keys = [fit.key for fit in fits if fit.key.counts]
-        waiting = [key for key in keys if self.counts[key] <= key.nth]  # pyright: ignore
+        waiting = [key for key in keys if self.counts.get(key, -1) < key.nth]  # pyright: ignore
         if not waiting:
             return
         kinds = ["function that waits for the run of its graph"] if self.in_run else []
@@ -293,7 +295,7 @@ def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[A
     for op_type, found in by_type:
         placed = {b.key: b for b in found}
         first, *_ = placed.values()
-        places = [key.place for key in placed if key.place is not None]
+        places = [b.place for b in placed.values() if b.place is not None]
         if not places:
             first.key = op_type
             made[op_type] = first
@@ -310,9 +312,9 @@ def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[A
 
 def elsewhere(binding: OpBinding) -> str:
     """Say where ops of a type were created, if their rule held for none."""
-    if binding.hits or not (binding.label and binding.paths):
+    if binding.hits or not (binding.label and binding.paths and binding.place):
         return ""
-    patterns = [e for s in binding.key.place.selectors for e in entries(s.where)]
+    patterns = [e for s in binding.place.selectors for e in entries(s.where)]
     near = [path for e in patterns if isinstance(e, str) for path in alike(e, binding.paths)]
     paths = [repr(path) if path else "no scope" for path in (near or list(binding.paths)[:3])]
     return f"{binding.label} held for no op; {binding.op_type!r} ran in {', '.join(paths)}"
