@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from regrad.core.bindings import OpBinding
 from regrad.core.callers import find_caller
-from regrad.core.name_scopes import PATH
+from regrad.core.name_scopes import PATH, Path
 from regrad.core.places import (
     Counts,
     Fit,
@@ -85,11 +85,17 @@ class Chooser(OpBinding):
         self.op = op
         self.key = key
         self.places = places
+        wheres = [s.where for key in places.keys for s in key.selectors]
+        named = [e for where in wheres for e in entries(where)]
+        self.asked = [e for e in named if is_predicate(e)]
+        # the functions, modules and classes among them
+        self.owners = [e for e in named if not (isinstance(e, str) or is_predicate(e))]
         self.depth = depth
         self.counts = counts
         self.before = Counts(counts)  # when this copy was made
         self.outside: tuple[Step, ...] = ()  # what ran where this thread or run was begun
         self.paths: dict[str, None] = {}  # where ops were created
+        self.known: dict[Path, list[Fit]] = {}  # by path, if nothing else decides
         self.in_run = False  # whether ops are created in the run of a graph, any number of times
 
     def copy(self) -> Chooser:
@@ -108,8 +114,7 @@ class Chooser(OpBinding):
 
     @property
     def sources(self) -> list[Any]:
-        wheres = [s.where for key in self.places.keys for s in key.selectors]
-        return [e for where in wheres for e in entries(where) if is_predicate(e)]
+        return self.asked
 
     @property
     def token(self) -> Any:
@@ -117,7 +122,7 @@ class Chooser(OpBinding):
         keys = [key for key in self.places.keys if key.counts]
         left = [max(0, key.nth - self.counts.get(key, -1)) for key in keys]  # pyright: ignore
         running = (*reversed(self.outside), *self._running())
-        named = [tuple(s.module is e or _is(s.module, e) for e in self._owners) for s in running]
+        named = [tuple(s.module is e or _is(s.module, e) for e in self.owners) for s in running]
         return tuple(named), tuple(left)
 
     def moved(self, copy: OpBinding) -> None:
@@ -153,7 +158,12 @@ class Chooser(OpBinding):
         return found
 
     def _fits(self) -> list[Fit]:
-        return self.places.fits(self._chain())
+        if self.outside or self.owners:
+            return self.places.fits(self._chain())
+        path = PATH.get()
+        if path not in self.known:
+            self.known[path] = self.places.fits(self._chain())
+        return self.known[path]
 
     def _refuse_shared(self, fits: Sequence[Fit], region: Any) -> None:
         """Refuse to count calls where one of them stands for several runs, or may not run."""
@@ -183,16 +193,9 @@ class Chooser(OpBinding):
         self.paths[scopes[-1].path] = None
         return [*self.outside, *reversed([*self._running()]), *scopes]
 
-    @property
-    def _owners(self) -> list[Any]:
-        """The functions, modules and classes that keys name."""
-        wheres = [s.where for key in self.places.keys for s in key.selectors]
-        named = [e for where in wheres for e in entries(where)]
-        return [e for e in named if e is not None and not (isinstance(e, str) or is_predicate(e))]
-
     def _running(self) -> Iterator[Step]:
         """Those of them that run, innermost first."""
-        if not (owners := self._owners):
+        if not (owners := self.owners):
             return
         frame = sys._getframe(1)
         while frame is not None:

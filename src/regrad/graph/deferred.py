@@ -28,7 +28,7 @@ from regrad.core.state import State, current, in_state
 from regrad.core.tape import Record, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
-from regrad.errors import DTypeError, GradientError, GraphError, UnknownShapeError
+from regrad.errors import DTypeError, GraphError, UnknownShapeError
 from regrad.graph.graph import Symbol, defer, home, in_innermost, is_symbolic
 from regrad.graph.size_ops import of_shape, size_tensor
 from regrad.shapes.infer import Spec, probe
@@ -297,8 +297,6 @@ def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[
 
     try:
         found = probe(LATER, [[xs[i]._data.spec for i in places]], attrs | {"call": call})
-    except GradientError:  # an override cannot hold here
-        raise
     except Exception:  # no inputs that were tried would do
         if str(f.__annotations__.get("return")) == "Tensor":
             floats = [x.dtype for x in xs if is_inexact(x.dtype)]
