@@ -281,9 +281,9 @@ def place_of(key: Any, op: Op, value: Any) -> at | None:
     return at(what=op.type) if asks_site(value, op) else None
 
 
-def asks_site(value: Any, op: Op) -> bool:
+def asks_site(value: Any, op: Op | None) -> bool:
     """Return whether a rule asks for the site of the op."""
-    if not callable(value) or isinstance(value, type) or "site" in op.names():
+    if not callable(value) or isinstance(value, type) or (op and "site" in op.names()):
         return False
     return "site" in parameters(value)[1:]
 
