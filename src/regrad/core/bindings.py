@@ -67,7 +67,6 @@ class OpBinding(Binding):
     everywhere). `at_site` makes a rule that asks for the `site` of an op.
     """
 
-    sisters: Sequence[OpBinding] = ()  # of the same key, for all the op types that it names
     token: Any = None  # what else the rules of a compiled body depend on
     paths: dict[str, None] | None = None  # where ops were created of which the rule holds for some
 
@@ -82,7 +81,6 @@ class OpBinding(Binding):
         self.key: Any = key or op.type
         self.at_site = at_site
         self.place = place
-        self.marked = False
         self.counted: dict[Any, CountedRule] = {}  # by line and path
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Rule:
@@ -99,11 +97,6 @@ class OpBinding(Binding):
             hit = self.hit_at(where, path)
             self.counted[where, path] = CountedRule(self.rule, hit, self.key)
         return self.counted[where, path]
-
-    @property
-    def optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return whether it may match nothing: it is marked, or its key matched another type."""
-        return self.marked or any(binding.hits for binding in self.sisters)
 
     @property
     def sources(self) -> Sequence[Any]:

@@ -76,7 +76,6 @@ class Chooser(OpBinding):
 
     rule: Rule = NoGradient()
     at_site = None
-    marked = False
 
     def __init__(self, op: Op, key: Any, places: Places, depth: int, counts: Counts) -> None:
         self.op_type: str = op.type

@@ -67,13 +67,19 @@ def _shown(shape: Shape) -> str:
 class Binding:
     """One entry of a map of overrides: an op type, the name of its rule, and its hits by line."""
 
-    optional = False  # whether it may match nothing: see `optional` in core/scopes
+    marked = False  # as one that may match nothing: see `optional` in core/scopes
+    sisters: Sequence[Binding] = ()  # of the same key, for all the op types that it names
     label = ""  # the key, if it is not the op type alone
 
     def __init__(self, op_type: str, rule_name: str) -> None:
         self.op_type = op_type
         self.rule_name = rule_name
         self.by_line: dict[Any, Hit] = {}  # by `Hit.key`
+
+    @property
+    def optional(self) -> bool:
+        """Return whether it may match nothing: it is marked, or its key matched another type."""
+        return self.marked or any(binding.hits for binding in self.sisters)
 
     @property
     def hits(self) -> list[Hit]:
@@ -192,6 +198,8 @@ class Report(Generic[B]):
             counts[name.partition(" ")[0].rpartition(".")[2]] += count
         near = [(name, counts[name]) for name in alike(binding.op_type, counts)]
         ran = [f"{name!r} did, {f'{n} times' if n > 1 else 'once'}" for name, n in near if n]
+        if binding.label:
+            return f"{binding.label} held for no op"
         return f"{binding.op_type!r} never ran; {', '.join(ran)}" if ran else ""
 
     def __repr__(self) -> str:

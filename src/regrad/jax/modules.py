@@ -33,7 +33,7 @@ from regrad.core.blocks import block
 from regrad.core.places import Step
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import VMAPS, need
-from regrad.jax.host.extending import with_axes
+from regrad.jax.host.extending import trace_of, with_axes
 
 MARK = "regrad:"  # what the scopes of modules begin with
 LIBRARIES = ("equinox", "flax.nnx", "flax.linen")
@@ -70,11 +70,6 @@ def walk(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Ite
                 yield from walk(part, inner, above | {id(value)})
 
 
-def _shapes(module: Any) -> list[tuple[int, ...]]:
-    """The shapes of the arrays in a module, all the way down."""
-    return [x.shape for x in jax.tree_util.tree_leaves(module) if hasattr(x, "shape")]
-
-
 class Naming:
     """The names of the modules of a model, and of copies of them.
 
@@ -102,21 +97,28 @@ class Naming:
         made = {key: Step(tuple(paths[key]), module) for key, module in modules.items()}
         self.named: dict[int, Step] = made
         self.steps: list[Step] | None = list(made.values()) or None
+        self.called: set[str] = set()  # the paths of modules that were, or may have been
         self.by_path: dict[str, Step] = {step.path: step for step in made.values()}
 
     # -- a trace -----------------------------------------------------------------------------------
 
     @block
-    def around(self, given: Any, copies: Any) -> Generator[None]:
-        """A block in which calls of modules are named; a trace has the copies for `given`."""
-        token = NAMING.set(_Trace(self, given, copies))
+    def around(self, given: Any, copies: Any, outside: Sequence[Any]) -> Generator[None]:
+        """A block in which calls of modules are named.
+
+        Args:
+            given: What the function was called with, itself included.
+            copies: What the trace has for that.
+            outside: The traces that were open before (see `traces`).
+        """
+        token = NAMING.set(_Trace(self, given, copies, outside))
         try:
             with ExitStack() as stack:
                 stack.enter_context(with_axes([(f"{MARK}{self.number}", 1)]))
                 if "flax.linen" in sys.modules:
                     linen: Any = sys.modules["flax.linen"]
                     stack.enter_context(linen.intercept_methods(self._intercept))
-                stack.enter_context(_replacing({*map(_owner, self.steps or ())} - {None}))
+                stack.enter_context(_replacing({*map(owner, self.steps or ())} - {None}))
                 yield
         finally:
             NAMING.reset(token)
@@ -139,61 +141,80 @@ class Naming:
 class _Trace:
     """One trace: the modules that are known in it, and those that run."""
 
-    def __init__(self, naming: Naming, given: Any, copies: Any) -> None:
+    def __init__(self, naming: Naming, given: Any, copies: Any, outside: Sequence[Any]) -> None:
         self.naming = naming
+        self.outside = outside
         self.known: dict[int, Step] = dict(naming.named)
-        self.alive: list[Any] = []
+        self.alive: list[Any] = []  # so that no id() is another's
         self.running: list[tuple[Any, Step]] = []
-        pairs = [(a, b) for (_, a), (_, b) in zip(walk(given), walk(copies), strict=True)]
-        if not any(id(a) in self.known for a, _ in pairs) and naming.steps:
-            same = [(naming.model, b) for a, b in pairs if self._is_like(a, naming.steps[0])]
+        among = dict(walk(copies))
+        if naming.steps and not any(id(a) in self.known for _, a in walk(given)):
+            same = [among[path] for path, a in walk(given) if _is_like(a, naming.model)]
             if len(same) > 1:
                 raise GradientError(
-                    f"override: {len(same)} arguments are like model=, and none of them is it, so "
-                    "nothing tells which is meant. Pass one of them as model=."
+                    f"override: {len(same)} arguments are like model=, and nothing tells which of "
+                    "them is meant (jax.grad and others make copies). Let the function close over "
+                    "the others, or use jax.named_scope without model=."
                 )
-            pairs += [(a, b) for a, b in self._along(*same[0])] if same else []
-        for a, b in pairs:
-            self._note(self.known.get(id(a)), b)
+            self._note(naming.model, same[0] if same else None)
+        for path, a in walk(given):
+            if id(a) in self.known:
+                self._note(a, among[path])
 
-    def _along(self, module: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-        for (_, a), (_, b) in zip(walk(module), walk(copy), strict=True):
-            yield a, b
-
-    def _note(self, step: Step | None, module: Any) -> None:
-        if step is not None:
-            self.known[id(module)] = step
-            self.alive.append(module)
-
-    def _is_like(self, module: Any, step: Step) -> bool:
-        """Return whether a module may be a copy of one of the model, or a step of a stacked one."""
-        if type(module) is not type(step.module):
-            return False
-        if [(p, type(m)) for p, m in walk(module)] != [(p, type(m)) for p, m in walk(step.module)]:
-            return False
-        shapes, theirs = _shapes(module), _shapes(step.module)
-        return shapes in (theirs, [shape[1:] for shape in theirs])
+    def _note(self, module: Any, copy: Any) -> None:
+        """Note that a module is a copy of one that is known, and so are those in it."""
+        inside = dict(walk(module))
+        for path, each in walk(copy):
+            self.known[id(each)] = self.known[id(inside[path])]
+            self.alive.append(each)
 
     def step(self, module: Any) -> Step | None:
         """Return the module of the model that this is; None if it is none of them."""
         if id(module) in self.known:
             return self.known[id(module)]
-        assert self.naming.steps is not None
         around = f"{self.running[-1][1].path}." if self.running else "."
-        every = self.naming.steps
-        inside = [s for s in every if around == "." or f"{s.path}.".startswith(around)]
-        found = [s for s in inside if self._is_like(module, s)]
-        for other in found[1:]:
-            if self.naming.tells_apart(found[0], other):
-                raise GradientError(
-                    f"override: a copy of a module is called, which jit, scan, checkpoint or "
-                    f"tree_map made, and nothing tells whether it is {found[0].path!r} or "
-                    f"{other.path!r}. Call the module in another module that is compiled as a "
-                    "whole, or choose the place by jax.named_scope."
-                )
-        for a, b in self._along(found[0].module, module) if found else ():
-            self._note(self.known.get(id(a)), b)
-        return found[0] if found else None
+        steps = self.naming.steps or ()
+        found = [
+            s for s in steps
+            if (around == "." or f"{s.path}.".startswith(around)) and _is_like(module, s.module)
+        ]  # fmt: skip
+        arrays = _arrays(module)
+        if not found or (arrays and all(map(self._is_from_outside, arrays))):
+            return None  # (the function closes over another model, say)
+        others = [s for s in found[1:] if self.naming.tells_apart(found[0], s)]
+        if others or not arrays:
+            what = " or ".join(repr(s.path) for s in (found[0], *others))
+            raise GradientError(
+                "override: a copy of a module is called, made by jit, scan, checkpoint or "
+                f"tree_map, and nothing tells whether it is {what}, which keys tell apart. "
+                "Compile the module around it as a whole, or open a jax.named_scope there, and "
+                "leave model= out."
+            )
+        self.naming.called |= {s.path for s in found}
+        self._note(found[0].module, module)
+        return found[0]
+
+    def _is_from_outside(self, array: Any) -> bool:
+        """Return whether an array was there before the trace: what holds it is no copy."""
+        trace = trace_of(array)
+        return trace is None or any(trace is each for each in self.outside)
+
+
+def _arrays(module: Any) -> list[Any]:
+    """The arrays in a module, all the way down."""
+    return [x for x in jax.tree_util.tree_leaves(module) if hasattr(x, "shape")]
+
+
+def _is_like(module: Any, other: Any) -> bool:
+    """Return whether a module may be a copy of another one, or a step of a stacked one."""
+    if type(module) is not type(other) or _classes(module) != _classes(other):
+        return False
+    shapes, theirs = ([x.shape for x in _arrays(m)] for m in (module, other))
+    return shapes in (theirs, [shape[1:] for shape in theirs])
+
+
+def _classes(module: Any) -> dict[str, type]:
+    return {path: type(each) for path, each in walk(module)}
 
 
 def _scope(number: int, path: str, named: bool = True) -> ExitStack:
@@ -205,8 +226,8 @@ def _scope(number: int, path: str, named: bool = True) -> ExitStack:
     return stack
 
 
-def _owner(step: Step) -> type | None:
-    """The class that defines the `__call__` of a module."""
+def owner(step: Step) -> type | None:
+    """Return the class that defines the `__call__` of a module."""
     return next((c for c in type(step.module).__mro__ if "__call__" in vars(c)), None)
 
 
@@ -238,6 +259,7 @@ def _named_call(old: Callable[..., Any]) -> Any:
         if trace is None or step is None:
             return run(*args, **kwargs)
         trace.running.append((self, step))
+        trace.naming.called.add(step.path)
         try:
             with _scope(trace.naming.number, step.path):
                 return run(*args, **kwargs)

@@ -38,9 +38,10 @@ from regrad.core.places import at, entries, spread
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import unmarked
 from regrad.core.signatures import helpful
-from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
+from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
+from regrad.jax.host.extending import open_traces
 from regrad.jax.keys import Key, key_for
 from regrad.jax.modules import Naming
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
@@ -128,9 +129,11 @@ class override(Report[KeyBinding]):
         rules, marked = unmarked(spread(rules))
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():
+            sisters: list[KeyBinding] = []
             for what in entries(key.what) if isinstance(key, at) else (key,):
                 place = replace(key, what=what) if isinstance(key, at) else None
-                self._bind(what, rule, place).optional = key in marked
+                sisters.append(self._bind(what, rule, place))
+                sisters[-1].marked, sisters[-1].sisters = key in marked, sisters
         policy = ClosedFunctionPolicy(open, keep)
         self._surgery = Surgery([*self._bindings.values()], policy, model)
         self._untouched = Untouched()
@@ -222,7 +225,7 @@ class override(Report[KeyBinding]):
         new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
         tell = [c for c in new if not c.keys <= hit]
         rest = [b for b in self._bindings.values() if not b.optional]
-        idle = [b for b in rest if b.name not in hit]
+        idle = [b for b in rest if hit.isdisjoint(each.name for each in b.sisters)]
         if idle and not found.hits:
             why = advice(found.closed) if found.closed else (
                 f"no {', '.join(b.label or repr(b.op_type) for b in idle)} through which a "
@@ -232,10 +235,23 @@ class override(Report[KeyBinding]):
             return
         if tell:
             self._tell(f"override: {advice(tell)}", 3)
+        if news := [text for text in self._never_ran() if text not in self._told]:
+            self._told.update(news)
+            self._tell(f"override: {'; '.join(news)}", 3)
         closed = {label for c in found.closed for label in c.keys} | self._told
         if idle := [b for b in idle if not b.hits and b.name not in closed]:
             self._told.update(b.name for b in idle)
             self._warn_of_idle(idle, "", 3)
+
+    def _never_ran(self) -> list[str]:
+        """The modules that keys name and that no program called."""
+        found = () if self._surgery.where is None else self._surgery.where.unvisited()
+        return [f"{b.label} names {step.path!r}, which was never called" for b, step in found]
+
+    def assert_fired(self, *op_types: Any) -> None:
+        super().assert_fired(*op_types)
+        if never := [] if op_types else self._never_ran():
+            raise NotFiredError(f"{'; '.join(never)}. (Only calls of the module itself count.)")
 
     def _tell(self, message: str, level: int) -> None:
         """Warn at the user's line: JAX's own lines are often between."""
@@ -290,6 +306,7 @@ class TracedCall:
     def __init__(self, given: Any, naming: Naming | None = None) -> None:
         self.given = given
         self.naming = naming
+        self.outside: list[Any] = [] if naming is None else open_traces()
         self.modules: Modules = Modules(given)
         self.leaves: list[Any]
         self.structure: Any
@@ -305,7 +322,8 @@ class TracedCall:
         leaves = replaced(self.leaves, self.places, xs[: len(self.places)])
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = copies = tree_unflatten(self.structure, leaves)
-        with nullcontext() if self.naming is None else self.naming.around(self.given, copies):
+        naming = self.naming and self.naming.around(self.given, copies, self.outside)
+        with naming or nullcontext():
             y = f(*args, **kwargs)
         self.outs: list[Any]
         self.out_structure: Any

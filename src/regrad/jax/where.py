@@ -7,8 +7,10 @@ program knows nothing of what is around its call, so `Surgery` carries that alon
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,18 +29,23 @@ from regrad.core.places import (
 from regrad.errors import ArgumentError, GradientError
 from regrad.jax.closed import name_and_place
 from regrad.jax.host import SIGHT, need
-from regrad.jax.host.programs import codes, scopes
-from regrad.jax.modules import MARK, Naming
+from regrad.jax.host.programs import called, codes, scopes
+from regrad.jax.modules import MARK, Naming, owner
 
+JITS = frozenset({"jit", "pjit"})
 SHARED = frozenset({"scan", "while", "cond"})  # their bodies stand for several runs, or may not run
 
 
 class Around(NamedTuple):
-    """What is around an equation: name scopes, functions among the keys, and a loop or branch."""
+    """What is around an equation: name scopes, functions among the keys, and a loop or branch.
+
+    In a `jit` of Flax's the names are those of the module that was compiled first (`borrowed`).
+    """
 
     scopes: tuple[str, ...] = ()
     functions: tuple[Any, ...] = ()
     shared: str = ""
+    borrowed: bool = False
 
 
 class Whereabouts:
@@ -62,7 +69,7 @@ class Whereabouts:
             key.counts for key in self.placed
         )
         self.counts: Counts = Counts()
-        self.seen: dict[Step, None] = {}
+        self.seen: dict[Any, Step] = {}
         self.chains: dict[Around, list[Step]] = {}
 
     def begin(self) -> None:
@@ -74,7 +81,10 @@ class Whereabouts:
         name = eqn.primitive.name
         shared = name if name in SHARED else around.shared
         functions = (*around.functions, *self._running(eqn, program))
-        return Around((*around.scopes, *scopes(eqn)), functions, shared)
+        borrowed = around.borrowed or (name in JITS and _is_of_flax(called(eqn)))
+        made = Around((*around.scopes, *scopes(eqn)), functions, shared, borrowed)
+        self.chain(made)  # which notes the places that there are
+        return made
 
     def _running(self, eqn: Any, program: Any) -> list[Any]:
         """The functions among the keys that ran in a program when an equation was made."""
@@ -104,7 +114,7 @@ class Whereabouts:
                     for part in more:
                         parts = [*parts, part]
                         found.append(Step((".".join(parts),)))
-            self.seen |= dict.fromkeys(found)
+            self.seen |= {(step.paths, id(step.module)): step for step in found}
             self.chains[around] = found
         return self.chains[around]
 
@@ -116,6 +126,12 @@ class Whereabouts:
         """Return the binding whose rule an equation gets, of those whose keys name it, or None."""
         chain = self.chain(around.where)
         keys = [b.place for b in bindings if b.place is not None]
+        if around.where.borrowed and any(key.selectors for key in keys):
+            raise GradientError(
+                f"override: {keys[0]!r} meets {bindings[0].op_type!r} in a module under nn.jit of "
+                f"Flax's ({line}), which runs one program for all modules of a class: it does not "
+                "say for which. Compile the whole with jax.jit, and leave nn.jit out."
+            )
         fits = self.places.fits(chain, keys) if keys else []
         waiting = [f.key for f in fits if f.key.counts and self.counts.get(f.key, -1) < f.key.nth]  # pyright: ignore
         if waiting and around.where.shared:
@@ -140,8 +156,20 @@ class Whereabouts:
 
     def check(self) -> None:
         """Refuse keys whose places are nowhere in the programs that were seen."""
-        asked = [key for key, b in self.placed.items() if not b.optional]
-        Places(asked, [step for step in self.seen if step.paths or step.module is not None])
+        if self.naming.steps is None:
+            Places([key for key, b in self.placed.items() if not b.marked], [*self.seen.values()])
+
+    def unvisited(self) -> Iterator[tuple[Any, Step]]:
+        """Yield modules that a key names and that never ran, though what holds them did."""
+        ran = self.naming.called
+        for key, binding in self.placed.items() if self.naming.steps else ():
+            plain = "**" not in repr(key) and key.selectors and not binding.marked
+            for step in self.places.named[key.selectors] if plain else ():
+                outer = step.path.rpartition(".")[0]
+                while outer and owner(self.naming.by_path.get(outer, _NONE)) is None:
+                    outer = outer.rpartition(".")[0]
+                if owner(step) and step.path and step.path not in ran and outer in ran:
+                    yield binding, step
 
     def _tells_apart(self, a: Step, b: Step) -> bool:
         """Return whether keys tell two modules of the model apart, or what is in them."""
@@ -155,6 +183,16 @@ class Whereabouts:
         return any(matches(e, s) != matches(e, twin) for e in plain for s, twin in pairs) or any(
             s.module is e for e in plain for s in inside
         )
+
+
+_NONE = Step(())
+
+
+def _is_of_flax(program: Any) -> bool:
+    """Return whether a compiled function is one of those of Flax's that Linen calls modules by."""
+    flax = sys.modules.get("flax")
+    folder = os.path.dirname(getattr(flax, "__file__", None) or "-")
+    return name_and_place(program)[1].startswith((f"{folder}/linen", f"{folder}/core"))
 
 
 def _is_function(entry: Any) -> bool:

@@ -128,7 +128,7 @@ class gradient_override_map(Scope[Binding]):
             self._ruleset = ruleset
             self._bindings = {key: Binding(key, rule.name) for key, rule in ruleset.rules.items()}
             for key in self._marked:
-                self._bindings[ruleset.coverage.families[key].type].optional = True
+                self._bindings[ruleset.coverage.families[key].type].marked = True
             self._untouched = Untouched()
             self._compiled = set()
             mode = ruleset.mode(self)
