@@ -104,7 +104,7 @@ class Scope(Block, Report[B]):
         if not idle or self._failed:
             return
         why = "" if self.hits else (
-            f"no op of type {', '.join(repr(b.op_type) for b in idle)} was created in the scope. "
+            f"no op of type {', '.join(b.shown for b in idle)} was created in the scope. "
             "An override binds ops when they are created, so call the model inside the scope; "
             f"and look at {self._hint()}"
         )  # fmt: skip
