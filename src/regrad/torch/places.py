@@ -33,6 +33,7 @@ from torch.compiler import is_dynamo_compiling
 from regrad.core.blocks import block
 from regrad.core.interrupts import Deferred
 from regrad.core.places import Counts, Step, at
+from regrad.core.replacements import Replacements
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.host import (
     dynamo,
@@ -41,7 +42,6 @@ from regrad.torch.host import (
     name_inside,
     pop_mode,
     push_mode,
-    put_back,
 )  # fmt: skip
 from regrad.torch.open_scopes import SCOPES
 
@@ -305,17 +305,15 @@ def check_model(model: Any, keys: Iterable[Any]) -> None:
 
 _LOCK = threading.Lock()
 _open = 0
-_before: list[Any] = []
+_REPLACED = Replacements(lambda: [(nn.Module, "__call__", follow)])
 
 
 def install() -> None:
     """A scope opens whose map names places."""
     global _open
     with _LOCK:
-        if _open == 0:
-            _before[:] = [nn.Module.__call__]
-            setattr(nn.Module, "__call__", follow(_before[0]))  # noqa: B010 (a type checker objects)
         _open += 1
+        _REPLACED.make()
 
 
 def remove() -> None:
@@ -323,8 +321,8 @@ def remove() -> None:
     global _open
     with _LOCK:
         _open -= 1
-        if _open == 0:
-            put_back(nn.Module, "__call__", _before.pop())
+        if not _open:
+            _REPLACED.undo()
 
 
 @block
