@@ -74,7 +74,8 @@ class OpBinding(Binding):
         self, op: Op, rule: Rule, depth: int, key: Any = None,
         at_site: Callable[[Site], Rule] | None = None, place: at | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(op.type, rule.name)
+        named = place is not None and (place.selectors or place.nth is not None)
+        super().__init__(op.type, rule.name, place if named else None)
         self.op = op
         self.rule = rule
         self.depth = depth  # how many scopes are around; the innermost wins

@@ -125,8 +125,7 @@ class gradient_override_map(Scope[OpBinding]):
                 binding = self._bound(value, op, stands, place)
                 binding.marked, binding.sisters = key in self._marked, sisters
                 sisters.append(binding)
-                binding.label = repr(place) if isinstance(key, at) else ""
-                new[binding.label or op.type] = binding
+                new[op.type if binding.kind else binding.shown] = binding
         self._bindings, self._onlookers = new, Onlookers()
         types = {b.op_type for b in new.values()}
         looked_at = [self._key(near) for op_type in types for near in _alike(op_type, len(OPS))]

@@ -314,9 +314,9 @@ def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[A
 
 def elsewhere(binding: OpBinding) -> str:
     """Say where ops of a type were created, if their rule held for none."""
-    if binding.hits or not (binding.label and binding.paths and binding.place):
+    if binding.hits or binding.kind or not (binding.paths and binding.place):
         return ""
     patterns = [e for s in binding.place.selectors for e in entries(s.where)]
     near = [path for e in patterns if isinstance(e, str) for path in alike(e, binding.paths)]
     paths = [repr(path) if path else "no scope" for path in (near or list(binding.paths)[:3])]
-    return f"{binding.label} held for no op; {binding.op_type!r} ran in {', '.join(paths)}"
+    return f"{binding.shown} held for no op; {binding.op_type!r} ran in {', '.join(paths)}"

@@ -121,8 +121,15 @@ def _shown(value: Any) -> str:
     return name or f"<a {type(value).__qualname__}>"
 
 
-def spread(rules: Mapping[Any, Any], outer: at | None = None) -> dict[Any, Any]:
+def spread(
+    rules: Mapping[Any, Any],
+    is_module: Callable[[Any], bool] = lambda what: False,
+    outer: at | None = None,
+) -> dict[Any, Any]:
     """Return a map as one without maps in it; where a place is named, keys are `at`s.
+
+    Args:
+        is_module: whether a `what` is a class of modules, so that whole modules are meant.
 
     Raises:
         ArgumentError: a map is given for something else than a place, or two keys mean the same.
@@ -137,8 +144,10 @@ def spread(rules: Mapping[Any, Any], outer: at | None = None) -> dict[Any, Any]:
                     f"the key {key!r:.80} has a map for a rule. A map is for a place, without an "
                     "op: {rg.at('encoder'): {'Relu': rule}}"
                 )
-            inner = spread(value, made)
+            inner = spread(value, is_module, made)
         for each, rule in inner.items():
+            if isinstance(each, at) and all(map(is_module, entries(each.what))):
+                each = each.of_modules()
             plain = isinstance(each, at) and not each.selectors and each.nth is None
             each = each.what if plain else each
             if each in found:
@@ -330,6 +339,16 @@ class Places:
             return None
         plain = [e for e in entries(selector.where) if not is_predicate(e) and matches(e, step)]
         return min(map(rank_of, plain), default=None)
+
+    def mark(self, step: Step) -> tuple[Any, ...]:
+        """Return which places select a step, at which rank; steps with equal marks are alike.
+
+        (Not those of keys for whole modules, which are not looked for in a chain.)
+        """
+        ends = [(key, n + 1) for key in self.keys for n in range(len(key.selectors))]
+        inner = {key.selectors[:n]: None for key, n in ends if key.what or key.selectors[n:]}
+        ranks = [(places, self._rank(places, step)) for places in inner]
+        return tuple([(places, rank) for places, rank in ranks if rank is not None])
 
     def fit(self, key: at, chain: Sequence[Step]) -> Fit | None:
         """Return how a chain lets a key pass; None if it does not.

@@ -104,7 +104,7 @@ class Scope(Block, Report[B]):
         if not idle or self._failed:
             return
         why = "" if self.hits else (
-            f"no op of {_named(idle)} was created in the scope. "
+            f"no op of type {', '.join(b.shown for b in idle)} was created in the scope. "
             "An override binds ops when they are created, so call the model inside the scope; "
             f"and look at {self._hint()}"
         )  # fmt: skip
@@ -157,12 +157,6 @@ class Scope(Block, Report[B]):
                 "with `with`, or call the function that it decorates."
             )
         super().assert_fired(*op_types)
-
-
-def _named(idle: Sequence[Any]) -> str:
-    """Say which ops entries of a map wait for."""
-    types = ", ".join([repr(b.op_type) for b in idle if not b.label])
-    return ", ".join([f"type {types}"] * bool(types) + [b.label for b in idle if b.label])
 
 
 def left_out_of_turn() -> ArgumentError:

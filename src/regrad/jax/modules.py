@@ -98,7 +98,7 @@ class Naming:
         self.named: dict[int, Step] = made
         self.steps: list[Step] | None = list(made.values()) or None
         self.called: set[str] = set()  # the paths of modules that were, or may have been
-        self.by_path: dict[str, Step] = {step.path: step for step in made.values()}
+        self.by_path: dict[str, Step] = {p: step for step in made.values() for p in step.paths}
 
     # -- a trace -----------------------------------------------------------------------------------
 

@@ -228,7 +228,7 @@ class override(Report[KeyBinding]):
         idle = [b for b in rest if hit.isdisjoint(each.name for each in b.sisters)]
         if idle and not found.hits:
             why = advice(found.closed) if found.closed else (
-                f"no {', '.join(b.label or repr(b.op_type) for b in idle)} through which a "
+                f"no {', '.join(b.shown for b in idle)} through which a "
                 "gradient could pass occurs in the function. untouched() lists what does."
             )  # fmt: skip
             self._warn_of_idle(idle, why, 3)
@@ -246,7 +246,7 @@ class override(Report[KeyBinding]):
     def _never_ran(self) -> list[str]:
         """The modules that keys name and that no program called."""
         found = () if self._surgery.where is None else self._surgery.where.unvisited()
-        return [f"{b.label} names {step.path!r}, which was never called" for b, step in found]
+        return [f"{b.shown} names {step.path!r}, which was never called" for b, step in found]
 
     def assert_fired(self, *op_types: Any) -> None:
         super().assert_fired(*op_types)
@@ -275,8 +275,8 @@ class override(Report[KeyBinding]):
     def table(self) -> Table:
         """Return the hits; then what was opened, was left closed, or kept a rule of its own."""
         table = super().table()
-        more = [""] * (len(table.headings) - 5)
-        rows = [(n, what, str(c), "", at, *more) for (n, what, at), c in self._notes.items()]
+        path = [""] * (len(table.headings) - 6)
+        rows = [(*path, n, what, str(c), "", at, "") for (n, what, at), c in self._notes.items()]
         return Table(table.headings, [*table.rows, *rows])
 
     def __repr__(self) -> str:

@@ -116,11 +116,10 @@ class KeyBinding(Binding):
 
     def __init__(self, key: Key, value: Any, place: at | None = None) -> None:
         name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
-        super().__init__(key.label, name)
+        super().__init__(key.label, name, place)
         self.key = key
         self.asks: bool = asks_site(value, None)
         self.place = at(what=key.label) if self.asks and place is None else place
-        self.label = repr(place) if place is not None else ""
         self.value: Any = partial(value, site=None) if self.asks else value
         lent = lender(value)
         self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
@@ -129,7 +128,7 @@ class KeyBinding(Binding):
     @property
     def name(self) -> str:
         """What tells the binding from the others of its map."""
-        return self.label or self.op_type
+        return self.op_type if self.kind else self.shown
 
     def located(self, site: Site) -> KeyBinding:
         """Return the binding for an equation at a site, which its rule asks for."""

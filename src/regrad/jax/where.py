@@ -22,7 +22,6 @@ from regrad.core.places import (
     at,
     entries,
     is_predicate,
-    matches,
     pick,
     site_of,
 )
@@ -173,15 +172,11 @@ class Whereabouts:
 
     def _tells_apart(self, a: Step, b: Step) -> bool:
         """Return whether keys tell two modules of the model apart, or what is in them."""
-        steps = self.naming.steps or ()
-        inside = [s for s in steps if f"{s.path}.".startswith(f"{a.path}.")]
-        twins = [s.path.replace(a.path, b.path, 1) for s in inside]
-        pairs = [(s, Step((twin,), s.module)) for s, twin in zip(inside, twins, strict=True)]
-        plain = [e for e in self.entries if not is_predicate(e)]
-        if len(plain) < len(self.entries) or any(key.counts for key in self.placed):
-            return True
-        return any(matches(e, s) != matches(e, twin) for e in plain for s, twin in pairs) or any(
-            s.module is e for e in plain for s in inside
+        inside = [s for s in self.naming.steps or () if f"{s.path}.".startswith(f"{a.path}.")]
+        twins = [self.naming.by_path[s.path.replace(a.path, b.path, 1)] for s in inside]
+        return self.counting or any(
+            self.places.mark(s) != self.places.mark(twin)
+            for s, twin in zip(inside, twins, strict=True)
         )
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from regrad.core.blocks import block
-from regrad.errors import GradientError, PassedOverError
+from regrad.core.replacements import ABSENT, put_back
+from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch.calls import Overridden, RuleCall
-from regrad.torch.host import NOTHING, in_forward_mode, is_transformed, put_back
+from regrad.torch.host import in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
 
 _LOCK = threading.Lock()
@@ -34,6 +35,22 @@ def is_function(key: Any) -> bool:
     return isinstance(key, type) and issubclass(key, torch.autograd.Function)
 
 
+def find_named(name: str) -> Any:
+    """Return the `autograd.Function` of a name among those that are defined; None if none is.
+
+    Raises:
+        ArgumentError: there are several.
+    """
+    found, new = [], [torch.autograd.Function]
+    while new:
+        new = [each for kind in new for each in kind.__subclasses__()]
+        found += [each for each in new if each.__name__ == name and each not in found]
+    if len(found) > 1:
+        names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in found)
+        raise ArgumentError(f"several autograd.Functions are called {name!r}: {names}. Give one")
+    return found[0] if found else None
+
+
 def install(functions: Iterable[Any], bind: Binder) -> None:
     """A scope opens in which these Functions are keys."""
     with _LOCK:
@@ -42,7 +59,7 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
             if _open[function] == 1:
                 own = function.setup_context is not torch.autograd.Function.setup_context
                 name = "setup_context" if own else "forward"
-                _before[function] = name, function.__dict__.get(name, NOTHING)
+                _before[function] = name, function.__dict__.get(name, ABSENT)
                 setattr(function, name, staticmethod(_make(name, function, bind)))
 
 

@@ -22,14 +22,16 @@ from regrad.core import jobs
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
 from regrad.core.hosts import Feature, Missing, takes
+from regrad.core.places import Counts
+from regrad.core.replacements import Entrance, Replacements
 from regrad.errors import PassedOverError
-from regrad.torch import compiled_code, functions
+from regrad.torch import compiled_code, functions, places
 from regrad.torch.below import Below, join_types, script_types
 from regrad.torch.composites import asked_when_compiled
 from regrad.torch.host import (
     CHECKPOINTS,
     COMPILING,
-    NOTHING,
+    HOST,
     OVERRIDES,
     RUN_TIME,
     check_promises,
@@ -37,7 +39,6 @@ from regrad.torch.host import (
     mode_stack,
     pop_mode,
     push_mode,
-    put_back,
     replacing,
     running,
     top_mode,
@@ -46,14 +47,12 @@ from regrad.torch.host.bodies import is_python, with_fast_path
 from regrad.torch.host.running import is_called_by_inductor, wants_gradient
 from regrad.torch.modes import Mode
 from regrad.torch.nodes import LIBRARIES, tensors
-from regrad.torch.open_scopes import SCOPES, open_here
+from regrad.torch.open_scopes import SCOPES
+from regrad.torch.places import COUNTS, open_here
 from regrad.torch.rulesets import find_call
 
 _LOCK = threading.Lock()
 _open = 0
-# The replaced functions: owner, name, the old function and the new one. (They stay here, and are
-# made again where others have replaced them meanwhile.)
-_replaced: list[tuple[Any, str, Any, Any]] = []
 _no_compiling: list[Any] = []  # a block, while nothing is compiled
 
 
@@ -93,12 +92,7 @@ def install() -> None:
     global _open
     with _LOCK:
         if _open == 0:
-            now = [vars(owner).get(name, NOTHING) for owner, name, *_ in _replaced]
-            if now != [old for _, _, old, _ in _replaced] or not now:
-                found = [(o, n, vars(o).get(n, NOTHING), make) for o, n, make in _entrances()]
-                _replaced[:] = [(o, n, old, make(old)) for o, n, old, make in found]
-            for owner, name, _, new in _replaced:
-                setattr(owner, name, new)
+            _REPLACED.make()
             if COMPILING.losses:
                 _no_compiling.append(dynamo.refuse_to_compile())
         _open += 1
@@ -112,39 +106,44 @@ def remove() -> None:
         if _open == 0:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
-            for owner, name, old, _ in reversed(_replaced):
-                put_back(owner, name, old)
+            _TRACING.undo()
+            _REPLACED.undo()
 
 
 @block
 def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
-    them = them or ()
+    scopes, modes, live, counts = them or ((), (), None, {})
     running = mode_stack()
     with ExitStack() as stack:
-        for _, mode in them:
-            stack.enter_context(
-                functions.install_for_block(mode.ruleset.coverage.functions, find_call)
-            )
+        for mode in modes:
+            stack.enter_context(functions.install_for_block(mode.ruleset.plan.functions, find_call))
             if mode not in running:
                 stack.enter_context(mode)
-        before = SCOPES.get(), _REOPENED.get()
+        if any(scope._modules is not None for scope in scopes):
+            stack.enter_context(places.install_for_block())
+        before = SCOPES.get(), _REOPENED.get(), COUNTS.get()
         try:
-            SCOPES.set(tuple(scope for scope, _ in them))
-            _REOPENED.set(dict(them))
+            SCOPES.set(scopes)
+            _REOPENED.set(dict(zip(scopes, modes, strict=True)))
+            if live is not before[2] or counts != live:  # (else the forward pass goes on)
+                COUNTS.set({root: Counts(held) for root, held in counts.items()})
             yield
         finally:
             SCOPES.set(before[0])
             _REOPENED.set(before[1])
+            COUNTS.set(before[2])
 
 
 # The modes of scopes that run here and may have been left by now where they were entered.
 _REOPENED: ContextVar[dict[Any, Any]] = ContextVar("regrad_reopened", default={})  # noqa: B039
 
 
-def _hold_scopes() -> tuple[Any, ...]:
-    again = _REOPENED.get()
-    return tuple((scope, scope._mode or again[scope]) for scope in open_here())
+def _hold_scopes() -> Any:
+    """Return the scopes that are open, their modes, and what their keys have counted so far."""
+    again, scopes, counts = _REOPENED.get(), open_here(), COUNTS.get()
+    modes = [scope._mode or again[scope] for scope in scopes]
+    return scopes and (scopes, modes, counts, {r: Counts(held) for r, held in counts.items()})
 
 
 jobs.CARRIERS.append((_hold_scopes, reopen))
@@ -204,7 +203,7 @@ def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
 def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
     """Refuse a program that has an overridden op, out of sight of any mode."""
     for scope in SCOPES.get():
-        if types := named(scope._bindings):
+        if types := named(scope._ruleset.rules):
             raise PassedOverError(
                 f"{name} runs {join_types(types)}, which is overridden, out of sight of any "
                 "override. Use the Python module that was scripted or traced, in which every op "
@@ -242,12 +241,23 @@ def _intercept_replay(old: Any, self: Any) -> None:
     old(self)
 
 
-Entrance = tuple[Any, str, Callable[[Any], Any]]
+@replacing
+def _intercept_trace(old: Any, self: Any, *args: Any, **options: Any) -> None:
+    """A trace begins: from here on the rest of Dynamo's entrances are needed, too."""
+    with _LOCK:
+        if _open:
+            _TRACING.make()
+    compiled_code.begin(old, self, *args, **options)
 
 
 @cache
+def _find_in_dynamo() -> Sequence[Entrance]:
+    """Return the functions of Dynamo's to replace: first that with which a trace begins."""
+    return dynamo.entrances({"begin": _intercept_trace, **compiled_code.MAKERS})
+
+
 def _entrances() -> Sequence[Entrance]:
-    """Return the functions to replace while a scope is open: owner, name, maker of the new.
+    """Return the functions to replace while a scope is open.
 
     None is ever left out. Where one is lost, what it watched is refused: by other means (see
     `refuse_to_be_written`, `applied`, `refuse_to_compile`), or else the scope is not opened.
@@ -259,7 +269,7 @@ def _entrances() -> Sequence[Entrance]:
         of TorchScript     a program with an overridden op is refused, and others are noted
         of CUDA graphs     one that was captured under other rules, or none, is refused
         of transformers    the fast path is taken as without modes
-        of Dynamo          see `compiled_code`
+        of Dynamo          a trace begins, and needs the rest of them (see `compiled_code`)
         torch.compile      an untested version of torch is tried out first
     """
     dynamo.leave_alone(Mode.__torch_function__)
@@ -279,12 +289,14 @@ def _entrances() -> Sequence[Entrance]:
             for name in ("MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer")
             for each in _find(OVERRIDES, "torch.nn", f"{name}.forward", with_fast_path, is_python)
         ],
-        *dynamo.entrances(compiled_code.MAKERS),
-        (torch, "compile", _intercept_compile),
+        *_find_in_dynamo()[:1],
+        *([] if HOST.is_tested else [(torch, "compile", _intercept_compile)]),
     ]  # fmt: skip
 
 
 _CHECKPOINT = "torch.utils.checkpoint"
+_REPLACED = Replacements(_entrances)
+_TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 
 
 def _find(

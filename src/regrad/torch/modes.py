@@ -43,6 +43,7 @@ from regrad.torch.host import is_torch_function_enabled, sequence_nr
 from regrad.torch.host.bodies import ONE_CALL
 from regrad.torch.host.running import Overload
 from regrad.torch.open_scopes import SCOPES
+from regrad.torch.places import path_here
 from regrad.torch.subclasses import has_own_protocol
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     # the parts of a function (when, and what runs then), its rule, and the body to look into
     traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]]
     divides: bool  # whether there is a rule for RealDiv here or around
+    methods = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
 
     def __init__(self, scope: Any) -> None:
         super().__init__()
@@ -90,7 +92,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     @property
     def is_closed(self) -> bool:
         """Return whether the scope was left."""
-        return self.scope is None or self.scope._mode is None
+        return self.scope is None or self.scope._root._mode is None
 
     def __torch_function__(
         self,
@@ -117,7 +119,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     ) -> Any:
         """Run a function while torch.compile traces, which looks at nodes itself."""
         if type(func) is FunctionType:  # (each comparison takes time)
-            for method, run in METHODS:
+            for method, run in self.methods:
                 if func is method:
                     with self:
                         return run(self.divides, *args, **options)
@@ -219,7 +221,9 @@ def _run_watched(
     start = sequence_nr()
     result = func(*args, **options)
     if sequence_nr() != start:
-        mode.ruleset.coverage.watch.look(func, start, result, mode.scope._untouched)
+        scope = mode.scope
+        path = path_here(scope) if scope._modules else ""
+        mode.ruleset.coverage.watch.look(func, start, result, scope._untouched, path=path)
     return result
 
 
