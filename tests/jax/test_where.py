@@ -132,7 +132,7 @@ def linen_loss(model):
 
 
 class Case:
-    """A library: a model, its loss as a function of something and X, and how to differentiate it."""
+    """A library: a model, its loss as a function of something and X, how to differentiate it."""
 
     def __init__(self, make, f, given, grad=jax.grad):
         self.make, self.f, self.given, self.grad = make, f, given, grad

@@ -35,7 +35,10 @@ class gradient_override_map(Scope[OpBinding]):
             an op type whose own rule is to be used (`{"Round": "Identity"}` is the
             straight-through estimator). Functions are in the native form `(dy, x, …)` or in
             TensorFlow's `(op, grad, …)`; see `gradient`. `rules.builtin("Relu")` is the op type's
-            own rule as a function, for one that scales, clips or logs it.
+            own rule as a function, for one that scales, clips or logs it. A key
+            `rg.at("block1.*", "Relu")` holds in one place only: in the scopes of `name_scope` that
+            the pattern names, in a function, in a `Module` or a class of them. A rule may ask for
+            the `site` of its op.
 
     An op is bound when it is *created*; where and when it is differentiated does not matter.
     Scopes nest, and the inner one wins op type by op type. They hold in their own thread and
@@ -52,8 +55,9 @@ class gradient_override_map(Scope[OpBinding]):
     the call (a generator, a coroutine) is refused.
 
     Raises:
-        ArgumentError: the map is not a dict of op types to rules; the scope is left in another
-            thread or context.
+        ArgumentError: the map is not a dict of op types to rules; a key means whole calls; two keys
+            select one place; the scope is left in another thread or context.
+        GradientError: a key counts calls in a compiled loop or branch.
         UnknownOpError: an op type or rule name does not exist (with near names).
         RuleError: a rule asks for a name that the op type does not have.
 

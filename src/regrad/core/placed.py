@@ -22,7 +22,6 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -38,6 +37,7 @@ from regrad.core.places import (
     at,
     entries,
     is_predicate,
+    matches,
     pick,
     site_of,
 )
@@ -87,13 +87,14 @@ class Chooser(OpBinding):
         wheres = [s.where for key in places.keys for s in key.selectors]
         named = [e for where in wheres for e in entries(where)]
         self.asked = [e for e in named if is_predicate(e)]
-        # the functions, modules and classes among them
-        self.owners = [e for e in named if not (isinstance(e, str) or is_predicate(e))]
+        # the functions, modules and classes among them, with the code of the functions
+        owners = [e for e in named if not (isinstance(e, str) or is_predicate(e))]
+        self.owners = [(e, _code(e)) for e in owners]
         self.depth = depth
         self.counts = counts
         self.before = Counts(counts)  # when this copy was made
         self.outside: tuple[Step, ...] = ()  # what ran where this thread or run was begun
-        self.paths: dict[str, None] = {}  # where ops were created
+        self.paths: dict[str, None] | None = {}  # where ops were created
         self.known: dict[Path, list[Fit]] = {}  # by path, if nothing else decides
         self.in_run = False  # whether ops are created in the run of a graph, any number of times
 
@@ -121,7 +122,7 @@ class Chooser(OpBinding):
         keys = [key for key in self.places.keys if key.counts]
         left = [max(0, key.nth - self.counts.get(key, -1)) for key in keys]  # pyright: ignore
         running = (*reversed(self.outside), *self._running())
-        named = [tuple(s.module is e or _is(s.module, e) for e in self.owners) for s in running]
+        named = [tuple(matches(e, s) for e, _ in self.owners) for s in running]
         return tuple(named), tuple(left)
 
     def moved(self, copy: OpBinding) -> None:
@@ -189,17 +190,15 @@ class Chooser(OpBinding):
     def _chain(self) -> list[Step]:
         path = PATH.get()
         scopes = [Step((".".join(path[:i]),)) for i in range(len(path) + 1)]
-        self.paths[scopes[-1].path] = None
+        if self.paths is not None:
+            self.paths[scopes[-1].path] = None
         return [*self.outside, *reversed([*self._running()]), *scopes]
 
     def _running(self) -> Iterator[Step]:
         """Those of them that run, innermost first."""
-        if not (owners := self.owners):
-            return
-        frame = sys._getframe(1)
+        frame = sys._getframe(1) if self.owners else None
         while frame is not None:
-            code = frame.f_code
-            for owner in owners:
+            for owner, code in self.owners:
                 if (module := _runs(owner, code, frame)) is not None:
                     yield Step((), module)
                     break
@@ -215,42 +214,26 @@ def _trails(state: State) -> Iterator[Any]:
             yield region.capture
 
 
-def _is(module: Any, owner: Any) -> bool:
-    return isinstance(owner, type) and isinstance(module, owner)
-
-
-@cache
 def _code(owner: Any) -> Any:
-    """The code that runs while a function runs, or what a module's `__call__` runs."""
-    if isinstance(owner, type) or not inspect.isroutine(inspect.unwrap(owner)):
+    """The code that runs while a function runs; None for a class or an object."""
+    function = inspect.unwrap(owner)
+    return getattr(function, "__code__", None) if inspect.isroutine(function) else None
+
+
+def _runs(owner: Any, own: Any, frame: Any) -> Any:
+    """What runs in a frame, if it is an owner: the function, or an object that is called."""
+    code, function = frame.f_code, inspect.unwrap(owner)
+    held = getattr(function, "__self__", None)
+    if own is not code and (own is not None or code.co_name != "__call__"):
         return None
-    return getattr(inspect.unwrap(owner), "__code__", None)
-
-
-def _runs(owner: Any, code: Any, frame: Any) -> Any:
-    """What runs in a frame, if a key names it: the function or the module; else None."""
-    own = _code(owner)
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     if own is None:
-        if code.co_name != "__call__" or not code.co_argcount:
-            return None
-        module = frame.f_locals.get(code.co_varnames[0])
-        return module if module is owner or _is(module, owner) else None
-    if own is not code:
-        return None
-    function: Any = inspect.unwrap(owner)
-    if (held := getattr(function, "__self__", None)) is not None:
-        return owner if frame.f_locals.get(code.co_varnames[0]) is held else None
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+        return first if matches(owner, Step((), first)) else None
+    if held is not None:
+        return owner if first is held else None
     # (functions that one `def` made have one code, and are told apart by what they close over)
-    same = all(_content(cells[name]) is frame.f_locals.get(name) for name in cells)
-    return owner if same else None
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
+    known = inspect.getclosurevars(function).nonlocals
+    return owner if all(frame.f_locals.get(name) is known[name] for name in known) else None
 
 
 # -- keys ------------------------------------------------------------------------------------------

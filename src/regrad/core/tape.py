@@ -317,9 +317,10 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: object = No
         own = state.overrides.get((graph, op.type))
     if own is not None and (binding is None or own.depth > binding.depth):
         binding, own = own, binding
-    # (one that holds in some places may not hold here)
-    rule = binding and binding.bind(op, xs)
-    return rule or (own and own.bind(op, xs)) or op.rule
+    for found in (binding, own):  # (one that holds in some places may not hold here)
+        if found is not None and (rule := found.bind(op, xs)) is not None:
+            return rule
+    return op.rule
 
 
 def cuts(rule: Rule, attrs: Attrs, xs: Sequence[Tensor]) -> bool:

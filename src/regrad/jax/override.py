@@ -61,12 +61,17 @@ class override(Report[KeyBinding]):
             not edited, and computes what it computed.
         rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation),
             the name of a JAX primitive (`"tanh"`), or a function under `jax.jit`,
-            `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`) or its name. A rule is what
-            `gradient_override_map` takes, written with regrad's functions or with JAX's. An op
-            type's own name, `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
+            `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`) or its name, or one of these in
+            one place: `rg.at("layers.*", "Relu")`. A rule is what `gradient_override_map` takes,
+            written with regrad's functions or with JAX's. An op type's own name,
+            `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
         open: functions with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`), or
             their names, that are to be differentiated op by op where they hold an overridden op.
         keep: those that are to keep their derivative, so that nothing is refused.
+        model: a module of Flax (linen or nnx) or Equinox, whose parts have the names of its
+            attributes: `rg.at("layers.0", "Tanh")`. Without it `jax.named_scope`s count, and what
+            Linen and Haiku call their modules. f is called with it, with copies of it (as
+            `jax.grad` makes them) or closes over it.
 
     Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
     `cond`, `checkpoint`, `vmap` and `shard_map`, too), and runs the program. A rule in force fires
@@ -85,12 +90,13 @@ class override(Report[KeyBinding]):
 
     Raises:
         ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in
-            JAX's programs as a key; two keys for one thing.
+            JAX's programs as a key; two keys for one thing; a place that is nowhere in the program.
         UnknownOpError: a key is neither an op type that can be found nor a primitive.
         RuleError: a rule asks for a name that its op does not have, or answers wrongly.
         PassedOverError: a function with a derivative of its own hides an overridden op.
-        GradientError: a rule cannot be put where its op occurs (see the documentation), or
-            forward mode meets a rule that is not linear in the gradient that arrives.
+        GradientError: a rule cannot be put where its op occurs (see the documentation), nothing
+            tells which module of `model` is called, or forward mode meets a rule that is not
+            linear in the gradient that arrives.
 
     Source: `tf.Graph.gradient_override_map`.
 
@@ -101,6 +107,16 @@ class override(Report[KeyBinding]):
     >>> print(jax.grad(model)(jnp.array([1.2, 2.6])), jax.grad(ours)(jnp.array([1.2, 2.6])))
     [1. 3.] [2.2 5.6]
     >>> ours.assert_fired()
+
+    In one place only:
+
+    >>> def scoped(x):
+    ...     with jax.named_scope("head"):
+    ...         y = jnp.sin(x)
+    ...     return y + jnp.sin(x)
+    >>> ours = rg.jax.override(scoped, {rg.at("head", "Sin"): lambda dy, x: dy * 10})
+    >>> print(jax.grad(ours)(0.0))
+    11.0
     """
 
     _name = "override"
@@ -220,12 +236,12 @@ class override(Report[KeyBinding]):
 
     def _warn(self, found: Occurrences) -> None:
         """Warn of a call without a match, and once of JAX's functions that hide all of a key."""
-        hit = {seen.binding.name for seen in found.hits}
+        hit = {seen.binding.shown for seen in found.hits}
         known = {(c.name, c.place, c.keys) for c in self._closed}
         new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
         tell = [c for c in new if not c.keys <= hit]
         rest = [b for b in self._bindings.values() if not b.optional]
-        idle = [b for b in rest if hit.isdisjoint(each.name for each in b.sisters)]
+        idle = [b for b in rest if hit.isdisjoint(each.shown for each in b.sisters)]
         if idle and not found.hits:
             why = advice(found.closed) if found.closed else (
                 f"no {', '.join(b.shown for b in idle)} through which a "

@@ -120,7 +120,7 @@ class KeyBinding(Binding):
         self.key = key
         self.asks: bool = asks_site(value, None)
         self.place = at(what=key.label) if self.asks and place is None else place
-        self.value: Any = partial(value, site=None) if self.asks else value
+        self.value: Any = partial(value, site=None) if self.asks else value  # pyright: ignore
         lent = lender(value)
         self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
@@ -257,8 +257,8 @@ class Surgery:
         found = []
         for eqn, key in restore_calls(jaxpr, self.inlined):
             here = around.inside(eqn, self.around(eqn, around))
-            holds = key in self.ruled and self.chosen(eqn, here._replace(closed=True), [key])
-            if holds and not around.closed and not here.derived:
+            counts = key in self.ruled and not around.closed and not here.derived
+            if key and counts and self.chosen(eqn, here._replace(closed=True), [key]):
                 raise GradientError(
                     f"override: {key.label!r} is called in a form that is not recognised "
                     f"({find_line(eqn, self.lines[-1])}): {key.name} with where= or another rare "
