@@ -16,8 +16,8 @@ from regrad.checking.check import Function, Method, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core import containers, dispatch, rule
 from regrad.core.backends import is_inexact
+from regrad.core.bindings import OpBinding
 from regrad.core.hints import hint_in
-from regrad.core.overrides import OpBinding
 from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.registry import OPS
 from regrad.core.rule import label, place

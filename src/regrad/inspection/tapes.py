@@ -16,8 +16,9 @@ from regrad.autodiff.variables import Variable, VariableTape
 from regrad.checking import slopes
 from regrad.core import containers, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
+from regrad.core.bindings import CountedRule
 from regrad.core.callers import find_caller
-from regrad.core.overrides import CountedRule
+from regrad.core.name_scopes import PATH
 from regrad.core.pullback import pull_back, run_taped
 from regrad.core.registry import Op
 from regrad.core.rule import Conjugated, Cotangent, Rule, place
@@ -47,14 +48,14 @@ from regrad.inspection.recorder import (
 
 
 class Lines(list[Record]):
-    """Records, with the line of the user's code that made each."""
+    """Records, with the line of the user's code that made each, and the named scope."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: dict[int, str] = {}
+        self.places: dict[int, tuple[str, str]] = {}
 
     def append(self, record: Record) -> None:
-        self.lines[id(record)] = find_caller()
+        self.places[id(record)] = find_caller(), ".".join(PATH.get())
         super().append(record)
 
 
@@ -73,12 +74,12 @@ class SeenTape(VariableTape):
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
         if not rule.watches:
-            self.cuts.append(SeenOp(op.type, line=find_caller()))
+            self.cuts.append(SeenOp(op.type, line=find_caller(), path=".".join(PATH.get())))
         return super().admit(op, rule, wanted)
 
-    def line(self, record: Record) -> str:
-        """The line of the user's code that ran the op."""
-        return self.records.lines.get(id(record), "")  # pyright: ignore[reportAttributeAccessIssue]
+    def place(self, record: Record) -> tuple[str, str]:
+        """The line of the user's code that ran the op, and the path of its named scope."""
+        return self.records.places.get(id(record), ("", ""))
 
 
 class KeepingTape(SeenTape):
@@ -96,7 +97,7 @@ class TapedOp(SeenOp):
 
     def __init__(self, record: Record, run: TapedRun) -> None:
         kind, rule = kind_of(record.rule, record)
-        super().__init__(op_type_of(record), kind, rule, run.tape.line(record))
+        super().__init__(op_type_of(record), kind, rule, *run.tape.place(record))
         self.record: Record = record
         self.watched: set[int] = run.watched
         self.takes: Sequence[Any] = [key for key in record.inputs if key in run.watched]
@@ -232,7 +233,7 @@ class TapeRecorder(RunRecorder):
                 if isinstance(x, Tensor) and id(x._data) not in seen:
                     seen.add(id(x._data))
                     size = int(np.prod(x.shape)) * x.dtype.itemsize
-                    yield op_type_of(record), tape.line(record), "", size
+                    yield op_type_of(record), *tape.place(record), size
 
     # -- another gradient ------------------------------------------------------------------------
 

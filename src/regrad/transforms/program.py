@@ -390,9 +390,12 @@ class Program:
 
     def _count(self, trace: Trace, overrides: Overrides, *, forward: bool) -> None:
         """Report the hits of a trace to the scopes in which its program runs now."""
+        for key, binding in (trace.bindings or {}).items() if forward and not self.derived else ():
+            if overrides and key in overrides:
+                overrides[key].moved(binding)
         for key, hit in trace.hits():
             if overrides and key in overrides:
-                before = trace.ran.get((key, hit.where), 0)
+                before = trace.ran.get((key, hit.where, hit.path), 0)
                 count = 0 if self.derived or not forward else hit.count
                 overrides[key].absorb(hit, count, before if forward else hit.ran - before)
 
@@ -602,7 +605,7 @@ class Variant:
         ys = [*ys, *[region.values[v] for v in trace.assigned]]
         outputs = [to_jax(y._data) for y in ys]
         # rules that have run by now run in each forward pass; the others, in each backward pass
-        trace.ran = {(key, hit.where): hit.ran for key, hit in trace.hits()}
+        trace.ran = {(key, hit.where, hit.path): hit.ran for key, hit in trace.hits()}
         if tapes:
             ids, reached = [x._id for x in inputs], [y._id for y in ys]
             trace.passage = passage_between(tapes[0].records, ids, self.wanted, [reached])

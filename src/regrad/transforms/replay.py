@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regrad.autodiff.custom_calls import CustomCall
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_inexact, is_traced
-from regrad.core.overrides import CountedRule, WrappedRule
+from regrad.core.bindings import CountedRule, WrappedRule
 from regrad.core.pullback import run_taped
 from regrad.core.registry import Op
 from regrad.core.rule import Rule
@@ -211,7 +211,7 @@ class OpStep(NamedTuple):
             return self.rule
         rule, state = self.rule, current()
         if isinstance(rule, CountedRule) and state is not None and (scopes := state.scopes):
-            rule = rule.under(scopes.get(self.op.type))
+            rule = rule.under(scopes)
         return ReplayRule(rule, env)
 
 

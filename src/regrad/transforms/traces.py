@@ -33,7 +33,7 @@ class Trace:
     count = 0  # how many results there are; after them come new values of Variables
     assigned: Sequence[Variable] = ()
     bindings: Overrides = None  # with the hits of the trace
-    ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
+    ran: Mapping[tuple[Any, ...], int] = {}  # how often rules ran in the forward program
     passage: Any = None
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
@@ -60,7 +60,7 @@ class Trace:
     def rewind(self) -> None:
         """Forget that rules ran in the backward program, which is to be traced anew."""
         for key, hit in self.hits():
-            hit.ran = self.ran.get((key, hit.where), 0)
+            hit.ran = self.ran.get((key, hit.where, hit.path), 0)
 
     def all_values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The results, and then what was assigned, as the record has its outputs."""
