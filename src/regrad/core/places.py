@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
-from functools import cache
+from functools import cache, lru_cache
 from inspect import isroutine, signature
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -247,12 +247,20 @@ def is_predicate(entry: Any) -> bool:
 def matches(entry: Any, step: Step) -> bool:
     """Return whether one alternative, which is no predicate, selects a step."""
     if isinstance(entry, str):
-        return any(_pattern(entry).fullmatch(_closed(path)) for path in step.paths)
+        return any(_is_named(path, entry) for path in step.paths)
     if isinstance(entry, type):
         return isinstance(step.module, entry) or (
             step.kind is not None and issubclass(step.kind, entry)
         )
     return step.module is entry
+
+
+@lru_cache(1 << 16)
+def _is_named(path: str, pattern: str) -> bool:
+    """Return whether a pattern names a path."""
+    if not any(c in pattern for c in "*?["):
+        return _closed(path) == _closed(pattern)
+    return _pattern(pattern).fullmatch(_closed(path)) is not None
 
 
 def _closed(path: str) -> str:
@@ -272,6 +280,11 @@ def _step(step: str) -> str:
     if step == "**":
         return r"(?:[^.]+\.)*"
     return translate(step)[len("(?s:") : -len(r")\Z")].replace(".", "[^.]") + r"\."
+
+
+def paths_around(path: str) -> list[str]:
+    """Return the paths of the modules around one, outermost first."""
+    return [path[:i] for i in [0, *[i for i, c in enumerate(path) if c == "."]]] if path else []
 
 
 class Fit(NamedTuple):

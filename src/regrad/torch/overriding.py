@@ -174,7 +174,7 @@ class gradient_override_map(Scope[Binding]):
                 modules.plan = ruleset.plan
                 places.install()
             self._modules, self._views = modules, {}
-            self._mode = mode
+            self._mode = self._here = mode
             self._thread = get_ident()
             self._token = SCOPES.set(stand((*outer, self), outer))
             if modules is not None:
