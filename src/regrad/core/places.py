@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
-from functools import cache, lru_cache
+from functools import cache
 from inspect import isroutine, signature
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -247,20 +247,13 @@ def is_predicate(entry: Any) -> bool:
 def matches(entry: Any, step: Step) -> bool:
     """Return whether one alternative, which is no predicate, selects a step."""
     if isinstance(entry, str):
-        return any(_is_named(path, entry) for path in step.paths)
+        fits = _pattern(entry).fullmatch
+        return any(fits(_closed(path)) for path in step.paths)
     if isinstance(entry, type):
         return isinstance(step.module, entry) or (
             step.kind is not None and issubclass(step.kind, entry)
         )
     return step.module is entry
-
-
-@lru_cache(1 << 16)
-def _is_named(path: str, pattern: str) -> bool:
-    """Return whether a pattern names a path."""
-    if not any(c in pattern for c in "*?["):
-        return _closed(path) == _closed(pattern)
-    return _pattern(pattern).fullmatch(_closed(path)) is not None
 
 
 def _closed(path: str) -> str:
@@ -310,6 +303,10 @@ class Places:
     def __init__(self, keys: Iterable[at], steps: Sequence[Step] | None = None) -> None:
         self.keys: tuple[at, ...] = tuple(keys)
         self.steps = steps
+        self._exact: dict[str, list[Step]] = {}
+        for step in steps or ():
+            for path in step.paths:
+                self._exact.setdefault(_closed(path), []).append(step)
         # the modules that the places of a key name in the model: by a place and those around it
         self.named: dict[tuple[at, ...], list[Step]] = {}
         for key in self.keys:
@@ -341,7 +338,8 @@ class Places:
         assert self.steps is not None
         if is_predicate(entry):
             return list(self.steps)
-        if found := [step for step in self.steps if matches(entry, step)]:
+        exact = isinstance(entry, str) and self._exact.get(_closed(entry))
+        if found := exact or [step for step in self.steps if matches(entry, step)]:
             return found
         raise ArgumentError(_names_nothing(entry, self.steps))
 
