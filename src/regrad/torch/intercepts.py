@@ -86,10 +86,12 @@ def drop_closed() -> None:
         pop_mode()
 
 
-def install() -> None:
-    """A scope opens."""
+def install(follow: bool = False) -> None:
+    """A scope opens, which may have to follow the modules that run (see `places`)."""
     global _open
     with _LOCK:
+        if follow:
+            _FOLLOWING.make()
         if _open == 0:
             _REPLACED.make()
             if COMPILING.losses:
@@ -106,6 +108,7 @@ def remove() -> None:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
             _TRACING.undo()
+            _FOLLOWING.undo()
             _REPLACED.undo()
 
 
@@ -120,7 +123,8 @@ def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
             if mode not in running:
                 stack.enter_context(mode)
         if any(scope._modules is not None for scope in scopes):
-            stack.enter_context(places.install_for_block())
+            install(follow=True)
+            stack.callback(remove)
         before = SCOPES.get(), COUNTS.get()
         try:
             SCOPES.set(scopes)
@@ -289,6 +293,7 @@ def _entrances() -> Sequence[Entrance]:
 
 _CHECKPOINT = "torch.utils.checkpoint"
 _REPLACED = Replacements(_entrances)
+_FOLLOWING = Replacements(lambda: [(torch.nn.Module, "__call__", places.follow)])
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 
 

@@ -18,7 +18,7 @@ from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, NotFiredError
-from regrad.torch import functions, intercepts, places
+from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.host import OVERRIDES, check_promises
 from regrad.torch.modes import Mode
@@ -165,14 +165,13 @@ class gradient_override_map(Scope[Binding]):
             if outer != SCOPES.get():
                 SCOPES.set(outer)
             intercepts.drop_closed()
-            intercepts.install()
+            intercepts.install(follow=modules is not None)
             jobs.SCOPES[id(mode)] = None
             jobs.settle()
             mode.__enter__()
             functions.install(ruleset.plan.functions, find_call)
             if modules is not None:
                 modules.plan = ruleset.plan
-                places.install()
             self._modules, self._views = modules, {}
             self._mode = self._here = mode
             self._thread = get_ident()
@@ -235,8 +234,6 @@ class gradient_override_map(Scope[Binding]):
         jobs.settle()
         intercepts.remove()
         functions.remove(mode.ruleset.plan.functions)
-        if self._modules is not None:
-            places.remove()
 
     def untouched(self) -> Table:
         """The differentiable ops that ran in the scope and kept their own gradient.

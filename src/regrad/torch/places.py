@@ -20,8 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import reduce, wraps
 from typing import Any, NamedTuple
@@ -30,10 +29,8 @@ from weakref import ref
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from regrad.core.blocks import block
 from regrad.core.interrupts import Deferred
 from regrad.core.places import Counts, Step, at, paths_around
-from regrad.core.replacements import Replacements
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.host import (
     dynamo,
@@ -308,37 +305,6 @@ def check_model(model: Any, keys: Iterable[Any]) -> None:
 
 
 # -- the modules that run --------------------------------------------------------------------------
-
-_LOCK = threading.Lock()
-_open = 0
-_REPLACED = Replacements(lambda: [(nn.Module, "__call__", follow)])
-
-
-def install() -> None:
-    """A scope opens whose map names places."""
-    global _open
-    with _LOCK:
-        _open += 1
-        _REPLACED.make()
-
-
-def remove() -> None:
-    """Such a scope is left."""
-    global _open
-    with _LOCK:
-        _open -= 1
-        if not _open:
-            _REPLACED.undo()
-
-
-@block
-def install_for_block() -> Generator[None]:
-    """A block that runs in such a scope, when the scope itself may have been left."""
-    install()
-    try:
-        yield
-    finally:
-        remove()
 
 
 def follow(old: Callable[..., Any]) -> Callable[..., Any]:

@@ -328,6 +328,12 @@ class Plan:
         self._apart: dict[type, bool] = {}
 
     def _add(self, key: Any, what: Any, value: Any) -> None:
+        if what is None:
+            raise ArgumentError(
+                f"{key!r} is for the call of a module as a whole, which no rule can be put around "
+                "in PyTorch yet. Say for which of its ops: rg.at(where, 'MatMul'), or give it a "
+                "map: {rg.at(where): {'MatMul': rule}}"
+            )
         family = family_of(what)
         if isinstance(what, str) and optypes.find_family(what) is None:
             what = functions.find_named(what)
