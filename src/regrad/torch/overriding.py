@@ -36,9 +36,12 @@ class gradient_override_map(Scope[Binding]):
             have the table) or a torch callable; one that belongs to an op type stands for all of
             it. A rule is a function, a name given to `regrad.RegisterGradient`, or an op type
             whose own rule is to be used. Functions may be written with regrad's functions or with
-            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`.
+            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`. A key may
+            be an `rg.at(where, what)`, which says in which modules the rule holds.
         keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
             own gradient although they compute an overridden op inside.
+        model: the module whose `named_modules()` keys name by path, or by number. It may run by
+            itself, in a wrapper (DDP, `torch.compile`), or in parts.
 
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
@@ -52,9 +55,11 @@ class gradient_override_map(Scope[Binding]):
     opens a scope of its own for each call of the function, and tells the hits of all calls.
 
     Raises:
+        ArgumentError: a key names no module of the model, or two keys name one for the same call.
         UnknownOpError: a key or a rule name does not exist, or torch has no such op.
         RuleError: a rule asks for a name that the op does not have.
-        PassedOverError: an op would keep its own gradient all the same (in the scope).
+        PassedOverError: an op would keep its own gradient all the same (in the scope), or a module
+            runs that was not in the model, where keys name modules.
 
     Source: `tf.Graph.gradient_override_map` of TensorFlow 1; the hook is `TorchFunctionMode`.
 
