@@ -461,6 +461,8 @@ def test_decorators():
         ({at("layers.0", "Relux"): seven}, UnknownOpError, "Relux"),
         ({at("layers.0", ("Relu", F.relu)): seven}, ArgumentError, "two keys of the map mean"),
         ({at(lambda x: True, "Relu"): seven}, ArgumentError, "no module of the model"),
+        ({at("layers.0"): seven}, ArgumentError, "for the call of a module as a whole"),
+        ({at("layers.0", nn.ReLU): seven}, ArgumentError, "at..layers.0.. > rg.at.ReLU. is for"),
         ({at(nn.ReLU, nth=9): {"Relu": seven}}, ArgumentError, "there are 3 such modules"),
     ],
 )

@@ -18,7 +18,7 @@ from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, NotFiredError
-from regrad.torch import functions, intercepts, places
+from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.host import OVERRIDES, check_promises
 from regrad.torch.modes import Mode
@@ -36,9 +36,12 @@ class gradient_override_map(Scope[Binding]):
             have the table) or a torch callable; one that belongs to an op type stands for all of
             it. A rule is a function, a name given to `regrad.RegisterGradient`, or an op type
             whose own rule is to be used. Functions may be written with regrad's functions or with
-            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`.
+            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`. A key may
+            be an `rg.at(where, what)`, which says in which modules the rule holds.
         keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
             own gradient although they compute an overridden op inside.
+        model: the module whose `named_modules()` keys name by path, or by number. It may run by
+            itself, in a wrapper (DDP, `torch.compile`), or in parts.
 
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
@@ -52,9 +55,11 @@ class gradient_override_map(Scope[Binding]):
     opens a scope of its own for each call of the function, and tells the hits of all calls.
 
     Raises:
+        ArgumentError: a key names no module of the model, or two keys name one for the same call.
         UnknownOpError: a key or a rule name does not exist, or torch has no such op.
         RuleError: a rule asks for a name that the op does not have.
-        PassedOverError: an op would keep its own gradient all the same (in the scope).
+        PassedOverError: an op would keep its own gradient all the same (in the scope), or a module
+            runs that was not in the model, where keys name modules.
 
     Source: `tf.Graph.gradient_override_map` of TensorFlow 1; the hook is `TorchFunctionMode`.
 
@@ -165,16 +170,15 @@ class gradient_override_map(Scope[Binding]):
             if outer != SCOPES.get():
                 SCOPES.set(outer)
             intercepts.drop_closed()
-            intercepts.install()
+            intercepts.install(follow=modules is not None)
             jobs.SCOPES[id(mode)] = None
             jobs.settle()
             mode.__enter__()
             functions.install(ruleset.plan.functions, find_call)
             if modules is not None:
                 modules.plan = ruleset.plan
-                places.install()
             self._modules, self._views = modules, {}
-            self._mode = mode
+            self._mode = self._here = mode
             self._thread = get_ident()
             self._token = SCOPES.set(stand((*outer, self), outer))
             if modules is not None:
@@ -235,8 +239,6 @@ class gradient_override_map(Scope[Binding]):
         jobs.settle()
         intercepts.remove()
         functions.remove(mode.ruleset.plan.functions)
-        if self._modules is not None:
-            places.remove()
 
     def untouched(self) -> Table:
         """The differentiable ops that ran in the scope and kept their own gradient.

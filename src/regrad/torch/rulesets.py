@@ -45,6 +45,7 @@ from regrad.core.places import (
     at,
     entries,
     is_predicate,
+    paths_around,
     pick,
     rank_of,
     site_of,
@@ -325,10 +326,18 @@ class Plan:
             s.nth is not None and not s.counts for k in keys for s in k.selectors
         )
         self.places: Places = Places(keys, None if steps is None else [*map(self.bare, steps)])
-        self._marks: dict[Step, Any] = {}
+        self._marks: dict[Step, int | None] = {}
+        self._numbers: dict[Any, int] = {}
+        self._outermost: dict[at, list[Step]] = {}
         self._apart: dict[type, bool] = {}
 
     def _add(self, key: Any, what: Any, value: Any) -> None:
+        if what is None:
+            raise ArgumentError(
+                f"{key!r} is for the call of a module as a whole, which no rule can be put around "
+                "in PyTorch yet. Say for which of its ops: rg.at(where, 'MatMul'), or give it a "
+                "map: {rg.at(where): {'MatMul': rule}}"
+            )
         family = family_of(what)
         if isinstance(what, str) and optypes.find_family(what) is None:
             what = functions.find_named(what)
@@ -348,10 +357,13 @@ class Plan:
         """Return a module as keys know it, who need not hold it."""
         return step._replace(module=step.module if id(step.module) in self.instances else None)
 
-    def mark(self, step: Step) -> Any:
-        """Return what tells a module from others that keys name; empty if none does."""
+    def mark(self, step: Step) -> int | None:
+        """Return a number that modules share which the same keys name; None if none does."""
         if step not in self._marks:
-            self._marks[step] = self.places.mark(step)
+            found = self.places.mark(step)
+            self._marks[step] = (
+                self._numbers.setdefault(found, len(self._numbers)) if found else None
+            )
         return self._marks[step]
 
     def tells_apart(self, module: Any) -> bool:
@@ -371,6 +383,15 @@ class Plan:
         if key is not None:
             return self.places.named.get(key.selectors, [])
         return [step for steps in self.places.named.values() for step in steps]
+
+    def outermost(self, key: at) -> list[Step]:
+        """Return the modules that a key names, but for those inside of another that it covers."""
+        if key not in self._outermost:
+            named = self.named(key)
+            outer = {path for step in named for path in step.paths} if key.what is not None else ()
+            inner = [s for s in named if any(a in outer for p in s.paths for a in paths_around(p))]
+            self._outermost[key] = [step for step in named if step not in inner]
+        return self._outermost[key]
 
     def rules_at(self, chain: Sequence[Step]) -> dict[Any, ForeignRule | Choice]:
         """Return the rules that hold while these modules run, by what their op types are known."""
@@ -454,8 +475,7 @@ def rule_set(
     key = pairs, keep, outer, layout
     with _LOCK:
         if key not in _SETS:
-            steps = [*modules.steps.values()] if modules and layout else None
-            _SETS[key] = RuleSet(Plan(rules, steps), keep, outer)
+            _SETS[key] = RuleSet(Plan(rules, modules and modules.steps), keep, outer)
             if len(_SETS) > KEPT:
                 _SETS.popitem(last=False)
         _SETS.move_to_end(key)
@@ -513,6 +533,7 @@ def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit
     """Count a call under the rule of a key, whose first tensor has this shape, where it stands."""
     place = compiled_code.PLACE.get()
     where = find_caller(LIBRARIES) if place is None else place.where
+    scope = scope._root
     binding: Binding = scope._bindings[key]
     if scope._modules is None:
         hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
