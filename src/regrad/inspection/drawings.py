@@ -310,7 +310,7 @@ class Sketch:
     def add_op(
         self, op: SeenOp, lines: Sequence[str], scope: Sequence[str], details: dict[str, str],
         sources: Iterable[tuple[str, str]], makes: Iterable[Any],
-    ) -> None:  # fmt: skip
+    ) -> str:  # fmt: skip
         """Add the box of an op, with an arrow from each of its sources (a box, and a label).
 
         It names its rule if that is somebody's. `makes` are the keys of what it makes.
@@ -323,6 +323,7 @@ class Sketch:
         for source, label in sources:
             self.arrows.setdefault((source, name), Arrow(source, name, label))
         self.made.update(dict.fromkeys(makes, name))
+        return name
 
     def drawing(self, title: str, used: Callable[[Box], bool]) -> Drawing:
         """The picture of those boxes that are used."""

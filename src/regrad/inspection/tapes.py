@@ -34,6 +34,7 @@ from regrad.core.walk import (
     walk_from,
 )
 from regrad.inspection.nonfinite import CURES
+from regrad.inspection.numbers import wide
 from regrad.inspection.recorder import (
     Kept,
     Leaf,
@@ -103,20 +104,19 @@ class TapedOp(SeenOp):
         outputs = record.outputs
         self.makes: Sequence[Any] = outputs if isinstance(outputs, tuple) else (outputs,)
 
-    def true(self, dys: Sequence[Any]) -> list[Tensor | None]:
-        """The true gradients by the watched inputs."""
+    def true(self, dys: Sequence[Any]) -> list[tuple[str, Tensor | None]]:
+        """The true gradients by the watched inputs, with their names."""
         record = self.record
         dy = tuple(dys) if isinstance(record.outputs, tuple) else dys[0]
+        leaves = [leaf for leaf, key in enumerate(record.inputs) if key in self.watched]
+        names = [name_of(record, leaf) for leaf in leaves]  # (which the rule may tell)
         given, record.rule = record.rule, true_rule(record)
         try:
             found = leaf_gradients(record, dy, self.watched)
-            return [
-                check_gradient(record, leaf, found.get(leaf), dy)
-                for leaf, key in enumerate(record.inputs)
-                if key in self.watched
-            ]
+            dxs = [check_gradient(record, leaf, found.get(leaf), dy) for leaf in leaves]
         finally:
             record.rule = given
+        return list(zip(names, dxs, strict=True))
 
 
 class TapedRun:
@@ -243,14 +243,12 @@ class TapeRecorder(RunRecorder):
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         _, rebuild = containers.flatten(tuple(args))
         aliases = self.ran.aliases
-        wide = [np.asarray(x._values()) for x in aliases]
-        wide = [x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in wide]
 
         def values(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
             return [self.f(*rebuild(like(arrays, aliases)))._values()]
 
         with np.errstate(all="ignore"):
-            found = slopes.gradients(values, wide)
+            found = slopes.gradients(values, [wide(x._values()) for x in aliases])
         sources = zip(self.ran.sources, found, strict=False)
         return [
             Leaf(name, "argument", x, like([g], [x])[0], x._id, same)

@@ -60,11 +60,11 @@ class ProgramOp(SeenOp):
     """One op that ran: where it stands, what went in and out, and how a gradient passes it.
 
     `pull` takes the gradients of the outputs that are floats (`ys`, by key) and returns those of
-    the inputs that are watched (`wanted`, their places among the operands). `xs` are the operands
-    and `outs` the results, if the run keeps them.
+    the inputs that are watched (`wanted`, their places among the operands). `given`
+    are the operands and `outs` the results, if the run keeps them.
     """
 
-    __slots__ = ("by_jax", "eqn", "ins", "like", "operands", "outs", "pull", "wanted", "xs")
+    __slots__ = ("by_jax", "eqn", "given", "ins", "like", "operands", "outs", "pull", "wanted")
 
     def __init__(self, site: Site, eqn: Any, ins: Sequence[int], wanted: Sequence[int]) -> None:
         super().__init__(*site[:5])
@@ -76,11 +76,11 @@ class ProgramOp(SeenOp):
         self.takes: Sequence[Any] = [ins[i] for i in wanted]
         self.like: list[Any] = []
         self.pull: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-        self.xs: Sequence[Any] = ()
+        self.given: Sequence[Any] = ()
         self.outs: Sequence[Any] = ()
 
     @property
-    def names(self) -> list[str]:
+    def input_names(self) -> list[str]:
         """Return the names of the watched operands."""
         return [self.name(i) for i in self.wanted]
 
@@ -88,23 +88,35 @@ class ProgramOp(SeenOp):
         """Return the name of an operand."""
         return self.operands[i] if i < len(self.operands) else f"x{i}"
 
-    def alone(self, run: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
-        """A function of all operands as one of the watched ones, and of the floats it returns."""
-        floats = [i for i, y in enumerate(self.outs) if is_float(jax.typeof(y))]
+    @property
+    def title(self) -> str:
+        """The rule of the op in a message, with the line that ran the op."""
+        rule = f"the {self.kind} rule of {self.op_type!r} ({self.rule})"
+        return (rule if self.rule else self.op_type) + (
+            f", run at {self.line}" if self.line else ""
+        )
 
-        def of_wanted(*moved: Any) -> list[Any]:
-            xs = list(self.xs)
-            for i, x in zip(self.wanted, moved, strict=True):
-                xs[i] = x
-            ys = run(*xs)
-            return [ys[i] for i in floats]
+    @property
+    def xs(self) -> list[Any]:
+        """The watched operands."""
+        return [self.given[i] for i in self.wanted]
 
-        return of_wanted
+    def again(self, xs: Sequence[Any]) -> list[Any]:
+        """The floats that the op returns for other watched operands, under its rule."""
+        return self._run(as_function(self.eqn), xs)
 
-    def true(self, dys: Sequence[Any]) -> Sequence[Any]:
-        """The true gradients by the watched operands."""
+    def _run(self, run: Callable[..., Sequence[Any]], xs: Sequence[Any]) -> list[Any]:
+        given = list(self.given)
+        for i, x in zip(self.wanted, xs, strict=True):
+            given[i] = x
+        ys = run(*given)
+        return [y for y, out in zip(ys, self.outs, strict=True) if is_float(jax.typeof(out))]
+
+    def true(self, dys: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+        """The true gradients by the watched operands, with their names."""
         run = core.jaxpr_as_fun(closed(without_rules(body_of_custom(self.eqn))))
-        return jax.vjp(self.alone(run), *[self.xs[i] for i in self.wanted])[1](list(dys))
+        pull = jax.vjp(partial(self._run, run), self.xs)[1]
+        return zip(self.input_names, *pull(list(dys)), strict=True)
 
 
 class ProgramCall:
@@ -380,7 +392,7 @@ class ProgramRun:
         ran.makes = [outs[i].key for i in floats]
         ran.like = [jax.typeof(outs[i].x) for i in floats]
         if self.keeps:
-            ran.xs, ran.outs = xs, [y.x for y in outs]
+            ran.given, ran.outs = xs, [y.x for y in outs]
         if ran.wanted:
             self.watched |= set(ran.makes)
         if ran.wanted or self.keeps:

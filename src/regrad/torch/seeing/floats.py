@@ -9,15 +9,13 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from regrad.checking.check import Arrays, Function, Pull
+from regrad.checking.check import Arrays
 from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, RegradError
+from regrad.inspection.checks import Flat, Library
 from regrad.torch.host import DisableTorchFunction
-from regrad.torch.nodes import tensors
+from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, pulled, wide
 from regrad.torch.seeing.modules import Unseen, argument_paths, found_in
-from regrad.torch.seeing.recording import as_array, at_rest, is_float, pulled
-
-OfFloats = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 class _Holder(Unseen):
@@ -39,10 +37,9 @@ class Floats:
     of their parameters and buffers while the function runs.
     """
 
-    def __init__(self, f: Callable[..., Any], args: Sequence[Any], api: str, seed: int = 0) -> None:
+    def __init__(self, f: Callable[..., Any], args: Sequence[Any], api: str) -> None:
         self.f = f
         self.api = api
-        self.seed = seed
         self.leaves: list[Any]
         self.rebuild: Callable[..., Any]
         self.leaves, self.rebuild = containers.flatten(tuple(args))
@@ -71,9 +68,8 @@ class Floats:
         for name, x in fixed:
             if name not in swapped:
                 swapped[name] = wide(x.detach()).clone()
-        with at_rest(self.seed), torch.enable_grad():
-            y = torch.func.functional_call(self.holder, swapped, (self.f, self.rebuild(leaves)))
-        ys = [each for each in tensors((_opened(y),)) if is_float(each)]
+        y = torch.func.functional_call(self.holder, swapped, (self.f, self.rebuild(leaves)))
+        ys = floats(_opened(y))
         if not ys:
             raise ArgumentError(f"{self.api}: f returned no tensor of floats, so no gradient")
         return ys
@@ -98,71 +94,49 @@ def _shown(key: str, prefixes: Sequence[str]) -> str:
     return prefixes[int(number)] + name
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in double precision, if it holds floats."""
-    if not is_float(x):
-        return x
-    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+class TorchArrays(Library):
+    """How torch differentiates functions of lists of tensors."""
 
+    array = staticmethod(as_array)
+    zeros = staticmethod(torch.zeros_like)
+    unruled = DisableTorchFunction
 
-def of_arrays(f: OfFloats, xs: Sequence[torch.Tensor], forward: bool = True) -> Function:
-    """A function of tensors as one of NumPy arrays, with its gradients by autograd."""
-    device = xs[0].device if xs else None
+    def __init__(self, seed: int) -> None:
+        self.seed = seed  # of torch's generator in each run
 
-    def given(arrays: Arrays) -> list[torch.Tensor]:
-        return [torch.tensor(a, device=device).requires_grad_() for a in arrays]
+    def compiled(self, f: Flat) -> Flat:
+        def run(xs: Sequence[torch.Tensor]) -> list[Any]:
+            with at_rest(self.seed), torch.enable_grad():
+                return f(_watched(xs))
 
-    def values(arrays: Arrays) -> list[Any]:
-        return [as_array(y) for y in f(given(arrays))]
+        return run
 
-    def vjp(arrays: Arrays) -> Pull:
-        xs = given(arrays)
+    def like(self, arrays: Arrays, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.tensor(a, device=x.device) for a, x in zip(arrays, xs, strict=True)]
+
+    def pull(self, f: Flat, xs: Sequence[torch.Tensor]) -> tuple[list[Any], Callable[..., Any]]:
+        # (what requires grad already is part of a function that is to be differentiated in turn)
+        again = any(x.requires_grad for x in xs)
+        xs = _watched(xs)
         ys = f(xs)
+        return ys, lambda dys: pulled(ys, xs, dys, create_graph=again)
 
-        def pull(dys: Arrays) -> list[Any]:
-            found = pulled(ys, xs, [torch.tensor(dy, device=device) for dy in dys])
-            return [None if dx is None else as_array(dx) for dx in found]
+    def push(self, f: Flat, xs: Sequence[torch.Tensor]) -> Callable[..., list[Any]] | None:
+        def push(xs: Sequence[torch.Tensor], dxs: Sequence[torch.Tensor]) -> list[Any]:
+            with forward_ad.dual_level():
+                pairs = zip(xs, dxs, strict=True)
+                duals = [forward_ad.make_dual(x.clone().requires_grad_(), dx) for x, dx in pairs]
+                ys = self.compiled(f)(duals)
+                found = [(y, forward_ad.unpack_dual(y).tangent) for y in ys]
+                return [torch.zeros_like(y) if dy is None else dy.clone() for y, dy in found]
 
-        return pull
-
-    def gradient(dys: Arrays) -> Function:
-        weights = [torch.tensor(dy, device=device) for dy in dys]
-
-        def g(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            count = len(tensors) - len(weights)
-            xs, scales = tensors[:count], tensors[count:]
-            with DisableTorchFunction():
-                arriving = [scale * w for scale, w in zip(scales, weights, strict=True)]
-            found = pulled(f(xs), xs, arriving, create_graph=True)
-            pairs = zip(found, xs, strict=True)
-            return [torch.zeros_like(x) if dx is None else dx for dx, x in pairs]
-
-        return of_arrays(g, [*xs, *map(torch.ones_like, weights)], forward)
-
-    def jvp(arrays: Arrays, dxs: Arrays) -> list[Any]:
-        moves = [torch.tensor(dx, device=device) for dx in dxs]
-        return [as_array(dy) for dy in pushed(f, given(arrays), moves)]
-
-    has_forward = forward and _has_forward_mode(f, xs)
-    return Function(values, vjp, gradient, jvp if has_forward else None)
+        try:
+            push([x.detach() for x in xs], [torch.zeros_like(x) for x in xs])
+        except (RuntimeError, NotImplementedError, TypeError, RegradError, GradientError):
+            return None
+        return push
 
 
-def pushed(
-    f: OfFloats, xs: Sequence[torch.Tensor], dxs: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Return how the results move along dxs, by forward mode."""
-    with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(x, dx) for x, dx in zip(xs, dxs, strict=True)]
-        found = [(y, forward_ad.unpack_dual(y).tangent) for y in f(duals)]
-        return [torch.zeros_like(y) if dy is None else dy.clone() for y, dy in found]
-
-
-def _has_forward_mode(f: OfFloats, xs: Sequence[torch.Tensor]) -> bool:
-    """Return whether all that f runs has a forward mode."""
-    try:
-        with torch.enable_grad():
-            given = [x.detach().clone().requires_grad_() for x in xs]
-            pushed(f, given, [torch.zeros_like(x) for x in xs])
-    except (RuntimeError, NotImplementedError, TypeError, RegradError, GradientError):
-        return False
-    return True
+def _watched(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, of which all require grad."""
+    return [x if x.requires_grad else x.detach().requires_grad_() for x in xs]

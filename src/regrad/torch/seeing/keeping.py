@@ -12,7 +12,7 @@ from regrad.inspection.recorder import Kept
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.notes import OpNote, function_name
+from regrad.torch.seeing.notes import OpNote
 from regrad.torch.seeing.watching import Looker
 
 
@@ -33,40 +33,27 @@ def kept(f: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) ->
 class _Keeper(Looker):
     """Sees what each function saves."""
 
-    keeps_inputs = True
-
     def __init__(self, held: dict[str, Any]) -> None:
         super().__init__(held)
-        self.now: OpNote | None = None
-        self.saved: dict[int, tuple[StorageWeakRef, str, str, str, int]] = {}
-
-    def before(self, func: Any, args: Any, options: Any) -> Any:
-        """Note that what is saved from now on is saved by this function."""
-        self.now = self.note(function_name(func))
-
-    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
-        """A Function's tensors are saved after its forward pass."""
-        self.now = note
+        self.saved: dict[int, tuple[StorageWeakRef, OpNote, int]] = {}
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor is saved."""
+        """A tensor is saved, by the call that began last."""
         with DisableTorchFunction():
             if self.closed or x.layout is not torch.strided:
                 return x
             storage = x.untyped_storage()
-            now = self.now or OpNote(self.run, "")
             weak = StorageWeakRef(storage)
             known = self.saved.get(weak.cdata)
             if known is None or (not self.ran_backward and known[0].expired()):
-                row = (now.op_type, now.line, now.path, storage.nbytes())
-                self.saved[weak.cdata] = weak, *row
+                self.saved[weak.cdata] = weak, self.last or OpNote(""), storage.nbytes()
             return x.detach()  # (an op's own output would hold the op that holds it)
 
     def rows(self, alive: set[int]) -> Iterator[Kept]:
         """Return the rows of the storages that are still kept; of all, after the backward pass."""
-        for key, (storage, op_type, line, path, size) in self.saved.items():
+        for key, (storage, note, size) in self.saved.items():
             if key not in alive and (self.ran_backward or not storage.expired()):
-                yield op_type, line, path, size
+                yield note.op_type, note.line, note.path, size
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:

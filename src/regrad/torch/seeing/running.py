@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, kind
-from regrad.inspection.recorder import Named
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import argument_paths
-from regrad.torch.seeing.notes import OpNote, named_tensors
 from regrad.torch.seeing.watching import Looker
 
 
@@ -64,57 +60,3 @@ def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
             "computed under no_grad, or detached?"
         )
     return y
-
-
-# -- for tools that see what each function was given ---------------------------------------------
-
-# Memory that nobody has written to yet may hold anything.
-_UNWRITTEN = ("empty", "empty_like", "new_empty", "empty_strided", "resize_", "set_")
-
-
-class Found(Exception):
-    """The search is over."""
-
-
-class Feeder(Looker):
-    """Tells its tool what each function was given and returned, until that makes a NaN."""
-
-    keeps_inputs = True
-
-    def before(self, func: Any, args: Sequence[Any], options: Any) -> Any:
-        """Keep what a function is given; what it will write over, as it is now."""
-        named = list(named_tensors(func, args, options))
-        name = getattr(func, "__name__", "")
-        writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-        flagged = len(args) > 1 and args[1] is True  # (`inplace`, by position)
-        if named and (writes or options.get("inplace") or flagged or "setitem" in name):
-            named[0] = named[0][0], named[0][1].detach().clone()
-        return named
-
-    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
-        """Tell of a torch function."""
-        made = y if y is not None else (args[0] if args else None)
-        unwritten = getattr(func, "__name__", "") in _UNWRITTEN
-        self.feed(note, was, () if unwritten else made, _writes_infinity((args, options)))
-
-    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
-        """Tell of a Function."""
-        given = [x for x in args if isinstance(x, torch.Tensor)]
-        self.feed(note, list(zip(note.names, given, strict=False)), y, False)
-
-    def feed(self, note: OpNote, was: Named, made: Any, writes: bool) -> None:
-        """Tell the tool; stop if it has seen enough."""
-        ys = list(tensors((made,)))
-        self.tool.ran(note, [(name, x.detach()) for name, x in was], ys, writes)
-        if self.tool.done:
-            raise Found
-
-    def ended(self, loss: torch.Tensor) -> None:
-        """Keep the result."""
-        self.losses.append(loss)
-
-
-def _writes_infinity(value: Any) -> bool:
-    """Return whether a number among the arguments of a function is infinite."""
-    numbers = [x for x in containers.opened(value, None)[0] if isinstance(x, float)]
-    return not all(map(math.isfinite, numbers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from regrad.checking import slopes
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
+from regrad.inspection.checks import of_arrays
 from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
 from regrad.inspection.nonfinite import CURES, NonFinite
 from regrad.inspection.paths import GradientPath
@@ -20,27 +22,18 @@ from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, 
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.torch.bridge import from_regrad
-from regrad.torch.host import DisableTorchFunction
+from regrad.torch.host import NOTHING, DisableTorchFunction, number_of, put_back
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import OWN
+from regrad.torch.seeing.arrays import as_array, at_rest, is_float, without_history
 from regrad.torch.seeing.figures import Measures
-from regrad.torch.seeing.floats import Floats, of_arrays
+from regrad.torch.seeing.floats import Floats, TorchArrays
 from regrad.torch.seeing.keeping import kept
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.notes import OpNote, op_type_of
-from regrad.torch.seeing.recording import (
-    OpRecorder,
-    Recorded,
-    as_array,
-    at_rest,
-    is_float,
-    or_zeros,
-    own_forward,
-    pulled,
-    without_history,
-)
-from regrad.torch.seeing.running import Feeder, Found, check_callable, find_loss, sources
-from regrad.torch.seeing.watching import Looker, key_of
+from regrad.torch.seeing.names import key_of, op_type_of
+from regrad.torch.seeing.notes import OpNote
+from regrad.torch.seeing.running import check_callable, find_loss, sources
+from regrad.torch.seeing.watching import Found, Looker
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
 _CURE_OF = {
@@ -237,23 +230,10 @@ class TorchRecorder(RunRecorder):
         self.seed = seed
         self.other = other
         self.measures: Measures = Measures()
-        self.ops: list[Recorded] = []
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         f = _of_torch(self.f, args, options) if self.other else self.f
-        held = found_in(f, args, options)
-        if isinstance(tool, InPlace):
-            looker: Looker = OpRecorder(held, all_ops=False)
-        else:
-            looker = Feeder(held, tool) if tool.keeps else Looker(held, tool)
-        looker.measures = self.measures
-        recording = self._run(f, args, options, looker)
-        if isinstance(looker, OpRecorder):
-            self.ops = [op for op in looker.ops.values() if op.has_rule and op.dys is not None]
-            for op in self.ops:
-                with suppress(Exception):  # its forward pass cannot be differentiated
-                    tool.left(op, [(name, op.dxs.get(name)) for name in op.names()], op.dys or ())
-        return recording
+        return self._run(f, args, options, Looker(found_in(f, args, options), tool))
 
     def _run(
         self, f: Callable[..., Any], args: Sequence[Any], options: Any, looker: Looker
@@ -274,14 +254,16 @@ class TorchRecorder(RunRecorder):
             g = found.get(key) if found.get(key) is not None else looker.taken.get(key)
             leaves.append(Leaf(name, kind, x, g, key, name))
         ys = [*tensors((value,)), *looker.losses]
-        cuts = [(OpNote(0, *cut), name) for cut, name in looker.cuts.items()]
-        ops = sorted(looker.noted, key=lambda note: note.makes[0])
-        return Recording(without_history(value), ys, leaves, cuts, ops, made)
+        cuts = [(OpNote(*cut), name) for cut, name in looker.cuts.items()]
+        return Recording(without_history(value), ys, leaves, cuts, looker.ops(), made)
 
     def array(self, x: Any) -> Any:
         if x is None or x.is_meta or (x.layout is not torch.strided and not x.is_sparse):
             return None
         return as_array(x if x.layout is torch.strided else x.to_dense())
+
+    def held(self, x: Any) -> Any:
+        return None if x is None else x.detach().clone()
 
     def figures(self, x: Any) -> Any:
         return self.measures.of(x)
@@ -302,14 +284,14 @@ class TorchRecorder(RunRecorder):
         return kept(self.f, args, options)
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
-        looker = _OwnGradients(found_in(self.f, args, options))
+        looker = _OwnGradients(found_in(self.f, args, options), InPlace(self))
         return self._run(self.f, args, options, looker).leaves
 
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         if options:
             raise ArgumentError(f"{self.api}: differences need a call without keywords")
-        floats = Floats(self.f, args, self.api, self.seed or 0)
-        f = of_arrays(floats, floats.xs, forward=False).f
+        floats = Floats(self.f, args, self.api)
+        f = of_arrays(TorchArrays(self.seed or 0), floats, floats.xs, forward=False).f
         found = slopes.gradients(f, [as_array(x) for x in floats.xs])
         every = zip(floats.names, floats.xs, found, strict=True)
         return [Leaf(name, "argument", x, torch.tensor(g), None, name) for name, x, g in every]
@@ -319,11 +301,10 @@ class TorchRecorder(RunRecorder):
             return ("given", other) if other == "differences" else ("rules", "true")
         return getattr(self.f, "__name__", "f"), getattr(other, "__name__", "other")
 
-    def meant(self, surrogates: Iterable[str]) -> list[str]:
+    def meant(self, surrogates: Iterable[str], ops: Iterable[Any]) -> list[str]:
         given = list(surrogates)
-        return given + [
-            op.op_type for op in self.ops if op.call is not None and op.call.rule.op.type in given
-        ]
+        overrides = [(op, op.override) for op in ops if op.override is not None]
+        return given + [op.op_type for op, call in overrides if call.rule.op.type in given]
 
 
 def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., Any]:
@@ -344,17 +325,28 @@ class _OwnGradients(Looker):
     `backward` of the Functions that run is replaced by what torch makes of `forward`.
     """
 
-    def __init__(self, held: dict[str, Any]) -> None:
-        super().__init__(held)
+    def __init__(self, held: dict[str, Any], tool: Tool) -> None:
+        super().__init__(held, tool)
         self.replaced: dict[Any, Any] = {}
 
-    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
-        if function.__module__.startswith(("regrad.", "torch.")):
-            return
-        ctx._regrad_args = args
-        if function not in self.replaced:
-            self.replaced[function] = function.__dict__.get("backward")
-            function.backward = staticmethod(_own_backward(function))
+    def keep_function(self, note: OpNote, args: Sequence[Any], y: Any) -> None:
+        function = note.func
+        super().keep_function(note, args, y)
+        if function not in self.replaced and not function.__module__.startswith("regrad."):
+            self.replaced[function] = function.__dict__.get("backward", NOTHING)
+            function.backward = staticmethod(self._own_backward(function.backward))
+
+    def _own_backward(self, old: Callable[..., Any]) -> Callable[..., Any]:
+        """The gradient of a Function that torch makes of its forward pass."""
+
+        def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
+            note = self.functions.get(number_of(ctx)) if get_ident() == self.paths.thread else None
+            if note is None:  # it ran elsewhere, or before
+                return old(ctx, *dys)
+            found = iter(note.own_gradients(dys))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+
+        return backward
 
     @contextmanager
     def looking(self) -> Generator[None]:
@@ -365,30 +357,4 @@ class _OwnGradients(Looker):
         finally:
             OWN.reset(token)
             for function, old in self.replaced.items():
-                if old is None:
-                    del function.backward
-                else:
-                    function.backward = old
-
-
-def _own_backward(function: Any) -> Callable[..., Any]:
-    """The gradient of a Function that torch makes of its forward pass."""
-
-    old = function.backward
-
-    def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
-        if not hasattr(ctx, "_regrad_args"):  # it ran elsewhere, or before
-            return old(ctx, *dys)
-        args = [
-            x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
-            for x in ctx._regrad_args
-        ]
-        wanted = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        with torch.enable_grad():
-            held = [x.view_as(x) if isinstance(x, torch.Tensor) else x for x in args]
-            ys = list(tensors((own_forward(function, held),)))
-            given = [or_zeros(dy, y) for dy, y in zip(dys, ys, strict=False)]
-            found = dict(zip(wanted, pulled(ys, [args[i] for i in wanted], given), strict=True))
-        return tuple(found.get(i) for i in range(len(args)))
-
-    return backward
+                put_back(function, "backward", old)
