@@ -79,7 +79,7 @@ class _Drawer(Tool):
         details, drawn = {"line": op.line}, op
         if not isinstance(op.func, type):
             details["function"] = _full_name(op.func)
-            drawn = SeenOp(getattr(op.func, "__name__", str(op.func)).strip("_"))
+            drawn = SeenOp(op.op_type.replace(".", "_").strip("_"))
             rule = op.ruled or op
             drawn.kind, drawn.rule = rule.kind, rule.rule
         specs = ", ".join(map(_spec, ys[:2])) + (", …" if len(ys) > 2 else "")

@@ -28,10 +28,12 @@ AROUND = frozenset(
 
 @cache
 def function_name(func: Any) -> str:
-    """A torch function as its users know it: `relu`, `conv2d`, `add`, `linalg.vector_norm`."""
+    """A torch function as its users know it: `relu`, `conv2d`, `linalg.norm`, `T`."""
     if isinstance(func, Overload | Packet):
         return str(func).removeprefix("aten.").removesuffix(".default")
     name = getattr(func, "__name__", "") or str(func)
+    if name == "__get__":
+        return func.__self__.__name__
     if name.startswith("__") and name.endswith("__"):
         bare = name[2:-2]
         return "div" if bare.removeprefix("r") in ("div", "truediv") else bare

@@ -112,6 +112,19 @@ class OpNote(SeenOp):
                 x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves
             ]
 
+    def hold_function(self, first: Any, args: Sequence[Any]) -> None:
+        """Keep what a Function is given; of one of ours, what the call holds that it carries."""
+        if isinstance(first, RuleCall):
+            self.func: Any = first
+            self.hold(args[1:], {})
+        elif isinstance(first, CustomTorchCall):
+            self.func = first
+            holes = list(first.arguments.make())
+            if all(isinstance(hole, containers.Hole) for hole in holes):  # (else it is lost)
+                self.hold([args[2 + hole.number] for hole in holes], {})
+        elif not self.func.__module__.startswith("regrad."):
+            self.hold(args, {})
+
     @property
     def is_held(self) -> bool:
         """True if it can be run again."""

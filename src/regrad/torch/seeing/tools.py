@@ -329,19 +329,20 @@ class _OwnGradients(Looker):
         super().__init__(held, tool)
         self.replaced: dict[Any, Any] = {}
 
-    def keep_function(self, note: OpNote, args: Sequence[Any], y: Any) -> None:
-        function = note.func
-        super().keep_function(note, args, y)
-        if function not in self.replaced and not function.__module__.startswith("regrad."):
+    def note_function(self, ctx: Any, args: Sequence[Any], y: Any) -> OpNote | None:
+        note = super().note_function(ctx, args, y)
+        if note is not None and isinstance(note.func, type) and note.func not in self.replaced:
+            function = note.func
             self.replaced[function] = function.__dict__.get("backward", NOTHING)
             function.backward = staticmethod(self._own_backward(function.backward))
+        return note
 
     def _own_backward(self, old: Callable[..., Any]) -> Callable[..., Any]:
         """The gradient of a Function that torch makes of its forward pass."""
 
         def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
             note = self.functions.get(number_of(ctx)) if get_ident() == self.paths.thread else None
-            if note is None:  # it ran elsewhere, or before
+            if note is None or not note.is_held:  # it ran elsewhere, or before
                 return old(ctx, *dys)
             found = iter(note.own_gradients(dys))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)

@@ -17,7 +17,7 @@ import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from itertools import count
 from threading import get_ident
@@ -32,7 +32,7 @@ from regrad.core import containers
 from regrad.core.callers import find_caller
 from regrad.inspection.recorder import Tool
 from regrad.torch.bridge import Bridge, find_twin
-from regrad.torch.calls import Overridden, RuleCall
+from regrad.torch.calls import Overridden
 from regrad.torch.custom import Custom, CustomTorchCall
 from regrad.torch.host import (
     DisableTorchFunction,
@@ -60,7 +60,7 @@ from regrad.torch.seeing.notes import OpNote
 
 KEY = "seen by regrad"  # of a node's metadata
 _GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
-_DATA = torch.Tensor.data.__get__  # pyright: ignore
+_READ = ("data", "T", "mT", "H", "mH", "real", "imag")  # properties that are made of the tensor
 _RUNS = count(1)
 # What makes new tensors of old ones' shapes, or asks about a tensor, cuts nothing off.
 _APART = ("_like", "new_", "is_", "size", "numel", "dim", "stride")
@@ -134,23 +134,12 @@ class Looker:
             inner.describe_function(node)
             if note.ruled is None and inner.kind != "built-in":
                 note.ruled = inner
-        if watched:
-            self.note_cut(func, watched, y)
+        if watched and (name != "data" or is_grad_enabled()):
+            self.note_cut(name, watched[0][0], y)
         if tells and func is not torch.autograd.grad:
             ys = () if name in _UNWRITTEN else tensors((made,))
             new = [x for x in ys if before.get(id(x)) != version_of(x)]
             self.tell(note, given, new, _writes_infinity((args, options)))
-        return y
-
-    def read(self, getter: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Read a property of a tensor."""
-        y, given = getter(*args, **options), [("input", args[0])]
-        if getter == _DATA and is_grad_enabled() and args[0].requires_grad:
-            self.note_cut(getter, given, y)
-        if self.tool.keeps == "all" and isinstance(y, torch.Tensor):
-            note = OpNote("", find_caller(LIBRARIES), self.paths.path, getter)
-            note.given = [("input", source_of(args[0]))]
-            self.tell(note, given, [y], False)
         return y
 
     def tell(self, note: OpNote, xs: Any, ys: Any, writes: bool) -> None:
@@ -160,93 +149,73 @@ class Looker:
         if self.tool.done:
             raise Found
 
-    def note_function(self, ctx: Any, function: Any, args: Sequence[Any], y: Any) -> None:
-        """Note the node that an `autograd.Function` is making."""
+    def note_function(self, ctx: Any, args: Sequence[Any], y: Any) -> OpNote | None:
+        """Note the node that an `autograd.Function` is making, the first time that it is met."""
         # (another thread may run a program at the same time)
         is_node = isinstance(ctx, BackwardCFunction)
         if self.closed or not is_node or get_ident() != self.paths.thread:
-            return
-        if (number := number_of(ctx)) in self.functions:
-            return
+            return None
+        number, function = number_of(ctx), function_of(ctx)
+        if number in self.functions:
+            return None
         note = OpNote(function.__name__, find_caller(LIBRARIES), self.paths.path, function)
         flat = [x if isinstance(x, torch.Tensor) else None for x in args]  # (it opens no lists)
         note.names = [name for name, _ in named_tensors(function, flat)]
-        if args and isinstance(args[0], CustomTorchCall):
-            named = args[0].arguments.names
+        first = args[0] if args else None
+        if isinstance(first, CustomTorchCall):
+            named = first.arguments.names
             note.names = [*named, *note.names[len(named) :]]
         note.describe_function(ctx)
         note.makes, note.takes = [number], [key_of(behind) for behind, _ in ctx.next_functions]
         self.last = self.functions[number] = note
         if self.within is not None:
             self.within.append((note, ctx))
-        if self.tool.keeps:
-            self.keep_function(note, args, y)
-
-    def keep_function(self, note: OpNote, args: Sequence[Any], y: Any) -> None:
-        """Keep what a Function was given, and tell of it, if the tool asks for it."""
-        xs = list(named_tensors(note.func, args))
-        if len(xs) == len(note.names):  # (a rule may know them by other names)
-            xs = [(name, x) for name, (_, x) in zip(note.names, xs, strict=True)]
-        note.given = [(name, source_of(x)) for name, x in xs]
         if self.tool.again:
-            self.hold_function(note, args)
+            note.hold_function(first, args)
         if self.tool.keeps == "all":
+            xs = list(named_tensors(function, args))
+            if len(xs) == len(note.names):  # (a rule may know them by other names)
+                xs = [(name, x) for name, (_, x) in zip(note.names, xs, strict=True)]
+            note.given = [(name, source_of(x)) for name, x in xs]
             with DisableTorchFunction():
                 self.tell(note, xs, list(tensors((y,))), False)
+        return note
 
-    def hold_function(self, note: OpNote, args: Sequence[Any]) -> None:
-        """Keep what a Function was given, so that it can run again; of ours, what it carries."""
-        first = args[0] if args else None
-        if isinstance(first, RuleCall):
-            note.func = first
-            note.hold(args[1:], {})
-        elif isinstance(first, CustomTorchCall):
-            note.func = first
-            holes = list(first.arguments.make())
-            if all(isinstance(hole, containers.Hole) for hole in holes):  # (else it is lost)
-                note.hold([args[2 + hole.number] for hole in holes], {})
-        elif not note.func.__module__.startswith("regrad."):
-            note.hold(args, {})
-
-    def note_cut(self, func: Any, given: Sequence[tuple[str, Any]], result: Any) -> None:
+    def note_cut(self, name: str, given: str, result: Any) -> None:
         """Note a function that was given something differentiated, and returned something not."""
         if self.inside or not is_float(result) or result.requires_grad:
             return
-        name = "data" if func == _DATA else function_name(func)
         if not any(word in name for word in _APART) and not name.endswith("_"):
             where = find_caller(LIBRARIES)
-            self.cuts.setdefault((name, where, self.paths.path), given[0][0])
+            self.cuts.setdefault((name, where, self.paths.path), given)
 
     # -- backward --------------------------------------------------------------------------------
 
     def look_back(self, root: Any) -> None:
         """Note the nodes of this run behind a result, and look on when gradients pass them."""
         found, front = [] if root is None else [root], {}
-        new: dict[OpNote | None, list[Any]] = {}
+        made: dict[OpNote, list[Any]] = {}
         for node in found:  # which grows
             if is_leaf(node):
                 self.watch_leaf(node)
                 continue
-            number = number_of(node)
-            if isinstance(node, BackwardCFunction) and number in self.functions:
-                self.functions[number].describe_function(node)
             if node.metadata.get(KEY) != self.run:
+                number = number_of(node)
+                call = self.call_of(number)
                 if number in self.functions:
                     self.watch(node, self.functions[number])
+                elif call is not None:
+                    made.setdefault(call, []).append(node)
                 else:
-                    new.setdefault(self.call_of(number), []).append(node)
+                    self.watch_unseen(node, front.get(node))
             for behind, _ in node.next_functions:
                 if behind is None or behind in front:
                     continue
                 if is_leaf(behind) or number_of(behind) >= self.start:
                     front[behind] = node
                     found.append(behind)
-        for call, nodes in new.items():
-            self.note_nodes(call, sorted(nodes, key=number_of, reverse=True))
-        for node in new.get(None, ()):  # made out of sight; a copy for a rule runs where that does
-            note, like = self.nodes[number_of(node)], self.nodes.get(key_of(front.get(node)) or -1)
-            if like is not None and like.kind == "override":
-                note.line, note.path = like.line, like.path
+        for call, nodes in made.items():
+            self.watch_call(call, sorted(nodes, key=number_of, reverse=True))
 
     def call_of(self, number: int) -> OpNote | None:
         """The call that made the node of this number, if it was seen."""
@@ -254,23 +223,28 @@ class Looker:
         # (a call in a backward pass that torch runs inside of another ends before that)
         return self.calls[i - 1] if i and number < self.calls[i - 1].end else None
 
-    def note_nodes(self, call: OpNote | None, nodes: Sequence[Any]) -> None:
-        """Note the nodes that one call made, the last first."""
-        words = [node_word(node.name()) for node in nodes]
+    def watch_call(self, call: OpNote, nodes: Sequence[Any]) -> None:
+        """Look on at the nodes that one call made, the last first."""
         # (around an op under a rule there are only copies of what it takes)
-        copies = call is None or call.ruled is not None
-        names, made = words if copies else labels(call.func, nodes), set(nodes)
-        for node, name in zip(nodes, names, strict=True):
-            note = OpNote(name)
-            if call is not None:
-                note = OpNote(name, call.line, call.path, call.func, call)
-                note.names = [edge_name(*edge, call.given, made) for edge in node.next_functions]
-            if isinstance(node, BackwardCFunction):
-                note.describe_function(node)
+        is_ruled, made = call.ruled is not None, set(nodes)
+        words = [node_word(node.name()) for node in nodes]
+        for node, name in zip(nodes, words if is_ruled else labels(call.func, nodes), strict=True):
+            note = OpNote(name, call.line, call.path, call.func, call)
+            note.names = [edge_name(*edge, call.given, made) for edge in node.next_functions]
             self.watch(node, note)
+
+    def watch_unseen(self, node: Any, front: Any) -> None:
+        """Look on at a node that was made out of sight; a copy for a rule runs where that does."""
+        note = OpNote(node_word(node.name()))
+        like = None if front is None else self.nodes.get(number_of(front))
+        if like is not None and like.kind == "override":
+            note.line, note.path = like.line, like.path
+        self.watch(node, note)
 
     def watch(self, node: Any, note: OpNote) -> None:
         """Look on when the backward pass of a node runs."""
+        if isinstance(node, BackwardCFunction):
+            note.describe_function(node)
         node.metadata[KEY] = self.run
         self.nodes[number_of(node)] = note
         note.makes = (number_of(node),)
@@ -392,8 +366,8 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
-        if type(func) is _GETTER:
-            return self.looker.read(func, args, options)
+        if type(func) is _GETTER and function_name(func) not in _READ:
+            return func(*args, **options)
         if func is torch.Tensor.backward:
             names = ("gradient", "retain_graph", "create_graph", "inputs")
             given = {**dict(zip(names, args[1:], strict=False)), **options}
@@ -412,49 +386,35 @@ def _functions_seen(looker: Looker) -> Generator[None]:
     """
     for ours in (Overridden, Custom, Bridge):
         find_twin(ours)
-    replaced: list[tuple[Any, str, Any]] = []
-    try:
+    with ExitStack() as replaced:
         for function in set(_functions(torch.autograd.Function)):
-            for name, make in (("forward", _forward), ("setup_context", _setup_context)):
+            for name in ("forward", "setup_context"):
                 old = function.__dict__.get(name)
                 if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
-                    replaced.append((function, name, old))
-                    setattr(function, name, staticmethod(make(looker, function, old.__func__)))
+                    replaced.callback(setattr, function, name, old)
+                    new = _seen(looker, function, name, old.__func__)
+                    setattr(function, name, staticmethod(new))
         yield
-    finally:
-        for function, name, old in reversed(replaced):
-            setattr(function, name, old)
 
 
-def _forward(looker: Looker, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
-    base = torch.autograd.Function.setup_context
+def _seen(looker: Looker, function: Any, name: str, old: Callable[..., Any]) -> Any:
+    """A Function's `forward` or `setup_context`; the one that gets the node tells of it."""
+    gets_ctx = function.setup_context is torch.autograd.Function.setup_context
 
     @wraps(old)
-    def forward(*args: Any, **options: Any) -> Any:
+    def seen(*args: Any, **options: Any) -> Any:
         looker.inside += 1
         try:
             y = old(*args, **options)
         finally:
             looker.inside -= 1
-        if function.setup_context is base and args:
-            looker.note_function(args[0], _function_of(args[0], function), args[1:], y)
+        if name == "setup_context":
+            looker.note_function(*args)
+        elif gets_ctx:
+            looker.note_function(args[0], args[1:], y)
         return y
 
-    return forward
-
-
-def _setup_context(looker: Looker, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(old)
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        old(ctx, inputs, output)
-        looker.note_function(ctx, _function_of(ctx, function), inputs, output)
-
-    return setup_context
-
-
-def _function_of(ctx: Any, function: Any) -> Any:
-    """The Function of a node: a subclass may inherit the forward pass."""
-    return function_of(ctx) if isinstance(ctx, BackwardCFunction) else function
+    return seen
 
 
 def _functions(base: Any) -> Iterator[Any]:
