@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from threading import get_ident
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from regrad.checking import slopes
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.checks import of_arrays
 from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
@@ -25,14 +26,11 @@ from regrad.torch.bridge import from_regrad
 from regrad.torch.host import NOTHING, DisableTorchFunction, number_of, put_back
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import OWN
-from regrad.torch.seeing.arrays import as_array, at_rest, is_float, without_history
-from regrad.torch.seeing.figures import Measures
-from regrad.torch.seeing.floats import Floats, TorchArrays
-from regrad.torch.seeing.keeping import kept
-from regrad.torch.seeing.modules import found_in
+from regrad.torch.seeing.arrays import Measures, as_array, at_rest, is_float, without_history
+from regrad.torch.seeing.checks import Floats, TorchArrays, check_callable
+from regrad.torch.seeing.modules import argument_paths, found_in
 from regrad.torch.seeing.names import key_of, op_type_of
 from regrad.torch.seeing.notes import OpNote
-from regrad.torch.seeing.running import check_callable, find_loss, sources
 from regrad.torch.seeing.watching import Found, Looker
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
@@ -316,6 +314,51 @@ def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., An
     return from_regrad(other) if isinstance(y, Tensor) else other
 
 
+# -- the ends of a run ----------------------------------------------------------------------------
+
+
+def sources(
+    looker: Looker, args: Sequence[Any], given: Sequence[torch.Tensor]
+) -> list[tuple[str, torch.Tensor]]:
+    """All that a gradient goes to, reached or not: arguments, parameters, other leaves."""
+    named = [*argument_paths(args), *looker.held.items()]
+    names = looker.paths.parameters() | {id(x): name for name, x in reversed(named)}
+    outside = [x for x in looker.held.values() if isinstance(x, torch.Tensor)]
+    parameters = [p for module in looker.paths.seen for p in module.parameters()]
+    every = {id(x): x for x in (*given, *outside, *parameters, *looker.leaves.values())}
+    return [
+        (names.get(key, f"a tensor of shape {tuple(x.shape)}"), x)
+        for key, x in every.items()
+        if x.requires_grad
+    ]
+
+
+def find_loss(value: Any, api: str) -> torch.Tensor:
+    """The tensor in what f returned whose gradient is taken."""
+    if isinstance(value, torch.Tensor):
+        return _differentiable(value, api)
+    named = value.get("loss") if isinstance(value, dict) else getattr(value, "loss", None)
+    if isinstance(named, torch.Tensor):
+        return _differentiable(named, api)
+    found = [y for y in tensors((value,)) if y.requires_grad and y.grad_fn is not None]
+    scalars = [y for y in found if y.numel() == 1]
+    if len(scalars) == 1 or len(found) == 1:
+        return (scalars if len(scalars) == 1 else found)[0]
+    raise GradientError(
+        f"{api}: f returned {kind(value)}, in which there are {len(scalars)} losses (tensors of "
+        "one number that require grad). Return the loss, name it 'loss', or call backward() in f."
+    )
+
+
+def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
+    if not y.requires_grad:
+        raise GradientError(
+            f"{api}: the result of f does not require grad: nothing that leads to it does. Is it "
+            "computed under no_grad, or detached?"
+        )
+    return y
+
+
 # -- a run with torch's own gradients ------------------------------------------------------------
 
 
@@ -359,3 +402,57 @@ class _OwnGradients(Looker):
             OWN.reset(token)
             for function, old in self.replaced.items():
                 put_back(function, "backward", old)
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def kept(f: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> list[Kept]:
+    """Run a function; each storage that its backward pass keeps, and what kept it first."""
+    held = found_in(f, args, options)
+    keeper = _Keeper(held)
+    with keeper.looking(), torch.autograd.graph.saved_tensors_hooks(keeper.pack, _as_it_is):
+        value = f(*args, **options)
+    alive = set(_storages((args, options, held, keeper.leaves)))
+    for module in keeper.paths.seen:
+        alive |= set(_storages(([*module.parameters(), *module.buffers()],)))
+    rows = list(keeper.rows(alive))
+    del value  # what it keeps was alive until now
+    return rows
+
+
+class _Keeper(Looker):
+    """Sees what each function saves."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__(held)
+        self.saved: dict[int, tuple[StorageWeakRef, OpNote, int]] = {}
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor is saved, by the call that began last."""
+        with DisableTorchFunction():
+            if self.closed or x.layout is not torch.strided:
+                return x
+            storage = x.untyped_storage()
+            weak = StorageWeakRef(storage)
+            known = self.saved.get(weak.cdata)
+            if known is None or (not self.ran_backward and known[0].expired()):
+                self.saved[weak.cdata] = weak, self.last or OpNote(""), storage.nbytes()
+            return x.detach()  # (an op's own output would hold the op that holds it)
+
+    def rows(self, alive: set[int]) -> Iterator[Kept]:
+        """Return the rows of the storages that are still kept; of all, after the backward pass."""
+        for key, (storage, note, size) in self.saved.items():
+            if key not in alive and (self.ran_backward or not storage.expired()):
+                yield note.op_type, note.line, note.path, size
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _storages(values: Any) -> Iterable[int]:
+    """The storages of tensors."""
+    for x in tensors((values,)):
+        if x.layout is torch.strided:
+            yield StorageWeakRef(x.untyped_storage()).cdata
