@@ -37,6 +37,7 @@ from regrad.inspection.checks import (
 )
 from regrad.inspection.recorder import SeenOp
 from regrad.inspection.tapes import KeepingTape, bare_rule, like, with_tensors
+from regrad.transforms.arguments import replaced
 from regrad.transforms.derivatives import Linearized
 
 
@@ -165,10 +166,7 @@ def gradient_report(
         raise ArgumentError("check_gradients: a complex step needs real arguments; leave it out")
 
     def of_floats(floats: Sequence[Tensor]) -> list[Tensor]:
-        full = list(xs)
-        for i, x in zip(places, floats, strict=True):
-            full[i] = x
-        return _outputs(f(*full))
+        return _outputs(f(*replaced(xs, places, floats)))
 
     with np.errstate(all="ignore"):
         given = of_floats(floats)
@@ -279,11 +277,8 @@ class RecordedOp(SeenOp):
 
     def again(self, xs: Sequence[Tensor]) -> list[Tensor]:
         """Run the op for other tensors."""
-        every = list(self.record.xs)
-        for i, x in zip(self.leaves, xs, strict=True):
-            every[i] = x
         assert self.run is not None
-        return _outputs(self.run(tuple(every)))
+        return _outputs(self.run(tuple(replaced(self.record.xs, self.leaves, xs))))
 
     def _run_custom(self, xs: tuple[Tensor, ...]) -> Any:
         function, args, options = self.call.again

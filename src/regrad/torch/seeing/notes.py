@@ -27,6 +27,7 @@ from regrad.torch.host.running import function_of
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.arrays import floats, is_float, or_zeros, pulled
 from regrad.torch.seeing.names import named_tensors, spelled
+from regrad.transforms.arguments import replaced
 
 
 class OpNote(SeenOp):
@@ -181,8 +182,7 @@ class OpNote(SeenOp):
         return self._run(partial(self.func.forward, *first), xs)
 
     def _run(self, run: Callable[..., Any], xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        moved = dict(zip(self.places, xs, strict=True))
-        args, options = self.rebuild([moved.get(i, x) for i, x in enumerate(self.leaves)])
+        args, options = self.rebuild(replaced(self.leaves, self.places, xs))
         return floats(run(*args, **options))
 
     def own_gradients(self, dys: Sequence[Any]) -> Sequence[torch.Tensor | None]:
