@@ -14,6 +14,7 @@ from regrad.core.reports import Table
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.numbers import wide
 from regrad.inspection.recorder import Leaf, Named, RunRecorder, Tool, located
+from regrad.inspection.traces import axes_of
 
 RowKind = Literal["argument", "parameter", "op"]
 OCTAVES = 3.0  # the ratio of norms at which a picture's colour is full: 8 and 1/8
@@ -73,15 +74,20 @@ class Compared:
             second: The one that it is compared with.
             **about: For an op, `op_type`, `rule`, `line` and `path`.
         """
-        if first is None or second is None:
-            return _with_one(kind, name, first, second, about)
-        a, b = wide(first), wide(second)
+        missing = "" if first is not None else "first"
+        if second is None:
+            missing = "both" if missing else "second"
+        given = wide(np.zeros(()) if missing == "both" else second if first is None else first)
+        # (no gradient counts as one of zeros, and is never near to another one)
+        a, b = (np.zeros_like(given) if x is None else wide(x) for x in (first, second))
         if a.shape != b.shape:
             raise GradientError(
                 f"compare_gradients: the gradients by {name!r} have the shapes {a.shape} and "
                 f"{b.shape}, which cannot be compared"
             )
-        return cls(kind, name, a.shape, *_figures(a.ravel(), b.ravel()), "", **about)  # pyright: ignore
+        figures = _figures(a.ravel(), b.ravel())
+        row = cls(kind, name, a.shape, *figures, missing, **about)  # pyright: ignore
+        return replace(row, gap=math.inf) if missing and row.gap else row
 
     def differs(self, rtol: float = RTOL) -> bool:
         """Return whether the two differ, by a tolerance relative to the larger norm."""
@@ -126,20 +132,6 @@ def _figures(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float, float, 
         same = np.array_equal(a, b, equal_nan=True)
         cosine, gap = math.nan, 0.0 if same else math.inf
     return cosine, ratio, signs, zeros[0], zeros[1], gap
-
-
-def _with_one(kind: RowKind, name: str, first: Any, second: Any, about: dict[str, str]) -> Compared:
-    """A row of which at least one gradient does not exist; one of zeros counts as the same."""
-    given = second if first is None else first
-    missing = "both" if given is None else "first" if first is None else "second"
-    a = np.zeros(()) if given is None else wide(given)
-    none = given is None or not a.any()
-    zeros = 1 - int(np.count_nonzero(a)) / max(a.size, 1)
-    shares = (1.0, zeros) if first is None else (zeros, 1.0)
-    ratio = math.nan if none else 0.0 if first is None else math.inf
-    signs, gap = zeros if a.size else 1.0, 0.0 if none else math.inf
-    figures = (math.nan, ratio, signs, *shares, gap)
-    return Compared(kind, name, a.shape, *figures, missing=missing, **about)  # pyright: ignore
 
 
 @dataclass(frozen=True)
@@ -256,9 +248,7 @@ class GradientComparison:
         """
         plt = needed("matplotlib.pyplot", "viz", "rg.plot")
         rows = self.rows
-        if ax is None:
-            size = (max(4.0, 1.8 + 0.35 * len(rows)), 2.8)
-            _, ax = plt.subplots(figsize=size, layout="constrained")
+        ax = axes_of(ax, max(4.0, 1.8 + 0.35 * len(rows)), 2.8)
         ratios = np.array([row.ratio for row in rows], float)
         with np.errstate(divide="ignore", invalid="ignore"):
             octaves = np.log2(ratios) / OCTAVES

@@ -16,7 +16,7 @@ from regrad.torch.host import is_leaf, number_of
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.arrays import is_float
 from regrad.torch.seeing.modules import argument_paths, found_in
-from regrad.torch.seeing.names import node_word, source_of
+from regrad.torch.seeing.names import key_of, node_word, source_of
 from regrad.torch.seeing.notes import OpNote
 from regrad.torch.seeing.watching import Looker
 
@@ -74,8 +74,10 @@ class _Drawer(Tool):
         """Draw a call, whose rule may be that of a Function in it; and a Function in no call."""
         if op.inside or self.looker.within is not None or not any(map(is_float, ys)):
             return
-        pairs = zip(op.given, xs, strict=True)
-        sources = [(self.source(x, key), _spec(x)) for (_, (key, _)), (_, x) in pairs]
+        made, takes = self.sketch.made, []
+        for (_, (key, _)), (_, x) in zip(op.given, xs, strict=True):
+            made[key] = self.source(x, key)
+            takes.append((key, _spec(x)))
         details, drawn = {"line": op.line}, op
         if not isinstance(op.func, type):
             details["function"] = _full_name(op.func)
@@ -85,15 +87,14 @@ class _Drawer(Tool):
         specs = ", ".join(map(_spec, ys[:2])) + (", …" if len(ys) > 2 else "")
         nodes = [number_of(y.grad_fn) for y in ys if y.grad_fn is not None]
         makes = [op, *nodes, *map(id, ys)]
-        self.sketch.add_op(drawn, [drawn.op_type, specs], self.scope, details, sources, makes)
+        self.sketch.add_op(drawn, [drawn.op_type, specs], self.scope, details, takes, makes)
         self.kept += [xs, ys]
 
     def input(self, name: str, x: torch.Tensor, kind: BoxKind, key: Any) -> str:
         """Draw a tensor that comes from outside."""
         short = name.rpartition(".")[2] if kind == "variable" else name
         self.kept.append(x)
-        self.sketch.made[key] = own = self.sketch.add(name, (short, _spec(x)), (), kind)
-        return own
+        return self.sketch.add_source(key, name, _spec(x), kind, short)
 
     def source(self, x: torch.Tensor, key: int) -> str:
         """The box that a tensor comes from."""
@@ -117,16 +118,20 @@ class _Drawer(Tool):
 
     def by_node(self, node: Any, spec: str = "") -> str:
         """The box of a node that no call was seen to make."""
+        key = key_of(node)
         if is_leaf(node):
-            return self.source(node.variable, id(node.variable))
-        if (known := self.known(number_of(node))) is not None:
+            self.sketch.made[key] = self.source(node.variable, id(node.variable))
+        if (known := self.known(key)) is not None:
+            self.sketch.made[key] = known
             return known
         note = OpNote(node_word(node.name()))
         if isinstance(node, BackwardCFunction):
             note.describe_function(node)
-        sources = [(self.by_node(each), "") for each, _ in node.next_functions if each]
-        makes = [number_of(node)]
-        return self.sketch.add_op(note, [note.op_type, spec], self.scope, {}, sources, makes)
+        behind = [each for each, _ in node.next_functions if each is not None]
+        for each in behind:
+            self.by_node(each)
+        takes = [(key_of(each), "") for each in behind]
+        return self.sketch.add_op(note, [note.op_type, spec], self.scope, {}, takes, [key])
 
     @property
     def scope(self) -> list[str]:
