@@ -12,6 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regrad.checking import slopes
+from regrad.core.replacements import ABSENT, put_back
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
@@ -23,7 +24,7 @@ from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, 
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.torch.bridge import from_regrad
-from regrad.torch.host import NOTHING, DisableTorchFunction, number_of, put_back
+from regrad.torch.host import DisableTorchFunction, number_of
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import OWN
 from regrad.torch.seeing.arrays import Measures, as_array, at_rest, is_float, without_history
@@ -376,7 +377,7 @@ class _OwnGradients(Looker):
         note = super().note_function(ctx, args, y)
         if note is not None and isinstance(note.func, type) and note.func not in self.replaced:
             function = note.func
-            self.replaced[function] = function.__dict__.get("backward", NOTHING)
+            self.replaced[function] = function.__dict__.get("backward", ABSENT)
             function.backward = staticmethod(self._own_backward(function.backward))
         return note
 

@@ -17,8 +17,8 @@ import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import contextmanager
+from functools import partial, wraps
 from itertools import count
 from threading import get_ident
 from typing import Any
@@ -30,6 +30,7 @@ from torch.autograd.function import BackwardCFunction
 
 from regrad.core import containers
 from regrad.core.callers import find_caller
+from regrad.core.replacements import Entrance, Replacements
 from regrad.inspection.recorder import Tool
 from regrad.torch.bridge import Bridge, find_twin
 from regrad.torch.calls import Overridden
@@ -313,9 +314,11 @@ class Looker:
     @contextmanager
     def looking(self) -> Generator[None]:
         """A block in which it looks on."""
+        replaced = Replacements(partial(_entrances, self))
         try:
             self.handles += self.paths.install()
-            with _functions_seen(self), _eagerly(), _SeeingMode(self):
+            replaced.make()
+            with _eagerly(), _SeeingMode(self):
                 yield
         except Exception as error:
             if self.current is not None:
@@ -323,6 +326,7 @@ class Looker:
             raise
         finally:
             self.closed: bool = True
+            replaced.undo()
             for handle in self.handles:
                 handle.remove()
             self.handles = []
@@ -378,34 +382,29 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         return self.looker.call(func, args, options)
 
 
-@contextmanager
-def _functions_seen(looker: Looker) -> Generator[None]:
-    """A block in which `forward` of the autograd.Functions that there are is replaced.
+def _entrances(looker: Looker) -> Iterator[Entrance]:
+    """The forward passes of the autograd.Functions that there are, which are replaced.
 
     No mode is asked about a Function, and code may hold its `apply` since it was imported.
     """
     for ours in (Overridden, Custom, Bridge):
         find_twin(ours)
-    with ExitStack() as replaced:
-        for function in set(_functions(torch.autograd.Function)):
-            for name in ("forward", "setup_context"):
-                old = function.__dict__.get(name)
-                if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
-                    replaced.callback(setattr, function, name, old)
-                    new = _seen(looker, function, name, old.__func__)
-                    setattr(function, name, staticmethod(new))
-        yield
+    for function in set(_functions(torch.autograd.Function)):
+        for name in ("forward", "setup_context"):
+            old = function.__dict__.get(name)
+            if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
+                yield function, name, partial(_seen, looker, function, name)
 
 
-def _seen(looker: Looker, function: Any, name: str, old: Callable[..., Any]) -> Any:
+def _seen(looker: Looker, function: Any, name: str, old: Any) -> Any:
     """A Function's `forward` or `setup_context`; the one that gets the node tells of it."""
     gets_ctx = function.setup_context is torch.autograd.Function.setup_context
 
-    @wraps(old)
+    @wraps(old.__func__)
     def seen(*args: Any, **options: Any) -> Any:
         looker.inside += 1
         try:
-            y = old(*args, **options)
+            y = old.__func__(*args, **options)
         finally:
             looker.inside -= 1
         if name == "setup_context":
@@ -414,7 +413,7 @@ def _seen(looker: Looker, function: Any, name: str, old: Callable[..., Any]) -> 
             looker.note_function(args[0], args[1:], y)
         return y
 
-    return seen
+    return staticmethod(seen)
 
 
 def _functions(base: Any) -> Iterator[Any]:
