@@ -57,6 +57,12 @@ class Numbers:
         return f"norm {self.norm:.3g}{zeros}" + "".join(f", {text}" for text in bad)
 
 
+def wide(array: Any) -> np.ndarray:
+    """An array in double precision."""
+    a = np.asarray(array)
+    return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+
+
 def numbers_of(array: Any) -> Numbers:
     """The figures of an array that NumPy can read."""
     a = np.asarray(array)

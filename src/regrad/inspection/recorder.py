@@ -81,6 +81,11 @@ class SeenOp:
         return located(self.op_type, self.line, self.path)
 
     @property
+    def where(self) -> dict[str, str]:
+        """The place where the op ran, as a finding has it, where its title does not say it."""
+        return {}
+
+    @property
     def first(self) -> Any:
         """The op that keeps what this one was given: itself, if it was not made of several."""
         return self
@@ -89,7 +94,9 @@ class SeenOp:
 class Tool:
     """Looks on while a recorder runs a function; tools say what they want to see."""
 
-    keeps = False  # whether `ran` is called, and ops keep what they are given
+    # whether `ran` is called, and ops keep what they are given: those with a rule, or all
+    keeps: Literal["", "rules", "all"] = ""
+    again = False  # whether ops can be run again
     done = False  # whether it has seen enough of the forward pass
 
     def ran(self, op: Any, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
@@ -159,6 +166,10 @@ class RunRecorder:
         """An array of the library as one of NumPy's; None for None."""
         return x
 
+    def held(self, x: Any) -> Any:
+        """A gradient that the rest of the run leaves as it is; None for None."""
+        return x
+
     def figures(self, x: Any) -> Any:
         """Figures of a gradient: `Numbers`, or a function of nothing that returns them later."""
         return None if x is None else numbers_of(self.array(x))
@@ -195,8 +206,8 @@ class RunRecorder:
         """Return the names of its gradients and of the others that they are compared with."""
         return ("first", "second") if callable(other) else ("given", other or "true")
 
-    def meant(self, surrogates: Iterable[str]) -> Iterable[str]:
-        """Return the names that were declared to differ, as the rows spell them."""
+    def meant(self, surrogates: Iterable[str], ops: Iterable[Any]) -> Iterable[str]:
+        """Return the names that were declared to differ, as the rows of these ops spell them."""
         return surrogates
 
 
