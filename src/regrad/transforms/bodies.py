@@ -201,7 +201,7 @@ class BodyFunction:
         region = OpenRegion(self.kind, stand_ins, values)
         tapes = () if (state := current()) is None else state.tapes
         body = partial(results, self.f, xs, region)
-        return run_inside(body, region, self.overrides, tapes)
+        return run_inside(body, region, counted_now(self.overrides), tapes)
 
 
 class Rerun:
@@ -249,6 +249,18 @@ def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
 def overrides_for_replay(overrides: Overrides) -> Overrides:
     """The same overrides for ops that are created again, which are no new hits."""
     return overrides and {key: binding.repeat() for key, binding in overrides.items()}
+
+
+def counted_now(overrides: Overrides) -> Overrides:
+    """The same overrides; what a rule does counts in the scope of now, if that has the rule, too.
+
+    A derivative of a program is a program with hits of its own, and replays bodies of the other.
+    """
+    now = (state := current()) and state.overrides
+    if not now or not overrides:
+        return overrides
+    same = {k: now[k] for k, b in overrides.items() if k in now and now[k].rule is b.rule}
+    return {**overrides, **(overrides_for_replay(same) or {})}
 
 
 def pullback(f: Flat, count: int, passage: Passage) -> Flat:

@@ -405,7 +405,7 @@ class Jitted(Generic[P, R]):
         known = self.under
         same = known[0] is overrides and known[2] == stamp and len(known[1]) == len(reaching)
         if not (same and all(map(operator.is_, known[1], reaching)) and known[3].is_current()):
-            rules = [_source(b.rule) for _, b in in_order(overrides or {})]
+            rules = [source_of(b.rule) for _, b in in_order(overrides or {})]
             closure = Closure(self.f, *registered(*stamp), *rules, *reaching)
             known = self.under = overrides, reaching, stamp, closure
         return known[3]
@@ -558,7 +558,7 @@ def in_order(overrides: Mapping[object, OpBinding]) -> list[tuple[Any, Any]]:
     return sorted(found, key=lambda pair: str(pair[0]))
 
 
-def _source(rule: Rule) -> Any:
+def source_of(rule: Rule) -> Any:
     """The function behind a rule, or the functions, or the rule itself."""
     return rule.function or tuple(getattr(rule, "functions", {}).values()) or rule
 
