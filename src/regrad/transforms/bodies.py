@@ -1,25 +1,23 @@
 """Runs of bodies in regions, and bodies as functions of all that they took from outside.
 
 `BodyRun` is a run that becomes one record outside. Its gradient asks for the body as a function: a
-traced one is replayed (`Captured`), an eager checkpoint's Python runs again (`Rerun`).
+traced one is replayed, an eager checkpoint's Python runs again (see `replay`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import is_inexact
-from regrad.core.blocks import block
 from regrad.core.dispatch import alias, in_region
 from regrad.core.promotion import gradient_dtype, widest
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
-from regrad.transforms.closures import Closure
 from regrad.transforms.forward import pushed
 from regrad.transforms.region import (
     Answer,
@@ -41,8 +39,8 @@ from regrad.transforms.region import (
     run_inside,
     watched_places,
 )
-from regrad.transforms.replay import distinct
-from regrad.transforms.trail import Trail, capturing
+from regrad.transforms.steps import distinct
+from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
@@ -202,48 +200,6 @@ class BodyFunction:
         tapes = () if (state := current()) is None else state.tapes
         body = partial(results, self.f, xs, region)
         return run_inside(body, region, counted_now(self.overrides), tapes)
-
-
-class Rerun:
-    """A body whose Python runs again, on the numbers drawn at first, and must do the same."""
-
-    def __init__(self, flat: Flat, kind: str) -> None:
-        self.flat = flat
-        self.kind = kind
-        self.trail: Trail | None = None
-        reached = Closure(flat.function).generators  # pyright: ignore[reportFunctionMemberAccess]
-        # Generators, and where they stood
-        self.drawn: list[tuple[Any, Any]] = [(g, g.bit_generator.state) for _, g in reached]
-
-    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        trail = Trail(self.kind, xs, self.trail)
-        before = region.swap(trail)
-        try:
-            with drawn_again(self.drawn if self.trail is not None else ()):
-                ys = [region.enter(y) for y in self.flat(xs)]
-        finally:
-            region.swap(before)
-        trail.went("the results", ys, ())
-        trail.let_go()
-        if self.trail is None:
-            self.trail, self.drawn = trail, [*region.drawn.values(), *self.drawn]
-        else:
-            self.trail.finished(trail)
-        return ys
-
-
-@block
-def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
-    """NumPy's Generators draw the same numbers again, and then go on from where they were."""
-    now = [(generator, generator.bit_generator.state) for generator, _ in drawn]
-    try:
-        for generator, then in drawn:
-            generator.bit_generator.state = then
-        yield
-    finally:
-        for generator, state in now:
-            generator.bit_generator.state = state
 
 
 def overrides_for_replay(overrides: Overrides) -> Overrides:

@@ -20,7 +20,7 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.arguments import Body, OpenedArguments, is_key, replaced
-from regrad.transforms.bodies import BodyRun, Rerun, pullback, pushforward
+from regrad.transforms.bodies import BodyRun, pullback, pushforward
 from regrad.transforms.region import Flat, Passage
 from regrad.transforms.replay import Captured
 
@@ -90,7 +90,7 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
 def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """A body whose inputs alone are kept."""
     body_run = BodyRun("checkpoint", xs, traced=False)
-    flat = (Captured if body_run.region.traced else Rerun)(flat, "checkpoint")
+    flat = Captured(flat, "checkpoint", steps=body_run.region.traced)
     ys = body_run.run(flat, body_run.inner)
     assigned = list(body_run.region.assigned)
     outputs = [*ys, *[body_run.region.values[v] for v in assigned]]

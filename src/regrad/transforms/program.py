@@ -70,7 +70,7 @@ from regrad.transforms.region import (
     watched_by,
     watched_places,
 )
-from regrad.transforms.replay import evaluate
+from regrad.transforms.steps import evaluate
 from regrad.transforms.traces import Body, Mark, SourceFound, Trace, find_jax
 
 if TYPE_CHECKING:

@@ -59,7 +59,8 @@ from regrad.transforms.region import (
     tape_for,
     watched_places,
 )
-from regrad.transforms.replay import Captured, evaluate
+from regrad.transforms.replay import Captured
+from regrad.transforms.steps import evaluate
 from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:
