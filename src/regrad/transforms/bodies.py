@@ -131,7 +131,7 @@ class BodyRun:
 
     def passage(self, wanted: Sequence[int], loops: Sequence[tuple[int, int]] = ()) -> Passage:
         """Return which of the wanted inputs reach which outputs, of all runs that count."""
-        return passage_between(self.tapes[0].records, self.ids, wanted, self.outputs, loops)
+        return passage_between(self.tapes[0], self.ids, wanted, self.outputs, loops)
 
     @property
     def ids(self) -> list[Any]:

@@ -605,7 +605,7 @@ class Variant:
         trace.ran = {(key, hit.where): hit.ran for key, hit in trace.hits()}
         if tapes:
             ids, reached = [x._id for x in inputs], [y._id for y in ys]
-            trace.passage = passage_between(tapes[0].records, ids, self.wanted, [reached])
+            trace.passage = passage_between(tapes[0], ids, self.wanted, [reached])
         if tapes and kind is RegionTape:
             linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, trace)
             run_inside(linearize, region, trace.bindings)
