@@ -8,6 +8,7 @@ what a trace has bound for one of them must not serve another.
 from __future__ import annotations
 
 import itertools
+import types
 from contextlib import nullcontext
 
 import numpy as np
@@ -111,6 +112,7 @@ def test_one_body_under_one_map_and_another(name, way):
             np.testing.assert_allclose(dx, derivative(way, times), rtol=1e-3)
         else:
             np.testing.assert_allclose(dx, expected(way, FACTORS[id(rules)], times))
+            assert used is not None
             used.assert_fired("Tanh")
 
 
@@ -138,8 +140,9 @@ def rules():
         global GLOBAL
         GLOBAL = to
 
-    listed, named, held = [5.0], {"k": 5.0}, type("Held", (), {"k": 5.0})()
-    array, default = np.array(5.0, np.float32), lambda dy, k=[5.0]: dy * k[0]
+    listed_default = [5.0]
+    listed, named, held = [5.0], {"k": 5.0}, types.SimpleNamespace(k=5.0)
+    array, default = np.array(5.0, np.float32), lambda dy, k=listed_default: dy * k[0]
     variable, module, box = rg.Variable(np.float32(5.0)), Scale(), [rg.tensor(5.0)]
     return {
         "closure": (lambda dy: dy * k, rebind),
@@ -147,7 +150,7 @@ def rules():
         "list in place": (lambda dy: dy * listed[0], lambda to: listed.__setitem__(0, to)),
         "dict in place": (lambda dy: dy * named["k"], lambda to: named.update(k=to)),
         "attribute": (lambda dy: dy * held.k, lambda to: setattr(held, "k", to)),
-        "default in place": (default, lambda to: default.__defaults__[0].__setitem__(0, to)),
+        "default in place": (default, lambda to: listed_default.__setitem__(0, to)),
         "array in place": (lambda dy: dy * array, lambda to: array.__setitem__((), to)),
         "Tensor in a list": (
             lambda dy: dy * box[0], lambda to: box.__setitem__(0, rg.tensor(float(to))),

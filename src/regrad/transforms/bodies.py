@@ -259,6 +259,14 @@ def pushforward(f: Flat, count: int, passage: Passage) -> Flat:
     return lambda tensors: both(tensors)[-len(passage.reached) :]
 
 
+def both_ways(derivative: Callable[..., Sequence[Tensor]]) -> tuple[Answer, Answer]:
+    """The `answer` and `push` of a region whose derivative is a region of the same kind.
+
+    `derivative(way, inputs, passage, given)` runs it, of the body's `pullback` or `pushforward`.
+    """
+    return partial(derivative, pullback), partial(derivative, pushforward)
+
+
 def carries_that_move(passage: Passage, carry: Sequence[Tensor]) -> list[int]:
     """The carries of a loop, its first inputs and outputs, that have tangents in some step."""
     places = {*passage.wanted, *chain.from_iterable(passage.edges.values())}

@@ -347,7 +347,7 @@ class Dependences(list[Any]):
         super().__init__()
         self.inputs = inputs
         self.masks: dict[Any, int] = {}
-        self.count = 0
+        self.bit = 1  # of the next input
         for record in records:
             self.append(record)
 
@@ -362,8 +362,7 @@ class Dependences(list[Any]):
         if key not in self.masks:
             if key not in self.inputs:
                 return 0
-            self.masks[key] = 1 << self.count
-            self.count += 1
+            self.masks[key], self.bit = self.bit, self.bit << 1
         return self.masks[key]
 
 

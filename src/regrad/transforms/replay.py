@@ -19,7 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,7 +98,8 @@ class Capture(Trail):
     ) -> None:  # fmt: skip
         refs = [self.ref(x) for x in xs]
         super().did(op, rule, xs, attrs, y, layout)
-        self._keep(partial(run_op, op, rule, attrs, layout), refs, y if type(y) is tuple else (y,))
+        outputs = y if isinstance(y, tuple) else (y,)
+        self._keep(partial(run_op, op, rule, attrs, layout), refs, outputs)
 
     def custom(self, call: CustomCall, run: Callable[[], Any], state: State) -> Any:
         inputs = call.inputs
@@ -153,7 +154,7 @@ class Capture(Trail):
         super().foreign(function, read, xs, ys)
 
     def body(self, captured: Captured, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        for source, number in captured.sources:
+        for source, number in captured.first.sources:
             value = self.assigned.get(source) if isinstance(source, Readable) else None
             if value is None:
                 self.reach(source, number)
@@ -161,7 +162,7 @@ class Capture(Trail):
                 self.steps.append(Step(held, [self.ref(value)], [number]))
         self._keep(captured.replay, [self.ref(x) for x in xs], ys)
         # what it made is known out here, too: records on tapes that go on may have kept it
-        for number, place in captured.known.items():
+        for number, place in captured.first.places.items():
             self.places.setdefault(number, place)
         super().body(captured, xs, ys)
 
@@ -222,16 +223,6 @@ class Captured:
             return again._begin(xs, state)
         return self.replay(xs)
 
-    @property
-    def sources(self) -> Sequence[tuple[Any, float]]:
-        """Return the things that the body reached outside, each with the id of its stand-in."""
-        return self.first.sources
-
-    @property
-    def known(self) -> Mapping[float, Any]:
-        """The ids of the Tensors of the first run, and where they came from."""
-        return self.first.places
-
     def _begin(self, xs: Sequence[Tensor], state: State) -> Sequence[Tensor]:
         """Run the Python, capture it, and tell the capture around."""
         around = state.region.capture
@@ -252,7 +243,7 @@ class Captured:
 
     def _run(self, xs: Sequence[Tensor], state: State) -> Sequence[Tensor]:
         """Run the Python in the trace that is open."""
-        capture = (Capture if self.steps else Trail)(self.kind, xs, self.expected)
+        capture: Any = (Capture if self.steps else Trail)(self.kind, xs, self.expected)
         with drawn_again(() if self.expected is None else self.drawn):
             ys = self._captured(xs, capture, state.region)
         capture.went("the results", ys, ())
@@ -303,7 +294,9 @@ class Captured:
         closed = jax.make_jaxpr(body)(*[x._data for x in xs])
         inner = self.first.let_go()
         # assignments made in the trace are undone (the replay makes them); values read are kept
-        region.values = values | {s: inner[i] for s, i in self.sources if isinstance(s, Readable)}
+        region.values = values | {
+            s: inner[i] for s, i in self.first.sources if isinstance(s, Readable)
+        }
         numbers = [number for number, _ in self.first.strangers.values()]
         ids = {id(x._data): Id(i) for i, x in inner.items()}
         consts = [ids.get(id(c), c) for c in closed.consts]

@@ -45,7 +45,6 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.ops.binary import add
 from regrad.ops.creation_like import zeros_like
 from regrad.transforms.bodies import (
-    BodyFunction,
     BodyRun,
     carries_that_move,
     dual,
@@ -261,8 +260,8 @@ class Scan:
         self.active: list[int] = [
             i for i, y in enumerate(ys) if i in self.carried or (i >= m and y._id in tape.watched)
         ]
-        step = BodyFunction(self.step, len(inner), body_run.sources, body_run.overrides, self.kind)
-        recompute = pullback(step, len(given), Passage(self.wanted, self.active))
+        function = body_run.as_function(self.step)
+        recompute = pullback(function, len(given), Passage(self.wanted, self.active))
 
         def back(*dys: Array) -> list[Any]:
             arriving = [wrap(dy) for dy in dys]
@@ -340,7 +339,7 @@ class Scan:
     def _repeated(self) -> Flat:
         """Return the loop as a function of all that it takes in; it holds nothing of this run."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
-        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        step = self.body_run.as_function(self.step)
         how = self.length, self.reverse, self.checkpoint, self.kind
 
         def repeated(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -385,7 +384,7 @@ class Scan:
         """Run the backward loop as a loop of its own, which can be differentiated in its turn."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
-        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        step = self.body_run.as_function(self.step)
         kind = f"the gradient of {self.kind}"
 
         def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -442,9 +441,9 @@ class Scan:
     ) -> Sequence[Tensor]:
         """Return the tangents of the results: the loop again, with tangents in the carry."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
-        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        step = self.body_run.as_function(self.step)
         how = self.length, self.reverse, False, f"the derivative of {self.kind}"
-        run = lambda *given: scanned(*given, *how)  # noqa: E731
+        run = lambda step, carry, xs: scanned(step, carry, xs, *how)  # noqa: E731
         return push_loop(step, m, k, inputs, passage, dxs, run)
 
 

@@ -96,6 +96,15 @@ class Interpreter(Run):
 
     __slots__ = ()
 
+    def through(self, region: GraphRegion, values: Values) -> list[Any]:
+        known = {x._data.id: v for x, v in zip(region.inputs, values, strict=True)}
+        self.compute(self.nodes_of(region, known), known)
+        return [known[y._data.id] for y in region.outputs]
+
+    def nodes_of(self, region: GraphRegion, known: dict[int, Any]) -> list[Node]:
+        """The nodes of a region that run, in order."""
+        return region.nodes
+
     def compute(self, nodes: Iterable[Node], known: dict[int, Any]) -> None:
         """Compute nodes in order; `known` are the values by symbol, and gets the new ones."""
         for node in nodes:
@@ -124,14 +133,13 @@ class EagerRun(Interpreter):
     def __init__(self) -> None:
         super().__init__({}, {})
 
-    def through(self, region: GraphRegion, values: Values) -> list[rg.Tensor]:
-        known = {x._data.id: v for x, v in zip(region.inputs, values, strict=True)}
-        self.compute(needed([y._data.node for y in region.outputs], set(known)), known)
-        return [known[y._data.id] for y in region.outputs]
+    def nodes_of(self, region: GraphRegion, known: dict[int, Any]) -> list[Node]:
+        """Those that lead to the outputs; what only has to run first did so forward."""
+        return needed([y._data.node for y in region.outputs], set(known))
 
     def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
         op, layout = node.op, node.layout
-        if not node.symbols:  # what only has to run first, or may stop the run, did so forward
+        if not node.symbols:  # it may stop the run, and did not forward
             return []
         if op is CONST:
             return [rg.asarray(node.attrs["value"])]
