@@ -17,7 +17,7 @@ from regrad.core.registry import OPS, Op, find_op, resolve
 from regrad.core.rule import Rule, RuleFunction, identity_of
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
-from regrad.core.state import STATE, State, current
+from regrad.core.state import STATE, State, current, tell_followers
 from regrad.errors import ArgumentError, alike
 
 
@@ -92,6 +92,7 @@ class gradient_override_map(Scope[OpBinding]):
         try:
             jobs.SCOPES[inside] = None
             jobs.settle()
+            tell_followers(inside)
             yield from stay(self, STATE, inside)
         except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
             inside.overrides, inside.left = before and before.overrides, (before,)
@@ -101,6 +102,7 @@ class gradient_override_map(Scope[OpBinding]):
             if inside in jobs.SCOPES:
                 del jobs.SCOPES[inside]
             jobs.settle()
+            tell_followers(current())
         if current() is not before:  # a scope inside is open
             inside.left = (before,)
             raise left_out_of_turn()
