@@ -24,6 +24,9 @@ if XLA.startswith("0.10."):  # (XLA ends the process over a flag it does not kno
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
     )
 
+# (Inductor's own processes, which compile in parallel, cost more to start than our programs.)
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # What needs a GPU is for machines that have one.
 collect_ignore = [] if shutil.which("nvidia-smi") else ["torch/test_cuda.py"]
 

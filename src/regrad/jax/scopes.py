@@ -14,9 +14,9 @@ from typing import Any
 import jax
 
 from regrad.core import promotion, state
+from regrad.core.bindings import Overrides
 from regrad.core.blocks import block
 from regrad.core.jobs import CARRIERS
-from regrad.core.bindings import Overrides
 from regrad.core.rule import identity_of
 from regrad.core.state import current, in_state, is_held
 from regrad.errors import GradientError
@@ -67,11 +67,11 @@ def check(name: str) -> None:
     overrides = _in_force() or {}
     if all(map(is_held, overrides)):
         return
-    if places := [b for b in overrides.values() if b.place is not None]:
+    if places := [p for b in overrides.values() if (p := getattr(b, "place", None)) is not None]:
         raise GradientError(
-            f"{name}: the key {places[0].place!r} says where its rule holds, and JAX keeps one trace "
-            "of the function for all places. Put the rule in force by its op type, inside the "
-            "function that is given to from_regrad."
+            f"{name}: the key {places[0]!r} says where its rule holds, and JAX keeps one trace of "
+            "the function for all places. Open the scope inside the function that is given to "
+            "from_regrad."
         )
     if _RULES.value != Rules(overrides):
         raise GradientError(
