@@ -273,7 +273,7 @@ def getter(op: Op, name: str, function: RuleFunction, rule_name: str) -> Callabl
             return partial(_detail, i, 1)
     if name in EXTRAS:
         return EXTRAS[name].read
-    known = [*op.names(), *EXTRAS]
+    known = [*op.names(), *[n for n in EXTRAS if not n.endswith("_")]]
     raise RuleError(
         f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does "
         f"not have.{near(name, known)} After dy it may name {', '.join(known)}."
