@@ -118,6 +118,17 @@ class Own(Rule):
     is_foreign = True
 
 
+class OwnOfOne(Own):
+    """The same for an op of whose inputs only some are differentiated: one gradient may do."""
+
+    def completes(self, answer: Any, record: Record, dy: Any) -> Any:
+        """Return a rule's answer with a gradient, or None, for each input."""
+        wanted = [i for i, moves in enumerate(record.inputs) if moves]
+        if isinstance(answer, list | tuple) or len(wanted) != 1:
+            return answer
+        return [answer if i in wanted else None for i in range(len(record.inputs))]
+
+
 class OwnBias(Own):
     """The same for an op whose last input is a bias, which keeps its own gradient.
 

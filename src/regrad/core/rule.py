@@ -49,6 +49,12 @@ class Extra(NamedTuple):
 
 EXTRAS: dict[str, Extra] = {}  # `builtin` and `forward`: see `core.builtin`
 
+
+def free(name: str) -> str:
+    """Return the name of somebody's parameter in a rule, where it may stand for something else."""
+    return f"{name}_" if name in ("dy", "y", "op", "grad", *EXTRAS) else name
+
+
 NO_GRADIENT: Any = type("NoGradient", (), {"__repr__": lambda _: "no gradient"})()
 
 

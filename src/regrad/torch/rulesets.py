@@ -21,6 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,15 +33,15 @@ import torch.overrides
 from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
-from regrad.core.foreign import ForeignRule, check_builtin
+from regrad.core.foreign import ForeignRule, OwnOfOne, check_builtin
 from regrad.core.registry import Input, Op, find_op, meant_by, refuse_function
 from regrad.core.reports import Binding, Hit
-from regrad.core.rule import identity_of
+from regrad.core.rule import free, identity_of
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
-from regrad.torch.biases import family_for, in_order_of
+from regrad.torch.biases import asks_for, family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import RuleCall
 from regrad.torch.composites import Fused, fused, is_other_op
@@ -48,7 +49,7 @@ from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.dynamo import traced_body
-from regrad.torch.host.running import custom_op
+from regrad.torch.host.running import custom_op, find_forward
 from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
@@ -151,7 +152,10 @@ class RuleSet(Nested):
             check_builtin(value, family.type, lambda k, t=family.type: family_of(k).type == t)
             family = self.families[family.type] = family_for(value, family)
             named = bool(family.parameters)  # regrad knows what the op's inputs are called
-            self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
+            kind = FunctionRule if functions.is_function(key) else RuleByCount
+            self.rules[family.type] = (
+                ForeignRule(value, family.op) if named else kind(value, family.op, key)
+            )
         self.calls: dict[Any, Callable[..., Any]] = {}
         self.parts: dict[Any, list[tuple[Any, Any]]] = {}
         self.mode: type[Mode] = type(
@@ -230,7 +234,7 @@ class RuleByCount(ForeignRule):
     Its tensors are called x, or a and b; or xs, a list, however many there are.
     """
 
-    def __init__(self, value: Any, op: Op) -> None:
+    def __init__(self, value: Any, op: Op, key: Any = None) -> None:
         self.value = value
         self.by_count: dict[int, ForeignRule] = {}
         errors: list[RuleError] = []
@@ -251,6 +255,61 @@ class RuleByCount(ForeignRule):
                 rule = ForeignRule(self.value, _op_of(self.op.type, 3))
             self.by_count[count] = rule
         return self.by_count[count]
+
+
+class FunctionRule(ForeignRule):
+    """A rule for an `autograd.Function`: it may name the parameters of the forward pass.
+
+    Of several tensors the one that is differentiated is called x as well, if there is only one. The
+    names of `RuleByCount` go on working: a and b of two, xs of any number.
+    """
+
+    def __init__(self, value: Any, op: Op, function: Any) -> None:
+        self.value = value
+        self.parameters: list[str] = parameters_of(function)
+        self.by_call: dict[Any, ForeignRule] = {}
+        known = dict.fromkeys([*self.parameters, "x", "a", "b", "xs"])
+        super().__init__(value, _op_named(op.type, [Input(n, "one") for n in known], ()))
+
+    def for_call(self, args: Sequence[Any], moving: Sequence[int]) -> ForeignRule:
+        """Return the rule for a call with these arguments, some of which are differentiated."""
+        places = tuple([i for i, x in enumerate(args) if isinstance(x, torch.Tensor)])
+        call = places, tuple(moving), len(args)
+        if call not in self.by_call:
+            self.by_call[call] = self._for(places, moving, len(args))
+        return self.by_call[call]
+
+    def _for(self, places: Sequence[int], moving: Sequence[int], count: int) -> ForeignRule:
+        asked = {*asks_for(self.value)} - {*self.parameters}
+        if "xs" in asked or {"a", "b"} & asked:
+            return ForeignRule(
+                self.value, _op_of(self.op.type, 3 if "xs" in asked else len(places))
+            )
+        names = [*self.parameters, *(f"args{i}" for i in range(count))][:count]
+        if "x" in asked and len(only := moving if len(places) > 1 else places) == 1:
+            names[only[0]] = "x"
+        inputs = [Input(names[i], "one") for i in places]
+        attrs = [name for i, name in enumerate(names) if i not in places]
+        return ForeignRule(self.value, _op_named(self.op.type, inputs, attrs))
+
+    def attrs(self, args: Sequence[Any]) -> dict[str, Any]:
+        """The arguments that are no tensors, by name."""
+        pairs = zip(self.parameters, args, strict=False)
+        return {name: x for name, x in pairs if not isinstance(x, torch.Tensor)}
+
+
+def parameters_of(function: Any) -> list[str]:
+    """The names of what an `autograd.Function` is applied to, as a rule may ask for them."""
+    every = list(inspect.signature(find_forward(function)).parameters.values())
+    if function.setup_context is torch.autograd.Function.setup_context:
+        every = every[1:]  # the first is its context
+    return [free(p.name) for p in every if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _op_named(name: str, inputs: Sequence[Input], attrs: Sequence[str]) -> Op:
+    op = Op(name, name, lambda xp, *xs: xs, inputs, attrs)
+    op.rule = OwnOfOne()
+    return op
 
 
 def _op_of(name: str, count: int) -> Op:
@@ -390,10 +449,12 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
             continue
         refuse_to_be_written(key)
         xs = [x for x in args if isinstance(x, torch.Tensor)]
-        rule = ruleset.rules[key].for_count(len(xs))
+        moves = [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
+        held = ruleset.rules[key]
+        rule = held.for_call(args, [i for i, each in enumerate(moves) if each])
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope._bindings[key], tuple(xs[0].shape))
-        return RuleCall(rule, xs, layout, {}, _applied(function, args), hit)
+        return RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)
     return None
 
 
