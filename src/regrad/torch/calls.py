@@ -170,7 +170,7 @@ class RuleCall:
 
 
 def _leaves(given: Any, place: Place) -> Sequence[Any]:
-    """What a parameter is given, leaf by leaf."""
+    """Return the leaves of a value that a parameter is given."""
     return given if isinstance(place, tuple) else () if place is None else (given,)
 
 
