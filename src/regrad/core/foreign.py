@@ -51,6 +51,7 @@ class ForeignRule:
     named: set[str] | None = None
     writes: bool | None = None
     key: Any = None  # the one in the map, as reports know it
+    family: Any = None  # the callables that it is for, as it sees them (of torch's)
     chooses = False  # whether it stands for several, of which each call gets one
 
     def __init__(self, value: str | RuleFunction, op: Op) -> None:
@@ -106,7 +107,7 @@ def lender(value: Any) -> str | None:
 
 def takes_all(value: Any) -> bool:
     """Return whether a rule takes `**names`, which only a built-in rule can read."""
-    if isinstance(value, ForeignBuiltin):
+    if hasattr(type(value), "bound_to"):
         return False
     if (code := plain_code(value)) is not None:
         return bool(code.co_flags & inspect.CO_VARKEYWORDS)
@@ -118,6 +119,17 @@ class Own(Rule):
 
     name = "builtin"
     is_foreign = True
+
+
+class OwnOfOne(Own):
+    """The same for an op of whose inputs only some are differentiated: one gradient may do."""
+
+    def completes(self, answer: Any, record: Record, dy: Any) -> Any:
+        """Return a rule's answer with a gradient, or None, for each input."""
+        wanted = [i for i, moves in enumerate(record.inputs) if moves]
+        if isinstance(answer, list | tuple) or len(wanted) != 1:
+            return answer
+        return [answer if i in wanted else None for i in range(len(record.inputs))]
 
 
 class OwnBias(Own):
@@ -152,11 +164,20 @@ def with_own_gradient(op: Op) -> Op:
     return theirs
 
 
+# Functions of arrays, and their gradients by a library: `vjp(f, xs, dys)`, by leaf. There are zeros
+# where nothing is connected, and None for integers.
+Arrays = Sequence[Any]
+ArrayFunction = Callable[[Arrays], Arrays]
+ArrayVjp = Callable[[ArrayFunction, Arrays, Arrays], Arrays]
+
+
 class OwnCall(Protocol):
     """A call of a foreign op, as `builtin` and `forward` in a rule ask for it.
 
     Leaves are arrays, all of the library or all Tensors; numbers and None stand between them.
     """
+
+    vjp: ArrayVjp
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return the library's own gradients, by leaf; None where there is none.
@@ -168,13 +189,6 @@ class OwnCall(Protocol):
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return the op's value for other inputs, by parameter."""
         ...
-
-
-# Functions of arrays, and their gradients by a library: `vjp(f, xs, dys)`, by leaf. There are zeros
-# where nothing is connected, and None for integers.
-Arrays = Sequence[Any]
-ArrayFunction = Callable[[Arrays], Arrays]
-ArrayVjp = Callable[[ArrayFunction, Arrays, Arrays], Arrays]
 
 
 def on_tensors(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any]) -> Sequence[Any]:
@@ -219,7 +233,7 @@ def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[
 def check_builtin(value: Any, label: str, same: Callable[[Any], bool]) -> None:
     """Refuse another function's own gradient; `same` says whether a key is the rule's."""
     if isinstance(value, ForeignBuiltin) and not same(value.key):
-        raise RuleError(f"{value!r} is no gradient of {label!r}; give builtin({label}).")
+        raise RuleError(f"{value!r} is not the gradient of {label!r}; give builtin({label}).")
 
 
 class ForeignCall:

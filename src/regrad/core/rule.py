@@ -49,6 +49,12 @@ class Extra(NamedTuple):
 
 EXTRAS: dict[str, Extra] = {}  # `builtin` and `forward`: see `core.builtin`
 
+
+def free(name: str) -> str:
+    """Return the name of somebody's parameter in a rule, where it may stand for something else."""
+    return f"{name}_" if name in ("dy", "y", "op", "grad", *EXTRAS) else name
+
+
 NO_GRADIENT: Any = type("NoGradient", (), {"__repr__": lambda _: "no gradient"})()
 
 
@@ -273,7 +279,7 @@ def getter(op: Op, name: str, function: RuleFunction, rule_name: str) -> Callabl
             return partial(_detail, i, 1)
     if name in EXTRAS:
         return EXTRAS[name].read
-    known = [*op.names(), *EXTRAS]
+    known = [*op.names(), *[n for n in EXTRAS if not n.endswith("_")]]
     raise RuleError(
         f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does "
         f"not have.{near(name, known)} After dy it may name {', '.join(known)}."

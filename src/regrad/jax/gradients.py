@@ -133,8 +133,30 @@ class Equation(NamedTuple):
         return ys if self.scale is None else [y / jnp.asarray(self.scale, y.dtype) for y in ys]
 
 
+def vjp(function: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
+    """Return the gradients of a function by its inputs, in regrad's convention; None for integers.
+
+    Integers among its results have none either, whatever stands there for them.
+    """
+    xs = [*map(jnp.asarray, xs)]
+    floats = [i for i, x in enumerate(xs) if is_float(jax.typeof(x))]
+
+    def moved(*inputs: Any) -> list[Any]:
+        ys = function(replaced(xs, floats, inputs))
+        reached[:] = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
+        return [ys[i] for i in reached]
+
+    reached: list[int] = []
+    ys, pull = jax.vjp(moved, *[xs[i] for i in floats])
+    pairs = zip([dys[i] for i in reached], ys, strict=True)
+    dxs = pull([conjugate(jnp.asarray(dy, y.dtype)) for dy, y in pairs])
+    return replaced([None] * len(xs), floats, map(conjugate, dxs))
+
+
 class OwnEquation:
     """One run of an operation, and JAX's own gradient of it."""
+
+    vjp = staticmethod(vjp)
 
     def __init__(self, equation: Equation, xs: Sequence[Any]) -> None:
         rest = iter(xs)
@@ -156,26 +178,6 @@ class OwnEquation:
 
     def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
         return self.equation.outputs(replaced(self.operands, [*self.at.values()], inputs))
-
-
-def vjp(function: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
-    """Return the gradients of a function by its inputs, in regrad's convention; None for integers.
-
-    Integers among its results have none either, whatever stands there for them.
-    """
-    xs = [*map(jnp.asarray, xs)]
-    floats = [i for i, x in enumerate(xs) if is_float(jax.typeof(x))]
-
-    def moved(*inputs: Any) -> list[Any]:
-        ys = function(replaced(xs, floats, inputs))
-        reached[:] = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
-        return [ys[i] for i in reached]
-
-    reached: list[int] = []
-    ys, pull = jax.vjp(moved, *[xs[i] for i in floats])
-    pairs = zip([dys[i] for i in reached], ys, strict=True)
-    dxs = pull([conjugate(jnp.asarray(dy, y.dtype)) for dy, y in pairs])
-    return replaced([None] * len(xs), floats, map(conjugate, dxs))
 
 
 class ScaledGradient(WrappedGradient):

@@ -33,6 +33,8 @@ SHORT = {"input": "x", "weight": "w"}  # which a rule may say as well
 def asks_for(value: Any) -> list[str]:
     """Return the names that a rule asks for; none where it is not in the native form."""
     value = RULES.get(value, value) if isinstance(value, str) else value
+    if hasattr(value, "asks"):  # a `vjp_of`
+        return value.asks
     if not callable(value) or isinstance(value, type):
         return []
     names = parameters(value)

@@ -16,7 +16,7 @@ from regrad.core.tape import Place, put, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError, RuleError
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
-from regrad.torch.derivatives import TorchGradient, fitted, vjp
+from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
 from regrad.torch.host import in_forward_mode, is_transformed, version_of
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
@@ -108,6 +108,8 @@ class RuleCall:
 
     # -- torch's own gradient, and value, as a rule may ask for them -------------------------------
 
+    vjp = staticmethod(vjp)
+
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return torch's own gradients, by leaf; None where a leaf has none."""
         if self.record is not None and isinstance(dys[0], torch.Tensor):
@@ -135,7 +137,7 @@ class RuleCall:
         def outputs(moving: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             return self._outputs(replaced(held, self.moving, moving))
 
-        found = gradients(outputs, vjp, [xs[n] for n in self.moving], dys)
+        found = gradients(outputs, vjp_again, [xs[n] for n in self.moving], dys)
         return replaced([None] * len(xs), self.moving, found)
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
@@ -148,7 +150,7 @@ class RuleCall:
                     f"forward: in {self.describe()} an input is the number {mine}, and cannot be "
                     f"another, got {x!r:.60}."
                 )
-        ys = on_tensors(self._outputs, vjp, [leaves[i] for i in self.places])
+        ys = on_tensors(self._outputs, vjp_again, [leaves[i] for i in self.places])
         return ys[0] if len(ys) == 1 else ys
 
     def _outputs(self, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -168,7 +170,7 @@ class RuleCall:
 
 
 def _leaves(given: Any, place: Place) -> Sequence[Any]:
-    """What a parameter is given, leaf by leaf."""
+    """Return the leaves of a value that a parameter is given."""
     return given if isinstance(place, tuple) else () if place is None else (given,)
 
 

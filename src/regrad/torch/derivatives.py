@@ -107,22 +107,28 @@ class _Repeated(DispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def vjp(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors) -> list[Any]:
-    """Return the gradients of a function, which is run again for it: of floats, None for others."""
+def vjp_again(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors) -> list[Any]:
+    """Return the gradients of a function that has run before, and must do the same."""
 
-    def again(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def again(xs: Tensors) -> Tensors:
         with _Repeated():
-            return tuple(function(xs))
+            return function(xs)
 
+    return vjp(again, xs, dys)
+
+
+def vjp(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors) -> list[Any]:
+    """Return the gradients of a function, which is run for it: of floats, None for others."""
     if not is_transformed():
         recording = torch.is_grad_enabled()
         with enable_recording():
             given = [x if x.requires_grad else _differentiated(x) for x in xs]
-            dxs = TorchGradient(again, given).pull(dys, recording)
+            record = TorchGradient(lambda *xs: tuple(function(xs)), given)
+            dxs = record.pull(dys, recording)
         return [fitted(dx, x.shape, x.dtype, x) for dx, x in zip(dxs, xs, strict=True)]
     places = [i for i, x in enumerate(xs) if is_differentiable(x)]
     pull = torch.func.vjp(
-        lambda *moved: again(*replaced(xs, places, moved)), *[xs[i] for i in places]
+        lambda *moved: tuple(function(replaced(xs, places, moved))), *[xs[i] for i in places]
     )[1]
     return replaced([None] * len(xs), places, pull(tuple(dys)))
 

@@ -181,8 +181,9 @@ def new_nodes(
             if behind is None or is_leaf(behind):
                 continue
             if untouched is not None and isinstance(behind, BackwardCFunction) and _is_news(behind):
-                name = function_of(behind).__qualname__
-                untouched.note(f"{name} (autograd.Function)", find_caller(LIBRARIES))
+                of = function_of(behind)
+                name = f"{of.__module__}.{of.__qualname__} (autograd.Function)"  # where it is found
+                untouched.note(name, find_caller(LIBRARIES))
             if number_of(behind) >= start and behind not in seen:
                 seen.add(behind)
                 found.append(behind)

@@ -23,6 +23,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ import torch.overrides
 from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
-from regrad.core.foreign import ForeignRule, check_builtin
+from regrad.core.foreign import ForeignRule, OwnOfOne, check_builtin
 from regrad.core.places import (
     INSTANCE,
     Counts,
@@ -52,12 +53,12 @@ from regrad.core.places import (
 )  # fmt: skip
 from regrad.core.registry import Input, Op, find_op, meant_by, refuse_function
 from regrad.core.reports import Binding, Hit
-from regrad.core.rule import identity_of
+from regrad.core.rule import free, identity_of
 from regrad.errors import ArgumentError, PassedOverError, RuleError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
-from regrad.torch.biases import in_order_of
+from regrad.torch.biases import asks_for, family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import RuleCall
 from regrad.torch.composites import Fused, fused, is_other_op
@@ -65,7 +66,7 @@ from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.dynamo import traced_body
-from regrad.torch.host.running import custom_op
+from regrad.torch.host.running import custom_op, find_forward
 from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
@@ -272,7 +273,7 @@ class RuleByCount(ForeignRule):
     Its tensors are called x, or a and b; or xs, a list, however many there are.
     """
 
-    def __init__(self, value: Any, op: Op) -> None:
+    def __init__(self, value: Any, op: Op, key: Any = None) -> None:
         self.value = value
         self.by_count: dict[int, ForeignRule] = {}
         errors: list[RuleError] = []
@@ -293,6 +294,61 @@ class RuleByCount(ForeignRule):
                 rule = ForeignRule(self.value, _op_of(self.op.type, 3))
             self.by_count[count] = rule
         return self.by_count[count]
+
+
+class FunctionRule(ForeignRule):
+    """A rule for an `autograd.Function`: it may name the parameters of the forward pass.
+
+    Of several tensors the one that is differentiated is called x as well, if there is only one. The
+    names of `RuleByCount` go on working: a and b of two, xs of any number.
+    """
+
+    def __init__(self, value: Any, op: Op, function: Any) -> None:
+        self.value = value
+        self.parameters: list[str] = parameters_of(function)
+        self.by_call: dict[Any, ForeignRule] = {}
+        known = dict.fromkeys([*self.parameters, "x", "a", "b", "xs"])
+        super().__init__(value, _op_named(op.type, [Input(n, "one") for n in known], ()))
+
+    def for_call(self, args: Sequence[Any], moving: Sequence[int]) -> ForeignRule:
+        """Return the rule for a call with these arguments, some of which are differentiated."""
+        places = tuple([i for i, x in enumerate(args) if isinstance(x, torch.Tensor)])
+        call = places, tuple(moving), len(args)
+        if call not in self.by_call:
+            self.by_call[call] = self._for(places, moving, len(args))
+        return self.by_call[call]
+
+    def _for(self, places: Sequence[int], moving: Sequence[int], count: int) -> ForeignRule:
+        asked = {*asks_for(self.value)} - {*self.parameters}
+        if "xs" in asked or {"a", "b"} & asked:
+            return ForeignRule(
+                self.value, _op_of(self.op.type, 3 if "xs" in asked else len(places))
+            )
+        names = [*self.parameters, *(f"args{i}" for i in range(count))][:count]
+        if "x" in asked and len(only := moving if len(places) > 1 else places) == 1:
+            names[only[0]] = "x"
+        inputs = [Input(names[i], "one") for i in places]
+        attrs = [name for i, name in enumerate(names) if i not in places]
+        return ForeignRule(self.value, _op_named(self.op.type, inputs, attrs))
+
+    def attrs(self, args: Sequence[Any]) -> dict[str, Any]:
+        """The arguments that are no tensors, by name."""
+        pairs = zip(self.parameters, args, strict=False)
+        return {name: x for name, x in pairs if not isinstance(x, torch.Tensor)}
+
+
+def parameters_of(function: Any) -> list[str]:
+    """The names of what an `autograd.Function` is applied to, as a rule may ask for them."""
+    every = list(inspect.signature(find_forward(function)).parameters.values())
+    if function.setup_context is torch.autograd.Function.setup_context:
+        every = every[1:]  # the first is its context
+    return [free(p.name) for p in every if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _op_named(name: str, inputs: Sequence[Input], attrs: Sequence[str]) -> Op:
+    op = Op(name, name, lambda xp, *xs: xs, inputs, attrs)
+    op.rule = OwnOfOne()
+    return op
 
 
 def _op_of(name: str, count: int) -> Op:
@@ -343,8 +399,13 @@ class Plan:
             what = functions.find_named(what)
         refuse_layout(value, family.type)
         check_builtin(value, family.type, lambda k: family_of(k).type == family.type)
-        named = bool(family.parameters)  # regrad knows what the op's inputs are called
-        rule = (ForeignRule if named else RuleByCount)(value, family.op)
+        seen = family_for(value, family)
+        if seen.parameters:  # it is known what the op's inputs are called
+            rule = ForeignRule(value, seen.op)
+        else:
+            by_count = FunctionRule if functions.is_function(what) else RuleByCount
+            rule = by_count(value, seen.op, what)
+        rule.family = seen
         rule.key, place = (key, key) if isinstance(key, at) else (family.type, at(what=family.type))
         held = self.rules.setdefault(family.type, {})
         if place in held:
@@ -420,6 +481,14 @@ class Choice:
         self.op_type = op_type
         self.held = held
         self.takes_all: bool = any(rule.takes_all for rule in self.held.values())
+        biased = {rule.has_bias for rule in self.held.values()}
+        if len(biased) > 1:
+            keys = " and ".join(repr(fit.key) for fit in self.held)
+            raise ArgumentError(
+                f"{keys}: a rule that names the bias of {op_type} and one that does not hold for "
+                "calls of one module. Let both name it."
+            )
+        self.has_bias: bool = True in biased
 
     def pick(self, scope: Any, xs: Sequence[torch.Tensor]) -> ForeignRule | None:
         """Return the rule of a call; None if no key fits it."""
@@ -551,9 +620,6 @@ def _override(
 ) -> Callable[..., Any]:
     """Return the function that replaces one torch callable."""
     key = spelling.family.type
-    family = spelling.family
-    if ruleset.rules[key].has_bias:
-        family = in_order_of(function, ruleset.families[key])
 
     def overridden(*args: Any, **options: Any) -> Any:
         scope = scope_of(ruleset)
@@ -566,6 +632,7 @@ def _override(
             if held is None:
                 op = function if ruleset.outer is None else ruleset.outer.op(function)
                 return op(*args, **options)
+        family = held.family if not held.has_bias else in_order_of(function, held.family)
         # with the modes off: what our autograd.Function runs inside is not the user's code
         with DisableTorchFunction():
             if not is_grad_enabled() and is_built_in(key, ruleset.keep):
@@ -607,13 +674,14 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
             continue
         refuse_to_be_written(key)
         xs = [x for x in args if isinstance(x, torch.Tensor)]
+        moves = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
         held: Any = ruleset.rules[key]
         if held.chooses and (held := held.pick(scope, xs)) is None:
             continue
-        rule = held.for_count(len(xs))
+        rule = held.for_call(args, moves)
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope, held.key, key, tuple(xs[0].shape))
-        return RuleCall(rule, xs, layout, {}, _applied(function, args), hit)
+        return RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)
     return None
 
 
