@@ -214,13 +214,11 @@ class Tensors(Library):
     """How regrad differentiates functions of lists of Tensors, in the libraries of their data."""
 
     unruled = staticmethod(masked)
-    like = staticmethod(like)
+    array = staticmethod(Tensor._values)
+    zeros = staticmethod(partial(or_zeros, None))
 
-    def array(self, x: Tensor) -> np.ndarray:
-        return x._values()
-
-    def zeros(self, x: Tensor) -> Tensor:
-        return or_zeros(None, x)
+    def like(self, arrays: Sequence[np.ndarray], xs: Sequence[Tensor]) -> list[Tensor]:
+        return like(arrays, xs)
 
     def pull(self, f: Flat, xs: Sequence[Tensor]) -> tuple[list[Tensor], Callable[..., list[Any]]]:
         run = Linearized(lambda *xs: f(xs), xs, "check_gradients")

@@ -45,11 +45,17 @@ def settings_of(
 
 
 class Library:
-    """A library of arrays: how it differentiates functions of lists of them."""
+    """A library of arrays: how it differentiates functions of lists of them.
 
-    def array(self, x: Any) -> np.ndarray:
-        """An array of the library as one of NumPy's."""
-        raise NotImplementedError
+    Attributes:
+        array: Gives an array of the library as one of NumPy's.
+        zeros: Gives zeros like an array.
+        unruled: Gives a block in which no rule of the user's concerns what is computed.
+    """
+
+    array: Callable[[Any], np.ndarray]
+    zeros: Callable[[Any], Any]
+    unruled: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def like(self, arrays: Arrays, xs: Sequence[Any]) -> list[Any]:
         """Arrays of NumPy's as the library's, where xs are."""
@@ -66,17 +72,9 @@ class Library:
     def push(self, f: Flat, xs: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
         """Forward mode: (xs, dxs) -> dys, None if the function has none."""
 
-    def zeros(self, x: Any) -> Any:
-        """Zeros like an array."""
-        raise NotImplementedError
-
     def compiled(self, f: Flat) -> Flat:
         """The function as it is best run many times."""
         return f
-
-    def unruled(self) -> AbstractContextManager[Any]:
-        """A block in which no rule of the user's concerns what is computed."""
-        return nullcontext()
 
 
 def of_arrays(library: Library, f: Flat, xs: Sequence[Any], forward: bool = True) -> Function:

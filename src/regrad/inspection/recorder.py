@@ -23,14 +23,15 @@ What a recorder calls, in this order, for each op on the way:
 | `gradient_path` | `GradientPath`, paths | `figures`, and what `op.takes` and `op.makes` |
 | `find_nan` | `NonFinite`, nonfinite | `keeps`, `bad`, `cure` |
 | `compare_gradients` | `GradientComparison`, comparisons | `op.true(dys)`, and another recording |
-| `check_gradients` | `GradientReport`, checks | functions of arrays, and of the ops alone |
+| `check_gradients` | `GradientReport`, checks | a `Library`; of ops `xs` and `again(xs)` |
 | `saved_bytes` | `SavedBytes`, saved | `kept`: what the backward pass keeps |
-| `draw` | `Drawing`, drawings | ops forward, with a rule or not: boxes in a `Sketch` |
+| `draw` | `Drawing`, drawings | a `Sketch` with what each op takes and makes, by keys |
 
 Each is there for regrad (`tools`, recorder in `tapes`), for PyTorch (`torch/seeing/tools`, over the
 `Looker` in `watching`) and for JAX (`jax/tools`, over `running`). A new tool is one file here, and
-a function of a line in each of the three. Only pictures and checks have more files of their own:
-what is drawn of a PyTorch or JAX function need not be differentiated, and a check runs ops alone.
+a function of a line in each of the three. Only pictures and checks have files of their own there:
+a program of JAX is drawn without being run, and of a torch function the calls are drawn, not the
+nodes; what else a check needs of a library is how it differentiates.
 """
 
 from __future__ import annotations

@@ -152,10 +152,11 @@ class TapeRecorder(RunRecorder):
         inputs, aliases, _ = watched_inputs(args, f"{self.api}(f)") if args else ((), [], None)
         self.arguments: list[tuple[str, Tensor]] = list(zip(paths, aliases, strict=True))
         tape.watched.update(x._id for x in aliases)
+        self.forward: int = 0  # how many records the forward pass made
 
         def run(*inputs: Any) -> Any:
             value = self.f(*inputs)
-            self.forward: int = len(tape.records)  # how many records the forward pass made
+            self.forward = len(tape.records)
             if gradients:
                 pull_back(tape, result(value, self.api), None, set(tape.watched), again=True)
             return value

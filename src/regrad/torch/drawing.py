@@ -110,7 +110,7 @@ class _Drawer(Tool):
             return self.input(name or "variable", x, "variable", key)
         return self.input("constant", x, "constant", key)
 
-    def known(self, key: int) -> str | None:
+    def known(self, key: Any) -> str | None:
         """The box of a tensor or node, or of the call that made the node."""
         looker = self.looker
         every = (key, looker.functions.get(key), looker.call_of(key))

@@ -313,7 +313,7 @@ def _causes(floats: Floats, order: int, settings: Settings) -> Iterator[Finding]
     ops = recorded(floats, settings.seed)
     for op, passed in ops.items():
         alone = _alone(op, order, settings) if op.kind != "built-in" else []
-        found += alone or (_stale(op, *passed, settings.seed) if passed else [])
+        found += alone or (_stale(op, passed, settings.seed) if passed else [])
     yield from found
     for op, passed in () if found else ops.items():  # torch's own may be wrong, at higher orders
         if op.kind == "built-in" and passed and sum(x.numel() for x in op.xs) <= LARGEST:
@@ -344,8 +344,9 @@ def _alone(op: OpNote, order: int, settings: Settings) -> list[Finding]:
         return []  # it cannot run by itself
 
 
-def _stale(op: OpNote, dys: Sequence[Any], dxs: dict[str, Any], seed: int) -> list[Finding]:
+def _stale(op: OpNote, passed: tuple[list[Any], dict[str, Any]], seed: int) -> list[Finding]:
     """The inputs by which an op's gradient in its place is not the one that it has alone."""
+    dys, dxs = passed
     try:
         xs = [x.detach().clone().requires_grad_() for x in op.xs]
         with at_rest(seed), torch.enable_grad():

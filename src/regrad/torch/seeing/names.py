@@ -134,5 +134,6 @@ def edge_name(edge: Any, nr: int, given: Sequence[tuple[str, tuple[int, int]]], 
     if edge not in made:
         return "input"
     if node_word(edge.name()) in AROUND and len(edge.next_functions) == 1:
-        return edge_name(*edge.next_functions[0], given, made)
+        behind, output = edge.next_functions[0]
+        return edge_name(behind, output, given, made)
     return node_word(edge.name())

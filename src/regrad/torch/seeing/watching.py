@@ -231,7 +231,8 @@ class Looker:
         words = [node_word(node.name()) for node in nodes]
         for node, name in zip(nodes, words if is_ruled else labels(call.func, nodes), strict=True):
             note = OpNote(name, call.line, call.path, call.func, call)
-            note.names = [edge_name(*edge, call.given, made) for edge in node.next_functions]
+            edges = node.next_functions
+            note.names = [edge_name(behind, nr, call.given, made) for behind, nr in edges]
             self.watch(node, note)
 
     def watch_unseen(self, node: Any, front: Any) -> None:
