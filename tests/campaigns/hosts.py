@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -215,6 +216,13 @@ def run(row: Row, folder: Path, log: Path) -> Result:
     return Result(row, versions, f"{counts}{failed} in {seconds:.0f} s{kept}", ok)
 
 
+def _logged(row: Row) -> tuple[Result, Path]:
+    """Run a row in a scratch folder; return what came of it, and where it is told."""
+    log = ROOT / "out" / f"hosts-{re.sub(r'[^a-z0-9.]+', '-', row.name.lower())}.log"
+    with tempfile.TemporaryDirectory() as folder:
+        return run(row, Path(folder), log), log
+
+
 def _suite(python: str, tests: Sequence[str], folder: Path, out: IO[str]) -> tuple[str, int]:
     report = folder / "report.xml"
     command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider"]
@@ -278,18 +286,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [row for row in chosen if row.name.startswith(tuple(options.only))]
     bad = []
     (ROOT / "out").mkdir(exist_ok=True)
-    for row in chosen:
-        log = ROOT / "out" / f"hosts-{re.sub(r'[^a-z0-9.]+', '-', row.name.lower())}.log"
-        with tempfile.TemporaryDirectory() as folder:
-            result = run(row, Path(folder), log)
-        print(f"{row.name}: {result.text}", flush=True)
-        if result.versions and not result.ok:
-            bad.append(row.name)
-            print("\n".join(log.read_text().splitlines()[-40:]))
-        if not options.quick:
-            PAGE.write_text(page([result], PAGE.read_text() if PAGE.exists() else ""))
-            if result.ok and not row.pins:
-                NEWEST.write_text(raised(NEWEST.read_text(), result.versions, row.python))
+    # The environments of the quick rows are installed side by side, which is mostly waiting.
+    with ThreadPoolExecutor(len(chosen) if options.quick else 1) as pool:
+        for result, log in pool.map(_logged, chosen):
+            print(f"{result.row.name}: {result.text}", flush=True)
+            if result.versions and not result.ok:
+                bad.append(result.row.name)
+                print("\n".join(log.read_text().splitlines()[-40:]))
+            if not options.quick:
+                PAGE.write_text(page([result], PAGE.read_text() if PAGE.exists() else ""))
+                if result.ok and not result.row.pins:
+                    pins = raised(NEWEST.read_text(), result.versions, result.row.python)
+                    NEWEST.write_text(pins)
     if bad:
         print(f"Not good: {', '.join(bad)}. All that was printed is in out/hosts-*.log.")
     return 1 if bad else 0

@@ -529,3 +529,18 @@ def test_a_wrong_rule_is_a_rule_error_when_compiled(x):
         override({"Relu": lambda dy: dy[:1]}),
     ):
         torch.compile(torch.relu, backend="aot_eager")(x).sum().backward()
+
+
+@pytest.mark.versions
+def test_what_a_mode_holds_is_not_compared_at_each_call(x):
+    """Its class decides, on which there is a guard."""
+
+    def f(x):
+        return F.relu(x) / 2
+
+    with override(SEVEN):
+        torch.compile(f, backend="eager")(x)
+    (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(f.__code__)
+    guards = str(entry.guard_manager)
+    assert "L['x']" in guards
+    assert "mode_stack_at" not in guards

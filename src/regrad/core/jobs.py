@@ -17,35 +17,25 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import Context
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
+from regrad.core.replacements import Entrance, Replacements
 from regrad.core.state import OPEN, STATE, State, current, in_state
 
 INHERITS = bool(getattr(sys.flags, "thread_inherit_context", False))
 
 SCOPES: dict[Any, None] = {}  # those that are open in any thread (a dict, as `state.OPEN` is)
-_replaced = False
 _LOCK = threading.RLock()  # (a signal's handler or a finalizer may open and close scopes, too)
 
 
 def settle() -> None:
     """Replace the entrances, or put them back, as there are scopes open or not."""
-    global _replaced
     with _LOCK:
-        if not (SCOPES or (INHERITS and OPEN)):
-            if _replaced:
-                for owner, name, _, old, _ in _entrances():
-                    setattr(owner, name, old)
-                _replaced = False
-        elif not _replaced:
-            _replaced = True
-            for entrance in _entrances():
-                owner, name, make, old, new = entrance
-                if vars(owner)[name] is not old:  # others have replaced it meanwhile
-                    entrance[3] = old = vars(owner)[name]
-                    entrance[4] = new = make(old)
-                setattr(owner, name, new)
+        if SCOPES or (INHERITS and OPEN):
+            _REPLACED.make()
+        else:
+            _REPLACED.undo()
 
 
 def _held() -> State | None:
@@ -123,16 +113,17 @@ def _has_threads(pool: Any) -> bool:
     return isinstance(pool, ThreadPool)
 
 
-@cache
-def _entrances() -> list[list[Any]]:
-    """Return the methods to replace: class, name, maker of the new function, old and new one."""
+def _entrances() -> list[Entrance]:
+    """Return the methods to replace."""
     from concurrent.futures import ThreadPoolExecutor  # (here: they take long to import)
     from multiprocessing.pool import Pool
 
-    entrances = [
+    return [
         (threading.Thread, "start", _starts),
         (ThreadPoolExecutor, "submit", _takes_job),
         (Pool, "apply_async", _takes_task),
         (Pool, "_guarded_task_generation", _takes_tasks),
     ]
-    return [[owner, n, make, vars(owner)[n], make(vars(owner)[n])] for owner, n, make in entrances]
+
+
+_REPLACED = Replacements(_entrances)

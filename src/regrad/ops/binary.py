@@ -13,7 +13,7 @@ from regrad.core.backends import Array, has_values
 from regrad.core.op import TensorLike, entwined, op, piecewise_constant, row
 from regrad.core.registry import OPS, gradient, not_differentiable
 from regrad.core.signatures import public
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import OURS, Tensor
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops.elementwise import astype, exp, log, signbit, square
 
@@ -228,6 +228,8 @@ entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
 
 
 def _pow_a(dy, a, b):
+    if b._id == OURS and (n := b._data.item()) not in (0, 1):
+        return dy * (n * pow(a, n - 1))  # a Python number, on which no gradient can depend
     # a ** 0 is a constant: its gradient is 0, also at 0⁰
     none = logical_and(a == 0, b == 0)
     return dy * where(none, 0, b * pow(where(none, 1, a), b - 1))

@@ -341,6 +341,7 @@ def call_user_compiler(
     if COMPILING.losses:
         raise dynamo.through_dynamo(COMPILING.error())
     types = settle(graph)
+    dynamo.drop_guards(self, lambda mode: hasattr(mode, "ruleset"))  # which has a class of its own
     try:
         program = old(self, graph, *args, **options)
     except Exception as error:  # a rule that is wrong is run here for the first time
@@ -421,5 +422,5 @@ def tell_scopes(
 
 
 # The functions that replace Dynamo's own while a scope is open (see `host.dynamo`).
-_NEW = (call_apply, trace_forward, speculate, run_node, dispatch, begin, call_user_compiler)
+_NEW = (call_apply, trace_forward, speculate, run_node, dispatch, call_user_compiler)
 MAKERS = {new.__name__: replacing(new) for new in _NEW}

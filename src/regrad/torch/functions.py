@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from regrad.core.blocks import block
+from regrad.core.replacements import ABSENT, put_back
 from regrad.errors import GradientError, PassedOverError
 from regrad.torch.calls import Overridden, RuleCall
-from regrad.torch.host import NOTHING, in_forward_mode, is_transformed, put_back
+from regrad.torch.host import in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
 
 _LOCK = threading.Lock()
@@ -42,7 +43,7 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
             if _open[function] == 1:
                 own = function.setup_context is not torch.autograd.Function.setup_context
                 name = "setup_context" if own else "forward"
-                _before[function] = name, function.__dict__.get(name, NOTHING)
+                _before[function] = name, function.__dict__.get(name, ABSENT)
                 setattr(function, name, staticmethod(_make(name, function, bind)))
 
 

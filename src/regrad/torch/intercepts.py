@@ -22,6 +22,7 @@ from regrad.core import jobs
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
 from regrad.core.hosts import Feature, Missing, takes
+from regrad.core.replacements import Entrance, Replacements
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions
 from regrad.torch.below import Below, join_types, script_types
@@ -29,7 +30,7 @@ from regrad.torch.composites import asked_when_compiled
 from regrad.torch.host import (
     CHECKPOINTS,
     COMPILING,
-    NOTHING,
+    HOST,
     OVERRIDES,
     RUN_TIME,
     check_promises,
@@ -37,7 +38,6 @@ from regrad.torch.host import (
     mode_stack,
     pop_mode,
     push_mode,
-    put_back,
     replacing,
     running,
     top_mode,
@@ -51,9 +51,6 @@ from regrad.torch.rulesets import find_call
 
 _LOCK = threading.Lock()
 _open = 0
-# The replaced functions: owner, name, the old function and the new one. (They stay here, and are
-# made again where others have replaced them meanwhile.)
-_replaced: list[tuple[Any, str, Any, Any]] = []
 _no_compiling: list[Any] = []  # a block, while nothing is compiled
 
 
@@ -93,12 +90,7 @@ def install() -> None:
     global _open
     with _LOCK:
         if _open == 0:
-            now = [vars(owner).get(name, NOTHING) for owner, name, *_ in _replaced]
-            if now != [old for _, _, old, _ in _replaced] or not now:
-                found = [(o, n, vars(o).get(n, NOTHING), make) for o, n, make in _entrances()]
-                _replaced[:] = [(o, n, old, make(old)) for o, n, old, make in found]
-            for owner, name, _, new in _replaced:
-                setattr(owner, name, new)
+            _REPLACED.make()
             if COMPILING.losses:
                 _no_compiling.append(dynamo.refuse_to_compile())
         _open += 1
@@ -112,8 +104,8 @@ def remove() -> None:
         if _open == 0:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
-            for owner, name, old, _ in reversed(_replaced):
-                put_back(owner, name, old)
+            _TRACING.undo()
+            _REPLACED.undo()
 
 
 @block
@@ -242,12 +234,23 @@ def _intercept_replay(old: Any, self: Any) -> None:
     old(self)
 
 
-Entrance = tuple[Any, str, Callable[[Any], Any]]
+@replacing
+def _intercept_trace(old: Any, self: Any, *args: Any, **options: Any) -> None:
+    """A trace begins: from here on the rest of Dynamo's entrances are needed, too."""
+    with _LOCK:
+        if _open:
+            _TRACING.make()
+    compiled_code.begin(old, self, *args, **options)
 
 
 @cache
+def _find_in_dynamo() -> Sequence[Entrance]:
+    """Return the functions of Dynamo's to replace: first that with which a trace begins."""
+    return dynamo.entrances({"begin": _intercept_trace, **compiled_code.MAKERS})
+
+
 def _entrances() -> Sequence[Entrance]:
-    """Return the functions to replace while a scope is open: owner, name, maker of the new.
+    """Return the functions to replace while a scope is open.
 
     None is ever left out. Where one is lost, what it watched is refused: by other means (see
     `refuse_to_be_written`, `applied`, `refuse_to_compile`), or else the scope is not opened.
@@ -259,7 +262,7 @@ def _entrances() -> Sequence[Entrance]:
         of TorchScript     a program with an overridden op is refused, and others are noted
         of CUDA graphs     one that was captured under other rules, or none, is refused
         of transformers    the fast path is taken as without modes
-        of Dynamo          see `compiled_code`
+        of Dynamo          a trace begins, and needs the rest of them (see `compiled_code`)
         torch.compile      an untested version of torch is tried out first
     """
     dynamo.leave_alone(Mode.__torch_function__)
@@ -279,12 +282,14 @@ def _entrances() -> Sequence[Entrance]:
             for name in ("MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer")
             for each in _find(OVERRIDES, "torch.nn", f"{name}.forward", with_fast_path, is_python)
         ],
-        *dynamo.entrances(compiled_code.MAKERS),
-        (torch, "compile", _intercept_compile),
+        *_find_in_dynamo()[:1],
+        *([] if HOST.is_tested else [(torch, "compile", _intercept_compile)]),
     ]  # fmt: skip
 
 
 _CHECKPOINT = "torch.utils.checkpoint"
+_REPLACED = Replacements(_entrances)
+_TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 
 
 def _find(

@@ -82,6 +82,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     # the parts of a function (when, and what runs then), its rule, and the body to look into
     traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]]
     divides: bool  # whether there is a rule for RealDiv here or around
+    methods = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
 
     def __init__(self, scope: Any) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     ) -> Any:
         """Run a function while torch.compile traces, which looks at nodes itself."""
         if type(func) is FunctionType:  # (each comparison takes time)
-            for method, run in METHODS:
+            for method, run in self.methods:
                 if func is method:
                     with self:
                         return run(self.divides, *args, **options)

@@ -76,17 +76,6 @@ def replacing(new: Callable[..., Any]) -> Callable[[Any], Any]:
     return make
 
 
-NOTHING: Any = object()  # stands for an attribute that a class or module does not have of its own
-
-
-def put_back(owner: Any, name: str, old: Any) -> None:
-    """Have a class or module hold again what it held by a name, if anything."""
-    if old is NOTHING:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, old)
-
-
 def has_compiled() -> bool:
     """Return whether torch.compile may have been used: what it is made of takes long to import."""
     return "torch._dynamo" in sys.modules

@@ -24,11 +24,14 @@ from regrad.torch.host.bodies import remade
 Make = Callable[[Any], Any]
 _VARIABLES = "torch._dynamo.variables"
 _OUTPUT = "torch._dynamo.output_graph.OutputGraph"
+_SOURCE = "torch._dynamo.source"
+_FEWER = "nothing public drops a guard for a program that others compile"
 
 # The functions to replace, by the name of the maker of the new: where they are, and how their
 # parameters begin. (Before 2.11 the function that traces all regions also traced forward passes of
 # Functions.)
 _ENTRANCES = {
+    "begin": (f"{_OUTPUT}.__init__", "self"),
     "call_apply": (f"{_VARIABLES}.misc.AutogradFunctionVariable.call_apply", "self tx args kwargs"),
     "trace_forward": (
         f"{_VARIABLES}.higher_order_ops.AutogradFunctionApplyVariable.trace_forward_graph",
@@ -39,7 +42,6 @@ _ENTRANCES = {
     ),
     "run_node": ("torch._dynamo.utils.run_node", "tracer node args kwargs nnmodule"),
     "dispatch": (f"{_VARIABLES}.torch_function.dispatch_torch_function", "tx fn args kwargs"),
-    "begin": (f"{_OUTPUT}.__init__", "self"),
     "call_user_compiler": (f"{_OUTPUT}.call_user_compiler", "self gm"),
 }  # fmt: skip
 
@@ -171,6 +173,24 @@ def _reach(module: Any, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name, None)
     return module
+
+
+def drop_guards(output: Any, is_fixed: Callable[[Any], bool]) -> None:
+    """Drop the guards on what modes hold, if it follows from their classes.
+
+    Dynamo guards on the class of each open mode. It also guards on all that it has read of a mode,
+    which takes longer at each call than a scope does.
+    """
+    source = COMPILING.part(
+        f"{_SOURCE}.TorchFunctionModeStackSource", _FEWER, takes("ind"), missing=int, needed=False
+    )
+    remove = COMPILING.part(
+        "torch._guards.GuardsSet.remove_guards_with_source", _FEWER, takes("self", "source"),
+        missing=lambda guards, source: None, needed=False,
+    )  # fmt: skip
+    for i, mode in enumerate(modes_of(output)):
+        if is_fixed(mode):
+            remove(output.guards, source(i))
 
 
 @cache
