@@ -31,8 +31,9 @@ from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, brief
 from regrad.ops.activation import sigmoid
 from regrad.ops.binary import clip, maximum, where
+from regrad.ops.casting import identity
 from regrad.ops.elementwise import abs as absolute
-from regrad.ops.elementwise import exp, identity, square
+from regrad.ops.elementwise import exp, square
 from regrad.ops.reduction import vector_norm
 
 P = ParamSpec("P")
