@@ -192,7 +192,7 @@ def at_a_path() -> Contestants:
         return regrad.torch.gradient_override_map(rules, model=models[-1])
 
     ours, plain = step(nn.ReLU(), scope, net), step(nn.ReLU(), under(guided_in_torch))
-    return alike({"by path": ours, "by op type": plain})
+    return alike({"regrad": ours, "by op type": plain})
 
 
 def dense() -> Contestants:

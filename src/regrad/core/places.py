@@ -150,6 +150,8 @@ def spread(
                 each = each.of_modules()
             plain = isinstance(each, at) and not each.selectors and each.nth is None
             each = each.what if plain else each
+            if isinstance(each, at) and each.counts and (each.nth or 0) < 0:
+                raise ArgumentError(f"{each!r}: nth counts calls from 0, and nobody knows the last")
             if each in found:
                 raise ArgumentError(f"two keys of the map mean {each!r:.80}; give one")
             found[each] = rule

@@ -139,8 +139,13 @@ def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
 def _hold_scopes() -> Any:
     """Return the scopes that are open, their modes, and what their keys have counted so far."""
     scopes, counts = open_here(), COUNTS.get()
-    modes = [scope._here for scope in scopes]
+    modes = [scope._here or _running(scope) for scope in scopes]
     return scopes and (scopes, modes, counts, {r: Counts(held) for r, held in counts.items()})
+
+
+def _running(scope: Any) -> Any:
+    """Return the mode of a scope that was left, and runs here again."""
+    return next(mode for mode in mode_stack() if getattr(mode, "scope", None) is scope)
 
 
 jobs.CARRIERS.append((_hold_scopes, reopen))

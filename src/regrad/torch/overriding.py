@@ -23,7 +23,7 @@ from regrad.torch.below import as_called
 from regrad.torch.host import OVERRIDES, check_promises
 from regrad.torch.modes import Mode
 from regrad.torch.open_scopes import SCOPES
-from regrad.torch.places import COUNTS, Modules, View, check_model, open_here, stand
+from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
 from regrad.torch.rulesets import RuleSet, family_of, find_call, rule_set
 
 
@@ -96,6 +96,7 @@ class gradient_override_map(Scope[Binding]):
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
+        self._here: Mode | None = None  # the same, and after the scope was left, for `places`
         self._ruleset: RuleSet | None = None
         self._compiled: set[str] = set()  # the op types whose rules ran programs have built in
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
@@ -198,10 +199,10 @@ class gradient_override_map(Scope[Binding]):
                 self._token = SCOPES.set(found)
                 self._left = True  # closed with the scope that is open inside it
                 raise left_out_of_turn()
-            self._close(found[-1]._mode)
+            self._close(found)
             while (around := SCOPES.get()) and around[-1]._left:
                 SCOPES.reset(around[-1]._token)
-                around[-1]._close(around[-1]._mode)
+                around[-1]._close(around)
         return True
 
     def _fresh(self, rules: Any) -> gradient_override_map:
@@ -216,15 +217,17 @@ class gradient_override_map(Scope[Binding]):
             scope._modules.ran = self._modules.ran  # pyright: ignore[reportOptionalMemberAccess]
         scope._compiled = self._compiled
 
-    def _close(self, here: Mode) -> None:
-        """Close, where one of the scope's modes is on torch's stack."""
+    def _close(self, scopes: tuple[Any, ...]) -> None:
+        """Close the last of some scopes."""
         mode = self._mode
         self._mode = self._token = None
         self._left = False
         assert mode is not None
-        if self._modules is not None:
+        intercepts.take_off(scopes[-1]._here)
+        if type(scopes) is Spot:  # (which a checkpoint may move from again)
             COUNTS.set({root: held for root, held in COUNTS.get().items() if root is not self})
-        intercepts.take_off(here)
+        else:
+            self._here = None
         self._remove(mode)
 
     def _cut_off(self) -> None:

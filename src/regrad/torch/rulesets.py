@@ -68,7 +68,7 @@ from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op, find_forward
 from regrad.torch.modes import DispatchTable, Mode
-from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
+from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
 from regrad.torch.places import COUNTS, Modules, path_here, step_here
 from regrad.torch.subclasses import as_given
@@ -631,6 +631,9 @@ def _override(
             held = held.pick(scope, [*tensors((args, options))])
             if held is None:
                 op = function if ruleset.outer is None else ruleset.outer.op(function)
+                if op is function and scope is not None:
+                    where, path = find_caller(LIBRARIES), path_here(scope)
+                    scope._untouched.note(name_of(function), where, path=path)
                 return op(*args, **options)
         family = held.family if not held.has_bias else in_order_of(function, held.family)
         # with the modes off: what our autograd.Function runs inside is not the user's code
