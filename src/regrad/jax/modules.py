@@ -147,6 +147,8 @@ class _Trace:
         self.known: dict[int, Step] = dict(naming.named)
         self.alive: list[Any] = []  # so that no id() is another's
         self.running: list[tuple[Any, Step]] = []
+        self.first: dict[str, Any] = {}  # by path, the module that was called first
+        self.alike: list[str] = []  # the paths that stand for several modules, one to all keys
         among = dict(walk(copies))
         if naming.steps and not any(id(a) in self.known for _, a in walk(given)):
             same = [among[path] for path, a in walk(given) if _is_like(a, naming.model)]
@@ -170,6 +172,21 @@ class _Trace:
 
     def step(self, module: Any) -> Step | None:
         """Return the module of the model that this is; None if it is none of them."""
+        step = self._step(module)
+        if step is not None and not any(f"{step.path}.".startswith(p) for p in self.alike):
+            first = self.first.setdefault(step.path, module)
+            pairs = (
+                zip(_arrays(first), _arrays(module), strict=False) if first is not module else ()
+            )
+            if any(a is not b and trace_of(a) is trace_of(b) for a, b in pairs):
+                raise GradientError(
+                    f"override: two modules are called that are like {step.path!r} of model=, with "
+                    "other arrays, and nothing tells which is meant. Let the function close over "
+                    "the other one, or use jax.named_scope without model=."
+                )
+        return step
+
+    def _step(self, module: Any) -> Step | None:
         if id(module) in self.known:
             return self.known[id(module)]
         around = f"{self.running[-1][1].path}." if self.running else "."
@@ -192,6 +209,7 @@ class _Trace:
             )
         self.naming.called |= {s.path for s in found}
         self._note(found[0].module, module)
+        self.alike += [f"{found[0].path}."] if found[1:] else []
         return found[0]
 
     def _is_from_outside(self, array: Any) -> bool:
