@@ -8,8 +8,8 @@ intercept calls.
 Modules are known by identity. `TracedCall` makes copies of those among the arguments, and jit, scan
 and `tree_map` make more: all of them are walked along with what they are copies of. Where only the
 copy is seen it must be one that just one module of the model can have: of the same classes, and
-with arrays of the same shapes (or those of a step of a scan). If keys tell apart what it may be,
-it is refused.
+with arrays of the same shapes (or those of a step of a scan). If keys distinguish what it may
+be, it is refused.
 
 JAX remembers the programs of compiled functions. In a module each has an axis of that name, which
 nobody uses, so that a program with one module's name is never another's.
@@ -51,7 +51,7 @@ def _module_types(*names: str) -> tuple[type, ...]:
 
 
 def parts(value: Any) -> list[tuple[Any, Any]]:
-    """What a module or container holds, by name."""
+    """Return the contents of a module or container, by name."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -203,7 +203,7 @@ class _Trace:
             what = " or ".join(repr(s.path) for s in (found[0], *others))
             raise GradientError(
                 "override: a copy of a module is called, made by jit, scan, checkpoint or "
-                f"tree_map, and nothing tells whether it is {what}, which keys tell apart. "
+                f"tree_map, and nothing tells whether it is {what}, which keys distinguish. "
                 "Compile the module around it as a whole, or open a jax.named_scope there, and "
                 "leave model= out."
             )
@@ -213,7 +213,7 @@ class _Trace:
         return found[0]
 
     def _is_from_outside(self, array: Any) -> bool:
-        """Return whether an array was there before the trace: what holds it is no copy."""
+        """Return whether an array was there before the trace, and so was what holds it."""
         trace = trace_of(array)
         return trace is None or any(trace is each for each in self.outside)
 
