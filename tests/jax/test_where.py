@@ -341,6 +341,10 @@ def test_two_models_of_one_kind_are_told_apart_or_refused():
     both = rg.jax.override(f, rules, model=student)
     with pytest.raises(GradientError, match="2 arguments are like model="):
         jax.grad(both)(student, teacher, X)
+    arrays, form = jax.tree.flatten(teacher)
+    merged = rg.jax.override(lambda m, a, x: f(m, form.unflatten(a), x), rules, model=student)
+    with pytest.raises(GradientError, match=r"two modules are called that are like '' of model="):
+        jax.grad(merged)(student, arrays, X)
     inner = eqx.filter_jit(lambda m, x: jax.vmap(m)(x))
     for call in (lambda x: jax.vmap(teacher)(x), lambda x: inner(teacher, x)):
         one = lambda m, x, call=call: jnp.sum((jax.vmap(m)(x) - call(x)) ** 2)  # noqa: E731
@@ -351,6 +355,29 @@ def test_two_models_of_one_kind_are_told_apart_or_refused():
         found, expected = jax.grad(ours)(student, X), jax.grad(by_hand)(student, X)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_a_copy_in_another_precision_is_the_model():
+    def f(net, x):
+        net = jax.tree.map(lambda a: a.astype("float16").astype("float32"), net)
+        return eqx_loss(net, x)
+
+    net = EqxNet()
+    ours = rg.jax.override(f, {rg.at("head", "Tanh"): times7}, model=net)
+    found, expected = jax.grad(ours)(net, X), jax.grad(f)(EqxNet({"head"}), X)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_a_program_that_jax_has_from_before_is_not_taken():
+    net = EqxNet()
+    inner = eqx.filter_jit(lambda m, x: jax.vmap(m)(x))
+    f = lambda m, x: jnp.sum(inner(m, x) ** 2)  # noqa: E731
+    jax.grad(f)(net, X)
+    found = jax.grad(rg.jax.override(f, {rg.at("head", "Tanh"): times7}, model=net))(net, X)
+    expected = CASES["Equinox"].slopes(None, frozenset({"head"}))
+    for a, b in zip(jax.tree.leaves(found), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
 def _with_factor(net):

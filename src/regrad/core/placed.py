@@ -118,7 +118,7 @@ class Chooser(OpBinding):
 
     @property
     def token(self) -> Any:
-        """What the choices of a compiled body depend on besides the keys."""
+        """The rest of what the choices of a compiled body depend on, besides the keys."""
         keys = [key for key in self.places.keys if key.counts]
         left = [max(0, key.nth - self.counts.get(key, -1)) for key in keys]  # pyright: ignore
         running = (*reversed(self.outside), *self._running())
@@ -221,7 +221,7 @@ def _code(owner: Any) -> Any:
 
 
 def _runs(owner: Any, own: Any, frame: Any) -> Any:
-    """What runs in a frame, if it is an owner: the function, or an object that is called."""
+    """Return the owner that runs in a frame: a function, or an object that is called."""
     code, function = frame.f_code, inspect.unwrap(owner)
     held = getattr(function, "__self__", None)
     if own is not code and (own is not None or code.co_name != "__call__"):
@@ -231,7 +231,7 @@ def _runs(owner: Any, own: Any, frame: Any) -> Any:
         return first if matches(owner, Step((), first)) else None
     if held is not None:
         return owner if first is held else None
-    # (functions that one `def` made have one code, and are told apart by what they close over)
+    # (functions that one `def` made have one code, and are known by what they close over)
     known = inspect.getclosurevars(function).nonlocals
     return owner if all(frame.f_locals.get(name) is known[name] for name in known) else None
 

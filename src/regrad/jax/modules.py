@@ -8,8 +8,8 @@ intercept calls.
 Modules are known by identity. `TracedCall` makes copies of those among the arguments, and jit, scan
 and `tree_map` make more: all of them are walked along with what they are copies of. Where only the
 copy is seen it must be one that just one module of the model can have: of the same classes, and
-with arrays of the same shapes (or those of a step of a scan). If keys tell apart what it may be,
-it is refused.
+with arrays of the same shapes (or those of a step of a scan). If keys distinguish what it may
+be, it is refused.
 
 JAX remembers the programs of compiled functions. In a module each has an axis of that name, which
 nobody uses, so that a program with one module's name is never another's.
@@ -51,7 +51,7 @@ def _module_types(*names: str) -> tuple[type, ...]:
 
 
 def parts(value: Any) -> list[tuple[Any, Any]]:
-    """What a module or container holds, by name."""
+    """Return the contents of a module or container, by name."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -147,6 +147,8 @@ class _Trace:
         self.known: dict[int, Step] = dict(naming.named)
         self.alive: list[Any] = []  # so that no id() is another's
         self.running: list[tuple[Any, Step]] = []
+        self.first: dict[str, Any] = {}  # by path, the module that was called first
+        self.alike: list[str] = []  # the paths that stand for several modules, one to all keys
         among = dict(walk(copies))
         if naming.steps and not any(id(a) in self.known for _, a in walk(given)):
             same = [among[path] for path, a in walk(given) if _is_like(a, naming.model)]
@@ -170,6 +172,21 @@ class _Trace:
 
     def step(self, module: Any) -> Step | None:
         """Return the module of the model that this is; None if it is none of them."""
+        step = self._step(module)
+        if step is not None and not any(f"{step.path}.".startswith(p) for p in self.alike):
+            first = self.first.setdefault(step.path, module)
+            pairs = (
+                zip(_arrays(first), _arrays(module), strict=False) if first is not module else ()
+            )
+            if any(a is not b and trace_of(a) is trace_of(b) for a, b in pairs):
+                raise GradientError(
+                    f"override: two modules are called that are like {step.path!r} of model=, with "
+                    "other arrays, and nothing tells which is meant. Let the function close over "
+                    "the other one, or use jax.named_scope without model=."
+                )
+        return step
+
+    def _step(self, module: Any) -> Step | None:
         if id(module) in self.known:
             return self.known[id(module)]
         around = f"{self.running[-1][1].path}." if self.running else "."
@@ -186,16 +203,17 @@ class _Trace:
             what = " or ".join(repr(s.path) for s in (found[0], *others))
             raise GradientError(
                 "override: a copy of a module is called, made by jit, scan, checkpoint or "
-                f"tree_map, and nothing tells whether it is {what}, which keys tell apart. "
+                f"tree_map, and nothing tells whether it is {what}, which keys distinguish. "
                 "Compile the module around it as a whole, or open a jax.named_scope there, and "
                 "leave model= out."
             )
         self.naming.called |= {s.path for s in found}
         self._note(found[0].module, module)
+        self.alike += [f"{found[0].path}."] if found[1:] else []
         return found[0]
 
     def _is_from_outside(self, array: Any) -> bool:
-        """Return whether an array was there before the trace: what holds it is no copy."""
+        """Return whether an array was there before the trace, and so was what holds it."""
         trace = trace_of(array)
         return trace is None or any(trace is each for each in self.outside)
 

@@ -128,7 +128,7 @@ class KeyBinding(Binding):
 
     @property
     def name(self) -> str:
-        """What tells the binding from the others of its map."""
+        """The name of the binding among the others of its map."""
         return self.op_type if self.kind else self.shown
 
     def located(self, site: Site) -> KeyBinding:

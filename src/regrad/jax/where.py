@@ -36,7 +36,7 @@ SHARED = frozenset({"scan", "while", "cond"})  # their bodies stand for several 
 
 
 class Around(NamedTuple):
-    """What is around an equation: name scopes, functions among the keys, and a loop or branch.
+    """The surroundings of an equation: name scopes, functions among the keys, and a loop or branch.
 
     In a `jit` of Flax's the names are those of the module that was compiled first (`borrowed`).
     """
