@@ -2,7 +2,7 @@
 
 Autograd numbers its nodes as it makes them, so each belongs to the call in whose time it got its
 number. Forward, calls alone are noted. When a backward pass begins, one walk over the graph behind
-the result gives each node its note, and the hooks that tell what arrives there and leaves:
+the result puts a note on each node, and the hooks that tell what arrives there and leaves:
 
     y = layer(x)        call   linear   numbers 7 to 9
     y.relu().sum()      calls  relu     9 to 10,   sum   10 to 11
