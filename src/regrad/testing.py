@@ -211,7 +211,7 @@ def _outputs(y: Any) -> list[Tensor]:
 
 
 class Tensors(Library):
-    """How regrad differentiates functions of lists of Tensors, in the libraries of their data."""
+    """regrad: pulls by the walk over a tape, in the libraries of the data."""
 
     unruled = staticmethod(masked)
     array = staticmethod(Tensor._values)

@@ -391,7 +391,7 @@ def compared(
             *leaf_rows(recorder, first, second),
             *[row for row in rows if (row.op_type, row.rule) not in known],
         ]
-        # (what is no list of names, `declare` refuses)
+        # (`declare` refuses what is not a list of names)
         is_text = isinstance(surrogates, str)
         meant = surrogates if is_text else recorder.meant(surrogates, tool.seen)
         return GradientComparison.declare(rows, meant, names=recorder.names(other), rtol=rtol)

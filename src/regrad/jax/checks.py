@@ -154,7 +154,7 @@ class Compiled:
 
 
 class JaxArrays(Library):
-    """How JAX differentiates functions of lists of arrays."""
+    """JAX: pulls by `jax.vjp`, compiled, and pushes by `jax.jvp` where a function has it."""
 
     array = staticmethod(np.asarray)
     zeros = staticmethod(jax.numpy.zeros_like)

@@ -334,7 +334,7 @@ class ProgramRun:
         inner = self._inside(eqn, run, around)
         if not length:
             return self._op(eqn, ins, around)
-        # (unstacked and stacked by what is no op of the user's)
+        # (what unstacks and stacks is not an op of the user's)
         rounds = [self._apply(ProgramOp(Site("")), jax.numpy.unstack, [x]) for x in xs]
         made: list[Any] = [None] * length
         for i in reversed(range(length)) if backwards else range(length):

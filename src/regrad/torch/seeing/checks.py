@@ -236,7 +236,7 @@ def _shown(key: str, prefixes: Sequence[str]) -> str:
 
 
 class TorchArrays(Library):
-    """How torch differentiates functions of lists of tensors."""
+    """PyTorch: pulls by autograd, pushes by forward mode where a function has it."""
 
     array = staticmethod(as_array)
     zeros = staticmethod(torch.zeros_like)

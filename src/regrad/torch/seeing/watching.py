@@ -2,7 +2,7 @@
 
 Autograd numbers its nodes as it makes them, so each belongs to the call in whose time it got its
 number. Forward, calls alone are noted. When a backward pass begins, one walk over the graph behind
-the result gives each node its note, and the hooks that tell what arrives there and leaves:
+the result puts a note on each node, and the hooks that tell what arrives there and leaves:
 
     y = layer(x)        call   linear   numbers 7 to 9
     y.relu().sum()      calls  relu     9 to 10,   sum   10 to 11
@@ -60,6 +60,7 @@ from regrad.torch.seeing.names import (
 from regrad.torch.seeing.notes import OpNote
 
 KEY = "seen by regrad"  # of a node's metadata
+_BACKWARD: Any = torch.autograd.backward
 _GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _READ = ("data", "T", "mT", "H", "mH", "real", "imag")  # properties that are made of the tensor
 _RUNS = count(1)
@@ -291,15 +292,13 @@ class Looker:
             found = torch.autograd.grad(loss, [*xs.values()], dy, allow_unused=True)
         return dict(zip(xs, found, strict=True))
 
-    def run_backward(self, mode: Any, roots: Any, *args: Any, **options: Any) -> None:
-        """Run f's own backward pass; the mode stays on, for what checkpoints run again."""
+    def begin_backward(self, roots: Any) -> None:
+        """Look on at f's own backward pass."""
         self.ran_backward = True
         for x in tensors((roots,)):
             if self.tool.keeps:
                 self.losses.append(x)
             self.look_back(x.grad_fn)
-        with mode:
-            unasking(torch.autograd.backward)(roots, *args, **options)
 
     def ops(self) -> list[OpNote]:
         """All ops that a gradient may have passed, in the order in which they ran forward.
@@ -374,20 +373,26 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         if type(func) is _GETTER and function_name(func) not in _READ:
             return func(*args, **options)
         if func is torch.Tensor.backward:
-            names = ("gradient", "retain_graph", "create_graph", "inputs")
-            given = {**dict(zip(names, args[1:], strict=False)), **options}
+            names = ("self", "gradient", "retain_graph", "create_graph", "inputs")
+            given = {**dict(zip(names, args, strict=False)), **options}
+            given["tensors"], args = given.pop("self"), ()
             given["grad_tensors"] = given.pop("gradient", None)
-            return self.looker.run_backward(self, args[0], **given)
+            func, options = torch.autograd.backward, given
         if func is torch.autograd.backward:
-            return self.looker.run_backward(self, *args, **options)
+            roots = args[0] if args else options.pop("tensors")
+            self.looker.begin_backward(roots)
+            with self:  # (it stays on, for what checkpoints run again)
+                return unasking(_BACKWARD)(roots, *args[1:], **options)
         return self.looker.call(func, args, options)
 
 
 def _entrances(looker: Looker) -> Iterator[Entrance]:
-    """The forward passes of the autograd.Functions that there are, which are replaced.
+    """The functions to replace: the forward passes of the autograd.Functions that there are.
 
-    No mode is asked about a Function, and code may hold its `apply` since it was imported.
+    No mode is asked about a Function, and code may hold its `apply` since it was imported. Nor is
+    one asked about `torch.autograd.backward` in older versions.
     """
+    yield torch.autograd, "backward", partial(_seen_backward, looker)
     for ours in (Overridden, Custom, Bridge):
         find_twin(ours)
     for function in set(_functions(torch.autograd.Function)):
@@ -395,6 +400,16 @@ def _entrances(looker: Looker) -> Iterator[Entrance]:
             old = function.__dict__.get(name)
             if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
                 yield function, name, partial(_seen, looker, function, name)
+
+
+def _seen_backward(looker: Looker, old: Any) -> Any:
+    @wraps(old)
+    def backward(*args: Any, **options: Any) -> Any:
+        if get_ident() == looker.paths.thread:
+            looker.begin_backward(args[0] if args else options.get("tensors"))
+        return old(*args, **options)
+
+    return backward
 
 
 def _seen(looker: Looker, function: Any, name: str, old: Any) -> Any:
