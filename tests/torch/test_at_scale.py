@@ -34,7 +34,7 @@ run_children = partial(children.run_children, ROOT / "tests/helpers/parallel_che
 
 @pytest.mark.versions
 @pytest.mark.parametrize(
-    "kinds", [["ddp_", "hits_", "workers_"], ["fsdp_", "tensor_", "pipeline_"]]
+    "kinds", [["ddp_", "hits_", "workers_"], ["fsdp_"], ["tensor_"], ["pipeline_"]]
 )
 def test_two_processes(kinds, tmp_path):
     port = free_port()
@@ -42,7 +42,7 @@ def test_two_processes(kinds, tmp_path):
     assert failures(reports) == ""
     assert reports[0] == reports[1]
     assert {name.partition("_")[0] + "_" for name in reports[0]} == {*kinds}
-    assert len(reports[0]) >= 13
+    assert len(reports[0]) >= 4
 
 
 @pytest.mark.versions
