@@ -14,13 +14,13 @@ from typing import Any
 import jax
 
 from regrad.core import promotion, state
+from regrad.core.bindings import Overrides
 from regrad.core.blocks import block
 from regrad.core.jobs import CARRIERS
-from regrad.core.overrides import Overrides
 from regrad.core.rule import identity_of
 from regrad.core.state import current, in_state, is_held
 from regrad.errors import GradientError
-from regrad.transforms.jit import in_order, source_of
+from regrad.transforms.jit import in_order
 
 _RULES: Any = jax.make_user_context(None)
 _DTYPE: Any = jax.make_user_context(None)
@@ -33,7 +33,7 @@ class Rules:
     """
 
     def __init__(self, overrides: Overrides) -> None:
-        self.rules: list[Any] = [(k, source_of(b.rule)) for k, b in in_order(overrides or {})]
+        self.rules: list[Any] = [(k, tuple(b.sources)) for k, b in in_order(overrides or {})]
         self.identity: tuple[Any, ...] = tuple([(k, identity_of(rule)) for k, rule in self.rules])
 
     def __eq__(self, other: object) -> bool:
@@ -67,6 +67,12 @@ def check(name: str) -> None:
     overrides = _in_force() or {}
     if all(map(is_held, overrides)):
         return
+    if places := [p for b in overrides.values() if (p := getattr(b, "place", None)) is not None]:
+        raise GradientError(
+            f"{name}: the key {places[0]!r} says where its rule holds, and JAX keeps one trace of "
+            "the function for all places. Open the scope inside the function that is given to "
+            "from_regrad."
+        )
     if _RULES.value != Rules(overrides):
         raise GradientError(
             f"{name}: an override is in force that was brought here from another thread or task, "

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import is_inexact
 from regrad.core.dispatch import alias, in_region
+from regrad.core.name_scopes import PATH, Path, in_path
 from regrad.core.promotion import gradient_dtype, widest
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.state import current
@@ -186,6 +187,7 @@ class BodyFunction:
         self.count = count
         self.captured: list[CapturedValue] = list(captured)
         self.overrides: Overrides = overrides_for_replay(overrides)
+        self.path: Path = PATH.get()
         self.kind = kind
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -199,7 +201,8 @@ class BodyFunction:
         region = OpenRegion(self.kind, stand_ins, values)
         tapes = () if (state := current()) is None else state.tapes
         body = partial(results, self.f, xs, region)
-        return run_inside(body, region, counted_now(self.overrides), tapes)
+        with in_path(self.path):
+            return run_inside(body, region, counted_now(self.overrides), tapes)
 
 
 def overrides_for_replay(overrides: Overrides) -> Overrides:

@@ -260,7 +260,7 @@ class Program:
         if not (wanted or variant.lent or any(layouts)):
             self.quick = variant  # the next such call need not come this way
         if trace.bindings:
-            self._count(trace, self.overrides, forward=True)
+            trace.report(self.overrides, self.derived)
         ys = [wrap(array) for array in results[: trace.count + len(trace.assigned)]]
         if wanted:
             self._record(inputs, n, ys, results, trace)
@@ -294,7 +294,7 @@ class Program:
                     self.forget()
             trace = variant.traces[-1]
             if trace.bindings:
-                self._count(trace, overrides, forward=True)
+                trace.report(overrides, self.derived)
             return lowered
 
     def _prepare(self, closure: Closure | None, overrides: Overrides) -> None:
@@ -378,14 +378,6 @@ class Program:
         arrays = [(i, self.source(i)) for i in self.closure.arrays]
         return [i for i, array in arrays if id(array) not in region.operands]
 
-    def _count(self, trace: Trace, overrides: Overrides, *, forward: bool) -> None:
-        """Report the hits of a trace to the scopes in which its program runs now."""
-        for key, hit in trace.hits():
-            if overrides and key in overrides:
-                before = trace.ran.get((key, hit.where), 0)
-                count = 0 if self.derived or not forward else hit.count
-                overrides[key].absorb(hit, count, before if forward else hit.ran - before)
-
     # -- gradients ---------------------------------------------------------------------------
 
     def _record(
@@ -414,7 +406,7 @@ class Program:
             if watched_places(given):
                 derivative = self._derivative(trace, n, passage, pullback, "the gradient of")
                 return derivative(given, closure, overrides)[0]
-            self._count(trace, overrides, forward=False)
+            trace.report(overrides, self.derived, forward=False)
             pairs = zip(dys, trace.dtypes, strict=True)
             dxs = trace.backward(kept, [to_jax_as(dy._data, dtype) for dy, dtype in pairs])
             return [wrap(dx) for dx in dxs]

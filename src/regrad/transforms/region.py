@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import BACKENDS, JAX, is_traced
+from regrad.core.bindings import Overrides
 from regrad.core.dispatch import in_region
-from regrad.core.overrides import Overrides
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import OPEN, State, current, in_state, next_id

@@ -29,7 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regrad.core import containers, dispatch
-from regrad.core.overrides import CountedRule, WrappedRule
+from regrad.core.bindings import CountedRule, WrappedRule
 from regrad.core.pullback import run_taped
 from regrad.core.registry import Op
 from regrad.core.rule import Rule
@@ -104,7 +104,7 @@ def _rule_of_now(rule: Rule, op: Op, env: Env) -> Rule:
         return rule
     state = current()
     if isinstance(rule, CountedRule) and state is not None and (scopes := state.scopes):
-        rule = rule.under(scopes.get(op.type))
+        rule = rule.under(scopes)
     return ReplayRule(rule, env)
 
 

@@ -183,7 +183,7 @@ class Variant:
         ys = [*ys, *[region.values[v] for v in trace.assigned]]
         outputs = [to_jax(y._data) for y in ys]
         # rules that have run by now run in each forward pass; the others, in each backward pass
-        trace.ran = {(key, hit.where): hit.ran for key, hit in trace.hits()}
+        trace.ran = {(key, hit.where, hit.path): hit.ran for key, hit in trace.hits()}
         if tapes:
             ids, reached = [x._id for x in inputs], [y._id for y in ys]
             trace.passage = passage_between(tapes[0], ids, self.wanted, [reached])

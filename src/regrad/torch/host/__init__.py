@@ -11,8 +11,8 @@ Some have a stand-in that is right without it: `missing=`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
-from functools import wraps
+from collections.abc import Callable, Generator, Sequence
+from functools import cache, wraps
 from typing import Any, NoReturn
 
 import torch
@@ -133,6 +133,33 @@ OVERRIDES.part(
 )  # fmt: skip
 
 
+def pull_through(node: Any, dy: torch.Tensor) -> Sequence[Any]:
+    """Return the gradients behind a node of one output, without the engine, which takes longer.
+
+    None is for what the backward pass that is under way, if any, does not ask for.
+    """
+    if not callable(node) or len(getattr(node, "_input_metadata", ())) != 1:
+        return ()
+    found = node(dy)
+    return found if isinstance(found, tuple) else (found,)
+
+
+_run_backward: Any = OVERRIDES.part(
+    "torch.autograd.graph._engine_run_backward", "torch.autograd.grad takes twice as long",
+    takes("t_outputs", "args", "kwargs"), missing=torch.autograd.grad, needed=False,
+)  # fmt: skip
+
+
+def pull_between(
+    ends: Sequence[Any], dys: Sequence[torch.Tensor], edges: Sequence[Any], recording: bool
+) -> Sequence[Any]:
+    """Return the gradients at edges of autograd's record, of what arrives at others."""
+    if _run_backward is torch.autograd.grad:
+        return torch.autograd.grad(ends, edges, dys, True, recording, allow_unused=True)
+    ends, dys, edges = tuple(ends), tuple(dys), tuple(edges)
+    return _run_backward(ends, dys, True, recording, edges, True, accumulate_grad=False)
+
+
 def is_leaf(node: Any) -> bool:
     """Return whether a node stands for a leaf, where gradients are accumulated."""
     return node.name() == "torch::autograd::AccumulateGrad"
@@ -178,6 +205,13 @@ def in_forward_mode() -> bool:
     return levels is None or any(getattr(each.key(), "name", "Jvp") == "Jvp" for each in levels)
 
 
+func_gradient: Any = COMPILING.part(
+    "torch._functorch.eager_transforms._autograd_grad",
+    "nothing public tells the gradients that a program of torch.func takes from its other nodes",
+    callable, missing=torch.autograd.grad, needed=False,
+)  # fmt: skip
+
+
 def unwrap(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor as autograd records it, inside of what `vmap` has wrapped around it."""
     while not x.requires_grad:  # (one wrapper for each level of `vmap` and `grad` that is open)
@@ -186,6 +220,27 @@ def unwrap(x: torch.Tensor) -> torch.Tensor:
             break
         x = inner
     return x
+
+
+# -- modules around modules ------------------------------------------------------------------------
+
+_WRAPPERS = {  # classes of torch's, by name, and what they call the module inside
+    "OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}  # fmt: skip
+
+
+@cache
+def name_inside(kind: type) -> str | None:
+    """Return how a module around another one calls that; None for a class that is no wrapper."""
+    torchs = [each for each in kind.__mro__ if each.__module__.startswith("torch.")]
+    return next((_WRAPPERS[each.__name__] for each in torchs if each.__name__ in _WRAPPERS), None)
+
+
+def is_program(kind: type) -> bool:
+    """Return whether modules of a class are what torch.compile makes of a module."""
+    return name_inside(kind) == "_orig_mod"
 
 
 # -- below autograd --------------------------------------------------------------------------------
