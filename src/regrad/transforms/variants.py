@@ -38,7 +38,6 @@ from regrad.transforms.traces import Mark, SourceFound, Trace
 if TYPE_CHECKING:
     from regrad.core.backends import Array
     from regrad.core.tape import Tape
-    from regrad.transforms.program import Program
     from regrad.transforms.region import CapturedValue
 
 
@@ -60,8 +59,8 @@ class Variant:
     `wanted` are the inputs that tapes watch. If there are any, nothing is donated: `kept` has all.
     """
 
-    def __init__(self, program: Program, n: int, wanted: tuple[int, ...], donates: bool) -> None:
-        self.program = program
+    def __init__(self, program: Any, n: int, wanted: tuple[int, ...], donates: bool) -> None:
+        self.program: Any = program  # (a Program)
         self.n = n
         self.wanted = wanted
         variables = [(i, s) for i, s in enumerate(program.sources, n) if isinstance(s, Variable)]
