@@ -179,6 +179,22 @@ def unmatched(*model: Any) -> Contestants:
     return alike({"regrad": ours, "no scope": step(nn.ReLU(), nullcontext, *model)})
 
 
+def at_a_path() -> Contestants:
+    """Keys that name each block by its path, against one key for all."""
+    models: list[nn.Module] = []
+
+    def net(relu: nn.Module) -> nn.Module:
+        models.append(resnet18(relu))
+        return models[-1]
+
+    def scope() -> Any:
+        rules = {rg.at(("2", "*.relu"), "Relu"): guided_in_torch}
+        return regrad.torch.gradient_override_map(rules, model=models[-1])
+
+    ours, plain = step(nn.ReLU(), scope, net), step(nn.ReLU(), under(guided_in_torch))
+    return alike({"regrad": ours, "by op type": plain})
+
+
 def dense() -> Contestants:
     ours = step(nn.ReLU(), under(guided_in_torch), densenet121, 32)
     return alike({"regrad": ours, "Function": step(ByHand(), nullcontext, densenet121, 32)})
@@ -261,6 +277,7 @@ def _measures() -> Iterator[tuple[str, Measure]]:
     yield "torch-rule", Speed(title + "rule in torch", overridden(guided_in_torch), pair)
     yield "torch-in-place", Speed(title + "in place", in_place, pair)
     yield "torch-scope", Speed(title + "nothing matched", unmatched, {"no scope": 1.05})
+    yield "torch-path", Speed(title + "rule by path", at_a_path, {"by op type": 1.1})
     yield "torch-dense", Speed("DenseNet-121 step in torch, 32 px", dense, {"Function": 1.15})
     yield (
         "torch-lstm",

@@ -35,8 +35,9 @@ from regrad.errors import ArgumentError, brief
 from regrad.ops.activation import sigmoid
 from regrad.ops.binary import clip as clip_to
 from regrad.ops.binary import maximum, where
+from regrad.ops.casting import identity
 from regrad.ops.elementwise import abs as absolute
-from regrad.ops.elementwise import exp, identity, square
+from regrad.ops.elementwise import exp, square
 from regrad.ops.reduction import vector_norm
 
 P = ParamSpec("P")

@@ -50,6 +50,9 @@ class ForeignRule:
 
     named: set[str] | None = None
     writes: bool | None = None
+    key: Any = None  # the one in the map, as reports know it
+    family: Any = None  # the callables that it is for, as it sees them (of torch's)
+    chooses = False  # whether it stands for several, of which each call gets one
 
     def __init__(self, value: str | RuleFunction, op: Op) -> None:
         self.op: Op = with_own_gradient(op)

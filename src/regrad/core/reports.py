@@ -19,18 +19,19 @@ SHAPES = 3  # so many different shapes are shown for a line
 
 
 class Hit:
-    """Ops of one type that one source line created under an override.
+    """Ops of one type that one source line created under an override, in one module or scope.
 
     `count` says how many were created, `ran` how often their rule ran, `shapes` which shapes
-    their first inputs had.
+    their first inputs had. `path` is that of the module or named scope, if there is one.
     """
 
-    __slots__ = ("count", "op_type", "ran", "rule", "sizes", "where")
+    __slots__ = ("count", "op_type", "path", "ran", "rule", "sizes", "where")
 
-    def __init__(self, op_type: str, rule: str, where: str) -> None:
+    def __init__(self, op_type: str, rule: str, where: str, path: str = "") -> None:
         self.op_type: str = op_type
         self.rule: str = rule
         self.where: str = where
+        self.path: str = path
         self.count: int = 0
         self.ran: int = 0
         self.sizes: dict[Any, None] = {}  # the shapes, in the order in which they came
@@ -47,9 +48,10 @@ class Hit:
         return [s if isinstance(s, str) else _shown(s) for s in self.sizes]
 
     def __repr__(self) -> str:
+        within = f" in {self.path}" * bool(self.path)
         return printable(
-            f"{self.op_type} <- {self.rule}: {self.count} created, rule ran {self.ran} times "
-            f"({self.where})"
+            f"{self.op_type}{within} <- {self.rule}: {self.count} created, rule ran {self.ran} "
+            f"times ({self.where})"
         )
 
 
@@ -59,25 +61,45 @@ def _shown(shape: Shape) -> str:
 
 
 class Binding:
-    """One entry of a map of overrides: an op type, the name of its rule, and its hits by line."""
+    """One entry of a map of overrides: an op type, the name of its rule, and its hits by line.
 
-    optional = False  # whether it may match nothing: see `optional` in core/scopes
+    The key of an entry that names a `place` is an `at` (see `core.places`).
+    """
 
-    def __init__(self, op_type: str, rule_name: str) -> None:
+    marked = False  # as one that may match nothing: see `optional` in core/scopes
+    sisters: Sequence[Binding] = ()  # of the same key, for all the op types that it names
+
+    def __init__(self, op_type: str, rule_name: str, place: Any = None) -> None:
         self.op_type = op_type
         self.rule_name = rule_name
-        self.by_line: dict[str, Hit] = {}
+        self.kind: str = "the op type " if place is None else ""
+        self.shown: str = repr(op_type if place is None else place)
+        self.by_line: dict[Any, Hit] = {}  # by the line; with an op type and a path, at a place
+
+    @property
+    def optional(self) -> bool:
+        """Return whether it may match nothing: it is marked, or its key matched another type."""
+        return self.marked or any(binding.hits for binding in self.sisters)
 
     @property
     def hits(self) -> list[Hit]:
         """The hits of lines that created an op, or whose rule ran."""
         return [hit for hit in self.by_line.values() if hit.count or hit.ran]
 
-    def hit_at(self, where: str) -> Hit:
-        """Return the hit of a source line, the same one in all threads."""
+    def hit_at(self, where: str, path: str = "") -> Hit:
+        """Return the hit of a source line in a module or scope, the same one in all threads."""
+        if path:
+            return self.hit_in(path, self.op_type, where)
         if where not in self.by_line:
             self.by_line.setdefault(where, Hit(self.op_type, self.rule_name, where))
         return self.by_line[where]
+
+    def hit_in(self, path: str, op_type: str, where: str) -> Hit:
+        """Return the hit of an op type at a source line that a module runs."""
+        key = path, op_type, where
+        if key not in self.by_line:
+            self.by_line.setdefault(key, Hit(op_type, self.rule_name, where, path))
+        return self.by_line[key]
 
 
 B = TypeVar("B", bound=Binding)
@@ -97,13 +119,15 @@ class Report(Generic[B]):
     def table(self) -> Table:
         """The hits as a table: op type, rule, calls, how often the rule ran, lines, shapes.
 
-        Print it, or give it to `rich`, which draws it.
+        Where an op was created in a named scope or module, a column says in which. Print the table,
+        or give it to `rich`, which draws it.
         """
         rows = [
-            (h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
+            (h.path, h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
             for h in self.hits
         ]
-        return Table(("op type", "rule", "calls", "rule ran", "source line", "shapes"), rows)
+        headings = "module", "op type", "rule", "calls", "rule ran", "source line", "shapes"
+        return without_empty(headings, rows)
 
     def _repr_html_(self) -> str:
         return self.table().html()
@@ -121,7 +145,7 @@ class Report(Generic[B]):
         bindings = [self._bindings[key] for key in asked or all_keys]
         silent = [b for b in bindings if not any(hit.ran for hit in b.hits)]
         if silent:
-            whats = [f"the rule {b.rule_name!r} for the op type {b.op_type!r}" for b in silent]
+            whats = [f"the rule {b.rule_name!r} for {b.kind}{b.shown}" for b in silent]
             pairs = zip(whats, map(self._why_not, silent), strict=True)
             raise NotFiredError("\n".join(f"{what} never ran: {why}" for what, why in pairs))
 
@@ -156,7 +180,7 @@ class Report(Generic[B]):
         else:
             message = f"{self._name}: a key of the map matched nothing."
             pairs = zip(found, idle, strict=True)
-            found = [f"{instead or f'{b.op_type!r} never ran'}." for instead, b in pairs]
+            found = [f"{instead or f'{b.shown} never ran'}." for instead, b in pairs]
             found.append("(rg.rules.optional(rule) marks a key that may match nothing.)")
         self._tell(" ".join([message, *found]), level + 1)
 
@@ -175,6 +199,8 @@ class Report(Generic[B]):
             counts[name.partition(" ")[0].rpartition(".")[2]] += count
         near = [(name, counts[name]) for name in alike(binding.op_type, counts)]
         ran = [f"{name!r} did, {f'{n} times' if n > 1 else 'once'}" for name, n in near if n]
+        if not binding.kind:
+            return f"{binding.shown} held for no op"
         return f"{binding.op_type!r} never ran; {', '.join(ran)}" if ran else ""
 
     def __repr__(self) -> str:
@@ -189,27 +215,27 @@ class Untouched:
     """Counts the differentiable ops that kept their own gradient, by name and source line."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], int] = {}
+        self.counts: dict[tuple[str, str, str], int] = {}
 
-    def note(self, name: str, where: str, count: int = 1) -> None:
-        """An op ran and kept its gradient."""
-        self.counts[name, where] = self.counts.get((name, where), 0) + count
+    def note(self, name: str, where: str, count: int = 1, path: str = "") -> None:
+        """An op ran and kept its gradient (in the module with a path, where the map names any)."""
+        key = name, where, path
+        self.counts[key] = self.counts.get(key, 0) + count
 
     def add(self, other: Untouched) -> None:
         """Count what another one counted."""
-        for (name, where), count in other.counts.items():
-            self.note(name, where, count)
+        for (name, where, path), count in other.counts.items():
+            self.note(name, where, count, path)
 
     def others(self) -> Iterable[tuple[str, int]]:
         """Each name, and how often it was noted at a line."""
-        return ((name, count) for (name, _), count in self.counts.items())
+        return ((name, count) for (name, *_), count in self.counts.items())
 
     def table(self) -> Table:
         """The ops as a table: name, calls, source line."""
-        rows = sorted(self.counts.items(), key=lambda item: (item[0][0].lower(), item[0][1]))
-        return Table(
-            ("op", "calls", "source line"), [(name, str(n), where) for (name, where), n in rows]
-        )
+        rows = sorted(self.counts.items(), key=lambda item: (item[0][0].lower(), *item[0][1:]))
+        cells = [(path, name, str(n), where) for (name, where, path), n in rows]
+        return without_empty(("module", "op", "calls", "source line"), cells)
 
 
 class Table:
@@ -251,6 +277,12 @@ class Table:
         for row in self.rows:
             drawn.add_row(*map(_short, row))
         return drawn
+
+
+def without_empty(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table without its first column, if that is empty."""
+    start = not any(row[0] for row in rows)
+    return Table(headings[start:], [row[start:] for row in rows])
 
 
 def _shapes(shapes: Iterable[str]) -> str:

@@ -316,11 +316,15 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: object = No
     if state.overrides is None:
         return op.rule
     binding: Overriding | None = state.overrides.get(op.type)
+    own: Overriding | None = None
     if graph is not None:
         own = state.overrides.get((graph, op.type))
-        if own is not None and (binding is None or own.depth > binding.depth):
-            binding = own
-    return op.rule if binding is None else binding.bind(op, xs)
+    if own is not None and (binding is None or own.depth > binding.depth):
+        binding, own = own, binding
+    for found in (binding, own):  # (one that holds in some places may not hold here)
+        if found is not None and (rule := found.bind(op, xs)) is not None:
+            return rule
+    return op.rule
 
 
 def cuts(rule: Rule, attrs: Attrs, xs: Sequence[Tensor]) -> bool:

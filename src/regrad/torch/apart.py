@@ -26,10 +26,12 @@ class Rules(Protocol):
     coverage: Any
     keep: tuple[Any, ...]
     rules: Any
+    plan: Any
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None: ...
     def parts_for(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]: ...
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
+    def counts(self, types: frozenset[str]) -> bool: ...
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None: ...
     def chain(self) -> Iterable[Any]: ...
 
@@ -43,7 +45,7 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
             xs = filled.values
             if options.get("out") is not None or not xs:  # (torch has no gradient for `out`)
                 return function(*args, **options)
-            if not is_differentiated(xs):
+            if not is_differentiated(xs) and not rules.counts(row.contains):
                 rules.count_ops(row.contains, xs)
                 return function(*args, **options)
             if row.parts is None:

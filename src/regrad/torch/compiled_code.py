@@ -16,6 +16,7 @@ While a scope is open, the functions here run in place of Dynamo's (`MAKERS`). I
         in a forward pass   it must not compute an overridden op
         unasked             no mode was asked about it: the parts that have rules take its place
         any other           the nodes of autograd's that it made are looked at (`_look`)
+    call_module           a module is called: the scopes are as its place has them
     call_user_compiler    the graph is complete: errors are raised and hits counted (`settle`)
 """
 
@@ -44,6 +45,7 @@ from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, replacing
 from regrad.torch.host.running import Operator, Overload, Packet, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
+from regrad.torch.places import Spot, path_here
 
 _SEEN = "seen by regrad"  # in the meta of a node
 
@@ -57,9 +59,11 @@ class Place:
 
     def __init__(self, where: str) -> None:
         self.where = where
+        self.spot = SCOPES.get()
         self.met: list[tuple[Hit, Any]] = []
         self.hits: dict[str, Hit] = {}  # by op type
         self.has_run = False
+        self.error: PassedOverError | None = None
 
     def meets(self, hit: Hit, shape: tuple[int, ...]) -> None:
         """The node runs an op under a rule."""
@@ -199,7 +203,9 @@ def _look(
             if function not in ruleset.coverage.left:
                 _refuse_unasked(ruleset, function, args, options, result)
                 scope._mode.refuse_fused(function, args, options)
-                ruleset.coverage.watch.look(function, start, result, note, lambda: line_of(node))
+                ruleset.coverage.watch.look(
+                    function, start, result, note, lambda: line_of(node), path_here(scope)
+                )
             found.append((scope, note))
         except PassedOverError as error:
             found.append((scope, error))
@@ -275,7 +281,7 @@ def _hidden(
     function: Callable[..., Any], ran: set[str], error: Callable[..., PassedOverError]
 ) -> list[tuple[Any, Any]]:
     """For each scope, the error that a node deserves in which ops of these types ran."""
-    hit = ((scope, ran & scope._bindings.keys()) for scope in SCOPES.get())
+    hit = ((scope, ran & scope._ruleset.rules.keys()) for scope in SCOPES.get())
     return [
         (scope, error(function, types))
         for scope, types in hit
@@ -349,7 +355,7 @@ def call_user_compiler(
         if not isinstance(inner, RegradError):
             raise
         raise dynamo.through_dynamo(inner) from inner
-    return tell_scopes(program, types, any(map(_may_hide, nodes(graph))))
+    return tell_scopes(program, types, _ran_in(self), any(map(_may_hide, nodes(graph))))
 
 
 def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
@@ -359,6 +365,8 @@ def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
         if is_ours(node.target):
             if not hasattr(node.target, "place"):
                 raise dynamo.through_dynamo(COMPILING.lose("Dynamo runs nodes out of sight"))
+            if node.target.place.error is not None:
+                raise dynamo.through_dynamo(node.target.place.error)
             node.target.place.count()
             for each in node.target.ruleset.chain():
                 types.setdefault(each, set()).update(node.target.op_types & each.rules.keys())
@@ -396,7 +404,7 @@ def _is_untraced(function: object) -> bool:
 
 
 def tell_scopes(
-    program: Callable[..., Any], types: dict[Any, set[str]], asks: bool
+    program: Callable[..., Any], types: dict[Any, set[str]], ran: dict[str, None], asks: bool
 ) -> Callable[..., Any]:
     """Return a compiled program that tells the scopes it runs in which of their rules it has.
 
@@ -414,13 +422,58 @@ def tell_scopes(
                     "was called in a task, or context, in which no scope with them is open. Call "
                     "it in the task that opened the scope, or leave the scope before tasks change."
                 )
-            scope._compiled.update(built_in)
+            scope._compiled.update(ruleset.keys_of(built_in))
+            if scope._modules is not None:
+                scope._modules.ran.update(ran)
         with modes():
             return program(*args)
 
     return run
 
 
+# -- modules, in scopes whose keys name places -----------------------------------------------------
+
+
+def call_module(
+    old: Callable[..., Any], self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
+    """Move to where a module runs, as `places.follow` does, while its call is traced.
+
+    A program serves again for other modules that are built alike. Where keys tell them apart, it
+    is only for this one.
+    """
+    spot, module = SCOPES.get(), dynamo.value_of(self)
+    if type(spot) is not Spot or module is None:
+        return old(self, tx, args, options)
+    to, stack = spot.enter(module), dynamo.modes(tx)
+    for scope, node in zip(to, to.nodes, strict=True):
+        if node is not None:
+            _ran_in(tx.output).update(dict.fromkeys(node.step.paths))
+        if node is not None and scope._modules.plan.tells_apart(module):
+            dynamo.guard_identity(self)
+    before = list(stack)
+    changed = {a._ruleset: b._ruleset for a, b in zip(spot, to, strict=True) if a is not b}
+    for i, mode in enumerate(before):
+        ruleset = getattr(dynamo.value_of(mode), "ruleset", None)
+        if ruleset in changed:
+            changed[ruleset].prepare()
+            stack[i] = dynamo.mode_from(tx, mode, changed[ruleset].number)
+    SCOPES.set(to)
+    try:
+        return old(self, tx, args, options)
+    finally:
+        SCOPES.set(spot)
+        stack.clear()
+        stack.extend(before)
+
+
+def _ran_in(output: Any) -> dict[str, None]:
+    """Return the paths of the modules whose calls are part of a trace."""
+    return vars(output).setdefault("ran by regrad", {})
+
+
 # The functions that replace Dynamo's own while a scope is open (see `host.dynamo`).
-_NEW = (call_apply, trace_forward, speculate, run_node, dispatch, call_user_compiler)
+_NEW = (
+    call_apply, trace_forward, speculate, run_node, dispatch, call_module, call_user_compiler,
+)  # fmt: skip
 MAKERS = {new.__name__: replacing(new) for new in _NEW}

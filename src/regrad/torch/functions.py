@@ -17,7 +17,7 @@ import torch
 
 from regrad.core.blocks import block
 from regrad.core.replacements import ABSENT, put_back
-from regrad.errors import GradientError, PassedOverError
+from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch.calls import Overridden, RuleCall, pull_back
 from regrad.torch.host import in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
@@ -33,6 +33,22 @@ Binder = Callable[[Any, Sequence[Any]], RuleCall | None]
 def is_function(key: Any) -> bool:
     """Return whether a key is an `autograd.Function`."""
     return isinstance(key, type) and issubclass(key, torch.autograd.Function)
+
+
+def find_named(name: str) -> Any:
+    """Return the `autograd.Function` of a name among those that are defined; None if none is.
+
+    Raises:
+        ArgumentError: there are several.
+    """
+    found, new = [], [torch.autograd.Function]
+    while new:
+        new = [each for kind in new for each in kind.__subclasses__()]
+        found += [each for each in new if each.__name__ == name and each not in found]
+    if len(found) > 1:
+        names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in found)
+        raise ArgumentError(f"several autograd.Functions are called {name!r}: {names}. Give one")
+    return found[0] if found else None
 
 
 def install(functions: Iterable[Any], bind: Binder) -> None:

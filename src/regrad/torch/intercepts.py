@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from contextvars import ContextVar
 from functools import cache, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,9 +21,10 @@ from regrad.core import jobs
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
 from regrad.core.hosts import Feature, Missing, takes
+from regrad.core.places import Counts
 from regrad.core.replacements import Entrance, Replacements
 from regrad.errors import PassedOverError
-from regrad.torch import compiled_code, functions
+from regrad.torch import compiled_code, functions, places
 from regrad.torch.below import Below, join_types, script_types
 from regrad.torch.composites import asked_when_compiled
 from regrad.torch.host import (
@@ -46,7 +46,8 @@ from regrad.torch.host.bodies import is_python, with_fast_path
 from regrad.torch.host.running import is_called_by_inductor, wants_gradient
 from regrad.torch.modes import Mode
 from regrad.torch.nodes import LIBRARIES, tensors
-from regrad.torch.open_scopes import SCOPES, open_here
+from regrad.torch.open_scopes import SCOPES
+from regrad.torch.places import COUNTS, open_here
 from regrad.torch.rulesets import find_call
 
 _LOCK = threading.Lock()
@@ -85,10 +86,12 @@ def drop_closed() -> None:
         pop_mode()
 
 
-def install() -> None:
-    """A scope opens."""
+def install(follow: bool = False) -> None:
+    """A scope opens, which may have to follow the modules that run (see `places`)."""
     global _open
     with _LOCK:
+        if follow:
+            _FOLLOWING.make()
         if _open == 0:
             _REPLACED.make()
             if COMPILING.losses:
@@ -105,38 +108,44 @@ def remove() -> None:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
             _TRACING.undo()
+            _FOLLOWING.undo()
             _REPLACED.undo()
 
 
 @block
 def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
-    them = them or ()
+    scopes, modes, live, counts = them or ((), (), None, {})
     running = mode_stack()
     with ExitStack() as stack:
-        for _, mode in them:
-            stack.enter_context(
-                functions.install_for_block(mode.ruleset.coverage.functions, find_call)
-            )
+        for mode in modes:
+            stack.enter_context(functions.install_for_block(mode.ruleset.plan.functions, find_call))
             if mode not in running:
                 stack.enter_context(mode)
-        before = SCOPES.get(), _REOPENED.get()
+        if any(scope._modules is not None for scope in scopes):
+            install(follow=True)
+            stack.callback(remove)
+        before = SCOPES.get(), COUNTS.get()
         try:
-            SCOPES.set(tuple(scope for scope, _ in them))
-            _REOPENED.set(dict(them))
+            SCOPES.set(scopes)
+            if live is not before[1] or counts != live:  # (else the forward pass goes on)
+                COUNTS.set({root: Counts(held) for root, held in counts.items()})
             yield
         finally:
             SCOPES.set(before[0])
-            _REOPENED.set(before[1])
+            COUNTS.set(before[1])
 
 
-# The modes of scopes that run here and may have been left by now where they were entered.
-_REOPENED: ContextVar[dict[Any, Any]] = ContextVar("regrad_reopened", default={})  # noqa: B039
+def _hold_scopes() -> Any:
+    """Return the scopes that are open, their modes, and what their keys have counted so far."""
+    scopes, counts = open_here(), COUNTS.get()
+    modes = [scope._here or _running(scope) for scope in scopes]
+    return scopes and (scopes, modes, counts, {r: Counts(held) for r, held in counts.items()})
 
 
-def _hold_scopes() -> tuple[Any, ...]:
-    again = _REOPENED.get()
-    return tuple((scope, scope._mode or again[scope]) for scope in open_here())
+def _running(scope: Any) -> Any:
+    """Return the mode of a scope that was left, and runs here again."""
+    return next(mode for mode in mode_stack() if getattr(mode, "scope", None) is scope)
 
 
 jobs.CARRIERS.append((_hold_scopes, reopen))
@@ -196,7 +205,7 @@ def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
 def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
     """Refuse a program that has an overridden op, out of sight of any mode."""
     for scope in SCOPES.get():
-        if types := named(scope._bindings):
+        if types := named(scope._ruleset.rules):
             raise PassedOverError(
                 f"{name} runs {join_types(types)}, which is overridden, out of sight of any "
                 "override. Use the Python module that was scripted or traced, in which every op "
@@ -289,6 +298,7 @@ def _entrances() -> Sequence[Entrance]:
 
 _CHECKPOINT = "torch.utils.checkpoint"
 _REPLACED = Replacements(_entrances)
+_FOLLOWING = Replacements(lambda: [(torch.nn.Module, "__call__", places.follow)])
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 
 

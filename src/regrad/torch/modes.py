@@ -43,6 +43,7 @@ from regrad.torch.host import is_torch_function_enabled, sequence_nr
 from regrad.torch.host.bodies import ONE_CALL
 from regrad.torch.host.running import Overload
 from regrad.torch.open_scopes import SCOPES
+from regrad.torch.places import path_here
 from regrad.torch.subclasses import has_own_protocol
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     @property
     def is_closed(self) -> bool:
         """Return whether the scope was left."""
-        return self.scope is None or self.scope._mode is None
+        return self.scope is None or self.scope._root._mode is None
 
     def __torch_function__(
         self,
@@ -220,7 +221,9 @@ def _run_watched(
     start = sequence_nr()
     result = func(*args, **options)
     if sequence_nr() != start:
-        mode.ruleset.coverage.watch.look(func, start, result, mode.scope._untouched)
+        scope = mode.scope._root
+        path = "" if scope._modules is None else path_here(scope)
+        mode.ruleset.coverage.watch.look(func, start, result, scope._untouched, path=path)
     return result
 
 

@@ -67,7 +67,7 @@ class Watch:
 
     def look(
         self, func: Callable[..., Any], start: int, result: Any, untouched: Untouched,
-        where: Callable[[], str] | None = None,
+        where: Callable[[], str] | None = None, path: str = "",
     ) -> None:  # fmt: skip
         """Note what kept its gradient; raise if an overridden op type is among it.
 
@@ -87,7 +87,7 @@ class Watch:
                 shown = _describe(func, made)
                 if not any(risky):
                     self.harmless[key] = shown
-            untouched.note(shown, find_caller(LIBRARIES) if where is None else where())
+            untouched.note(shown, find_caller(LIBRARIES) if where is None else where(), path=path)
 
     def _check(self, func: Any, node: Any) -> bool:
         """Raise if a node belongs to an overridden op; return whether another of its kind could."""

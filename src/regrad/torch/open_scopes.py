@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-# `regrad.torch.gradient_override_map` objects, the innermost last.
+# `regrad.torch.gradient_override_map` objects, the innermost last. If one of them names places, the
+# tuple is a `places.Spot`, with what the scopes are where the program is.
 SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
 
 # Whether every op has torch's own gradient, whatever scopes and custom gradients there are: asked
@@ -14,13 +15,8 @@ OWN: ContextVar[bool] = ContextVar("regrad_torch_own", default=False)
 
 
 def scope_of(ruleset: Any) -> Any:
-    """Return the innermost open scope with a set of rules; None if there is none."""
+    """Return the innermost open scope with a set of rules, wherever it is; None if none has it."""
     for scope in reversed(SCOPES.get()):
-        if scope._ruleset is ruleset:
+        if scope._ruleset is not None and scope._ruleset.home is ruleset.home:
             return scope
     return None
-
-
-def open_here() -> tuple[Any, ...]:
-    """Return the scopes that are open here, without those that another thread has closed."""
-    return tuple([scope for scope in SCOPES.get() if scope._ruleset is not None])

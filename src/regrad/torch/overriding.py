@@ -13,6 +13,7 @@ from regrad.core import jobs
 from regrad.core.blocks import Refusal
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
+from regrad.core.places import Counts, at, spread
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
@@ -21,7 +22,8 @@ from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.host import OVERRIDES, check_promises
 from regrad.torch.modes import Mode
-from regrad.torch.open_scopes import SCOPES, open_here
+from regrad.torch.open_scopes import SCOPES
+from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
 from regrad.torch.rulesets import RuleSet, family_of, find_call, rule_set
 
 
@@ -34,9 +36,12 @@ class gradient_override_map(Scope[Binding]):
             have the table) or a torch callable; one that belongs to an op type stands for all of
             it. A rule is a function, a name given to `regrad.RegisterGradient`, or an op type
             whose own rule is to be used. Functions may be written with regrad's functions or with
-            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`.
+            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`. A key may
+            be an `rg.at(where, what)`, which says in which modules the rule holds.
         keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
             own gradient although they compute an overridden op inside.
+        model: the module whose `named_modules()` keys name by path, or by number. It may run by
+            itself, in a wrapper (DDP, `torch.compile`), or in parts.
 
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
@@ -50,9 +55,11 @@ class gradient_override_map(Scope[Binding]):
     opens a scope of its own for each call of the function, and tells the hits of all calls.
 
     Raises:
+        ArgumentError: a key names no module of the model, or two keys name one for the same call.
         UnknownOpError: a key or a rule name does not exist, or torch has no such op.
         RuleError: a rule asks for a name that the op does not have.
-        PassedOverError: an op would keep its own gradient all the same (in the scope).
+        PassedOverError: an op would keep its own gradient all the same (in the scope), or a module
+            runs that was not in the model, where keys name modules.
 
     Source: `tf.Graph.gradient_override_map` of TensorFlow 1; the hook is `TorchFunctionMode`.
 
@@ -72,17 +79,24 @@ class gradient_override_map(Scope[Binding]):
         rules: Mapping[Any, str | Callable[..., Any]],
         *,
         keep: Iterable[Any] = (),
+        model: Any = None,
     ) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
                 "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
-        self._rules, self._marked = unmarked(rules)
+        self._rules, self._marked = unmarked(spread(rules, _is_module_class))
+        self._places: bool = any(isinstance(key, at) for key in self._rules)
+        self._model = model
+        check_model(model, self._rules)
+        self._modules: Modules | None = None
+        self._views: dict[RuleSet, View] = {}
         self._keep = tuple(map(as_called, check_keep(keep)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
+        self._here: Mode | None = None  # the same, and after the scope was left, for `places`
         self._ruleset: RuleSet | None = None
         self._compiled: set[str] = set()  # the op types whose rules ran programs have built in
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
@@ -93,9 +107,11 @@ class gradient_override_map(Scope[Binding]):
     def _steps(self) -> Generator[Any]:
         self._note_entry()
         outer = open_here()
-        ruleset = rule_set(self._rules, self._keep, outer[-1]._ruleset if outer else None)
+        around = outer[-1]._ruleset if outer else None
+        modules = Modules(self._model) if self._places else None
+        ruleset = rule_set(self._rules, self._keep, around, modules)
         try:
-            self._open(ruleset, outer)
+            self._open(ruleset, outer, modules)
             yield self
             while not self._leave():
                 yield Refusal()
@@ -110,6 +126,26 @@ class gradient_override_map(Scope[Binding]):
     def _unmatched(self) -> list[Binding]:
         return [b for b in super()._unmatched() if b.op_type not in self._compiled]
 
+    def _warn_unless_hit(self) -> None:
+        super()._warn_unless_hit()
+        if (idle := self._idle_modules()) and not self._failed:
+            self._tell(f"{self._name}: {'; '.join(idle)}", self._level)
+
+    def _idle_modules(self, *keys: Any) -> list[str]:
+        """Say of keys (by default all) which modules they name that never ran as they should."""
+        found: list[str] = []
+        for key, binding in self._bindings.items():
+            if not isinstance(key, at) or not (key in keys if keys else not binding.optional):
+                continue
+            if self._modules is not None and (idle := self._modules.idle(key)):
+                more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
+                found.append(
+                    f"{key!r} names {', '.join(map(repr, idle[:5]))}{more}, which never ran "
+                    "although the module around it did (is its `forward` called directly, or are "
+                    "its parameters used without it?)"
+                )
+        return found
+
     def _others(self) -> Iterable[tuple[str, int]]:
         return self._untouched.others()
 
@@ -121,28 +157,33 @@ class gradient_override_map(Scope[Binding]):
             "rg.gradient_override_map, for JAX programs rg.jax.override."
         )
 
-    def _open(self, ruleset: RuleSet, outer: tuple[Any, ...]) -> None:
+    def _open(self, ruleset: RuleSet, outer: tuple[Any, ...], modules: Modules | None) -> None:
         check_promises()
         OVERRIDES.require()
         with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
             self._ruleset = ruleset
-            self._bindings = {key: Binding(key, rule.name) for key, rule in ruleset.rules.items()}
+            self._bindings = {key: _bind(key, name) for key, name in ruleset.plan.names.items()}
             for key in self._marked:
-                self._bindings[ruleset.coverage.families[key].type].optional = True
+                self._bindings[self._key_of(key)].marked = True
             self._untouched = Untouched()
             self._compiled = set()
             mode = ruleset.mode(self)
             if outer != SCOPES.get():
                 SCOPES.set(outer)
             intercepts.drop_closed()
-            intercepts.install()
+            intercepts.install(follow=modules is not None)
             jobs.SCOPES[id(mode)] = None
             jobs.settle()
             mode.__enter__()
-            functions.install(ruleset.coverage.functions, find_call)
-            self._mode = mode
+            functions.install(ruleset.plan.functions, find_call)
+            if modules is not None:
+                modules.plan = ruleset.plan
+            self._modules, self._views = modules, {}
+            self._mode = self._here = mode
             self._thread = get_ident()
-            self._token = SCOPES.set((*outer, self))
+            self._token = SCOPES.set(stand((*outer, self), outer))
+            if modules is not None:
+                COUNTS.set({**COUNTS.get(), self: Counts()})
 
     def _leave(self) -> bool:
         """Close; False, and nothing is changed, in another thread or context."""
@@ -154,31 +195,39 @@ class gradient_override_map(Scope[Binding]):
                 SCOPES.reset(self._token)  # pyright: ignore[reportArgumentType] (it is open)
             except ValueError:
                 return False
-            if found[-1:] != (self,):
+            if not found or found[-1]._root is not self:
                 self._token = SCOPES.set(found)
                 self._left = True  # closed with the scope that is open inside it
                 raise left_out_of_turn()
-            self._close()
+            self._close(found)
             while (around := SCOPES.get()) and around[-1]._left:
                 SCOPES.reset(around[-1]._token)
-                around[-1]._close()
+                around[-1]._close(around)
         return True
 
     def _fresh(self, rules: Any) -> gradient_override_map:
-        return gradient_override_map(rules, keep=self._keep)
+        return gradient_override_map(rules, keep=self._keep, model=self._model)
 
     def _collect(self, scope: Any) -> None:
         super()._collect(scope)
         self._ruleset = scope._ruleset
         scope._untouched = self._untouched
+        if scope._modules is not None:
+            self._modules = self._modules or scope._modules
+            scope._modules.ran = self._modules.ran  # pyright: ignore[reportOptionalMemberAccess]
         scope._compiled = self._compiled
 
-    def _close(self) -> None:
+    def _close(self, scopes: tuple[Any, ...]) -> None:
+        """Close the last of some scopes."""
         mode = self._mode
         self._mode = self._token = None
         self._left = False
         assert mode is not None
-        intercepts.take_off(mode)
+        intercepts.take_off(scopes[-1]._here)
+        if type(scopes) is Spot:  # (which a checkpoint may move from again)
+            COUNTS.set({root: held for root, held in COUNTS.get().items() if root is not self})
+        else:
+            self._here = None
         self._remove(mode)
 
     def _cut_off(self) -> None:
@@ -192,7 +241,7 @@ class gradient_override_map(Scope[Binding]):
         del jobs.SCOPES[id(mode)]
         jobs.settle()
         intercepts.remove()
-        functions.remove(mode.ruleset.coverage.functions)
+        functions.remove(mode.ruleset.plan.functions)
 
     def untouched(self) -> Table:
         """The differentiable ops that ran in the scope and kept their own gradient.
@@ -211,10 +260,10 @@ class gradient_override_map(Scope[Binding]):
                 ranks where a rule did not. By default this process alone is asked.
         """
         if group is None:
-            return super().assert_fired(*op_types)
+            return self._assert_fired(*op_types)
         why = None
         try:
-            super().assert_fired(*op_types)
+            self._assert_fired(*op_types)
         except NotFiredError as error:
             why = str(error)
         answers = gather_from(group, why)
@@ -222,6 +271,11 @@ class gradient_override_map(Scope[Binding]):
         if lines:
             raise NotFiredError("\n".join(lines))
         return None
+
+    def _assert_fired(self, *op_types: Any) -> None:
+        super().assert_fired(*op_types)
+        if idle := self._idle_modules(*map(self._key_of, op_types)):
+            raise NotFiredError("\n".join(idle))
 
     def gather(self, group: Any = None) -> Table:
         """Return the table of hits of all processes of a group, with the rank of each row.
@@ -232,8 +286,13 @@ class gradient_override_map(Scope[Binding]):
         rows = gather_from(group, own.rows).items()
         return Table(("rank", *own.headings), [(str(n), *row) for n, part in rows for row in part])
 
-    def _key_of(self, op_type: Any) -> str:
-        return family_of(op_type).type
+    @property
+    def _root(self) -> gradient_override_map:
+        """The scope itself, of which there are views in its modules (see `places`)."""
+        return self
+
+    def _key_of(self, op_type: Any) -> Any:
+        return op_type if isinstance(op_type, at) else family_of(op_type).type
 
     def _why_not(self, binding: Binding) -> str:
         if not binding.hits and binding.op_type in self._compiled:
@@ -243,6 +302,14 @@ class gradient_override_map(Scope[Binding]):
                 "compiled, or run the model once without compiling it"
             )
         return super()._why_not(binding)
+
+
+def _bind(key: Any, name: str) -> Binding:
+    return Binding(str(key), name, key if isinstance(key, at) else None)
+
+
+def _is_module_class(what: Any) -> bool:
+    return isinstance(what, type) and issubclass(what, torch.nn.Module)
 
 
 def gather_from(group: Any, value: Any) -> dict[int, Any]:

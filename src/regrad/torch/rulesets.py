@@ -6,7 +6,9 @@ For `gradient_override_map({"Relu": guided})`, in three layers, from what change
   `F.relu`, `Tensor.relu_`, … (`spelled`), and there are functions with a relu inside (`fused`,
   `bodies`). Found once per set of keys.
 * `RuleSet`: the rules, and what runs in place of each function (`call`, `parts_for`). Found once
-  per set of rules, and kept for scopes that are opened again and again, as in a training loop.
+  per set of rules, and kept for scopes that are opened again and again, as in a training loop. If
+  keys name places, a `Plan` says which rules hold in which modules, and there is one set of rules
+  for each such place (`room`), as if it were a scope of its own.
 * `Mode`: a class per RuleSet, and an instance per scope that is open (see `modes`).
 
 Invariants:
@@ -34,10 +36,25 @@ from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule, OwnOfOne, check_builtin
+from regrad.core.places import (
+    INSTANCE,
+    Counts,
+    Fit,
+    Places,
+    Site,
+    Step,
+    at,
+    entries,
+    is_predicate,
+    paths_around,
+    pick,
+    rank_of,
+    site_of,
+)  # fmt: skip
 from regrad.core.registry import Input, Op, find_op, meant_by, refuse_function
 from regrad.core.reports import Binding, Hit
 from regrad.core.rule import free, identity_of
-from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
+from regrad.errors import ArgumentError, PassedOverError, RuleError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
@@ -51,11 +68,14 @@ from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op, find_forward
 from regrad.torch.modes import DispatchTable, Mode
-from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
+from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
+from regrad.torch.places import COUNTS, Modules, path_here, step_here
 from regrad.torch.subclasses import as_given
 from regrad.transforms.arguments import replaced
+from regrad.transforms.closures import names_in
 
+Trail = tuple[tuple[Any, Step], ...]  # the modules that run and that keys name (see `places`)
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 
 
@@ -135,32 +155,39 @@ class RuleSet(Nested):
     """
 
     def __init__(
-        self, rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
-    ) -> None:
+        self, plan: Plan, keep: tuple[Any, ...], outer: RuleSet | None = None,
+        home: RuleSet | None = None, trail: Trail = (),
+    ) -> None:  # fmt: skip
+        self.plan = plan
         self.outer = outer
+        self.home: RuleSet = home or self  # where no module of a key's runs
+        self.given = keep
+        rules = plan.rules_at([step for _, step in trail])
         self.coverage: Coverage = coverage_of(
             tuple(rules), keep, None if outer is None else outer.coverage
         )
         self.keep: tuple[Any, ...] = self.coverage.keep
-        self.rules: dict[str, ForeignRule] = {}
-        self.families: dict[str, optypes.Family] = {}  # as the rules see them
-        for key, value in rules.items():
-            family = self.coverage.families[key]
-            if family.type in self.rules:
-                raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
-            refuse_layout(value, family.type)
-            check_builtin(value, family.type, lambda k, t=family.type: family_of(k).type == t)
-            family = self.families[family.type] = family_for(value, family)
-            named = bool(family.parameters)  # regrad knows what the op's inputs are called
-            kind = FunctionRule if functions.is_function(key) else RuleByCount
-            self.rules[family.type] = (
-                ForeignRule(value, family.op) if named else kind(value, family.op, key)
-            )
+        self.rules: dict[str, ForeignRule | Choice] = {
+            self.coverage.families[key].type: rule for key, rule in rules.items()
+        }
         self.calls: dict[Any, Callable[..., Any]] = {}
         self.parts: dict[Any, list[tuple[Any, Any]]] = {}
-        self.mode: type[Mode] = type(
-            "Mode", (Mode,), {"ruleset": self, "ways": DispatchTable(self)}
-        )
+        # (of a home) what holds in modules, and modes of no scope for torch.compile, in that order
+        self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
+        self.modes: list[Mode] = [] if home is None else home.modes
+        self.number: int = len(self.modes)
+        names = {"ruleset": self, "ways": DispatchTable(self), "modes": self.modes}
+        self.mode: type[Mode] = type("Mode", (Mode,), names)
+        self.modes.append(self.mode(None))
+
+    def room(self, trail: Trail, outer: RuleSet | None) -> RuleSet:
+        """Return the rules that hold while these modules run, in a scope inside others."""
+        key = tuple([mark for mark, _ in trail]), outer
+        found = self.rooms.get(key)
+        if found is None:
+            made = RuleSet(self.plan, self.given, outer, self.home, trail)
+            found = self.rooms.setdefault(key, made)
+        return found
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return the function that replaces a callable, if that has a rule here."""
@@ -201,6 +228,18 @@ class RuleSet(Nested):
         rule = next(each.rules[op_type] for each in self.chain() if op_type in each.rules)
         return not rule.has_bias if row.biased else rule.takes_all
 
+    def keys_of(self, types: set[str]) -> set[str]:
+        """Return the keys of the rules for some op types, as text."""
+        rules = [self.rules[t] for t in types]
+        every = [r.held.values() if isinstance(r, Choice) else [r] for r in rules]
+        return {str(rule.key) for held in every for rule in held}
+
+    def counts(self, types: frozenset[str]) -> bool:
+        """Return whether some key counts the calls of one of these op types."""
+        return any(
+            t in each.rules and each.rules[t].chooses for each in self.chain() for t in types
+        )
+
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the callable under the innermost rule for it, or as it is."""
         calls = (each.call(function) for each in self.chain())
@@ -220,7 +259,7 @@ class RuleSet(Nested):
             scope = None if each is None else scope_of(each)
             if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
                 shape = () if xs[0].is_nested else tuple(xs[0].shape)
-                bind_call(scope._bindings[op_type], shape)
+                bind_call(scope, each.rules[op_type].key, op_type, shape)
 
 
 def _type_of(function: Callable[..., Any]) -> str | None:
@@ -319,18 +358,193 @@ def _op_of(name: str, count: int) -> Op:
     return Op(name, name, lambda xp, *xs: xs, inputs)
 
 
+class Plan:
+    """The rules of a map: which of them hold, given the modules that run.
+
+    Args:
+        rules: the map, without maps in it (see `core.places.spread`).
+        steps: the modules of the model; None if no model was given.
+    """
+
+    def __init__(self, rules: Mapping[Any, Any], steps: Sequence[Step] | None) -> None:
+        self.rules: dict[str, dict[at, ForeignRule]] = {}  # by op type
+        self.named_as: dict[str, Any] = {}  # the key or `what` that an op type was found by
+        self.names: dict[Any, str] = {}  # those of the rules, by the keys in reports
+        for key, value in rules.items():
+            whats = entries(key.what) if isinstance(key, at) else (key,)
+            for what in whats:
+                self._add(key, what, value)
+        keys = {key: None for held in self.rules.values() for key in held}
+        wheres = [e for key in keys for place in key.selectors for e in entries(place.where)]
+        self.instances: set[int] = {id(e) for e in wheres if rank_of(e) == INSTANCE}
+        self.names_modules: bool = bool(self.instances) or any(isinstance(e, str) for e in wheres)
+        self.names_modules |= any(
+            s.nth is not None and not s.counts for k in keys for s in k.selectors
+        )
+        self.places: Places = Places(keys, None if steps is None else [*map(self.bare, steps)])
+        self._marks: dict[Step, int | None] = {}
+        self._numbers: dict[Any, int] = {}
+        self._outermost: dict[at, list[Step]] = {}
+        self._apart: dict[type, bool] = {}
+
+    def _add(self, key: Any, what: Any, value: Any) -> None:
+        if what is None:
+            raise ArgumentError(
+                f"{key!r} is for the call of a module as a whole, which no rule can be put around "
+                "in PyTorch yet. Say for which of its ops: rg.at(where, 'MatMul'), or give it a "
+                "map: {rg.at(where): {'MatMul': rule}}"
+            )
+        family = family_of(what)
+        if isinstance(what, str) and optypes.find_family(what) is None:
+            what = functions.find_named(what)
+        refuse_layout(value, family.type)
+        check_builtin(value, family.type, lambda k: family_of(k).type == family.type)
+        seen = family_for(value, family)
+        if seen.parameters:  # it is known what the op's inputs are called
+            rule = ForeignRule(value, seen.op)
+        else:
+            by_count = FunctionRule if functions.is_function(what) else RuleByCount
+            rule = by_count(value, seen.op, what)
+        rule.family = seen
+        rule.key, place = (key, key) if isinstance(key, at) else (family.type, at(what=family.type))
+        held = self.rules.setdefault(family.type, {})
+        if place in held:
+            raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
+        held[place] = rule
+        self.named_as.setdefault(family.type, what)
+        self.names[rule.key] = rule.name
+
+    def bare(self, step: Step) -> Step:
+        """Return a module as keys know it, who need not hold it."""
+        return step._replace(module=step.module if id(step.module) in self.instances else None)
+
+    def mark(self, step: Step) -> int | None:
+        """Return a number that modules share which the same keys name; None if none does."""
+        if step not in self._marks:
+            found = self.places.mark(step)
+            self._marks[step] = (
+                self._numbers.setdefault(found, len(self._numbers)) if found else None
+            )
+        return self._marks[step]
+
+    def tells_apart(self, module: Any) -> bool:
+        """Return whether keys tell modules of a class apart."""
+        kind = type(module)
+        if kind not in self._apart:
+            marks = {self.mark(step) for step in self.places.steps or () if step.kind is kind}
+            wheres = (
+                e for key in self.places.keys for s in key.selectors for e in entries(s.where)
+            )
+            is_one = any(rank_of(e) == INSTANCE and type(e) is kind for e in wheres)
+            self._apart[kind] = len(marks) > 1 or (is_one and not self.places.steps)
+        return self._apart[kind]
+
+    def named(self, key: at | None = None) -> list[Step]:
+        """Return the modules of the model that a key names (by default, that any names)."""
+        if key is not None:
+            return self.places.named.get(key.selectors, [])
+        return [step for steps in self.places.named.values() for step in steps]
+
+    def outermost(self, key: at) -> list[Step]:
+        """Return the modules that a key names, but for those inside of another that it covers."""
+        if key not in self._outermost:
+            named = self.named(key)
+            outer = {path for step in named for path in step.paths} if key.what is not None else ()
+            inner = [s for s in named if any(a in outer for p in s.paths for a in paths_around(p))]
+            self._outermost[key] = [step for step in named if step not in inner]
+        return self._outermost[key]
+
+    def rules_at(self, chain: Sequence[Step]) -> dict[Any, ForeignRule | Choice]:
+        """Return the rules that hold while these modules run, by what their op types are known."""
+        found: dict[Any, ForeignRule | Choice] = {}
+        for op_type, held in self.rules.items():
+            fits = [(fit, held[fit.key]) for fit in self.places.fits(chain, held)]
+            if any(fit.key.counts or fit.predicates for fit, _ in fits):
+                found[self.named_as[op_type]] = Choice(op_type, dict(fits))
+            elif fits:
+                found[self.named_as[op_type]] = fits[0][1]
+        return found
+
+    @property
+    def functions(self) -> dict[Any, None]:
+        """The autograd.Functions that any key names."""
+        return {key: None for key in self.named_as.values() if functions.is_function(key)}
+
+
+class Choice:
+    """The rule of an op where keys count its calls, or ask about each."""
+
+    chooses = True
+    key: Any = None
+
+    def __init__(self, op_type: str, held: dict[Fit, ForeignRule]) -> None:
+        self.op_type = op_type
+        self.held = held
+        self.takes_all: bool = any(rule.takes_all for rule in self.held.values())
+        biased = {rule.has_bias for rule in self.held.values()}
+        if len(biased) > 1:
+            keys = " and ".join(repr(fit.key) for fit in self.held)
+            raise ArgumentError(
+                f"{keys}: a rule that names the bias of {op_type} and one that does not hold for "
+                "calls of one module. Let both name it."
+            )
+        self.has_bias: bool = True in biased
+
+    def pick(self, scope: Any, xs: Sequence[torch.Tensor]) -> ForeignRule | None:
+        """Return the rule of a call; None if no key fits it."""
+        place = compiled_code.PLACE.get()
+        if place is not None and (fit := self._counting()):
+            place.error = PassedOverError(
+                f"{fit.key!r} counts calls, and torch.compile writes a program once for all of "
+                "its calls. Name the module instead, or call the model without torch.compile."
+            )
+            return None
+        spot = SCOPES.get() if place is None else place.spot
+        counts = Counts() if place else COUNTS.get().setdefault(scope._root, Counts())
+        where = find_caller(LIBRARIES) if place is None else place.where
+
+        def site(n: int) -> Site:
+            return site_of([step_here(scope, spot)], self.op_type, n, xs, where)
+
+        fit, _ = pick([*self.held], counts, site)
+        return None if fit is None else self.held[fit]
+
+    def _counting(self) -> Fit | None:
+        """Return a fit whose key counts calls, in itself or in a predicate."""
+        for fit in self.held:
+            asked = [f for entry in fit.predicates for f in entry]
+            if fit.key.counts or any("nth" in names_in([f]) for f in asked):
+                return fit
+        return None
+
+
+def identity_of_key(key: Any) -> Any:
+    """Return the value that equal keys share, also if they ask predicates that are made anew."""
+    if not isinstance(key, at):
+        return key
+    places = [(tuple(map(_identity_of_entry, entries(s.where))), s.nth) for s in key.selectors]
+    return at, tuple(places), key.what, key.nth
+
+
+def _identity_of_entry(entry: Any) -> Any:
+    return identity_of(entry) if is_predicate(entry) else entry
+
+
 _SETS: OrderedDict[Any, RuleSet] = OrderedDict()
 _LOCK = threading.Lock()
 
 
 def rule_set(
-    rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
-) -> RuleSet:
+    rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None,
+    modules: Modules | None = None,
+) -> RuleSet:  # fmt: skip
     """The set of these rules, made once for all scopes with the same ones."""
-    key = frozenset((key, identity_of(rule)) for key, rule in rules.items()), keep, outer
+    layout = () if modules is None else modules.layout
+    pairs = frozenset((identity_of_key(key), identity_of(rule)) for key, rule in rules.items())
+    key = pairs, keep, outer, layout
     with _LOCK:
         if key not in _SETS:
-            _SETS[key] = RuleSet(rules, keep, outer)
+            _SETS[key] = RuleSet(Plan(rules, modules and modules.steps), keep, outer)
             if len(_SETS) > KEPT:
                 _SETS.popitem(last=False)
         _SETS.move_to_end(key)
@@ -342,6 +556,8 @@ def family_of(key: Any) -> optypes.Family:
     if isinstance(key, str):
         family = optypes.find_family(key)
         if family is None:
+            if (function := functions.find_named(key)) is not None:
+                return optypes.make_family(function)
             op = find_op(key)  # raises for what regrad does not know either
             raise UnknownOpError(
                 f"no torch callable is known for the op type {op.type!r}."
@@ -382,11 +598,16 @@ def is_seen(function: Callable[..., Any]) -> bool:
 # -- calls under a rule ----------------------------------------------------------------------------
 
 
-def bind_call(binding: Binding, shape: tuple[int, ...]) -> Hit:
-    """Count a call whose first tensor has this shape, where its caller stands."""
+def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit:
+    """Count a call under the rule of a key, whose first tensor has this shape, where it stands."""
     place = compiled_code.PLACE.get()
     where = find_caller(LIBRARIES) if place is None else place.where
-    hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+    scope = scope._root
+    binding: Binding = scope._bindings[key]
+    if scope._modules is None:
+        hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+    else:
+        hit = binding.hit_in(path_here(scope, place and place.spot), op_type, where)
     if place is None:
         hit.add(shape)
     else:  # which counts it, when it is known that the program will be run
@@ -399,15 +620,22 @@ def _override(
 ) -> Callable[..., Any]:
     """Return the function that replaces one torch callable."""
     key = spelling.family.type
-    family = spelling.family
-    if ruleset.rules[key].has_bias:
-        family = in_order_of(function, ruleset.families[key])
 
     def overridden(*args: Any, **options: Any) -> Any:
         scope = scope_of(ruleset)
         if is_other_op(key, args, options) or not has_tensors(args, options):
             return function(*args, **options)
         refuse_to_be_written(key)
+        held: Any = ruleset.rules[key]
+        if held.chooses:
+            held = held.pick(scope, [*tensors((args, options))])
+            if held is None:
+                op = function if ruleset.outer is None else ruleset.outer.op(function)
+                if op is function and scope is not None:
+                    where, path = find_caller(LIBRARIES), path_here(scope)
+                    scope._untouched.note(name_of(function), where, path=path)
+                return op(*args, **options)
+        family = held.family if not held.has_bias else in_order_of(function, held.family)
         # with the modes off: what our autograd.Function runs inside is not the user's code
         with DisableTorchFunction():
             if not is_grad_enabled() and is_built_in(key, ruleset.keep):
@@ -417,11 +645,11 @@ def _override(
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             shape = tuple(xs[0].shape) if xs else ()
             if scope is not None:
-                hit = bind_call(scope._bindings[key], shape)
+                hit = bind_call(scope, held.key, key, shape)
             else:  # what torch.compile made in a scope runs its backward pass after it
                 place = compiled_code.PLACE.get()
                 hit = None if place is None else place.hits.get(key)
-            rule = ruleset.rules[key].for_count(len(filled.values))
+            rule = held.for_count(len(filled.values))
             if rule.takes_all:
                 refuse_unknown(family, args, options)
             layout = None if rule.op.flat else filled.layout
@@ -449,11 +677,13 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
             continue
         refuse_to_be_written(key)
         xs = [x for x in args if isinstance(x, torch.Tensor)]
-        moves = [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
-        held = ruleset.rules[key]
-        rule = held.for_call(args, [i for i, each in enumerate(moves) if each])
+        moves = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
+        held: Any = ruleset.rules[key]
+        if held.chooses and (held := held.pick(scope, xs)) is None:
+            continue
+        rule = held.for_call(args, moves)
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
-        hit = bind_call(scope._bindings[key], tuple(xs[0].shape))
+        hit = bind_call(scope, held.key, key, tuple(xs[0].shape))
         return RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)
     return None
 

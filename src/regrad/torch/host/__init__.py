@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, NoReturn
 
 import torch
@@ -220,6 +220,27 @@ def unwrap(x: torch.Tensor) -> torch.Tensor:
             break
         x = inner
     return x
+
+
+# -- modules around modules ------------------------------------------------------------------------
+
+_WRAPPERS = {  # classes of torch's, by name, and what they call the module inside
+    "OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}  # fmt: skip
+
+
+@cache
+def name_inside(kind: type) -> str | None:
+    """Return how a module around another one calls that; None for a class that is no wrapper."""
+    torchs = [each for each in kind.__mro__ if each.__module__.startswith("torch.")]
+    return next((_WRAPPERS[each.__name__] for each in torchs if each.__name__ in _WRAPPERS), None)
+
+
+def is_program(kind: type) -> bool:
+    """Return whether modules of a class are what torch.compile makes of a module."""
+    return name_inside(kind) == "_orig_mod"
 
 
 # -- below autograd --------------------------------------------------------------------------------

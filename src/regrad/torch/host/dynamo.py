@@ -43,6 +43,9 @@ _ENTRANCES = {
     "run_node": ("torch._dynamo.utils.run_node", "tracer node args kwargs nnmodule"),
     "dispatch": (f"{_VARIABLES}.torch_function.dispatch_torch_function", "tx fn args kwargs"),
     "call_user_compiler": (f"{_OUTPUT}.call_user_compiler", "self gm"),
+    "call_module": (
+        f"{_VARIABLES}.nn_module.UnspecializedNNModuleVariable.call_function", "self tx args kwargs"
+    ),
 }  # fmt: skip
 
 
@@ -62,20 +65,23 @@ def entrances(makers: Mapping[str, Make]) -> list[tuple[Any, str, Make]]:
 
 
 @cache
-def leave_alone(function: Callable[..., Any]) -> None:
+def leave_alone(function: Callable[..., Any], inside: bool = True) -> None:
     """Have torch.compile not begin with a function of ours, if something else has called it.
 
-    That is after a graph break; what is traced elsewhere and calls it is traced through it.
+    That is after a graph break; what is traced elsewhere and calls it is traced through it. Nor
+    does it begin with what the function calls, if `inside`.
     (`torch.compiler.disable` makes another function, which the mode's class would not find.)
     """
     why = "nothing public has Dynamo skip a function as it stands"
-    action = COMPILING.part("torch._dynamo.types.FrameAction", why, lambda a: hasattr(a, "SKIP"))
+    action = COMPILING.part(
+        "torch._dynamo.types.FrameAction", why, lambda a: hasattr(a, "SKIP") and a.DEFAULT
+    )
     strategy = COMPILING.part(
         "torch._dynamo.types.FrameExecStrategy", why, lambda found: isinstance(found, type)
     )
     setter = COMPILING.part("torch._C._dynamo.eval_frame.set_code_exec_strategy", why)
     if not COMPILING.losses:
-        setter(function.__code__, strategy(action.SKIP, action.SKIP))
+        setter(function.__code__, strategy(action.SKIP, action.SKIP if inside else action.DEFAULT))
 
 
 @cache
@@ -117,6 +123,28 @@ _realize = _reader("realize")
 def value_of(variable: Any) -> Any:
     """Return the object behind a variable of Dynamo's; None if it is made while it traces."""
     return getattr(_realize(variable)(), "value", None)
+
+
+def guard_identity(variable: Any) -> None:
+    """Have a program that is traced serve for this very object alone."""
+    source = getattr(variable, "source", None)
+    if source is not None:
+        _part("guards.install_guard")(source.make_guard(_part("guards.GuardBuilder").ID_MATCH))
+
+
+def mode_from(tx: Any, variable: Any, number: int) -> Any:
+    """Return a variable for one of the `modes` of a mode, by its number."""
+    source = _part("source.AttrSource")(variable.source, "modes")
+    source = _part("source.GetItemSource")(source, number)
+    return _part("variables.base.VariableTracker").build(
+        tx, value_of(variable).modes[number], source
+    )
+
+
+@cache
+def _part(path: str) -> Any:
+    why = "nothing public adds a guard, or a value with one, to what Dynamo traces"
+    return COMPILING.part(f"torch._dynamo.{path}", why)
 
 
 def can_trace_operator(variable: Any) -> bool:

@@ -1,0 +1,467 @@
+"""Where a rule holds: the keys `at(where, what, nth)`, and which of them wins at a place.
+
+The idea: modules (named scopes, functions) call each other. Those that run at some moment are the
+*chain*, outermost first; each is a `Step`. A key selects steps by its `where`, and holds for the
+calls that are made while one of them runs. So which rules hold follows from the chain alone, but
+for the keys that count calls, or ask about one: `Places.fits` returns the keys that the chain lets
+pass, the best first, and `pick` the one of a call.
+
+Invariants:
+
+* Of the keys that fit, ranks decide (an instance, a path, a class, a predicate, everywhere), then
+  whose selected step is innermost, then whether the key names the n-th call. Two that are left are
+  refused: no order of a dict decides.
+* Nothing here knows a library. Each lays out its chain, and says what `what` means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import translate
+from functools import cache
+from inspect import isroutine, signature
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from regrad.errors import ArgumentError, kind, near
+
+INSTANCE, PATH, CLASS, PREDICATE, EVERYWHERE = range(5)  # the ranks, best first
+
+
+@dataclass(frozen=True, repr=False)
+class at:
+    """A key of a map of overrides that says where its rule holds.
+
+    Args:
+        where: The modules (or named scopes) that it selects: a pattern over their paths (`*` is
+            one step, `**` any number, none included; `layers.[3-5]` works as for files), a class,
+            a module itself, or a predicate: a function whose one parameter is called `site` (see
+            `Site`). A tuple selects by any of its entries. None is everywhere.
+        what: An op type, or whatever else the map takes as a key; a tuple is any of its entries.
+            The rule holds for the calls that are made while a selected module runs, its
+            submodules included. None is the call of each selected module itself, as one op.
+        nth: Which one, counted from 0: of the modules, where whole modules are selected (-1 is the
+            last); else of the calls that the key fits, in each outermost call of the model.
+
+    The value is a rule, or a map that holds there: `{rg.at("encoder"): {"Relu": rule}}`. If
+    several keys fit a call, a module wins over a path, a path over a class, a class over a
+    predicate, and that over an op type alone; then the key whose module is innermost; and a key
+    with `nth` over the same key without. Two keys that select one module for a call are refused.
+
+    Raises:
+        ArgumentError: an argument of the wrong kind, or neither `where` nor `what`.
+
+    >>> import regrad as rg
+    >>> rg.at("layers.*", "Relu")
+    rg.at('layers.*', 'Relu')
+    >>> rg.at("layers.*", "Relu") == rg.at("layers.*", "Relu")
+    True
+    """
+
+    where: Any = None
+    what: Any = None
+    nth: int | None = None
+    _within: tuple[at, ...] = field(default=(), kw_only=True)  # selects around it, outermost first
+
+    def __post_init__(self) -> None:
+        if self.where is None and self.what is None:
+            raise ArgumentError(
+                "at() names no place and no op. Give a path, a class or a module, an op type, or "
+                "both: at('encoder.*', 'Relu')"
+            )
+        if self.nth is not None and type(self.nth) is not int:
+            raise ArgumentError(f"at: nth expected an int such as 0, got {kind(self.nth)}")
+        try:
+            hash((self.where, self.what))
+        except TypeError:
+            raise ArgumentError(
+                f"{self!r:.120}: where and what expected what a key can hold (several in a tuple), "
+                f"got {kind(self.where)} and {kind(self.what)}"
+            ) from None
+
+    def __repr__(self) -> str:
+        given = [_shown(self.where)] if self.where is not None or self.nth is not None else []
+        given += [_shown(self.what)] if given and self.what is not None else []
+        given += [f"what={_shown(self.what)}"] if not given else []
+        given += [f"nth={self.nth}"] if self.nth is not None else []
+        return " > ".join([*map(repr, self._within), f"rg.at({', '.join(given)})"])
+
+    @property
+    def selectors(self) -> tuple[at, ...]:
+        """The places that all have to be in the chain; the last one ranks the key."""
+        return (*self._within, self) if self.where is not None else self._within
+
+    @property
+    def counts(self) -> bool:
+        """Return whether `nth` counts calls (it counts modules in a key for whole modules)."""
+        return self.nth is not None and self.what is not None
+
+    def inside(self, outer: at | None) -> at:
+        """Return the key that holds where both do."""
+        if outer is None:
+            return self
+        if self.where is None and outer.nth is None:
+            return replace(self, where=outer.where, _within=outer._within)
+        return replace(self, _within=(*outer._within, replace(outer, _within=())))
+
+    def of_modules(self) -> at:
+        """Return a key whose `what` is a class of modules as the key of their whole calls."""
+        outer = None if self.where is None else at(self.where, _within=self._within)
+        return at(self.what, nth=self.nth).inside(outer)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))}{',' * (len(value) == 1)})"
+    if value is None or isinstance(value, str):
+        return repr(value)
+    name = getattr(value, "__qualname__", None)
+    return name or f"<a {type(value).__qualname__}>"
+
+
+def spread(
+    rules: Mapping[Any, Any],
+    is_module: Callable[[Any], bool] = lambda what: False,
+    outer: at | None = None,
+) -> dict[Any, Any]:
+    """Return a map as one without maps in it; where a place is named, keys are `at`s.
+
+    Args:
+        is_module: whether a `what` is a class of modules, so that whole modules are meant.
+
+    Raises:
+        ArgumentError: a map is given for something else than a place, or two keys mean the same.
+    """
+    found: dict[Any, Any] = {}
+    for key, value in rules.items():
+        made = key if outer is None and not isinstance(key, at) else _as_at(key).inside(outer)
+        inner = {made: value}
+        if isinstance(value, Mapping):
+            if not isinstance(key, at) or key.what is not None:
+                raise ArgumentError(
+                    f"the key {key!r:.80} has a map for a rule. A map is for a place, without an "
+                    "op: {rg.at('encoder'): {'Relu': rule}}"
+                )
+            inner = spread(value, is_module, made)
+        for each, rule in inner.items():
+            if isinstance(each, at) and all(map(is_module, entries(each.what))):
+                each = each.of_modules()
+            plain = isinstance(each, at) and not each.selectors and each.nth is None
+            each = each.what if plain else each
+            if isinstance(each, at) and each.counts and (each.nth or 0) < 0:
+                raise ArgumentError(f"{each!r}: nth counts calls from 0, and nobody knows the last")
+            if each in found:
+                raise ArgumentError(f"two keys of the map mean {each!r:.80}; give one")
+            found[each] = rule
+    return found
+
+
+def _as_at(key: Any) -> at:
+    return key if isinstance(key, at) else at(what=key)
+
+
+# -- a call, and the modules that run --------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """A module, a named scope or a function that runs."""
+
+    paths: tuple[str, ...]  # its names, from that of the model or outermost scope on
+    module: Any = None  # (a scope is none)
+    kind: type | None = None  # the class, if it is not that of `module`
+
+    @property
+    def path(self) -> str:
+        """The first of its names."""
+        return self.paths[0] if self.paths else ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call, as a predicate of `at` sees it, and a rule that asks for its `site`.
+
+    `nth` counts the calls before it that the key was asked about. `module` and `module_class` are
+    of the module that runs (None if that is not known), `file` and `line` of the program.
+    """
+
+    path: str
+    op_type: str | None
+    nth: int = 0
+    shapes: tuple[Any, ...] = ()
+    dtypes: tuple[Any, ...] = ()
+    module: Any = field(default=None, repr=False)
+    module_class: type | None = None
+    file: str = ""
+    line: int = 0
+
+
+def site_of(
+    chain: Sequence[Step], op_type: str | None, nth: int, xs: Iterable[Any], where: str
+) -> Site:
+    """Return the site of a call of an op on some arrays, at a line such as `model.py:12`."""
+    step, specs = chain[-1] if chain else Step(()), [(tuple(x.shape), x.dtype) for x in xs]
+    file, _, line = where.rpartition(":")
+    return Site(
+        step.path, op_type, nth, tuple([s for s, _ in specs]), tuple([d for _, d in specs]),
+        step.module, step.kind or (None if step.module is None else type(step.module)),
+        file, int(line or 0),
+    )  # fmt: skip
+
+
+class Counts(dict[Any, int]):
+    """Counts how often each thing was met."""
+
+    def meet(self, what: Any) -> int:
+        """Return how often it was met before, and count once more."""
+        n = self[what] = self.get(what, -1) + 1
+        return n
+
+
+# -- which steps a place selects -------------------------------------------------------------------
+
+
+def entries(where: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a `where`."""
+    return where if isinstance(where, tuple) else (where,)
+
+
+def rank_of(entry: Any) -> int:
+    """Return the rank of one alternative."""
+    if isinstance(entry, str):
+        return PATH
+    if isinstance(entry, type):
+        return CLASS
+    return PREDICATE if is_predicate(entry) else INSTANCE
+
+
+def is_predicate(entry: Any) -> bool:
+    """Return whether this is a function of a `site`."""
+    if isinstance(entry, type) or not isroutine(entry):
+        return False
+    try:
+        return list(signature(entry).parameters) == ["site"]
+    except (TypeError, ValueError):  # (of C code)
+        return False
+
+
+def matches(entry: Any, step: Step) -> bool:
+    """Return whether one alternative, which is no predicate, selects a step."""
+    if isinstance(entry, str):
+        fits = _pattern(entry).fullmatch
+        return any(fits(_closed(path)) for path in step.paths)
+    if isinstance(entry, type):
+        return isinstance(step.module, entry) or (
+            step.kind is not None and issubclass(step.kind, entry)
+        )
+    return step.module is entry
+
+
+def _closed(path: str) -> str:
+    """A path of which each step ends in a dot."""
+    return path.replace("/", ".") + "." if path else ""
+
+
+@cache
+def _pattern(pattern: str) -> re.Pattern[str]:
+    """A pattern over paths as an expression over closed ones."""
+    steps = re.split(r"[./]", pattern) if pattern else []
+    return re.compile("".join(map(_step, steps)))
+
+
+def _step(step: str) -> str:
+    """One step of a pattern, in which `*` and `?` stand for anything but a dot."""
+    if step == "**":
+        return r"(?:[^.]+\.)*"
+    return translate(step)[len("(?s:") : -len(r")\Z")].replace(".", "[^.]") + r"\."
+
+
+def paths_around(path: str) -> list[str]:
+    """Return the paths of the modules around one, outermost first."""
+    return [path[:i] for i in [0, *[i for i, c in enumerate(path) if c == "."]]] if path else []
+
+
+class Fit(NamedTuple):
+    """A key that a chain lets pass."""
+
+    order: tuple[int, int]  # the rank, and how far from the innermost step the selected one is
+    key: at
+    step: Step | None  # the selected one
+    predicates: tuple[Any, ...]  # of which one entry of each must hold for the call as well
+
+
+class Places:
+    """The keys of a map that name places, ready for chains to be looked up.
+
+    Args:
+        keys: `at`s, none of them a `what` of modules (see `at.of_modules`).
+        steps: the modules of the model, in order; None if they are not known in advance.
+
+    Raises:
+        ArgumentError: a pattern, a class or a module names none of the steps, or `nth` none.
+    """
+
+    def __init__(self, keys: Iterable[at], steps: Sequence[Step] | None = None) -> None:
+        self.keys: tuple[at, ...] = tuple(keys)
+        self.steps = steps
+        self._exact: dict[str, list[Step]] = {}
+        for step in steps or ():
+            for path in step.paths:
+                self._exact.setdefault(_closed(path), []).append(step)
+        # the modules that the places of a key name in the model: by a place and those around it
+        self.named: dict[tuple[at, ...], list[Step]] = {}
+        for key in self.keys:
+            for n in range(len(key.selectors)):
+                self._name(key.selectors[: n + 1])
+
+    def _name(self, selectors: tuple[at, ...]) -> None:
+        """Find the modules that the last of some places names inside the others."""
+        selector, counts_modules = selectors[-1], not selectors[-1].counts
+        if self.steps is None:
+            if selector.nth is not None and counts_modules:
+                raise ArgumentError(f"{selector!r}: nth counts the modules of a model; give model=")
+            return
+        if selectors in self.named:
+            return
+        named = {id(step): step for entry in entries(selector.where) for step in self._by(entry)}
+        around = [self.named[selectors[: n + 1]] for n in range(len(selectors) - 1)]
+        found = [s for s in self.steps if id(s) in named and all(_lies_in(s, a) for a in around)]
+        if not found and not any(map(is_predicate, entries(selector.where))):
+            raise ArgumentError(f"{' > '.join(map(repr, selectors))} names no module of the model.")
+        if selector.nth is not None and counts_modules:
+            if not -len(found) <= selector.nth < len(found):
+                raise ArgumentError(f"{selector!r}: there are {len(found)} such modules.")
+            found = [found[selector.nth]]
+        self.named[selectors] = found
+
+    def _by(self, entry: Any) -> list[Step]:
+        """Return the modules that one alternative names in the model: all, for a predicate."""
+        assert self.steps is not None
+        if is_predicate(entry):
+            return list(self.steps)
+        exact = isinstance(entry, str) and self._exact.get(_closed(entry))
+        if found := exact or [step for step in self.steps if matches(entry, step)]:
+            return found
+        raise ArgumentError(_names_nothing(entry, self.steps))
+
+    def _rank(self, selectors: tuple[at, ...], step: Step) -> int | None:
+        """Return the best rank at which the last of some places selects a step; None if none."""
+        selector = selectors[-1]
+        if selector.nth is not None and not selector.counts and step != self.named[selectors][0]:
+            return None
+        plain = [e for e in entries(selector.where) if not is_predicate(e) and matches(e, step)]
+        return min(map(rank_of, plain), default=None)
+
+    def mark(self, step: Step) -> tuple[Any, ...]:
+        """Return which places select a step, at which rank; steps with equal marks are alike.
+
+        (Not those of keys for whole modules, which are not looked for in a chain.)
+        """
+        ends = [(key, n + 1) for key in self.keys for n in range(len(key.selectors))]
+        inner = {key.selectors[:n]: None for key, n in ends if key.what or key.selectors[n:]}
+        ranks = [(places, self._rank(places, step)) for places in inner]
+        return tuple([(places, rank) for places, rank in ranks if rank is not None])
+
+    def fit(self, key: at, chain: Sequence[Step]) -> Fit | None:
+        """Return how a chain lets a key pass; None if it does not.
+
+        For a key of whole modules the last step of the chain is the module that is called.
+        """
+        order, selected, predicates = (EVERYWHERE, 0), None, ()
+        for n, selector in enumerate(key.selectors):
+            whole = selector is key and key.what is None
+            for i, step in enumerate(reversed(chain[-1:] if whole else chain)):
+                if (rank := self._rank(key.selectors[: n + 1], step)) is not None:
+                    order, selected = (rank, i), step
+                    break
+            else:
+                asked = tuple(filter(is_predicate, entries(selector.where)))
+                if not asked:
+                    return None
+                order, selected = (PREDICATE, 0), chain[-1] if chain else None
+                predicates = (*predicates, asked)
+        return Fit(order, key, selected, predicates)
+
+    def fits(self, chain: Sequence[Step], keys: Iterable[at] | None = None) -> list[Fit]:
+        """Return how a chain lets keys pass (all by default), the best first.
+
+        Raises:
+            ArgumentError: two of them select the same module for all calls.
+        """
+        found = [fit for key in keys or self.keys if (fit := self.fit(key, chain)) is not None]
+        found.sort(key=lambda fit: (fit.order, not fit.key.counts))
+        always = [fit for fit in found if not (fit.predicates or fit.key.counts)]
+        for _, tied in groupby(always, lambda fit: fit.order):
+            only_one(list(tied))
+        return found
+
+
+def pick(
+    fits: Sequence[Fit], counts: Counts, site: Callable[[int], Site]
+) -> tuple[Fit | None, int]:
+    """Return the fit whose rule a call gets (or None), and which call of its key this is.
+
+    All fits are for one op. Every key that counts calls counts this one if it fits.
+
+    Args:
+        site: Returns the site of the call, given its number.
+
+    Raises:
+        ArgumentError: two keys select the same module for the call.
+    """
+    held: list[tuple[Fit, int]] = []
+    for fit in fits:
+        if fit.predicates:
+            here = site(counts.meet((fit.key, "asked")))
+            if not all(any(ask(here) for ask in asked) for asked in fit.predicates):
+                continue
+        n = counts.meet(fit.key)
+        if not fit.key.counts or fit.key.nth == n:
+            held.append((fit, n))
+    best = [pair for pair in held if pair[0].order == held[0][0].order]
+    if not best:
+        return None, 0
+    winner = only_one([fit for fit, _ in best])
+    return next(pair for pair in best if pair[0] is winner)
+
+
+def only_one(tied: Sequence[Fit]) -> Fit:
+    """Return the fit that wins among those of one rank and step.
+
+    Raises:
+        ArgumentError: they are not one key, with and without `nth`.
+    """
+    first, *others = tied
+    for other in others:
+        same = replace(first.key, nth=None) == replace(other.key, nth=None)
+        if not same or first.key.counts == other.key.counts:
+            path = "" if first.step is None else f" {first.step.path!r}"
+            raise ArgumentError(
+                f"two keys of the map select the same place{path}, {first.key!r} and "
+                f"{other.key!r}, and neither is more specific. Give one, or name the module itself"
+            )
+    return first
+
+
+def _lies_in(step: Step, around: Sequence[Step]) -> bool:
+    """Return whether a module is one of some modules, or inside one."""
+    paths = [_closed(path) for outer in around for path in outer.paths]
+    return any(_closed(path).startswith(outer) for path in step.paths for outer in paths)
+
+
+def _names_nothing(entry: Any, steps: Sequence[Step]) -> str:
+    """The message for a place that is not in the model."""
+    if not isinstance(entry, str):
+        classes = {type(s.module).__name__: None for s in steps if s.module is not None}
+        hint = near(_shown(entry), classes)
+        return f"at({_shown(entry)}): no module of the model is of that class, or is it.{hint}"
+    paths = [path for step in steps for path in step.paths]
+    hint = near(entry, paths) or _near_last(entry, paths)
+    return f"at({entry!r}) names no module of the model.{hint}"
+
+
+def _near_last(pattern: str, paths: Sequence[str]) -> str:
+    """A hint at paths that end in what the pattern says."""
+    ends = [path for path in paths if f".{path}".endswith("." + pattern.lstrip("*.")) and path]
+    return f" Did you mean {' or '.join(map(repr, ends[:3]))}?" if ends else ""

@@ -1,0 +1,360 @@
+"""Rules at places: scopes whose maps name places follow the modules that run.
+
+The idea: a rule in a module holds as if a scope with it were open while the module runs. So what
+holds anywhere is a `RuleSet` (see `rulesets`), and a module that some key names leads from one to
+another. While such scopes are open, `nn.Module.__call__` is replaced (`follow`). It moves from one
+`Spot` to the next and back: the tuple of the scopes that are open, each as it is there.
+
+    with gradient_override_map({at("encoder", "Relu"): rule}, model=model):
+        model(x)        # the spot "": no rule. In it the spot "encoder": rules for Relu. And so on
+
+Invariants:
+
+* What holds depends on the modules that run and are named by a key (the trail), on nothing else.
+  Equal trails share a RuleSet, with its class of modes, so that compiled code serves again.
+* Whatever takes the open scopes along (a checkpoint, a thread) takes the spot along.
+* Nothing is written on the user's modules. Those that were not in the model when the scope opened
+  are refused, where a key would have named them.
+* torch.compile moves as it traces: `compiled_code` does there what `follow` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import reduce, wraps
+from typing import Any, NamedTuple
+from weakref import ref
+
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+
+from regrad.core.interrupts import Deferred
+from regrad.core.places import Counts, Step, at, paths_around
+from regrad.errors import ArgumentError, PassedOverError
+from regrad.torch.host import (
+    dynamo,
+    is_program,
+    mode_stack,
+    name_inside,
+    pop_mode,
+    push_mode,
+)  # fmt: skip
+from regrad.torch.open_scopes import SCOPES
+
+# How often keys have met calls in the model's call that runs, by the scope.
+COUNTS: ContextVar[dict[Any, Counts]] = ContextVar("regrad_counts", default={})  # noqa: B039
+
+
+class View:
+    """A scope as it is while certain modules run: with the rules that hold there."""
+
+    def __init__(self, root: Any, ruleset: Any) -> None:
+        self._root = root
+        self._ruleset = ruleset
+        self._mode = self._here = ruleset.mode(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._root, name)
+
+
+class Node(NamedTuple):
+    """The place of the program in the modules that one scope knows."""
+
+    step: Step = Step(())
+    path: str = ""  # that of the innermost module with a path
+    trail: tuple[tuple[Any, Step], ...] = ()  # the modules that keys name, by what names them
+    module: Callable[[], Any] = lambda: None
+    known: Callable[[], Any] = lambda: None  # the innermost module of the model
+
+
+class Spot(tuple[Any, ...]):
+    """The scopes that are open, as they are where the program is."""
+
+    nodes: tuple[Node | None, ...]
+    paths: dict[Any, str]  # of the module that runs, as each scope knows it
+    module: Callable[[], Any] = lambda: None  # the one that runs here
+    moves: Mapping[Any, Any]  # the modes of the spot around, and those that are in their place here
+    begins: Sequence[Any] = ()  # the scopes whose model is called here
+    nexts: dict[int, Spot]  # inside of modules, by their identity
+
+    def enter(self, module: Any) -> Spot:
+        """Return the spot inside a module that is called here."""
+        found = self.nexts.get(id(module))
+        if found is None or (found is not self and found.module() is not module):
+            found = self.nexts[id(module)] = self._inside(module)
+        return found
+
+    def _inside(self, module: Any) -> Spot:
+        name = name_inside(type(module))
+        if name is not None:
+            inner = getattr(module, name)
+            if not is_program(type(module)):
+                return self
+            found = self.enter(inner)
+            found.nexts[id(inner)] = found  # which torch.compile calls or not
+            return found
+        pairs = list(zip(self, self.nodes, strict=True))
+        nodes = [node and scope._root._modules.enter(node, module) for scope, node in pairs]
+        found = spot_at([scope._root for scope in self], nodes)
+        key = id(module)
+        found.module = ref(module, lambda _: self.nexts.pop(key, None))
+        found.moves = moves(self, found)
+        found.begins = [
+            scope._root
+            for (scope, node), new in zip(pairs, nodes, strict=True)
+            if node and new and node.step.paths == () and "" in new.step.paths
+        ]
+        return found
+
+    def node_of(self, root: Any) -> Node | None:
+        """Return where the program is in the modules of a scope."""
+        for scope, node in zip(self, self.nodes, strict=True):
+            if scope._root is root:
+                return node
+        return None
+
+
+def spot_at(roots: Sequence[Any], nodes: Sequence[Node | None]) -> Spot:
+    """Return open scopes as they are at some nodes (None: of a scope that names no places)."""
+    scopes: list[Any] = []
+    for root, node in zip(roots, nodes, strict=True):
+        outer = scopes[-1]._ruleset if scopes else None
+        ruleset = root._ruleset.room(node.trail if node else (), outer)
+        if ruleset is not root._ruleset and ruleset not in root._views:
+            root._views[ruleset] = View(root, ruleset)
+        scopes.append(root._views.get(ruleset, root))
+    spot = Spot(scopes)
+    spot.nodes, spot.nexts = tuple(nodes), {}
+    spot.paths = {root: node.path for root, node in zip(roots, nodes, strict=True) if node}
+    return spot
+
+
+def stand(scopes: Sequence[Any], around: Any = None) -> tuple[Any, ...]:
+    """Return scopes as they are to be in SCOPES.
+
+    Args:
+        around: the spot, or tuple, that tells where the program is for those in it.
+    """
+    roots = [scope._root for scope in scopes]
+    held = around.node_of if isinstance(around, Spot) else lambda _: None
+    nodes = [held(root) or (root._modules and Node()) for root in roots]
+    return spot_at(roots, nodes) if any(nodes) else tuple(scopes)
+
+
+def open_here() -> tuple[Any, ...]:
+    """Return the scopes that are open here, without those that another thread has closed."""
+    scopes = SCOPES.get()
+    found = [scope for scope in scopes if scope._root._ruleset is not None]
+    return scopes if len(found) == len(scopes) else stand(found, scopes)
+
+
+def path_here(scope: Any, spot: Any = None) -> str:
+    """Return the path of the module that runs, as a scope knows it; "" if its keys name none."""
+    spot = SCOPES.get() if spot is None else spot
+    return spot.paths.get(scope._root, "") if type(spot) is Spot else ""
+
+
+def step_here(scope: Any, spot: Any) -> Step:
+    """Return the module that runs, as far as a scope knows it."""
+    node = (spot.node_of(scope._root) if isinstance(spot, Spot) else None) or Node()
+    return Step((node.path,), node.module(), node.step.kind)
+
+
+# -- the modules of a model ------------------------------------------------------------------------
+
+
+class Modules:
+    """The modules that a scope knows: those of its model, as they were when it was opened."""
+
+    plan: Any  # that of the scope's rules
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.model = model
+        self.numbers: dict[int, int] = {}  # the order of the model, by identity
+        self.modules: list[nn.Module] = []
+        self.names: list[list[str]] = []
+        self.paths: list[tuple[str, ...]] = []
+        self.ran: dict[str, None] = {}  # the paths of those that ran
+        clean, inside = {"": ""}, {}
+        for name, module in () if model is None else model.named_modules(remove_duplicate=False):
+            around, _, last = name.rpartition(".")
+            if name:
+                outer = clean[around]
+                wrapped = inside[around] == last
+                clean[name] = outer if wrapped else f"{outer}.{last}" if outer else last
+            inside[name] = name_inside(type(module))
+            if inside[name] is None:
+                self._add(module, name, clean[name])
+
+    def _add(self, module: nn.Module, name: str, path: str) -> None:
+        n = self.numbers.setdefault(id(module), len(self.modules))
+        if n == len(self.modules):
+            self.modules.append(module)
+            self.names.append([name])
+            self.paths.append((path,))
+        else:
+            self.names[n].append(name)
+            self.paths[n] += (path,)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """The paths and classes of the modules, on which the meaning of keys depends."""
+        return tuple(zip(self.paths, map(type, self.modules), strict=True))
+
+    @property
+    def steps(self) -> list[Step] | None:
+        """The modules as places of a program; None if there is no model."""
+        pairs = zip(self.paths, self.modules, strict=True)
+        return None if self.model is None else [Step(p, m, type(m)) for p, m in pairs]
+
+    def enter(self, node: Node, module: Any) -> Node:
+        """Return the place inside a module."""
+        n = self.numbers.get(id(module))
+        if n is None:
+            self._refuse_strange(node.known(), module)
+            step = self.plan.bare(Step((), module, type(module)))
+            path, known = node.path, node.known
+        else:
+            self._refuse_moved(n, module)
+            step = self.plan.places.steps[n]
+            self.ran.update(dict.fromkeys(step.paths))
+            path, known = step.paths[0], ref(module)
+        trail = node.trail
+        if (mark := self.plan.mark(step)) is not None:
+            # (of two modules that the same keys name, the inner one counts)
+            trail = (*[each for each in trail if each[0] != mark], (mark, step))
+        return Node(step, path, trail, ref(module), known)
+
+    def _refuse_moved(self, n: int, module: Any) -> None:
+        if not any(_reach(self.model, name) is module for name in self.names[n]):
+            raise PassedOverError(
+                f"the module {self.paths[n][0]!r} ({type(module).__name__}) is not in "
+                "that place of the model any more, as it was when the scope opened. Open the scope "
+                "after the model is complete"
+            )
+
+    def _refuse_strange(self, parent: Any, module: Any) -> None:
+        """Refuse a module that came after the scope opened, or a copy, if keys name modules."""
+        if self.model is None or not self.plan.names_modules:
+            return
+        kind = type(module).__name__
+        if parent is not None:
+            path = self.paths[self.numbers[id(parent)]][0]
+            if any(each is module for each in parent.modules()):
+                raise PassedOverError(
+                    f"a {kind} was put into {path!r} after the scope opened, whose keys name "
+                    "modules of the model as it was then. Open the scope when the model is complete"
+                )
+            return
+        for n in self._concerned():
+            if type(self.modules[n]) is type(module) and _are_alike(self.modules[n], module):
+                raise PassedOverError(
+                    f"a {kind} that is not in the model runs in a scope whose keys name modules, "
+                    f"and is like {self.paths[n][0]!r} of the model: a copy, which no key "
+                    "names. Give the scope model=the copy, or run it outside of the scope"
+                )
+
+    def _concerned(self) -> list[int]:
+        """Return the modules that a key names, and those around them."""
+        named = {path for step in self.plan.named() for path in step.paths}
+        named |= {around for path in named for around in paths_around(path)}
+        return [n for n, paths in enumerate(self.paths) if not named.isdisjoint(paths)]
+
+    def idle(self, key: at) -> list[str]:
+        """Return the modules that a key names, and that never ran although one around them did."""
+        idle = [s for s in self.plan.outermost(key) if not any(p in self.ran for p in s.paths)]
+        return [step.path for step in idle if self._parent_ran(step.path)]
+
+    def _parent_ran(self, path: str) -> bool:
+        lists = (nn.ModuleList, nn.ModuleDict)
+        kinds = {path: kind for paths, kind in self.layout for path in paths}
+        while path:
+            path = path.rpartition(".")[0]
+            if path in kinds and not issubclass(kinds[path], lists):
+                return path in self.ran
+        return False
+
+
+def _reach(model: Any, name: str) -> Any:
+    """Return the module of a name; None if there is none any more."""
+    try:
+        return reduce(getattr, name.split("."), model) if name else model
+    except AttributeError:
+        return None
+
+
+def _are_alike(a: nn.Module, b: nn.Module) -> bool:
+    """Return whether two modules are built alike, and hold anything that tells them apart."""
+    layouts = [[(name, type(m)) for name, m in each.named_modules()] for each in (a, b)]
+    return layouts[0] == layouts[1] and any(True for _ in b.parameters())
+
+
+def check_model(model: Any, keys: Iterable[Any]) -> None:
+    """Raise for a model that is none, and for keys that need one."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise ArgumentError(f"model expected a torch.nn.Module, got {model!r:.80}")
+    for key in keys if model is None else ():
+        for selector in key.selectors if isinstance(key, at) else ():
+            where = selector.where if isinstance(selector.where, tuple) else (selector.where,)
+            if any(isinstance(entry, str) for entry in where):
+                raise ArgumentError(
+                    f"{key!r} names a path, which only the model tells. Give it: "
+                    "gradient_override_map(rules, model=model)"
+                )
+
+
+# -- the modules that run --------------------------------------------------------------------------
+
+
+def follow(old: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that replaces the call of modules."""
+
+    @wraps(old)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if is_dynamo_compiling():
+            return old(self, *args, **options)
+        spot = SCOPES.get()
+        if type(spot) is not Spot:
+            return old(self, *args, **options)
+        to = spot.enter(self)
+        if to is spot:
+            return old(self, *args, **options)
+        counts = COUNTS.get()
+        try:
+            _move(to, to.moves)
+            if to.begins:
+                COUNTS.set({**counts, **{root: Counts() for root in to.begins}})
+            return old(self, *args, **options)
+        finally:
+            now = SCOPES.get()
+            if now is to:
+                _move(spot, to.moves and moves(to, spot))
+            else:  # scopes were opened in the module, or left, or we never got there
+                back = stand(now, spot)
+                _move(back, moves(now, back))
+            if to.begins:
+                COUNTS.set(counts)
+
+    dynamo.leave_alone(call, inside=False)
+    return call
+
+
+def moves(here: Sequence[Any], there: Sequence[Any]) -> Mapping[Any, Any]:
+    """Return which modes take the place of which, if the program goes from here to there."""
+    return {a._here: b._here for a, b in zip(here, there, strict=True) if a is not b}
+
+
+def _move(to: Any, modes: Mapping[Any, Any]) -> None:
+    """Have the scopes be as they are elsewhere, where these modes take the place of others."""
+    if not modes:
+        SCOPES.set(to)
+        return
+    with Deferred():
+        SCOPES.set(to)
+        stack = mode_stack()
+        first = next((i for i, mode in enumerate(stack) if mode in modes), len(stack))
+        for _ in stack[first:]:
+            pop_mode()
+        for mode in stack[first:]:
+            push_mode(modes.get(mode, mode))
