@@ -2,7 +2,9 @@
 
 Rules for `gradient_override_map` come first: a function `(dy, …)`, or a function that makes one
 from its parameters (and names it, for reports). Then functions of a tensor whose value
-is the tensor and whose gradient is changed.
+is the tensor and whose gradient is changed, for code of one's own: `reverse_gradient(x)`,
+`scale_gradient`, `clip_gradient` and `clip_gradient_norm`. The rules that do the same to the
+gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`.
 
 >>> import regrad as rg
 >>> with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}):
@@ -17,11 +19,12 @@ import math
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from regrad.autodiff.custom import custom_grad
 from regrad.core.backends import is_array
 from regrad.core.builtin import builtin as builtin
+from regrad.core.builtin import to_each
 from regrad.core.made import remade
 from regrad.core.rule import no_gradient as no_gradient
 from regrad.core.scopes import optional as optional
@@ -30,7 +33,8 @@ from regrad.core.surrogates import vjp_of as vjp_of
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, brief
 from regrad.ops.activation import sigmoid
-from regrad.ops.binary import clip, maximum, where
+from regrad.ops.binary import clip as clip_to
+from regrad.ops.binary import maximum, where
 from regrad.ops.casting import identity
 from regrad.ops.elementwise import abs as absolute
 from regrad.ops.elementwise import exp, square
@@ -324,6 +328,140 @@ def gaussian(sigma: float = 0.5) -> Rule:
     return gaussian
 
 
+# -- the gradient that an op has of its own, changed ---------------------------------------------
+
+
+def _named(maker: Callable[P, Rule]) -> Callable[P, Rule]:
+    return remade(helpful(maker.__name__)(maker))
+
+
+@_named
+def reverse(scale: float = 1.0) -> Rule:
+    """Return a rule for any op: its own gradient, reversed, `-scale * builtin(dy)`.
+
+    (`reverse_gradient(x)` does this at a place in a function of one's own.)
+
+    Args:
+        scale: The factor.
+
+    Returns:
+        A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
+
+    Raises:
+        MissingRuleError: (where it is put in force) the op type has no gradient.
+
+    Source: Ganin and Lempitsky, "Unsupervised Domain Adaptation by Backpropagation" (2015).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Square": rg.rules.reverse(0.5)}):
+    ...     print(rg.grad(rg.square)(rg.tensor([1.0, 3.0])).tolist())
+    [-1.0, -3.0]
+    """
+
+    def reverse(dy: Tensor, builtin: Any) -> Any:
+        return -scale * builtin(dy)
+
+    return reverse
+
+
+@_named
+def scale(factor: float) -> Rule:
+    """Return a rule for any op: its own gradient, multiplied by a factor.
+
+    (`scale_gradient(x, factor)` does this at a place in a function of one's own.)
+
+    Args:
+        factor: The factor.
+
+    Returns:
+        A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
+
+    Raises:
+        MissingRuleError: (where it is put in force) the op type has no gradient.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Mul": rg.rules.scale(3.0)}):
+    ...     print([dx.item() for dx in rg.grads(lambda a, b: a * b)([2.0, 5.0])])
+    [15.0, 6.0]
+    """
+
+    def scale(dy: Tensor, builtin: Any) -> Any:
+        return factor * builtin(dy)
+
+    return scale
+
+
+@_named
+def clip(min: float, max: float) -> Rule:
+    """Return a rule for any op: its own gradient, each element clipped to `[min, max]`.
+
+    (`clip_gradient(x, min, max)` does this at a place in a function of one's own.)
+
+    Args:
+        min: The lower bound of the gradient.
+        max: The upper bound.
+
+    Returns:
+        A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
+
+    Raises:
+        ArgumentError: min is greater than max.
+        MissingRuleError: (where it is put in force) the op type has no gradient.
+
+    Source: Graves, "Generating Sequences With Recurrent Neural Networks" (2013).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Square": rg.rules.clip(-1, 1)}):
+    ...     print(rg.grad(rg.square)(rg.tensor([0.25, 3.0])).tolist())
+    [0.5, 1.0]
+    """
+    if min > max:
+        raise ArgumentError(f"clip: min ({min}) must not be greater than max ({max})")
+
+    def clip(dy: Tensor, builtin: Any) -> Any:
+        return to_each(lambda dx: dx.clip(min, max), builtin(dy))
+
+    return clip
+
+
+@_named
+def clip_norm(max_norm: float) -> Rule:
+    """Return a rule for any op: its own gradient, with a Euclidean norm of at most `max_norm`.
+
+    Of an op of several inputs it is the norm of each gradient. (`clip_gradient_norm(x, max_norm)`
+    does this at a place in a function of one's own.)
+
+    Args:
+        max_norm: The largest norm of a gradient, above 0.
+
+    Returns:
+        A rule `(dy, builtin)` for `gradient_override_map` and `rg.jax.override`.
+
+    Raises:
+        ArgumentError: max_norm is 0 or less.
+        MissingRuleError: (where it is put in force) the op type has no gradient.
+
+    Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+    networks" (2013).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Square": rg.rules.clip_norm(5.0)}):
+    ...     print(rg.grad(rg.square)(rg.tensor([3.0, 4.0])).tolist())
+    [3.0, 4.0]
+    """
+    if not max_norm > 0:
+        raise ArgumentError(f"clip_norm: expected a max_norm above 0, got {brief(max_norm)}")
+
+    def clipped(dx: Any) -> Any:  # (the square is clipped, as its root has no slope at 0)
+        squares = (abs(dx) ** 2).sum().clip(max_norm**2, math.inf)
+        return dx * (max_norm / squares**0.5)
+
+    def clip_norm(dy: Tensor, builtin: Any) -> Any:
+        return to_each(clipped, builtin(dy))
+
+    return clip_norm
+
+
 # -- the identity with another gradient ----------------------------------------------------------
 
 
@@ -398,7 +536,7 @@ def clip_gradient(x: TensorLike, min: float, max: float) -> Tensor:
     """
     if min > max:
         raise ArgumentError(f"clip_gradient: min ({min}) must not be greater than max ({max})")
-    return _with_gradient(x, lambda dy: clip(dy, min, max))
+    return _with_gradient(x, lambda dy: clip_to(dy, min, max))
 
 
 def clip_gradient_norm(x: TensorLike, max_norm: float) -> Tensor:

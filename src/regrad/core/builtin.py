@@ -261,6 +261,13 @@ class Gradients(tuple[Any, ...]):
         return self._each(lambda dx, other: dx - other, others)
 
 
+def to_each(function: Callable[[Any], Any], dx: Any) -> Any:
+    """Return a gradient changed by a function; of `Gradients` each, and None as it is."""
+    if isinstance(dx, Gradients):
+        return Gradients([to_each(function, part) for part in dx])
+    return None if dx is None else function(dx)
+
+
 def own_gradient(record: Record, dy: Any) -> Any:
     """Return the gradient that the op of a record has of its own: `builtin(dy)` in a rule.
 

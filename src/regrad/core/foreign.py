@@ -124,7 +124,7 @@ class Own(Rule):
 class OwnOfOne(Own):
     """The same for an op of whose inputs only some are differentiated: one gradient may do."""
 
-    def completes(self, answer: Any, record: Record, dy: Any) -> Any:
+    def complete(self, answer: Any, record: Record, dy: Any) -> Any:
         """Return a rule's answer with a gradient, or None, for each input."""
         wanted = [i for i, moves in enumerate(record.inputs) if moves]
         if isinstance(answer, list | tuple) or len(wanted) != 1:
@@ -139,7 +139,7 @@ class OwnBias(Own):
     left out of a call may be left out of the answer.
     """
 
-    def completes(self, answer: Any, record: Record, dy: Any) -> Any:
+    def complete(self, answer: Any, record: Record, dy: Any) -> Any:
         """Return a rule's answer with a gradient, or None, for each input."""
         last = len(record.op.inputs) - 1
         layout = record.layout if isinstance(record, GroupedRecord) else range(last + 1)
@@ -177,7 +177,10 @@ class OwnCall(Protocol):
     Leaves are arrays, all of the library or all Tensors; numbers and None stand between them.
     """
 
-    vjp: ArrayVjp
+    @property
+    def vjp(self) -> Any:
+        """How the library differentiates a function: an `ArrayVjp`."""
+        ...
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return the library's own gradients, by leaf; None where there is none.

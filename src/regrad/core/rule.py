@@ -97,7 +97,6 @@ class Rule:
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)
     each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
-    completes: Callable[[Any, Record, Any], Any] | None = None  # of an op's own: see `Own`
     is_foreign = False  # the gradient that another library has for an op of its own
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     answers = False  # of one differentiable input, so that None is refused; see `no_gradient`
@@ -128,6 +127,10 @@ class Rule:
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
+
+    def complete(self, answer: Any, record: Record, dy: Cotangent) -> Any:
+        """Return what another rule for the op answered, with what it may leave out to this one."""
+        return answer
 
     def carries(self, node: NodeLike, index: int) -> bool:
         """Return whether an integer output in a graph carries a gradient, as integer inputs do."""
@@ -378,8 +381,8 @@ class Joint(Rule):
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         answer = self.part.pull(record, dy)
-        if self.op.rule.completes is not None:
-            answer = self.op.rule.completes(answer, record, dy)
+        if self.op.rule.is_foreign:
+            answer = self.op.rule.complete(answer, record, dy)
         return enumerate(as_many(answer, len(self.op.inputs), record))
 
 

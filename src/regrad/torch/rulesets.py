@@ -332,7 +332,7 @@ class FunctionRule(ForeignRule):
         return ForeignRule(self.value, _op_named(self.op.type, inputs, attrs))
 
     def attrs(self, args: Sequence[Any]) -> dict[str, Any]:
-        """The arguments that are no tensors, by name."""
+        """Return the arguments that are not tensors, by name."""
         pairs = zip(self.parameters, args, strict=False)
         return {name: x for name, x in pairs if not isinstance(x, torch.Tensor)}
 
