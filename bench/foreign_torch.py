@@ -153,6 +153,16 @@ def overridden(rule: Any) -> Callable[[], Contestants]:
     return lambda: alike({"regrad": step(nn.ReLU(), under(rule)), "Function": step(ByHand())})
 
 
+def by_builtin() -> Contestants:
+    """The same rule by torch's own gradient, and as a formula."""
+    formula, builtin = under(scaled_in_torch), under(lambda dy, builtin: 0.5 * builtin(dy))
+    return alike({"regrad": step(nn.ReLU(), builtin), "formula": step(nn.ReLU(), formula)})
+
+
+def scaled_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * dy * (x > 0)
+
+
 def in_place() -> Contestants:
     """Hand-written code cannot be in place without editing the model; it is compared as it is."""
     ours = step(nn.ReLU(inplace=True), under(rg.rules.guided_relu))
@@ -167,6 +177,22 @@ def unmatched(*model: Any) -> Contestants:
     rules = {"Sign": rg.rules.straight_through}
     ours = step(nn.ReLU(), lambda: regrad.torch.gradient_override_map(rules), *model)
     return alike({"regrad": ours, "no scope": step(nn.ReLU(), nullcontext, *model)})
+
+
+def at_a_path() -> Contestants:
+    """Keys that name each block by its path, against one key for all."""
+    models: list[nn.Module] = []
+
+    def net(relu: nn.Module) -> nn.Module:
+        models.append(resnet18(relu))
+        return models[-1]
+
+    def scope() -> Any:
+        rules = {rg.at(("2", "*.relu"), "Relu"): guided_in_torch}
+        return regrad.torch.gradient_override_map(rules, model=models[-1])
+
+    ours, plain = step(nn.ReLU(), scope, net), step(nn.ReLU(), under(guided_in_torch))
+    return alike({"regrad": ours, "by op type": plain})
 
 
 def dense() -> Contestants:
@@ -247,9 +273,11 @@ def _measures() -> Iterator[tuple[str, Measure]]:
     title = "ResNet-18 step in torch, "
     pair = {"Function": 1.08}
     yield "torch-step", Speed(title + "guided ReLU", overridden(rg.rules.guided_relu), pair)
+    yield "torch-builtin", Speed(title + "rule by builtin", by_builtin, {"formula": 1.2})
     yield "torch-rule", Speed(title + "rule in torch", overridden(guided_in_torch), pair)
     yield "torch-in-place", Speed(title + "in place", in_place, pair)
     yield "torch-scope", Speed(title + "nothing matched", unmatched, {"no scope": 1.05})
+    yield "torch-path", Speed(title + "rule by path", at_a_path, {"by op type": 1.1})
     yield "torch-dense", Speed("DenseNet-121 step in torch, 32 px", dense, {"Function": 1.15})
     yield (
         "torch-lstm",

@@ -44,11 +44,12 @@ from regrad.ops.dtypes import (
     bool, can_cast, complex64, complex128, e, finfo, float16, float32, float64, iinfo, inf, int8,
     int16, int32, int64, isdtype, nan, newaxis, pi, result_type, uint8, uint16, uint32, uint64,
 )  # fmt: skip
+from regrad.ops.casting import astype, conj, identity, imag, positive, real, stop_gradient
 from regrad.ops.elementwise import (
-    abs, acos, acosh, asin, asinh, astype, atan, atanh, bitwise_invert, ceil, conj, cos, cosh,
-    digamma, erf, erfc, erfinv, exp, expm1, floor, identity, imag, isfinite, isinf, isnan, lgamma,
-    log, log1p, log2, log10, logical_not, negative, polygamma, positive, real, reciprocal, round,
-    rsqrt, sign, signbit, sin, sinh, sqrt, square, step, stop_gradient, tan, tanh, trunc,
+    abs, acos, acosh, asin, asinh, atan, atanh, bitwise_invert, ceil, cos, cosh, digamma, erf, erfc,
+    erfinv, exp, expm1, floor, isfinite, isinf, isnan, lgamma, log, log1p, log2, log10, logical_not,
+    negative, polygamma, reciprocal, round, rsqrt, sign, signbit, sin, sinh, sqrt, square, step,
+    tan, tanh, trunc,
 )  # fmt: skip
 from regrad.ops.getitem import at_add, at_set
 from regrad.ops.indexing import gather_nd, repeat, scatter_nd, segment_sum, take, take_along_axis

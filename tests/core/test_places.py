@@ -88,6 +88,7 @@ def test_keys_are_values():
     [
         (lambda: at(), "names no place and no op"),
         (lambda: at("a", "Relu", 1.0), "nth expected an int such as 0, got float"),
+        (lambda: spread({at("a", "Relu", -1): 1}), "nth counts calls from 0"),
         (lambda: at("a", "Relu", True), "nth expected an int"),
         (lambda: at(["a"], "Relu"), "several in a tuple"),
         (lambda: spread({"Relu": {"Tanh": "r"}}), "A map is for a place"),

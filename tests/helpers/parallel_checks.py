@@ -204,6 +204,47 @@ def ddp_compiled() -> None:
         assert_equal(train(plain, mine(images()))[1], train(Convolutions(), images())[1])
 
 
+def at_places(model: Any) -> list[dict[Any, Any]]:
+    """Maps that name the first block of a ResNet, each in its own way."""
+    keys = rg.at("blocks.0", "Relu"), rg.at(model.blocks[0], "Relu"), rg.at("**", "Relu", 1)
+    chosen = rg.at(lambda site: site.path.startswith("blocks.0"), "Relu")
+    return [{key: RELU["Relu"]} for key in (*keys, chosen)]
+
+
+def by_hand_at_places(whole_block: bool) -> nn.Module:
+    """A ResNet whose first block has the rule in it: in both of its ReLUs, or in the first."""
+    model: Any = ResNet()
+    del model.blocks[0].relu
+    model.blocks[0].relu = Leaky.apply if whole_block else FirstOnly()
+    return model
+
+
+class FirstOnly(nn.Module):
+    """A ReLU with the rule at every other call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return Leaky.apply(x) if self.calls % 2 else F.relu(x)  # pyright: ignore
+
+
+def check_places(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """Rules in one place of a model, which is given as it is, or in its wrapper."""
+    for i in range(4):
+        for inside in (True, False):
+            inner = ResNet()
+            model = wrap(inner)
+            with override(at_places(inner)[i], model=inner if inside else model) as used:
+                _, found = train(model, mine(images()))
+            used.assert_fired(group=dist.group.WORLD)
+            assert_equal(found, train(by_hand_at_places(i != 2), images())[1])
+
+
+def ddp_rules_at_places() -> None:
+    check_places(lambda model: DistributedDataParallel(model, find_unused_parameters=True))
+
+
 # -- FSDP2 -----------------------------------------------------------------------------------------
 
 
@@ -215,6 +256,15 @@ def in_shards(model: Any, **options: Any) -> nn.Module:
 
 def fsdp_plain() -> None:
     check_data_parallel(in_shards)
+
+
+def fsdp_rules_at_places() -> None:
+    def wrap(model: Any) -> nn.Module:
+        for block in (model.blocks[0], model.blocks[2]):
+            fully_shard(block)
+        return fully_shard(model)
+
+    check_places(wrap)
 
 
 def fsdp_activation_checkpoints() -> None:

@@ -393,7 +393,7 @@ def test_two_names():
     check(found, ["layers.0.act"])
 
 
-class Spike(torch.autograd.Function):
+class PlacedSpike(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return (x > 0).float()
@@ -405,10 +405,10 @@ class Spike(torch.autograd.Function):
 
 class Spiking(nn.Module):
     def forward(self, x):
-        return Spike.apply(x)
+        return PlacedSpike.apply(x)
 
 
-@pytest.mark.parametrize("what", [Spike, "Spike"])
+@pytest.mark.parametrize("what", [PlacedSpike, "PlacedSpike"])
 def test_functions(what):
     model = nn.Sequential(Spiking(), Spiking())
     x = torch.ones(3, requires_grad=True)
@@ -418,13 +418,13 @@ def test_functions(what):
     assert [(hit.path, hit.ran) for hit in used.hits] == [("1", 1)]
 
 
-@pytest.mark.parametrize("key", ["Spike", Spike])
+@pytest.mark.parametrize("key", ["PlacedSpike", PlacedSpike])
 def test_the_name_of_a_function_alone(key):
     x = torch.ones(3, requires_grad=True)
     with override({key: lambda dy: dy * 5}) as used:
         Spiking()(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.full((3,), 5.0))
-    used.assert_fired("Spike")
+    used.assert_fired("PlacedSpike")
 
 
 def test_reports_show_paths():
@@ -461,6 +461,8 @@ def test_decorators():
         ({at("layers.0", "Relux"): seven}, UnknownOpError, "Relux"),
         ({at("layers.0", ("Relu", F.relu)): seven}, ArgumentError, "two keys of the map mean"),
         ({at(lambda x: True, "Relu"): seven}, ArgumentError, "no module of the model"),
+        ({at("layers.0"): seven}, ArgumentError, "for the call of a module as a whole"),
+        ({at("layers.0", nn.ReLU): seven}, ArgumentError, "at..layers.0.. > rg.at.ReLU. is for"),
         ({at(nn.ReLU, nth=9): {"Relu": seven}}, ArgumentError, "there are 3 such modules"),
     ],
 )

@@ -17,7 +17,7 @@ from regrad.core.registry import OPS, Op, find_op, resolve
 from regrad.core.rule import Rule, RuleFunction, identity_of
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
-from regrad.core.state import STATE, State, current
+from regrad.core.state import STATE, State, current, tell_followers
 from regrad.errors import ArgumentError, alike
 
 
@@ -34,8 +34,9 @@ class gradient_override_map(Scope[OpBinding]):
         rules: `{op type: rule}`. A rule is a function, a name given to `RegisterGradient`, or
             an op type whose own rule is to be used (`{"Round": "Identity"}` is the
             straight-through estimator). Functions are in the native form `(dy, x, …)` or in
-            TensorFlow's `(op, grad, …)`; see `gradient`. `rules.builtin("Relu")` is the op type's
-            own rule as a function, for one that scales, clips or logs it. A key
+            TensorFlow's `(op, grad, …)`; see `gradient`. The parameter `builtin` is the op's own
+            gradient, for a rule that scales, clips or logs it, as in `lambda dy, builtin:
+            3 * builtin(dy)`; `forward` is the op as a function of its inputs. A key
             `rg.at("block1.*", "Relu")` holds in one place only: in the scopes of `name_scope` that
             the pattern names, in a function, in a `Module` or a class of them. A rule may ask for
             the `site` of its op.
@@ -91,6 +92,7 @@ class gradient_override_map(Scope[OpBinding]):
         try:
             jobs.SCOPES[inside] = None
             jobs.settle()
+            tell_followers(inside)
             yield from stay(self, STATE, inside)
         except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
             inside.overrides, inside.left = before and before.overrides, (before,)
@@ -100,6 +102,7 @@ class gradient_override_map(Scope[OpBinding]):
             if inside in jobs.SCOPES:
                 del jobs.SCOPES[inside]
             jobs.settle()
+            tell_followers(current())
         if current() is not before:  # a scope inside is open
             inside.left = (before,)
             raise left_out_of_turn()

@@ -150,6 +150,8 @@ def spread(
                 each = each.of_modules()
             plain = isinstance(each, at) and not each.selectors and each.nth is None
             each = each.what if plain else each
+            if isinstance(each, at) and each.counts and (each.nth or 0) < 0:
+                raise ArgumentError(f"{each!r}: nth counts calls from 0, and nobody knows the last")
             if each in found:
                 raise ArgumentError(f"two keys of the map mean {each!r:.80}; give one")
             found[each] = rule
@@ -247,7 +249,8 @@ def is_predicate(entry: Any) -> bool:
 def matches(entry: Any, step: Step) -> bool:
     """Return whether one alternative, which is no predicate, selects a step."""
     if isinstance(entry, str):
-        return any(_pattern(entry).fullmatch(_closed(path)) for path in step.paths)
+        fits = _pattern(entry).fullmatch
+        return any(fits(_closed(path)) for path in step.paths)
     if isinstance(entry, type):
         return isinstance(step.module, entry) or (
             step.kind is not None and issubclass(step.kind, entry)
@@ -274,6 +277,11 @@ def _step(step: str) -> str:
     return translate(step)[len("(?s:") : -len(r")\Z")].replace(".", "[^.]") + r"\."
 
 
+def paths_around(path: str) -> list[str]:
+    """Return the paths of the modules around one, outermost first."""
+    return [path[:i] for i in [0, *[i for i, c in enumerate(path) if c == "."]]] if path else []
+
+
 class Fit(NamedTuple):
     """A key that a chain lets pass."""
 
@@ -297,6 +305,10 @@ class Places:
     def __init__(self, keys: Iterable[at], steps: Sequence[Step] | None = None) -> None:
         self.keys: tuple[at, ...] = tuple(keys)
         self.steps = steps
+        self._exact: dict[str, list[Step]] = {}
+        for step in steps or ():
+            for path in step.paths:
+                self._exact.setdefault(_closed(path), []).append(step)
         # the modules that the places of a key name in the model: by a place and those around it
         self.named: dict[tuple[at, ...], list[Step]] = {}
         for key in self.keys:
@@ -328,7 +340,8 @@ class Places:
         assert self.steps is not None
         if is_predicate(entry):
             return list(self.steps)
-        if found := [step for step in self.steps if matches(entry, step)]:
+        exact = isinstance(entry, str) and self._exact.get(_closed(entry))
+        if found := exact or [step for step in self.steps if matches(entry, step)]:
             return found
         raise ArgumentError(_names_nothing(entry, self.steps))
 

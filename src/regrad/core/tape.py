@@ -55,6 +55,7 @@ class Record:
     y: Any
 
     plain = True  # one output, and one tensor per parameter
+    own = None  # of another library's op: how that computes it, and its gradient
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         """Return the part of `leaves` that belongs to a parameter: one item, a list, or None."""
@@ -125,17 +126,19 @@ class GroupedRecord(Record):
 class LoneRecord(Record):
     """A record that is on no tape; `hit` says where its op was called, if that is known."""
 
-    __slots__ = ("hit",)
+    __slots__ = ("hit", "own")
 
     hit: Hit | None
+    own: Any
 
 
 class LoneGroupedRecord(GroupedRecord):
     """The same of a grouped record."""
 
-    __slots__ = ("hit",)
+    __slots__ = ("hit", "own")
 
     hit: Hit | None
+    own: Any
 
 
 def positions(place: Place) -> tuple[int, ...]:
@@ -164,6 +167,7 @@ def record_of(
     layout: Layout = None,
     output_specs: Sequence[Spec] | None = None,
     hit: Hit | None = None,
+    own: Any = None,
 ) -> Record:
     """Return a record that is on no tape; a plain one, unless a layout or outputs are given."""
     if layout is None and output_specs is None:
@@ -173,7 +177,7 @@ def record_of(
         record = LoneGroupedRecord(
             op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
         )
-    record.hit = hit
+    record.hit, record.own = hit, own
     return record
 
 

@@ -252,7 +252,7 @@ def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         raise  # the error that led here: there is no graph to wait for
     shape_of_result: list[Any] = []
     path = PATH.get()
-    due: list[np.dtype] = []
+    foreseen: list[np.dtype] = []
 
     def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
         full = list(sizes)
@@ -263,14 +263,14 @@ def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
             results, close = containers.flatten(f(*a, **k))
         shape_of_result[:] = [close]
         got = [y.dtype for y in results]
-        if due and got != due:
-            raise DTypeError(f"{f.__name__}: the dtypes {due} were foreseen, got {got}")
+        if foreseen and got != foreseen:
+            raise DTypeError(f"{f.__name__}: the dtypes {foreseen} were foreseen, got {got}")
         return results
 
     sizes = [None if x is not None else leaf for leaf, x in zip(leaves, read, strict=True)]
     overrides = _in_force(xs)
     specs = _foresee(f, xs, {"call": call, "sizes": sizes, "overrides": overrides})
-    due += [spec.dtype for spec in specs]
+    foreseen += [spec.dtype for spec in specs]
     found = later(call, xs, sizes, overrides, specs)
     return shape_of_result[0](list(found)) if shape_of_result else found[0]
 

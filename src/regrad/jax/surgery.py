@@ -45,7 +45,7 @@ import jax
 from jax.extend import core
 
 from regrad.core.callers import PACKAGE
-from regrad.core.foreign import ForeignRule, lender
+from regrad.core.foreign import ForeignRule, check_builtin, lender
 from regrad.core.placed import asks_site
 from regrad.core.places import Site, at
 from regrad.core.registry import Op
@@ -53,9 +53,9 @@ from regrad.core.reports import Binding, Hit
 from regrad.errors import GradientError, RuleError
 from regrad.jax.boundaries import restore_calls
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
-from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
+from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import OVERRIDES, programs, refuse
-from regrad.jax.keys import FunctionKey, Key, NamedKey, make_op, same_thing
+from regrad.jax.keys import FunctionKey, Key, NamedKey, key_for, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import EquationGradient, is_float, op_p, run_op
 from regrad.jax.where import Around, Whereabouts
@@ -118,6 +118,7 @@ class KeyBinding(Binding):
         name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
         super().__init__(key.label, name, place)
         self.key = key
+        check_builtin(value, key.label, lambda other: key_for(other).meets(key))
         self.asks: bool = asks_site(value, None)
         self.place = at(what=key.label) if self.asks and place is None else place
         self.value: Any = partial(value, site=None) if self.asks else value  # pyright: ignore
@@ -356,8 +357,9 @@ class Surgery:
         form = binding.key.form(eqn)
         if form is not None:
             return in_form(eqn, form, binding, hit)
-        gradient: EquationGradient = _gradient(eqn, binding, hit, operands)
-        if (scale := binding.key.scale(eqn)) is not None:
+        scale = binding.key.scale(eqn)
+        gradient: EquationGradient = _gradient(eqn, binding, hit, operands, scale)
+        if scale is not None:
             gradient = ScaledGradient(gradient, scale)
         params = {"jaxpr": program_of(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
@@ -524,11 +526,16 @@ def _float(aval: Any) -> bool:
     return hasattr(aval, "dtype") and is_float(aval)
 
 
-def program_of(eqn: core.JaxprEqn) -> Any:
-    """Return an equation as a program of its own; constants in it stay where they are."""
+def program_of(eqn: core.JaxprEqn, whole: bool = False) -> Any:
+    """Return an equation as a program of its own; constants in it stay where they are.
+
+    (With `whole`, they are inputs.)
+    """
     if eqn.primitive is programs.closed_call_p:
         return programs.called(eqn)
-    inputs = [None if isinstance(v, core.Literal) else core.Var(v.aval) for v in eqn.invars]
+    inputs = [
+        None if isinstance(v, core.Literal) and not whole else core.Var(v.aval) for v in eqn.invars
+    ]
     given = [v if x is None else x for x, v in zip(inputs, eqn.invars, strict=True)]
     outs = [core.Var(v.aval) for v in eqn.outvars]
     body = eqn.replace(invars=given, outvars=outs)
@@ -557,6 +564,7 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     attrs = binding.key.attrs(eqn)
     rule = binding.bind(binding.key.op(eqn))
     gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
+    gradient.equation = Equation(body, [0, 1], [None, None])
 
     def whole(*xs: Any) -> Any:
         (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
@@ -594,24 +602,32 @@ def _operands(eqn: core.JaxprEqn) -> list[Any]:
 
 
 def _gradient(
-    eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any]
+    eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any], scale: Any
 ) -> RuleGradient:
     """Return the rule as the gradient of an equation."""
     op, lies = binding.key.op(eqn), binding.key.operand_names(eqn)
     names = [i.name for i in op.inputs]
+    every = [names.index(n) if n in names else n if n in op.attrs else None for n in lies]
     places: list[int | str | None] = []
     fixed, attrs = {}, binding.key.attrs(eqn)
-    for name, v in zip(lies, eqn.invars, strict=True):
-        place = names.index(name) if name in names else name if name in op.attrs else None
+    for place, v in zip(every, eqn.invars, strict=True):
         if not isinstance(v, core.Literal):  # a rule may ask for it by its place, or by its name
             places.append(place)
         elif isinstance(place, int):
-            with jax.ensure_compile_time_eval():  # a value, and no part of a trace that is open
-                fixed[place] = jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
+            fixed[place] = _constant(v)
         elif place is not None:
             attrs[place] = v.val
     avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
-    return RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
+    gradient = RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
+    if gradient.rule.asks_own:
+        held = [_constant(v) if isinstance(v, core.Literal) else None for v in eqn.invars]
+        gradient.equation = Equation(program_of(eqn, True), every, held, scale)
+    return gradient
+
+
+def _constant(v: core.Literal) -> Any:
+    with jax.ensure_compile_time_eval():  # a value, and no part of a trace that is open
+        return jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
 
 
 def call_site(call: Any, running: Sequence[tuple[Any, int]]) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from contextvars import ContextVar
 from functools import cache, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -87,10 +86,12 @@ def drop_closed() -> None:
         pop_mode()
 
 
-def install() -> None:
-    """A scope opens."""
+def install(follow: bool = False) -> None:
+    """A scope opens, which may have to follow the modules that run (see `places`)."""
     global _open
     with _LOCK:
+        if follow:
+            _FOLLOWING.make()
         if _open == 0:
             _REPLACED.make()
             if COMPILING.losses:
@@ -107,6 +108,7 @@ def remove() -> None:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
             _TRACING.undo()
+            _FOLLOWING.undo()
             _REPLACED.undo()
 
 
@@ -121,29 +123,29 @@ def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
             if mode not in running:
                 stack.enter_context(mode)
         if any(scope._modules is not None for scope in scopes):
-            stack.enter_context(places.install_for_block())
-        before = SCOPES.get(), _REOPENED.get(), COUNTS.get()
+            install(follow=True)
+            stack.callback(remove)
+        before = SCOPES.get(), COUNTS.get()
         try:
             SCOPES.set(scopes)
-            _REOPENED.set(dict(zip(scopes, modes, strict=True)))
-            if live is not before[2] or counts != live:  # (else the forward pass goes on)
+            if live is not before[1] or counts != live:  # (else the forward pass goes on)
                 COUNTS.set({root: Counts(held) for root, held in counts.items()})
             yield
         finally:
             SCOPES.set(before[0])
-            _REOPENED.set(before[1])
-            COUNTS.set(before[2])
-
-
-# The modes of scopes that run here and may have been left by now where they were entered.
-_REOPENED: ContextVar[dict[Any, Any]] = ContextVar("regrad_reopened", default={})  # noqa: B039
+            COUNTS.set(before[1])
 
 
 def _hold_scopes() -> Any:
     """Return the scopes that are open, their modes, and what their keys have counted so far."""
-    again, scopes, counts = _REOPENED.get(), open_here(), COUNTS.get()
-    modes = [scope._mode or again[scope] for scope in scopes]
+    scopes, counts = open_here(), COUNTS.get()
+    modes = [scope._here or _running(scope) for scope in scopes]
     return scopes and (scopes, modes, counts, {r: Counts(held) for r, held in counts.items()})
+
+
+def _running(scope: Any) -> Any:
+    """Return the mode of a scope that was left, and runs here again."""
+    return next(mode for mode in mode_stack() if getattr(mode, "scope", None) is scope)
 
 
 jobs.CARRIERS.append((_hold_scopes, reopen))
@@ -296,6 +298,7 @@ def _entrances() -> Sequence[Entrance]:
 
 _CHECKPOINT = "torch.utils.checkpoint"
 _REPLACED = Replacements(_entrances)
+_FOLLOWING = Replacements(lambda: [(torch.nn.Module, "__call__", places.follow)])
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 
 

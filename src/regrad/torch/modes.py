@@ -221,8 +221,8 @@ def _run_watched(
     start = sequence_nr()
     result = func(*args, **options)
     if sequence_nr() != start:
-        scope = mode.scope
-        path = path_here(scope) if scope._modules else ""
+        scope = mode.scope._root
+        path = "" if scope._modules is None else path_here(scope)
         mode.ruleset.coverage.watch.look(func, start, result, scope._untouched, path=path)
     return result
 

@@ -18,12 +18,12 @@ from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, NotFiredError
-from regrad.torch import functions, intercepts, places
+from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.host import OVERRIDES, check_promises
 from regrad.torch.modes import Mode
 from regrad.torch.open_scopes import SCOPES
-from regrad.torch.places import COUNTS, Modules, View, check_model, open_here, stand
+from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
 from regrad.torch.rulesets import RuleSet, family_of, find_call, rule_set
 
 
@@ -36,9 +36,12 @@ class gradient_override_map(Scope[Binding]):
             have the table) or a torch callable; one that belongs to an op type stands for all of
             it. A rule is a function, a name given to `regrad.RegisterGradient`, or an op type
             whose own rule is to be used. Functions may be written with regrad's functions or with
-            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`.
+            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`. A key may
+            be an `rg.at(where, what)`, which says in which modules the rule holds.
         keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
             own gradient although they compute an overridden op inside.
+        model: the module whose `named_modules()` keys name by path, or by number. It may run by
+            itself, in a wrapper (DDP, `torch.compile`), or in parts.
 
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
@@ -52,9 +55,11 @@ class gradient_override_map(Scope[Binding]):
     opens a scope of its own for each call of the function, and tells the hits of all calls.
 
     Raises:
+        ArgumentError: a key names no module of the model, or two keys name one for the same call.
         UnknownOpError: a key or a rule name does not exist, or torch has no such op.
         RuleError: a rule asks for a name that the op does not have.
-        PassedOverError: an op would keep its own gradient all the same (in the scope).
+        PassedOverError: an op would keep its own gradient all the same (in the scope), or a module
+            runs that was not in the model, where keys name modules.
 
     Source: `tf.Graph.gradient_override_map` of TensorFlow 1; the hook is `TorchFunctionMode`.
 
@@ -91,6 +96,7 @@ class gradient_override_map(Scope[Binding]):
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
+        self._here: Mode | None = None  # the same, and after the scope was left, for `places`
         self._ruleset: RuleSet | None = None
         self._compiled: set[str] = set()  # the op types whose rules ran programs have built in
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
@@ -165,16 +171,15 @@ class gradient_override_map(Scope[Binding]):
             if outer != SCOPES.get():
                 SCOPES.set(outer)
             intercepts.drop_closed()
-            intercepts.install()
+            intercepts.install(follow=modules is not None)
             jobs.SCOPES[id(mode)] = None
             jobs.settle()
             mode.__enter__()
             functions.install(ruleset.plan.functions, find_call)
             if modules is not None:
                 modules.plan = ruleset.plan
-                places.install()
             self._modules, self._views = modules, {}
-            self._mode = mode
+            self._mode = self._here = mode
             self._thread = get_ident()
             self._token = SCOPES.set(stand((*outer, self), outer))
             if modules is not None:
@@ -194,10 +199,10 @@ class gradient_override_map(Scope[Binding]):
                 self._token = SCOPES.set(found)
                 self._left = True  # closed with the scope that is open inside it
                 raise left_out_of_turn()
-            self._close(found[-1]._mode)
+            self._close(found)
             while (around := SCOPES.get()) and around[-1]._left:
                 SCOPES.reset(around[-1]._token)
-                around[-1]._close(around[-1]._mode)
+                around[-1]._close(around)
         return True
 
     def _fresh(self, rules: Any) -> gradient_override_map:
@@ -212,15 +217,17 @@ class gradient_override_map(Scope[Binding]):
             scope._modules.ran = self._modules.ran  # pyright: ignore[reportOptionalMemberAccess]
         scope._compiled = self._compiled
 
-    def _close(self, here: Mode) -> None:
-        """Close, where one of the scope's modes is on torch's stack."""
+    def _close(self, scopes: tuple[Any, ...]) -> None:
+        """Close the last of some scopes."""
         mode = self._mode
         self._mode = self._token = None
         self._left = False
         assert mode is not None
-        if self._modules is not None:
+        intercepts.take_off(scopes[-1]._here)
+        if type(scopes) is Spot:  # (which a checkpoint may move from again)
             COUNTS.set({root: held for root, held in COUNTS.get().items() if root is not self})
-        intercepts.take_off(here)
+        else:
+            self._here = None
         self._remove(mode)
 
     def _cut_off(self) -> None:
@@ -235,8 +242,6 @@ class gradient_override_map(Scope[Binding]):
         jobs.settle()
         intercepts.remove()
         functions.remove(mode.ruleset.plan.functions)
-        if self._modules is not None:
-            places.remove()
 
     def untouched(self) -> Table:
         """The differentiable ops that ran in the scope and kept their own gradient.

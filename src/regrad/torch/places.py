@@ -20,20 +20,17 @@ Invariants:
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import wraps
+from functools import reduce, wraps
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from regrad.core.blocks import block
 from regrad.core.interrupts import Deferred
-from regrad.core.places import Counts, Step, at
-from regrad.core.replacements import Replacements
+from regrad.core.places import Counts, Step, at, paths_around
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.host import (
     dynamo,
@@ -55,7 +52,7 @@ class View:
     def __init__(self, root: Any, ruleset: Any) -> None:
         self._root = root
         self._ruleset = ruleset
-        self._mode = ruleset.mode(self)
+        self._mode = self._here = ruleset.mode(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._root, name)
@@ -75,14 +72,17 @@ class Spot(tuple[Any, ...]):
     """The scopes that are open, as they are where the program is."""
 
     nodes: tuple[Node | None, ...]
+    paths: dict[Any, str]  # of the module that runs, as each scope knows it
+    module: Callable[[], Any] = lambda: None  # the one that runs here
+    moves: Mapping[Any, Any]  # the modes of the spot around, and those that are in their place here
     begins: Sequence[Any] = ()  # the scopes whose model is called here
-    nexts: WeakKeyDictionary[Any, Spot]
+    nexts: dict[int, Spot]  # inside of modules, by their identity
 
     def enter(self, module: Any) -> Spot:
         """Return the spot inside a module that is called here."""
-        found = self.nexts.get(module)
-        if found is None:
-            found = self.nexts[module] = self._inside(module)
+        found = self.nexts.get(id(module))
+        if found is None or (found is not self and found.module() is not module):
+            found = self.nexts[id(module)] = self._inside(module)
         return found
 
     def _inside(self, module: Any) -> Spot:
@@ -92,11 +92,14 @@ class Spot(tuple[Any, ...]):
             if not is_program(type(module)):
                 return self
             found = self.enter(inner)
-            found.nexts[inner] = found  # which torch.compile calls or not
+            found.nexts[id(inner)] = found  # which torch.compile calls or not
             return found
         pairs = list(zip(self, self.nodes, strict=True))
         nodes = [node and scope._root._modules.enter(node, module) for scope, node in pairs]
         found = spot_at([scope._root for scope in self], nodes)
+        key = id(module)
+        found.module = ref(module, lambda _: self.nexts.pop(key, None))
+        found.moves = moves(self, found)
         found.begins = [
             scope._root
             for (scope, node), new in zip(pairs, nodes, strict=True)
@@ -122,7 +125,8 @@ def spot_at(roots: Sequence[Any], nodes: Sequence[Node | None]) -> Spot:
             root._views[ruleset] = View(root, ruleset)
         scopes.append(root._views.get(ruleset, root))
     spot = Spot(scopes)
-    spot.nodes, spot.nexts = tuple(nodes), WeakKeyDictionary()
+    spot.nodes, spot.nexts = tuple(nodes), {}
+    spot.paths = {root: node.path for root, node in zip(roots, nodes, strict=True) if node}
     return spot
 
 
@@ -148,8 +152,7 @@ def open_here() -> tuple[Any, ...]:
 def path_here(scope: Any, spot: Any = None) -> str:
     """Return the path of the module that runs, as a scope knows it; "" if its keys name none."""
     spot = SCOPES.get() if spot is None else spot
-    node = spot.node_of(scope._root) if isinstance(spot, Spot) else None
-    return node.path if node else ""
+    return spot.paths.get(scope._root, "") if type(spot) is Spot else ""
 
 
 def step_here(scope: Any, spot: Any) -> Step:
@@ -164,58 +167,69 @@ def step_here(scope: Any, spot: Any) -> Step:
 class Modules:
     """The modules that a scope knows: those of its model, as they were when it was opened."""
 
+    plan: Any  # that of the scope's rules
+
     def __init__(self, model: nn.Module | None) -> None:
         self.model = model
-        self.names: dict[int, list[str]] = {}
-        self.modules: dict[int, nn.Module] = {}
-        self.steps: dict[int, Step] = {}
+        self.numbers: dict[int, int] = {}  # the order of the model, by identity
+        self.modules: list[nn.Module] = []
+        self.names: list[list[str]] = []
+        self.paths: list[tuple[str, ...]] = []
         self.ran: dict[str, None] = {}  # the paths of those that ran
-        self.plan: Any = None
-        if model is None:
-            return
-        paths: dict[int, list[str]] = {}
-        clean = {"": ""}
-        wraps_ = {"": name_inside(type(model))}
-        for name, module in model.named_modules(remove_duplicate=False):
+        clean, inside = {"": ""}, {}
+        for name, module in () if model is None else model.named_modules(remove_duplicate=False):
+            around, _, last = name.rpartition(".")
             if name:
-                around, _, last = name.rpartition(".")
-                inside = last == wraps_[around]
-                clean[name] = clean[around] if inside else f"{clean[around]}.{last}".lstrip(".")
-                wraps_[name] = name_inside(type(module))
-            if wraps_[name] is None:
-                self.modules[id(module)] = module
-                self.names.setdefault(id(module), []).append(name)
-                paths.setdefault(id(module), []).append(clean[name])
-        for key, found in paths.items():
-            module = self.modules[key]
-            self.steps[key] = Step(tuple(found), module, type(module))
+                outer = clean[around]
+                wrapped = inside[around] == last
+                clean[name] = outer if wrapped else f"{outer}.{last}" if outer else last
+            inside[name] = name_inside(type(module))
+            if inside[name] is None:
+                self._add(module, name, clean[name])
+
+    def _add(self, module: nn.Module, name: str, path: str) -> None:
+        n = self.numbers.setdefault(id(module), len(self.modules))
+        if n == len(self.modules):
+            self.modules.append(module)
+            self.names.append([name])
+            self.paths.append((path,))
+        else:
+            self.names[n].append(name)
+            self.paths[n] += (path,)
 
     @property
-    def layout(self) -> Any:
-        """What of the modules the meaning of keys depends on."""
-        return tuple([(step.paths, step.kind) for step in self.steps.values()])
+    def layout(self) -> tuple[Any, ...]:
+        """The paths and classes of the modules, on which the meaning of keys depends."""
+        return tuple(zip(self.paths, map(type, self.modules), strict=True))
+
+    @property
+    def steps(self) -> list[Step] | None:
+        """The modules as places of a program; None if there is no model."""
+        pairs = zip(self.paths, self.modules, strict=True)
+        return None if self.model is None else [Step(p, m, type(m)) for p, m in pairs]
 
     def enter(self, node: Node, module: Any) -> Node:
         """Return the place inside a module."""
-        step = self.steps.get(id(module))
-        if step is None:
+        n = self.numbers.get(id(module))
+        if n is None:
             self._refuse_strange(node.known(), module)
-            step = Step((), module, type(module))
+            step = self.plan.bare(Step((), module, type(module)))
+            path, known = node.path, node.known
         else:
-            self._refuse_moved(module)
+            self._refuse_moved(n, module)
+            step = self.plan.places.steps[n]
             self.ran.update(dict.fromkeys(step.paths))
-        bare, trail = self.plan.bare(step), node.trail
-        if mark := self.plan.mark(bare):
+            path, known = step.paths[0], ref(module)
+        trail = node.trail
+        if (mark := self.plan.mark(step)) is not None:
             # (of two modules that the same keys name, the inner one counts)
-            trail = (*[each for each in trail if each[0] != mark], (mark, bare))
-        known = ref(module) if step.paths else node.known
-        return Node(step, step.path if step.paths else node.path, trail, ref(module), known)
+            trail = (*[each for each in trail if each[0] != mark], (mark, step))
+        return Node(step, path, trail, ref(module), known)
 
-    def _refuse_moved(self, module: Any) -> None:
-        assert self.model is not None
-        if not any(_reach(self.model, name) is module for name in self.names[id(module)]):
+    def _refuse_moved(self, n: int, module: Any) -> None:
+        if not any(_reach(self.model, name) is module for name in self.names[n]):
             raise PassedOverError(
-                f"the module {self.steps[id(module)].path!r} ({type(module).__name__}) is not in "
+                f"the module {self.paths[n][0]!r} ({type(module).__name__}) is not in "
                 "that place of the model any more, as it was when the scope opened. Open the scope "
                 "after the model is complete"
             )
@@ -226,57 +240,46 @@ class Modules:
             return
         kind = type(module).__name__
         if parent is not None:
+            path = self.paths[self.numbers[id(parent)]][0]
             if any(each is module for each in parent.modules()):
                 raise PassedOverError(
-                    f"a {kind} was put into {self.steps[id(parent)].path!r} after the scope "
-                    "opened, whose keys name modules of the model as it was then. Open the scope "
-                    "after the model is complete"
+                    f"a {kind} was put into {path!r} after the scope opened, whose keys name "
+                    "modules of the model as it was then. Open the scope when the model is complete"
                 )
             return
-        for key in self._concerned():
-            if type(self.modules[key]) is type(module) and _are_alike(self.modules[key], module):
+        for n in self._concerned():
+            if type(self.modules[n]) is type(module) and _are_alike(self.modules[n], module):
                 raise PassedOverError(
                     f"a {kind} that is not in the model runs in a scope whose keys name modules, "
-                    f"and is like {self.steps[key].path!r} of the model: a copy, which no key "
+                    f"and is like {self.paths[n][0]!r} of the model: a copy, which no key "
                     "names. Give the scope model=the copy, or run it outside of the scope"
                 )
 
     def _concerned(self) -> list[int]:
         """Return the modules that a key names, and those around them."""
-        named = [path for step in self.plan.named() for path in step.paths]
-        around = {path[:i] for path in named for i, c in enumerate(path) if c == "."} | {""}
-        return [k for k, s in self.steps.items() if not around.union(named).isdisjoint(s.paths)]
+        named = {path for step in self.plan.named() for path in step.paths}
+        named |= {around for path in named for around in paths_around(path)}
+        return [n for n, paths in enumerate(self.paths) if not named.isdisjoint(paths)]
 
     def idle(self, key: at) -> list[str]:
         """Return the modules that a key names, and that never ran although one around them did."""
-        named = self.plan.named(key)
-        if key.what is not None:  # (what runs inside of a module that it names is covered)
-            outer = {path for step in named for path in step.paths}
-            named = [s for s in named if not any(_around(path, outer) for path in s.paths)]
-        return [
-            step.path for step in named
-            if not any(path in self.ran for path in step.paths) and self._parent_ran(step.path)
-        ]  # fmt: skip
+        idle = [s for s in self.plan.outermost(key) if not any(p in self.ran for p in s.paths)]
+        return [step.path for step in idle if self._parent_ran(step.path)]
 
     def _parent_ran(self, path: str) -> bool:
         lists = (nn.ModuleList, nn.ModuleDict)
-        kinds = {path: step.kind for step in self.steps.values() for path in step.paths}
+        kinds = {path: kind for paths, kind in self.layout for path in paths}
         while path:
             path = path.rpartition(".")[0]
-            if path in kinds and not issubclass(kinds[path] or object, lists):
+            if path in kinds and not issubclass(kinds[path], lists):
                 return path in self.ran
         return False
 
 
-def _around(path: str, outer: Iterable[str]) -> bool:
-    """Return whether a module is inside one of some others."""
-    parts = [path[:i] for i, c in enumerate(path) if c == "."] + [""] * bool(path)
-    return any(part in outer for part in parts)
-
-
-def _reach(model: nn.Module, name: str) -> Any:
+def _reach(model: Any, name: str) -> Any:
+    """Return the module of a name; None if there is none any more."""
     try:
-        return model.get_submodule(name)
+        return reduce(getattr, name.split("."), model) if name else model
     except AttributeError:
         return None
 
@@ -303,37 +306,6 @@ def check_model(model: Any, keys: Iterable[Any]) -> None:
 
 # -- the modules that run --------------------------------------------------------------------------
 
-_LOCK = threading.Lock()
-_open = 0
-_REPLACED = Replacements(lambda: [(nn.Module, "__call__", follow)])
-
-
-def install() -> None:
-    """A scope opens whose map names places."""
-    global _open
-    with _LOCK:
-        _open += 1
-        _REPLACED.make()
-
-
-def remove() -> None:
-    """Such a scope is left."""
-    global _open
-    with _LOCK:
-        _open -= 1
-        if not _open:
-            _REPLACED.undo()
-
-
-@block
-def install_for_block() -> Generator[None]:
-    """A block that runs in such a scope, when the scope itself may have been left."""
-    install()
-    try:
-        yield
-    finally:
-        remove()
-
 
 def follow(old: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that replaces the call of modules."""
@@ -350,31 +322,39 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
             return old(self, *args, **options)
         counts = COUNTS.get()
         try:
-            _move(spot, to)
+            _move(to, to.moves)
             if to.begins:
                 COUNTS.set({**counts, **{root: Counts() for root in to.begins}})
             return old(self, *args, **options)
         finally:
-            COUNTS.set(counts)
             now = SCOPES.get()
-            # (scopes may have been opened in the module, or left)
-            _move(now, spot if now is to or now is spot else stand(now, spot))
+            if now is to:
+                _move(spot, to.moves and moves(to, spot))
+            else:  # scopes were opened in the module, or left, or we never got there
+                back = stand(now, spot)
+                _move(back, moves(now, back))
+            if to.begins:
+                COUNTS.set(counts)
 
     dynamo.leave_alone(call, inside=False)
     return call
 
 
-def _move(now: Sequence[Any], to: Sequence[Any]) -> None:
-    """Put the scopes as they are elsewhere in the place of those that are here."""
-    changed = {a._mode: b._mode for a, b in zip(now, to, strict=True) if a is not b}
-    if not changed:
-        SCOPES.set(to)  # pyright: ignore[reportArgumentType]
+def moves(here: Sequence[Any], there: Sequence[Any]) -> Mapping[Any, Any]:
+    """Return which modes take the place of which, if the program goes from here to there."""
+    return {a._here: b._here for a, b in zip(here, there, strict=True) if a is not b}
+
+
+def _move(to: Any, modes: Mapping[Any, Any]) -> None:
+    """Have the scopes be as they are elsewhere, where these modes take the place of others."""
+    if not modes:
+        SCOPES.set(to)
         return
     with Deferred():
-        SCOPES.set(to)  # pyright: ignore[reportArgumentType]
+        SCOPES.set(to)
         stack = mode_stack()
-        first = next((i for i, mode in enumerate(stack) if mode in changed), len(stack))
+        first = next((i for i, mode in enumerate(stack) if mode in modes), len(stack))
         for _ in stack[first:]:
             pop_mode()
         for mode in stack[first:]:
-            push_mode(changed.get(mode, mode))
+            push_mode(modes.get(mode, mode))
