@@ -34,7 +34,9 @@ class Rules:
 
     def __init__(self, overrides: Overrides) -> None:
         self.rules: list[Any] = [(k, tuple(b.sources)) for k, b in in_order(overrides or {})]
-        self.identity: tuple[Any, ...] = tuple([(k, identity_of(rule)) for k, rule in self.rules])
+        self.identity: tuple[Any, ...] = tuple(
+            [(k, tuple(map(identity_of, functions))) for k, functions in self.rules]
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rules) and self.identity == other.identity
