@@ -153,6 +153,16 @@ def overridden(rule: Any) -> Callable[[], Contestants]:
     return lambda: alike({"regrad": step(nn.ReLU(), under(rule)), "Function": step(ByHand())})
 
 
+def by_builtin() -> Contestants:
+    """The same rule by torch's own gradient, and as a formula."""
+    formula, builtin = under(scaled_in_torch), under(lambda dy, builtin: 0.5 * builtin(dy))
+    return alike({"regrad": step(nn.ReLU(), builtin), "formula": step(nn.ReLU(), formula)})
+
+
+def scaled_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * dy * (x > 0)
+
+
 def in_place() -> Contestants:
     """Hand-written code cannot be in place without editing the model; it is compared as it is."""
     ours = step(nn.ReLU(inplace=True), under(rg.rules.guided_relu))
@@ -263,6 +273,7 @@ def _measures() -> Iterator[tuple[str, Measure]]:
     title = "ResNet-18 step in torch, "
     pair = {"Function": 1.08}
     yield "torch-step", Speed(title + "guided ReLU", overridden(rg.rules.guided_relu), pair)
+    yield "torch-builtin", Speed(title + "rule by builtin", by_builtin, {"formula": 1.2})
     yield "torch-rule", Speed(title + "rule in torch", overridden(guided_in_torch), pair)
     yield "torch-in-place", Speed(title + "in place", in_place, pair)
     yield "torch-scope", Speed(title + "nothing matched", unmatched, {"no scope": 1.05})

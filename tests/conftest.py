@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -23,6 +24,13 @@ if XLA.startswith("0.10."):  # (XLA ends the process over a flag it does not kno
         "XLA_FLAGS",
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
     )
+
+# Some hundred processes that tests start import regrad, and find it compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# (Inductor's own processes, which compile in parallel, cost more to start than our programs.)
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # What needs a GPU is for machines that have one.
 collect_ignore = [] if shutil.which("nvidia-smi") else ["torch/test_cuda.py"]

@@ -15,6 +15,7 @@ from regrad.autodiff.variables import Variable
 from regrad.core.containers import tree_map
 from regrad.core.extras import needed as _needed
 from regrad.core.hints import hint_in as _hint_in, of_name as _of_name, unknown as _unknown
+from regrad.core.name_scopes import name_scope
 from regrad.core.op import Indices, op
 from regrad.core.overrides import gradient_override_map
 from regrad.core.places import Site, at
@@ -43,11 +44,12 @@ from regrad.ops.dtypes import (
     bool, can_cast, complex64, complex128, e, finfo, float16, float32, float64, iinfo, inf, int8,
     int16, int32, int64, isdtype, nan, newaxis, pi, result_type, uint8, uint16, uint32, uint64,
 )  # fmt: skip
+from regrad.ops.casting import astype, conj, identity, imag, positive, real, stop_gradient
 from regrad.ops.elementwise import (
-    abs, acos, acosh, asin, asinh, astype, atan, atanh, bitwise_invert, ceil, conj, cos, cosh,
-    digamma, erf, erfc, erfinv, exp, expm1, floor, identity, imag, isfinite, isinf, isnan, lgamma,
-    log, log1p, log2, log10, logical_not, negative, polygamma, positive, real, reciprocal, round,
-    rsqrt, sign, signbit, sin, sinh, sqrt, square, step, stop_gradient, tan, tanh, trunc,
+    abs, acos, acosh, asin, asinh, atan, atanh, bitwise_invert, ceil, cos, cosh, digamma, erf, erfc,
+    erfinv, exp, expm1, floor, isfinite, isinf, isnan, lgamma, log, log1p, log2, log10, logical_not,
+    negative, polygamma, reciprocal, round, rsqrt, sign, signbit, sin, sinh, sqrt, square, step,
+    tan, tanh, trunc,
 )  # fmt: skip
 from regrad.ops.getitem import at_add, at_set
 from regrad.ops.indexing import gather_nd, repeat, scatter_nd, segment_sum, take, take_along_axis
@@ -117,19 +119,19 @@ __all__ = [
     "linearize", "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
     "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul",
     "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min", "minimum",
-    "moveaxis", "multigammaln", "multiply", "nan", "nan_to_num", "negative", "newaxis", "nextafter",
-    "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones", "ones_like", "op",
-    "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow", "prod", "quantile",
-    "random", "real", "reciprocal", "remainder", "repeat", "reshape", "result_type", "roll",
-    "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd", "searchsorted", "segment_sum",
-    "set_default_dtype", "set_printoptions", "sign", "signbit", "sin", "sinc", "sinh", "slice",
-    "sort", "split", "sqrt", "square", "squared_difference", "squeeze", "stack", "std", "step",
-    "stop_gradient", "subtract", "sum", "sum_to", "swapaxes", "take", "take_along_axis", "tan",
-    "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d", "tensor4d", "tensordot", "tile", "top_k",
-    "tree_map", "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64", "unique_all",
-    "unique_counts", "unique_inverse", "unique_values", "unstack", "value_and_grad",
-    "value_and_grads", "var", "variable", "variable_grads", "vecdot", "vjp", "vmap", "where",
-    "while_loop", "xdivy", "xlogy", "zeros", "zeros_like",
+    "moveaxis", "multigammaln", "multiply", "name_scope", "nan", "nan_to_num", "negative",
+    "newaxis", "nextafter", "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones",
+    "ones_like", "op", "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow",
+    "prod", "quantile", "random", "real", "reciprocal", "remainder", "repeat", "reshape",
+    "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
+    "searchsorted", "segment_sum", "set_default_dtype", "set_printoptions", "sign", "signbit",
+    "sin", "sinc", "sinh", "slice", "sort", "split", "sqrt", "square", "squared_difference",
+    "squeeze", "stack", "std", "step", "stop_gradient", "subtract", "sum", "sum_to", "swapaxes",
+    "take", "take_along_axis", "tan", "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d",
+    "tensor4d", "tensordot", "tile", "top_k", "tree_map", "tril", "triu", "trunc", "uint8",
+    "uint16", "uint32", "uint64", "unique_all", "unique_counts", "unique_inverse", "unique_values",
+    "unstack", "value_and_grad", "value_and_grads", "var", "variable", "variable_grads", "vecdot",
+    "vjp", "vmap", "where", "while_loop", "xdivy", "xlogy", "zeros", "zeros_like",
 ]  # fmt: skip
 
 

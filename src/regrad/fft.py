@@ -24,8 +24,8 @@ from regrad.errors import ArgumentError, DTypeError, InvalidValueError
 from regrad.graph.deferred import deferrable
 from regrad.ops import fourier
 from regrad.ops.array import roll
+from regrad.ops.casting import astype, conj
 from regrad.ops.creation import as_numpy_dtype, asarray
-from regrad.ops.elementwise import astype, conj
 
 __all__ = [
     "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft",

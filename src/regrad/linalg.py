@@ -16,10 +16,10 @@ from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops import decompositions, reduction, spectral
 from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, reshape
+from regrad.ops.casting import conj
 from regrad.ops.creation_like import ones_like
 from regrad.ops.decompositions import det, expm, inv, matrix_rank, pinv
 from regrad.ops.elementwise import abs as elementwise_abs
-from regrad.ops.elementwise import conj
 from regrad.ops.joining import concat, split
 from regrad.ops.matmul import cross, kron, matmul, outer, tensordot, vecdot
 from regrad.ops.reduction import trace, vector_norm

@@ -31,7 +31,8 @@ from regrad.nn import (
     sparse_softmax_cross_entropy_with_logits,
 )
 from regrad.ops.binary import clip, not_equal, squared_difference
-from regrad.ops.elementwise import abs, astype, log
+from regrad.ops.casting import astype
+from regrad.ops.elementwise import abs, log
 from regrad.ops.reduction import sum
 
 BY_NONZERO = "sum_by_nonzero_weights"

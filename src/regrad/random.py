@@ -30,8 +30,8 @@ from regrad.core.state import current
 from regrad.core.tensor import Tensor, TensorLike, wrap
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.ops.binary import less
+from regrad.ops.casting import astype
 from regrad.ops.creation import as_numpy_dtype
-from regrad.ops.elementwise import astype
 from regrad.ops.indexing import take
 from regrad.transforms.traces import find_jax
 

@@ -26,12 +26,14 @@ from regrad.core.made import remade
 from regrad.core.rule import no_gradient as no_gradient
 from regrad.core.scopes import optional as optional
 from regrad.core.signatures import given, helpful
+from regrad.core.surrogates import vjp_of as vjp_of
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, brief
 from regrad.ops.activation import sigmoid
 from regrad.ops.binary import clip, maximum, where
+from regrad.ops.casting import identity
 from regrad.ops.elementwise import abs as absolute
-from regrad.ops.elementwise import exp, identity, square
+from regrad.ops.elementwise import exp, square
 from regrad.ops.reduction import vector_norm
 
 P = ParamSpec("P")

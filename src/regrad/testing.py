@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,13 +11,12 @@ import numpy as np
 
 from regrad.autodiff.custom_calls import CustomCall
 from regrad.autodiff.gradients import callable_or_raise
-from regrad.checking import check
-from regrad.checking.check import Function, Method, Settings
+from regrad.checking.check import Method, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core import containers, dispatch, rule
 from regrad.core.backends import is_inexact
+from regrad.core.bindings import OpBinding
 from regrad.core.hints import hint_in
-from regrad.core.overrides import OpBinding
 from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.registry import OPS
 from regrad.core.rule import label, place
@@ -27,12 +26,19 @@ from regrad.core.tape import GroupedRecord, Record
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.core.walk import name_of, walk_from
 from regrad.errors import ArgumentError, GradientError, RegradError, kind
-from regrad.inspection.checks import by_order, explained, settings_of, weights
+from regrad.inspection.checks import (
+    Flat,
+    Library,
+    by_order,
+    checked,
+    explained,
+    settings_of,
+    wrong,
+)
+from regrad.inspection.recorder import SeenOp
 from regrad.inspection.tapes import KeepingTape, bare_rule, like, with_tensors
-from regrad.ops.creation_like import ones_like
+from regrad.transforms.arguments import replaced
 from regrad.transforms.derivatives import Linearized
-
-OfTensors = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class GradientCheckError(GradientError, AssertionError):
@@ -160,10 +166,7 @@ def gradient_report(
         raise ArgumentError("check_gradients: a complex step needs real arguments; leave it out")
 
     def of_floats(floats: Sequence[Tensor]) -> list[Tensor]:
-        full = list(xs)
-        for i, x in zip(places, floats, strict=True):
-            full[i] = x
-        return _outputs(f(*full))
+        return _outputs(f(*replaced(xs, places, floats)))
 
     with np.errstate(all="ignore"):
         given = of_floats(floats)
@@ -172,10 +175,9 @@ def gradient_report(
             "check_gradients: f returns no floats, so there is no gradient to check"
         )
     names = [f"args[{i}]" for i in places]
-    report = _report(of_floats, floats, order, names, settings)
+    report = checked(TENSORS, of_floats, floats, names, order, settings)
     return explained(
-        report,
-        lambda order: by_order(of_floats, floats, order, partial(_wrong, settings), _derived),
+        report, lambda order: by_order(TENSORS, of_floats, floats, order, partial(_found, settings))
     )
 
 
@@ -208,160 +210,104 @@ def _outputs(y: Any) -> list[Tensor]:
     return [t for t in ys if is_inexact(t.dtype)]
 
 
-# -- functions of Tensors as functions of arrays -----------------------------------------------
+class Tensors(Library):
+    """How regrad differentiates functions of lists of Tensors, in the libraries of their data."""
+
+    unruled = staticmethod(masked)
+    array = staticmethod(Tensor._values)
+    zeros = staticmethod(partial(or_zeros, None))
+
+    def like(self, arrays: Sequence[np.ndarray], xs: Sequence[Tensor]) -> list[Tensor]:
+        return like(arrays, xs)
+
+    def pull(self, f: Flat, xs: Sequence[Tensor]) -> tuple[list[Tensor], Callable[..., list[Any]]]:
+        run = Linearized(lambda *xs: f(xs), xs, "check_gradients")
+
+        def pull(dys: Sequence[Tensor]) -> list[Tensor | None]:
+            ids = [y._id for y in run.ys]
+            found = walk_from(reversed(run.tape.records), ids, dys, run.watched)
+            return [found.get(x._id) for (x,) in run.inputs]
+
+        return run.ys, pull
 
 
-def _report(
-    f: OfTensors, xs: Sequence[Tensor], order: int, names: Sequence[str], settings: Settings
-) -> GradientReport:
-    arrays = [x._values() for x in xs]
-    return check.report(_of_arrays(f, xs), arrays, order, names=names, settings=settings)
-
-
-def _of_arrays(f: OfTensors, xs: Sequence[Tensor]) -> Function:
-    """A function of Tensors as one of arrays, in the libraries of xs."""
-
-    def values(arrays: check.Arrays) -> list[np.ndarray]:
-        return [y._values() for y in f(like(arrays, xs))]
-
-    def vjp(arrays: check.Arrays) -> check.Pull:
-        run = _Run(f, like(arrays, xs))
-        pull = lambda dys: run.pull(like(dys, run.ys))  # noqa: E731
-        return lambda dys: [None if g is None else g._values() for g in pull(dys)]
-
-    def gradient(dys: check.Arrays) -> Function:
-        ys = f(xs)
-        return _of_arrays(_derive(f, like(dys, ys)), [*xs, *map(ones_like, ys)])
-
-    return Function(values, vjp, gradient)
-
-
-class _Run(Linearized):
-    """A function of a list of Tensors, run once under a tape."""
-
-    def __init__(self, f: OfTensors, xs: Sequence[Tensor]) -> None:
-        super().__init__(lambda *xs: f(xs), xs, "check_gradients")
-
-    def pull(self, dys: Sequence[Tensor]) -> list[Tensor | None]:  # pyright: ignore
-        """The gradients by all inputs, None where nothing came."""
-        ids = [y._id for y in self.ys]
-        found = walk_from(reversed(self.tape.records), ids, dys, self.watched)
-        return [found.get(x._id) for (x,) in self.inputs]
+TENSORS = Tensors()
 
 
 # -- which op it is ----------------------------------------------------------------------------
 
 
-def _wrong(settings: Settings, f: OfTensors, xs: Sequence[Tensor], orders: int) -> list[Finding]:
-    """The findings about all ops that lead from xs to f(xs)."""
-    return [
-        found
-        for record, watched in _records(f, xs)
-        for found in _wrong_inputs(record, watched, orders, settings)
-    ]
-
-
-def _derived(f: OfTensors, xs: Sequence[Tensor]) -> tuple[OfTensors, list[Tensor]]:
-    """The gradient of a function, as a function, and where it is taken."""
-    ys = f(xs)
-    dys = like([weights(y.shape, y.dtype) for y in ys], ys)
-    return _derive(f, dys), [*xs, *map(ones_like, ys)]
-
-
-def _derive(f: OfTensors, dys: Sequence[Tensor]) -> OfTensors:
-    """The function (*xs, *scales) -> the gradients by xs, where scales * dys arrive."""
-
-    def g(tensors: Sequence[Tensor]) -> list[Tensor]:
-        count = len(tensors) - len(dys)
-        xs, scales = tensors[:count], tensors[count:]
-        with masked():
-            given = [scale * dy for scale, dy in zip(scales, dys, strict=True)]
-        found = _Run(f, xs).pull(given)
-        return [or_zeros(dx, x) for x, dx in zip(xs, found, strict=True)]
-
-    return g
-
-
-def _records(f: OfTensors, xs: Sequence[Tensor]) -> list[tuple[Record, set[int]]]:
-    """All ops that lead from xs to f(xs); what jit and its kin would run as one runs op by op."""
+def _found(settings: Settings, f: Flat, xs: Sequence[Tensor], orders: int) -> list[Finding]:
+    """The findings about all ops that lead from xs to f(xs), also in what jit runs as one."""
     aliases = [dispatch.alias(x) for x in xs]
     tape = KeepingTape()
     tape.watched.update(a._id for a in aliases)
     run_taped(tape, f, (aliases,))
-    return [(record, tape.watched) for record in tape.records]
+    found = []
+    for record in tape.records:
+        op = RecordedOp(record, tape.watched)
+        with suppress(RegradError):  # it cannot run by itself
+            found += wrong(TENSORS, op, orders, settings) if op.run is not None else []
+    return found
 
 
-def _wrong_inputs(
-    record: Record, watched: set[int], order: int, settings: Settings
-) -> list[Finding]:
-    """The inputs of one record whose gradient is wrong."""
-    alone = _isolate(record)
-    if alone is None:
-        return []
-    leaves = [
-        i for i, (key, x) in enumerate(zip(record.inputs, record.xs, strict=True))
-        if key in watched and is_inexact(x.dtype)
-    ]  # fmt: skip
+class RecordedOp(SeenOp):
+    """The op of a record by itself, under the record's rule."""
 
-    def of_leaves(floats: Sequence[Tensor]) -> list[Tensor]:
-        xs = list(record.xs)
-        for i, x in zip(leaves, floats, strict=True):
-            xs[i] = x
-        return _outputs(alone(tuple(xs)))
+    def __init__(self, record: Record, watched: set[int]) -> None:
+        super().__init__(record.op.type)
+        self.record = record
+        self.call: Any = bare_rule(record.rule)
+        pairs = enumerate(zip(record.inputs, record.xs, strict=True))
+        self.leaves: list[int] = [
+            i for i, (key, x) in pairs if key in watched and is_inexact(x.dtype)
+        ]
+        self.run: Callable[..., Any] | None = None
+        if isinstance(self.call, CustomCall):
+            self.run = self._run_custom
+        elif record.op.type in OPS:
+            self.run = self._run_op
 
-    try:
-        xs = [record.xs[i] for i in leaves]
-        report = _report(of_leaves, xs, order, _names(record, leaves), settings)
-    except RegradError:
-        return []  # the op cannot run by itself
-    what = _rule_of(record)
-    return [replace(f, rule=what, op_type=record.op.type) for f in report.findings]
+    @property
+    def xs(self) -> list[Tensor]:
+        """The tensors that are differentiated."""
+        return [self.record.xs[i] for i in self.leaves]
 
+    def again(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Run the op for other tensors."""
+        assert self.run is not None
+        return _outputs(self.run(tuple(replaced(self.record.xs, self.leaves, xs))))
 
-def _names(record: Record, leaves: Sequence[int]) -> list[str]:
-    """Return the names of the inputs, a custom function's after its parameters."""
-    call = bare_rule(record.rule)
-    if not isinstance(call, CustomCall):
-        return [name_of(record, i) for i in leaves]
-    args = call.again[1]
-    parameters, names = rule.parameters(call.f), []
-    for i, arg in enumerate(args):
-        called = parameters[i] if i < len(parameters) else f"args[{i}]"
-        paths = containers.paths(arg, called)
-        opened = containers.flatten(arg)[0]
-        names += [p for p, leaf in zip(paths, opened, strict=True) if isinstance(leaf, Tensor)]
-    return [names[i] for i in leaves]
+    def _run_custom(self, xs: tuple[Tensor, ...]) -> Any:
+        function, args, options = self.call.again
+        return containers.flatten(function(*with_tensors(args, xs), **options))[0]
 
-
-def _isolate(record: Record) -> Callable[[tuple[Tensor, ...]], Any] | None:
-    """The op of a record as a function of its tensors, under the record's rule."""
-    rule = bare_rule(record.rule)
-    if isinstance(rule, CustomCall):
-        return partial(_called_again, rule)
-    if record.op.type not in OPS:
-        return None
-    own = None if rule is record.op.rule else {record.op.type: OpBinding(record.op, rule, 1)}
-    layout = record.layout if isinstance(record, GroupedRecord) else None
-
-    def op(xs: tuple[Tensor, ...]) -> Any:
+    def _run_op(self, xs: tuple[Tensor, ...]) -> Any:
+        record, rule = self.record, self.call
+        own = None if rule is record.op.rule else {record.op.type: OpBinding(record.op, rule, 1)}
+        layout = record.layout if isinstance(record, GroupedRecord) else None
         with in_state((current() or State()).overriding(own)):
             return dispatch.run(record.op, xs, record.attrs, layout)
 
-    return op
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs, a custom function's after its parameters."""
+        if not isinstance(self.call, CustomCall):
+            return [name_of(self.record, i) for i in self.leaves]
+        parameters, names = rule.parameters(self.call.f), []
+        for i, arg in enumerate(self.call.again[1]):
+            called = parameters[i] if i < len(parameters) else f"args[{i}]"
+            paths = containers.paths(arg, called)
+            opened = containers.flatten(arg)[0]
+            names += [p for p, leaf in zip(paths, opened, strict=True) if isinstance(leaf, Tensor)]
+        return [names[i] for i in self.leaves]
 
-
-def _called_again(call: CustomCall, xs: tuple[Tensor, ...]) -> list[Any]:
-    """Return the results of a custom function for other tensors."""
-    function, args, options = call.again
-    return containers.flatten(function(*with_tensors(args, xs), **options))[0]
-
-
-def _rule_of(record: Record) -> str:
-    """The rule of a record, for messages."""
-    rule = bare_rule(record.rule)
-    if isinstance(rule, CustomCall):
-        return f"the gradient of the custom function {rule.name!r} ({place(rule.f)})"
-    return f"{label(rule)} for the op type {record.op.type!r}"
+    @property
+    def title(self) -> str:
+        """The rule of the op, for messages."""
+        if isinstance(self.call, CustomCall):
+            return f"the gradient of the custom function {self.call.name!r} ({place(self.call.f)})"
+        return f"{label(self.call)} for the op type {self.record.op.type!r}"
 
 
 __all__ = ["Finding", "GradientCheckError", "GradientReport", "check_gradients", "gradient_report"]

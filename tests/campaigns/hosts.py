@@ -139,6 +139,7 @@ ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
     if not name.startswith(("JAX_", "XLA_", "PIP_CONSTRAINT", "PYTHONPATH", "VIRTUAL_ENV"))
+    and name != "PYTHONDONTWRITEBYTECODE"  # (uv compiles nothing: what is imported first does)
 }
 
 

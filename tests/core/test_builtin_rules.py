@@ -43,7 +43,14 @@ def by_name(op_type):
     return getattr(tf.nn_grad, f"_{op_type}Grad")
 
 
-FORMS = {"value": builtin, "called": called, "TensorFlow's": of, "TensorFlow's name": by_name}
+def by_parameter(op_type):
+    return lambda dy, builtin: builtin(dy)
+
+
+FORMS = {
+    "value": builtin, "called": called, "TensorFlow's": of, "TensorFlow's name": by_name,
+    "parameter": by_parameter,
+}  # fmt: skip
 
 
 def overridden(row, form):
@@ -59,7 +66,7 @@ def overridden(row, form):
 
 @pytest.mark.parametrize(
     ("row", "form"),
-    [(row, "called") for row in ROWS]
+    [(row, form) for row in ROWS for form in ("called", "parameter")]
     + [(row, form) for form in ("value", "TensorFlow's name") for row in FIRST.values()],
     ids=str,
 )
@@ -72,7 +79,7 @@ def test_every_op_type_by_its_own_rule(row, form):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("form", ["called", "TensorFlow's name"])
+@pytest.mark.parametrize("form", ["called", "TensorFlow's name", "parameter"])
 @pytest.mark.parametrize("op_type", FIRST)
 def test_every_op_type_by_its_own_rule_in_a_graph(op_type, form):
     row = FIRST[op_type]
@@ -89,6 +96,42 @@ def test_every_op_type_by_its_own_rule_in_a_graph(op_type, form):
 def test_every_op_type_has_a_row():
     without = {"Cast", "EnsureShape", "NextAfter", "Print", "RandomShuffle"}
     assert set(TYPES) - set(FIRST) == without
+
+
+# -- three times the gradient ----------------------------------------------------------------------
+
+
+def tripled(dy, builtin):
+    return 3 * builtin(dy)
+
+
+def tripled_by_dy(dy, builtin):
+    return builtin(tuple(3 * d for d in dy) if isinstance(dy, tuple) else 3 * dy)
+
+
+BESIDE = {"MatrixPseudoInverse"}  # whose sample has another way for the gradient
+
+
+@pytest.mark.parametrize("op_type", FIRST)
+def test_three_times_the_gradient(op_type):
+    """Both ways to say it agree, with each other and (if the op ran once) with the plain one."""
+    row, counts = FIRST[op_type], {}
+    xs = runs.inputs_of(row, "numpy")
+    found = []
+    for rule in (tripled, tripled_by_dy):
+
+        def f(*xs, rule=rule):
+            with rg.gradient_override_map({op_type: rule}) as used:
+                y = row.f(*xs)
+            counts[rule] = sum(hit.count for hit in used.hits)
+            return y
+
+        found.append(runs.gradients(replace(row, f=f), xs, 1))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+    if counts[tripled_by_dy] == 1 and len(row.covers) == 1 and op_type not in BESIDE:
+        for a, b in zip(found[0], runs.gradients(row, xs, 1), strict=True):
+            np.testing.assert_allclose(a, 3 * np.asarray(b), rtol=1e-12, atol=1e-12)
 
 
 # -- what it is for --------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ import ast
 import platform
 import re
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
 
 from tests.campaigns import hosts as campaign
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import ROOT, tree_of
 
 SOURCE = ROOT / "src" / "regrad"
 # Where private parts are named, and the modules that find them there.
@@ -22,26 +23,24 @@ JAX = {
     "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "num_consts", "num_carry", "ft_in",
 }  # fmt: skip
 PRIVATE = re.compile(r"\b(torch|jax|functorch)(\.\w+)*\._(?!_)\w+")
-TREES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+SOURCES = sorted(SOURCE.rglob("*.py"))
 
 
 def is_door(path):
     return path.relative_to(SOURCE).as_posix().startswith(DOORS)
 
 
+@cache
 def names_of_ours():
     """Return the names that regrad's own sources define."""
     found = set()
-    for tree in TREES.values():
+    for tree in map(tree_of, SOURCES):
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
                 found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
     return found
-
-
-OURS = names_of_ours()
 
 
 def docstrings(tree):
@@ -65,7 +64,8 @@ def chain(node):
 def is_private(name, jax=False):
     """Return whether an attribute is neither Python's, nor ours, nor promised by its library."""
     special = name.startswith("__") and name.endswith("__")
-    unknown = name.startswith("_") and not special and name not in OURS | PYTHON
+    known = name in PYTHON or name in names_of_ours()
+    unknown = name.startswith("_") and not special and not known
     return unknown or (jax and name in JAX)
 
 
@@ -104,20 +104,20 @@ def private_parts(tree, jax=False):
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in TREES if not is_door(p)], ids=lambda p: str(p.relative_to(SOURCE))
+    "path", [p for p in SOURCES if not is_door(p)], ids=lambda p: str(p.relative_to(SOURCE))
 )
 def test_private_parts_are_named_behind_the_door(path):
     jax = path.is_relative_to(SOURCE / "jax")
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}: take it in {DOORS[jax]}"
-        for line, name in private_parts(TREES[path], jax)
+        for line, name in private_parts(tree_of(path), jax)
     ]
     assert not found, "\n".join(found)
 
 
 def test_the_doors_name_private_parts():
     for door in DOORS[:2]:
-        named = [n for p, t in TREES.items() if door in p.as_posix() for n in private_parts(t)]
+        named = [n for p in SOURCES if door in p.as_posix() for n in private_parts(tree_of(p))]
         assert len(named) > 8, door
 
 

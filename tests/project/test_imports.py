@@ -6,12 +6,13 @@ import importlib
 import pathlib
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
 import regrad
 from regrad import extend
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import ROOT, tree_of
 
 HEAVY = ["jax", "torch", "matplotlib", "optax", "safetensors", "tqdm", "scipy.special",
          "scipy.linalg", "array_api_compat", "optree", "opt_einsum"]  # fmt: skip
@@ -73,15 +74,6 @@ KNOTS = {
 }
 
 
-def nodes(tree, typing=False):
-    """The statements that run, and with `typing` those for type checkers, too."""
-    for node in ast.iter_child_nodes(tree):
-        checked = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        if typing or not checked:
-            yield node
-            yield from nodes(node, typing)
-
-
 def name_of(path):
     """The name of a module inside of the package: `core.walk`."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
@@ -91,12 +83,20 @@ def name_of(path):
 MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
 
 
-def imports(name, typing=False):
-    """The modules of the package that one of them imports, each with whether in a block."""
-    tree = ast.parse(MODULES[name].read_text())
+@cache
+def imports(name):
+    """The modules of the package that one imports: each, whether in a block, whether to checkers.
+
+    In a block means not as the module or a class of its own is made.
+    """
+    tree = tree_of(MODULES[name])
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    at_once = [*tree.body, *(node for each in classes for node in each.body)]
-    for node in nodes(tree, typing):
+    at_once = {*tree.body, *(node for each in classes for node in each.body)}
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    typing = [node for node in blocks if ast.unparse(node.test).endswith("TYPE_CHECKING")]
+    checked = {inner for node in typing for inner in ast.walk(node)}
+    found = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             full = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -106,19 +106,19 @@ def imports(name, typing=False):
         for each in full:
             top, _, inner = each.partition(".")
             if top == "regrad":
-                found = inner if inner in MODULES else inner.rpartition(".")[0]
-                yield found, node not in at_once
+                module = inner if inner in MODULES else inner.rpartition(".")[0]
+                found.append((module, node not in at_once, node in checked))
+    return found
 
 
+@cache
 def graph(typing=False):
     """The modules that each module imports; with `typing` also those it names to checkers alone."""
     return {
-        name: {m for m, _ in imports(name, typing) if (name, m) not in KNOTS} for name in MODULES
+        name: {m for m, _, checked in imports(name) if typing >= checked and (name, m) not in KNOTS}
+        for name in MODULES
     }
 
-
-GRAPH = graph()
-TYPED = graph(typing=True)  # (a stub tells of what is put together: tensor.pyi of its methods)
 
 # The circles that imports for type checkers close: modules that are named in one another's
 # signatures, and so are read together.
@@ -129,7 +129,9 @@ BACK_UP = {("", "v1")}  # imports for type checkers that point to a later packag
 
 
 def test_few_imports_are_inside_functions():
-    found = {(name, m) for name in MODULES for m, late in imports(name) if late}
+    found = {
+        (name, m) for name in MODULES for m, late, checked in imports(name) if late and not checked
+    }
     assert {knot for knot in found if knot[0] not in LAZY} <= KNOTS
 
 
@@ -146,12 +148,12 @@ def back_up(name, modules):
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_packages_import_one_way(name):
-    assert back_up(name, GRAPH[name]) == set()
-    assert {m for m in back_up(name, TYPED[name]) if (name, m) not in BACK_UP} == set()
+    assert back_up(name, graph()[name]) == set()
+    assert {m for m in back_up(name, graph(typing=True)[name]) if (name, m) not in BACK_UP} == set()
 
 
 def test_no_imports_make_a_circle():
-    order = list(graphlib.TopologicalSorter(GRAPH).static_order())
+    order = list(graphlib.TopologicalSorter(graph()).static_order())
     assert set(order) == set(MODULES)
 
 
@@ -178,20 +180,20 @@ def without_allowed(graph):
 
 
 def test_imports_for_type_checkers_make_no_other_circles():
-    assert [c for c in circles(without_allowed(TYPED)) if c not in CIRCLES] == []
+    assert [c for c in circles(without_allowed(graph(typing=True))) if c not in CIRCLES] == []
 
 
 def test_a_circle_across_packages_is_found():
-    graph = without_allowed(TYPED)
-    graph["core.tensor"] |= {"ops.methods"}
-    widest = max(circles(graph), key=len)
+    wrong = without_allowed(graph(typing=True))
+    wrong["core.tensor"] |= {"ops.methods"}
+    widest = max(circles(wrong), key=len)
     assert {"core.tensor", "ops.methods", "graph.graph"} <= widest
-    assert back_up("core.tensor", graph["core.tensor"]) == {"ops.methods"}
+    assert back_up("core.tensor", wrong["core.tensor"]) == {"ops.methods"}
 
 
 def test_a_circle_is_found():
     with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter({**GRAPH, "errors": {"v1"}}).prepare()
+        graphlib.TopologicalSorter({**graph(), "errors": {"v1"}}).prepare()
 
 
 def test_jax_is_loaded_when_it_is_used():
@@ -215,7 +217,7 @@ def test_train_is_loaded_when_it_is_used():
 
 def functions():
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 doc = ast.get_docstring(node, clean=False) or ""
                 lines = node.end_lineno - node.lineno + 1

@@ -13,6 +13,7 @@ from regrad.core.extras import INSTALL, install_line
 from regrad.jax.host import HOST as JAX
 from regrad.torch.host import HOST as TORCH
 from tests.helpers.address import PLACES, URLS, Address, filled, known
+from tests.helpers.children import run_children
 from tests.helpers.optional import OPTIONAL
 from tests.helpers.paths import ROOT
 
@@ -103,6 +104,17 @@ def test_tests_that_need_a_package_are_skipped_without_it(tmp_path, name):
                           cwd=ROOT)  # fmt: skip
     assert "1 failed, 1 passed, 2 skipped" in done.stdout, done.stdout
     assert re.search(rf"2 tests and files were skipped; not installed: .*\b{name}\b", done.stdout)
+
+
+def test_a_child_that_fails_is_reported(tmp_path):
+    """As it says itself, and without waiting for the others."""
+    (script := tmp_path / "script.py").write_text(
+        "import sys, time\n"
+        "if sys.argv[2] == 'fails':\n    sys.exit('nothing of that name')\n"
+        "time.sleep(100)\n"
+    )
+    with pytest.raises(AssertionError, match="nothing of that name"):
+        run_children(script, tmp_path, ["waits"], ["fails"])
 
 
 def test_optional_packages_are_those_of_the_extras():

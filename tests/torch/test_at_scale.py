@@ -34,14 +34,15 @@ run_children = partial(children.run_children, ROOT / "tests/helpers/parallel_che
 
 @pytest.mark.versions
 @pytest.mark.parametrize(
-    "kinds", [["ddp_"], ["fsdp_"], ["tensor_"], ["pipeline_"], ["hits_", "workers_"]]
+    "kinds", [["ddp_", "hits_", "workers_"], ["fsdp_", "tensor_", "pipeline_"]]
 )
 def test_two_processes(kinds, tmp_path):
     port = free_port()
     reports = run_children(tmp_path, *[[rank, port, *kinds] for rank in ("0", "1")])
     assert failures(reports) == ""
     assert reports[0] == reports[1]
-    assert len(reports[0]) >= 4
+    assert {name.partition("_")[0] + "_" for name in reports[0]} == {*kinds}
+    assert len(reports[0]) >= 13
 
 
 @pytest.mark.versions
@@ -51,11 +52,6 @@ def test_a_model_of_keras(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))  # where it writes its settings
     (report,) = children.run_children(ROOT / "tests/helpers/keras_checks.py", tmp_path, [])
     assert [*report] == ["torch_fit_in_a_scope"]
-
-
-def test_a_child_that_fails_is_reported(tmp_path):
-    with pytest.raises(AssertionError, match="no check of that name"):
-        run_children(tmp_path, ["0", "1", "train"[::-1]])
 
 
 # -- Functions as those of which FSDP2 is made ----------------------------------------------------

@@ -208,3 +208,95 @@ def test_a_custom_op_as_a_key(key, call, rule):
     assert torch.equal(x.grad, EXPECTED)
     used.assert_fired(key)
     assert torch.autograd.grad(call(x, 2.0).sum(), x)[0].tolist() == [11, 11, 11]
+
+
+# -- several tensors, by the names of the forward pass ---------------------------------------------
+
+
+class SuperSpike(torch.autograd.Function):
+    """As norse has it: its slope is a tensor, too."""
+
+    @staticmethod
+    def forward(ctx, input_tensor, alpha):
+        return (input_tensor > 0).to(input_tensor.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, None
+
+
+class Weighted(torch.autograd.Function):
+    """In the newer form, with a number between, and a name that means something else."""
+
+    @staticmethod
+    def forward(a, k, forward):
+        return a * k + forward
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, None, dy
+
+
+V = torch.tensor([-0.5, 0.25], dtype=torch.float64)
+TEN = torch.tensor(10.0, dtype=torch.float64)
+
+
+def ruled(rule, function, *args):
+    """The gradients by those of the arguments that require one."""
+    with regrad.torch.gradient_override_map({function: rule}) as used:
+        y = function.apply(*args)
+    xs = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+    found = torch.autograd.grad(y.sum(), xs, allow_unused=True)
+    used.assert_fired()
+    return [None if dx is None else dx.tolist() for dx in found]
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (regrad.rules.triangle(), [0.5, 0.75]),
+        (regrad.rules.straight_through, [1.0, 1.0]),
+        (lambda dy, input_tensor, alpha: dy * input_tensor * alpha, [-5.0, 2.5]),
+        (lambda dy, input_tensor, alpha: (dy * alpha, None), [10.0, 10.0]),
+        (lambda dy, a, b: [dy * b, None], [10.0, 10.0]),
+        (lambda dy, xs: [dy * xs[1], None], [10.0, 10.0]),
+        (lambda op, grad: [grad * op.inputs[1], None], [10.0, 10.0]),
+        (lambda dy, alpha, builtin: alpha * builtin(dy)[0], [10.0, 10.0]),
+    ],
+)
+def test_a_function_that_is_differentiated_by_one_tensor(rule, expected):
+    assert ruled(rule, SuperSpike, V.clone().requires_grad_(), TEN) == [expected]
+
+
+def test_several_differentiated_tensors_and_numbers_by_name():
+    x, w = V.clone().requires_grad_(), (2 * V).requires_grad_()
+    rule = lambda dy, a, k, forward_, forward: (dy * k, dy * forward_)  # noqa: E731
+    assert ruled(rule, Weighted, x, 3.0, w) == [[3.0, 3.0], [-1.0, 0.5]]
+    moved = lambda dy, a, forward, forward_: (forward(a, forward_), None)  # noqa: E731
+    assert ruled(moved, Weighted, x, 3.0, w) == [[-2.5, 1.25], None]
+
+
+def test_a_number_where_a_tensor_may_stand():
+    rule = lambda dy, input_tensor, alpha: dy * alpha  # noqa: E731
+    assert ruled(rule, SuperSpike, V.clone().requires_grad_(), 4.0) == [[4.0, 4.0]]
+
+
+def test_names_that_it_does_not_have_are_refused_when_the_scope_opens():
+    scope = regrad.torch.gradient_override_map({SuperSpike: lambda dy, alfa: dy})
+    with pytest.raises(RuleError, match=r"asks for 'alfa'.* Did you mean 'alpha'"), scope:
+        pass
+    both = [V.clone().requires_grad_(), TEN.clone().requires_grad_()]
+    with pytest.raises(RuleError, match=r"asks for 'x'.*it may name input_tensor, alpha"):
+        ruled(lambda dy, x: dy, SuperSpike, *both)
+
+
+def test_untouched_says_where_a_function_is():
+    rules = {"Tanh": regrad.rules.optional(lambda dy: dy)}
+    with regrad.torch.gradient_override_map(rules) as used:
+        SuperSpike.apply(V.clone().requires_grad_(), TEN) * 2
+    assert f"{__name__}.SuperSpike (autograd.Function)" in [r[0] for r in used.untouched().rows]

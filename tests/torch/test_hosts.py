@@ -14,7 +14,7 @@ from regrad.torch.host import COMPILING, FUNCTIONS, HOST, OVERRIDES
 from tests.helpers.paths import ROOT
 from tests.helpers.torch_calls import override
 
-SLICES = 4
+SLICES = 2
 pytestmark = pytest.mark.versions
 
 

@@ -393,7 +393,7 @@ def test_two_names():
     check(found, ["layers.0.act"])
 
 
-class Spike(torch.autograd.Function):
+class PlacedSpike(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return (x > 0).float()
@@ -405,10 +405,10 @@ class Spike(torch.autograd.Function):
 
 class Spiking(nn.Module):
     def forward(self, x):
-        return Spike.apply(x)
+        return PlacedSpike.apply(x)
 
 
-@pytest.mark.parametrize("what", [Spike, "Spike"])
+@pytest.mark.parametrize("what", [PlacedSpike, "PlacedSpike"])
 def test_functions(what):
     model = nn.Sequential(Spiking(), Spiking())
     x = torch.ones(3, requires_grad=True)
@@ -418,13 +418,13 @@ def test_functions(what):
     assert [(hit.path, hit.ran) for hit in used.hits] == [("1", 1)]
 
 
-@pytest.mark.parametrize("key", ["Spike", Spike])
+@pytest.mark.parametrize("key", ["PlacedSpike", PlacedSpike])
 def test_the_name_of_a_function_alone(key):
     x = torch.ones(3, requires_grad=True)
     with override({key: lambda dy: dy * 5}) as used:
         Spiking()(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.full((3,), 5.0))
-    used.assert_fired("Spike")
+    used.assert_fired("PlacedSpike")
 
 
 def test_reports_show_paths():

@@ -1,17 +1,28 @@
-"""The library's own rules, as functions to call and to put in maps."""
+"""The library's own rules, as functions to call and to put in maps, and as `builtin` in a rule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from regrad.core.dispatch import lift
-from regrad.core.registry import OPS, Attrs, Input, Op, borrowed, find_op
-from regrad.core.rule import NO_GRADIENT, NoGradient, NoRule, OpView, PerInput, Rule, asked
+from regrad.core.registry import OPS, Attrs, Input, Op, bind, borrowed, find_op, refuse_function
+from regrad.core.rule import (
+    EXTRAS,
+    NO_GRADIENT,
+    Extra,
+    Kept,
+    NoGradient,
+    NoRule,
+    OpView,
+    PerInput,
+    Rule,
+    asked,
+)
 from regrad.core.state import masked
 from regrad.core.tape import Record, cuts, effective
-from regrad.core.tensor import Tensor, TensorLike
+from regrad.core.tensor import TensorLike
 from regrad.core.walk import check_gradient, open_groups
 from regrad.errors import MissingRuleError, RuleError
 
@@ -21,17 +32,23 @@ if TYPE_CHECKING:
 UNSAID = object()
 
 
-def builtin(op_type: str) -> Builtin:
+def builtin(op_type: str | Callable[..., Any]) -> Any:
     """Return the built-in rule of an op type, to be scaled, clipped or logged.
 
     Args:
-        op_type: The op type, such as `"Relu"`.
+        op_type: The op type, such as `"Relu"`; or what is a key in PyTorch or JAX programs
+            (`F.linear`, an `autograd.Function`, `jax.nn.relu`), for that library's own gradient,
+            as a value in a map.
 
-    It is called as `builtin("Relu")(dy, y=y)`: with the gradient that arrives and, by keyword,
-    the names that it needs. Further names are ignored, so that a rule may hand on whatever it
-    was given: a rule with `**names` gets everything that it could name (all inputs, the output,
-    attributes, shapes and dtypes), and its record keeps all of that. `builtin("Relu").names`
-    lists what is needed, if memory matters.
+    In a rule the parameter `builtin` says the same without names: `lambda dy, builtin:
+    3 * builtin(dy)`, for any op of any library. Of an op of several inputs it is a tuple, whose
+    arithmetic is that of each gradient.
+
+    The rule of an op type is called as `builtin("Relu")(dy, y=y)`: with the gradient that arrives
+    and, by keyword, the names that it needs. Further names are ignored, so that a rule may hand on
+    whatever it was given: a rule with `**names` gets everything that it could name (all inputs,
+    the output, attributes, shapes and dtypes), and its record keeps all of that.
+    `builtin("Relu").names` lists what is needed, if memory matters.
 
     An op of one input has one gradient, of the input's shape; for any other it is a list with one
     gradient per input, None for an input that has none. Where an op broadcasts, the gradients
@@ -48,12 +65,19 @@ def builtin(op_type: str) -> Builtin:
         RuleError: (when called) a name is missing.
 
     >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Square": lambda dy, builtin: 0.5 * builtin(dy)}):
+    ...     rg.grad(rg.square)(rg.tensor([1.0, 3.0])).print()
+    Tensor
+        [1, 3]
     >>> halved = lambda dy, **names: 0.5 * rg.rules.builtin("Square")(dy, **names)
     >>> with rg.gradient_override_map({"Square": halved}):
     ...     rg.grad(rg.square)(rg.tensor([1.0, 3.0])).print()
     Tensor
         [1, 3]
     """
+    if callable(op_type):
+        refuse_function(op_type)
+        return ForeignBuiltin(op_type)
     return _of(find_op(op_type))
 
 
@@ -142,30 +166,137 @@ class Builtin:
         record = op.record
         dys = tuple([g if g is None else lift(g) for g in grads])
         dy = dys if isinstance(record.outputs, tuple) else dys[0]
-        found = self._pulled(record, dy)
+        found = _pulled(record, dy, self.bound_to(record.op))
         dxs = [None if i is None else found.get(i) for i in op.places()]
         shown = [dx if dx is None else op.shown(dx) for dx in dxs]
         return shown[0] if len(shown) == 1 else shown
 
-    def _pulled(self, record: Record, dy: Any) -> dict[int, Tensor | None]:
-        """Return the gradients that the rule returns, by leaf, in the shapes of the inputs."""
-        rule = self.bound_to(record.op)
-        if cuts(rule, record.attrs, record.xs):
-            return {}
-        wanted = record.wanted(set(record.inputs))
-        if isinstance(rule, PerInput):
-            wanted = [p for p in wanted if p in rule.parts]
-        with masked():
-            rule = effective(record.op, rule, record.specs, dy)
-            pulled = rule.pull(record, dy, wanted)
-            pairs = pulled if record.plain else open_groups(record, pulled)
-            return {i: check_gradient(record, i, dx, dy) for i, dx in pairs if dx is not None}
-
     def __repr__(self) -> str:
         return f"builtin({self.op.type!r})"
+
+
+class ForeignBuiltin:
+    """The gradient that another library has for a function of its, as a value in a map."""
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+        self.__name__: str = getattr(key, "__name__", repr(key))
+
+    def bound_to(self, op: Op) -> Rule:
+        """The rule for an op of the library."""
+        if not op.rule.is_foreign:
+            raise RuleError(
+                f"{self!r} is a gradient of another library's, and {op.type!r} an op type of "
+                f"regrad's. Its own rule is rules.builtin({op.type!r})."
+            )
+        return bind(_own, op, self.__name__)
+
+    def __call__(self, *args: Any, **names: Any) -> Any:
+        raise RuleError(
+            f"{self!r} is a value in a map, and cannot be called. Ask for builtin by name: "
+            "lambda dy, builtin: 3 * builtin(dy)."
+        )
+
+    def __repr__(self) -> str:
+        return f"builtin({self.__name__})"
+
+
+def _own(dy: Any, builtin: Any) -> Any:
+    return builtin(dy)
 
 
 def _conjugate(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([_conjugate(v) for v in value])
     return value if value is None else OPS["Conj"].function(value)
+
+
+def _pulled(record: Record, dy: Any, rule: Rule) -> dict[int, Any]:
+    """Return the gradients that a rule returns, by leaf, in the shapes of the inputs."""
+    if cuts(rule, record.attrs, record.xs):
+        return {}
+    wanted = record.wanted(set(record.inputs))
+    if isinstance(rule, PerInput):
+        wanted = [p for p in wanted if p in rule.parts]
+    with masked():
+        rule = effective(record.op, rule, record.specs, dy)
+        pulled = rule.pull(record, dy, wanted)
+        pairs = pulled if record.plain else open_groups(record, pulled)
+        return {i: check_gradient(record, i, dx, dy) for i, dx in pairs if dx is not None}
+
+
+# -- names that every rule may ask for -------------------------------------------------------------
+
+
+class Gradients(tuple[Any, ...]):
+    """The gradients by the inputs of an op, in order: `3 * g`, `-g` and `g + h` are those of each.
+
+    None, for an input that has no gradient, stays None.
+    """
+
+    __array_ufunc__ = None  # (NumPy's numbers leave `k * g` to us)
+
+    def _each(self, function: Callable[..., Any], *others: Any) -> Gradients:
+        rows = zip(self, *others, strict=True)
+        return Gradients(
+            [None if any(dx is None for dx in row) else function(*row) for row in rows]
+        )
+
+    def __mul__(self, factor: Any) -> Any:
+        return self._each(lambda dx: dx * factor)
+
+    def __rmul__(self, factor: Any) -> Any:
+        return self._each(lambda dx: factor * dx)
+
+    def __truediv__(self, divisor: Any) -> Any:
+        return self._each(lambda dx: dx / divisor)
+
+    def __neg__(self) -> Any:
+        return self._each(lambda dx: -dx)
+
+    def __add__(self, others: Any) -> Any:
+        return self._each(lambda dx, other: dx + other, others)
+
+    def __sub__(self, others: Any) -> Any:
+        return self._each(lambda dx, other: dx - other, others)
+
+
+def own_gradient(record: Record, dy: Any) -> Any:
+    """Return the gradient that the op of a record has of its own: `builtin(dy)` in a rule.
+
+    It is one, or `Gradients` with one for each input. Where there is none (`Floor`), it is zero.
+    """
+    dys = dy if isinstance(dy, list | tuple) else (dy,)
+    if record.own is not None:
+        dxs = record.own.pull(record.xs, dys)
+    else:
+        dys = tuple([d if d is None else lift(d) for d in dys])
+        given = dys if isinstance(record.outputs, tuple) else dys[0]
+        found = _pulled(record, given, record.op.shipped)
+        dxs = [found.get(i) for i in range(len(record.inputs))]
+    parts = [Gradients(p) if isinstance(p, list) else p for _, p in record.by_parameter(dxs)]
+    if len(parts) > 1:
+        return Gradients(parts)
+    return OPS["ZerosLike"].function(dys[0]) if parts[0] is None else parts[0]
+
+
+def run_forward(record: Record, *inputs: Any) -> Any:
+    """Return the op of a record, computed for other inputs: `forward(x)` in a rule."""
+    if record.own is not None:
+        return record.own.value_at(inputs)
+    with masked():
+        return record.op.function(*inputs, **record.attrs)
+
+
+def _kept(op: Op) -> Kept:
+    """Return what a record keeps for `builtin`: what the op's own rule asks for."""
+    rule = Builtin(op).rule
+    every = frozenset(range(len(op.inputs)))
+    kept, keeps_y = rule.keeps(every)
+    return (kept if rule.unless is None else every), keeps_y
+
+
+EXTRAS["builtin"] = Extra(lambda record: partial(own_gradient, record), _kept)
+EXTRAS["forward"] = Extra(
+    lambda record: partial(run_forward, record), lambda op: (frozenset(), False)
+)

@@ -279,9 +279,9 @@ class Arguments:
         """An answer as one gradient per tensor; RuleError if it has another structure."""
         given, holders = self.read(answer), list(self.holders.values())
         alone = holders if len(holders) == 1 else []
-        for due in (*alone, Container(list, dict(enumerate(holders)))):
+        for expected in (*alone, Container(list, dict(enumerate(holders)))):
             gradients = [None] * self.count
-            if (alone or given is not None) and _fits(due, given, gradients):
+            if (alone or given is not None) and _fits(expected, given, gradients):
                 return gradients
         raise RuleError(
             f"wrong structure of gradients: {self.name} ({place(self.function)}) returned "
@@ -300,25 +300,25 @@ def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
     return Arguments(function, name, count, lambda: map(Hole, range(count)))
 
 
-def _fits(due: Any, given: Any, gradients: list[Any]) -> bool:
+def _fits(expected: Any, given: Any, gradients: list[Any]) -> bool:
     """Return whether an answer has the expected structure; put its gradients in place."""
     if given is None:
         return True
-    if type(due) is Hole:
-        gradients[due.number] = given
+    if type(expected) is Hole:
+        gradients[expected.number] = given
         return type(given) is not Container
     if type(given) is not Container:
         return False
-    if due is None:  # nothing that has a gradient
+    if expected is None:  # nothing that has a gradient
         return all(_fits(None, part, gradients) for part in given.parts.values())
-    if given.what != due.what or not given.parts.keys() <= due.parts.keys():
+    if given.what != expected.what or not given.parts.keys() <= expected.parts.keys():
         return False
-    if due.what is not dict and len(given.parts) < len(due.parts):
+    if expected.what is not dict and len(given.parts) < len(expected.parts):
         return False
     # what holds no tensor may be left out of a dict
     return all(
         _fits(part, given.parts[key], gradients) if key in given.parts else not any(_holes(part))
-        for key, part in due.parts.items()
+        for key, part in expected.parts.items()
     )
 
 

@@ -9,20 +9,30 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
-from regrad.core.backends import BACKENDS, Array, DTypeLike, is_array, numpy_dtype
-from regrad.core.builtin import Builtin
-from regrad.core.registry import RULES, Attrs, Op, canonical, resolve
+from regrad.core.backends import BACKENDS, Array, DTypeLike, is_array, is_inexact, numpy_dtype
+from regrad.core.builtin import Builtin, ForeignBuiltin
+from regrad.core.dispatch import lift, rerun
+from regrad.core.registry import RULES, Attrs, Input, Op, canonical, resolve
 from regrad.core.reports import Hit
 from regrad.core.rule import NO_GRADIENT, Rule, RuleFunction
 from regrad.core.signatures import declared, plain_code
 from regrad.core.state import current, in_state, masked
-from regrad.core.tape import Layout, Record, Spec, effective, positions, record_of
+from regrad.core.tape import (
+    GroupedRecord,
+    Layout,
+    Record,
+    Spec,
+    effective,
+    positions,
+    record_of,
+)
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
-from regrad.errors import DetachedTensorWarning
+from regrad.errors import DetachedTensorWarning, RuleError
 
 LIBRARIES = {"regrad", "torch", "jax"}  # that a rule may be written with
 
@@ -41,12 +51,17 @@ class ForeignRule:
     named: set[str] | None = None
     writes: bool | None = None
     key: Any = None  # the one in the map, as reports know it
+    family: Any = None  # the callables that it is for, as it sees them (of torch's)
     chooses = False  # whether it stands for several, of which each call gets one
 
     def __init__(self, value: str | RuleFunction, op: Op) -> None:
-        self.op = op
-        self.rule: Rule = resolve(value, op)
+        self.op: Op = with_own_gradient(op)
+        self.rule: Rule = resolve(value, self.op)
         self.name: str = self.rule.name
+        self.has_bias: bool = isinstance(op.rule, OwnBias)
+        # (which may need all inputs)
+        self.asks_builtin: bool = "builtin" in self.rule.extras or self.has_bias
+        self.asks_own: bool = bool(self.rule.extras)
         self.is_borrowed: bool = lender(value) is not None
         self.takes_all: bool = self.is_borrowed or takes_all(value)
         self.plain: bool | None = False if self.is_borrowed else None
@@ -92,9 +107,133 @@ def lender(value: Any) -> str | None:
 
 def takes_all(value: Any) -> bool:
     """Return whether a rule takes `**names`, which only a built-in rule can read."""
+    if hasattr(type(value), "bound_to"):
+        return False
     if (code := plain_code(value)) is not None:
         return bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return any(p.kind is p.VAR_KEYWORD for p in declared(value) or ())
+
+
+class Own(Rule):
+    """Stands for the gradient that another library has for an op: the record's call knows it."""
+
+    name = "builtin"
+    is_foreign = True
+
+
+class OwnOfOne(Own):
+    """The same for an op of whose inputs only some are differentiated: one gradient may do."""
+
+    def completes(self, answer: Any, record: Record, dy: Any) -> Any:
+        """Return a rule's answer with a gradient, or None, for each input."""
+        wanted = [i for i, moves in enumerate(record.inputs) if moves]
+        if isinstance(answer, list | tuple) or len(wanted) != 1:
+            return answer
+        return [answer if i in wanted else None for i in range(len(record.inputs))]
+
+
+class OwnBias(Own):
+    """The same for an op whose last input is a bias, which keeps its own gradient.
+
+    A rule that returns one gradient more than for the other inputs has one for the bias. What was
+    left out of a call may be left out of the answer.
+    """
+
+    def completes(self, answer: Any, record: Record, dy: Any) -> Any:
+        """Return a rule's answer with a gradient, or None, for each input."""
+        last = len(record.op.inputs) - 1
+        layout = record.layout if isinstance(record, GroupedRecord) else range(last + 1)
+        given = [p for p, place in enumerate(layout) if place is not None]
+        if not isinstance(answer, list | tuple) or len(answer) > last:
+            return answer
+        if given[-1] == last and len(answer) == len(given) - 1:
+            assert record.own is not None
+            dys = dy if isinstance(dy, tuple) else (dy,)
+            (leaf,) = positions(layout[last])
+            answer = [*answer, record.own.pull(record.xs, dys, leaf)[leaf]]
+        found = dict(zip(given, answer, strict=False)) if len(answer) == len(given) else {}
+        return [found.get(p) for p in range(last + 1)] if found else answer
+
+
+def with_own_gradient(op: Op) -> Op:
+    """Return an op type as another library has it, whose own gradient is that library's."""
+    if op.rule.is_foreign:
+        return op
+    theirs = copy(op)
+    theirs.rule, theirs.replaced, theirs.reads = Own(), None, {}
+    return theirs
+
+
+# Functions of arrays, and their gradients by a library: `vjp(f, xs, dys)`, by leaf. There are zeros
+# where nothing is connected, and None for integers.
+Arrays = Sequence[Any]
+ArrayFunction = Callable[[Arrays], Arrays]
+ArrayVjp = Callable[[ArrayFunction, Arrays, Arrays], Arrays]
+
+
+class OwnCall(Protocol):
+    """A call of a foreign op, as `builtin` and `forward` in a rule ask for it.
+
+    Leaves are arrays, all of the library or all Tensors; numbers and None stand between them.
+    """
+
+    vjp: ArrayVjp
+
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+        """Return the library's own gradients, by leaf; None where there is none.
+
+        Of one leaf alone, if `only` is its place.
+        """
+        ...
+
+    def value_at(self, inputs: Sequence[Any]) -> Any:
+        """Return the op's value for other inputs, by parameter."""
+        ...
+
+
+def on_tensors(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any]) -> Sequence[Any]:
+    """Return `f(xs)` for arrays or Tensors; of Tensors it is an op, whose gradient is `vjp`'s."""
+    if not any(isinstance(x, Tensor) for x in xs):
+        return f(xs)
+    op = Op(
+        "Foreign", "foreign", lambda xp, xs: tuple(f(xs)), [Input("xs", "many")],
+        several=True, holomorphic=False,
+    )  # fmt: skip
+    op.rule = _ByVjp(f, vjp)
+    return rerun(op, tuple(map(lift, xs)), {}, (tuple(range(len(xs))),), op.rule)
+
+
+class _ByVjp(Rule):
+    """The gradient of a function of arrays, by its library."""
+
+    name = "builtin"
+
+    def __init__(self, f: ArrayFunction, vjp: ArrayVjp) -> None:
+        self.f, self.vjp = f, vjp
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return wanted, False
+
+    def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
+        return [(0, gradients(self.f, self.vjp, record.xs, dy))]
+
+
+def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
+    """Return the gradients of `f(xs)` by a library, of arrays or Tensors; None for integers."""
+    floats = [is_inexact(numpy_dtype(x.dtype)) for x in xs]
+
+    def back(given: Arrays) -> Arrays:
+        dxs = vjp(f, given[: len(xs)], given[len(xs) :])
+        return [dx for dx, is_float in zip(dxs, floats, strict=True) if is_float]
+
+    found = iter(on_tensors(back, vjp, [*xs, *dys]))
+    return [next(found) if is_float else None for is_float in floats]
+
+
+def check_builtin(value: Any, label: str, same: Callable[[Any], bool]) -> None:
+    """Refuse another function's own gradient; `same` says whether a key is the rule's."""
+    if isinstance(value, ForeignBuiltin) and not same(value.key):
+        raise RuleError(f"{value!r} is not the gradient of {label!r}; give builtin({label}).")
 
 
 class ForeignCall:
@@ -107,6 +246,7 @@ class ForeignCall:
         layout: which inputs belong to which parameter, where these are not one and one.
         outputs: shape and dtype of each output, where there are several.
         hit: where the call is counted.
+        own: the call itself, for a rule that asks for `builtin` or `forward`.
     """
 
     def __init__(
@@ -117,8 +257,10 @@ class ForeignCall:
         layout: Layout = None,
         outputs: Sequence[Spec] | None = None,
         hit: Hit | None = None,
+        own: OwnCall | None = None,
     ) -> None:
         self.rule = rule
+        self.own = own
         self.hit = hit
         self.specs = specs
         self.attrs = attrs
@@ -195,8 +337,9 @@ class ForeignCall:
             rule = effective(op, rule, [(shape, numpy_dtype(dtype))], dy)
         out = tuple([-1 - i for i in range(len(self.outputs))]) if self.outputs else -1
         return record_of(
-            op, rule, self.attrs, ids, self.specs, xs, out, y, self.layout, self.outputs, self.hit
-        )
+            op, rule, self.attrs, ids, self.specs, xs, out, y,
+            self.layout, self.outputs, self.hit, self.own,
+        )  # fmt: skip
 
     def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
         if dx is None or dx is NO_GRADIENT or isinstance(dy, Tensor):

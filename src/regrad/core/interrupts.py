@@ -61,11 +61,11 @@ class Deferred:
     Inside it, `at_once` is a block in which they do not.
     """
 
-    __slots__ = ("again", "due", "handlers", "waits")
+    __slots__ = ("again", "handlers", "pending", "waits")
 
     def __init__(self) -> None:
         self.handlers: list[tuple[int, Any]] = []  # those that were in force
-        self.due: list[tuple[int, Any]] = []
+        self.pending: list[tuple[int, Any]] = []
         self.waits: bool = True
         self.again: bool = False  # whether handlers may have been set since it began
 
@@ -95,7 +95,7 @@ class Deferred:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.waits:
-            self.due.append((number, frame))
+            self.pending.append((number, frame))
         else:  # the trace is not the handler's: it sees Variables as they are outside of it
             with in_state(None):
                 next(h for n, h in reversed(self.handlers) if n == number)(number, frame)
@@ -114,16 +114,16 @@ class Deferred:
                 self.again = True
                 self._restore()
             else:
-                self.run_due()
+                self.run_pending()
 
-    def run_due(self) -> None:
-        if self.due:
+    def run_pending(self) -> None:
+        if self.pending:
             try:
-                number, frame = self.due.pop(0)
+                number, frame = self.pending.pop(0)
                 handler: Any = getsignal(number)
                 handler(number, frame)
             finally:
-                self.run_due()
+                self.run_pending()
 
 
 def are_deferred() -> bool:
@@ -143,7 +143,7 @@ class at_once:
         if get_ident() in _main and _open and _open[-1].waits:
             self.within = _open[-1]
             self.within.waits = False
-            self.within.run_due()
+            self.within.run_pending()
 
     def __exit__(self, *raised: object) -> None:
         if self.within is not None:

@@ -12,6 +12,7 @@ while a tape is open, too.
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -41,7 +42,11 @@ def settle() -> None:
 def _held() -> State | None:
     """Return the scopes that are open here, as a state without tapes."""
     state = current()
-    return State(overrides=state.overrides) if state is not None and state.overrides else None
+    if state is None or not state.overrides:
+        return None
+    settled = {key: binding.settled() for key, binding in state.overrides.items()}
+    same = all(map(operator.is_, settled.values(), state.overrides.values()))
+    return State(overrides=state.overrides if same else settled)
 
 
 # How to find what is open here, and to open it elsewhere (None: nothing): core's, `regrad.torch`'s.

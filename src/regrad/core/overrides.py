@@ -3,147 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, Self
 
-from regrad.core import jobs
+from regrad.core import jobs, placed
+from regrad.core.bindings import Onlookers, OpBinding
 from regrad.core.blocks import stay
-from regrad.core.callers import find_caller, warn_of_open_scope
+from regrad.core.callers import warn_of_open_scope
+from regrad.core.places import at, spread
 from regrad.core.registry import OPS, Op, find_op, resolve
-from regrad.core.reports import Binding, Hit
-from regrad.core.rule import Cotangent, NoGradient, Rule, RuleFunction, identity_of
+from regrad.core.rule import Rule, RuleFunction, identity_of
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
-from regrad.core.state import STATE, State, current
-from regrad.core.tape import Record
-from regrad.core.tensor import Tensor
+from regrad.core.state import STATE, State, current, tell_followers
 from regrad.errors import ArgumentError, alike
-
-
-class WrappedRule(Rule):
-    """A rule with something around its pull."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.name: str = rule.name
-        self.function: RuleFunction | None = rule.function
-        self.watches: bool = rule.watches
-        self.flat: bool = rule.flat
-        self.constant: bool = rule.constant
-        self.holomorphic: bool = rule.holomorphic
-        self.answers: bool = rule.answers
-        self.whole: bool = rule.whole
-        self.keeps: Callable[..., Any] = rule.keeps
-        self.carries: Callable[..., Any] = rule.carries
-        self.unless: Callable[..., Any] | None = rule.unless
-        self.hit: Any = rule.hit
-
-    @property
-    def bare(self) -> Rule:
-        return self.rule.bare
-
-
-class CountedRule(WrappedRule):
-    """A rule that counts in a hit how often it runs."""
-
-    def __init__(self, rule: Rule, hit: Hit) -> None:
-        super().__init__(rule)
-        self.hit = hit
-
-    def under(self, binding: OpBinding | None) -> Rule:
-        """Return the same rule for an op that is run again, counted in the scope open now."""
-        if binding is None or binding.rule is not self.rule:
-            return self
-        return binding.counted_at(self.hit.where)
-
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
-        self.hit.ran += 1
-        return self.rule.pull(record, dy, wanted)
-
-
-class OpBinding(Binding):
-    """A rule bound to an op type of regrad's."""
-
-    def __init__(self, op: Op, rule: Rule, depth: int) -> None:
-        super().__init__(op.type, rule.name)
-        self.op = op
-        self.rule = rule
-        self.depth = depth  # how many scopes are around; the innermost wins
-        self.counted: dict[str, CountedRule] = {}  # by line
-
-    def bind(self, op: Op, xs: Sequence[Tensor]) -> Rule:
-        """Return the rule for an op of `xs` that is being created, counted at its caller's line."""
-        counted = self.counted_at(find_caller())
-        counted.hit.add(xs[0]._data.shape if xs else ())
-        return counted
-
-    def counted_at(self, where: str) -> CountedRule:
-        """Return the rule as it is counted at a source line."""
-        if where not in self.counted:
-            self.counted[where] = CountedRule(self.rule, self.hit_at(where))
-        return self.counted[where]
-
-    def copy(self) -> OpBinding:
-        """Return the same rule with hits of its own: those of a program while it is traced."""
-        return OpBinding(self.op, self.rule, self.depth)
-
-    def absorb(self, hit: Hit, count: int, ran: int) -> None:
-        """Count hits of a compiled program that runs, which were `hit` when it was traced."""
-        mine = self.hit_at(hit.where)
-        mine.count += count
-        mine.ran += ran
-        mine.sizes.update(hit.sizes)
-
-    def repeat(self) -> OpBinding:
-        """Return the same rule for ops that are created again: only its runs are counted."""
-        return RepeatedBinding(self)
-
-
-Overrides = Mapping[Any, OpBinding] | None  # by op type; see `State` for other keys
-
-
-class RepeatedBinding(OpBinding):
-    """A binding under which ops are created that were counted before."""
-
-    def __init__(self, first: OpBinding) -> None:
-        super().__init__(first.op, first.rule, first.depth)
-        self.counted_at: Callable[..., Any] = first.counted_at
-        self.hit_at: Callable[..., Any] = first.hit_at
-
-    def bind(self, op: Op, xs: Sequence[Tensor]) -> Rule:
-        counted: Any = super().bind(op, xs)
-        counted.hit.count -= 1
-        return counted
-
-    def repeat(self) -> OpBinding:
-        return self
-
-
-class Onlookers(OpBinding):
-    """Counts ops that no rule concerns: those whose types have names like the keys of a map.
-
-    They tell the likely reason where a key matches nothing. It stands for them all, under their
-    types in the place of rules; all other ops are created as if there were no scope.
-    """
-
-    rule: Rule = NoGradient()
-    depth = 0  # (any other binding wins)
-
-    def __init__(self) -> None:
-        self.op_type = self.rule_name = ""
-        self.by_line = {}
-
-    def bind(self, op: Op, xs: Sequence[Tensor]) -> Rule:
-        self.hit_at(op.type).count += 1
-        return op.rule
-
-    def copy(self) -> Onlookers:
-        return Onlookers()
-
-    repeat = copy  # whose counts nobody reads
 
 
 @lru_cache
@@ -159,8 +34,12 @@ class gradient_override_map(Scope[OpBinding]):
         rules: `{op type: rule}`. A rule is a function, a name given to `RegisterGradient`, or
             an op type whose own rule is to be used (`{"Round": "Identity"}` is the
             straight-through estimator). Functions are in the native form `(dy, x, …)` or in
-            TensorFlow's `(op, grad, …)`; see `gradient`. `rules.builtin("Relu")` is the op type's
-            own rule as a function, for one that scales, clips or logs it.
+            TensorFlow's `(op, grad, …)`; see `gradient`. The parameter `builtin` is the op's own
+            gradient, for a rule that scales, clips or logs it, as in `lambda dy, builtin:
+            3 * builtin(dy)`; `forward` is the op as a function of its inputs. A key
+            `rg.at("block1.*", "Relu")` holds in one place only: in the scopes of `name_scope` that
+            the pattern names, in a function, in a `Module` or a class of them. A rule may ask for
+            the `site` of its op.
 
     An op is bound when it is *created*; where and when it is differentiated does not matter.
     Scopes nest, and the inner one wins op type by op type. They hold in their own thread and
@@ -177,8 +56,9 @@ class gradient_override_map(Scope[OpBinding]):
     the call (a generator, a coroutine) is refused.
 
     Raises:
-        ArgumentError: the map is not a dict of op types to rules; the scope is left in another
-            thread or context.
+        ArgumentError: the map is not a dict of op types to rules; a key means whole calls; two keys
+            select one place; the scope is left in another thread or context.
+        GradientError: a key counts calls in a compiled loop or branch.
         UnknownOpError: an op type or rule name does not exist (with near names).
         RuleError: a rule asks for a name that the op type does not have.
 
@@ -201,8 +81,8 @@ class gradient_override_map(Scope[OpBinding]):
                 "gradient_override_map takes a dict of op types to rules, as in "
                 f"gradient_override_map({{'Sign': rule}}), got {rules!r:.60}"
             )
-        self._rules, self._marked = unmarked(rules)
-        self._bindings: dict[str, OpBinding] = {}
+        self._rules, self._marked = unmarked(spread(rules))
+        self._bindings: dict[Any, OpBinding] = {}
         self._warn_unless_entered()
 
     def _steps(self) -> Generator[Self]:
@@ -212,6 +92,7 @@ class gradient_override_map(Scope[OpBinding]):
         try:
             jobs.SCOPES[inside] = None
             jobs.settle()
+            tell_followers(inside)
             yield from stay(self, STATE, inside)
         except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
             inside.overrides, inside.left = before and before.overrides, (before,)
@@ -221,6 +102,7 @@ class gradient_override_map(Scope[OpBinding]):
             if inside in jobs.SCOPES:
                 del jobs.SCOPES[inside]
             jobs.settle()
+            tell_followers(current())
         if current() is not before:  # a scope inside is open
             inside.left = (before,)
             raise left_out_of_turn()
@@ -233,25 +115,37 @@ class gradient_override_map(Scope[OpBinding]):
         """The state in the scope."""
         around = (before and before.overrides) or {}
         depth = 1 + max([b.depth for b in around.values()]) if around else 1
-        ops = {key: OPS.get(key) or find_op(key) for key in self._rules}
-        new = {
-            op.type: OpBinding(op, self._resolve(self._rules[key], op), depth)
-            for key, op in ops.items()
-        }
-        if len(new) < len(ops):  # (Add and AddV2 with one rule is what portable code says)
-            given = {(op.type, identity_of(self._rules[key])) for key, op in ops.items()}
-            if len(new) < len(given):
-                raise ArgumentError(
-                    f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
-                    f"{', '.join(sorted({repr(op.type) for op in ops.values()}))}"
-                )
-        for key in self._marked:
-            new[ops[key].type].optional = True
+        new: dict[Any, OpBinding] = {}  # by op type, or by the place as well
+        given: dict[Any, Any] = {}
+        for key, value in self._rules.items():
+            sisters: list[OpBinding] = []
+            for name in placed.op_types(key):
+                op = OPS.get(name) or find_op(name)
+                place = placed.place_of(key, op, value)
+                stands = placed.Placed(self._key(op.type), placed.told(place), depth)
+                if identity_of(given.setdefault(stands, value)) != identity_of(value):
+                    # (Add and AddV2 with one rule is what portable code says)
+                    raise ArgumentError(
+                        f"two keys of the map name one op type: {', '.join(map(repr, self._rules))}"
+                        f" are {', '.join(sorted({repr(b.op_type) for b in new.values()}))}"
+                    )
+                binding = self._bound(value, op, stands, place)
+                binding.marked, binding.sisters = key in self._marked, sisters
+                sisters.append(binding)
+                new[op.type if binding.kind else binding.shown] = binding
         self._bindings, self._onlookers = new, Onlookers()
-        looked_at = [self._key(near) for op_type in new for near in _alike(op_type, len(OPS))]
+        types = {b.op_type for b in new.values()}
+        looked_at = [self._key(near) for op_type in types for near in _alike(op_type, len(OPS))]
         inside = {**dict.fromkeys(looked_at, self._onlookers), **around}
-        inside.update({self._key(op_type): b for op_type, b in new.items()})
+        inside.update(placed.choosers(new.values(), around))
         return before.overriding(inside) if before is not None else State(overrides=inside)
+
+    def _bound(self, value: Any, op: Op, key: placed.Placed, place: at | None) -> OpBinding:
+        """Return the binding of an entry of the map, to stand under a key in a state."""
+        if placed.asks_site(value, op):
+            at_site = lambda site: self._resolve(partial(value, site=site), op)  # noqa: E731
+            return OpBinding(op, at_site(None), key.depth, key, at_site, place)
+        return OpBinding(op, self._resolve(value, op), key.depth, key, place=place)
 
     def _fresh(self, rules: Mapping[str, str | RuleFunction]) -> gradient_override_map:
         return gradient_override_map(rules)
@@ -268,6 +162,23 @@ class gradient_override_map(Scope[OpBinding]):
         super()._collect(scope)
         self._onlookers = scope._onlookers
 
+    def _instead(self, binding: OpBinding) -> str:
+        return placed.elsewhere(binding) or super()._instead(binding)
+
+    def _why_not(self, binding: OpBinding) -> str:
+        return placed.elsewhere(binding) or super()._why_not(binding)
+
+    def assert_fired(self, *op_types: Any) -> None:
+        meant = [key for op_type in op_types for key in self._meant(op_type)]
+        super().assert_fired(*meant)
+
+    def _meant(self, asked: Any) -> list[str]:
+        """The keys of this scope that are meant: one place, or an op type in all places."""
+        if isinstance(asked, at):
+            return [repr(replace(asked, what=find_op(t).type)) for t in placed.op_types(asked)]
+        of_type = [key for key, b in self._bindings.items() if b.op_type == find_op(asked).type]
+        return of_type or [asked]
+
     def _others(self) -> Iterable[tuple[str, int]]:
         return [(hit.where, hit.count) for hit in self._onlookers.hits]
 
@@ -277,4 +188,4 @@ class gradient_override_map(Scope[OpBinding]):
         return "the op type." + torch * ("torch" in sys.modules) + jax * ("jax" in sys.modules)
 
     def _key_of(self, op_type: str) -> str:
-        return find_op(op_type).type
+        return op_type if op_type.startswith("rg.at(") else find_op(op_type).type

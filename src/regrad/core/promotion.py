@@ -11,7 +11,7 @@ default under which it is called.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextvars import ContextVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from regrad.errors import DTypeError
 
 SCOPED: ContextVar[np.dtype | None] = ContextVar("regrad_default_dtype", default=None)
 PROCESS: list[np.dtype] = [FLOAT]
+FOLLOWERS: list[Callable[[np.dtype], None]] = []  # who else is told, as in `state`
 
 
 def get_default_dtype() -> np.dtype:
@@ -73,6 +74,7 @@ def set_default_dtype(dtype: DTypeLike) -> None:
     >>> rg.set_default_dtype("float32")
     """
     PROCESS[0] = _real("set_default_dtype", dtype)
+    _tell_followers(get_default_dtype())
 
 
 @public
@@ -97,12 +99,20 @@ def default_dtype(dtype: DTypeLike) -> Generator[None]:
     ...     print(rg.scalar(0.1).dtype, (rg.arange(3) * 0.5).dtype)
     float64 float64
     """
-    opener = find_opener()
+    opener, found = find_opener(), _real("default_dtype", dtype)
     try:
-        yield from stay(None, SCOPED, _real("default_dtype", dtype))
+        _tell_followers(found)
+        yield from stay(None, SCOPED, found)
     except GeneratorExit:
         warn_of_open_scope("default_dtype", opener)
         raise
+    finally:
+        _tell_followers(get_default_dtype())
+
+
+def _tell_followers(default: np.dtype) -> None:
+    for tell in FOLLOWERS:
+        tell(default)
 
 
 def _real(function: str, dtype: DTypeLike) -> np.dtype:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from regrad.core import jobs
-from regrad.core.backends import Array
 from regrad.core.dispatch import alias, as_dtype
 from regrad.core.registry import OPS
 from regrad.core.state import BESIDE, OPEN, STATE, State, current, note_beside
@@ -82,29 +81,29 @@ def or_zeros(dx: Tensor | None, x: Tensor, dtype: np.dtype | None = None) -> Ten
 
 
 Parts = Sequence[Any]  # Tensors, or arrays
-StepBack = Callable[[tuple[Parts, Parts | None], Any], tuple[tuple[Parts, Parts], Parts]]
+# `run(step, state, entries)` repeats a step, from the last entry to the first: `(state, entry)` to
+# the state and dxs. It returns the last state, and the dxs of all steps.
+Run = Callable[[Callable[[Any, Any], Any], Any, Any], tuple[Any, Any]]
 
 
-def step_back(
-    pull: Callable[[Parts, Any], Parts],
-    captured: int,
-    add: Callable[[Array, Array], Array] = operator.add,
-) -> StepBack:
-    """Return one step of the backward pass of a loop: `(dcarry, sums), entry` to the same, and dxs.
+def pull_loop(
+    pull: Callable[[Parts, Any], Parts], dcarry: Parts, shared: int, entries: Any, run: Run,
+    sums: Parts | None = None, add: Callable[[Any, Any], Any] = operator.add,
+) -> tuple[Parts, Parts | None, Any]:  # fmt: skip
+    """Go back through a loop; return the gradients by the first carry, by what is shared, and dxs.
 
     `pull(dcarry, entry)` returns the gradients of the loop's body: by the carry, which go on to the
-    step before; by what the step alone was given, the dxs; and by the `captured` values that all
-    steps share, which are summed (None as `sums`: so far there are none). Every loop goes back by
-    this function, whatever repeats it: JAX, the engine, Python, or a session's program.
+    step before; by what the step alone was given, the dxs; and by the values that all steps share,
+    so many, which are summed (None as `sums`: so far there are none). Every loop goes back by this
+    function, whatever repeats it: JAX, the engine, Python, or a session's program.
     """
 
     def back(state: tuple[Parts, Parts | None], entry: Any) -> tuple[tuple[Parts, Parts], Parts]:
         dcarry, sums = state
         found = pull(dcarry, entry)
-        n, k = len(dcarry), len(found) - captured
-        more = found[k:]
-        if sums is not None:
-            more = list(map(add, sums, more))
+        n, k = len(dcarry), len(found) - shared
+        more = found[k:] if sums is None else list(map(add, sums, found[k:]))
         return (found[:n], more), found[n:k]
 
-    return back
+    (dcarry, sums), dxs = run(back, (dcarry, sums), entries)
+    return dcarry, sums, dxs

@@ -19,10 +19,10 @@ SHAPES = 3  # so many different shapes are shown for a line
 
 
 class Hit:
-    """Ops of one type that one source line created under an override.
+    """Ops of one type that one source line created under an override, in one module or scope.
 
     `count` says how many were created, `ran` how often their rule ran, `shapes` which shapes
-    their first inputs had. `path` is that of the module that ran, where the map names places.
+    their first inputs had. `path` is that of the module or named scope, if there is one.
     """
 
     __slots__ = ("count", "op_type", "path", "ran", "rule", "sizes", "where")
@@ -66,7 +66,8 @@ class Binding:
     The key of an entry that names a `place` is an `at` (see `core.places`).
     """
 
-    optional = False  # whether it may match nothing: see `optional` in core/scopes
+    marked = False  # as one that may match nothing: see `optional` in core/scopes
+    sisters: Sequence[Binding] = ()  # of the same key, for all the op types that it names
 
     def __init__(self, op_type: str, rule_name: str, place: Any = None) -> None:
         self.op_type = op_type
@@ -76,12 +77,19 @@ class Binding:
         self.by_line: dict[Any, Hit] = {}  # by the line; with an op type and a path, at a place
 
     @property
+    def optional(self) -> bool:
+        """Return whether it may match nothing: it is marked, or its key matched another type."""
+        return self.marked or any(binding.hits for binding in self.sisters)
+
+    @property
     def hits(self) -> list[Hit]:
         """The hits of lines that created an op, or whose rule ran."""
         return [hit for hit in self.by_line.values() if hit.count or hit.ran]
 
-    def hit_at(self, where: str) -> Hit:
-        """Return the hit of a source line, the same one in all threads."""
+    def hit_at(self, where: str, path: str = "") -> Hit:
+        """Return the hit of a source line in a module or scope, the same one in all threads."""
+        if path:
+            return self.hit_in(path, self.op_type, where)
         if where not in self.by_line:
             self.by_line.setdefault(where, Hit(self.op_type, self.rule_name, where))
         return self.by_line[where]
@@ -111,8 +119,8 @@ class Report(Generic[B]):
     def table(self) -> Table:
         """The hits as a table: op type, rule, calls, how often the rule ran, lines, shapes.
 
-        Where the map names places, a column says which module ran. Print it, or give it to `rich`,
-        which draws it.
+        Where an op was created in a named scope or module, a column says in which. Print the table,
+        or give it to `rich`, which draws it.
         """
         rows = [
             (h.path, h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
@@ -191,6 +199,8 @@ class Report(Generic[B]):
             counts[name.partition(" ")[0].rpartition(".")[2]] += count
         near = [(name, counts[name]) for name in alike(binding.op_type, counts)]
         ran = [f"{name!r} did, {f'{n} times' if n > 1 else 'once'}" for name, n in near if n]
+        if not binding.kind:
+            return f"{binding.shown} held for no op"
         return f"{binding.op_type!r} never ran; {', '.join(ran)}" if ran else ""
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FunctionType, MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from regrad.core.hints import hint_at
 from regrad.core.made import Made
@@ -38,6 +38,22 @@ Pulled: TypeAlias = Iterable[tuple[int, Any]]
 
 # What a record keeps: the parameters whose tensors it holds, and whether it holds the output.
 Kept: TypeAlias = tuple[frozenset[int], bool]
+
+
+class Extra(NamedTuple):
+    """A name that the rule of any op may ask for, besides the op's own names."""
+
+    read: Callable[[Any], Any]  # from a record
+    keeps: Callable[[Op], Kept]  # what a record must keep for it
+
+
+EXTRAS: dict[str, Extra] = {}  # `builtin` and `forward`: see `core.builtin`
+
+
+def free(name: str) -> str:
+    """Return the name of somebody's parameter in a rule, where it may stand for something else."""
+    return f"{name}_" if name in ("dy", "y", "op", "grad", *EXTRAS) else name
+
 
 NO_GRADIENT: Any = type("NoGradient", (), {"__repr__": lambda _: "no gradient"})()
 
@@ -81,6 +97,8 @@ class Rule:
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)
     each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
+    completes: Callable[[Any, Record, Any], Any] | None = None  # of an op's own: see `Own`
+    is_foreign = False  # the gradient that another library has for an op of its own
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     answers = False  # of one differentiable input, so that None is refused; see `no_gradient`
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
@@ -89,6 +107,7 @@ class Rule:
     hit: Any = None  # a Hit: where the op under it was called, if it was put in force by a scope
     plans: Mapping[frozenset[int], Kept] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
+    extras: frozenset[str] = frozenset()  # the names among EXTRAS that it asks for
 
     @property
     def is_ours(self) -> bool:
@@ -175,7 +194,7 @@ class NoGradient(Rule):
 class BoundFunction:
     """A rule function in the native form, its names resolved against one op."""
 
-    __slots__ = ("inputs", "output", "pull")
+    __slots__ = ("extras", "inputs", "output", "pull")
 
     def __init__(self, function: RuleFunction, op: Op, rule_name: str) -> None:
         names, by_place = asked(function, op)
@@ -184,10 +203,14 @@ class BoundFunction:
             inputs = [i.name for i in op.inputs]
             kept = frozenset([inputs.index(n) for n in names if n in inputs])
             getters = [getter(op, name, function, rule_name) for name in names]
-            reads = op.reads[key] = kept, "y" in names, getters
-        self.inputs: frozenset[int] = reads[0]
-        self.output: bool = reads[1]
-        getters = reads[2]
+            extras = frozenset([n for n in names if n in EXTRAS and n not in op.names()])
+            needs = [(kept, "y" in names), *(EXTRAS[n].keeps(op) for n in extras)]
+            kept = frozenset().union(*(kept for kept, _ in needs))
+            reads = op.reads[key] = kept, any(y for _, y in needs), extras, getters
+        self.inputs: frozenset[int]
+        self.output: bool
+        self.extras: frozenset[str]
+        self.inputs, self.output, self.extras, getters = reads
         self.pull = _call_with(named(function, f"d{op.type}"), getters)
         if not by_place:
             self.pull: Callable[..., Any] = partial(
@@ -254,7 +277,9 @@ def getter(op: Op, name: str, function: RuleFunction, rule_name: str) -> Callabl
             return partial(_detail, i, 0)
         if name == f"{entry.name}_dtype":
             return partial(_detail, i, 1)
-    known = op.names()
+    if name in EXTRAS:
+        return EXTRAS[name].read
+    known = [*op.names(), *[n for n in EXTRAS if not n.endswith("_")]]
     raise RuleError(
         f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does "
         f"not have.{near(name, known)} After dy it may name {', '.join(known)}."
@@ -288,6 +313,7 @@ class PerInput(Rule):
     def add(self, wrt: str, function: RuleFunction) -> None:
         index = [i.name for i in self.op.inputs].index(wrt)
         self.parts[index] = BoundFunction(function, self.op, self.name)
+        self.extras: frozenset[str] = self.extras | self.parts[index].extras
         self.functions[wrt] = function
         self.pulls: Any = [
             self.parts[i].pull if i in self.parts else partial(self.missing, i)
@@ -345,12 +371,16 @@ class Joint(Rule):
         self.name = name
         self.function: RuleFunction | None = function
         self.part: BoundFunction = BoundFunction(function, op, name)
+        self.extras: frozenset[str] = self.part.extras
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
         return self.part.inputs, self.part.output
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        return enumerate(as_many(self.part.pull(record, dy), len(self.op.inputs), record))
+        answer = self.part.pull(record, dy)
+        if self.op.rule.completes is not None:
+            answer = self.op.rule.completes(answer, record, dy)
+        return enumerate(as_many(answer, len(self.op.inputs), record))
 
 
 class TensorFlowForm(Rule):

@@ -121,7 +121,7 @@ class Scope(Block, Report[B]):
     def __call__(self, f: F) -> F:
         """Decorate a function: each call runs in a scope of its own, and its hits count here."""
         self._idle = None
-        _check_decorated(f)
+        check_decorated("gradient_override_map", f)
         rules = self._rules  # in a cell of its own, where jit sees that a rule has changed
 
         @wraps(f)
@@ -167,7 +167,7 @@ def left_out_of_turn() -> ArgumentError:
     )
 
 
-def _check_decorated(f: object) -> None:
+def check_decorated(name: str, f: object) -> None:
     """Refuse what does not run while it is called."""
     if isinstance(f, type):
         what = f"the class {f.__name__}. Decorate its methods."
@@ -179,4 +179,4 @@ def _check_decorated(f: object) -> None:
         what = f"{kind(f)}."
     else:
         return
-    raise ArgumentError(f"gradient_override_map decorates functions; this is {what}")
+    raise ArgumentError(f"{name} decorates functions; this is {what}")

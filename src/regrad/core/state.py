@@ -124,8 +124,18 @@ class State:
         return not self.plain and any(tape.opens for tape in self.tapes)
 
 
+# Who else is told which overrides are in force in this thread, as scopes are entered and left:
+# `regrad.jax`, whose host keeps traces by what it knows.
+FOLLOWERS: list[Callable[[Overrides], None]] = []
+
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
 current: Callable[[], State | None] = STATE.get
+
+
+def tell_followers(state: State | None) -> None:
+    """Tell all who follow what is in force in a state that is being entered, or gone back to."""
+    for tell in FOLLOWERS:
+        tell(None if state is None else state.overrides)
 
 
 @block

@@ -55,6 +55,7 @@ class Record:
     y: Any
 
     plain = True  # one output, and one tensor per parameter
+    own = None  # of another library's op: how that computes it, and its gradient
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         """Return the part of `leaves` that belongs to a parameter: one item, a list, or None."""
@@ -125,17 +126,19 @@ class GroupedRecord(Record):
 class LoneRecord(Record):
     """A record that is on no tape; `hit` says where its op was called, if that is known."""
 
-    __slots__ = ("hit",)
+    __slots__ = ("hit", "own")
 
     hit: Hit | None
+    own: Any
 
 
 class LoneGroupedRecord(GroupedRecord):
     """The same of a grouped record."""
 
-    __slots__ = ("hit",)
+    __slots__ = ("hit", "own")
 
     hit: Hit | None
+    own: Any
 
 
 def positions(place: Place) -> tuple[int, ...]:
@@ -164,6 +167,7 @@ def record_of(
     layout: Layout = None,
     output_specs: Sequence[Spec] | None = None,
     hit: Hit | None = None,
+    own: Any = None,
 ) -> Record:
     """Return a record that is on no tape; a plain one, unless a layout or outputs are given."""
     if layout is None and output_specs is None:
@@ -173,7 +177,7 @@ def record_of(
         record = LoneGroupedRecord(
             op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
         )
-    record.hit = hit
+    record.hit, record.own = hit, own
     return record
 
 
@@ -312,11 +316,15 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: object = No
     if state.overrides is None:
         return op.rule
     binding: Overriding | None = state.overrides.get(op.type)
+    own: Overriding | None = None
     if graph is not None:
         own = state.overrides.get((graph, op.type))
-        if own is not None and (binding is None or own.depth > binding.depth):
-            binding = own
-    return op.rule if binding is None else binding.bind(op, xs)
+    if own is not None and (binding is None or own.depth > binding.depth):
+        binding, own = own, binding
+    for found in (binding, own):  # (one that holds in some places may not hold here)
+        if found is not None and (rule := found.bind(op, xs)) is not None:
+            return rule
+    return op.rule
 
 
 def cuts(rule: Rule, attrs: Attrs, xs: Sequence[Tensor]) -> bool:

@@ -20,7 +20,7 @@ from regrad.core.dims import Shape
 from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.registry import OPS
 from regrad.core.rule import NO_GRADIENT, Cotangent, OpView, describe_pull, wrong_gradient
-from regrad.core.state import STATE, current, masked
+from regrad.core.state import STATE, current, masked, tell_followers
 from regrad.core.tape import GroupedRecord, Record, positions
 from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
@@ -62,9 +62,11 @@ def walk(
     else:
         try:
             STATE.set(state.overriding(None))
+            tell_followers(None)
             _walk(records, grads, watched, inspect)
         finally:
             STATE.set(state)
+            tell_followers(state)
     return grads
 
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from regrad.core import containers
 from regrad.core.backends import Array, Namespace, is_array, is_inexact
+from regrad.core.bindings import OpBinding
 from regrad.core.dims import Shape, UnknownRank
 from regrad.core.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
 from regrad.core.docstrings import complete_public
-from regrad.core.overrides import OpBinding
+from regrad.core.name_scopes import PATH, in_path
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.registry import OPS, Attrs, Input, Op
@@ -250,24 +251,26 @@ def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if not any(is_symbolic(x) for x in xs):
         raise  # the error that led here: there is no graph to wait for
     shape_of_result: list[Any] = []
-    due: list[np.dtype] = []
+    path = PATH.get()
+    foreseen: list[np.dtype] = []
 
     def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
         full = list(sizes)
         for i, x in zip(places, tensors, strict=True):
             full[i] = x
         a, k = rebuild(full)
-        results, close = containers.flatten(f(*a, **k))
+        with in_path(path):
+            results, close = containers.flatten(f(*a, **k))
         shape_of_result[:] = [close]
         got = [y.dtype for y in results]
-        if due and got != due:
-            raise DTypeError(f"{f.__name__}: the dtypes {due} were foreseen, got {got}")
+        if foreseen and got != foreseen:
+            raise DTypeError(f"{f.__name__}: the dtypes {foreseen} were foreseen, got {got}")
         return results
 
     sizes = [None if x is not None else leaf for leaf, x in zip(leaves, read, strict=True)]
     overrides = _in_force(xs)
     specs = _foresee(f, xs, {"call": call, "sizes": sizes, "overrides": overrides})
-    due += [spec.dtype for spec in specs]
+    foreseen += [spec.dtype for spec in specs]
     found = later(call, xs, sizes, overrides, specs)
     return shape_of_result[0](list(found)) if shape_of_result else found[0]
 
@@ -278,9 +281,10 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
     if state is None or not state.overrides:
         return {}
     root = home(xs).root
-    mine = [(k, b) for k, b in state.overrides.items() if isinstance(k, str) or k[0] is root]
-    mine.sort(key=lambda item: item[1].depth)
-    return {k if isinstance(k, str) else k[1]: b for k, b in mine}
+    types = [(getattr(k, "op_type", k), k, b) for k, b in state.overrides.items()]
+    mine = [(t, k, b) for t, k, b in types if isinstance(t, str) or t[0] is root]
+    mine.sort(key=lambda item: item[2].depth)
+    return {k[1] if type(k) is tuple else k: b.settled(in_run=True) for _, k, b in mine}
 
 
 def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[Spec]:

@@ -19,6 +19,7 @@ from regrad.core import dims
 from regrad.core.backends import BACKENDS, Backend, Namespace, is_inexact
 from regrad.core.blocks import block, stay
 from regrad.core.dims import Dim, ErrorTerms, SizeSource, UnknownRank
+from regrad.core.name_scopes import PATH
 from regrad.core.registry import OPS, Attrs, Kernel, Op
 from regrad.core.rule import NoGradient, OpView, Rule
 from regrad.core.state import current, next_id
@@ -440,10 +441,12 @@ class Graph:
         """
         if name and not isinstance(name, str):
             raise ArgumentError(f"name_scope: expected a name (a string), got {kind(name)}")
-        scope = name or ""
+        scope, path = name or "", ()
         if scope and not scope.endswith("/"):
-            scope = self.unique(scope) + "/"
-        yield from self._with("scope", scope, scope)
+            scope, path = self.unique(scope) + "/", PATH.get()
+        before = self.scope if path else ""
+        path = (*path, *scope.removeprefix(before).split("/")[:-1])
+        yield from self._with("scope", scope, stay(scope, PATH, path))
 
     @block
     def control_dependencies(self, nodes: Sequence[Node] | None) -> Generator[None]:
@@ -455,15 +458,19 @@ class Graph:
         nodes = nodes and [n for n in nodes if n.graph is self]
         before = self._here.controls if nodes is not None else ()
         more = tuple(n for n in nodes or () if n not in before)
-        yield from self._with("controls", (*before, *more))
+        yield from self._with("controls", (*before, *more), stay(None))
 
-    def _with(self, name: str, value: Any, bound: Any = None) -> Generator[Any]:
+    def named(self, names: Sequence[str], steps: Generator[Any]) -> Generator[Any]:
+        """Steps of a block in which nodes are named after a scope of these names."""
+        yield from self._with("scope", "/".join([f"{self.scope}{names[0]}", *names[1:], ""]), steps)
+
+    def _with(self, name: str, value: Any, steps: Generator[Any]) -> Generator[Any]:
         """Steps of a block in which a word of this thread (see `_Here`) has a value."""
         here = vars(self._here)  # (it is this thread's in any thread, where the block may end)
         before = getattr(self._here, name)
         try:
             here[name] = value
-            yield from stay(bound)
+            yield from steps
         finally:
             here[name] = before
 

@@ -1,16 +1,32 @@
-"""A check against differences, and what the checks of all libraries ask in the same way."""
+"""A check against differences, over what a library tells: its arrays, and how it differentiates.
+
+class Plain(Library):                       # NumPy, with pulls that somebody wrote
+    def array(self, x): return x
+    def like(self, arrays, xs): return list(arrays)
+    def zeros(self, x): return np.zeros_like(x)
+    def pull(self, f, xs): return f(xs), lambda dys: [...]
+
+report = checked(Plain(), f, xs, ["x"], 2, Settings())
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from regrad.checking.check import Method, Settings
+from regrad.checking import check
+from regrad.checking.check import Arrays, Function, Method, Pull, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.errors import ArgumentError, kind
+from regrad.inspection.kinds import telling
+from regrad.inspection.numbers import wide
+
+# A function of a list of arrays that returns a list of them, all floats.
+Flat: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 
 def settings_of(
@@ -28,6 +44,109 @@ def settings_of(
     return Settings(method, step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
 
 
+class Library:
+    """A library of arrays: how it differentiates functions of lists of them.
+
+    Attributes:
+        array: Gives an array of the library as one of NumPy's.
+        zeros: Gives zeros like an array.
+        unruled: Gives a block in which no rule of the user's concerns what is computed.
+    """
+
+    array: Callable[[Any], np.ndarray]
+    zeros: Callable[[Any], Any]
+    unruled: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def like(self, arrays: Arrays, xs: Sequence[Any]) -> list[Any]:
+        """Arrays of NumPy's as the library's, where xs are."""
+        raise NotImplementedError
+
+    def pull(self, f: Flat, xs: Sequence[Any]) -> tuple[list[Any], Callable[..., Sequence[Any]]]:
+        """The results of a function, and its pull: from the gradients that arrive to those by xs.
+
+        Gradients are in regrad's convention, and None where none came. The pull can be
+        differentiated itself.
+        """
+        raise NotImplementedError
+
+    def push(self, f: Flat, xs: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
+        """Forward mode: (xs, dxs) -> dys, None if the function has none."""
+
+    def compiled(self, f: Flat) -> Flat:
+        """The function as it is best run many times."""
+        return f
+
+
+def of_arrays(library: Library, f: Flat, xs: Sequence[Any], forward: bool = True) -> Function:
+    """A function of a library's arrays as one of NumPy's, with its gradients."""
+    array, like, run = library.array, library.like, library.compiled(f)
+
+    def values(arrays: Arrays) -> list[np.ndarray]:
+        return list(map(array, run(like(arrays, xs))))
+
+    def vjp(arrays: Arrays) -> Pull:
+        ys, pull = library.pull(run, like(arrays, xs))
+        return lambda dys: [None if dx is None else array(dx) for dx in pull(like(dys, ys))]
+
+    def gradient(dys: Arrays) -> Function:
+        g, more = derived(library, f, xs, dys)
+        return of_arrays(library, g, more, forward)
+
+    def jvp(arrays: Arrays, dxs: Arrays) -> list[np.ndarray]:
+        assert push is not None
+        return list(map(array, push(like(arrays, xs), like(dxs, xs))))
+
+    push = library.push(f, xs) if forward else None
+    return Function(values, vjp, gradient, None if push is None else jvp)
+
+
+def derived(
+    library: Library, f: Flat, xs: Sequence[Any], dys: Arrays | None = None
+) -> tuple[Flat, list[Any]]:
+    """The gradient of a function, as a function, and where it is taken.
+
+    It is the function (*xs, *scales) -> the gradients by xs, where scales * dys arrive, at scales
+    of 1. By default the dys are `weights`.
+    """
+    f, like = library.compiled(f), library.like
+    ys = f(xs)
+    values = [library.array(y) for y in ys]
+    given = like([weights(y.shape, y.dtype) for y in values] if dys is None else dys, ys)
+
+    def g(moved: Sequence[Any]) -> list[Any]:
+        xs, scales = moved[: -len(given)], moved[-len(given) :]
+        with library.unruled():
+            arriving = [scale * dy for scale, dy in zip(scales, given, strict=True)]
+        found = library.pull(f, xs)[1](arriving)
+        return [library.zeros(x) if dx is None else dx for x, dx in zip(xs, found, strict=True)]
+
+    return g, [*xs, *like(list(map(np.ones_like, values)), ys)]
+
+
+def checked(
+    library: Library, f: Flat, xs: Sequence[Any], names: Sequence[str], order: int,
+    settings: Settings, forward: bool = True,
+) -> GradientReport:  # fmt: skip
+    """Compare the gradients of a function with differences, to an order."""
+    arrays = [wide(library.array(x)) for x in xs]
+    function = of_arrays(library, f, xs, forward)
+    return check.report(function, arrays, order, names=names, settings=settings)
+
+
+def wrong(
+    library: Library, op: Any, order: int, settings: Settings, forward: bool = True
+) -> list[Finding]:
+    """The inputs by which the rule of an op is wrong, for what it was given.
+
+    The op tells `xs`, `input_names` and its `title`, and runs `again(xs)`.
+    """
+    report = checked(library, op.again, op.xs, op.input_names, order, settings, forward)
+    function = of_arrays(library, op.again, op.xs, False)
+    arrays = [wide(library.array(x)) for x in op.xs]
+    found = [telling(function, arrays, op.input_names, each) for each in report.findings]
+    return [replace(each, rule=op.title, op_type=op.op_type, **op.where) for each in found]
+
+
 def explained(report: GradientReport, causes: Callable[[int], Iterable[Finding]]) -> GradientReport:
     """A report with the rules that are wrong by themselves, one of each rule and input."""
     unique: dict[Any, Finding] = {}
@@ -37,18 +156,18 @@ def explained(report: GradientReport, causes: Callable[[int], Iterable[Finding]]
 
 
 def by_order(
-    f: Any, xs: Any, order: int, wrong: Callable[..., list[Finding]], derived: Callable[..., Any]
-) -> list[Finding]:
+    library: Library, f: Flat, xs: Sequence[Any], order: int,
+    found: Callable[[Flat, Sequence[Any], int], list[Finding]],
+) -> list[Finding]:  # fmt: skip
     """The rules on the way from xs to f(xs) that are wrong by themselves, at the first such order.
 
     At order n the gradient of order n - 1 is made of ops too; so the ops that it runs are checked,
-    to as many orders as remain: `wrong(f, xs, orders)`. `derived(f, xs)` is that gradient, as a
-    function, and where it is taken.
+    to as many orders as remain: `found(f, xs, orders)`.
     """
     for orders in range(order, 0, -1):
-        if found := wrong(f, xs, orders):
-            return found
-        f, xs = derived(f, xs)
+        if findings := found(f, xs, orders):
+            return findings
+        f, xs = derived(library, f, xs)
     return []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,7 +12,9 @@ import numpy as np
 from regrad.core.extras import needed
 from regrad.core.reports import Table
 from regrad.errors import ArgumentError, GradientError, kind
+from regrad.inspection.numbers import wide
 from regrad.inspection.recorder import Leaf, Named, RunRecorder, Tool, located
+from regrad.inspection.traces import axes_of
 
 RowKind = Literal["argument", "parameter", "op"]
 OCTAVES = 3.0  # the ratio of norms at which a picture's colour is full: 8 and 1/8
@@ -72,15 +74,20 @@ class Compared:
             second: The one that it is compared with.
             **about: For an op, `op_type`, `rule`, `line` and `path`.
         """
-        if first is None or second is None:
-            return _with_one(kind, name, first, second, about)
-        a, b = _wide(first), _wide(second)
+        missing = "" if first is not None else "first"
+        if second is None:
+            missing = "both" if missing else "second"
+        given = wide(np.zeros(()) if missing == "both" else second if first is None else first)
+        # (no gradient counts as one of zeros, and is never near to another one)
+        a, b = (np.zeros_like(given) if x is None else wide(x) for x in (first, second))
         if a.shape != b.shape:
             raise GradientError(
                 f"compare_gradients: the gradients by {name!r} have the shapes {a.shape} and "
                 f"{b.shape}, which cannot be compared"
             )
-        return cls(kind, name, a.shape, *_figures(a.ravel(), b.ravel()), "", **about)  # pyright: ignore
+        figures = _figures(a.ravel(), b.ravel())
+        row = cls(kind, name, a.shape, *figures, missing, **about)  # pyright: ignore
+        return replace(row, gap=math.inf) if missing and row.gap else row
 
     def differs(self, rtol: float = RTOL) -> bool:
         """Return whether the two differ, by a tolerance relative to the larger norm."""
@@ -106,12 +113,6 @@ class Compared:
         return f"{self.place}: {self.text}" + (", as declared" if self.declared else "")
 
 
-def _wide(array: Any) -> np.ndarray:
-    """An array in double precision."""
-    a = np.asarray(array)
-    return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
-
-
 def _figures(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float, float, float, float]:
     """Cosine, ratio of norms, agreement of signs, zeros of both, and relative difference."""
     if not a.size:
@@ -131,20 +132,6 @@ def _figures(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float, float, 
         same = np.array_equal(a, b, equal_nan=True)
         cosine, gap = math.nan, 0.0 if same else math.inf
     return cosine, ratio, signs, zeros[0], zeros[1], gap
-
-
-def _with_one(kind: RowKind, name: str, first: Any, second: Any, about: dict[str, str]) -> Compared:
-    """A row of which at least one gradient does not exist; one of zeros counts as the same."""
-    given = second if first is None else first
-    missing = "both" if given is None else "first" if first is None else "second"
-    a = np.zeros(()) if given is None else _wide(given)
-    none = given is None or not a.any()
-    zeros = 1 - int(np.count_nonzero(a)) / max(a.size, 1)
-    shares = (1.0, zeros) if first is None else (zeros, 1.0)
-    ratio = math.nan if none else 0.0 if first is None else math.inf
-    signs, gap = zeros if a.size else 1.0, 0.0 if none else math.inf
-    figures = (math.nan, ratio, signs, *shares, gap)
-    return Compared(kind, name, a.shape, *figures, missing=missing, **about)  # pyright: ignore
 
 
 @dataclass(frozen=True)
@@ -261,9 +248,7 @@ class GradientComparison:
         """
         plt = needed("matplotlib.pyplot", "viz", "rg.plot")
         rows = self.rows
-        if ax is None:
-            size = (max(4.0, 1.8 + 0.35 * len(rows)), 2.8)
-            _, ax = plt.subplots(figsize=size, layout="constrained")
+        ax = axes_of(ax, max(4.0, 1.8 + 0.35 * len(rows)), 2.8)
         ratios = np.array([row.ratio for row in rows], float)
         with np.errstate(divide="ignore", invalid="ignore"):
             octaves = np.log2(ratios) / OCTAVES
@@ -351,19 +336,27 @@ def _number(value: float) -> str:
 class InPlace(Tool):
     """Compares each rule that is not the op's own with the op's true derivative."""
 
-    keeps = True
+    keeps = "rules"
+    again = True
 
     def __init__(self, recorder: RunRecorder) -> None:
         self.recorder = recorder
-        self.wanted = True
-        self.rows: list[Compared] = []
+        self.seen: dict[Any, tuple[dict[str, Any], Sequence[Any]]] = {}
 
     def left(self, op: Any, dxs: Named, dys: Sequence[Any]) -> None:
-        if self.wanted and op.kind != "built-in":
+        if op.kind != "built-in":
+            held = self.recorder.held
+            self.seen[op] = {name: held(dx) for name, dx in dxs}, [held(dy) for dy in dys]
+
+    def rows(self) -> Iterator[Compared]:
+        """A row for each input of each op; both rules are given what arrived there."""
+        array = self.recorder.array
+        for op, (dxs, dys) in self.seen.items():
             about = {"op_type": op.op_type, "rule": op.rule, "line": op.line, "path": op.path}
-            array = self.recorder.array
-            for (name, dx), due in zip(dxs, op.true(dys), strict=True):
-                self.rows.append(Compared.of("op", name, array(dx), array(due), **about))
+            with np.errstate(all="ignore"):
+                true = list(op.true(dys))
+            for name, dx in true:
+                yield Compared.of("op", name, array(dxs.get(name)), array(dx), **about)
 
 
 def compared(
@@ -382,21 +375,25 @@ def compared(
 
     def compared(*args: Any, **options: Any) -> GradientComparison:
         tool, others = InPlace(recorder), InPlace(recorder)
-        tool.wanted = recorder.by_op or other is None or other == "true"
-        others.wanted = recorder.by_op
         first = recorder.run(args, options, tool).leaves
+        by_op = recorder.by_op if callable(other) else other != "differences"
+        rows = list(tool.rows()) if by_op else []
         if callable(other):
             second = of_other(other).run(args, options, others).leaves
         elif other == "differences":
-            second, tool.rows = recorder.differences(args, options), []
+            second = recorder.differences(args, options)
             both = {leaf.same for leaf in first} & {leaf.same for leaf in second}
             first, second = ([x for x in each if x.same in both] for each in (first, second))
         else:
             second = recorder.true(args, options)
-        known = {(row.op_type, row.rule) for row in others.rows}
-        ops = [row for row in tool.rows if (row.op_type, row.rule) not in known]
-        rows = [*leaf_rows(recorder, first, second), *ops]
-        meant = surrogates if isinstance(surrogates, str) else recorder.meant(surrogates)
+        known = {(op.op_type, op.rule) for op in others.seen}
+        rows = [
+            *leaf_rows(recorder, first, second),
+            *[row for row in rows if (row.op_type, row.rule) not in known],
+        ]
+        # (what is no list of names, `declare` refuses)
+        is_text = isinstance(surrogates, str)
+        meant = surrogates if is_text else recorder.meant(surrogates, tool.seen)
         return GradientComparison.declare(rows, meant, names=recorder.names(other), rtol=rtol)
 
     return compared

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, Literal
 
 from regrad.core.extras import install_line
@@ -283,11 +283,10 @@ def moved_in(boxes: Sequence[Box], arrows: Iterable[Arrow]) -> tuple[Box, ...]:
     )
 
 
-def _common(scopes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _common(scopes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     """The innermost scope around all of these."""
-    shortest = min(scopes, key=len)
-    alike = (len({scope[i] for scope in scopes}) == 1 for i in range(len(shortest)))
-    return shortest[: next((i for i, same in enumerate(alike) if not same), len(shortest))]
+    levels = takewhile(lambda parts: len(set(parts)) == 1, zip(*scopes, strict=False))
+    return tuple(part for part, *_ in levels)
 
 
 class Sketch:
@@ -307,22 +306,32 @@ class Sketch:
         self.boxes[own] = Box(own, tuple(lines), tuple(scope), kind, details or {})
         return own
 
+    def add_source(
+        self, key: Any, name: str, spec: str, kind: BoxKind, label: str | None = None
+    ) -> str:
+        """Add the box of a value that no op makes."""
+        self.made[key] = own = self.add(name, (label or name, spec), (), kind)
+        return own
+
     def add_op(
         self, op: SeenOp, lines: Sequence[str], scope: Sequence[str], details: dict[str, str],
-        sources: Iterable[tuple[str, str]], makes: Iterable[Any],
-    ) -> None:  # fmt: skip
-        """Add the box of an op, with an arrow from each of its sources (a box, and a label).
+        takes: Iterable[tuple[Any, str]], makes: Iterable[Any],
+    ) -> str:  # fmt: skip
+        """Add the box of an op, with an arrow from each box that made what it takes.
 
-        It names its rule if that is somebody's. `makes` are the keys of what it makes.
+        It names its rule if that is somebody's. `takes` are keys, with the labels of the arrows,
+        and `makes` the keys of what it makes.
         """
         kind: BoxKind = "op"
         if op.kind != "built-in":
             kind, details = op.kind, {**details, "rule": f"{op.kind}: {op.rule}"}
             lines = [*lines, f"rule: {op.rule.partition(',')[0]}"]
         name = self.add(op.op_type, lines, scope, kind, details)
-        for source, label in sources:
-            self.arrows.setdefault((source, name), Arrow(source, name, label))
+        for key, label in takes:
+            if (source := self.made.get(key)) is not None:
+                self.arrows.setdefault((source, name), Arrow(source, name, label))
         self.made.update(dict.fromkeys(makes, name))
+        return name
 
     def drawing(self, title: str, used: Callable[[Box], bool]) -> Drawing:
         """The picture of those boxes that are used."""

@@ -57,19 +57,28 @@ class Numbers:
         return f"norm {self.norm:.3g}{zeros}" + "".join(f", {text}" for text in bad)
 
 
+def wide(array: Any) -> np.ndarray:
+    """An array in double precision."""
+    a = np.asarray(array)
+    return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+
+
 def numbers_of(array: Any) -> Numbers:
     """The figures of an array that NumPy can read."""
     a = np.asarray(array)
     # (bfloat16 and the like have no kind of NumPy's own)
     values = a if a.dtype.kind in "fc" and a.dtype.itemsize > 2 else a.astype(np.float32)
-    flat = values.reshape(-1)
+    flat = values.ravel("K")  # (in any order, so that no transposed array is copied)
     with np.errstate(all="ignore"):
-        largest = float(np.abs(flat).max()) if flat.size else 0.0
+        if flat.dtype.kind == "c":
+            largest = float(np.abs(flat).max(initial=0))
+        else:  # (`abs` would make another array)
+            largest = float(max(flat.max(initial=0), -flat.min(initial=0)))
         norm = _norm(flat, largest)
     nans = infs = 0
     if not math.isfinite(largest):
         nans, infs = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
-    zeros = flat.size - int(np.count_nonzero(flat))
+    zeros = int(np.count_nonzero(flat == 0))
     return Numbers(a.shape, str(a.dtype), norm, largest, zeros, nans, infs)
 
 

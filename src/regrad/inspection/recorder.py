@@ -23,14 +23,15 @@ What a recorder calls, in this order, for each op on the way:
 | `gradient_path` | `GradientPath`, paths | `figures`, and what `op.takes` and `op.makes` |
 | `find_nan` | `NonFinite`, nonfinite | `keeps`, `bad`, `cure` |
 | `compare_gradients` | `GradientComparison`, comparisons | `op.true(dys)`, and another recording |
-| `check_gradients` | `GradientReport`, checks | functions of arrays, and of the ops alone |
+| `check_gradients` | `GradientReport`, checks | a `Library`; of ops `xs` and `again(xs)` |
 | `saved_bytes` | `SavedBytes`, saved | `kept`: what the backward pass keeps |
-| `draw` | `Drawing`, drawings | ops forward, with a rule or not: boxes in a `Sketch` |
+| `draw` | `Drawing`, drawings | a `Sketch` with what each op takes and makes, by keys |
 
 Each is there for regrad (`tools`, recorder in `tapes`), for PyTorch (`torch/seeing/tools`, over the
 `Looker` in `watching`) and for JAX (`jax/tools`, over `running`). A new tool is one file here, and
-a function of a line in each of the three. Only pictures and checks have more files of their own:
-what is drawn of a PyTorch or JAX function need not be differentiated, and a check runs ops alone.
+a function of a line in each of the three. Only pictures and checks have files of their own there:
+a program of JAX is drawn without being run, and of a torch function the calls are drawn, not the
+nodes; what else a check needs of a library is how it differentiates.
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ class SeenOp:
         return located(self.op_type, self.line, self.path)
 
     @property
+    def where(self) -> dict[str, str]:
+        """The place where the op ran, as a finding has it, where its title does not say it."""
+        return {}
+
+    @property
     def first(self) -> Any:
         """The op that keeps what this one was given: itself, if it was not made of several."""
         return self
@@ -89,7 +95,9 @@ class SeenOp:
 class Tool:
     """Looks on while a recorder runs a function; tools say what they want to see."""
 
-    keeps = False  # whether `ran` is called, and ops keep what they are given
+    # whether `ran` is called, and ops keep what they are given: those with a rule, or all
+    keeps: Literal["", "rules", "all"] = ""
+    again = False  # whether ops can be run again
     done = False  # whether it has seen enough of the forward pass
 
     def ran(self, op: Any, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
@@ -159,6 +167,10 @@ class RunRecorder:
         """An array of the library as one of NumPy's; None for None."""
         return x
 
+    def held(self, x: Any) -> Any:
+        """A gradient that the rest of the run leaves as it is; None for None."""
+        return x
+
     def figures(self, x: Any) -> Any:
         """Figures of a gradient: `Numbers`, or a function of nothing that returns them later."""
         return None if x is None else numbers_of(self.array(x))
@@ -195,8 +207,8 @@ class RunRecorder:
         """Return the names of its gradients and of the others that they are compared with."""
         return ("first", "second") if callable(other) else ("given", other or "true")
 
-    def meant(self, surrogates: Iterable[str]) -> Iterable[str]:
-        """Return the names that were declared to differ, as the rows spell them."""
+    def meant(self, surrogates: Iterable[str], ops: Iterable[Any]) -> Iterable[str]:
+        """Return the names that were declared to differ, as the rows of these ops spell them."""
         return surrogates
 
 

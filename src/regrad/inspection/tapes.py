@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -11,13 +11,14 @@ import numpy as np
 
 from regrad.autodiff.custom_calls import CustomCall, CustomRule
 from regrad.autodiff.custom_functions import OpaqueFunction, unpack
-from regrad.autodiff.gradients import callable_or_raise, result, watched_inputs
+from regrad.autodiff.gradients import result, watched_inputs
 from regrad.autodiff.variables import Variable, VariableTape
 from regrad.checking import slopes
 from regrad.core import containers, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
+from regrad.core.bindings import CountedRule
 from regrad.core.callers import find_caller
-from regrad.core.overrides import CountedRule
+from regrad.core.name_scopes import PATH
 from regrad.core.pullback import pull_back, run_taped
 from regrad.core.registry import Op
 from regrad.core.rule import Conjugated, Cotangent, Rule, place
@@ -34,6 +35,7 @@ from regrad.core.walk import (
     walk_from,
 )
 from regrad.inspection.nonfinite import CURES
+from regrad.inspection.numbers import wide
 from regrad.inspection.recorder import (
     Kept,
     Leaf,
@@ -47,14 +49,14 @@ from regrad.inspection.recorder import (
 
 
 class Lines(list[Record]):
-    """Records, with the line of the user's code that made each."""
+    """Records, with the line of the user's code that made each, and the named scope."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: dict[int, str] = {}
+        self.places: dict[int, tuple[str, str]] = {}
 
     def append(self, record: Record) -> None:
-        self.lines[id(record)] = find_caller()
+        self.places[id(record)] = find_caller(), ".".join(PATH.get())
         super().append(record)
 
 
@@ -73,12 +75,12 @@ class SeenTape(VariableTape):
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
         if not rule.watches:
-            self.cuts.append(SeenOp(op.type, line=find_caller()))
+            self.cuts.append(SeenOp(op.type, line=find_caller(), path=".".join(PATH.get())))
         return super().admit(op, rule, wanted)
 
-    def line(self, record: Record) -> str:
-        """The line of the user's code that ran the op."""
-        return self.records.lines.get(id(record), "")  # pyright: ignore[reportAttributeAccessIssue]
+    def place(self, record: Record) -> tuple[str, str]:
+        """The line of the user's code that ran the op, and the path of its named scope."""
+        return self.records.places.get(id(record), ("", ""))
 
 
 class KeepingTape(SeenTape):
@@ -94,71 +96,28 @@ class TapedOp(SeenOp):
 
     __slots__ = ("record", "watched")
 
-    def __init__(self, record: Record, run: TapedRun) -> None:
+    def __init__(self, record: Record, tape: SeenTape, watched: set[int]) -> None:
         kind, rule = kind_of(record.rule, record)
-        super().__init__(op_type_of(record), kind, rule, run.tape.line(record))
+        super().__init__(op_type_of(record), kind, rule, *tape.place(record))
         self.record: Record = record
-        self.watched: set[int] = run.watched
-        self.takes: Sequence[Any] = [key for key in record.inputs if key in run.watched]
+        self.watched: set[int] = watched
+        self.takes: Sequence[Any] = [key for key in record.inputs if key in watched]
         outputs = record.outputs
         self.makes: Sequence[Any] = outputs if isinstance(outputs, tuple) else (outputs,)
 
-    def true(self, dys: Sequence[Any]) -> list[Tensor | None]:
-        """The true gradients by the watched inputs."""
+    def true(self, dys: Sequence[Any]) -> list[tuple[str, Tensor | None]]:
+        """The true gradients by the watched inputs, with their names."""
         record = self.record
         dy = tuple(dys) if isinstance(record.outputs, tuple) else dys[0]
+        leaves = [leaf for leaf, key in enumerate(record.inputs) if key in self.watched]
+        names = [name_of(record, leaf) for leaf in leaves]  # (which the rule may tell)
         given, record.rule = record.rule, true_rule(record)
         try:
             found = leaf_gradients(record, dy, self.watched)
-            return [
-                check_gradient(record, leaf, found.get(leaf), dy)
-                for leaf, key in enumerate(record.inputs)
-                if key in self.watched
-            ]
+            dxs = [check_gradient(record, leaf, found.get(leaf), dy) for leaf in leaves]
         finally:
             record.rule = given
-
-
-class TapedRun:
-    """One run of a function under a tape: its value, and what it was differentiated by."""
-
-    def __init__(
-        self, f: Callable[..., Any], args: Sequence[Any], tape: SeenTape, api: str,
-        *, gradients: bool = False,
-    ) -> None:  # fmt: skip
-        callable_or_raise(f, api)
-        self.tape = tape
-        self.args = args
-        self.aliases: list[Tensor]
-        inputs, self.aliases, _ = watched_inputs(args, f"{api}(f)") if args else ((), [], None)
-        tape.watched.update(x._id for x in self.aliases)
-        self.forward = 0  # how many records the forward pass made
-
-        def run(*inputs: Any) -> Any:
-            value = f(*inputs)
-            self.forward = len(tape.records)
-            if gradients:  # whose ops the tape records as well
-                y = result(value, api)
-                watched = set(tape.watched)
-                pull_back(tape, y, None, watched, again=True)
-            return value
-
-        try:
-            self.value: Any = run_taped(tape, run, inputs)
-        finally:
-            self.watched: set[int] = tape.close()
-
-    @property
-    def y(self) -> Tensor:
-        """The value as the Tensor whose gradient is taken."""
-        return result(self.value, "trace_gradients")
-
-    @property
-    def sources(self) -> list[tuple[str, Any, Tensor]]:
-        """All that it was differentiated by: arguments, then Variables, as (name, same, alias)."""
-        paths = containers.paths(tuple(self.args), "args") if self.args else []
-        named = list(zip(paths, range(len(paths)), self.aliases, strict=True))
-        return [*named, *[(v.name, v, alias) for v, (_, alias) in self.tape.reads.items()]]
+        return list(zip(names, dxs, strict=True))
 
 
 class WalkTeller:
@@ -186,31 +145,56 @@ class WalkTeller:
 class TapeRecorder(RunRecorder):
     """The recorder of regrad's functions."""
 
+    def record(self, args: Sequence[Any], tape: SeenTape, gradients: bool = False) -> None:
+        """Run the function under a tape; with its gradients, whose ops the tape records as well."""
+        self.tape = tape
+        paths = containers.paths(tuple(args), "args") if args else []
+        inputs, aliases, _ = watched_inputs(args, f"{self.api}(f)") if args else ((), [], None)
+        self.arguments: list[tuple[str, Tensor]] = list(zip(paths, aliases, strict=True))
+        tape.watched.update(x._id for x in aliases)
+        self.forward: int = 0  # how many records the forward pass made
+
+        def run(*inputs: Any) -> Any:
+            value = self.f(*inputs)
+            self.forward = len(tape.records)
+            if gradients:
+                pull_back(tape, result(value, self.api), None, set(tape.watched), again=True)
+            return value
+
+        try:
+            self.value: Any = run_taped(tape, run, inputs)
+        finally:
+            self.watched: set[int] = tape.close()
+        self.ops: list[TapedOp] = [TapedOp(record, tape, self.watched) for record in tape.records]
+
+    @property
+    def sources(self) -> list[tuple[str, Any, Tensor]]:
+        """All that it was differentiated by: arguments, then Variables, as (name, same, alias)."""
+        arguments = [(name, i, x) for i, (name, x) in enumerate(self.arguments)]
+        return [*arguments, *[(v.name, v, alias) for v, (_, alias) in self.tape.reads.items()]]
+
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
-        tape = KeepingTape() if tool.keeps else SeenTape()
         with np.errstate(all="ignore") if tool.keeps else nullcontext():
-            self.ran: TapedRun = TapedRun(self.f, args, tape, self.api)
+            self.record(args, KeepingTape() if tool.keeps else SeenTape())
+        for op in self.ops if tool.keeps else ():
+            record = op.record
+            ys = record.y if isinstance(record.y, tuple) else (record.y,)
+            tool.ran(op, _named(record), [y for y in ys if y is not None and is_inexact(y.dtype)])
         return self.back(tool)
 
     def back(self, tool: Tool) -> Recording:
         """Run the backward pass of the last run."""
-        run, y = self.ran, self.ran.y
-        ops = [TapedOp(record, run) for record in run.tape.records]
-        for op in ops if tool.keeps else ():
-            record = op.record
-            ys = record.y if isinstance(record.y, tuple) else (record.y,)
-            tool.ran(op, _named(record), [y for y in ys if y is not None and is_inexact(y.dtype)])
-        grads: Grads = {}
-        if y._id in run.watched:
+        y, grads = result(self.value, "trace_gradients"), Grads()
+        if y._id in self.watched:
             grads[y._id] = seed(y)
-            grads = walk(reversed(run.tape.records), grads, run.watched, WalkTeller(tool, ops))
-        count = len(run.aliases)
+            walk(reversed(self.tape.records), grads, self.watched, WalkTeller(tool, self.ops))
+        count = len(self.arguments)
         leaves = [
             Leaf(name, "argument" if i < count else "parameter", x, grads.get(x._id), x._id, same)
-            for i, (name, same, x) in enumerate(run.sources)
+            for i, (name, same, x) in enumerate(self.sources)
         ]
-        cuts = [(op, "") for op in run.tape.cuts]
-        return Recording(run.value, [y], leaves, cuts, ops, [y._id])
+        cuts = [(op, "") for op in self.tape.cuts]
+        return Recording(self.value, [y], leaves, cuts, self.ops, [y._id])
 
     def array(self, x: Any) -> Any:
         return None if x is None else x._values()
@@ -223,35 +207,34 @@ class TapeRecorder(RunRecorder):
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:
         """Each array that the records keep; one that several keep counts for the first."""
-        tape = TapedRun(self.f, args, SeenTape(), self.api).tape
+        self.record(args, SeenTape())
         seen: set[int] = set()
-        for record in tape.records:
+        for op in self.ops:
+            record = op.record
             ys = record.y if isinstance(record.y, tuple) else (record.y,)
             saved = getattr(bare_rule(record.rule), "saved", ())  # of a custom function
             for x in (*record.xs, *ys, *(containers.flatten(saved)[0] if saved else [])):
                 if isinstance(x, Tensor) and id(x._data) not in seen:
                     seen.add(id(x._data))
                     size = int(np.prod(x.shape)) * x.dtype.itemsize
-                    yield op_type_of(record), tape.line(record), "", size
+                    yield op.op_type, op.line, op.path, size
 
     # -- another gradient ------------------------------------------------------------------------
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
-        make_true(self.ran.tape.records)
+        make_true(self.tape.records)
         return self.back(Tool()).leaves
 
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         _, rebuild = containers.flatten(tuple(args))
-        aliases = self.ran.aliases
-        wide = [np.asarray(x._values()) for x in aliases]
-        wide = [x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in wide]
+        aliases = [x for _, x in self.arguments]
 
         def values(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
             return [self.f(*rebuild(like(arrays, aliases)))._values()]
 
         with np.errstate(all="ignore"):
-            found = slopes.gradients(values, wide)
-        sources = zip(self.ran.sources, found, strict=False)
+            found = slopes.gradients(values, [wide(x._values()) for x in aliases])
+        sources = zip(self.sources, found, strict=False)
         return [
             Leaf(name, "argument", x, like([g], [x])[0], x._id, same)
             for (name, same, x), g in sources

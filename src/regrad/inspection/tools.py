@@ -19,7 +19,7 @@ from regrad.inspection.drawings import BoxKind, Drawing, Sketch, shape_text, spe
 from regrad.inspection.nonfinite import NonFinite
 from regrad.inspection.paths import GradientPath
 from regrad.inspection.saved import SavedBytes
-from regrad.inspection.tapes import Lines, SeenTape, TapedOp, TapedRun, TapeRecorder
+from regrad.inspection.tapes import Lines, SeenTape, TapeRecorder
 from regrad.inspection.traces import GradientTrace
 
 
@@ -195,8 +195,9 @@ def draw(f: Any, *args: Any, gradients: bool = False) -> Drawing:
     """
     if isinstance(f, Graph):
         return f.draw()  # pyright: ignore[reportAttributeAccessIssue]
-    run = TapedRun(f, args, ScopedTape(), "draw", gradients=gradients)
-    return _drawing(run, getattr(f, "__name__", type(f).__name__))
+    recorder = TapeRecorder(f, "draw")
+    recorder.record(args, ScopedTape(), gradients)
+    return _drawing(recorder, getattr(f, "__name__", type(f).__name__))
 
 
 class _Scoped(Lines):
@@ -246,24 +247,21 @@ class ScopedTape(SeenTape):
         self.records.outermost = sys._getframe(1)
 
 
-def _drawing(run: TapedRun, title: str) -> Drawing:
+def _drawing(run: TapeRecorder, title: str) -> Drawing:
     """The records of a run as boxes, what they take as arrows."""
-    records, sketch = run.tape.records, Sketch()
+    sketch = Sketch()
     for name, _, x in run.sources:
         kind: BoxKind = "input" if name.startswith("args") else "variable"
-        sketch.made[x._id] = sketch.add(name, (name, spec_of(x.dtype, x.shape)), (), kind)
-    for i, record in enumerate(records):
-        op = TapedOp(record, run)
-        scope = records.scopes[id(record)]  # pyright: ignore[reportAttributeAccessIssue]
+        sketch.add_source(x._id, name, spec_of(x.dtype, x.shape), kind)
+    for i, op in enumerate(run.ops):
+        record = op.record
+        scope = run.tape.records.scopes[id(record)]  # pyright: ignore[reportAttributeAccessIssue]
+        inputs = [(name_of(record, leaf), *spec) for leaf, spec in enumerate(record.specs)]
         details = {"line": op.line}
-        for leaf, (shape, dtype) in enumerate(record.specs):
-            details[name_of(record, leaf)] = spec_of(numpy_dtype(dtype), shape)
+        details.update((name, spec_of(numpy_dtype(d), shape)) for name, shape, d in inputs)
         details.update((k, repr(v)) for k, v in record.attrs.items())
+        labels = [f"{name} {shape_text(shape)}".strip() for name, shape, _ in inputs]
+        takes = zip(record.inputs, labels, strict=True)
         inside = ("gradients",) if i >= run.forward else scope
-        sources = [
-            (sketch.made[key], f"{name_of(record, i)} {shape_text(record.specs[i][0])}".strip())
-            for i, key in enumerate(record.inputs)
-            if key in sketch.made
-        ]
-        sketch.add_op(op, [op.op_type], inside, details, sources, op.makes)
+        sketch.add_op(op, [op.op_type], inside, details, takes, op.makes)
     return sketch.drawing(title, lambda box: True)

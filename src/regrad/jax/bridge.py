@@ -14,12 +14,13 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import JAX, is_array
 from regrad.core.rule import place
-from regrad.core.state import current, in_state
+from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import trace_around, trace_of
 from regrad.jax.primitives import Arrays, EquationGradient, fit, is_float, run_op
+from regrad.jax.scopes import check, follow, nothing_in_force
 from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import BodyFunction, pullback
 from regrad.transforms.region import (
@@ -45,12 +46,14 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
     The results are JAX's arrays, of any shape. Rules count at every order: those of f's ops,
     those of overrides that are in force when the function is called, and those of `custom_grad`.
     The function can be differentiated (forward where its rules are linear in the gradient that
-    arrives), batched and compiled by JAX. Tensors and Variables that f reaches by itself are
-    constants. Complex gradients are handed over in the convention of each side.
+    arrives), batched and compiled by JAX, which keeps a trace for each map of overrides and each
+    default dtype; hits are counted where it traces. Tensors and Variables that f reaches by itself
+    are constants. Complex gradients are handed over in the convention of each side.
 
     Raises:
         GradientError: f reaches a Tensor or an array that is being differentiated without
-            taking it as an argument; forward mode meets a rule that is not linear.
+            taking it as an argument; forward mode meets a rule that is not linear; an override
+            is in force in a context that was copied by hand from another thread or task.
         ArgumentError: f assigns to a Variable, or does not return Tensors.
 
     Source: PyTorch's `torch2jax` and TensorFlow's `jax2tf.call_tf`, which do this for those.
@@ -62,6 +65,7 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
     """
     callable_or_raise(f, "from_regrad")
     name = f"from_regrad({getattr(f, '__name__', type(f).__name__)})"
+    follow()
 
     @wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -75,6 +79,7 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
             notes[:] = [rebuild]
             return [_result(y, name) for y in ys]
 
+        check(name)
         flat.function = f  # pyright: ignore[reportFunctionMemberAccess]
         ys = bridge(flat, [_to_jax(leaves[i]) for i in places], name)
         return jax.tree_util.tree_unflatten(notes[0], ys)
@@ -183,7 +188,7 @@ def _make_runner(flat: Flat) -> Callable[..., list[Any]]:
     """A flat function on arrays, with nothing in force."""
 
     def run(*xs: Any) -> list[Any]:
-        with in_state(None):
+        with nothing_in_force():
             return [JAX_data(y) for y in flat([wrap(x) for x in xs])]
 
     return run
@@ -214,7 +219,7 @@ class RegradGradient(EquationGradient):
 
     def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         back = pullback(self.flat, len(xs), Passage(wanted, self.reached))
-        with in_state(None):
+        with nothing_in_force():
             dxs = bridge(back, [*xs, *map(conjugate, dys)], f"the gradient of {self.name}")
         pairs = zip(wanted, dxs, strict=True)
         return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]

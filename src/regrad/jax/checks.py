@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from regrad.checking import check
-from regrad.checking.check import Settings
+from regrad.checking.check import Arrays, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core.signatures import helpful
 from regrad.errors import GradientError
-from regrad.inspection.checks import by_order, explained, settings_of, weights
+from regrad.inspection.checks import (
+    Flat,
+    Library,
+    by_order,
+    checked,
+    explained,
+    settings_of,
+    wrong,
+)
 from regrad.jax.bridge import conjugate
-from regrad.jax.running import CLOSES_OVER, ProgramCall, ProgramOp, ProgramRun, as_function, wide
+from regrad.jax.running import CLOSES_OVER, ProgramCall, ProgramOp, ProgramRun, wide
 from regrad.jax.sites import is_custom
 from regrad.testing import raise_if_wrong
-
-OfArrays = Callable[..., list[Any]]
 
 
 @helpful("check_gradients")
@@ -121,11 +125,11 @@ def gradient_report(
     with _telling(), jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
         given = ProgramCall(f, args, {}, "check_gradients", argnums, has_aux)
         given.arrays = [wide(x) for x in given.arrays]
-        checked = given.of_watched(given.program())
-        floats = given.floats
+        of_watched = given.of_watched(given.program())
+        flat, floats = lambda xs: of_watched(*xs), given.floats
         return explained(
-            _report(checked, floats, order, given.asked, settings),
-            lambda order: by_order(checked, floats, order, partial(_found, settings), _derived),
+            checked(JAX_ARRAYS, flat, floats, given.asked, order, settings),
+            lambda order: by_order(JAX_ARRAYS, flat, floats, order, partial(_found, settings)),
         )
 
 
@@ -138,68 +142,56 @@ def _telling() -> Iterator[None]:
         raise GradientError(f"check_gradients: {CLOSES_OVER}") from error
 
 
-# -- functions of JAX's arrays as functions of NumPy's -------------------------------------------
+class Compiled:
+    """A function, and its pull, each compiled once."""
+
+    def __init__(self, f: Flat) -> None:
+        self.run: Any = jax.jit(f)
+        self.pull: Any = jax.jit(lambda xs, dys: jax.vjp(f, xs)[1](dys)[0])
+
+    def __call__(self, xs: Sequence[Any]) -> list[Any]:
+        return self.run(list(xs))
 
 
-def _report(
-    f: OfArrays, xs: Sequence[Any], order: int, names: Sequence[str], settings: Settings
-) -> GradientReport:
-    arrays = [np.asarray(x) for x in xs]
-    return check.report(_of_numpy(f, arrays), arrays, order, names=names, settings=settings)
+class JaxArrays(Library):
+    """How JAX differentiates functions of lists of arrays."""
+
+    array = staticmethod(np.asarray)
+    zeros = staticmethod(jax.numpy.zeros_like)
+
+    def compiled(self, f: Flat) -> Compiled:
+        return f if isinstance(f, Compiled) else Compiled(f)
+
+    def like(self, arrays: Arrays, xs: Sequence[Any]) -> list[Any]:
+        return [jax.numpy.asarray(a, x.dtype) for a, x in zip(arrays, xs, strict=True)]
+
+    def pull(self, f: Flat, xs: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any]]]:
+        g, xs = self.compiled(f), list(xs)
+        return g(xs), lambda dys: list(map(conjugate, g.pull(xs, list(map(conjugate, dys)))))
+
+    def push(self, f: Flat, xs: Sequence[Any]) -> Callable[..., list[Any]] | None:
+        push = jax.jit(lambda xs, dxs: jax.jvp(f, (xs,), (dxs,))[1])
+        try:
+            push.lower(list(xs), list(xs))  # (a custom_vjp says no when it is compiled)
+        except (TypeError, GradientError) as error:
+            if "forward" not in str(error):
+                raise
+            return None
+        return push
 
 
-def _of_numpy(f: OfArrays, xs: Sequence[np.ndarray]) -> check.Function:
-    """A function of JAX's arrays as one of NumPy's, with its gradients in regrad's convention."""
-    run = jax.jit(f)
-    outs = jax.eval_shape(f, *xs)
-    pull = jax.jit(lambda xs, dys: _pulled(f, xs, dys, outs))
-
-    def vjp(arrays: check.Arrays) -> check.Pull:
-        return lambda dys: [np.asarray(dx) for dx in pull(list(arrays), list(dys))]
-
-    def gradient(dys: check.Arrays) -> check.Function:
-        return _of_numpy(_derive(f, dys), [*xs, *map(np.ones_like, dys)])
-
-    return check.Function(
-        lambda arrays: [np.asarray(y) for y in run(*arrays)], vjp, gradient, _forward(f, xs)
-    )
+JAX_ARRAYS = JaxArrays()
 
 
-def _pulled(f: OfArrays, xs: Sequence[Any], dys: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-    given = [conjugate(jax.numpy.asarray(dy, y.dtype)) for dy, y in zip(dys, outs, strict=True)]
-    return [conjugate(dx) for dx in jax.vjp(f, *xs)[1](given)]
-
-
-def _forward(f: OfArrays, xs: Sequence[np.ndarray]) -> Any:
-    """Forward mode, if the function has it."""
-    push = jax.jit(lambda xs, dxs: jax.jvp(f, tuple(xs), tuple(dxs))[1])
-    try:
-        push.lower(list(xs), list(xs))  # (a custom_vjp says no when it is compiled)
-    except (TypeError, GradientError) as error:
-        if "forward" not in str(error):
-            raise
-        return None
-    return lambda arrays, dxs: [np.asarray(dy) for dy in push(list(arrays), list(dxs))]
-
-
-# -- which rule it is ----------------------------------------------------------------------------
-
-
-def _found(settings: Settings, f: OfArrays, xs: Sequence[Any], orders: int) -> list[Finding]:
+def _found(settings: Settings, f: Flat, xs: Sequence[Any], orders: int) -> list[Finding]:
     """The findings about rules that are not JAX's own; if there are none, about what is stopped."""
-    program = jax.make_jaxpr(f)(*xs)
+    program = jax.make_jaxpr(lambda *xs: f(list(xs)))(*xs)
     places = range(len(xs)), range(len(program.out_avals))
     ran = ProgramRun(program, xs, *places, keeps=True).ran
-    found = ([c for each in suspects for c in _wrong(each, orders, settings)]
+    found = ([c for each in suspects for c in wrong(JAX_ARRAYS, each, orders, settings)]
              for suspects in (_with_rules(ran), _stopped(ran)))  # fmt: skip
     unique = {(c.rule, c.input, c.order): c for c in next(filter(None, found), [])}
     return [*unique.values()]  # (the last of each: forward mode, where that is wrong too)
-
-
-def _derived(f: OfArrays, xs: Sequence[Any]) -> tuple[OfArrays, list[Any]]:
-    """The gradient of a function, as a function, and where it is taken."""
-    dys = [weights(y.shape, y.dtype) for y in jax.eval_shape(f, *xs)]
-    return _derive(f, dys), [*xs, *map(np.ones_like, dys)]
 
 
 def _with_rules(ran: Sequence[ProgramOp]) -> list[ProgramOp]:
@@ -211,29 +203,3 @@ def _stopped(ran: Sequence[ProgramOp]) -> list[ProgramOp]:
     """Return where the user's code stops a gradient."""
     named = (each for each in ran if each.op_type == "stop_gradient")
     return [each for each in named if each.wanted and not each.by_jax]
-
-
-def _derive(f: OfArrays, dys: Sequence[np.ndarray]) -> OfArrays:
-    """The function (*xs, *scales) -> the gradients by xs, where scales * dys arrive."""
-
-    def g(*moved: Any) -> list[Any]:
-        count = len(moved) - len(dys)
-        xs, scales = moved[:count], moved[count:]
-        given = [scale * dy for scale, dy in zip(scales, dys, strict=True)]
-        return _pulled(f, xs, given, jax.eval_shape(f, *xs))
-
-    return g
-
-
-def _wrong(ran: ProgramOp, order: int, settings: Settings) -> list[Finding]:
-    """Return the findings on the rule of one op, for the inputs that it had."""
-    alone = ran.alone(as_function(ran.eqn))
-    report = _report(alone, [ran.xs[i] for i in ran.wanted], order, ran.names, settings)
-    what = describe(ran)
-    return [replace(f, rule=what, op_type=ran.op_type) for f in report.findings]
-
-
-def describe(ran: ProgramOp) -> str:
-    """The rule of an op in a message, with the line that ran the op."""
-    rule = f"the {ran.kind} rule of {ran.op_type!r} ({ran.rule})" if ran.rule else ran.op_type
-    return f"{rule}, run at {ran.line}" if ran.line else rule

@@ -55,10 +55,10 @@ def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
         # a leaf of a container is a parameter, and is drawn where it is used
         kind: BoxKind = "variable" if len(path) > 1 else "input"
         label = jax.tree_util.keystr(path[-1:], simple=True) if len(path) > 1 else name
-        sketch.made[variable] = sketch.add(name, (label, _spec(variable.aval)), (), kind)
+        sketch.add_source(variable, name, _spec(variable.aval), kind, label)
     for i, variable in enumerate(closed.jaxpr.constvars):
-        lines = ("constant", _spec(variable.aval))
-        sketch.made[variable] = sketch.add(f"constant {i}", lines, (), "constant")
+        spec = _spec(variable.aval)
+        sketch.add_source(variable, f"constant {i}", spec, "constant", "constant")
     sketch.body(closed.jaxpr, CallSite(), ())
     used = {source for source, _ in sketch.arrows}  # (a constant may be of no use)
     title = getattr(f, "__name__", type(f).__name__)
@@ -107,9 +107,8 @@ class _ProgramSketch(Sketch):
             details.update((k, f"{v!r:.200}") for k, v in eqn.params.items() if v is not None)
         lines = [site.op_type, ", ".join(_spec(v.aval) for v in eqn.outvars)]
         scope = (*scope, *scopes_of(site.path, "/"))
-        given = [v for v in eqn.invars if not isinstance(v, core.Literal) and v in self.made]
-        sources = [(self.made[v], _spec(v.aval)) for v in given]
-        self.add_op(SeenOp(*site[:5]), lines, scope, details, sources, eqn.outvars)
+        takes = [(v, _spec(v.aval)) for v in eqn.invars if not isinstance(v, core.Literal)]
+        self.add_op(SeenOp(*site[:5]), lines, scope, details, takes, eqn.outvars)
 
 
 def _bodies(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:

@@ -45,7 +45,7 @@ from regrad.errors import (
 )
 from regrad.jax.bridge import from_regrad
 from regrad.jax.linear import is_float
-from regrad.ops.elementwise import conj
+from regrad.ops.casting import conj
 from regrad.transforms.arguments import replaced
 from regrad.transforms.region import OpenRegion, run_inside
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
-from regrad.core.foreign import ForeignCall, ForeignRule
+from regrad.core.foreign import ForeignCall, ForeignRule, gradients, on_tensors
 from regrad.core.reports import Hit
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
 from regrad.jax.bridge import bridge, conjugate
 from regrad.jax.primitives import Arrays, EquationGradient, WrappedGradient, fit, is_float
+from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
 
 
@@ -23,7 +26,10 @@ class RuleGradient(EquationGradient):
 
     `places` says for each operand which input of the op it is, or which attribute (by name), or
     None for neither; `fixed` are operands that are constants of the program, by place.
+    `equation` computes the operation itself, for a rule that asks for `builtin` or `forward`.
     """
+
+    equation: Equation | None = None
 
     def __init__(
         self, rule: ForeignRule, hit: Hit, avals: Arrays, outs: Arrays,
@@ -41,6 +47,8 @@ class RuleGradient(EquationGradient):
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
         inputs, output = self.rule.keeps(self._inputs(wanted))
+        if self.rule.asks_own:
+            return range(len(self.places)), output
         named = [i for i, p in enumerate(self.places) if isinstance(p, str) or p in inputs]
         return named, output
 
@@ -86,16 +94,15 @@ class RuleGradient(EquationGradient):
                 given[p], specs[p] = xs[i], _spec(self.avals[i])
         several = len(self.outs) > 1
         outputs = [*map(_spec, self.outs)] if several else None
-        call = ForeignCall(self.rule, specs, attrs, None, outputs, self.hit)
+        own = self.equation and OwnEquation(self.equation, xs)
+        call = ForeignCall(self.rule, specs, attrs, None, outputs, self.hit, own)
         y = ys and (tuple(ys) if several else ys[0])
         return call, given, y, self._arriving_gradients(dys) if several else dys[0]
 
     def _arriving_gradients(self, dys: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of all outputs; integers get zeros."""
         found = iter(dys)
-        return tuple(
-            next(found) if is_float(a) else jax.numpy.zeros(a.shape, a.dtype) for a in self.outs
-        )
+        return tuple(next(found) if is_float(a) else jnp.zeros(a.shape, a.dtype) for a in self.outs)
 
     def _by_regrad(
         self, call: ForeignCall, xs: Sequence[Any], y: Any, dy: Any, wanted: list[int]
@@ -109,7 +116,68 @@ class RuleGradient(EquationGradient):
             pairs = zip(wanted, dxs, strict=True)
             return [_zeros(call.specs[i]) if dx is None else dx for i, dx in pairs]
 
-        return bridge(flat, [*map(jax.numpy.asarray, leaves)], self.name)
+        return bridge(flat, [*map(jnp.asarray, leaves)], self.name)
+
+
+class Equation(NamedTuple):
+    """An operation as a program: of its operands, and of the constants among them."""
+
+    program: core.ClosedJaxpr
+    places: Sequence[int | str | None]  # as in `RuleGradient`, for constants too
+    fixed: Sequence[Any]  # None for an operand
+    scale: Any = None  # by which the op type differs from it
+
+    def outputs(self, operands: Sequence[Any]) -> list[Any]:
+        """The results, as the op type has them."""
+        ys = core.jaxpr_as_fun(self.program)(*operands)
+        return ys if self.scale is None else [y / jnp.asarray(self.scale, y.dtype) for y in ys]
+
+
+def vjp(function: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
+    """Return the gradients of a function by its inputs, in regrad's convention; None for integers.
+
+    Integers among its results have none either, whatever stands there for them.
+    """
+    xs = [*map(jnp.asarray, xs)]
+    floats = [i for i, x in enumerate(xs) if is_float(jax.typeof(x))]
+
+    def moved(*inputs: Any) -> list[Any]:
+        ys = function(replaced(xs, floats, inputs))
+        reached[:] = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
+        return [ys[i] for i in reached]
+
+    reached: list[int] = []
+    ys, pull = jax.vjp(moved, *[xs[i] for i in floats])
+    pairs = zip([dys[i] for i in reached], ys, strict=True)
+    dxs = pull([conjugate(jnp.asarray(dy, y.dtype)) for dy, y in pairs])
+    return replaced([None] * len(xs), floats, map(conjugate, dxs))
+
+
+class OwnEquation:
+    """One run of an operation, and JAX's own gradient of it."""
+
+    vjp = staticmethod(vjp)
+
+    def __init__(self, equation: Equation, xs: Sequence[Any]) -> None:
+        rest = iter(xs)
+        self.equation = equation
+        self.operands: list[Any] = [next(rest) if c is None else c for c in equation.fixed]
+        places = enumerate(equation.places)
+        self.at: dict[int, int] = {p: i for i, p in places if isinstance(p, int)}
+
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+        """Return JAX's gradients by the inputs of the op; None for integers."""
+        given = [self.operands[i] if xs[p] is None else xs[p] for p, i in self.at.items()]
+        found = dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))
+        return [found.get(p) for p in range(len(xs))]
+
+    def value_at(self, inputs: Sequence[Any]) -> Any:
+        """Return the results for other inputs."""
+        ys = on_tensors(self._outputs, vjp, [inputs[p] for p in self.at])
+        return ys[0] if len(ys) == 1 else tuple(ys)
+
+    def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
+        return self.equation.outputs(replaced(self.operands, [*self.at.values()], inputs))
 
 
 class ScaledGradient(WrappedGradient):
@@ -120,7 +188,7 @@ class ScaledGradient(WrappedGradient):
         self.scale = scale
 
     def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
-        scale = jax.numpy.asarray(self.scale, dys[0].dtype)
+        scale = jnp.asarray(self.scale, dys[0].dtype)
         return self.one.pull(xs, ys and [ys[0] / scale], [dys[0] * scale], wanted)
 
 
@@ -142,7 +210,7 @@ class CountedGradient(EquationGradient):
 
 def _zeros(spec: tuple[Any, Any]) -> Tensor:
     shape, dtype = spec
-    return wrap(jax.numpy.zeros(shape, dtype))
+    return wrap(jnp.zeros(shape, dtype))
 
 
 def _spec(aval: Any) -> tuple[Any, Any]:

@@ -29,6 +29,7 @@ from regrad.core.registry import (
     not_yet,
     refuse_function,
 )
+from regrad.core.rule import free
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.host import FUNCTION_KEYS, OVERRIDES, functions, need, programs, refuse
 from regrad.jax.host.extending import primitives
@@ -222,7 +223,7 @@ class FunctionKey(Key):
         known = known[len(known) - (count - hidden) :] if len(known) >= count - hidden else []
         known += [""] * (count - hidden - len(known))
         names = [re.sub(r"\W+", "_", n).strip("_") or f"x{i}" for i, n in enumerate(known)]
-        return [*(f"outer{i}" for i in range(hidden)), *names]
+        return [*(f"outer{i}" for i in range(hidden)), *map(free, names)]
 
     def op(self, eqn: core.JaxprEqn) -> Op:
         names = [n for n in self.operand_names(eqn) if not n.startswith("outer")]

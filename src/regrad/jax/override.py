@@ -24,7 +24,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import jax
@@ -33,13 +34,16 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, warn_caller
+from regrad.core.places import at, entries, spread
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import unmarked
 from regrad.core.signatures import helpful
-from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
+from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
-from regrad.jax.keys import key_for
+from regrad.jax.host.extending import open_traces
+from regrad.jax.keys import Key, key_for
+from regrad.jax.modules import Naming
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
 from regrad.transforms.arguments import replaced
 
@@ -57,12 +61,17 @@ class override(Report[KeyBinding]):
             not edited, and computes what it computed.
         rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation),
             the name of a JAX primitive (`"tanh"`), or a function under `jax.jit`,
-            `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`) or its name. A rule is what
-            `gradient_override_map` takes, written with regrad's functions or with JAX's. An op
-            type's own name, `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
+            `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`) or its name, or one of these in
+            one place: `rg.at("layers.*", "Relu")`. A rule is what `gradient_override_map` takes,
+            written with regrad's functions or with JAX's. An op type's own name,
+            `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
         open: functions with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`), or
             their names, that are to be differentiated op by op where they hold an overridden op.
         keep: those that are to keep their derivative, so that nothing is refused.
+        model: a module of Flax (linen or nnx) or Equinox, whose parts have the names of its
+            attributes: `rg.at("layers.0", "Tanh")`. Without it `jax.named_scope`s count, and what
+            Linen and Haiku call their modules. f is called with it, with copies of it (as
+            `jax.grad` makes them) or closes over it.
 
     Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
     `cond`, `checkpoint`, `vmap` and `shard_map`, too), and runs the program. A rule in force fires
@@ -81,12 +90,13 @@ class override(Report[KeyBinding]):
 
     Raises:
         ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in
-            JAX's programs as a key; two keys for one thing.
+            JAX's programs as a key; two keys for one thing; a place that is nowhere in the program.
         UnknownOpError: a key is neither an op type that can be found nor a primitive.
         RuleError: a rule asks for a name that its op does not have, or answers wrongly.
         PassedOverError: a function with a derivative of its own hides an overridden op.
-        GradientError: a rule cannot be put where its op occurs (see the documentation), or
-            forward mode meets a rule that is not linear in the gradient that arrives.
+        GradientError: a rule cannot be put where its op occurs (see the documentation), nothing
+            tells which module of `model` is called, or forward mode meets a rule that is not
+            linear in the gradient that arrives.
 
     Source: `tf.Graph.gradient_override_map`.
 
@@ -97,6 +107,16 @@ class override(Report[KeyBinding]):
     >>> print(jax.grad(model)(jnp.array([1.2, 2.6])), jax.grad(ours)(jnp.array([1.2, 2.6])))
     [1. 3.] [2.2 5.6]
     >>> ours.assert_fired()
+
+    In one place only:
+
+    >>> def scoped(x):
+    ...     with jax.named_scope("head"):
+    ...         y = jnp.sin(x)
+    ...     return y + jnp.sin(x)
+    >>> ours = rg.jax.override(scoped, {rg.at("head", "Sin"): lambda dy, x: dy * 10})
+    >>> print(jax.grad(ours)(0.0))
+    11.0
     """
 
     _name = "override"
@@ -109,6 +129,7 @@ class override(Report[KeyBinding]):
         *,
         open: Iterable[Any] = (),
         keep: Iterable[Any] = (),
+        model: Any = None,
     ) -> None:
         if isinstance(f, Mapping):
             raise ArgumentError(f"override takes the function first. {_USE}")
@@ -121,10 +142,16 @@ class override(Report[KeyBinding]):
         need(OVERRIDES, GRADIENTS)  # (here it is the user who calls, and there it may be JAX)
         self._original = f  # (wrappers copy attributes, so plain names would meet their own)
         self._bindings: dict[str, KeyBinding] = {}
-        rules, marked = unmarked(rules)
+        rules, marked = unmarked(spread(rules))
+        self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():
-            self._bind(key, rule).optional = key in marked
-        self._surgery = Surgery([*self._bindings.values()], ClosedFunctionPolicy(open, keep))
+            sisters: list[KeyBinding] = []
+            for what in entries(key.what) if isinstance(key, at) else (key,):
+                place = replace(key, what=what) if isinstance(key, at) else None
+                sisters.append(self._bind(what, rule, place))
+                sisters[-1].marked, sisters[-1].sisters = key in marked, sisters
+        policy = ClosedFunctionPolicy(open, keep)
+        self._surgery = Surgery([*self._bindings.values()], policy, model)
         self._untouched = Untouched()
         self._told: set[str] = set()  # the keys of which a warning said that they match nothing
         self._notes: Counter[tuple[str, str, str]] = Counter()
@@ -140,19 +167,26 @@ class override(Report[KeyBinding]):
         with suppress(TypeError, ValueError):
             self.__signature__: inspect.Signature = inspect.signature(f)
 
-    def _bind(self, key: Any, rule: Any) -> KeyBinding:
-        meant = key_for(key)
+    def _bind(self, key: Any, rule: Any, place: at | None) -> KeyBinding:
+        if key is None:
+            raise ArgumentError(
+                f"override: {place!r} means whole calls as one op, which leave no boundary in a "
+                "JAX program. Say for which op type it holds, rg.at(where, 'Softmax'), or give the "
+                "call a gradient with rg.jax.custom_grad."
+            )
+        meant = self._keys.get(key) or key_for(key)
         # of two rules for one op (`"Relu"` and `jax.nn.relu`) one would be passed over silently
         for label, other in self._bindings.items():
-            if meant.meets(other.key):
+            if meant.meets(other.key) and place == other.place:
                 raise ArgumentError(
                     f"override: two keys ({label!r} and {meant.label!r}) stand for the same thing; "
                     "give one of them"
                 )
         # two functions of one name, from two modules, are two keys: `scale`, `scale (2)`
-        alike = [label for label in self._bindings if label.split(" (")[0] == meant.label]
-        meant.label += f" ({len(alike) + 1})" if alike else ""
-        binding = KeyBinding(meant, rule)
+        alike = [k for k in self._keys.values() if k.label.split(" (")[0] == meant.label]
+        meant.label += f" ({len(alike) + 1})" if alike and meant not in alike else ""
+        self._keys[key] = meant
+        binding = KeyBinding(meant, rule, place)
         known = getattr(meant, "known", None)
         if known is not None:
             binding.bind(known)  # so that a rule that does not fit is refused now
@@ -161,7 +195,7 @@ class override(Report[KeyBinding]):
                 f"override: for {meant.label!r} expected a rule (a function, or a name "
                 f"given to RegisterGradient), got {kind(rule)}"
             )
-        self._bindings[meant.label] = binding
+        self._bindings[binding.name] = binding
         return binding
 
     def __enter__(self) -> NoReturn:
@@ -173,7 +207,8 @@ class override(Report[KeyBinding]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the results of f, with the rules in force."""
-        call = TracedCall((self._original, args, kwargs))
+        where = self._surgery.where
+        call = TracedCall((self._original, args, kwargs), where and where.naming)
         program, found = self._surgery.operate(self._trace(call))
         self._refuse(found)
         for (name, where), count in found.untouched.items():
@@ -201,25 +236,38 @@ class override(Report[KeyBinding]):
 
     def _warn(self, found: Occurrences) -> None:
         """Warn of a call without a match, and once of JAX's functions that hide all of a key."""
-        hit = {seen.binding.key.label for seen in found.hits}
+        hit = {seen.binding.shown for seen in found.hits}
         known = {(c.name, c.place, c.keys) for c in self._closed}
         new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
         tell = [c for c in new if not c.keys <= hit]
         rest = [b for b in self._bindings.values() if not b.optional]
-        idle = [b for b in rest if b.key.label not in hit]
+        idle = [b for b in rest if hit.isdisjoint(each.shown for each in b.sisters)]
         if idle and not found.hits:
             why = advice(found.closed) if found.closed else (
-                f"no {', '.join(repr(b.key.label) for b in idle)} through which a gradient could "
-                "pass occurs in the function. untouched() lists what does."
+                f"no {', '.join(b.shown for b in idle)} through which a "
+                "gradient could pass occurs in the function. untouched() lists what does."
             )  # fmt: skip
             self._warn_of_idle(idle, why, 3)
             return
         if tell:
             self._tell(f"override: {advice(tell)}", 3)
+        if news := [text for text in self._never_ran() if text not in self._told]:
+            self._told.update(news)
+            self._tell(f"override: {'; '.join(news)}", 3)
         closed = {label for c in found.closed for label in c.keys} | self._told
-        if idle := [b for b in idle if not b.hits and b.key.label not in closed]:
-            self._told.update(b.key.label for b in idle)
+        if idle := [b for b in idle if not b.hits and b.name not in closed]:
+            self._told.update(b.name for b in idle)
             self._warn_of_idle(idle, "", 3)
+
+    def _never_ran(self) -> list[str]:
+        """The modules that keys name and that no program called."""
+        found = () if self._surgery.where is None else self._surgery.where.unvisited()
+        return [f"{b.shown} names {step.path!r}, which was never called" for b, step in found]
+
+    def assert_fired(self, *op_types: Any) -> None:
+        super().assert_fired(*op_types)
+        if never := [] if op_types else self._never_ran():
+            raise NotFiredError(f"{'; '.join(never)}. (Only calls of the module itself count.)")
 
     def _tell(self, message: str, level: int) -> None:
         """Warn at the user's line: JAX's own lines are often between."""
@@ -243,7 +291,8 @@ class override(Report[KeyBinding]):
     def table(self) -> Table:
         """Return the hits; then what was opened, was left closed, or kept a rule of its own."""
         table = super().table()
-        rows = [(n, what, str(c), "", at, "") for (n, what, at), c in self._notes.items()]
+        path = [""] * (len(table.headings) - 6)
+        rows = [(*path, n, what, str(c), "", at, "") for (n, what, at), c in self._notes.items()]
         return Table(table.headings, [*table.rows, *rows])
 
     def __repr__(self) -> str:
@@ -251,12 +300,14 @@ class override(Report[KeyBinding]):
         return super().__repr__() + "".join(lines)
 
     def _key_of(self, op_type: Any) -> str:
+        if isinstance(op_type, at):
+            return repr(op_type)
         meant = key_for(op_type)
         known = (label for label, b in self._bindings.items() if b.key.meets(meant))
         return next(known, meant.label if meant.label not in self._bindings else repr(op_type))
 
     def _why_not(self, binding: KeyBinding) -> str:
-        closed = [c for c in self._closed if binding.key.label in c.keys]
+        closed = [c for c in self._closed if binding.name in c.keys]
         if closed and not binding.hits:
             return f"it occurs only where it cannot. {advice(closed)}"
         if not binding.hits:
@@ -268,7 +319,10 @@ class override(Report[KeyBinding]):
 class TracedCall:
     """The arguments of one call (the function is one of them), opened, and the results."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Any, naming: Naming | None = None) -> None:
+        self.given = given
+        self.naming = naming
+        self.outside: list[Any] = [] if naming is None else open_traces()
         self.modules: Modules = Modules(given)
         self.leaves: list[Any]
         self.structure: Any
@@ -283,8 +337,10 @@ class TracedCall:
         """Call the function on these arrays: the arrays it returns, then changed state."""
         leaves = replaced(self.leaves, self.places, xs[: len(self.places)])
         self.modules.inside(leaves, xs[len(self.places) :])
-        f, args, kwargs = tree_unflatten(self.structure, leaves)
-        y = f(*args, **kwargs)
+        f, args, kwargs = copies = tree_unflatten(self.structure, leaves)
+        naming = self.naming and self.naming.around(self.given, copies, self.outside)
+        with naming or nullcontext():
+            y = f(*args, **kwargs)
         self.outs: list[Any]
         self.out_structure: Any
         self.outs, self.out_structure = tree_flatten(y, is_leaf=self.modules.is_copy)

@@ -18,6 +18,7 @@ from jax import lax
 
 import regrad.ops.elementwise as elementwise
 from regrad.core.hosts import Feature
+from regrad.core.overrides import gradient_override_map
 from regrad.errors import GradientError, PassedOverError
 from regrad.jax.bridge import from_regrad
 from regrad.jax.custom import custom_grad
@@ -164,6 +165,14 @@ def _gradients_of_regrad() -> None:
     for f in (cube, jax.jit(cube), jax.vmap(cube), jax.checkpoint(cube)):
         same(jax.grad(lambda x, f=f: f(x).sum())(X), 7 + 0 * X)
     same(jax.grad(lambda x: from_regrad(elementwise.exp)(x).sum())(X), np.exp(X))
+
+
+@promise(GRADIENTS)
+def _traces_under_overrides() -> None:
+    f = jax.jit(jax.grad(lambda x: from_regrad(elementwise.tanh)(x).sum()))
+    for factor in (3, 5):
+        with gradient_override_map({"Tanh": lambda dy, k=factor: k * dy}):
+            same(f(X), factor + 0 * X)
 
 
 @promise(SIGHT)

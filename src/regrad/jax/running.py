@@ -36,6 +36,7 @@ from regrad.jax.sites import (
     site_of,
 )
 from regrad.jax.surgery import OPENED, program_of
+from regrad.transforms.arguments import replaced
 
 OUTERMOST.add(TracedCall.traced.__code__)
 CALLS = frozenset({
@@ -59,28 +60,26 @@ class Value(NamedTuple):
 class ProgramOp(SeenOp):
     """One op that ran: where it stands, what went in and out, and how a gradient passes it.
 
-    `pull` takes the gradients of the outputs that are floats (`ys`, by key) and returns those of
-    the inputs that are watched (`wanted`, their places among the operands). `xs` are the operands
-    and `outs` the results, if the run keeps them.
+    `pull` takes the gradients of the outputs that are floats (`makes`, of the types `like`) and
+    returns those of the inputs that are watched (`wanted`, their places among the operands).
+    `given` are the operands and `outs` the results, if the run keeps them.
     """
 
-    __slots__ = ("by_jax", "eqn", "ins", "like", "operands", "outs", "pull", "wanted", "xs")
+    __slots__ = ("by_jax", "eqn", "given", "like", "operands", "outs", "pull", "wanted")
 
-    def __init__(self, site: Site, eqn: Any, ins: Sequence[int], wanted: Sequence[int]) -> None:
+    def __init__(self, site: Site, eqn: Any = None) -> None:
         super().__init__(*site[:5])
         self.operands: Sequence[str] = site.names
         self.by_jax: bool = site.by_jax
         self.eqn: Any = eqn
-        self.ins: Sequence[int] = ins
-        self.wanted: Sequence[int] = wanted
-        self.takes: Sequence[Any] = [ins[i] for i in wanted]
-        self.like: list[Any] = []
-        self.pull: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-        self.xs: Sequence[Any] = ()
+        self.wanted: Sequence[int] = ()
+        self.like: Sequence[Any] = ()
+        self.pull: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.given: Sequence[Any] = ()
         self.outs: Sequence[Any] = ()
 
     @property
-    def names(self) -> list[str]:
+    def input_names(self) -> list[str]:
         """Return the names of the watched operands."""
         return [self.name(i) for i in self.wanted]
 
@@ -88,23 +87,32 @@ class ProgramOp(SeenOp):
         """Return the name of an operand."""
         return self.operands[i] if i < len(self.operands) else f"x{i}"
 
-    def alone(self, run: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
-        """A function of all operands as one of the watched ones, and of the floats it returns."""
-        floats = [i for i, y in enumerate(self.outs) if is_float(jax.typeof(y))]
+    @property
+    def title(self) -> str:
+        """The rule of the op in a message, with the line that ran the op."""
+        rule = f"the {self.kind} rule of {self.op_type!r} ({self.rule})"
+        return (rule if self.rule else self.op_type) + (
+            f", run at {self.line}" if self.line else ""
+        )
 
-        def of_wanted(*moved: Any) -> list[Any]:
-            xs = list(self.xs)
-            for i, x in zip(self.wanted, moved, strict=True):
-                xs[i] = x
-            ys = run(*xs)
-            return [ys[i] for i in floats]
+    @property
+    def xs(self) -> list[Any]:
+        """The watched operands."""
+        return [self.given[i] for i in self.wanted]
 
-        return of_wanted
+    def again(self, xs: Sequence[Any]) -> list[Any]:
+        """The floats that the op returns for other watched operands, under its rule."""
+        return self._run(as_function(self.eqn), xs)
 
-    def true(self, dys: Sequence[Any]) -> Sequence[Any]:
-        """The true gradients by the watched operands."""
+    def _run(self, run: Callable[..., Sequence[Any]], xs: Sequence[Any]) -> list[Any]:
+        ys = run(*replaced(self.given, self.wanted, xs))
+        return [y for y, out in zip(ys, self.outs, strict=True) if is_float(jax.typeof(out))]
+
+    def true(self, dys: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+        """The true gradients by the watched operands, with their names."""
         run = core.jaxpr_as_fun(closed(without_rules(body_of_custom(self.eqn))))
-        return jax.vjp(self.alone(run), *[self.xs[i] for i in self.wanted])[1](list(dys))
+        pull = jax.vjp(partial(self._run, run), self.xs)[1]
+        return zip(self.input_names, *pull(list(dys)), strict=True)
 
 
 class ProgramCall:
@@ -170,10 +178,7 @@ class ProgramCall:
         run = core.jaxpr_as_fun(program)
 
         def of_watched(*watched: Any) -> list[Any]:
-            xs = list(self.arrays)
-            for i, x in zip(self.watched, watched, strict=True):
-                xs[i] = x
-            ys = run(*xs)
+            ys = run(*replaced(self.arrays, self.watched, watched))
             return [ys[i] for i in self.results]
 
         return of_watched
@@ -327,83 +332,60 @@ class ProgramRun:
         run, length, backwards, fixed, carried = scan(eqn)
         consts, carry, xs = ins[:fixed], ins[fixed : fixed + carried], ins[fixed + carried :]
         inner = self._inside(eqn, run, around)
-        rounds = [self._apart(x, length) for x in xs]
+        if not length:
+            return self._op(eqn, ins, around)
+        # (unstacked and stacked by what is no op of the user's)
+        rounds = [self._apply(ProgramOp(Site("")), jax.numpy.unstack, [x]) for x in xs]
         made: list[Any] = [None] * length
         for i in reversed(range(length)) if backwards else range(length):
             path = f"{inner.path}/scan[{i}]" if inner.path else f"scan[{i}]"
             given = [*consts, *carry, *(x[i] for x in rounds)]
             outs = self._run(run, given, inner._replace(path=path))
             carry, made[i] = outs[:carried], outs[carried:]
-        if not length:
-            return self._op(eqn, ins, around)
-        return [*carry, *(self._together(ys) for ys in zip(*made, strict=True))]
-
-    def _apart(self, x: Value, length: int) -> list[Value]:
-        """The rounds' parts of an input."""
-        parts = [self._value(x.x[i]) for i in range(length)]
-        self._link([x], parts, lambda dys: [jax.numpy.stack(list(dys))])
-        return parts
-
-    def _together(self, ys: Sequence[Value]) -> Value:
-        """An output of all rounds."""
-        whole = self._value(jax.numpy.stack([y.x for y in ys]))
-        places = [i for i, y in enumerate(ys) if y.key in self.watched]
-        self._link(ys, [whole], lambda dys: [dys[0][i] for i in places])
-        return whole
-
-    def _link(self, xs: Sequence[Value], ys: Sequence[Value], pull: Any) -> None:
-        """Note how gradients pass what is not an op of the user's."""
-        wanted = [i for i, x in enumerate(xs) if x.key in self.watched]
-        ran = ProgramOp(Site(""), None, [x.key for x in xs], wanted)
-        self._keep(ran, [x.x for x in xs], ys, range(len(ys)))
-        ran.pull = pull if wanted else None
+        stack = lambda *ys: [jax.numpy.stack(ys)]  # noqa: E731
+        wholes = [self._apply(ProgramOp(Site("")), stack, ys) for ys in zip(*made, strict=True)]
+        return [*carry, *[whole for (whole,) in wholes]]
 
     def _op(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
-        """An equation by itself, with its pull if a gradient may pass."""
+        """An equation by itself."""
         site = Site("") if is_no_op(eqn) else site_of(eqn, around)
-        run = as_function(eqn)
-        floats = [i for i, v in enumerate(eqn.outvars) if is_float(v.aval)]
-        wanted = [i for i, x in enumerate(ins) if x.key in self.watched] if floats else []
-        if not floats and not around.in_jax and any(x.key in self.watched for x in ins):
+        may_pass = any(is_float(v.aval) for v in eqn.outvars)
+        if not may_pass and not around.in_jax and any(x.key in self.watched for x in ins):
             self.cuts.append(site)
-        ran = ProgramOp(site, eqn, [x.key for x in ins], wanted)
-        with _telling(site):
-            ys = self._forward(ran, run, [x.x for x in ins], floats)
-        outs = [self._value(y) for y in ys]
-        self._keep(ran, [x.x for x in ins], outs, floats)
-        return outs
+        return self._apply(ProgramOp(site, eqn), as_function(eqn), ins, may_pass)
 
-    def _keep(
-        self, ran: ProgramOp, xs: Sequence[Any], outs: Sequence[Value], floats: Sequence[int]
-    ) -> None:
-        """Note an op if a gradient may pass it, or if everything is kept."""
-        ran.makes = [outs[i].key for i in floats]
-        ran.like = [jax.typeof(outs[i].x) for i in floats]
+    def _apply(
+        self, op: ProgramOp, run: Callable[..., Any], ins: Sequence[Value], may_pass: bool = True
+    ) -> list[Value]:
+        """Run an op, with its pull if a gradient may pass it."""
+        xs = [x.x for x in ins]
+        op.wanted = [i for i, x in enumerate(ins) if may_pass and x.key in self.watched]
+        op.takes = [ins[i].key for i in op.wanted]
+
+        def of_wanted(*moved: Any) -> tuple[list[Any], list[Any]]:
+            ys = run(*replaced(xs, op.wanted, moved))
+            floats = [is_float(jax.typeof(y)) for y in ys]
+            others = [None if is_float else y for y, is_float in zip(ys, floats, strict=True)]
+            return [y for y, is_float in zip(ys, floats, strict=True) if is_float], others
+
+        with _telling(op):
+            if op.wanted:
+                moved = [xs[i] for i in op.wanted]
+                floats, op.pull, others = jax.vjp(of_wanted, *moved, has_aux=True)
+            else:
+                floats, others = [], run(*xs)
+        rest = iter(floats)
+        outs = [self._value(next(rest) if y is None else y) for y in others]
+        if op.wanted:
+            passing = [y for y in outs if is_float(jax.typeof(y.x))]
+            op.makes = [y.key for y in passing]
+            op.like = [jax.typeof(y.x) for y in passing]
+            self.watched.update(op.makes)
         if self.keeps:
-            ran.xs, ran.outs = xs, [y.x for y in outs]
-        if ran.wanted:
-            self.watched |= set(ran.makes)
-        if ran.wanted or self.keeps:
-            self.ran.append(ran)
-
-    def _forward(
-        self, ran: ProgramOp, run: Callable[..., Any], xs: list[Any], floats: Sequence[int]
-    ) -> list[Any]:
-        """The results of an op; its pull is noted."""
-        if not ran.wanted:
-            return run(*xs)
-
-        def of_wanted(*moved: Any) -> Any:
-            given = list(xs)
-            for i, x in zip(ran.wanted, moved, strict=True):
-                given[i] = x
-            ys = run(*given)
-            return [ys[i] for i in floats], [None if i in floats else y for i, y in enumerate(ys)]
-
-        found, pull, others = jax.vjp(of_wanted, *[xs[i] for i in ran.wanted], has_aux=True)
-        ran.pull = partial(_pulled, pull)
-        known = iter(found)
-        return [next(known) if i in floats else y for i, y in enumerate(others)]
+            op.given, op.outs = xs, [y.x for y in outs]
+        if op.wanted or self.keeps:
+            self.ran.append(op)
+        return outs
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -424,8 +406,8 @@ class ProgramRun:
                 left = list(ran.pull(arrived))
             if ran.op_type:
                 yield ran, arrived, left
-            for i, dx in zip(ran.wanted, left, strict=True):
-                _add(dys, ran.ins[i], dx)
+            for key, dx in zip(ran.takes, left, strict=True):
+                _add(dys, key, dx)
         self.gradients: list[Any | None] = [dys.get(key) for key in self.sources]
 
 
@@ -447,10 +429,6 @@ def as_function(eqn: Any) -> Callable[..., list[Any]]:
     places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, core.Literal)]
     run = core.jaxpr_as_fun(program)
     return lambda *xs: list(run(*[xs[i] for i in places]))
-
-
-def _pulled(pull: Any, dys: Sequence[Any]) -> Sequence[Any]:
-    return pull(list(dys))
 
 
 def _taken(dys: dict[int, Any], key: int, like: Any) -> Any:

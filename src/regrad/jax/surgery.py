@@ -31,6 +31,7 @@ Invariants:
 
 from __future__ import annotations
 
+import copy
 import operator
 import weakref
 from collections import Counter
@@ -44,17 +45,20 @@ import jax
 from jax.extend import core
 
 from regrad.core.callers import PACKAGE
-from regrad.core.foreign import ForeignRule, lender
+from regrad.core.foreign import ForeignRule, check_builtin, lender
+from regrad.core.placed import asks_site
+from regrad.core.places import Site, at
 from regrad.core.registry import Op
 from regrad.core.reports import Binding, Hit
 from regrad.errors import GradientError, RuleError
 from regrad.jax.boundaries import restore_calls
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
-from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
+from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import OVERRIDES, programs, refuse
-from regrad.jax.keys import FunctionKey, Key, NamedKey, make_op, same_thing
+from regrad.jax.keys import FunctionKey, Key, NamedKey, key_for, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import EquationGradient, is_float, op_p, run_op
+from regrad.jax.where import Around, Whereabouts
 
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset({
@@ -87,6 +91,7 @@ class Context(NamedTuple):
         none of them          a hit, and a `regrad_op` in the equation's place
     """
 
+    where: Around | None = None  # scopes and functions around, if a key asks for a place
     batched: bool = False  # the name stack here, or around, has "vmap" in it
     derived: bool = False  # … or "jvp" or "transpose": JAX has differentiated this already
     whole: bool = False
@@ -94,12 +99,13 @@ class Context(NamedTuple):
     ours: bool = False  # so a function out of sight may stay: a rule covers it
     turned: bool = False
 
-    def inside(self, eqn: core.JaxprEqn) -> Context:
+    def inside(self, eqn: core.JaxprEqn, where: Around | None = None) -> Context:
         """Return the place of what an equation holds; its transforms are in its name stack."""
         if self.closed:
-            return self
+            return self._replace(where=where)
         names = programs.transforms(eqn)
         return self._replace(
+            where=where,
             batched=self.batched or "vmap" in names,
             derived=self.derived or not names.isdisjoint({"jvp", "transpose"}),
         )
@@ -108,14 +114,28 @@ class Context(NamedTuple):
 class KeyBinding(Binding):
     """A rule bound to a key of JAX programs."""
 
-    def __init__(self, key: Key, value: Any) -> None:
+    def __init__(self, key: Key, value: Any, place: at | None = None) -> None:
         name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
-        super().__init__(key.label, name)
+        super().__init__(key.label, name, place)
         self.key = key
-        self.value = value
+        check_builtin(value, key.label, lambda other: key_for(other).meets(key))
+        self.asks: bool = asks_site(value, None)
+        self.place = at(what=key.label) if self.asks and place is None else place
+        self.value: Any = partial(value, site=None) if self.asks else value  # pyright: ignore
         lent = lender(value)
         self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
+
+    @property
+    def name(self) -> str:
+        """The name of the binding among the others of its map."""
+        return self.op_type if self.kind else self.shown
+
+    def located(self, site: Site) -> KeyBinding:
+        """Return the binding for an equation at a site, which its rule asks for."""
+        made = copy.copy(self)  # (which counts in the same hits)
+        made.value, made.rules = partial(self.value, site=site), {}
+        return made
 
     def bind(self, op: Op) -> ForeignRule:
         """Return the rule, bound to an op type as the key sees it."""
@@ -170,14 +190,18 @@ class Occurrences:
 class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
-    def __init__(self, bindings: Sequence[KeyBinding], choice: ClosedFunctionPolicy) -> None:
+    def __init__(
+        self, bindings: Sequence[KeyBinding], choice: ClosedFunctionPolicy, model: Any = None
+    ) -> None:
         self.bindings = bindings
         self.choice = choice
+        placed = model is not None or any(b.place is not None for b in bindings)
+        self.where: Whereabouts | None = Whereabouts(bindings, model) if placed else None
         # Code that runs only while a key is being differentiated: an equation that it made, found
         # where no rule put it, is a remainder of a derivative that came before the override.
         self.codes: dict[Any, KeyBinding] = {code: b for b in bindings for code in b.key.codes}
         self.seen: weakref.WeakKeyDictionary[Any, dict[Context, Any]] = weakref.WeakKeyDictionary()
-        keys = [b.key for b in bindings]
+        keys = list(dict.fromkeys(b.key for b in bindings))
         self.inlined: list[FunctionKey] = [
             k for k in keys if isinstance(k, FunctionKey) and k.is_inlined
         ]
@@ -195,14 +219,19 @@ class Surgery:
                 self.codes |= dict.fromkeys(binding.key.codes, binding)
         hiding = any(b.key.call is not None for b in self.bindings)
         self.calls = self._calls(closed) if hiding else set()
-        return self.program(closed)
+        if self.where is None:
+            return self.program(closed)
+        self.where.begin()
+        made = self.program(closed, Context(Around()))
+        self.where.check()
+        return made
 
     def program(self, given: Any, around: Context = Context()) -> tuple[Any, Occurrences]:  # noqa: B008
         """Return a program (closed or open) with the rules in it, or itself, and what was found."""
         # A program that is called from many places is gone through once for each kind of place; the
         # result is one object, so that JAX compiles it once.
         known = self.seen.setdefault(given, {})
-        if around not in known:
+        if around not in known or (self.where is not None and self.where.counting):
             jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
             changed = jaxpr is not getattr(given, "jaxpr", given)
             # weak, or a program that did not change would keep itself alive
@@ -228,7 +257,9 @@ class Surgery:
             return jaxpr.eqns
         found = []
         for eqn, key in restore_calls(jaxpr, self.inlined):
-            if key in self.ruled and not around.closed and not around.inside(eqn).derived:
+            here = around.inside(eqn, self.around(eqn, around))
+            counts = key in self.ruled and not around.closed and not here.derived
+            if key and counts and self.chosen(eqn, here._replace(closed=True), [key]):
                 raise GradientError(
                     f"override: {key.label!r} is called in a form that is not recognised "
                     f"({find_line(eqn, self.lines[-1])}): {key.name} with where= or another rare "
@@ -251,7 +282,7 @@ class Surgery:
         self.lines.append(find_line(eqn, self.lines[-1]))
         self.eqns.append(eqn)
         try:
-            made = self._equation(eqn, around.inside(eqn), found)
+            made = self._equation(eqn, around.inside(eqn, self.around(eqn, around)), found)
             return made if isinstance(made, list) else [made]
         finally:
             self.lines.pop()
@@ -262,8 +293,11 @@ class Surgery:
             return eqn
         # Keys come first: one may stand for a call as a whole (`jax.nn.relu` is a `jit` or a
         # `custom_jvp_call`), and then what is inside is not looked at.
-        for binding in self.bindings:
-            if is_differentiable(eqn) and binding.key.matches(eqn, around.batched):
+        if is_differentiable(eqn):
+            keys = dict.fromkeys(b.key for b in self.bindings)
+            named = [key for key in keys if key.matches(eqn, around.batched)]
+            binding = self.chosen(eqn, around, named)
+            if binding is not None:
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
@@ -286,13 +320,27 @@ class Surgery:
             found.untouched[name, self.lines[-1]] += 1
         return eqn
 
+    def around(self, eqn: core.JaxprEqn, context: Context) -> Around | None:
+        """Return what is around the equations that this one holds, if a key asks for a place."""
+        if self.where is None or context.where is None:
+            return None
+        return self.where.inside(eqn, context.where, self.programs[-1])
+
+    def chosen(self, eqn: Any, around: Context, keys: Sequence[Key]) -> KeyBinding | None:
+        """Return the binding for an equation that these keys name: the first, or by the place."""
+        found = [b for b in self.bindings if b.key in keys]
+        if self.where is None or not found:
+            return found[0] if found else None
+        return self.where.choose(eqn, found, around, self.lines[-1])
+
     # -- an operation under a rule -------------------------------------------------------------
 
     def under_rule(self, eqn: Any, binding: KeyBinding, around: Context, found: Occurrences) -> Any:
         """Return the operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
             raise _derived_error(binding, self.lines[-1])
-        hit = binding.hit_at(self.lines[-1])
+        path = "" if self.where is None or around.where is None else self.where.path(around.where)
+        hit = binding.hit_at(self.lines[-1], path)
         if not around.derived:  # (derivatives consist of ops as well, but not of the user's)
             shape = tuple(eqn.invars[0].aval.shape) if eqn.invars else ()
             by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
@@ -309,8 +357,9 @@ class Surgery:
         form = binding.key.form(eqn)
         if form is not None:
             return in_form(eqn, form, binding, hit)
-        gradient: EquationGradient = _gradient(eqn, binding, hit, operands)
-        if (scale := binding.key.scale(eqn)) is not None:
+        scale = binding.key.scale(eqn)
+        gradient: EquationGradient = _gradient(eqn, binding, hit, operands, scale)
+        if scale is not None:
             gradient = ScaledGradient(gradient, scale)
         params = {"jaxpr": program_of(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
@@ -392,7 +441,8 @@ class Surgery:
                 found.add(inner)
                 found.notes[name, "opened", self.lines[-1]] += 1
                 return programs.as_call(eqn, new)
-        _, inner = self.program(body, Context(closed=True, ours=ours or around.ours))
+        inside = Context(where=around.where, closed=True, ours=ours or around.ours)
+        _, inner = self.program(body, inside)
         hidden = [seen for seen in inner.hits if not seen.binding.native]
         if is_differentiable(eqn) and not (ours and hidden):
             found.untouched[name, self.lines[-1]] += 1
@@ -412,7 +462,7 @@ class Surgery:
         if around.closed:  # by the function around, which answers for what others wrote
             found.hits += theirs
             return
-        keys = frozenset(seen.binding.key.label for seen in hidden)
+        keys = frozenset(seen.binding.name for seen in hidden)
         where, kept = self.lines[-1], self.choice.keeps(body)
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
@@ -476,11 +526,16 @@ def _float(aval: Any) -> bool:
     return hasattr(aval, "dtype") and is_float(aval)
 
 
-def program_of(eqn: core.JaxprEqn) -> Any:
-    """Return an equation as a program of its own; constants in it stay where they are."""
+def program_of(eqn: core.JaxprEqn, whole: bool = False) -> Any:
+    """Return an equation as a program of its own; constants in it stay where they are.
+
+    (With `whole`, they are inputs.)
+    """
     if eqn.primitive is programs.closed_call_p:
         return programs.called(eqn)
-    inputs = [None if isinstance(v, core.Literal) else core.Var(v.aval) for v in eqn.invars]
+    inputs = [
+        None if isinstance(v, core.Literal) and not whole else core.Var(v.aval) for v in eqn.invars
+    ]
     given = [v if x is None else x for x, v in zip(inputs, eqn.invars, strict=True)]
     outs = [core.Var(v.aval) for v in eqn.outvars]
     body = eqn.replace(invars=given, outvars=outs)
@@ -509,6 +564,7 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     attrs = binding.key.attrs(eqn)
     rule = binding.bind(binding.key.op(eqn))
     gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
+    gradient.equation = Equation(body, [0, 1], [None, None])
 
     def whole(*xs: Any) -> Any:
         (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
@@ -546,24 +602,32 @@ def _operands(eqn: core.JaxprEqn) -> list[Any]:
 
 
 def _gradient(
-    eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any]
+    eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any], scale: Any
 ) -> RuleGradient:
     """Return the rule as the gradient of an equation."""
     op, lies = binding.key.op(eqn), binding.key.operand_names(eqn)
     names = [i.name for i in op.inputs]
+    every = [names.index(n) if n in names else n if n in op.attrs else None for n in lies]
     places: list[int | str | None] = []
     fixed, attrs = {}, binding.key.attrs(eqn)
-    for name, v in zip(lies, eqn.invars, strict=True):
-        place = names.index(name) if name in names else name if name in op.attrs else None
+    for place, v in zip(every, eqn.invars, strict=True):
         if not isinstance(v, core.Literal):  # a rule may ask for it by its place, or by its name
             places.append(place)
         elif isinstance(place, int):
-            with jax.ensure_compile_time_eval():  # a value, and no part of a trace that is open
-                fixed[place] = jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
+            fixed[place] = _constant(v)
         elif place is not None:
             attrs[place] = v.val
     avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
-    return RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
+    gradient = RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
+    if gradient.rule.asks_own:
+        held = [_constant(v) if isinstance(v, core.Literal) else None for v in eqn.invars]
+        gradient.equation = Equation(program_of(eqn, True), every, held, scale)
+    return gradient
+
+
+def _constant(v: core.Literal) -> Any:
+    with jax.ensure_compile_time_eval():  # a value, and no part of a trace that is open
+        return jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
 
 
 def call_site(call: Any, running: Sequence[tuple[Any, int]]) -> Any:

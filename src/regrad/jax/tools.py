@@ -269,14 +269,14 @@ class JaxRecorder(RunRecorder):
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         self.made: ProgramCall = self.call(args, options)
         call = self.made
-        program, keeps, longest = call.program(), tool.keeps, self.longest
+        program, keeps, longest = call.program(), bool(tool.keeps), self.longest
         run = ProgramRun(program, call.arrays, call.watched, call.results, keeps, longest)
         for op in run.ran if tool.keeps else ():
-            xs = [(op.name(i), x) for i, x in enumerate(op.xs) if _is_readable(x)]
+            xs = [(op.name(i), x) for i, x in enumerate(op.given) if _is_readable(x)]
             tool.ran(op, xs, [y for y in op.outs if is_float(jax.typeof(y))])
         for op, arrived, left in run.backward():
             tool.arrived(op, arrived)
-            tool.left(op, list(zip(op.names, left, strict=True)), arrived)
+            tool.left(op, list(zip(op.input_names, left, strict=True)), arrived)
         pairs = zip(call.leaves(run.gradients), run.sources, strict=True)
         leaves = [leaf._replace(key=key) for leaf, key in pairs]
         ys = [y.x for y in run.ys]

@@ -15,7 +15,8 @@ from regrad.core.registry import OPS, gradient, not_differentiable
 from regrad.core.signatures import public
 from regrad.core.tensor import OURS, Tensor
 from regrad.errors import ArgumentError, ShapeError
-from regrad.ops.elementwise import astype, exp, log, signbit, square
+from regrad.ops.casting import astype
+from regrad.ops.elementwise import exp, log, signbit, square
 
 # -- two tensors -------------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError, ShapeError
 from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, tril, triu
+from regrad.ops.casting import conj, imag
 from regrad.ops.creation_like import zeros_like
-from regrad.ops.elementwise import conj, imag
 from regrad.ops.joining import concat, split
 from regrad.ops.matmul import matmul
 from regrad.ops.reduction import trace

@@ -17,7 +17,7 @@ from regrad.core.backends import placed_like
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
 from regrad.core.tensor import Tensor
-from regrad.ops.elementwise import real
+from regrad.ops.casting import real
 
 # The scale of the adjoint is that of the transform itself; by its name for the other direction:
 OTHER_WAY = {"backward": "forward", "ortho": "ortho", "forward": "backward"}

@@ -16,7 +16,7 @@ from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.ops.array import broadcast_arrays, broadcast_to, permute_dims, reshape
 from regrad.ops.binary import where
-from regrad.ops.elementwise import astype
+from regrad.ops.casting import astype
 from regrad.ops.indexing import _scatter_update, gather_nd, scatter_nd, take
 from regrad.ops.joining import stack
 from regrad.ops.slicing import (

@@ -344,11 +344,11 @@ def _rows_for(
 ) -> Array:
     """Updates as one row per index vector."""
     depth = indices.shape[-1]
-    due = (*indices.shape[:-1], *shape[depth:])
-    if tuple(updates.shape) != due:
+    expected = (*indices.shape[:-1], *shape[depth:])
+    if tuple(updates.shape) != expected:
         raise ShapeError(
             f"{name}: for indices of shape {tuple(indices.shape)} into {shape} the updates must "
-            f"have the shape {due}, got {tuple(updates.shape)}"
+            f"have the shape {expected}, got {tuple(updates.shape)}"
         )
     return xp.reshape(updates, (math.prod(indices.shape[:-1]), math.prod(shape[depth:])))
 

@@ -18,7 +18,7 @@ from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops.array import broadcast_to, diag, expand_dims, moveaxis, permute_dims, reshape
 from regrad.ops.binary import multiply
-from regrad.ops.elementwise import astype, conj
+from regrad.ops.casting import astype, conj
 from regrad.ops.reduction import sum as sum_
 
 # -- matmul ------------------------------------------------------------------------------------

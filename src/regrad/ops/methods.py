@@ -268,11 +268,13 @@ class Methods:
         conv1d, conv2d, conv2d_transpose, depthwise_conv2d, separable_conv2d,
     )  # fmt: skip
     from regrad.ops.creation_like import zeros_like, ones_like
+    from regrad.ops.casting import (
+        identity as clone, identity as copy, stop_gradient as detach, astype, astype as cast,
+    )  # fmt: skip
     from regrad.ops.elementwise import (
         abs, negative as neg, sign, square, sqrt, rsqrt, reciprocal, exp, expm1, log, log1p, sin,
         cos, tan, asin, acos, atan, sinh, cosh, tanh, asinh, acosh, atanh, erf, ceil, floor, round,
-        step, isnan, isinf, isfinite, logical_not, identity as clone, identity as copy,
-        stop_gradient as detach, astype, astype as cast,
+        step, isnan, isinf, isfinite, logical_not,
     )  # fmt: skip
     from regrad.ops.image import (
         resize_bilinear, resize_nearest as resize_nearest_neighbor,

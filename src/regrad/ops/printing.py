@@ -278,29 +278,13 @@ def _rounded(value: float) -> float:
 def number(value: float) -> str:
     """A double as JavaScript writes it: `3`, `0.1`, `1e-7`, `1e+21`, `NaN`, `-Infinity`.
 
-    Python finds the same shortest digits, but changes to exponents elsewhere.
+    NumPy finds the same shortest digits; exponents begin where JavaScript has them.
     """
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    sign = "-" if value < 0 else ""
-    digits, point = _digits(abs(value))
-    if 0 < len(digits) <= point <= 21:
-        return sign + digits + "0" * (point - len(digits))
-    if 0 < point <= 21:
-        return f"{sign}{digits[:point]}.{digits[point:]}"
-    if -6 < point <= 0:
-        return f"{sign}0.{'0' * -point}{digits}" if digits else "0"
-    mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
-    return f"{sign}{mantissa}e{point - 1:+d}"
-
-
-def _digits(value: float) -> tuple[str, int]:
-    """The shortest digits that mean `value`, and where the point goes: 0.05 is `5`, -1."""
-    mantissa, _, exponent = repr(value).partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    digits = (whole + fraction).lstrip("0")
-    zeros = len(whole + fraction) - len(digits)
-    return digits.rstrip("0"), len(whole) - zeros + int(exponent or 0) if digits else 0
+    if not value or 1e-6 <= abs(value) < 1e21:
+        return np.format_float_positional(value or 0.0, trim="-")
+    return np.format_float_scientific(value, trim="-", exp_digits=1)
 
 
 # -- NumPy's style -------------------------------------------------------------------------------

@@ -20,21 +20,9 @@ from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops.array import diagonal, squeeze
 from regrad.ops.binary import isclose, logical_or, or_zero, pow, where
+from regrad.ops.casting import astype, conj, real, stop_gradient
 from regrad.ops.creation import as_numpy_dtype, convert
-from regrad.ops.elementwise import (
-    abs,
-    astype,
-    conj,
-    exp,
-    isfinite,
-    isnan,
-    log,
-    real,
-    sign,
-    sqrt,
-    square,
-    stop_gradient,
-)
+from regrad.ops.elementwise import abs, exp, isfinite, isnan, log, sign, sqrt, square
 from regrad.ops.rows import _sums
 from regrad.ops.scan import cumulative_prod
 

@@ -18,8 +18,9 @@ from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeErr
 from regrad.graph.deferred import deferrable
 from regrad.ops.array import expand_dims, moveaxis, permute_dims, reshape, squeeze
 from regrad.ops.binary import logical_and, minimum, where
+from regrad.ops.casting import astype
 from regrad.ops.creation_like import zeros_like
-from regrad.ops.elementwise import astype, ceil, floor, isfinite, isnan, logical_not, round
+from regrad.ops.elementwise import ceil, floor, isfinite, isnan, logical_not, round
 from regrad.ops.indexing import scatter_along_axis, take
 from regrad.ops.scan import _between
 

@@ -15,7 +15,8 @@ from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, kind
 from regrad.ops.binary import add_n, where
-from regrad.ops.elementwise import astype, imag, isfinite, lgamma, real
+from regrad.ops.casting import astype, imag, real
+from regrad.ops.elementwise import isfinite, lgamma
 
 # -- products and quotients that are 0 where their first factor is -------------------------------
 

@@ -23,9 +23,10 @@ from regrad.core.tensor import Tensor
 from regrad.errors import GradientError
 from regrad.ops.array import diag, diagonal, expand_dims
 from regrad.ops.binary import logical_and, where
+from regrad.ops.casting import astype, conj, imag, real
 from regrad.ops.creation_like import ones_like
 from regrad.ops.decompositions import _adjoint, _hermitian, _quotient, _symmetrized
-from regrad.ops.elementwise import abs, astype, conj, imag, real
+from regrad.ops.elementwise import abs
 from regrad.ops.matmul import matmul
 from regrad.ops.reduction import sum
 

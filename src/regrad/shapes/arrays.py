@@ -155,16 +155,16 @@ def _reshape(arguments: Arguments, attrs: Attrs) -> Any:
     if old is None:
         return tuple([None if i in open_ else n for i, n in enumerate(new)])
     count, free = _factors(old)
-    due, bound = _factors([n for i, n in enumerate(new) if i not in open_])
+    told, bound = _factors([n for i, n in enumerate(new) if i not in open_])
     free, bound = _cancel(free, bound)
-    wrong = not free and not bound and (count % (due or 1) if open_ else count != due)
+    wrong = not free and not bound and (count % (told or 1) if open_ else count != told)
     if wrong or len(open_) > 1:
         raise ShapeError(f"reshape: a Tensor of shape {old} cannot have the shape {new}")
     if not open_:
         return new
-    if not due:
+    if not told:
         return NotImplemented
-    rest = None if bound else _quotient_of(count, due, free)
+    rest = None if bound else _quotient_of(count, told, free)
     return shorten([rest if i in open_ else n for i, n in enumerate(new)])
 
 
@@ -195,10 +195,10 @@ def _cancel(free: list[Dim], bound: list[Dim]) -> tuple[list[Dim], list[Dim]]:
     return left, below
 
 
-def _quotient_of(count: int, due: int, free: Sequence[Any]) -> Any:
-    whole = count % due == 0
-    product = math.prod(free, start=count // due if whole else count)
-    return product if whole else product // due
+def _quotient_of(count: int, told: int, free: Sequence[Any]) -> Any:
+    whole = count % told == 0
+    product = math.prod(free, start=count // told if whole else count)
+    return product if whole else product // told
 
 
 @form("ExpandDims")
@@ -368,14 +368,14 @@ def examples(logits: Shape, labels: Shape) -> Shape:
         return labels
     if not logits:
         raise ShapeError("logits need a last axis, that of the classes; got logits of rank 0")
-    due = logits[:-1]
+    expected = logits[:-1]
     if labels is None:
-        return due
-    if unlike(labels, due):
+        return expected
+    if unlike(labels, expected):
         raise ShapeError(
-            f"labels must have the shape of logits without the last axis, {due}; got {labels}"
+            f"labels must have the shape of logits without the last axis, {expected}; got {labels}"
         )
-    return merge([due, labels])
+    return merge([expected, labels])
 
 
 @form("GatherNd")
@@ -416,11 +416,11 @@ def _check_updates(name: str, shape: Sequence[Size], ids: Sequence[Size], update
     depth = _depth(name, shape, ids)
     if depth is None or updates is None:
         return
-    due = (*ids[:-1], *shape[depth:])
-    if unlike(due, updates):
+    expected = (*ids[:-1], *shape[depth:])
+    if unlike(expected, updates):
         raise ShapeError(
             f"{name}: for indices of shape {ids} into {shape} the updates must have the shape "
-            f"{due}, got {updates}"
+            f"{expected}, got {updates}"
         )
 
 

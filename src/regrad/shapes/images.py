@@ -59,9 +59,9 @@ form("DepthwiseConv2dNative")(partial(_convolved, depthwise=True))
 def _by_images(arguments: Arguments, attrs: Attrs, depthwise: bool) -> Shape:
     x, w, shape = arguments[0].shape, arguments[1].shape, as_sizes(attrs["shape"])
     if shape is not None and x is not None and w is not None:
-        due = _convolved([Spec(shape, arguments[0].dtype), arguments[1]], attrs, depthwise)
-        if unlike(x, due):
-            raise ShapeError(f"x has the shape {x}, expected {due} for output_shape {shape}")
+        expected = _convolved([Spec(shape, arguments[0].dtype), arguments[1]], attrs, depthwise)
+        if unlike(x, expected):
+            raise ShapeError(f"x has the shape {x}, expected {expected} for output_shape {shape}")
     return shape
 
 

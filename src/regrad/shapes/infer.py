@@ -19,7 +19,7 @@ Invariants:
 * An answer is never a guess that could be wrong. A size is a number or a Dim only if all trials
   agree on it, and if no other Dim was the same in all of them.
 * A mistake that follows from what is known is an error now, with the message of eager mode. One
-  that may be due to the numbers of a trial is not: the run will tell.
+  that may come from the numbers of a trial is not: the run will tell.
 * Trials are small and remembered: neither large arrays nor graphs of many equal ops make them slow.
 """
 

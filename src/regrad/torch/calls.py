@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regrad.core.foreign import ForeignCall, ForeignRule
+from regrad.core.foreign import ForeignCall, ForeignRule, gradients, on_tensors
 from regrad.core.reports import Hit
 from regrad.core.rule import describe_pull
 from regrad.core.state import current
@@ -16,10 +16,12 @@ from regrad.core.tape import Place, put, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError, RuleError
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
+from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
 from regrad.torch.host import in_forward_mode, is_transformed, version_of
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
+from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
 
 
@@ -56,12 +58,27 @@ class RuleCall:
     kind: type = tuple  # of several outputs
     at: Sequence[int] | None = None  # where its tensors stand among a Function's arguments
     total: int | None = None  # how many arguments that Function has
+    theirs: tuple[Any, int] = None, 0  # that Function, and how many tensors it has saved itself
+    specs: Sequence[Any] = ()  # shapes and dtypes of its tensors, once its rule runs
+    record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
 
     def __call__(self, *xs: torch.Tensor) -> Any:
         if OWN.get():
             return self.forward(*xs)
+        if self.rule.asks_builtin:
+            later = is_traced() and may_change(self.rule)  # (what is recorded now is gone then)
+            self.prepare(xs, None if later else TorchGradient.of(self.forward, xs))
         y = apply(Overridden, self, *xs)
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
+
+    def prepare(self, xs: Sequence[torch.Tensor], record: Any) -> None:
+        """Be ready to be asked for torch's own gradient, of which there may be a record."""
+        self.record = record
+        if record is None or not self.rule.plain:  # the function may have to run again
+            self.kept = list(range(len(xs)))
+            free = is_transformed()  # (where tensors do not tell)
+            moving = [n for n, x in enumerate(xs) if _float(x.dtype) and (free or x.requires_grad)]
+            self.moving: list[int] = moving
 
     def describe(self) -> str:
         """The rule and the call, in a message."""
@@ -87,7 +104,58 @@ class RuleCall:
         every = self.spread(specs, range(len(self.places)))
         if len(specs) < len(every):
             every = [s if isinstance(s, tuple) else ((), None) for s in every]
-        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit)
+        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit, self)
+
+    # -- torch's own gradient, and value, as a rule may ask for them -------------------------------
+
+    vjp = staticmethod(vjp)
+
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+        """Return torch's own gradients, by leaf; None where a leaf has none."""
+        if self.record is not None and isinstance(dys[0], torch.Tensor):
+            place = None if only is None else self.places.index(only)
+            dxs = self.record.pull(dys, torch.is_grad_enabled(), place)
+        else:
+            dxs = self._pull_anew([xs[i] for i in self.places], dys)
+        dxs = [self._fitted(dx, n, dys[0]) for n, dx in enumerate(dxs)]
+        return replaced([None] * len(self.values), self.places, dxs)
+
+    def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
+        """A gradient by a tensor in the shape and dtype in which the rule sees that."""
+        if isinstance(dx, Tensor):
+            return dx
+        like = dy._data if isinstance(dy, Tensor) else dy
+        shape, dtype = self.specs[n]
+        dx = fitted(dx, shape, _as_precise(dtype, like.dtype), like)
+        return wrap(dx) if isinstance(dy, Tensor) and dx is not None else dx
+
+    def _pull_anew(self, xs: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of torch's function run again, by what moved when it ran first."""
+        held = [x._data if isinstance(x, Tensor) else x for x in xs]
+        held = [x if n in self.moving else x.clone() for n, x in enumerate(held)]  # (of its own)
+
+        def outputs(moving: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return self._outputs(replaced(held, self.moving, moving))
+
+        found = gradients(outputs, vjp_again, [xs[n] for n in self.moving], dys)
+        return replaced([None] * len(xs), self.moving, found)
+
+    def value_at(self, inputs: Sequence[Any]) -> Any:
+        """Return torch's own function of other inputs, by parameter."""
+        pairs = zip(inputs, self.layout or range(len(inputs)), strict=True)
+        leaves = [x for given, place in pairs for x in _leaves(given, place)]
+        for mine, x in zip(self.values, leaves, strict=True):
+            if mine is not None and not (isinstance(x, Tensor) or x == mine):
+                raise RuleError(
+                    f"forward: in {self.describe()} an input is the number {mine}, and cannot be "
+                    f"another, got {x!r:.60}."
+                )
+        ys = on_tensors(self._outputs, vjp_again, [leaves[i] for i in self.places])
+        return ys[0] if len(ys) == 1 else ys
+
+    def _outputs(self, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        y = self.forward(*xs)
+        return y if isinstance(y, tuple) else (y,)
 
     def function(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The op as a regrad function, recorded under its rule."""
@@ -101,6 +169,11 @@ class RuleCall:
         return y if isinstance(y, tuple) else [y]
 
 
+def _leaves(given: Any, place: Place) -> Sequence[Any]:
+    """Return the leaves of a value that a parameter is given."""
+    return given if isinstance(place, tuple) else () if place is None else (given,)
+
+
 class Overridden(torch.autograd.Function, metaclass=Silent):
     """Carries one call: `Overridden.apply(call, *xs)`."""
 
@@ -108,7 +181,8 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
 
     @staticmethod
     def forward(call: RuleCall, *xs: torch.Tensor) -> Any:
-        y = call.forward(*xs)  # (no mode is asked: the caller has seen to it)
+        # (no mode is asked: the caller has seen to it)
+        y = call.forward(*xs) if call.record is None else call.record.take()
         if isinstance(y, tuple):
             call.kind, y = type(y), tuple(y)
             return y
@@ -134,18 +208,8 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
-        call, specs, outputs, kept = ctx.known
-        at, needs = call.at or range(1, len(specs) + 1), ctx.needs_input_grad
-        wanted = [n for n, i in enumerate(at) if needs[i]]
-        saved = ctx.saved_tensors  # which may run a checkpoint again, under its own overrides
-        if kept is not call.kept:  # what the rule names, of all that was saved
-            saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
-        pull = _pull_at_run_time if is_traced() and may_change(call.rule) else _pull_now
-        found = pull(call, specs, outputs, wanted, saved, dys)
-        dxs: list[Any] = [None] * (call.total or len(specs) + 1)
-        for n, dx in zip(wanted, found, strict=True):
-            dxs[at[n]] = dx
-        return tuple(dxs)
+        # (what was saved may run a checkpoint again, under its own overrides)
+        return pull_back(ctx, ctx.saved_tensors, dys)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
@@ -163,11 +227,27 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
         return dys if outputs else dys[0]
 
 
+def pull_back(ctx: Any, saved: Sequence[Any], dys: Sequence[torch.Tensor | None]) -> Any:
+    """Return the gradients by all arguments of the Function whose context this is."""
+    call, specs, outputs, kept = ctx.known
+    at, needs = call.at or range(1, len(specs) + 1), ctx.needs_input_grad
+    wanted = [n for n, i in enumerate(at) if needs[i]]
+    if kept is not call.kept:  # what the rule names, of all that was saved
+        saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
+    pull = _pull_at_run_time if is_traced() and may_change(call.rule) else _pull_now
+    found = pull(call, specs, outputs, wanted, saved, dys)
+    dxs: list[Any] = [None] * (call.total or len(specs) + 1)
+    for n, dx in zip(wanted, found, strict=True):
+        dxs[at[n]] = dx
+    return tuple(dxs)
+
+
 def _pull_now(
     call: RuleCall, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any,
     hidden: bool = False,
 ) -> Sequence[Any]:  # fmt: skip
     call.count_run()
+    call.specs = specs
     with shield(dys):
         if call.rule.plain and call.is_simple and outputs is None and _have_dtype_of(specs, dys[0]):
             pull = partial(_pull_simply, call, specs, wanted)
@@ -181,7 +261,7 @@ def _pull_simply(
 ) -> Sequence[Any]:
     held = list(saved)
     y = held.pop() if call.keeps_y else None
-    one = ForeignCall(call.rule, specs, call.attrs, hit=call.hit)
+    one = ForeignCall(call.rule, specs, call.attrs, hit=call.hit, own=call)
     return one.pull(call.spread(held, call.kept), y, dys[0], wanted)
 
 

@@ -31,6 +31,7 @@ class Fused(NamedTuple):
     draws: Callable[..., bool] | None = None  # whether it draws random numbers
     exact: bool = False  # its parts have torch's value to the bit
     lent: bool = False  # only for a rule of regrad's own, whose op knows no such arguments
+    biased: bool = False  # only for a rule that does not ask for the bias
 
     def changes(
         self, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
@@ -249,8 +250,8 @@ def _rows() -> list[Iterator[tuple[Any, Fused]]]:
         row("flatten ravel", "Reshape", of.flatten, exact=True),
         row("unflatten", "Reshape", of.unflatten, exact=True),
         row("view_as reshape_as", "Reshape", of.reshape_as, exact=True),
-        row("conv2d", "Conv2D", of.convolution, torch.conv2d, 2, when=_has_bias),
-        row("conv3d", "Conv3D", of.convolution, torch.conv3d, 3, when=_has_bias),
+        row("conv2d", "Conv2D", of.convolution, torch.conv2d, 2, when=_has_bias, biased=True),
+        row("conv3d", "Conv3D", of.convolution, torch.conv3d, 3, when=_has_bias, biased=True),
         row("max_pool2d", "MaxPool", None, when=_gives_indices, what=" with indices"),
         row("max_pool3d", "MaxPool3D", None, when=_gives_indices, what=" with indices"),
         row([torch.ops.higher_order.flex_attention], "MatMul Softmax", None),

@@ -7,16 +7,18 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.inspection.drawings import BoxKind, Drawing, Sketch, scopes_of, spec_of
-from regrad.inspection.recorder import SeenOp
-from regrad.torch.host import is_leaf, number_of, version_of
+from regrad.inspection.recorder import Named, SeenOp, Tool
+from regrad.torch.host import is_leaf, number_of
 from regrad.torch.nodes import tensors
+from regrad.torch.seeing.arrays import is_float
 from regrad.torch.seeing.modules import argument_paths, found_in
+from regrad.torch.seeing.names import key_of, node_word, source_of
 from regrad.torch.seeing.notes import OpNote
-from regrad.torch.seeing.recording import is_float
-from regrad.torch.seeing.watching import Looker, key_of
+from regrad.torch.seeing.watching import Looker
 
 
 def draw(f: Callable[..., Any], *args: Any) -> Drawing:
@@ -44,109 +46,98 @@ def draw(f: Callable[..., Any], *args: Any) -> Drawing:
     """
     callable_or_raise(f, "draw")
     drawer = _Drawer(f, args)
-    with drawer.looking():
-        used = drawer.leading_to(map(drawer.source, tensors((f(*args),))))
+    with drawer.looker.looking():
+        ys = [*tensors((f(*args),))]
+    used = drawer.leading_to([drawer.source(y, source_of(y)[0]) for y in ys])
     title = getattr(f, "__name__", type(f).__name__)
     return drawer.sketch.drawing(title, lambda box: box.name in used)
 
 
-class _Drawer(Looker):
-    """Looks on while functions of torch run, and draws them.
+class _Drawer(Tool):
+    """Draws the functions of torch that run.
 
-    The sketch has the box of each tensor by its id, and of each node by its number. The tensors are
-    kept until the picture is done, so that no two have one `id()`.
+    The sketch has the box of each call by its note, of each node by its number, and of tensors
+    without history by their ids. They are kept until the picture is done, so that no two have one.
     """
 
-    keeps_inputs = True
+    keeps = "all"
 
     def __init__(self, f: Any, args: Sequence[Any]) -> None:
-        super().__init__(found_in(f, args, {}))
-        self.sketch = Sketch()
-        self.kept: list[torch.Tensor] = []
-        self.calls: list[tuple[OpNote, Any]] | None = None  # of Functions, in a torch function
+        self.looker: Looker = Looker(found_in(f, args, {}), self)
+        self.sketch: Sketch = Sketch()
+        self.kept: list[Any] = []
         for name, x in argument_paths(args):
             if isinstance(x, torch.Tensor):
-                self.input(name, x, "input")
+                self.input(name, x, "input", id(x))
 
-    def input(self, name: str, x: torch.Tensor, kind: BoxKind) -> str:
+    def ran(self, op: OpNote, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
+        """Draw a call, whose rule may be that of a Function in it; and a Function in no call."""
+        if op.inside or self.looker.within is not None or not any(map(is_float, ys)):
+            return
+        made, takes = self.sketch.made, []
+        for (_, (key, _)), (_, x) in zip(op.given, xs, strict=True):
+            made[key] = self.source(x, key)
+            takes.append((key, _spec(x)))
+        details, drawn = {"line": op.line}, op
+        if not isinstance(op.func, type):
+            details["function"] = _full_name(op.func)
+            drawn = SeenOp(op.op_type.replace(".", "_").strip("_"))
+            rule = op.ruled or op
+            drawn.kind, drawn.rule = rule.kind, rule.rule
+        specs = ", ".join(map(_spec, ys[:2])) + (", …" if len(ys) > 2 else "")
+        nodes = [number_of(y.grad_fn) for y in ys if y.grad_fn is not None]
+        makes = [op, *nodes, *map(id, ys)]
+        self.sketch.add_op(drawn, [drawn.op_type, specs], self.scope, details, takes, makes)
+        self.kept += [xs, ys]
+
+    def input(self, name: str, x: torch.Tensor, kind: BoxKind, key: Any) -> str:
         """Draw a tensor that comes from outside."""
         short = name.rpartition(".")[2] if kind == "variable" else name
         self.kept.append(x)
-        self.sketch.made[id(x)] = own = self.sketch.add(name, (short, _spec(x)), (), kind)
-        return own
+        return self.sketch.add_source(key, name, _spec(x), kind, short)
 
-    def before(self, func: Any, args: Any, options: Any) -> Any:
-        """Find out where the inputs come from; some are written over."""
-        self.calls = []
-        given = [*tensors((args, options))]
-        sources = [(self.source(x), _spec(x)) for x in given]
-        return sources, {id(x): version_of(x) for x in given}, len(self.noted)
-
-    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
-        """Draw a torch function, whose rule may be that of a Function inside."""
-        (sources, versions, start), calls = was, self.calls or ()
-        self.calls = None
-        made = [x for x in tensors((y,)) if versions.get(id(x)) != version_of(x)]
-        if self.inside or not any(map(is_float, made)):
-            return
-        for inner, node in calls:
-            inner.describe_function(node)
-        notes = self.noted[start:]
-        op = SeenOp(getattr(func, "__name__", str(func)).strip("_"), line=note.line)
-        for ruled in [each for each in notes if each.kind != "built-in"][:1]:
-            op.kind, op.rule = ruled.kind, ruled.rule
-        op.makes = [key for each in notes for key in each.makes]
-        self.box(op, sources, made, {"line": op.line, "function": _full_name(func)})
-
-    def got(self, func: Any, args: Any, y: Any) -> None:
-        """Draw a property that is a tensor."""
-        if isinstance(y, torch.Tensor):
-            self.after(func, args, {}, y, self.before(func, args, {}), self.note(""))
-
-    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
-        """Draw a Function, if it is not what a torch function runs."""
-        if self.calls is not None:
-            self.calls.append((note, ctx))
-        elif not self.inside:
-            sources = [(self.source(x), _spec(x)) for x in tensors(args)]
-            self.box(note, sources, [*tensors((y,))], {"line": note.line})
-
-    def box(
-        self, op: SeenOp, sources: Any, made: Sequence[torch.Tensor], details: dict[str, str]
-    ) -> None:
-        """Draw an op, and what it takes."""
-        specs = ", ".join(map(_spec, made[:2])) + (", …" if len(made) > 2 else "")
-        keys = [*op.makes, *map(id, made), *[key_of(x.grad_fn) for x in made if x.grad_fn]]
-        self.sketch.add_op(op, [op.op_type, specs], self.scope, details, sources, keys)
-        self.kept += made
-
-    def source(self, x: torch.Tensor) -> str:
+    def source(self, x: torch.Tensor, key: int) -> str:
         """The box that a tensor comes from."""
-        for key in (key_of(x.grad_fn), id(x)):
-            if key in self.sketch.made:
-                return self.sketch.made[key]
-        if x.grad_fn is not None and number_of(x.grad_fn) >= self.start:
+        if (known := self.known(key) or self.sketch.made.get(id(x))) is not None:
+            return known
+        if x.grad_fn is not None and number_of(x.grad_fn) >= self.looker.start:
             return self.by_node(x.grad_fn, _spec(x))
-        known = self.paths.parameters().get(id(x))
-        if known or isinstance(x, torch.nn.Parameter):
-            return self.input(known or "variable", x, "variable")
-        return self.input("constant", x, "constant")
+        inner = torch.func.debug_unwrap(x)
+        if inner is not x:  # torch.func has wrapped it
+            return self.source(inner, source_of(inner)[0])
+        name = self.looker.paths.parameters().get(key)
+        if name or isinstance(x, torch.nn.Parameter):
+            return self.input(name or "variable", x, "variable", key)
+        return self.input("constant", x, "constant", key)
+
+    def known(self, key: Any) -> str | None:
+        """The box of a tensor or node, or of the call that made the node."""
+        looker = self.looker
+        every = (key, looker.functions.get(key), looker.call_of(key))
+        return next((self.sketch.made[each] for each in every if each in self.sketch.made), None)
 
     def by_node(self, node: Any, spec: str = "") -> str:
-        """The box of a node that no function was seen to make."""
+        """The box of a node that no call was seen to make."""
+        key = key_of(node)
         if is_leaf(node):
-            return self.source(node.variable)
-        if (key := number_of(node)) not in self.sketch.made:
-            note = self.adopt_one(node)
-            sources = [(self.by_node(each), "") for each, _ in node.next_functions if each]
-            self.sketch.add_op(note, [note.op_type, spec], self.scope, {}, sources, [key])
-        return self.sketch.made[key]
+            self.sketch.made[key] = self.source(node.variable, id(node.variable))
+        if (known := self.known(key)) is not None:
+            self.sketch.made[key] = known
+            return known
+        note = OpNote(node_word(node.name()))
+        if isinstance(node, BackwardCFunction):
+            note.describe_function(node)
+        behind = [each for each, _ in node.next_functions if each is not None]
+        for each in behind:
+            self.by_node(each)
+        takes = [(key_of(each), "") for each in behind]
+        return self.sketch.add_op(note, [note.op_type, spec], self.scope, {}, takes, [key])
 
     @property
     def scope(self) -> list[str]:
         """The modules that run, the outermost first; of a number, with its type."""
-        types = {path: f" {type(module).__name__}" for module, path in self.paths.stack}
-        parts = scopes_of(self.paths.path, ".")
+        types = {path: f" {type(module).__name__}" for module, path in self.looker.paths.stack}
+        parts = scopes_of(self.looker.paths.path, ".")
         outer = accumulate(parts, "{}.{}".format)
         return [
             part + (types.get(path, "") if part.isdigit() else "")

@@ -18,7 +18,7 @@ import torch
 from regrad.core.blocks import block
 from regrad.core.replacements import ABSENT, put_back
 from regrad.errors import ArgumentError, GradientError, PassedOverError
-from regrad.torch.calls import Overridden, RuleCall
+from regrad.torch.calls import Overridden, RuleCall, pull_back
 from regrad.torch.host import in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
 
@@ -119,7 +119,14 @@ def _bind(
     redirect(ctx, Ruled)  # whose backward pass the node then asks for
     ctx.set_materialize_grads(True)
     call.at, call.total = [i for i, _ in xs], len(args)
+    saved: Sequence[Any] = ()
+    if call.rule.asks_builtin:
+        saved = ctx.to_save or ()
+        call.prepare([x for _, x in xs], OwnGradient)  # (see `Ruled`)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
+    if saved:
+        ctx.save_for_backward(*ctx.to_save, *saved)
+    call.theirs = function, len(saved)
 
 
 def _refuse_transforms(function: Callable[..., Any], bind: Binder, args: Sequence[Any]) -> None:
@@ -136,4 +143,33 @@ class Ruled(torch.autograd.Function, metaclass=Silent):
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
-        return Overridden.backward(ctx, *dys)
+        call, saved = ctx.known[0], ctx.saved_tensors
+        function, theirs = call.theirs
+        ours = len(saved) - theirs
+        if call.rule.asks_builtin:
+            call.record = OwnGradient(function, ctx, saved[ours:])
+        try:
+            return pull_back(ctx, saved[:ours], dys)
+        finally:
+            call.record = None  # (it knows ctx, which knows the call)
+
+
+class OwnGradient:
+    """The backward pass that a Function has of its own, as `builtin` in a rule asks for it.
+
+    It sees what its forward pass has saved, and all that stands in its context.
+    """
+
+    def __init__(self, function: Any, ctx: Any, saved: Sequence[Any]) -> None:
+        self.function = function
+        self.ctx = ctx
+        self.saved_tensors = saved
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx, name)
+
+    def pull(self, dys: Sequence[torch.Tensor], recording: bool, only: Any = None) -> list[Any]:
+        """Return the gradients by its tensors."""
+        dxs = self.function.backward(self, *dys)
+        dxs = dxs if isinstance(dxs, tuple) else (dxs,)
+        return [dxs[i] for i in self.ctx.known[0].at]

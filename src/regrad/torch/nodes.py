@@ -37,7 +37,7 @@ from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.reports import Untouched
 from regrad.errors import PassedOverError
 from regrad.torch.composites import fused
-from regrad.torch.host import is_leaf, number_of, unwrap
+from regrad.torch.host import func_gradient, is_leaf, number_of, unwrap
 from regrad.torch.host.running import function_of
 from regrad.torch.optypes import HOLDS, following, holds, nodes_of, spellings
 
@@ -145,7 +145,8 @@ def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
 @cache
 def gradients() -> frozenset[Any]:
     """Return the functions whose results are gradients; their ops are not the program's."""
-    return frozenset({torch.autograd.grad, torch.Tensor.grad.__get__})  # pyright: ignore
+    own: Any = torch.Tensor.grad.__get__  # pyright: ignore
+    return frozenset({torch.autograd.grad, func_gradient, own})
 
 
 def node_named(name: str) -> str:
@@ -180,8 +181,9 @@ def new_nodes(
             if behind is None or is_leaf(behind):
                 continue
             if untouched is not None and isinstance(behind, BackwardCFunction) and _is_news(behind):
-                name = function_of(behind).__qualname__
-                untouched.note(f"{name} (autograd.Function)", find_caller(LIBRARIES))
+                of = function_of(behind)
+                name = f"{of.__module__}.{of.__qualname__} (autograd.Function)"  # where it is found
+                untouched.note(name, find_caller(LIBRARIES))
             if number_of(behind) >= start and behind not in seen:
                 seen.add(behind)
                 found.append(behind)

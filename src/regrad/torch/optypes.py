@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -124,6 +125,7 @@ class Family(NamedTuple):
     op: Op
     names: tuple[str, ...]
     parameters: tuple[tuple[str, str | None], ...]  # (torch's name, the op's name), in order
+    defaults: Mapping[str, Any] = MappingProxyType({})  # of attributes
 
     @property
     def type(self) -> str:
@@ -135,7 +137,7 @@ class Family(NamedTuple):
         if not self.op.attrs:
             return {}
         said = {name: MEANS[name](v) if name in MEANS else v for name, v in given.items()}
-        return {**_defaults(self.type), **said}
+        return {**_defaults(self.type), **self.defaults, **said}
 
 
 class Spelling(NamedTuple):

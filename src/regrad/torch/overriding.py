@@ -164,7 +164,7 @@ class gradient_override_map(Scope[Binding]):
             self._ruleset = ruleset
             self._bindings = {key: _bind(key, name) for key, name in ruleset.plan.names.items()}
             for key in self._marked:
-                self._bindings[self._key_of(key)].optional = True
+                self._bindings[self._key_of(key)].marked = True
             self._untouched = Untouched()
             self._compiled = set()
             mode = ruleset.mode(self)

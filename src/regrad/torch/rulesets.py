@@ -23,6 +23,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ import torch.overrides
 from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
-from regrad.core.foreign import ForeignRule
+from regrad.core.foreign import ForeignRule, OwnOfOne, check_builtin
 from regrad.core.places import (
     INSTANCE,
     Counts,
@@ -52,11 +53,12 @@ from regrad.core.places import (
 )  # fmt: skip
 from regrad.core.registry import Input, Op, find_op, meant_by, refuse_function
 from regrad.core.reports import Binding, Hit
-from regrad.core.rule import identity_of
+from regrad.core.rule import free, identity_of
 from regrad.errors import ArgumentError, PassedOverError, RuleError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
+from regrad.torch.biases import asks_for, family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import RuleCall
 from regrad.torch.composites import Fused, fused, is_other_op
@@ -64,12 +66,13 @@ from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.dynamo import traced_body
-from regrad.torch.host.running import custom_op
+from regrad.torch.host.running import custom_op, find_forward
 from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
 from regrad.torch.places import COUNTS, Modules, path_here, step_here
 from regrad.torch.subclasses import as_given
+from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
 
 Trail = tuple[tuple[Any, Step], ...]  # the modules that run and that keys name (see `places`)
@@ -197,8 +200,9 @@ class RuleSet(Nested):
         if function not in self.parts:
             rows = self.coverage.fused.get(function, ())
             # (with arguments that regrad's op does not have, only its own rule needs the parts)
-            lent = [row for row in rows if not row.lent or self._lends(*row.contains)]
-            self.parts[function] = [(row.when, take_apart(self, function, row)) for row in lent]
+            # (and a rule that asks for the bias is given the whole call)
+            fit = [r for r in rows if not (r.lent or r.biased) or self._fits(r)]
+            self.parts[function] = [(row.when, take_apart(self, function, row)) for row in fit]
         return self.parts[function]
 
     def prepare(self) -> None:
@@ -218,10 +222,11 @@ class RuleSet(Nested):
         self.mode.divides = any("RealDiv" in each.rules for each in self.chain())
         self.mode.traced = {f: (parts.get(f, ()), calls.get(f), traced.get(f)) for f in every}
 
-    def _lends(self, op_type: str) -> bool:
-        """Return whether the innermost rule for an op type is one of regrad's own."""
-        rules = (each.rules[op_type] for each in self.chain() if op_type in each.rules)
-        return next(rules).takes_all
+    def _fits(self, row: Fused) -> bool:
+        """Return whether the innermost rule for an op type is one that such parts are for."""
+        (op_type,) = row.contains
+        rule = next(each.rules[op_type] for each in self.chain() if op_type in each.rules)
+        return not rule.has_bias if row.biased else rule.takes_all
 
     def keys_of(self, types: set[str]) -> set[str]:
         """Return the keys of the rules for some op types, as text."""
@@ -268,7 +273,7 @@ class RuleByCount(ForeignRule):
     Its tensors are called x, or a and b; or xs, a list, however many there are.
     """
 
-    def __init__(self, value: Any, op: Op) -> None:
+    def __init__(self, value: Any, op: Op, key: Any = None) -> None:
         self.value = value
         self.by_count: dict[int, ForeignRule] = {}
         errors: list[RuleError] = []
@@ -289,6 +294,61 @@ class RuleByCount(ForeignRule):
                 rule = ForeignRule(self.value, _op_of(self.op.type, 3))
             self.by_count[count] = rule
         return self.by_count[count]
+
+
+class FunctionRule(ForeignRule):
+    """A rule for an `autograd.Function`: it may name the parameters of the forward pass.
+
+    Of several tensors the one that is differentiated is called x as well, if there is only one. The
+    names of `RuleByCount` go on working: a and b of two, xs of any number.
+    """
+
+    def __init__(self, value: Any, op: Op, function: Any) -> None:
+        self.value = value
+        self.parameters: list[str] = parameters_of(function)
+        self.by_call: dict[Any, ForeignRule] = {}
+        known = dict.fromkeys([*self.parameters, "x", "a", "b", "xs"])
+        super().__init__(value, _op_named(op.type, [Input(n, "one") for n in known], ()))
+
+    def for_call(self, args: Sequence[Any], moving: Sequence[int]) -> ForeignRule:
+        """Return the rule for a call with these arguments, some of which are differentiated."""
+        places = tuple([i for i, x in enumerate(args) if isinstance(x, torch.Tensor)])
+        call = places, tuple(moving), len(args)
+        if call not in self.by_call:
+            self.by_call[call] = self._for(places, moving, len(args))
+        return self.by_call[call]
+
+    def _for(self, places: Sequence[int], moving: Sequence[int], count: int) -> ForeignRule:
+        asked = {*asks_for(self.value)} - {*self.parameters}
+        if "xs" in asked or {"a", "b"} & asked:
+            return ForeignRule(
+                self.value, _op_of(self.op.type, 3 if "xs" in asked else len(places))
+            )
+        names = [*self.parameters, *(f"args{i}" for i in range(count))][:count]
+        if "x" in asked and len(only := moving if len(places) > 1 else places) == 1:
+            names[only[0]] = "x"
+        inputs = [Input(names[i], "one") for i in places]
+        attrs = [name for i, name in enumerate(names) if i not in places]
+        return ForeignRule(self.value, _op_named(self.op.type, inputs, attrs))
+
+    def attrs(self, args: Sequence[Any]) -> dict[str, Any]:
+        """The arguments that are no tensors, by name."""
+        pairs = zip(self.parameters, args, strict=False)
+        return {name: x for name, x in pairs if not isinstance(x, torch.Tensor)}
+
+
+def parameters_of(function: Any) -> list[str]:
+    """The names of what an `autograd.Function` is applied to, as a rule may ask for them."""
+    every = list(inspect.signature(find_forward(function)).parameters.values())
+    if function.setup_context is torch.autograd.Function.setup_context:
+        every = every[1:]  # the first is its context
+    return [free(p.name) for p in every if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _op_named(name: str, inputs: Sequence[Input], attrs: Sequence[str]) -> Op:
+    op = Op(name, name, lambda xp, *xs: xs, inputs, attrs)
+    op.rule = OwnOfOne()
+    return op
 
 
 def _op_of(name: str, count: int) -> Op:
@@ -338,8 +398,14 @@ class Plan:
         if isinstance(what, str) and optypes.find_family(what) is None:
             what = functions.find_named(what)
         refuse_layout(value, family.type)
-        named = bool(family.parameters)  # regrad knows what the op's inputs are called
-        rule = (ForeignRule if named else RuleByCount)(value, family.op)
+        check_builtin(value, family.type, lambda k: family_of(k).type == family.type)
+        seen = family_for(value, family)
+        if seen.parameters:  # it is known what the op's inputs are called
+            rule = ForeignRule(value, seen.op)
+        else:
+            by_count = FunctionRule if functions.is_function(what) else RuleByCount
+            rule = by_count(value, seen.op, what)
+        rule.family = seen
         rule.key, place = (key, key) if isinstance(key, at) else (family.type, at(what=family.type))
         held = self.rules.setdefault(family.type, {})
         if place in held:
@@ -415,6 +481,14 @@ class Choice:
         self.op_type = op_type
         self.held = held
         self.takes_all: bool = any(rule.takes_all for rule in self.held.values())
+        biased = {rule.has_bias for rule in self.held.values()}
+        if len(biased) > 1:
+            keys = " and ".join(repr(fit.key) for fit in self.held)
+            raise ArgumentError(
+                f"{keys}: a rule that names the bias of {op_type} and one that does not hold for "
+                "calls of one module. Let both name it."
+            )
+        self.has_bias: bool = True in biased
 
     def pick(self, scope: Any, xs: Sequence[torch.Tensor]) -> ForeignRule | None:
         """Return the rule of a call; None if no key fits it."""
@@ -545,7 +619,7 @@ def _override(
     ruleset: RuleSet, function: Callable[..., Any], spelling: optypes.Spelling
 ) -> Callable[..., Any]:
     """Return the function that replaces one torch callable."""
-    family, key = spelling.family, spelling.family.type
+    key = spelling.family.type
 
     def overridden(*args: Any, **options: Any) -> Any:
         scope = scope_of(ruleset)
@@ -561,6 +635,7 @@ def _override(
                     where, path = find_caller(LIBRARIES), path_here(scope)
                     scope._untouched.note(name_of(function), where, path=path)
                 return op(*args, **options)
+        family = held.family if not held.has_bias else in_order_of(function, held.family)
         # with the modes off: what our autograd.Function runs inside is not the user's code
         with DisableTorchFunction():
             if not is_grad_enabled() and is_built_in(key, ruleset.keep):
@@ -583,7 +658,7 @@ def _override(
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]
-            if call.kept[:1] == [0]:  # the rule wants x as it was
+            if call.kept[:1] == [0] or rule.asks_builtin:  # x is wanted as it was
                 xs[0] = target.clone()
             return put(target, call(*xs), function)
 
@@ -602,14 +677,30 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
             continue
         refuse_to_be_written(key)
         xs = [x for x in args if isinstance(x, torch.Tensor)]
+        moves = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
         held: Any = ruleset.rules[key]
         if held.chooses and (held := held.pick(scope, xs)) is None:
             continue
-        rule = held.for_count(len(xs))
+        rule = held.for_call(args, moves)
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope, held.key, key, tuple(xs[0].shape))
-        return RuleCall(rule, xs, layout, {}, function.apply, hit)
+        return RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)
     return None
+
+
+def _applied(function: Any, args: Sequence[Any]) -> Callable[..., Any]:
+    """Return an `autograd.Function` as a function of the tensors among these arguments."""
+    held = [None if isinstance(x, torch.Tensor) else x for x in args]
+    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+
+    def apply(*xs: torch.Tensor) -> Any:
+        token = OWN.set(True)  # with its own gradient
+        try:
+            return function.apply(*replaced(held, places, xs))
+        finally:
+            OWN.reset(token)
+
+    return apply
 
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:

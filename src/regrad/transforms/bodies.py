@@ -1,25 +1,24 @@
 """Runs of bodies in regions, and bodies as functions of all that they took from outside.
 
 `BodyRun` is a run that becomes one record outside. Its gradient asks for the body as a function: a
-traced one is replayed (`Captured`), an eager checkpoint's Python runs again (`Rerun`).
+traced one is replayed, an eager checkpoint's Python runs again (see `replay`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import is_inexact
-from regrad.core.blocks import block
 from regrad.core.dispatch import alias, in_region
+from regrad.core.name_scopes import PATH, Path, in_path
 from regrad.core.promotion import gradient_dtype, widest
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
-from regrad.transforms.closures import Closure
 from regrad.transforms.forward import pushed
 from regrad.transforms.region import (
     Answer,
@@ -41,8 +40,8 @@ from regrad.transforms.region import (
     run_inside,
     watched_places,
 )
-from regrad.transforms.replay import distinct
-from regrad.transforms.trail import Trail, capturing
+from regrad.transforms.steps import distinct
+from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
@@ -133,7 +132,7 @@ class BodyRun:
 
     def passage(self, wanted: Sequence[int], loops: Sequence[tuple[int, int]] = ()) -> Passage:
         """Return which of the wanted inputs reach which outputs, of all runs that count."""
-        return passage_between(self.tapes[0].records, self.ids, wanted, self.outputs, loops)
+        return passage_between(self.tapes[0], self.ids, wanted, self.outputs, loops)
 
     @property
     def ids(self) -> list[Any]:
@@ -188,6 +187,7 @@ class BodyFunction:
         self.count = count
         self.captured: list[CapturedValue] = list(captured)
         self.overrides: Overrides = overrides_for_replay(overrides)
+        self.path: Path = PATH.get()
         self.kind = kind
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -201,54 +201,25 @@ class BodyFunction:
         region = OpenRegion(self.kind, stand_ins, values)
         tapes = () if (state := current()) is None else state.tapes
         body = partial(results, self.f, xs, region)
-        return run_inside(body, region, self.overrides, tapes)
-
-
-class Rerun:
-    """A body whose Python runs again, on the numbers drawn at first, and must do the same."""
-
-    def __init__(self, flat: Flat, kind: str) -> None:
-        self.flat = flat
-        self.kind = kind
-        self.trail: Trail | None = None
-        reached = Closure(flat.function).generators  # pyright: ignore[reportFunctionMemberAccess]
-        # Generators, and where they stood
-        self.drawn: list[tuple[Any, Any]] = [(g, g.bit_generator.state) for _, g in reached]
-
-    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        trail = Trail(self.kind, xs, self.trail)
-        before = region.swap(trail)
-        try:
-            with drawn_again(self.drawn if self.trail is not None else ()):
-                ys = [region.enter(y) for y in self.flat(xs)]
-        finally:
-            region.swap(before)
-        trail.went("the results", ys, ())
-        trail.let_go()
-        if self.trail is None:
-            self.trail, self.drawn = trail, [*region.drawn.values(), *self.drawn]
-        else:
-            self.trail.finished(trail)
-        return ys
-
-
-@block
-def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
-    """NumPy's Generators draw the same numbers again, and then go on from where they were."""
-    now = [(generator, generator.bit_generator.state) for generator, _ in drawn]
-    try:
-        for generator, then in drawn:
-            generator.bit_generator.state = then
-        yield
-    finally:
-        for generator, state in now:
-            generator.bit_generator.state = state
+        with in_path(self.path):
+            return run_inside(body, region, counted_now(self.overrides), tapes)
 
 
 def overrides_for_replay(overrides: Overrides) -> Overrides:
     """The same overrides for ops that are created again, which are no new hits."""
     return overrides and {key: binding.repeat() for key, binding in overrides.items()}
+
+
+def counted_now(overrides: Overrides) -> Overrides:
+    """The same overrides; what a rule does counts in the scope of now, if that has the rule, too.
+
+    A derivative of a program is a program with hits of its own, and replays bodies of the other.
+    """
+    now = (state := current()) and state.overrides
+    if not now or not overrides:
+        return overrides
+    same = {k: now[k] for k, b in overrides.items() if k in now and now[k].rule is b.rule}
+    return {**overrides, **(overrides_for_replay(same) or {})}
 
 
 def pullback(f: Flat, count: int, passage: Passage) -> Flat:
@@ -289,6 +260,14 @@ def pushforward(f: Flat, count: int, passage: Passage) -> Flat:
     """The derivative of a flat function forward: (xs…, dxs…) to the tangents of what is reached."""
     both = dual(f, count, passage.wanted, passage.reached)
     return lambda tensors: both(tensors)[-len(passage.reached) :]
+
+
+def both_ways(derivative: Callable[..., Sequence[Tensor]]) -> tuple[Answer, Answer]:
+    """The `answer` and `push` of a region whose derivative is a region of the same kind.
+
+    `derivative(way, inputs, passage, given)` runs it, of the body's `pullback` or `pushforward`.
+    """
+    return partial(derivative, pullback), partial(derivative, pushforward)
 
 
 def carries_that_move(passage: Passage, carry: Sequence[Tensor]) -> list[int]:

@@ -20,7 +20,7 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.arguments import Body, OpenedArguments, is_key, replaced
-from regrad.transforms.bodies import BodyRun, Rerun, pullback, pushforward
+from regrad.transforms.bodies import BodyRun, both_ways, pullback
 from regrad.transforms.region import Flat, Passage
 from regrad.transforms.replay import Captured
 
@@ -90,24 +90,22 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
 def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """A body whose inputs alone are kept."""
     body_run = BodyRun("checkpoint", xs, traced=False)
-    flat = (Captured if body_run.region.traced else Rerun)(flat, "checkpoint")
+    flat = Captured(flat, "checkpoint", steps=body_run.region.traced)
     ys = body_run.run(flat, body_run.inner)
     assigned = list(body_run.region.assigned)
     outputs = [*ys, *[body_run.region.values[v] for v in assigned]]
     body_run.outputs[-1] = [y._id for y in outputs]
     function = body_run.as_function(flat, assigned)
 
-    def answer(
-        inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+    def derivative(
+        way: Any, inputs: Sequence[Tensor], passage: Passage, given: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        return pullback(function, len(inputs), passage)(apart([*inputs, *dys]))
+        xs = [*inputs, *given]
+        return way(function, len(inputs), passage)(apart(xs) if way is pullback else xs)
 
-    def push(inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return pushforward(function, len(inputs), passage)([*inputs, *dxs])
-
-    results = body_run.finish(
-        [y._data for y in outputs], answer, push, lambda xs: recomputed(function, xs)
-    )
+    arrays = [y._data for y in outputs]
+    repeat = lambda xs: recomputed(function, xs)  # noqa: E731
+    results = body_run.finish(arrays, *both_ways(derivative), repeat)
     assign_all(assigned, results[len(ys) :])
     return results[: len(ys)]
 

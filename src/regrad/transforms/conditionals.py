@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import Variable, assign_all
@@ -11,8 +10,7 @@ from regrad.core.sharding import to_jax
 from regrad.errors import DTypeError, ShapeError
 from regrad.transforms.bodies import (
     BodyRun,
-    pullback,
-    pushforward,
+    both_ways,
     until_all_are_known,
     with_assigned,
 )
@@ -46,8 +44,9 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
         ways = [way(f, len(inputs), passage) for f in functions]
         return conditional(inputs[0], ways, [*inputs, *given])
 
-    answer, push = partial(derivative, pullback), partial(derivative, pushforward)
-    results = body_run.finish(ys, answer, push, lambda xs: conditional(xs[0], functions, xs))
+    results = body_run.finish(
+        ys, *both_ways(derivative), lambda xs: conditional(xs[0], functions, xs)
+    )
     n = len(results) - len(assigned)
     assign_all(assigned, results[n:])
     return results[:n]

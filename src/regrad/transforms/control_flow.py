@@ -37,7 +37,8 @@ from regrad.core.state import masked
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.binary import logical_and, where
-from regrad.ops.elementwise import astype, logical_not
+from regrad.ops.casting import astype
+from regrad.ops.elementwise import logical_not
 from regrad.ops.getitem import getitem
 from regrad.ops.joining import stack
 from regrad.transforms.arguments import OpenedArguments, returned

@@ -107,10 +107,10 @@ def _leading_to(records: Sequence[Record], ys: Sequence[Tensor]) -> tuple[list[R
     used = {y._id for y in ys}
     found = []
     for record in reversed(records):
-        links = [link for link in links_of(record) if not used.isdisjoint(link.outputs)]
-        if links:
+        leading = [inputs for inputs, ys in links_of(record) if not used.isdisjoint(ys)]
+        if leading:
             found.append(record)
-            used.update(*[link.inputs for link in links])
+            used.update(*leading)
     return found[::-1], used
 
 

@@ -29,6 +29,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import UPDATES
 from regrad.core import registry
 from regrad.core.made import own_name
+from regrad.core.name_scopes import PATH
 from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
 from regrad.core.signatures import check_call, public
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regrad.core.backends import Array
-    from regrad.core.overrides import OpBinding, Overrides
-    from regrad.core.rule import Rule
+    from regrad.core.bindings import OpBinding, Overrides
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -405,13 +405,13 @@ class Jitted(Generic[P, R]):
         known = self.under
         same = known[0] is overrides and known[2] == stamp and len(known[1]) == len(reaching)
         if not (same and all(map(operator.is_, known[1], reaching)) and known[3].is_current()):
-            rules = [_source(b.rule) for _, b in in_order(overrides or {})]
+            rules = [source for _, b in in_order(overrides or {}) for source in b.sources]
             closure = Closure(self.f, *registered(*stamp), *rules, *reaching)
             known = self.under = overrides, reaching, stamp, closure
         return known[3]
 
     def _program(self, given: OpenedArguments, closure: Closure, overrides: Overrides) -> Program:
-        rules = tuple(k for k, _ in in_order(overrides)) if overrides else ()
+        rules = _told(overrides) if overrides else ()
         self.version, default = registry.version, get_default_dtype()
         if default is not self.default:
             self.default = default
@@ -554,13 +554,15 @@ def _plain(entry: object) -> Any:
 
 def in_order(overrides: Mapping[object, OpBinding]) -> list[tuple[Any, Any]]:
     """The overrides of ops outside graphs, sorted by op type."""
-    found = [(k, b) for k, b in overrides.items() if isinstance(k, str) or is_held(k)]
+    of_graphs = lambda k: isinstance(getattr(k, "op_type", k), tuple) and not is_held(k)  # noqa: E731
+    found = [(k, b) for k, b in overrides.items() if not of_graphs(k)]
     return sorted(found, key=lambda pair: str(pair[0]))
 
 
-def _source(rule: Rule) -> Any:
-    """The function behind a rule, or the functions, or the rule itself."""
-    return rule.function or tuple(getattr(rule, "functions", {}).values()) or rule
+def _told(overrides: Mapping[object, OpBinding]) -> tuple[Any, ...]:
+    """Return what tells the choice of rules from others: keys, what they count, and the path."""
+    found = [(k, b.token) for k, b in in_order(overrides)]
+    return *found, PATH.get()
 
 
 def _signature(f: Callable[..., Any]) -> inspect.Signature | None:

@@ -31,14 +31,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
-from itertools import chain, repeat
+from itertools import repeat
 from operator import or_
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import BACKENDS, JAX, is_traced
+from regrad.core.bindings import Overrides
 from regrad.core.dispatch import in_region
-from regrad.core.overrides import Overrides
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import OPEN, State, current, in_state, next_id
@@ -313,7 +313,7 @@ class DependenceTape(RegionTape):
 
     def __init__(self, outer: Sequence[Tape]) -> None:
         super().__init__(outer)
-        self.records: Any = _Pairs()
+        self.records: Any = Dependences(self.watched)
 
 
 class ForwardingTape(DependenceTape):
@@ -336,62 +336,47 @@ class ForwardingTape(DependenceTape):
             tape.read_plainly()
 
 
-class Edge(NamedTuple):
-    """All that is left of a record: which ids lead to which."""
+class Dependences(list[Any]):
+    """What stands for the records of a tape that keeps none: on which inputs each id depends.
 
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+    The masks have a bit for each id of `inputs` (what is watched, say) that no op has made. For the
+    inputs `a` and `b` and the step `c = a * b, d = exp(b)` they are `a: 01, b: 10, c: 11, d: 10`.
+    """
 
-    def replace(self, x: Tensor, other: Tensor) -> None:
-        """Nothing is kept here."""
+    def __init__(self, inputs: set[Any], records: Iterable[Record] = ()) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.masks: dict[Any, int] = {}
+        self.bit = 1  # of the next input
+        for record in records:
+            self.append(record)
 
-
-class _Pairs(list[Any]):
     def append(self, record: Record) -> None:
-        super().extend(links_of(record))
+        for inputs, outputs in links_of(record):
+            mask = reduce(or_, map(self.of, inputs), 0)
+            for key in outputs:
+                self.masks[key] = self.masks.get(key, 0) | mask
+
+    def of(self, key: Any) -> int:
+        """Return the mask of an id."""
+        if key not in self.masks:
+            if key not in self.inputs:
+                return 0
+            self.masks[key], self.bit = self.bit, self.bit << 1
+        return self.masks[key]
 
 
-def links_of(record: Record | Edge) -> Iterable[Edge]:
+def links_of(record: Record) -> Iterable[tuple[Sequence[Any], Sequence[Any]]]:
     """Return which ids lead to which by a record, per output where its rule can tell."""
-    if isinstance(record, Edge):
-        return (record,)
     inputs, outputs = record.inputs, record.outputs
     if not isinstance(outputs, tuple):
-        return (Edge(inputs, (outputs,)),)
+        return ((inputs, (outputs,)),)
     if isinstance(record.rule, RegionRule):
         edges = record.rule.passage.edges.items()
-        return [Edge((inputs[i],), tuple([outputs[j] for j in places])) for i, places in edges]
+        return [((inputs[i],), [outputs[j] for j in places]) for i, places in edges]
     if record.rule.each:
-        return [Edge((i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]
-    return (Edge(inputs, outputs),)
-
-
-def dependences(links: Sequence[Edge], seeds: Sequence[Any]) -> dict[Any, int]:
-    """Return which of the seeds each id depends on: bit i of its mask stands for the seed i.
-
-    Edges of loops lead back to seeds, so they are followed until nothing changes. For the seeds
-    `a`, `b` and the step `c = a * b, d = exp(b)`, of which `d` comes round to `a`:
-
-        at first       a: 01    b: 10
-        first pass     c: 11    d: 10    a: 11 (by the loop)
-        second pass    nothing new, so `c` depends on both, and `d` on `b` alone
-    """
-    masks = {seed: 1 << i for i, seed in enumerate(seeds)}
-    # Without loops one pass does, since links come in the order in which the ops ran; the second
-    # pass finds nothing new. A loop takes as many passes as its longest chain of carries.
-    changed = True
-    while changed:
-        changed = False
-        for inputs, outputs in links:
-            mask = 0
-            for i in inputs:
-                mask |= masks.get(i, 0)
-            for i in outputs:
-                before = masks.get(i, 0)
-                if mask | before != before:
-                    masks[i] = mask | before
-                    changed = True
-    return masks
+        return [((i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]
+    return ((inputs, outputs),)
 
 
 def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
@@ -514,7 +499,7 @@ def check_guard(inputs: Sequence[Tensor]) -> None:
 
 
 def passage_between(
-    records: Iterable[Record | Edge], ids: Sequence[Any], wanted: Sequence[int],
+    tape: Tape, ids: Sequence[Any], wanted: Sequence[int],
     outputs: Sequence[Sequence[Any]], loops: Sequence[tuple[int, int]] = (),
 ) -> Passage:  # fmt: skip
     """Return which of the wanted inputs of a body reach which of its outputs.
@@ -522,15 +507,14 @@ def passage_between(
     `ids` are those of the inputs inside, and `outputs` the ids of the results, once for each body
     of which one will count. `loops` are (result, input): what comes round again.
     """
-    links = [*chain.from_iterable(map(links_of, records))]
-    links += [Edge((run[y],), (ids[x],)) for run in outputs for y, x in loops]
-    masks = dependences(links, ids)
-    edges: dict[int, list[int]] = {i: [] for i in wanted}
-    for y, of_bodies in enumerate(zip(*outputs, strict=True)):
-        mask = reduce(or_, [masks.get(i, 0) for i in of_bodies], 0)
-        for i in wanted:
-            if mask >> i & 1:
-                edges[i].append(y)
+    found: Any = tape.records
+    if not isinstance(found, Dependences):
+        found = Dependences(set(ids), found)
+    masks = [reduce(or_, map(found.of, of_bodies), 0) for of_bodies in zip(*outputs, strict=True)]
+    for y, x in loops:  # (one by one is enough for chains of carries, too: Warshall's algorithm)
+        bit = found.of(ids[x])
+        masks = [mask | masks[y] if mask & bit else mask for mask in masks]
+    edges = {i: [y for y, mask in enumerate(masks) if mask & found.of(ids[i])] for i in wanted}
     edges = {i: places for i, places in edges.items() if places}
     return Passage([*edges], sorted(set().union(*edges.values())), edges)
 

@@ -27,7 +27,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +38,13 @@ from regrad.autodiff.variables import Variable, assign_all
 from regrad.core import dispatch
 from regrad.core.backends import is_inexact
 from regrad.core.promotion import gradient_dtype, widest
-from regrad.core.pullback import pull_through, step_back
+from regrad.core.pullback import Run, pull_loop, pull_through
 from regrad.core.sharding import to_jax, to_jax_as
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
 from regrad.ops.binary import add
 from regrad.ops.creation_like import zeros_like
 from regrad.transforms.bodies import (
-    BodyFunction,
     BodyRun,
     carries_that_move,
     dual,
@@ -59,7 +59,8 @@ from regrad.transforms.region import (
     tape_for,
     watched_places,
 )
-from regrad.transforms.replay import Captured, evaluate
+from regrad.transforms.replay import Captured
+from regrad.transforms.steps import evaluate
 from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:
@@ -259,8 +260,8 @@ class Scan:
         self.active: list[int] = [
             i for i, y in enumerate(ys) if i in self.carried or (i >= m and y._id in tape.watched)
         ]
-        step = BodyFunction(self.step, len(inner), body_run.sources, body_run.overrides, self.kind)
-        recompute = pullback(step, len(given), Passage(self.wanted, self.active))
+        function = body_run.as_function(self.step)
+        recompute = pullback(function, len(given), Passage(self.wanted, self.active))
 
         def back(*dys: Array) -> list[Any]:
             arriving = [wrap(dy) for dy in dys]
@@ -338,7 +339,7 @@ class Scan:
     def _repeated(self) -> Flat:
         """Return the loop as a function of all that it takes in; it holds nothing of this run."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
-        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        step = self.body_run.as_function(self.step)
         how = self.length, self.reverse, self.checkpoint, self.kind
 
         def repeated(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -354,41 +355,28 @@ class Scan:
         """Run the backward loop over what the forward loop kept."""
         import jax
 
-        # The backward loop, in which `along` are those ys of `active` that have a gradient, and
-        # `shared` says which of `wanted` are captured:
-        #
-        #     carry      dcarry (at first: `first`), sums (one for each that is shared)
-        #     entries    one step of each pool, and of the gradients by the ys `along`
-        #     results    dcarry and sums again; and dxs, by the entries of xs, which are stacked
-        m = len(self.carry)
+        reached = [*self.carried, *_from(len(self.carry), passage.reached)]
         expected = dict(zip(self.active, self.jaxpr.invars, strict=True))
+        by_input = dict(zip(self.wanted, self.jaxpr.outvars, strict=True))
         # `reached` are the outputs with a gradient in this walk; the other `active` ones get zeros
         pairs = zip(passage.reached, dys, strict=True)
         arriving = {i: to_jax_as(dy._data, expected[i].aval.dtype) for i, dy in pairs}
-        arrays = [to_jax(x._data) for x in self.body_run.xs]
-        along = [i for i in self.active if i in arriving and i >= m]
-        first = [arriving[i] if i in arriving else _zeros(expected[i]) for i in self.carried]
-        shared = [i >= len(arrays) for i in self.wanted]
-        sums = [
-            _zeros(v) for v, is_shared in zip(self.jaxpr.outvars, shared, strict=True) if is_shared
-        ]
 
         def pull(dcarry: Sequence[Array], entry: Any) -> Sequence[Any]:
             pools, dys = entry
-            given = dict(zip([*self.carried, *along], [*dcarry, *dys], strict=True))
+            given = dict(zip(reached, [*dcarry, *dys], strict=True))
             consts = [i if pool == "same" else pools[pool][i] for pool, i in self.kept]
             arriving = [given[i] if i in given else _zeros(expected[i]) for i in self.active]
             return evaluate(self.jaxpr, consts, arriving)
 
         known = {i: ys[i] for pool, i in self.kept if pool == "y"}
-        pools = {"step": list(stacked), "y": known, "x": arrays[m:]}
-        (dcarry, sums), dxs = jax.lax.scan(
-            step_back(pull, len(sums)), (first, sums), (pools, [arriving[i] for i in along]),
-            self.length, reverse=not self.reverse,
+        along = [to_jax(x._data) for x in self.xs]
+        dxs = self._pulled(
+            self.wanted, passage, arriving, lambda i: _zeros(by_input[i]), pull,
+            {"step": list(stacked), "y": known, "x": along},
+            partial(jax.lax.scan, length=self.length, reverse=not self.reverse),
         )  # fmt: skip
-        # `wanted` is in order of places, and so are its three kinds: carries, entries, shared
-        by_input = dict(zip(self.wanted, [*dcarry, *dxs, *sums], strict=True))
-        return [wrap(by_input[i]) for i in passage.wanted]
+        return [wrap(dx) for dx in dxs]
 
     def _back_as_loop(
         self, inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
@@ -396,8 +384,7 @@ class Scan:
         """Run the backward loop as a loop of its own, which can be differentiated in its turn."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
-        found, reached = passage.wanted, passage.reached
-        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        step = self.body_run.as_function(self.step)
         kind = f"the gradient of {self.kind}"
 
         def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -405,36 +392,47 @@ class Scan:
 
         # the carry with which each step began, as ops that today's tapes record
         _, carries = scanned(forward, carry, xs, self.length, self.reverse, False, kind)
-        arriving = dict(zip(reached, dys, strict=True))
-        along = [i for i in reached if i >= m]
-        entries, summed = [i for i in found if m <= i < k], [i for i in found if i >= k]
-        wanted = [*self.carried, *entries, *summed]
-        pulls = pullback(step, len(inputs), Passage(wanted, [*self.carried, *along]))
-        f, s = len(self.carried), len(summed)
-        # The carry of this loop is (dcarry, sums); its entries are (carries, xs, gradients by ys).
+        wanted = [*self.carried, *_from(m, passage.wanted)]
+        reached = [*self.carried, *_from(m, passage.reached)]
+        pulls = pullback(step, len(inputs), Passage(wanted, reached))
 
-        def pull(dcarry: Sequence[Tensor], entry: Sequence[Tensor]) -> Sequence[Tensor]:
-            return pulls([*entry[:k], *captured, *dcarry, *entry[k:]])
+        def pull(dcarry: Sequence[Tensor], entry: Any) -> Sequence[Tensor]:
+            return pulls([*entry[0], *captured, *dcarry, *entry[1]])
 
-        back = step_back(pull, s, add)
+        def run(step: Any, state: Any, entries: Any) -> Any:
+            n, f = len(entries[0]), len(state[0])
+            s = f + len(state[1])
 
-        def backward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-            (dcarry, sums), dxs = back((tensors[:f], tensors[f : f + s]), tensors[f + s :])
-            return [*dcarry, *sums, *dxs]
+            def flat(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+                entry = tensors[s : s + n], tensors[s + n :]
+                (dcarry, sums), dxs = step((tensors[:f], tensors[f:s]), entry)
+                return [*dcarry, *sums, *dxs]
+
+            first, along = [*state[0], *state[1]], [*entries[0], *entries[1]]
+            how = self.length, not self.reverse, self.checkpoint, kind
+            last, dxs = scanned(flat, first, along, *how)
+            return (last[:f], last[f:]), dxs
 
         dtype = lambda i: gradient_dtype(inputs[i], self.wide)  # noqa: E731
+        arriving = dict(zip(passage.reached, dys, strict=True))
+        arriving |= {i: dispatch.as_dtype(arriving[i], dtype(i)) for i in arriving if i < m}
         zeros = lambda i: zeros_like(inputs[i], dtype=dtype(i))  # noqa: E731
-        first = [
-            dispatch.as_dtype(arriving[i], dtype(i)) if i in arriving else zeros(i)
-            for i in self.carried
-        ]
-        sums = [zeros(i) for i in summed]
-        last, dxs = scanned(
-            backward, [*first, *sums], [*carries, *xs, *[arriving[i] for i in along]],
-            self.length, not self.reverse, self.checkpoint, kind,
-        )  # fmt: skip
-        by_input = dict(zip(wanted, [*last[:f], *dxs, *last[f:]], strict=True))
-        return [by_input[i] for i in found]
+        return self._pulled(wanted, passage, arriving, zeros, pull, [*carries, *xs], run, add)
+
+    def _pulled(
+        self, wanted: Sequence[int], passage: Passage, arriving: dict[int, Any],
+        zeros: Callable[[int], Any], pull: Callable[..., Any], entries: Any, run: Run,
+        add: Callable[[Any, Any], Any] = operator.add,
+    ) -> list[Any]:  # fmt: skip
+        """Go back through the loop: over its entries, and the gradients by its ys."""
+        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        first = [arriving[i] if i in arriving else zeros(i) for i in self.carried]
+        sums = [zeros(i) for i in _from(k, wanted)]
+        entries = entries, [arriving[i] for i in _from(m, passage.reached)]
+        dcarry, dshared, dxs = pull_loop(pull, first, len(sums), entries, run, sums, add)
+        # `wanted` is in order of places, and so are its three kinds: carries, entries, shared
+        by_input = dict(zip(wanted, [*dcarry, *dxs, *(dshared or ())], strict=True))
+        return [by_input[i] for i in passage.wanted]
 
     # -- tangents --------------------------------------------------------------------------------
 
@@ -443,32 +441,46 @@ class Scan:
     ) -> Sequence[Tensor]:
         """Return the tangents of the results: the loop again, with tangents in the carry."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
-        given = dict(zip(passage.wanted, dxs, strict=True))
-        moving = carries_that_move(passage, inputs[:m])
-        entries = [i for i in passage.wanted if m <= i < k]
-        shared = [i for i in passage.wanted if i >= k]
-        outputs = [i for i in passage.reached if i >= m]
-        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
-        # Tangents go the way of the values: carried, along the entries, or shared by all steps.
-        both = dual(step, len(inputs), [*moving, *entries, *shared], [*moving, *outputs])
-        # The carry of this loop is (carry, dcarry of `moving`); its entries are (xs, dxs).
-        f, captured = len(moving), [*inputs[k:], *[given[i] for i in shared]]
+        step = self.body_run.as_function(self.step)
+        how = self.length, self.reverse, False, f"the derivative of {self.kind}"
+        run = lambda step, carry, xs: scanned(step, carry, xs, *how)  # noqa: E731
+        return push_loop(step, m, k, inputs, passage, dxs, run)
 
-        def step_of_both(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-            carry, dcarry, rest = tensors[:m], tensors[m : m + f], tensors[m + f :]
-            x, dx = rest[: k - m], rest[k - m :]
-            n = len(inputs) - k
-            found = both([*carry, *x, *captured[:n], *dcarry, *dx, *captured[n:]])
-            ys, dys = found[: -f - len(outputs)], found[-f - len(outputs) :]
-            return [*ys[:m], *dys]
 
-        first = [given[i] if i in given else zeros_like(inputs[i]) for i in moving]
-        last, dys = scanned(
-            step_of_both, [*inputs[:m], *first], [*inputs[m:k], *[given[i] for i in entries]],
-            self.length, self.reverse, False, f"the derivative of {self.kind}",
-        )  # fmt: skip
-        found = {**dict(zip(moving, last[m:], strict=True)), **dict(zip(outputs, dys, strict=True))}
-        return [found[i] for i in passage.reached]
+def push_loop(
+    step: Flat, m: int, k: int, inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor],
+    run: Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]],
+) -> Sequence[Tensor]:  # fmt: skip
+    """Return the tangents of a loop's results.
+
+    The inputs are `m` carries, the entries up to `k`, and what is captured. `run(step, carry, xs)`
+    runs a loop like this one.
+    """
+    given = dict(zip(passage.wanted, dxs, strict=True))
+    moving = carries_that_move(passage, inputs[:m])
+    entries, shared = [i for i in _from(m, passage.wanted) if i < k], _from(k, passage.wanted)
+    outputs = _from(m, passage.reached)
+    # Tangents go the way of the values: carried, along the entries, or shared by all steps. The
+    # carry of this loop is (carry, dcarry of `moving`); its entries are (xs, dxs).
+    both = dual(step, len(inputs), [*moving, *entries, *shared], [*moving, *outputs])
+    f, dshared = len(moving), [given[i] for i in shared]
+
+    def step_of_both(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        carry, dcarry, rest = tensors[:m], tensors[m : m + f], tensors[m + f :]
+        x, dx = rest[: k - m], rest[k - m :]
+        found = both([*carry, *x, *inputs[k:], *dcarry, *dx, *dshared])
+        ys, dys = found[: -f - len(outputs)], found[-f - len(outputs) :]
+        return [*ys[:m], *dys]
+
+    first = [given[i] if i in given else zeros_like(inputs[i]) for i in moving]
+    xs = [*inputs[m:k], *[given[i] for i in entries]]
+    last, dys = run(step_of_both, [*inputs[:m], *first], xs)
+    found = dict(zip([*moving, *outputs], [*last[m:], *dys], strict=True))
+    return [found[i] for i in passage.reached]
+
+
+def _from(first: int, places: Sequence[int]) -> list[int]:
+    return [i for i in places if i >= first]
 
 
 def stepped(

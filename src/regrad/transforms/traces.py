@@ -33,7 +33,7 @@ class Trace:
     count = 0  # how many results there are; after them come new values of Variables
     assigned: Sequence[Variable] = ()
     bindings: Overrides = None  # with the hits of the trace
-    ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
+    ran: Mapping[tuple[Any, ...], int] = {}  # how often rules ran in the forward program
     passage: Any = None
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
@@ -57,10 +57,21 @@ class Trace:
         for key, binding in (self.bindings or {}).items():
             yield from ((key, hit) for hit in binding.hits)
 
+    def report(self, overrides: Overrides, derived: bool, forward: bool = True) -> None:
+        """Report the hits of the trace to the scopes in which its program runs now."""
+        overrides = overrides or {}
+        known = {key: b for key, b in (self.bindings or {}).items() if key in overrides}
+        for key, binding in known.items() if forward and not derived else ():
+            overrides[key].moved(binding)
+        for key, hit in ((key, hit) for key, binding in known.items() for hit in binding.hits):
+            before = self.ran.get((key, hit.where, hit.path), 0)
+            count = 0 if derived or not forward else hit.count
+            overrides[key].absorb(hit, count, before if forward else hit.ran - before)
+
     def rewind(self) -> None:
         """Forget that rules ran in the backward program, which is to be traced anew."""
         for key, hit in self.hits():
-            hit.ran = self.ran.get((key, hit.where), 0)
+            hit.ran = self.ran.get((key, hit.where, hit.path), 0)
 
     def all_values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The results, and then what was assigned, as the record has its outputs."""

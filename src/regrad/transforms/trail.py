@@ -57,6 +57,7 @@ class Trail:
         self.assigned: dict[Any, Tensor] = {}  # by Variable
         for source, _ in () if expected is None else expected.sources:
             self.source(source, resolved(source))
+        self.places_chosen: list[Any] = []  # of ops whose rule depends on where they are
         self.digest = 0
         self.count: int = 0
         self.stride: int = 1  # one digest is kept for as many ops

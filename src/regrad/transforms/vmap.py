@@ -10,6 +10,8 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.backends import BACKENDS
 from regrad.core.made import remade
+from regrad.core.placed import Chooser
+from regrad.core.places import Counts
 from regrad.core.pytrees import NAMESPACE
 from regrad.core.shapes import normalized_axis
 from regrad.core.sharding import to_jax
@@ -22,7 +24,7 @@ from regrad.ops.getitem import getitem
 from regrad.ops.joining import stack
 from regrad.ops.reduction import sum as sum_of
 from regrad.transforms.arguments import Body, OpenedArguments
-from regrad.transforms.bodies import BodyRun, pullback, pushforward
+from regrad.transforms.bodies import BodyRun, both_ways, pullback
 from regrad.transforms.closures import Closure
 from regrad.transforms.region import (
     Flat,
@@ -189,7 +191,11 @@ def one_by_one(
     region = Examples(kind)
     state, rows = current(), []
     overrides, tapes = (None, ()) if state is None else (state.overrides, state.tapes)
+    counts = [(b, Counts(b.counts)) for b in (overrides or {}).values() if isinstance(b, Chooser)]
     for i in range(count):
+        for chooser, before in counts:  # (an example is not another call)
+            chooser.counts.clear()
+            chooser.counts.update(before)
         with masked():
             example = [getitem(x, i) if a else x for x, a in zip(xs, along, strict=True)]
         body = partial(results, flat, example, region)
@@ -217,21 +223,21 @@ def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) 
     _refuse_assignments(body_run.region, kind)
     function, along = body_run.as_function(flat), [*along, *[False] * len(body_run.sources)]
 
-    def answer(
-        inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+    def derivative(
+        way: Any, inputs: Sequence[Tensor], passage: Passage, given: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        batched = [*along, *[True] * len(dys)]
-        pull = pullback(function, len(inputs), passage)
-        dxs = at_once(pull, [*inputs, *dys], batched, f"the gradient of {kind}")
-        pairs = zip(passage.wanted, dxs, strict=True)
-        return [dx if batched[i] else sum_of(dx, axis=0) for i, dx in pairs]
+        back = way is pullback  # (what arrives then has the examples)
+        more = [True] * len(given) if back else [along[i] for i in passage.wanted]
+        f = way(function, len(inputs), passage)
+        named = f"the {'gradient' if back else 'derivative'} of {kind}"
+        found = at_once(f, [*inputs, *given], [*along, *more], named)
+        if not back:
+            return found
+        pairs = zip(passage.wanted, found, strict=True)
+        return [dx if along[i] else sum_of(dx, axis=0) for i, dx in pairs]
 
-    def push(inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]) -> Sequence[Tensor]:
-        batched = [*along, *[along[i] for i in passage.wanted]]
-        moves = pushforward(function, len(inputs), passage)
-        return at_once(moves, [*inputs, *dxs], batched, f"the derivative of {kind}")
-
-    return body_run.finish(ys, answer, push, lambda inputs: at_once(function, inputs, along, kind))
+    repeat = lambda inputs: at_once(function, inputs, along, kind)  # noqa: E731
+    return body_run.finish(ys, *both_ways(derivative), repeat)
 
 
 def _refuse_assignments(region: Region, kind: str) -> None:

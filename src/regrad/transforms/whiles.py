@@ -9,15 +9,9 @@ from regrad.autodiff.variables import Variable, assign_all
 from regrad.core.sharding import to_jax
 from regrad.core.state import current
 from regrad.errors import GradientError
-from regrad.ops.creation_like import zeros_like
-from regrad.transforms.bodies import (
-    BodyRun,
-    carries_that_move,
-    dual,
-    until_all_are_known,
-    with_assigned,
-)
+from regrad.transforms.bodies import BodyRun, until_all_are_known, with_assigned
 from regrad.transforms.replay import Captured
+from regrad.transforms.scans import push_loop
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
@@ -47,35 +41,13 @@ def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor
         return repeated(test, flat, inputs[:m])
 
     def push(inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return pushed_loop(functions, m, inputs, passage, dxs)
+        test = lambda tensors: functions[0]([*tensors[:m], *inputs[m:]])  # noqa: E731
+        run = lambda step, carry, _: (repeated(test, step, carry), ())  # noqa: E731
+        return push_loop(functions[1], m, m, inputs, passage, dxs, run)
 
     results = body_run.finish(ys, _refuse, push, repeat, [(i, i) for i in range(m)])
     assign_all(assigned, results[n:])
     return results[:n]
-
-
-def pushed_loop(
-    functions: Sequence[Flat], m: int, inputs: Sequence[Tensor], passage: Passage,
-    dxs: Sequence[Tensor],
-) -> Sequence[Tensor]:  # fmt: skip
-    """The tangents of a loop's results: the loop again, whose carry takes its tangents along."""
-    test, step = functions
-    carry, captured = inputs[:m], inputs[m:]
-    given = dict(zip(passage.wanted, dxs, strict=True))
-    moving = carries_that_move(passage, carry)
-    fixed = [i for i in passage.wanted if i >= m]
-    both = dual(step, len(inputs), [*moving, *fixed], moving)
-
-    def test_of_both(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return test([*tensors[:m], *captured])
-
-    def step_of_both(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        tangents = [*tensors[m:], *[given[i] for i in fixed]]
-        return both([*tensors[:m], *captured, *tangents])
-
-    first = [given[i] if i in given else zeros_like(carry[i]) for i in moving]
-    last = repeated(test_of_both, step_of_both, [*carry, *first])[m:]
-    return [last[moving.index(i)] for i in passage.reached]
 
 
 def _assigned_first(flat: Flat, n: int, assigned: Sequence[Variable]) -> Flat:

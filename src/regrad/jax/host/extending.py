@@ -130,6 +130,14 @@ def is_staging() -> bool:
     return isinstance(_context.trace, _Staging)
 
 
+def open_traces() -> list[Any]:
+    """Return the traces that are open, as far as JAX says, the innermost first."""
+    found = [_context.trace]
+    while found[-1] is not None:
+        found.append(trace_around(found[-1]))
+    return found[:-1]
+
+
 def wrap(f: Any, like: Any) -> Any:
     """Wrap a function as JAX does, with the notes of a wrapped one or of a program."""
     return _wrap(f, debug_info=notes(like))

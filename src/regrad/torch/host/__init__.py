@@ -11,7 +11,7 @@ Some have a stand-in that is right without it: `missing=`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import cache, wraps
 from typing import Any, NoReturn
 
@@ -133,6 +133,33 @@ OVERRIDES.part(
 )  # fmt: skip
 
 
+def pull_through(node: Any, dy: torch.Tensor) -> Sequence[Any]:
+    """Return the gradients behind a node of one output, without the engine, which takes longer.
+
+    None is for what the backward pass that is under way, if any, does not ask for.
+    """
+    if not callable(node) or len(getattr(node, "_input_metadata", ())) != 1:
+        return ()
+    found = node(dy)
+    return found if isinstance(found, tuple) else (found,)
+
+
+_run_backward: Any = OVERRIDES.part(
+    "torch.autograd.graph._engine_run_backward", "torch.autograd.grad takes twice as long",
+    takes("t_outputs", "args", "kwargs"), missing=torch.autograd.grad, needed=False,
+)  # fmt: skip
+
+
+def pull_between(
+    ends: Sequence[Any], dys: Sequence[torch.Tensor], edges: Sequence[Any], recording: bool
+) -> Sequence[Any]:
+    """Return the gradients at edges of autograd's record, of what arrives at others."""
+    if _run_backward is torch.autograd.grad:
+        return torch.autograd.grad(ends, edges, dys, True, recording, allow_unused=True)
+    ends, dys, edges = tuple(ends), tuple(dys), tuple(edges)
+    return _run_backward(ends, dys, True, recording, edges, True, accumulate_grad=False)
+
+
 def is_leaf(node: Any) -> bool:
     """Return whether a node stands for a leaf, where gradients are accumulated."""
     return node.name() == "torch::autograd::AccumulateGrad"
@@ -176,6 +203,13 @@ def in_forward_mode() -> bool:
         return False
     levels = _levels()
     return levels is None or any(getattr(each.key(), "name", "Jvp") == "Jvp" for each in levels)
+
+
+func_gradient: Any = COMPILING.part(
+    "torch._functorch.eager_transforms._autograd_grad",
+    "nothing public tells the gradients that a program of torch.func takes from its other nodes",
+    callable, missing=torch.autograd.grad, needed=False,
+)  # fmt: skip
 
 
 def unwrap(x: torch.Tensor) -> torch.Tensor:

@@ -190,6 +190,11 @@ def in_checkpoint() -> bool:
     return any(frame.f_globals.get("__name__") == module for frame in _frames())
 
 
+def keeps_elsewhere() -> bool:
+    """Return whether somebody (a checkpoint, say) keeps what autograd saves, in a way of theirs."""
+    return bool(_saved_tensors_hooks(True))
+
+
 _saved_tensors_hooks: Any = CHECKPOINTS.part(
     "torch._C._autograd._top_saved_tensors_default_hooks", "nothing public tells which hooks are"
     " set", lambda found: found(True) is None, missing=lambda _: None, needed=False,

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.autograd import forward_ad
 
-from regrad.checking import check
-from regrad.checking.check import Settings
+from regrad.checking.check import Arrays, Settings
 from regrad.checking.findings import Finding, GradientReport
-from regrad.errors import ArgumentError
-from regrad.inspection.checks import explained, settings_of, weights
+from regrad.core import containers
+from regrad.errors import ArgumentError, GradientError, RegradError, kind
+from regrad.inspection.checks import Flat, Library, checked, explained, settings_of, weights, wrong
+from regrad.inspection.kinds import LARGEST
+from regrad.inspection.recorder import Named, Tool
 from regrad.testing import raise_if_wrong
 from regrad.torch.host import DisableTorchFunction
-from regrad.torch.seeing.floats import Floats, of_arrays, wide
-from regrad.torch.seeing.kinds import LARGEST, telling
-from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.recording import OpRecorder, Recorded, as_array, at_rest, is_float, pulled
-from regrad.torch.seeing.running import check_callable
+from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, pulled, wide
+from regrad.torch.seeing.modules import Unseen, argument_paths, found_in
+from regrad.torch.seeing.names import function_name
+from regrad.torch.seeing.notes import OpNote
+from regrad.torch.seeing.watching import Looker
 
 STALE = "stale value"
 
@@ -113,16 +116,22 @@ def gradient_report(
     """
     check_callable(f, "check_gradients")
     settings = settings_of(args, order, step, rtol, atol, seed)
-    floats = Floats(f, args, "check_gradients", seed)
+    floats = Floats(f, args, "check_gradients")
     if not floats.xs:
         raise ArgumentError(
             "check_gradients: there is no torch tensor of floats, so no gradient. For functions "
             "of regrad's Tensors there is regrad.testing.check_gradients."
         )
-    arrays = [as_array(x) for x in floats.xs]
-    function = of_arrays(_told(floats), floats.xs)
-    report = check.report(function, arrays, order, names=floats.names, settings=settings)
+    library = TorchArrays(seed)
+    report = checked(library, _told(floats), floats.xs, floats.names, order, settings)
     return explained(report, lambda order: _causes(floats, order, settings))
+
+
+def check_callable(f: Any, api: str) -> None:
+    """Raise unless a tool was given a function or a module."""
+    if not callable(f) or (isinstance(f, type) and issubclass(f, torch.nn.Module)):
+        got = f"the class {f.__name__}" if isinstance(f, type) else kind(f)
+        raise ArgumentError(f"{api} takes a function or a module of torch tensors, got {got}")
 
 
 def _told(floats: Floats) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
@@ -147,101 +156,230 @@ def _told(floats: Floats) -> Callable[[Sequence[torch.Tensor]], list[torch.Tenso
     return f
 
 
+# -- the function, as one of a flat list of tensors -----------------------------------------------
+
+
+class _Holder(Unseen):
+    """Modules together, so that the parameters of all can be replaced for one call."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.held: nn.ModuleList = nn.ModuleList(modules)
+
+    def forward(self, f: Callable[..., Any], args: Sequence[Any]) -> Any:
+        return f(*args)
+
+
+class Floats:
+    """A function of tensors with the floats that it depends on, in double precision.
+
+    These are the tensors among its arguments, and the parameters of the modules that it is, is
+    given, or reads from outside. Nothing of the modules is changed: other tensors take the place
+    of their parameters and buffers while the function runs.
+    """
+
+    def __init__(self, f: Callable[..., Any], args: Sequence[Any], api: str) -> None:
+        self.f = f
+        self.api = api
+        self.leaves: list[Any]
+        self.rebuild: Callable[..., Any]
+        self.leaves, self.rebuild = containers.flatten(tuple(args))
+        paths = [name for name, _ in argument_paths(args)]
+        self.places: list[int] = [i for i, x in enumerate(self.leaves) if is_float(x)]
+        self.outside: dict[str, Any] = found_in(f, args, {})
+        modules = {n: m for n, m in self.outside.items() if isinstance(m, nn.Module)}
+        for module in modules.values():
+            _refuse_lazy(module, api)
+        self.holder: _Holder = _Holder(list(modules.values()))
+        prefixes = [f"{name}." if len(modules) > 1 else "" for name in modules]
+        named = [(n, p) for n, p in self.holder.named_parameters() if p.requires_grad]
+        self.keys: list[str] = [name for name, _ in named]
+        self.names: list[str] = [paths[i] for i in self.places]
+        self.names += [_shown(key, prefixes) for key in self.keys]
+        every = [self.leaves[i] for i in self.places] + [p for _, p in named]
+        self.xs: list[torch.Tensor] = [wide(x.detach()) for x in every]
+
+    def __call__(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The floats among the results, for these."""
+        leaves = list(self.leaves)
+        for i, x in zip(self.places, xs, strict=False):
+            leaves[i] = x
+        swapped = dict(zip(self.keys, xs[len(self.places) :], strict=True))
+        fixed = [*self.holder.named_parameters(), *self.holder.named_buffers()]
+        for name, x in fixed:
+            if name not in swapped:
+                swapped[name] = wide(x.detach()).clone()
+        y = torch.func.functional_call(self.holder, swapped, (self.f, self.rebuild(leaves)))
+        ys = floats(_opened(y))
+        if not ys:
+            raise ArgumentError(f"{self.api}: f returned no tensor of floats, so no gradient")
+        return ys
+
+
+def _refuse_lazy(module: nn.Module, api: str) -> None:
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ArgumentError(f"{api}: {name} has no value yet; call the module once before")
+
+
+def _opened(y: Any) -> Any:
+    """Return the result of a function as a container; an object becomes the dict of its fields."""
+    if isinstance(y, torch.Tensor | list | tuple | dict):
+        return y
+    return dict(vars(y)) if hasattr(y, "__dict__") else y
+
+
+def _shown(key: str, prefixes: Sequence[str]) -> str:
+    """The name of a parameter: `held.0.layer.weight` without what the holder has put there."""
+    _, number, name = key.split(".", 2)
+    return prefixes[int(number)] + name
+
+
+class TorchArrays(Library):
+    """How torch differentiates functions of lists of tensors."""
+
+    array = staticmethod(as_array)
+    zeros = staticmethod(torch.zeros_like)
+    unruled = DisableTorchFunction
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed  # of torch's generator in each run
+
+    def compiled(self, f: Flat) -> Flat:
+        def run(xs: Sequence[torch.Tensor]) -> list[Any]:
+            with at_rest(self.seed), torch.enable_grad():
+                return f(_watched(xs))
+
+        return run
+
+    def like(self, arrays: Arrays, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.tensor(a, device=x.device) for a, x in zip(arrays, xs, strict=True)]
+
+    def pull(self, f: Flat, xs: Sequence[torch.Tensor]) -> tuple[list[Any], Callable[..., Any]]:
+        # (what requires grad already is part of a function that is to be differentiated in turn)
+        again = any(x.requires_grad for x in xs)
+        xs = _watched(xs)
+        ys = f(xs)
+        return ys, lambda dys: pulled(ys, xs, dys, create_graph=again)
+
+    def push(self, f: Flat, xs: Sequence[torch.Tensor]) -> Callable[..., list[Any]] | None:
+        def push(xs: Sequence[torch.Tensor], dxs: Sequence[torch.Tensor]) -> list[Any]:
+            with forward_ad.dual_level():
+                pairs = zip(xs, dxs, strict=True)
+                duals = [forward_ad.make_dual(x.clone().requires_grad_(), dx) for x, dx in pairs]
+                ys = self.compiled(f)(duals)
+                found = [(y, forward_ad.unpack_dual(y).tangent) for y in ys]
+                return [torch.zeros_like(y) if dy is None else dy.clone() for y, dy in found]
+
+        try:
+            push([x.detach() for x in xs], [torch.zeros_like(x) for x in xs])
+        except (RuntimeError, NotImplementedError, TypeError, RegradError, GradientError):
+            return None
+        return push
+
+
+def _watched(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, of which all require grad."""
+    return [x if x.requires_grad else x.detach().requires_grad_() for x in xs]
+
+
 # -- which op it is ------------------------------------------------------------------------------
+
+
+class _Ops(Tool):
+    """Gathers the ops of a run, and the gradients that arrived at each and left it."""
+
+    keeps = "all"
+    again = True
+
+    def __init__(self) -> None:
+        self.ops: dict[OpNote, tuple[list[Any], dict[str, Any]] | None] = {}
+
+    def ran(self, op: OpNote, xs: Named, ys: Sequence[Any], writes: bool = False) -> None:
+        if op.is_held:
+            self.ops[op] = None
+
+    def left(self, op: OpNote, dxs: Named, dys: Sequence[Any]) -> None:
+        call = op.first
+        if call in self.ops and (call is op or op.op_type == function_name(call.func)):
+            copies = {name: dx.detach().clone() for name, dx in dxs if dx is not None}
+            del self.ops[call]  # (it is put behind the others: in the order of the backward pass)
+            self.ops[call] = [dy.detach().clone() for dy in dys if dy is not None], copies
 
 
 def _causes(floats: Floats, order: int, settings: Settings) -> Iterator[Finding]:
     """The ops on the path that are wrong by themselves, or in their place."""
     found: list[Finding] = []
-    ops = recorded(floats)
-    for op in ops:
-        alone = _alone(op, order, settings) if op.has_rule else []
-        found += alone or _stale(op, settings.seed)
+    ops = recorded(floats, settings.seed)
+    for op, passed in ops.items():
+        alone = _alone(op, order, settings) if op.kind != "built-in" else []
+        found += alone or (_stale(op, passed, settings.seed) if passed else [])
     yield from found
-    for op in () if found else ops:  # torch's own may be wrong, too, at higher orders
-        if not op.has_rule and op.dys is not None and sum(x.numel() for x in op.xs) <= LARGEST:
+    for op, passed in () if found else ops.items():  # torch's own may be wrong, at higher orders
+        if op.kind == "built-in" and passed and sum(x.numel() for x in op.xs) <= LARGEST:
             yield from _alone(op, order, settings)
 
 
-def recorded(floats: Floats) -> list[Recorded]:
+def recorded(floats: Floats, seed: int) -> dict[OpNote, Any]:
     """The ops of one run, with what they were given and the gradients there."""
-    recorder = OpRecorder(found_in(floats.f, (), {}), all_ops=True)
+    tool = _Ops()
+    looker = Looker(found_in(floats.f, (), {}), tool)
     xs = [x.detach().clone().requires_grad_() for x in floats.xs]
-    with recorder.looking():
-        ys = [y for y in floats(xs) if y.requires_grad]
+    with looker.looking():
+        with at_rest(seed), torch.enable_grad():
+            ys = [y for y in floats(xs) if y.requires_grad]
         for y in ys:
-            recorder.adopt(y.grad_fn)
+            looker.look_back(y.grad_fn)
         with DisableTorchFunction():
             dys = [torch.as_tensor(weights(y.shape), device=y.device).to(y.dtype) for y in ys]
             pulled(ys, xs, dys)
-    return list(recorder.ops.values())
+    return tool.ops
 
 
-def _alone(op: Recorded, order: int, settings: Settings) -> list[Finding]:
+def _alone(op: OpNote, order: int, settings: Settings) -> list[Finding]:
     """The inputs of an op by which its rule is wrong."""
-
-    def again(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with at_rest(settings.seed), torch.enable_grad():
-            return op.again(xs)
-
     try:
-        xs = [wide(x) for x in op.xs]
-        names = op.names()
-        arrays = [as_array(x) for x in xs]
-        function = of_arrays(again, xs, forward=False)
-        report = check.report(function, arrays, order, names=names, settings=settings)
-        return [
-            _placed(f if f.order > 1 else telling(function, arrays, names, f), op)
-            for f in report.findings
-        ]
+        return wrong(TorchArrays(settings.seed), op, order, settings, forward=False)
     except Exception:
         return []  # it cannot run by itself
 
 
-def _placed(finding: Finding, op: Recorded) -> Finding:
-    """A finding, with the op and the line that it is about."""
-    rule = f"{op.rule} ({op.kind}) for {op.op_type}" if op.rule else op.op_type
-    return replace(finding, rule=rule, op_type=op.op_type, line=op.line, path=op.path)
-
-
-def _stale(op: Recorded, seed: int) -> list[Finding]:
+def _stale(op: OpNote, passed: tuple[list[Any], dict[str, Any]], seed: int) -> list[Finding]:
     """The inputs by which an op's gradient in its place is not the one that it has alone."""
-    if op.dys is None or not op.dxs:
-        return []
+    dys, dxs = passed
     try:
         xs = [x.detach().clone().requires_grad_() for x in op.xs]
         with at_rest(seed), torch.enable_grad():
             held = [x.view_as(x) for x in xs]  # (what works in place may not change a leaf)
             ys = op.again(held)
-        dys = [dy for dy in op.dys if dy is not None]
         if [y.shape for y in ys] != [dy.shape for dy in dys] or _is_random(op, ys, seed):
             return []
-        dxs = pulled(ys, xs, dys)
+        alone = zip(op.input_names, pulled(ys, xs, dys), strict=True)
     except Exception:
         return []  # it cannot run by itself
     found = []
-    for name, dx in zip(op.names(), dxs, strict=True):
-        there = op.dxs.get(name)
+    for name, dx in alone:
+        there = dxs.get(name)
         if dx is not None and there is not None and there.shape == dx.shape:
-            finding = _differs(name, as_array(there), as_array(dx))
-            found += [] if finding is None else [_placed(finding, op)]
+            found += _differs(op, name, as_array(there), as_array(dx))
     return found
 
 
-def _is_random(op: Recorded, ys: Sequence[torch.Tensor], seed: int) -> bool:
+def _is_random(op: OpNote, ys: Sequence[torch.Tensor], seed: int) -> bool:
     """Return whether an op returns other results with other random numbers."""
     with at_rest(seed + 1), torch.no_grad():
         others = op.again(op.xs)
     return any(not torch.equal(y, other) for y, other in zip(ys, others, strict=True))
 
 
-def _differs(name: str, there: np.ndarray, alone: np.ndarray) -> Finding | None:
+def _differs(op: OpNote, name: str, there: np.ndarray, alone: np.ndarray) -> list[Finding]:
     """Return the finding on a gradient, if it is not the same that the op has alone."""
     scale = float(np.abs(alone).max(initial=0.0)) or 1.0
     gap = np.abs(there - alone)
-    if not (gap > 1e-6 * scale).any():
-        return None
-    at = np.unravel_index(int(gap.argmax()), gap.shape)
-    element = tuple(int(i) for i in at)
+    count = int((gap > 1e-6 * scale).sum())
+    if not count:
+        return []
+    at = tuple(int(i) for i in np.unravel_index(int(gap.argmax()), gap.shape))
     a, b = float(np.real(there[at])), float(np.real(alone[at]))
-    return Finding(STALE, 1, name, element, a, b, 0.0, int((gap > 1e-6 * scale).sum()))
+    about = {"rule": op.title, "op_type": op.op_type, **op.where}
+    return [Finding(STALE, 1, name, at, a, b, 0.0, count, **about)]

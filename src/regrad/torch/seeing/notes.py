@@ -1,61 +1,70 @@
-"""The notes on an op: what it is called, whose rule it has, and where it ran."""
+"""The notes on an op: what it is called, whose rule it has, where it ran, and how to run it again.
+
+A call of a torch function has one, and so has each node of autograd's graph: one call may have made
+several (`linear` of three axes: a product, a view, a transpose). An `autograd.Function` makes one
+node, so its call and its node share a note.
+"""
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-import torch.overrides
-from torch.autograd.function import BackwardCFunction
 
+from regrad.autodiff.custom_functions import unpack
+from regrad.core import containers
 from regrad.core.rule import place
 from regrad.inspection.recorder import RuleKind, SeenOp
 from regrad.torch.bridge import Bridge
 from regrad.torch.calls import Overridden, RuleCall
-from regrad.torch.custom import Custom
+from regrad.torch.custom import Custom, CustomTorchCall, custom_grad
 from regrad.torch.functions import Ruled
-from regrad.torch.host import is_leaf
-from regrad.torch.host.running import Overload, Packet, function_of
-from regrad.torch.optypes import families, spellings
-
-KEY = "seen by regrad"  # of a node's metadata
-
-# Nodes that only lay their input out anew: figures of a gradient are the same on both sides.
-SAME = frozenset(
-    {"t", "view", "unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "reshape_alias",
-     "alias", "numpy_t"}
-)  # fmt: skip
-# Nodes that torch's functions put around those that compute.
-AROUND = SAME | {"expand", "clone", "to_copy", "slice", "select", "as_strided", "detach"}
+from regrad.torch.host import DisableTorchFunction
+from regrad.torch.host.running import function_of
+from regrad.torch.nodes import tensors
+from regrad.torch.seeing.arrays import floats, is_float, or_zeros, pulled
+from regrad.torch.seeing.names import named_tensors, spelled
+from regrad.transforms.arguments import replaced
 
 
 class OpNote(SeenOp):
     """One op, as it was seen when it ran forward."""
 
-    __slots__ = ("call", "func", "inputs", "names", "run", "same")
+    __slots__ = (
+        "end", "func", "given", "inside", "leaves", "names", "origin", "override", "places",
+        "rebuild", "ruled", "start",
+    )  # fmt: skip
     kind: RuleKind
 
-    def __init__(self, run: int, op_type: str, line: str = "", path: str = "") -> None:
+    def __init__(
+        self, op_type: str, line: str = "", path: str = "", func: Any = None,
+        origin: OpNote | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(op_type, line=line, path=path)
-        self.run: int = run  # the number of the run that it belongs to
+        # a torch function, an `autograd.Function`, or a call under a rule of ours
+        self.func: Any = func
+        self.origin: OpNote | None = origin  # of a node: the note of the call that made it
         self.names: Sequence[str] = ()  # of the inputs, edge by edge
-        self.same: bool = False  # it lays its input out anew, and no more
-        self.func: Any = None  # the torch function, or the autograd.Function
-        self.call: RuleCall | None = None  # of an override
-        self.inputs: OpNote | None = None  # the note of the call that made this node, and others
+        self.given: Sequence[tuple[str, tuple[int, int]]] = ()  # of a call: names and sources
+        self.start: int = 0  # of a call: the number of the next node before it, and after it
+        self.end: int = 0
+        self.inside: bool = False  # it ran in the forward pass of a Function
+        self.override: RuleCall | None = None
+        self.ruled: OpNote | None = None  # of a call: a Function in it whose rule is somebody's
 
     @property
     def first(self) -> OpNote:
         """The note of the call that made the node, which knows what the call was given."""
-        return self.inputs or self
+        return self.origin or self
 
     def name(self, edge: int) -> str:
         """Return the name of an input."""
         return self.names[edge] if edge < len(self.names) else f"input {edge}"
+
+    # -- whose rule it has -----------------------------------------------------------------------
 
     def describe_function(self, node: Any) -> None:
         """Say whose rule the node of an `autograd.Function` has.
@@ -64,7 +73,7 @@ class OpNote(SeenOp):
         """
         function = function_of(node)
         if _is_twin(function, Overridden):
-            self._describe_override(node.known[0] if self.call is None else self.call, True)
+            self._describe_override(node.known[0] if self.override is None else self.override, True)
         elif function is Ruled:
             self._describe_override(node.known[0], False)
         elif _is_twin(function, Custom):
@@ -80,7 +89,7 @@ class OpNote(SeenOp):
 
     def _describe_override(self, call: RuleCall, named: bool) -> None:
         rule = call.rule.rule
-        self.call = call
+        self.override = call
         self.kind = "override"
         self.rule: str = place(rule.function) if rule.function else call.rule.name
         if named:
@@ -91,115 +100,132 @@ class OpNote(SeenOp):
         if call.layout is None and len(inputs) >= len(call.places) and named:
             self.names = [inputs[i].name for i in call.places if i < len(inputs)]
 
+    # -- the op by itself ------------------------------------------------------------------------
+
+    def hold(self, args: Sequence[Any], options: Any) -> None:
+        """Keep copies of what the op is given, so that it can be run again."""
+        leaves, self.rebuild = containers.flatten((tuple(args), options or {}))
+        self.places: list[int] = [
+            i for i, x in enumerate(leaves) if is_float(x) and x.requires_grad
+        ]
+        with DisableTorchFunction():
+            self.leaves: list[Any] = [
+                x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves
+            ]
+
+    def hold_function(self, first: Any, args: Sequence[Any]) -> None:
+        """Keep what a Function is given; of one of ours, what the call holds that it carries."""
+        if isinstance(first, RuleCall):
+            self.func: Any = first
+            self.hold(args[1:], {})
+        elif isinstance(first, CustomTorchCall):
+            self.func = first
+            holes = list(first.arguments.make())
+            if all(isinstance(hole, containers.Hole) for hole in holes):  # (else it is lost)
+                self.hold([args[2 + hole.number] for hole in holes], {})
+        elif not self.func.__module__.startswith("regrad."):
+            self.hold(args, {})
+
+    @property
+    def is_held(self) -> bool:
+        """True if it can be run again."""
+        return hasattr(self, "leaves")
+
+    @property
+    def xs(self) -> list[torch.Tensor]:
+        """The tensors that are differentiated."""
+        return [self.leaves[i] for i in self.places]
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the tensors that are differentiated."""
+        if self.kind == "built-in":
+            given = named_tensors(self.func, *self.rebuild(self.leaves))
+        else:
+            given = zip(self.names, tensors((self.leaves,)), strict=False)
+        named = {id(x): name for name, x in given}
+        return [named.get(id(x), f"input {i}") for i, x in zip(self.places, self.xs, strict=True)]
+
+    @property
+    def title(self) -> str:
+        """The op with its rule, for a message."""
+        return f"{self.rule} ({self.kind}) for {self.op_type}" if self.rule else self.op_type
+
+    @property
+    def where(self) -> dict[str, str]:
+        return {"line": self.line, "path": self.path}
+
+    def again(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the op by itself, under its rule."""
+        run = self.func
+        if self.override is not None:  # (its scope may still be open, and counts nothing here)
+            call = copy.copy(self.override)
+            call.hit = call.at = call.total = None
+            run = partial(_unasked, call)
+        elif isinstance(run, CustomTorchCall):
+            run = custom_grad(run.f)
+        elif isinstance(run, type):
+            run = run.apply
+        return self._run(run, xs)
+
+    def own(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the op by itself, with torch's own gradient."""
+        if self.override is not None:
+            return self._run(partial(_unasked, self.override.forward), xs)
+        if isinstance(custom := self.func, CustomTorchCall):
+            run = lambda *args: unpack(  # noqa: E731
+                custom.custom.run(args, {}, _save_nothing), custom.name, torch.Tensor
+            )[0]
+            return self._run(run, xs)
+        takes_ctx = self.func.setup_context is torch.autograd.Function.setup_context
+        first = (_Context(len(self.rebuild(self.leaves)[0])),) if takes_ctx else ()
+        return self._run(partial(self.func.forward, *first), xs)
+
+    def _run(self, run: Callable[..., Any], xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        args, options = self.rebuild(replaced(self.leaves, self.places, xs))
+        return floats(run(*args, **options))
+
+    def own_gradients(self, dys: Sequence[Any]) -> Sequence[torch.Tensor | None]:
+        """torch's own gradients of the op, for what arrived at it; None for no path."""
+        xs = [x.detach().clone().requires_grad_() for x in self.xs]
+        with torch.enable_grad():
+            ys = self.own([x.view_as(x) for x in xs])
+            return pulled(ys, xs, [or_zeros(dy, y) for dy, y in zip(dys, ys, strict=False)])
+
+    def true(self, dys: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
+        """The same by name, with zeros for none; nothing if nobody can tell."""
+        if not self.is_held:
+            return []
+        try:
+            found = self.own_gradients(dys)
+        except Exception:  # its forward pass cannot be differentiated
+            return []
+        found = [or_zeros(dx, x) for dx, x in zip(found, self.xs, strict=True)]
+        return list(zip(self.input_names, found, strict=True))
+
 
 def _is_twin(function: Any, other: Any) -> bool:
     """Return whether a Function is one of ours, or its twin in torch's older form."""
     return function.backward is other.backward
 
 
-def spelled(op_type: str) -> str:
-    """Return torch's name for an op type; the type itself where it has no name for it."""
-    family = families().get(op_type)
-    return family.names[0] if family else op_type.rpartition(".")[2]
+def _unasked(run: Callable[..., Any], *xs: torch.Tensor) -> Any:
+    """Run a call under a rule; its scope may still be open, and is not asked again."""
+    with DisableTorchFunction():
+        return run(*xs)
 
 
-@cache
-def function_name(func: Any) -> str:
-    """A torch function as its users know it: `relu`, `conv2d`, `add`, `linalg.vector_norm`."""
-    if isinstance(func, Overload | Packet):
-        return str(func).removeprefix("aten.").removesuffix(".default")
-    name = getattr(func, "__name__", "") or str(func)
-    if name.startswith("__") and name.endswith("__"):
-        bare = name[2:-2]
-        return {"div": "div", "truediv": "div"}.get(bare.removeprefix("r"), bare)
-    for prefix in ("linalg_", "special_", "fft_"):
-        if name.startswith(prefix):
-            return f"{prefix[:-1]}.{name[len(prefix) :]}"
-    return name
+class _Context:
+    """A `ctx` that keeps nothing."""
+
+    def __init__(self, count: int) -> None:
+        self.needs_input_grad = (True,) * count
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _save_nothing
 
 
-@cache
-def node_word(name: str) -> str:
-    """The op of a backward node: `log_softmax` of `LogSoftmaxBackward0`."""
-    bare = re.sub(r"Backwards?\d*$", "", name).rpartition("::")[2]
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
-    return re.sub(r"(\d)_d\b", r"\1d", words)
-
-
-@cache
-def op_type_of(func: Any) -> str:
-    """regrad's op type of a torch function, "" if it has none."""
-    found = spellings().get(func)
-    return "" if found is None else found.family.type
-
-
-@cache
-def parameters_of(func: Any) -> tuple[str, ...]:
-    """Return the names of a torch function's arguments, in order."""
-    try:
-        known = torch.overrides.get_testing_overrides().get(func)
-        return tuple(inspect.signature(func if known is None else known).parameters)
-    except (TypeError, ValueError):
-        return ()
-
-
-def named_tensors(
-    func: Any, args: Sequence[Any], options: Any
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors among the arguments of a torch function, with their names."""
-    names = parameters_of(func)
-    for i, value in enumerate(args):
-        if isinstance(value, torch.Tensor):
-            yield (names[i] if i < len(names) else f"args[{i}]"), value
-        elif isinstance(value, list | tuple):
-            called = names[i] if i < len(names) else f"args[{i}]"
-            for j, each in enumerate(value):
-                if isinstance(each, torch.Tensor):
-                    yield f"{called}[{j}]", each
-    for name, value in options.items() if options else ():
-        if isinstance(value, torch.Tensor):
-            yield name, value
-
-
-def labels(func: Any, nodes: Sequence[Any]) -> list[str]:
-    """Return the names of the nodes that one call of a torch function made, the last first."""
-    name = function_name(func)
-    words = [node_word(node.name()) for node in nodes]
-    if len(nodes) == 1:
-        return [name if not isinstance(nodes[0], BackwardCFunction) else words[0]]
-    main = [i for i, word in enumerate(words) if word not in AROUND] or [0]
-    only = main[0] if len(main) == 1 else None
-    return [
-        name if i == only or word == name else f"{name} ({word})" for i, word in enumerate(words)
-    ]
-
-
-def edge_name(edge: Any, nr: int, given: Sequence[Any], made: set[Any]) -> str:
-    """Return the name of an input of a node, by the arguments (name, leaf, node, output)."""
-    if edge is None:
-        return ""
-    if is_leaf(edge):
-        variable = edge.variable
-        return next((name for name, x, _, _ in given if x is variable), "leaf")
-    for name, _, node, output in given:
-        if node is edge and output == nr:
-            return name
-    if edge in made:
-        if node_word(edge.name()) in AROUND and len(edge.next_functions) == 1:
-            behind, output = edge.next_functions[0]
-            return edge_name(behind, output, given, made)
-        return node_word(edge.name())
-    return "input"
-
-
-def function_names(function: Any, args: Sequence[Any]) -> list[str]:
-    """Return the names of the tensors among the arguments of an `autograd.Function`."""
-    forward: Callable[..., Any] = function.forward
-    names = list(inspect.signature(forward).parameters)
-    if function.setup_context is torch.autograd.Function.setup_context:
-        names = names[1:]  # (ctx)
-    return [
-        names[i] if i < len(names) else f"args[{i}]"
-        for i, x in enumerate(args)
-        if isinstance(x, torch.Tensor)
-    ]
+def _save_nothing(*values: Any, **named: Any) -> None:
+    pass

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from regrad.checking import slopes
+from regrad.core.replacements import ABSENT, put_back
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
+from regrad.inspection.checks import of_arrays
 from regrad.inspection.comparisons import RTOL, GradientComparison, InPlace
 from regrad.inspection.nonfinite import CURES, NonFinite
 from regrad.inspection.paths import GradientPath
@@ -20,27 +24,15 @@ from regrad.inspection.recorder import Bad, Kept, Leaf, Recording, RunRecorder, 
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.torch.bridge import from_regrad
-from regrad.torch.host import DisableTorchFunction
+from regrad.torch.host import DisableTorchFunction, number_of
 from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import OWN
-from regrad.torch.seeing.figures import Measures
-from regrad.torch.seeing.floats import Floats, of_arrays
-from regrad.torch.seeing.keeping import kept
-from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.notes import OpNote, op_type_of
-from regrad.torch.seeing.recording import (
-    OpRecorder,
-    Recorded,
-    as_array,
-    at_rest,
-    is_float,
-    or_zeros,
-    own_forward,
-    pulled,
-    without_history,
-)
-from regrad.torch.seeing.running import Feeder, Found, check_callable, find_loss, sources
-from regrad.torch.seeing.watching import Looker, key_of
+from regrad.torch.seeing.arrays import Measures, as_array, at_rest, is_float, without_history
+from regrad.torch.seeing.checks import Floats, TorchArrays, check_callable
+from regrad.torch.seeing.modules import argument_paths, found_in
+from regrad.torch.seeing.names import key_of, op_type_of
+from regrad.torch.seeing.notes import OpNote
+from regrad.torch.seeing.watching import Found, Looker
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
 _CURE_OF = {
@@ -237,23 +229,10 @@ class TorchRecorder(RunRecorder):
         self.seed = seed
         self.other = other
         self.measures: Measures = Measures()
-        self.ops: list[Recorded] = []
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         f = _of_torch(self.f, args, options) if self.other else self.f
-        held = found_in(f, args, options)
-        if isinstance(tool, InPlace):
-            looker: Looker = OpRecorder(held, all_ops=False)
-        else:
-            looker = Feeder(held, tool) if tool.keeps else Looker(held, tool)
-        looker.measures = self.measures
-        recording = self._run(f, args, options, looker)
-        if isinstance(looker, OpRecorder):
-            self.ops = [op for op in looker.ops.values() if op.has_rule and op.dys is not None]
-            for op in self.ops:
-                with suppress(Exception):  # its forward pass cannot be differentiated
-                    tool.left(op, [(name, op.dxs.get(name)) for name in op.names()], op.dys or ())
-        return recording
+        return self._run(f, args, options, Looker(found_in(f, args, options), tool))
 
     def _run(
         self, f: Callable[..., Any], args: Sequence[Any], options: Any, looker: Looker
@@ -274,14 +253,16 @@ class TorchRecorder(RunRecorder):
             g = found.get(key) if found.get(key) is not None else looker.taken.get(key)
             leaves.append(Leaf(name, kind, x, g, key, name))
         ys = [*tensors((value,)), *looker.losses]
-        cuts = [(OpNote(0, *cut), name) for cut, name in looker.cuts.items()]
-        ops = sorted(looker.noted, key=lambda note: note.makes[0])
-        return Recording(without_history(value), ys, leaves, cuts, ops, made)
+        cuts = [(OpNote(*cut), name) for cut, name in looker.cuts.items()]
+        return Recording(without_history(value), ys, leaves, cuts, looker.ops(), made)
 
     def array(self, x: Any) -> Any:
         if x is None or x.is_meta or (x.layout is not torch.strided and not x.is_sparse):
             return None
         return as_array(x if x.layout is torch.strided else x.to_dense())
+
+    def held(self, x: Any) -> Any:
+        return None if x is None else x.detach().clone()
 
     def figures(self, x: Any) -> Any:
         return self.measures.of(x)
@@ -302,14 +283,14 @@ class TorchRecorder(RunRecorder):
         return kept(self.f, args, options)
 
     def true(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
-        looker = _OwnGradients(found_in(self.f, args, options))
+        looker = _OwnGradients(found_in(self.f, args, options), InPlace(self))
         return self._run(self.f, args, options, looker).leaves
 
     def differences(self, args: Sequence[Any], options: dict[str, Any]) -> Sequence[Leaf]:
         if options:
             raise ArgumentError(f"{self.api}: differences need a call without keywords")
-        floats = Floats(self.f, args, self.api, self.seed or 0)
-        f = of_arrays(floats, floats.xs, forward=False).f
+        floats = Floats(self.f, args, self.api)
+        f = of_arrays(TorchArrays(self.seed or 0), floats, floats.xs, forward=False).f
         found = slopes.gradients(f, [as_array(x) for x in floats.xs])
         every = zip(floats.names, floats.xs, found, strict=True)
         return [Leaf(name, "argument", x, torch.tensor(g), None, name) for name, x, g in every]
@@ -319,11 +300,10 @@ class TorchRecorder(RunRecorder):
             return ("given", other) if other == "differences" else ("rules", "true")
         return getattr(self.f, "__name__", "f"), getattr(other, "__name__", "other")
 
-    def meant(self, surrogates: Iterable[str]) -> list[str]:
+    def meant(self, surrogates: Iterable[str], ops: Iterable[Any]) -> list[str]:
         given = list(surrogates)
-        return given + [
-            op.op_type for op in self.ops if op.call is not None and op.call.rule.op.type in given
-        ]
+        overrides = [(op, op.override) for op in ops if op.override is not None]
+        return given + [op.op_type for op, call in overrides if call.rule.op.type in given]
 
 
 def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., Any]:
@@ -335,6 +315,51 @@ def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., An
     return from_regrad(other) if isinstance(y, Tensor) else other
 
 
+# -- the ends of a run ----------------------------------------------------------------------------
+
+
+def sources(
+    looker: Looker, args: Sequence[Any], given: Sequence[torch.Tensor]
+) -> list[tuple[str, torch.Tensor]]:
+    """All that a gradient goes to, reached or not: arguments, parameters, other leaves."""
+    named = [*argument_paths(args), *looker.held.items()]
+    names = looker.paths.parameters() | {id(x): name for name, x in reversed(named)}
+    outside = [x for x in looker.held.values() if isinstance(x, torch.Tensor)]
+    parameters = [p for module in looker.paths.seen for p in module.parameters()]
+    every = {id(x): x for x in (*given, *outside, *parameters, *looker.leaves.values())}
+    return [
+        (names.get(key, f"a tensor of shape {tuple(x.shape)}"), x)
+        for key, x in every.items()
+        if x.requires_grad
+    ]
+
+
+def find_loss(value: Any, api: str) -> torch.Tensor:
+    """The tensor in what f returned whose gradient is taken."""
+    if isinstance(value, torch.Tensor):
+        return _differentiable(value, api)
+    named = value.get("loss") if isinstance(value, dict) else getattr(value, "loss", None)
+    if isinstance(named, torch.Tensor):
+        return _differentiable(named, api)
+    found = [y for y in tensors((value,)) if y.requires_grad and y.grad_fn is not None]
+    scalars = [y for y in found if y.numel() == 1]
+    if len(scalars) == 1 or len(found) == 1:
+        return (scalars if len(scalars) == 1 else found)[0]
+    raise GradientError(
+        f"{api}: f returned {kind(value)}, in which there are {len(scalars)} losses (tensors of "
+        "one number that require grad). Return the loss, name it 'loss', or call backward() in f."
+    )
+
+
+def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
+    if not y.requires_grad:
+        raise GradientError(
+            f"{api}: the result of f does not require grad: nothing that leads to it does. Is it "
+            "computed under no_grad, or detached?"
+        )
+    return y
+
+
 # -- a run with torch's own gradients ------------------------------------------------------------
 
 
@@ -344,17 +369,29 @@ class _OwnGradients(Looker):
     `backward` of the Functions that run is replaced by what torch makes of `forward`.
     """
 
-    def __init__(self, held: dict[str, Any]) -> None:
-        super().__init__(held)
+    def __init__(self, held: dict[str, Any], tool: Tool) -> None:
+        super().__init__(held, tool)
         self.replaced: dict[Any, Any] = {}
 
-    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
-        if function.__module__.startswith(("regrad.", "torch.")):
-            return
-        ctx._regrad_args = args
-        if function not in self.replaced:
-            self.replaced[function] = function.__dict__.get("backward")
-            function.backward = staticmethod(_own_backward(function))
+    def note_function(self, ctx: Any, args: Sequence[Any], y: Any) -> OpNote | None:
+        note = super().note_function(ctx, args, y)
+        if note is not None and isinstance(note.func, type) and note.func not in self.replaced:
+            function = note.func
+            self.replaced[function] = function.__dict__.get("backward", ABSENT)
+            function.backward = staticmethod(self._own_backward(function.backward))
+        return note
+
+    def _own_backward(self, old: Callable[..., Any]) -> Callable[..., Any]:
+        """The gradient of a Function that torch makes of its forward pass."""
+
+        def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
+            note = self.functions.get(number_of(ctx)) if get_ident() == self.paths.thread else None
+            if note is None or not note.is_held:  # it ran elsewhere, or before
+                return old(ctx, *dys)
+            found = iter(note.own_gradients(dys))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+
+        return backward
 
     @contextmanager
     def looking(self) -> Generator[None]:
@@ -365,30 +402,58 @@ class _OwnGradients(Looker):
         finally:
             OWN.reset(token)
             for function, old in self.replaced.items():
-                if old is None:
-                    del function.backward
-                else:
-                    function.backward = old
+                put_back(function, "backward", old)
 
 
-def _own_backward(function: Any) -> Callable[..., Any]:
-    """The gradient of a Function that torch makes of its forward pass."""
+# -- what is kept ----------------------------------------------------------------------------------
 
-    old = function.backward
 
-    def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
-        if not hasattr(ctx, "_regrad_args"):  # it ran elsewhere, or before
-            return old(ctx, *dys)
-        args = [
-            x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
-            for x in ctx._regrad_args
-        ]
-        wanted = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        with torch.enable_grad():
-            held = [x.view_as(x) if isinstance(x, torch.Tensor) else x for x in args]
-            ys = list(tensors((own_forward(function, held),)))
-            given = [or_zeros(dy, y) for dy, y in zip(dys, ys, strict=False)]
-            found = dict(zip(wanted, pulled(ys, [args[i] for i in wanted], given), strict=True))
-        return tuple(found.get(i) for i in range(len(args)))
+def kept(f: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> list[Kept]:
+    """Run a function; each storage that its backward pass keeps, and what kept it first."""
+    held = found_in(f, args, options)
+    keeper = _Keeper(held)
+    with keeper.looking(), torch.autograd.graph.saved_tensors_hooks(keeper.pack, _as_it_is):
+        value = f(*args, **options)
+    alive = set(_storages((args, options, held, keeper.leaves)))
+    for module in keeper.paths.seen:
+        alive |= set(_storages(([*module.parameters(), *module.buffers()],)))
+    rows = list(keeper.rows(alive))
+    del value  # what it keeps was alive until now
+    return rows
 
-    return backward
+
+class _Keeper(Looker):
+    """Sees what each function saves."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__(held)
+        self.saved: dict[int, tuple[StorageWeakRef, OpNote, int]] = {}
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor is saved, by the call that began last."""
+        with DisableTorchFunction():
+            if self.closed or x.layout is not torch.strided:
+                return x
+            storage = x.untyped_storage()
+            weak = StorageWeakRef(storage)
+            known = self.saved.get(weak.cdata)
+            if known is None or (not self.ran_backward and known[0].expired()):
+                self.saved[weak.cdata] = weak, self.last or OpNote(""), storage.nbytes()
+            return x.detach()  # (an op's own output would hold the op that holds it)
+
+    def rows(self, alive: set[int]) -> Iterator[Kept]:
+        """Return the rows of the storages that are still kept; of all, after the backward pass."""
+        for key, (storage, note, size) in self.saved.items():
+            if key not in alive and (self.ran_backward or not storage.expired()):
+                yield note.op_type, note.line, note.path, size
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _storages(values: Any) -> Iterable[int]:
+    """The storages of tensors."""
+    for x in tensors((values,)):
+        if x.layout is torch.strided:
+            yield StorageWeakRef(x.untyped_storage()).cdata

@@ -1,11 +1,24 @@
-"""Looking on while a function runs: a mode, and hooks on modules and nodes, off at the end."""
+"""Looking on while a function runs: a mode, and hooks on modules and nodes, off at the end.
+
+Autograd numbers its nodes as it makes them, so each belongs to the call in whose time it got its
+number. Forward, calls alone are noted. When a backward pass begins, one walk over the graph behind
+the result gives each node its note, and the hooks that tell what arrives there and leaves:
+
+    y = layer(x)        call   linear   numbers 7 to 9
+    y.relu().sum()      calls  relu     9 to 10,   sum   10 to 11
+    backward            node 10: sum    node 9: relu    node 8: linear    node 7: linear (t)
+
+What no mode is asked about, an `autograd.Function`, is met in its forward pass, which is replaced.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from threading import get_ident
 from typing import Any
@@ -15,102 +28,261 @@ import torch.overrides
 from torch import is_grad_enabled
 from torch.autograd.function import BackwardCFunction
 
+from regrad.core import containers
 from regrad.core.callers import find_caller
+from regrad.core.replacements import Entrance, Replacements
 from regrad.inspection.recorder import Tool
 from regrad.torch.bridge import Bridge, find_twin
 from regrad.torch.calls import Overridden
-from regrad.torch.custom import Custom
-from regrad.torch.host import has_compiled, is_leaf, number_of, sequence_nr
+from regrad.torch.custom import Custom, CustomTorchCall
+from regrad.torch.host import (
+    DisableTorchFunction,
+    has_compiled,
+    is_leaf,
+    number_of,
+    sequence_nr,
+    version_of,
+)
 from regrad.torch.host.bodies import unasking
 from regrad.torch.host.running import function_of
 from regrad.torch.nodes import LIBRARIES, tensors
-from regrad.torch.seeing.figures import Measures
+from regrad.torch.seeing.arrays import is_float
 from regrad.torch.seeing.modules import ModulePaths
-from regrad.torch.seeing.notes import (
-    KEY,
-    SAME,
-    OpNote,
+from regrad.torch.seeing.names import (
     edge_name,
     function_name,
-    function_names,
+    key_of,
     labels,
     named_tensors,
     node_word,
+    source_of,
 )
+from regrad.torch.seeing.notes import OpNote
 
+KEY = "seen by regrad"  # of a node's metadata
 _GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
-_DATA = torch.Tensor.data.__get__  # pyright: ignore
+_READ = ("data", "T", "mT", "H", "mH", "real", "imag")  # properties that are made of the tensor
 _RUNS = count(1)
 # What makes new tensors of old ones' shapes, or asks about a tensor, cuts nothing off.
 _APART = ("_like", "new_", "is_", "size", "numel", "dim", "stride")
+# Memory that nobody has written to yet may hold anything.
+_UNWRITTEN = ("empty", "empty_like", "new_empty", "empty_strided", "resize_", "set_")
+
+
+class Found(Exception):
+    """The tool has seen enough."""
 
 
 class Looker:
-    """Looks on while a function runs, forward and backward; the tools say what they want to see.
+    """Looks on while a function runs, forward and backward, and tells a tool.
 
-    `steps` is filled by subclasses. Nothing here holds a tensor of the function's, or a node.
+    For a tool that does not ask for it, nothing here holds a tensor of the function's, or a node.
     """
-
-    keeps_inputs = False  # whether `before` is to be called with what each function is given
 
     def __init__(self, held: dict[str, Any], tool: Tool | None = None) -> None:
         self.tool: Tool = tool or Tool()
-        self.measures: Measures | None = None  # of gradients, if somebody takes some
-        self.taken: dict[int, torch.Tensor] = {}  # the gradients that came to leaves, by id
-        self.losses: list[torch.Tensor] = []  # that were kept
-        self.noted: list[OpNote] = []
         self.held = held
         self.run: int = next(_RUNS)
         self.paths: ModulePaths = ModulePaths(held)
         self.start: int = sequence_nr()
-        self.handles: list[Any] = []
-        self.inside = 0  # of how many forward passes of Functions
-        self.ran_backward = False
+        self.calls: list[OpNote] = []  # those in whose time nodes were made, by their numbers
+        self.functions: dict[int, OpNote] = {}  # of autograd.Functions, by their nodes' numbers
+        self.nodes: dict[int, OpNote] = {}  # of what is behind results, by number
         self.cuts: dict[tuple[str, str, str], str] = {}
         self.leaves: dict[int, Any] = {}  # the tensors at which the graph begins
+        self.taken: dict[int, torch.Tensor] = {}  # the gradients that came to leaves, by id
+        self.losses: list[torch.Tensor] = []  # of f's own backward passes
+        self.handles: list[Any] = []
+        self.last: OpNote | None = None  # the last call that began
         self.current: OpNote | None = None  # the last op whose backward pass began
+        self.within: list[tuple[OpNote, Any]] | None = None  # Functions in a call, and their nodes
+        self.inside = 0  # of how many forward passes of Functions
+        self.ran_backward = False
         self.closed = False
 
-    # -- what subclasses add ---------------------------------------------------------------------
+    # -- forward ---------------------------------------------------------------------------------
 
-    def before(self, func: Any, args: Sequence[Any], options: Any) -> Any:
-        """A torch function is about to run; what is returned is given to `after`."""
+    def call(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Run a torch function; note it if it makes nodes, or the tool asks for all."""
+        name, tells = function_name(func), self.tool.keeps == "all"
+        note = self.last = OpNote(name, func=func)
+        given = list(named_tensors(func, args, options))
+        watched = [(name, x) for name, x in given if x.requires_grad]
+        note.given = [(name, source_of(x)) for name, x in given if tells or x.requires_grad]
+        before = {id(x): version_of(x) for _, x in given} if tells else {}
+        if tells and self.tool.again:
+            note.hold(args, options)
+        elif tells and given and _writes(func, args, options):
+            given[0] = given[0][0], given[0][1].detach().clone()
+        outer, self.within = self.within, []
+        if func is torch.autograd.grad:  # (its steps count, too)
+            for x in tensors((args[0] if args else options["outputs"],)):
+                self.look_back(x.grad_fn)
+        note.start = sequence_nr()
+        try:
+            y = func(*args, **options)
+        finally:
+            functions, self.within = self.within, outer
+        note.end = sequence_nr()
+        made = y if y is not None else (args[0] if args else None)  # (`x[0] = y` returns nothing)
+        if note.end > note.start or tells:
+            note.line, note.path = find_caller(LIBRARIES), self.paths.path
+        if note.end > note.start:
+            note.takes = [source_of(x)[0] for _, x in watched]
+            note.makes = [number_of(x.grad_fn) for x in tensors((made,)) if x.grad_fn is not None]
+            self.calls.append(note)
+        for inner, node in functions:
+            inner.describe_function(node)
+            if note.ruled is None and inner.kind != "built-in":
+                note.ruled = inner
+        if watched and (name != "data" or is_grad_enabled()):
+            self.note_cut(name, watched[0][0], y)
+        if tells and func is not torch.autograd.grad:
+            ys = () if name in _UNWRITTEN else tensors((made,))
+            new = [x for x in ys if before.get(id(x)) != version_of(x)]
+            self.tell(note, given, new, _writes_infinity((args, options)))
+        return y
 
-    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
-        """A torch function ran."""
+    def tell(self, note: OpNote, xs: Any, ys: Any, writes: bool) -> None:
+        """Tell the tool what ran; stop if it has seen enough."""
+        note.inside = self.inside > 0
+        self.tool.ran(note, xs, ys, writes)
+        if self.tool.done:
+            raise Found
 
-    def got(self, func: Any, args: Any, y: Any) -> None:
-        """A property of a tensor was read."""
+    def note_function(self, ctx: Any, args: Sequence[Any], y: Any) -> OpNote | None:
+        """Note the node that an `autograd.Function` is making, the first time that it is met."""
+        # (another thread may run a program at the same time)
+        is_node = isinstance(ctx, BackwardCFunction)
+        if self.closed or not is_node or get_ident() != self.paths.thread:
+            return None
+        number, function = number_of(ctx), function_of(ctx)
+        if number in self.functions:
+            return None
+        note = OpNote(function.__name__, find_caller(LIBRARIES), self.paths.path, function)
+        flat = [x if isinstance(x, torch.Tensor) else None for x in args]  # (it opens no lists)
+        note.names = [name for name, _ in named_tensors(function, flat)]
+        first = args[0] if args else None
+        if isinstance(first, CustomTorchCall):
+            named = first.arguments.names
+            note.names = [*named, *note.names[len(named) :]]
+        note.describe_function(ctx)
+        note.makes, note.takes = [number], [key_of(behind) for behind, _ in ctx.next_functions]
+        self.last = self.functions[number] = note
+        if self.within is not None:
+            self.within.append((note, ctx))
+        if self.tool.again:
+            note.hold_function(first, args)
+        if self.tool.keeps == "all":
+            xs = list(named_tensors(function, args))
+            if len(xs) == len(note.names):  # (a rule may know them by other names)
+                xs = [(name, x) for name, (_, x) in zip(note.names, xs, strict=True)]
+            note.given = [(name, source_of(x)) for name, x in xs]
+            with DisableTorchFunction():
+                self.tell(note, xs, list(tensors((y,))), False)
+        return note
 
-    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
-        """The forward pass of an `autograd.Function` ran."""
+    def note_cut(self, name: str, given: str, result: Any) -> None:
+        """Note a function that was given something differentiated, and returned something not."""
+        if self.inside or not is_float(result) or result.requires_grad:
+            return
+        if not any(word in name for word in _APART) and not name.endswith("_"):
+            where = find_caller(LIBRARIES)
+            self.cuts.setdefault((name, where, self.paths.path), given)
 
-    def ended(self, loss: torch.Tensor) -> None:
-        """The forward pass is over, and the backward pass begins."""
+    # -- backward --------------------------------------------------------------------------------
 
-    def arrived(self, note: OpNote, dys: Sequence[Any]) -> None:
-        """Gradients arrived at an op."""
-        self.tool.arrived(note, dys)
+    def look_back(self, root: Any) -> None:
+        """Note the nodes of this run behind a result, and look on when gradients pass them."""
+        found, front = [] if root is None else [root], {}
+        made: dict[OpNote, list[Any]] = {}
+        for node in found:  # which grows
+            if is_leaf(node):
+                self.watch_leaf(node)
+                continue
+            if node.metadata.get(KEY) != self.run:
+                number = number_of(node)
+                call = self.call_of(number)
+                if number in self.functions:
+                    self.watch(node, self.functions[number])
+                elif call is not None:
+                    made.setdefault(call, []).append(node)
+                else:
+                    self.watch_unseen(node, front.get(node))
+            for behind, _ in node.next_functions:
+                if behind is None or behind in front:
+                    continue
+                if is_leaf(behind) or number_of(behind) >= self.start:
+                    front[behind] = node
+                    found.append(behind)
+        for call, nodes in made.items():
+            self.watch_call(call, sorted(nodes, key=number_of, reverse=True))
 
-    def left(self, note: OpNote, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
-        """Gradients left an op."""
-        if self.measures is not None and note.same and len(dxs) == 1 and dxs[0] is not None:
-            self.measures.same(dxs[0], dys[0])
-        self.tool.left(note, [(note.name(i), dx) for i, dx in enumerate(dxs)], dys)
+    def call_of(self, number: int) -> OpNote | None:
+        """The call that made the node of this number, if it was seen."""
+        i = bisect_right(self.calls, number, key=lambda note: note.start)
+        # (a call in a backward pass that torch runs inside of another ends before that)
+        return self.calls[i - 1] if i and number < self.calls[i - 1].end else None
 
-    def reached(self, variable: torch.Tensor, g: Any) -> None:
-        """A gradient arrived at a leaf, to be accumulated there."""
-        if g is not None:
-            key = id(variable)
-            with torch.no_grad():
-                self.taken[key] = self.taken[key] + g if key in self.taken else g.detach().clone()
+    def watch_call(self, call: OpNote, nodes: Sequence[Any]) -> None:
+        """Look on at the nodes that one call made, the last first."""
+        # (around an op under a rule there are only copies of what it takes)
+        is_ruled, made = call.ruled is not None, set(nodes)
+        words = [node_word(node.name()) for node in nodes]
+        for node, name in zip(nodes, words if is_ruled else labels(call.func, nodes), strict=True):
+            note = OpNote(name, call.line, call.path, call.func, call)
+            edges = node.next_functions
+            note.names = [edge_name(behind, nr, call.given, made) for behind, nr in edges]
+            self.watch(node, note)
+
+    def watch_unseen(self, node: Any, front: Any) -> None:
+        """Look on at a node that was made out of sight; a copy for a rule runs where that does."""
+        note = OpNote(node_word(node.name()))
+        like = None if front is None else self.nodes.get(number_of(front))
+        if like is not None and like.kind == "override":
+            note.line, note.path = like.line, like.path
+        self.watch(node, note)
+
+    def watch(self, node: Any, note: OpNote) -> None:
+        """Look on when the backward pass of a node runs."""
+        if isinstance(node, BackwardCFunction):
+            note.describe_function(node)
+        node.metadata[KEY] = self.run
+        self.nodes[number_of(node)] = note
+        note.makes = (number_of(node),)
+        note.takes = [key_of(behind) for behind, _ in node.next_functions]
+
+        def begin(dys: Any) -> None:
+            self.current = note
+            self.tool.arrived(note, dys)
+
+        def end(dxs: Any, dys: Any) -> None:
+            self.tool.left(note, [(note.name(i), dx) for i, dx in enumerate(dxs)], dys)
+
+        self.handles += [node.register_prehook(begin), node.register_hook(end)]
+
+    def watch_leaf(self, node: Any) -> None:
+        """Look on when a gradient is accumulated in a leaf."""
+        if node.metadata.get(KEY) == self.run:
+            return
+        node.metadata[KEY] = self.run
+        key = id(node.variable)
+        self.leaves[key] = node.variable
+
+        def begin(dys: Any) -> None:
+            self.ran_backward = True
+            if (g := dys[0]) is not None:
+                with torch.no_grad():
+                    known = self.taken.get(key)
+                    self.taken[key] = g.detach().clone() if known is None else known + g
+
+        self.handles.append(node.register_prehook(begin))
 
     def back(
         self, loss: torch.Tensor, given: Sequence[torch.Tensor]
     ) -> dict[int, torch.Tensor | None]:
         """Run the backward pass; the gradients by what was given and by the leaves, by id."""
-        self.ended(loss)
-        self.adopt(loss.grad_fn)
+        self.look_back(loss.grad_fn)
         xs = {id(x): x for x in (*given, *self.leaves.values())}
         if not xs:
             return {}
@@ -119,162 +291,35 @@ class Looker:
             found = torch.autograd.grad(loss, [*xs.values()], dy, allow_unused=True)
         return dict(zip(xs, found, strict=True))
 
-    # -- notes -----------------------------------------------------------------------------------
+    def run_backward(self, mode: Any, roots: Any, *args: Any, **options: Any) -> None:
+        """Run f's own backward pass; the mode stays on, for what checkpoints run again."""
+        self.ran_backward = True
+        for x in tensors((roots,)):
+            if self.tool.keeps:
+                self.losses.append(x)
+            self.look_back(x.grad_fn)
+        with mode:
+            unasking(torch.autograd.backward)(roots, *args, **options)
 
-    def note(self, op_type: str) -> OpNote:
-        """Note an op that runs where the program is now."""
-        return OpNote(self.run, op_type, find_caller(LIBRARIES), self.paths.path)
+    def ops(self) -> list[OpNote]:
+        """All ops that a gradient may have passed, in the order in which they ran forward.
 
-    def known(self, node: Any) -> OpNote | None:
-        """The note of a node, if there is one of this run."""
-        note = node.metadata.get(KEY)
-        return note if note is not None and note.run == self.run else None
-
-    def attach(self, node: Any, note: OpNote) -> None:
-        """Put a note on a node, and look on when its backward pass runs."""
-        node.metadata[KEY] = note
-        note.makes = (number_of(node),)
-        note.takes = [key_of(behind) for behind, _ in node.next_functions]
-        self.noted.append(note)
-
-        def begin(dys: Any) -> None:
-            self.current = note
-            self.arrived(note, dys)
-
-        def end(dxs: Any, dys: Any) -> None:
-            self.left(note, dxs, dys)
-
-        self.handles += [node.register_prehook(begin), node.register_hook(end)]
-
-    def attach_leaf(self, node: Any) -> None:
-        """Look on when a gradient is accumulated in a leaf."""
-        if node.metadata.get(KEY) == self.run:
-            return
-        node.metadata[KEY] = self.run
-        variable = node.variable
-        self.leaves[id(variable)] = variable
-
-        def begin(dys: Any) -> None:
-            self.ran_backward = True
-            self.reached(variable, dys[0])
-
-        self.handles.append(node.register_prehook(begin))
-
-    def new_nodes(self, node: Any) -> list[Any]:
-        """A node and those behind it that have no notes yet, and were made in this run."""
-        found, seen = [node], {node}
-        for each in found:  # which grows
-            for behind, _ in each.next_functions:
-                if behind is None or behind in seen:
-                    continue
-                if is_leaf(behind):
-                    self.attach_leaf(behind)
-                elif number_of(behind) >= self.start and self.known(behind) is None:
-                    seen.add(behind)
-                    found.append(behind)
-        return found
-
-    def note_call(self, func: Any, given: Sequence[Any], result: Any, start: int) -> OpNote | None:
-        """Note the nodes that a call of a torch function made."""
-        outputs = [y for y in tensors((result,)) if y.grad_fn is not None]
-        if not outputs and given:  # (`x[0] = y` returns nothing)
-            outputs = [x for _, x, _, _ in given[:1] if x.grad_fn is not None]
-        first: OpNote | None = None
-        for y in outputs:
-            node = y.grad_fn
-            if is_leaf(node) or self.known(node) is not None or number_of(node) < start:
-                continue
-            made = self.new_nodes(node)
-            mine = [each for each in made if number_of(each) >= start]
-            for each in made:
-                if number_of(each) < start:
-                    self.adopt_one(each)
-            if first is None:
-                first = self.note(function_name(func))
-                first.func = func
-            self._note_nodes(func, given, mine, first)
-        return first
-
-    def _note_nodes(self, func: Any, given: Any, nodes: Sequence[Any], first: OpNote) -> None:
-        held = set(nodes)
-        for node, label in zip(nodes, labels(func, nodes), strict=True):
-            note = OpNote(self.run, label, first.line, first.path)
-            note.func = func
-            note.names = [edge_name(behind, nr, given, held) for behind, nr in node.next_functions]
-            note.same = node_word(node.name()) in SAME
-            if isinstance(node, BackwardCFunction):
-                note.describe_function(node)
-            note.inputs = first
-            self.attach(node, note)
-
-    def adopt(self, root: Any) -> None:
-        """Note all that leads to a result and was not seen, and whose rule each Function has."""
-        if root is None:
-            return
-        if is_leaf(root):
-            self.attach_leaf(root)
-            return
-        found, seen = [root], {root}
-        for node in found:  # which grows
-            note = self.known(node)
-            if note is None:
-                note = self.adopt_one(node)
-            elif isinstance(node, BackwardCFunction):
-                note.describe_function(node)
-            for behind, _ in node.next_functions:
-                if behind is None or behind in seen:
-                    continue
-                seen.add(behind)
-                if is_leaf(behind):
-                    self.attach_leaf(behind)
-                elif number_of(behind) >= self.start:
-                    found.append(behind)
-                    if note.kind == "override" and self.known(behind) is None:
-                        self.adopt_one(behind, note)  # (a copy that was made for the rule)
-
-    def adopt_one(self, node: Any, like: OpNote | None = None) -> OpNote:
-        """Note a node that was made out of sight."""
-        note = OpNote(self.run, node_word(node.name()))
-        if like is not None:
-            note.line, note.path = like.line, like.path
-        note.same = note.op_type in SAME
-        if isinstance(node, BackwardCFunction):
-            note.describe_function(node)
-        self.attach(node, note)
-        return note
-
-    def note_function(self, ctx: Any, function: Any, args: Sequence[Any], y: Any) -> None:
-        """Note the node that an `autograd.Function` is making."""
-        if not isinstance(ctx, BackwardCFunction) or self.known(ctx) is not None:
-            return
-        if get_ident() != self.paths.thread:  # a program that runs at the same time
-            return
-        note = self.note(function.__name__)
-        note.func = function
-        note.names = function_names(function, args)
-        note.describe_function(ctx)
-        self.attach(ctx, note)
-        self.ran(function, args, y, note, ctx)
-
-    def note_cut(self, func: Any, given: Sequence[Any], result: Any) -> None:
-        """Note a function that was given something differentiated, and returned something not."""
-        if self.inside or not isinstance(result, torch.Tensor) or result.requires_grad:
-            return
-        if not (result.is_floating_point() or result.is_complex()):
-            return
-        name = "data" if func == _DATA else function_name(func)
-        if not any(word in name for word in _APART) and not name.endswith("_"):
-            where = find_caller(LIBRARIES)
-            self.cuts.setdefault((name, where, self.paths.path), given[0][0])
+        Of calls that lead to no result there are no nodes to look at, so they stand for theirs.
+        """
+        every = (*self.calls, *self.functions.values())
+        others = [note for note in every if note.makes and self.nodes.keys().isdisjoint(note.makes)]
+        return sorted([*self.nodes.values(), *others], key=lambda note: note.makes[0])
 
     # -- the scope -------------------------------------------------------------------------------
 
     @contextmanager
     def looking(self) -> Generator[None]:
         """A block in which it looks on."""
+        replaced = Replacements(partial(_entrances, self))
         try:
             self.handles += self.paths.install()
-            with _functions_seen(self), _eagerly(), _SeeingMode(self):
+            replaced.make()
+            with _eagerly(), _SeeingMode(self):
                 yield
         except Exception as error:
             if self.current is not None:
@@ -282,16 +327,26 @@ class Looker:
             raise
         finally:
             self.closed: bool = True
+            replaced.undo()
             for handle in self.handles:
                 handle.remove()
             self.handles = []
 
 
-def key_of(node: Any) -> int | None:
-    """Return the key that tells a node from others: its number, or the id of its leaf."""
-    if node is None:
-        return None
-    return id(node.variable) if is_leaf(node) else number_of(node)
+def _writes(func: Any, args: Sequence[Any], options: dict[str, Any]) -> bool:
+    """Return whether a function writes over its first argument."""
+    name = getattr(func, "__name__", "")
+    flagged = len(args) > 1 and args[1] is True  # (`inplace`, by position)
+    ends = name.endswith("_") and not name.endswith("__")
+    return bool(
+        ends or name.startswith("__i") or options.get("inplace") or flagged or "setitem" in name
+    )
+
+
+def _writes_infinity(value: Any) -> bool:
+    """Return whether a number among the arguments of a function is infinite."""
+    numbers = [x for x in containers.opened(value, None)[0] if isinstance(x, float)]
+    return not all(map(math.isfinite, numbers))
 
 
 @contextmanager
@@ -316,103 +371,50 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
-        if type(func) is _GETTER:
-            y = func(*args, **options)
-            if func == _DATA and is_grad_enabled() and args[0].requires_grad:
-                self.looker.note_cut(func, [("input", args[0], None, 0)], y)
-            self.looker.got(func, args, y)
-            return y
+        if type(func) is _GETTER and function_name(func) not in _READ:
+            return func(*args, **options)
         if func is torch.Tensor.backward:
             names = ("gradient", "retain_graph", "create_graph", "inputs")
             given = {**dict(zip(names, args[1:], strict=False)), **options}
             given["grad_tensors"] = given.pop("gradient", None)
-            return self._run_backward(args[0], **given)
+            return self.looker.run_backward(self, args[0], **given)
         if func is torch.autograd.backward:
-            return self._run_backward(*args, **options)
-        looker = self.looker
-        looks = looker.keeps_inputs and func is not torch.autograd.grad
-        was = looker.before(func, args, options) if looks else None
-        given = [
-            (name, x, x.grad_fn, x.output_nr)
-            for name, x in named_tensors(func, args, options)
-            if x.requires_grad
-        ]
-        start = sequence_nr()
-        y = func(*args, **options)
-        note = None
-        if given and is_grad_enabled() and sequence_nr() != start:
-            note = looker.note_call(func, given, y, start)
-        if given and note is None:
-            looker.note_cut(func, given, y)
-        if looks:
-            if note is None:
-                note = looker.note(function_name(func))
-                note.func = func
-            looker.after(func, args, options, y, was, note)
-        return y
-
-    def _run_backward(self, roots: Any, *args: Any, **options: Any) -> None:
-        """Run a backward pass in which the mode stays on, for what checkpoints run again."""
-        self.looker.ran_backward = True
-        for x in tensors((roots,)):
-            self.looker.ended(x)
-            self.looker.adopt(x.grad_fn)
-        with self:
-            unasking(torch.autograd.backward)(roots, *args, **options)
+            return self.looker.run_backward(self, *args, **options)
+        return self.looker.call(func, args, options)
 
 
-@contextmanager
-def _functions_seen(looker: Looker) -> Generator[None]:
-    """A block in which `forward` of the autograd.Functions that there are is replaced.
+def _entrances(looker: Looker) -> Iterator[Entrance]:
+    """The forward passes of the autograd.Functions that there are, which are replaced.
 
     No mode is asked about a Function, and code may hold its `apply` since it was imported.
     """
     for ours in (Overridden, Custom, Bridge):
         find_twin(ours)
-    replaced: list[tuple[Any, str, Any]] = []
-    try:
-        for function in set(_functions(torch.autograd.Function)):
-            for name, make in (("forward", _forward), ("setup_context", _setup_context)):
-                old = function.__dict__.get(name)
-                if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
-                    replaced.append((function, name, old))
-                    setattr(function, name, staticmethod(make(looker, function, old.__func__)))
-        yield
-    finally:
-        for function, name, old in reversed(replaced):
-            setattr(function, name, old)
+    for function in set(_functions(torch.autograd.Function)):
+        for name in ("forward", "setup_context"):
+            old = function.__dict__.get(name)
+            if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
+                yield function, name, partial(_seen, looker, function, name)
 
 
-def _forward(looker: Looker, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
-    base = torch.autograd.Function.setup_context
+def _seen(looker: Looker, function: Any, name: str, old: Any) -> Any:
+    """A Function's `forward` or `setup_context`; the one that gets the node tells of it."""
+    gets_ctx = function.setup_context is torch.autograd.Function.setup_context
 
-    @wraps(old)
-    def forward(*args: Any, **options: Any) -> Any:
+    @wraps(old.__func__)
+    def seen(*args: Any, **options: Any) -> Any:
         looker.inside += 1
         try:
-            y = old(*args, **options)
+            y = old.__func__(*args, **options)
         finally:
             looker.inside -= 1
-        if function.setup_context is base and args and not looker.closed:
-            looker.note_function(args[0], _function_of(args[0], function), args[1:], y)
+        if name == "setup_context":
+            looker.note_function(*args)
+        elif gets_ctx:
+            looker.note_function(args[0], args[1:], y)
         return y
 
-    return forward
-
-
-def _setup_context(looker: Looker, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(old)
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        old(ctx, inputs, output)
-        if not looker.closed:
-            looker.note_function(ctx, _function_of(ctx, function), inputs, output)
-
-    return setup_context
-
-
-def _function_of(ctx: Any, function: Any) -> Any:
-    """The Function of a node: a subclass may inherit the forward pass."""
-    return function_of(ctx) if isinstance(ctx, BackwardCFunction) else function
+    return staticmethod(seen)
 
 
 def _functions(base: Any) -> Iterator[Any]:

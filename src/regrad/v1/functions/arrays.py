@@ -159,13 +159,13 @@ def shape(
     >>> known.op.type, late.op.type
     ('Const', 'Shape')
     """
-    x, due, name = as_tensor(input), dtypes.to_numpy(out_type), name or "Shape"
+    x, out_dtype, name = as_tensor(input), dtypes.to_numpy(out_type), name or "Shape"
     if is_known(known := shape_of(x)):
-        return _constant(np.asarray(known, due), name, x)
-    if due == np.int32:
+        return _constant(np.asarray(known, out_dtype), name, x)
+    if out_dtype == np.int32:
         return one_op("Shape", name, shape_tensor, x)
     with scope(name) as whole:
-        return cast(one_op("Shape", "Shape", shape_tensor, x), due, name=whole)
+        return cast(one_op("Shape", "Shape", shape_tensor, x), out_dtype, name=whole)
 
 
 def _constant(value: np.ndarray, name: str, like: TensorLike) -> Any:

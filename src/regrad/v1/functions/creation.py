@@ -188,14 +188,14 @@ def range(
     values: list[Any] = [
         dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)
     ]
-    due = _widest_dtype(values) if dtype is None else dtypes.to_numpy(dtype)
+    out_dtype = _widest_dtype(values) if dtype is None else dtypes.to_numpy(dtype)
     if is_eager(*values):
         first, last, step = [v.item() if is_tensor(v) else v for v in values]
-        return rg.arange(first, last, step, dtype=due)
+        return rg.arange(first, last, step, dtype=out_dtype)
     with scope(name) as whole:
         names = ("start", "limit", "delta")
         xs = [
-            cast(v, due) if is_tensor(v) else constant(numbers.under(v, due), name=n)
+            cast(v, out_dtype) if is_tensor(v) else constant(numbers.under(v, out_dtype), name=n)
             for v, n in zip(values, names, strict=True)
         ]
         return one_op("Range", whole, _range, *xs)
@@ -341,14 +341,14 @@ def one_hot(
      [1. 0. 0.]]
     """
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
-    due = _dtype_of_values(on_value, off_value) if dtype is None else dtypes.to_numpy(dtype)
+    out_dtype = _dtype_of_values(on_value, off_value) if dtype is None else dtypes.to_numpy(dtype)
     attrs = {"depth": as_sizes(depth), "axis": -1 if axis is None else axis}
     if not is_tensor(on) and not is_tensor(off):
-        attrs |= {"on_value": on, "off_value": off, "dtype": due}
+        attrs |= {"on_value": on, "off_value": off, "dtype": out_dtype}
         return one_op("OneHot", name or "one_hot", rg.one_hot, indices, **attrs)
     with scope(name or "one_hot", indices, on, off) as whole:
         hot = one_op("OneHot", "hot", rg.one_hot, indices, dtype=np.dtype(bool), **attrs)
-        on, off = [as_tensor(v, due, like=indices) for v in (on, off)]
+        on, off = [as_tensor(v, out_dtype, like=indices) for v in (on, off)]
         return where(hot, on, off, name=whole)
 
 

@@ -355,8 +355,8 @@ def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
         x, y = same_dtype("truediv", x, y)
         check_kinds("truediv", NUMBERS, x, y)
         if dtype_of(x).kind in "iu":
-            due = QUOTIENTS[dtype_of(x).itemsize]
-            x, y = cast(x, due), cast(y, due)
+            quotient = QUOTIENTS[dtype_of(x).itemsize]
+            x, y = cast(x, quotient), cast(y, quotient)
         return build("RealDiv", whole, rg.divide, x, y)
 
 
@@ -603,10 +603,10 @@ def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any
     >>> tf.cast(rg.asarray([1.5, -1.5]), tf.int32)
     Tensor([ 1, -1], dtype=int32)
     """
-    due = dtypes.to_numpy(dtype)
-    if is_tensor(x) and dtype_of(x) == due:
+    target = dtypes.to_numpy(dtype)
+    if is_tensor(x) and dtype_of(x) == target:
         return tensor(x)
-    return one_op("Cast", name or "Cast", _astype, x, dtype=due)
+    return one_op("Cast", name or "Cast", _astype, x, dtype=target)
 
 
 def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:

@@ -363,10 +363,13 @@ def _categorical(
 ) -> Tensor:  # fmt: skip
     with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
-        count, due = as_count(sizes(num_samples), "num_samples"), dtypes.to_numpy(dtype or "int64")
+        count, out_dtype = (
+            as_count(sizes(num_samples), "num_samples"),
+            dtypes.to_numpy(dtype or "int64"),
+        )
         shape = logits._symbol.shape
-        spec = Spec((None if isinstance(shape, UnknownRank) else shape[0], count), due)
-        return draw(MULTINOMIAL, None, spec, seed, logits, count=count, dtype=due)
+        spec = Spec((None if isinstance(shape, UnknownRank) else shape[0], count), out_dtype)
+        return draw(MULTINOMIAL, None, spec, seed, logits, count=count, dtype=out_dtype)
 
 
 def multinomial(

@@ -113,11 +113,11 @@ def _position(
     op_type: str, name: str, function: Callable[..., Any], x: TensorLike,
     output_type: dtypes.DTypeLike, **options: Any,
 ) -> Any:  # fmt: skip
-    due = dtypes.to_numpy(output_type)
-    if due == np.int64:
+    out_dtype = dtypes.to_numpy(output_type)
+    if out_dtype == np.int64:
         return one_op(op_type, name, function, x, **options)
     with scope(name, x) as whole:
-        return cast(one_op(op_type, op_type, function, x, **options), due, name=whole)
+        return cast(one_op(op_type, op_type, function, x, **options), out_dtype, name=whole)
 
 
 def _first_by_default(axis: TensorLike) -> int:

@@ -25,7 +25,7 @@ __all__ = ["constant", "convert_to_tensor"]
 
 def as_array(value: TensorLike, dtype: DType | None = None) -> np.ndarray:
     """A constant's values: Python ints are int32 and floats float32, arrays keep their dtype."""
-    due = None if dtype is None else dtype._dtype
+    wanted = None if dtype is None else dtype._dtype
     if isinstance(value, str | bytes):
         value = np.array(value if isinstance(value, bytes) else value.encode(), object)
     plain = not isinstance(value, np.ndarray | np.generic)
@@ -33,19 +33,20 @@ def as_array(value: TensorLike, dtype: DType | None = None) -> np.ndarray:
         array = np.asarray(value)
     except ValueError as error:
         raise ShapeError(f"a list of unequal rows is not a tensor: {error}") from None
-    if plain and (due is None or due.kind != "O") and numbers.integers(array, value) is not None:
-        return numbers.under(value, np.dtype(np.int64) if due is None else due)
+    is_number = wanted is None or wanted.kind != "O"
+    if plain and is_number and numbers.integers(array, value) is not None:
+        return numbers.under(value, np.dtype(np.int64) if wanted is None else wanted)
     if array.dtype.kind in "OSU":
-        if due is not None and due.kind != "O":
+        if wanted is not None and wanted.kind != "O":
             raise _mismatch(value, "string", dtype)
         return _as_bytes(array)
-    if plain and due is None:
+    if plain and wanted is None:
         array = _converted(array, np.dtype(_python_dtype(array, value)))
-    if due is None or due == array.dtype:
+    if wanted is None or wanted == array.dtype:
         return np.array(array)
-    if not _fits(array, due, plain):
+    if not _fits(array, wanted, plain):
         raise _mismatch(value, array.dtype.name, dtype)
-    return _converted(array, due) if plain else array.astype(due)
+    return _converted(array, wanted) if plain else array.astype(wanted)
 
 
 def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -78,18 +79,18 @@ def _holds_numpy(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic)
 
 
-def _fits(array: np.ndarray, due: np.dtype, plain: bool) -> bool:
+def _fits(array: np.ndarray, wanted: np.dtype, plain: bool) -> bool:
     """Return whether values may become a dtype: ints floats, but fractions not ints."""
-    if array.dtype.kind == "b" or due.kind == "b":
-        return array.dtype.kind == due.kind
+    if array.dtype.kind == "b" or wanted.kind == "b":
+        return array.dtype.kind == wanted.kind
     order = "iufc"
-    wider = order.index(due.kind) >= order.index(array.dtype.kind)
-    return wider or (array.dtype.kind in "iu" and due.kind in "iu") or array.size == 0
+    wider = order.index(wanted.kind) >= order.index(array.dtype.kind)
+    return wider or (array.dtype.kind in "iu" and wanted.kind in "iu") or array.size == 0
 
 
-def _mismatch(value: TensorLike, got: str, due: DType | None) -> DTypeError:
+def _mismatch(value: TensorLike, got: str, wanted: DType | None) -> DTypeError:
     return DTypeError(
-        f"Expected {due.name if due else 'numbers'}, got {value!r:.60} of type {got!r}."
+        f"Expected {wanted.name if wanted else 'numbers'}, got {value!r:.60} of type {got!r}."
     )
 
 
@@ -162,9 +163,9 @@ def convert_to_tensor(
     ...     print(tf.convert_to_tensor(x) is x, sess.run(tf.convert_to_tensor([x, 2.0])))
     True [1. 2.]
     """
-    due = None if dtype is None else dtypes.as_dtype(dtype).base_dtype
+    wanted = None if dtype is None else dtypes.as_dtype(dtype).base_dtype
     if type(value) in CONVERSIONS:
-        return CONVERSIONS[type(value)](value, due, name)
+        return CONVERSIONS[type(value)](value, wanted, name)
     if isinstance(value, TensorShape):
         value = value.as_list()
     if is_tensor(value):
@@ -173,27 +174,27 @@ def convert_to_tensor(
             found = constant(found.numpy(), name=name or "Const")
         if found._symbol.node.op.type == "VariableV2":
             found = face(found._read())
-        if due is not None and found.dtype.base_dtype != due:
+        if wanted is not None and found.dtype.base_dtype != wanted:
             raise DTypeError(
-                f"Tensor conversion requested dtype {due.name} for Tensor with dtype "
+                f"Tensor conversion requested dtype {wanted.name} for Tensor with dtype "
                 f"{found.dtype.name}: {found}. Use tf.cast."
             )
         return found
     if isinstance(value, Operation):
         raise ArgumentError(f"Can't convert Operation {value.name!r} to Tensor: it has no value")
     if isinstance(value, list | tuple) and _holds_tensors(value):
-        return CONVERSIONS[Sequence](value, due, name)
+        return CONVERSIONS[Sequence](value, wanted, name)
     if callable(value):
         raise ArgumentError(f"expected a tensor or a value, got the function {value!r}")
     if value is None:
         raise GraphError("None values not supported: expected a tensor or a value")
     prefer = None if preferred_dtype is None else dtypes.as_dtype(preferred_dtype)
-    if due is None and prefer is not None:
+    if wanted is None and prefer is not None:
         try:
             return constant(value, prefer, name=name or "Const")
         except DTypeError:
             pass
-    return constant(value, due, name=name or "Const")
+    return constant(value, wanted, name=name or "Const")
 
 
 def _holds_tensors(values: Sequence[TensorLike]) -> bool:
@@ -221,15 +222,15 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
         return [first, *rest]
     if all(_is_eager(v) for v in known):
         return list(values)
-    due = next(convert_to_tensor(v) for v in known if not _is_eager(v)).dtype.base_dtype
+    wanted = next(convert_to_tensor(v) for v in known if not _is_eager(v)).dtype.base_dtype
     made = []
     for i, value in enumerate(values):
         try:
-            made.append(convert_to_tensor(value, due, name=_operand_name(i)))
+            made.append(convert_to_tensor(value, wanted, name=_operand_name(i)))
         except DTypeError as error:
             raise DTypeError(
-                f"Input {i} of {name!r} has another dtype than {due.name}, which the others have: "
-                f"{error}"
+                f"Input {i} of {name!r} has another dtype than {wanted.name}, which the others "
+                f"have: {error}"
             ) from None
     return made
 

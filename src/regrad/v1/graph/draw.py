@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from regrad.core.overrides import CountedRule
+from regrad.core.bindings import CountedRule
 from regrad.core.rule import NoGradient, NoRule, place
 from regrad.errors import printable
 from regrad.graph.graph import CONST, Graph, Node, Symbol

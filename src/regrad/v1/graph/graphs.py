@@ -8,10 +8,12 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import regrad.graph.graph as engine
+from regrad.core.bindings import OpBinding
 from regrad.core.blocks import block, stay
 from regrad.core.dims import ErrorTerms
-from regrad.core.overrides import OpBinding
+from regrad.core.name_scopes import AROUND
 from regrad.core.overrides import gradient_override_map as OverrideScope
+from regrad.core.places import at
 from regrad.core.registry import OPS, RULES, Op, canonical, resolve
 from regrad.core.rule import NoGradient, Rule
 from regrad.core.state import current
@@ -247,7 +249,7 @@ class GraphOverrideScope(OverrideScope):
         self._idle = None  # whoever enters it is told what is wrong
         given = self._given
         if not isinstance(given, dict) or not all(
-            isinstance(k, str) and (isinstance(v, str) or callable(v))
+            isinstance(k, str | at) and (isinstance(v, str) or callable(v))
             for k, v in self._rules.items()
         ):
             raise ArgumentError(
@@ -366,6 +368,9 @@ def current_graph() -> engine.Graph:
     graph = get_default_graph()
     region = INNERMOST.get()
     return region if region is not None and region.root is graph else graph
+
+
+AROUND.append(lambda names, steps: current_graph().named(names, steps))
 
 
 def add_op(

@@ -8,12 +8,11 @@ Such a region is not a `Region` of `regrad.transforms`. That is a run: Python th
 traced, whose gradient is the gradient of what it did. This one is a graph, which NumPy runs by a
 plan; where JAX traces it, or a tape records it, it runs node by node (see `Interpreter`). Its
 gradient is a set of nodes, made before any run, which can be fetched, named and overridden. The two
-share the step back of a loop (`step_back`), the walk, the rules and the kernels.
+share the way back through a loop (`pull_loop`), the walk, the rules and the kernels.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -26,7 +25,8 @@ from regrad.core.backends import backend_of, is_inexact
 from regrad.core.blocks import block
 from regrad.core.dispatch import alias_of, computed
 from regrad.core.protocols import NodeLike
-from regrad.core.pullback import StepBack, or_zeros, step_back
+from regrad.core.pullback import Run as PullRun
+from regrad.core.pullback import or_zeros, pull_loop
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import current, in_state
@@ -96,6 +96,15 @@ class Interpreter(Run):
 
     __slots__ = ()
 
+    def through(self, region: GraphRegion, values: Values) -> list[Any]:
+        known = {x._data.id: v for x, v in zip(region.inputs, values, strict=True)}
+        self.compute(self.nodes_of(region, known), known)
+        return [known[y._data.id] for y in region.outputs]
+
+    def nodes_of(self, region: GraphRegion, known: dict[int, Any]) -> list[Node]:
+        """The nodes of a region that run, in order."""
+        return region.nodes
+
     def compute(self, nodes: Iterable[Node], known: dict[int, Any]) -> None:
         """Compute nodes in order; `known` are the values by symbol, and gets the new ones."""
         for node in nodes:
@@ -124,14 +133,13 @@ class EagerRun(Interpreter):
     def __init__(self) -> None:
         super().__init__({}, {})
 
-    def through(self, region: GraphRegion, values: Values) -> list[rg.Tensor]:
-        known = {x._data.id: v for x, v in zip(region.inputs, values, strict=True)}
-        self.compute(needed([y._data.node for y in region.outputs], set(known)), known)
-        return [known[y._data.id] for y in region.outputs]
+    def nodes_of(self, region: GraphRegion, known: dict[int, Any]) -> list[Node]:
+        """Those that lead to the outputs; what only has to run first did so forward."""
+        return needed([y._data.node for y in region.outputs], set(known))
 
     def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
         op, layout = node.op, node.layout
-        if not node.symbols:  # what only has to run first, or may stop the run, did so forward
+        if not node.symbols:  # it may stop the run, and did not forward
             return []
         if op is CONST:
             return [rg.asarray(node.attrs["value"])]
@@ -363,34 +371,35 @@ class Loop:
         for _ in range(1 + sum(not _is_float(x) for x in arguments)):
             self.body.spread(pairs)
 
+    def opened(self, xs: Values, floats: int) -> tuple[Values, Values, Values]:
+        """The variables, the gradients that arrive at their final values, and the captures."""
+        n = self.count + floats
+        return xs[: self.count], xs[self.count : n], xs[n:]
+
     def pull(self, call: Call, xs: Values, floats: int) -> list[Any]:
-        """The gradients by the float variables at the start, and by the float captures.
-
-        `xs` are the variables, the gradients that arrive at their final values, the captures.
-        """
-        values, dys, captured = (
-            xs[: self.count], xs[self.count : self.count + floats], xs[self.count + floats :]
-        )  # fmt: skip
+        """The gradients by the float variables at the start, and by the float captures."""
+        values, dys, captured = self.opened(xs, floats)
         *steps, _ = self.steps(call, values, captured)
-        back = self.step_back(call, captured)
-        dvars: Values = dys
-        dcaptured: Values | None = None
-        for number in reversed(range(len(steps))):
-            (dvars, dcaptured), _ = back((dvars, dcaptured), (steps[number], number))
-        return [*dvars, *(self.zeros(captured) if dcaptured is None else dcaptured)]
 
-    def step_back(
-        self, call: Call, captured: Values, add: Callable[[Any, Any], Any] = operator.add
-    ) -> StepBack:
-        """Return one step of the backward pass; its entry: the variables, and the iteration."""
-        assert self.gradient is not None
-        gradient = self.gradient
+        def run(step: Any, state: Any, entries: Any) -> Any:
+            for entry in reversed(entries):
+                state, _ = step(state, entry)
+            return state, ()
 
-        def pull(dvars: Values, entry: tuple[Values, Any]) -> Values:
-            values, number = entry
-            return call(gradient, [*values, *dvars, *captured], number)
+        dvars, sums = self.go_back(call, dys, captured, list(enumerate(steps)), run)
+        return [*dvars, *(self.zeros(captured) if sums is None else sums)]
 
-        return step_back(pull, sum(self.wrt), add)
+    def go_back(
+        self, call: Call, dys: Values, captured: Values, entries: Any, run: PullRun, *sums: Any
+    ) -> tuple[Values, Values | None]:
+        """Go back over the iterations: entries are their numbers, with the variables at first."""
+
+        def pull(dvars: Values, entry: tuple[Any, Values]) -> Values:
+            number, values = entry
+            assert self.gradient is not None
+            return call(self.gradient, [*values, *dvars, *captured], number)
+
+        return pull_loop(pull, dys, sum(self.wrt), entries, run, *sums)[:2]
 
     def zeros(self, captured: Values) -> list[Any]:
         """The gradients by the float captures before any iteration."""

@@ -107,13 +107,13 @@ def whole_divisor(what: str, x: TensorLike) -> Any:
 
 def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     """Labels and predictions, which must have one shape."""
-    shape, due = labels._data.shape, predictions._data.shape
-    if dims.same(shape, due) is False:
+    shape, expected = labels._data.shape, predictions._data.shape
+    if dims.same(shape, expected) is False:
         raise ShapeError(
-            f"{what}: labels and predictions must have one shape, got {shape} and {due}"
+            f"{what}: labels and predictions must have one shape, got {shape} and {expected}"
         )
-    if isinstance(due, dims.UnknownRank):
-        due = shape
+    if isinstance(expected, dims.UnknownRank):
+        expected = shape
     elif not isinstance(shape, dims.UnknownRank):
-        due = merge([due, shape])
-    return ensure(what, labels, due), ensure(what, predictions, due)
+        expected = merge([expected, shape])
+    return ensure(what, labels, expected), ensure(what, predictions, expected)

@@ -67,9 +67,8 @@ def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]
 @traces("WhileGrad")
 def _while_grad(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     """The loop again, its variables kept for each iteration, and then back over them."""
-    loop, floats = attrs["loop"], attrs["floats"]
-    start, dys = values[: loop.count], values[loop.count : loop.count + floats]
-    captured = values[loop.count + floats :]
+    loop: Loop = attrs["loop"]
+    start, dys, captured = loop.opened(values, attrs["floats"])
     count = _count(loop, start, captured)
     most = loop.limit if count is None else count
     if most is None:
@@ -122,26 +121,25 @@ def _back(
     trace: TraceRun, loop: Loop, dys: Values, captured: Values, number: Any, stacks: Values
 ) -> Values:
     """The gradients by the float variables at the start, and by the float captures."""
-    jax, region = find_jax(), loop.gradient
+    region = loop.gradient
     assert region is not None
     symbols = _symbols(region.outputs)
+    first = settle_all([*dys, *loop.zeros(captured)], symbols)
 
     def call(region: GraphRegion, values: Values, number: Any) -> Values:
         return settle_all(trace.inside({}, number).through(region, values), symbols)
 
-    back = loop.step_back(call, captured, _add)
+    def run(step: Any, state: Any, stacks: Values) -> Any:
+        def retreat(carry: Any) -> Any:
+            number, state = carry
+            return number - 1, step(state, (number, [s[number] for s in stacks]))[0]
 
-    def retreat(carry: Any) -> Any:
-        number, state = carry
-        state, _ = back(state, ([s[number] for s in stacks], number))
-        return number - 1, state
+        goes_on = lambda carry: carry[0] >= 0  # noqa: E731
+        return find_jax().lax.while_loop(goes_on, retreat, (number - 1, state))[1], ()
 
-    first = settle_all([*dys, *loop.zeros(captured)], symbols)
-    state = first[: len(dys)], first[len(dys) :]
-    _, (dxs, dcaptured) = jax.lax.while_loop(
-        lambda carry: carry[0] >= 0, retreat, (number - 1, state)
-    )
-    return [*dxs, *dcaptured]
+    n = len(dys)
+    dxs, sums = loop.go_back(call, first[:n], captured, stacks, run, first[n:], _add)
+    return [*dxs, *(sums or ())]
 
 
 def _add(a: Any, b: Any) -> Any:

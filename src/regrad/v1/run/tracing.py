@@ -59,11 +59,6 @@ class TraceRun(Interpreter):
         made.path = (*self.path, *number)
         return made
 
-    def through(self, region: GraphRegion, values: Values) -> list[Any]:
-        known = {x._data.id: v for x, v in zip(region.inputs, values, strict=True)}
-        self.compute(region.nodes, known)
-        return [known[y._data.id] for y in region.outputs]
-
     def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
         try:
             return self._outputs(node, values, known)

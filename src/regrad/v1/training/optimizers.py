@@ -288,8 +288,8 @@ def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
     grad = convert_to_tensor(grad, var.dtype.base_dtype)
     if not var.shape.is_compatible_with(grad.shape):
         raise ShapeError(
-            f"the gradient for {var.name!r} has the shape {grad.shape}, due is that of the "
-            f"variable, {var.shape}"
+            f"the gradient for {var.name!r} has the shape {grad.shape}, expected the "
+            f"variable's shape, {var.shape}"
         )
     return grad, var
 

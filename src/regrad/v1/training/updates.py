@@ -50,8 +50,8 @@ def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[...
         old = args[:states] = [read_state(run, None, key) for key in keys]
         if np.shape(args[grad]) != old[0].shape:
             raise InvalidArgumentError(
-                f"the gradient for {keys[0]!r} has the shape {np.shape(args[grad])}, due is that "
-                f"of the variable, {old[0].shape}"
+                f"the gradient for {keys[0]!r} has the shape {np.shape(args[grad])}, expected "
+                f"the variable's shape, {old[0].shape}"
             )
         if not indices:
             new = formula(run.xp, *args, **options)

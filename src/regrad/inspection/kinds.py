@@ -20,6 +20,8 @@ def telling(function: Function, xs: Arrays, names: Sequence[str], finding: Findi
     """A finding, with its kind told more precisely if that can be seen."""
     if finding.kind in ("not finite", "missing") or finding.input not in names:
         return finding
+    if finding.order > 1 or finding.mode != "reverse":
+        return finding
     i = list(names).index(finding.input)
     if xs[i].size > LARGEST or np.iscomplexobj(xs[i]):
         return finding
@@ -37,11 +39,11 @@ def _kinds(function: Function, xs: Arrays, i: int, names: Sequence[str]) -> Iter
     if given is None:
         yield "missing"
         return
-    given, due = np.asarray(given), measured(function, xs, i, dys)
+    given, expected = np.asarray(given), measured(function, xs, i, dys)
     if not given.any():
         yield "zero"
-    yield from _scaled(given, due, ys)
-    if due.ndim >= 2 and due.T.size == given.size and _same(given.ravel(), due.T.ravel()):
+    yield from _scaled(given, expected, ys)
+    if expected.ndim >= 2 and _same(given.ravel(), expected.T.ravel()):
         yield "transposed"
     for j, name in enumerate(names):
         if j != i and xs[j].shape == xs[i].shape and _same(given, measured(function, xs, j, dys)):
@@ -50,19 +52,19 @@ def _kinds(function: Function, xs: Arrays, i: int, names: Sequence[str]) -> Iter
         yield "a missing sum"
 
 
-def _scaled(given: np.ndarray, due: np.ndarray, ys: Sequence[np.ndarray]) -> Iterator[str]:
+def _scaled(given: np.ndarray, expected: np.ndarray, ys: Sequence[np.ndarray]) -> Iterator[str]:
     """A factor, and what it may come from."""
-    used = np.abs(due) > CLOSE * np.abs(due).max(initial=0.0)
+    used = np.abs(expected) > CLOSE * np.abs(expected).max(initial=0.0)
     if not used.any():
         return
-    ratio = float(np.median(given[used] / due[used]))
-    if not ratio or not _same(given, ratio * due):
+    ratio = float(np.median(given[used] / expected[used]))
+    if not ratio or not _same(given, ratio * expected):
         return
     if abs(ratio + 1) < CLOSE:
         yield "wrong sign"
         return
     sizes = {n for y in ys for n in (*y.shape, y.size) if n > 1}
-    sizes |= {n for n in due.shape if n > 1}
+    sizes |= {n for n in expected.shape if n > 1}
     why = ""
     if any(abs(ratio * n - 1) < CLOSE for n in sizes if n > 2):
         why = ", a mean in place of a sum?"

@@ -1,0 +1,305 @@
+"""Rules that hold in one place: what the keys `rg.at(where, what)` of a map mean for regrad's ops.
+
+The chain of an op (see `places`) are the functions and modules among the keys that run when it is
+created, and then the named scopes that are open. So an op type of which a key speaks stands in the
+overrides of a state for a `Chooser`, and each rule, with its hits, under a key of its own:
+
+    {"Relu": Chooser, Placed("Relu", at("block1.*", "Relu"), 1): binding, Placed("Relu", None, 1):
+     what holds elsewhere in the scope, or outside of it}
+
+Invariants:
+
+* A choice is made when an op is created. Where a body runs a second time (the backward pass of a
+  `checkpoint`) the choices of the first run hold: its trail has them.
+* How often a key was met belongs to the Chooser. A trace of `jit` counts in a copy, and each call
+  of its program moves the Chooser on by as much.
+* Nothing of this concerns ops of other types, or scopes without such keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from regrad.core.bindings import OpBinding
+from regrad.core.callers import find_caller
+from regrad.core.name_scopes import PATH, Path
+from regrad.core.places import (
+    Counts,
+    Fit,
+    Places,
+    Site,
+    Step,
+    at,
+    entries,
+    is_predicate,
+    matches,
+    pick,
+    site_of,
+)
+from regrad.core.registry import Op
+from regrad.core.rule import NoGradient, Rule, identity_of, parameters
+from regrad.core.state import State, current
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, GradientError, alike
+
+# Bodies that are traced once for many runs, or of which one of several runs.
+SHARED = frozenset({"scan", "fori_loop", "map", "while_loop", "cond"})
+
+
+class Placed(NamedTuple):
+    """The key of a rule that holds in one place, among the overrides of a state."""
+
+    op_type: Any  # (in a graph's own scope, with the graph)
+    place: Any  # as `told` tells it; None: what holds where no place of the scope fits
+    depth: int
+
+
+def told(place: at | None) -> Any:
+    """Return what tells a place from others: predicates that are made anew are the same."""
+    if place is None:
+        return None
+    wheres = [(s.nth, tuple(map(_told, entries(s.where)))) for s in place.selectors]
+    return *wheres, place.nth
+
+
+def _told(entry: Any) -> Any:
+    return identity_of(entry) if is_predicate(entry) else entry
+
+
+class Chooser(OpBinding):
+    """Chooses among the rules of a scope for one op type, by the place where an op is created."""
+
+    rule: Rule = NoGradient()
+    at_site = None
+
+    def __init__(self, op: Op, key: Any, places: Places, depth: int, counts: Counts) -> None:
+        self.op_type: str = op.type
+        self.rule_name = ""
+        self.by_line = {}
+        self.op = op
+        self.key = key
+        self.places = places
+        wheres = [s.where for key in places.keys for s in key.selectors]
+        named = [e for where in wheres for e in entries(where)]
+        self.asked = [e for e in named if is_predicate(e)]
+        # the functions, modules and classes among them, with the code of the functions
+        owners = [e for e in named if not (isinstance(e, str) or is_predicate(e))]
+        self.owners = [(e, _code(e)) for e in owners]
+        self.depth = depth
+        self.counts = counts
+        self.before = Counts(counts)  # when this copy was made
+        self.outside: tuple[Step, ...] = ()  # what ran where this thread or run was begun
+        self.paths: dict[str, None] | None = {}  # where ops were created
+        self.known: dict[Path, list[Fit]] = {}  # by path, if nothing else decides
+        self.in_run = False  # whether ops are created in the run of a graph, any number of times
+
+    def copy(self) -> Chooser:
+        made = Chooser(self.op, self.key, self.places, self.depth, Counts(self.counts))
+        made.outside, made.paths = self.outside, self.paths
+        return made
+
+    repeat = copy  # (what is counted while a body runs again has been counted)
+
+    def settled(self, in_run: bool = False) -> OpBinding:
+        running = tuple(reversed([*self._running()]))
+        made = Chooser(self.op, self.key, self.places, self.depth, self.counts)
+        made.outside = (*self.outside, *running)
+        made.in_run, made.paths = in_run, self.paths
+        return made if running or in_run else self
+
+    @property
+    def sources(self) -> list[Any]:
+        return self.asked
+
+    @property
+    def token(self) -> Any:
+        """The rest of what the choices of a compiled body depend on, besides the keys."""
+        keys = [key for key in self.places.keys if key.counts]
+        left = [max(0, key.nth - self.counts.get(key, -1)) for key in keys]  # pyright: ignore
+        running = (*reversed(self.outside), *self._running())
+        named = [tuple(matches(e, s) for e, _ in self.owners) for s in running]
+        return tuple(named), tuple(left)
+
+    def moved(self, copy: OpBinding) -> None:
+        """Count what a compiled program does, which was counted in a copy when it was traced."""
+        assert isinstance(copy, Chooser)
+        for key, n in copy.counts.items():
+            self.counts[key] = self.counts.get(key, -1) + n - copy.before.get(key, -1)
+
+    def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Any:
+        state = current()
+        assert state is not None and state.overrides is not None
+        place, n = self._chosen(op, xs, state)
+        binding: OpBinding | None = state.overrides.get(Placed(self.key, place, self.depth))
+        if binding is None:
+            return None
+        return binding.bind(op, xs, self._site(op, xs, n) if binding.at_site else None)
+
+    def _chosen(self, op: Op, xs: Sequence[Tensor], state: State) -> tuple[Any, int]:
+        """The place that decides for an op that is being created, and how often it did before."""
+        trails = [*_trails(state)]
+        for trail in trails:  # the outermost first
+            known = trail.expected and trail.expected.places_chosen
+            if known and len(trail.places_chosen) < len(known):
+                found = known[len(trail.places_chosen)]
+                break
+        else:
+            fits = self._fits()
+            self._refuse_shared(fits, state.region)
+            fit, n = pick(fits, self.counts, lambda n: self._site(op, xs, n))
+            found = told(fit and fit.key), n
+        for trail in trails:
+            trail.places_chosen.append(found)
+        return found
+
+    def _fits(self) -> list[Fit]:
+        if self.outside or self.owners:
+            return self.places.fits(self._chain())
+        path = PATH.get()
+        if path not in self.known:
+            self.known[path] = self.places.fits(self._chain())
+        return self.known[path]
+
+    def _refuse_shared(self, fits: Sequence[Fit], region: Any) -> None:
+        """Refuse to count calls where one of them stands for several runs, or may not run."""
+        keys = [fit.key for fit in fits if fit.key.counts]
+        waiting = [key for key in keys if self.counts.get(key, -1) < key.nth]  # pyright: ignore
+        if not waiting:
+            return
+        kinds = ["function that waits for the run of its graph"] if self.in_run else []
+        while region is not None:
+            kinds += [f"body of a {region.kind} that is compiled"] if region.kind in SHARED else []
+            region = region.outer
+        if kinds:
+            raise GradientError(
+                f"{waiting[0]!r}: its calls cannot be counted in the {kinds[0]}, as what is "
+                "written once there may run any number of times. Name the place by a name_scope, "
+                "or by a function, in there."
+            )
+
+    def _site(self, op: Op, xs: Sequence[Tensor], n: int) -> Site:
+        return site_of(self._chain(), op.type, n, xs, find_caller())
+
+    # -- the chain ---------------------------------------------------------------------------------
+
+    def _chain(self) -> list[Step]:
+        path = PATH.get()
+        scopes = [Step((".".join(path[:i]),)) for i in range(len(path) + 1)]
+        if self.paths is not None:
+            self.paths[scopes[-1].path] = None
+        return [*self.outside, *reversed([*self._running()]), *scopes]
+
+    def _running(self) -> Iterator[Step]:
+        """Those of them that run, innermost first."""
+        frame = sys._getframe(1) if self.owners else None
+        while frame is not None:
+            for owner, code in self.owners:
+                if (module := _runs(owner, code, frame)) is not None:
+                    yield Step((), module)
+                    break
+            frame = frame.f_back
+
+
+def _trails(state: State) -> Iterator[Any]:
+    """The trails of the bodies that run, outermost first."""
+    region: Any = state.region
+    if region is not None:
+        yield from _trails(region.around or State())
+        if region.capture is not None:
+            yield region.capture
+
+
+def _code(owner: Any) -> Any:
+    """The code that runs while a function runs; None for a class or an object."""
+    function = inspect.unwrap(owner)
+    return getattr(function, "__code__", None) if inspect.isroutine(function) else None
+
+
+def _runs(owner: Any, own: Any, frame: Any) -> Any:
+    """Return the owner that runs in a frame: a function, or an object that is called."""
+    code, function = frame.f_code, inspect.unwrap(owner)
+    held = getattr(function, "__self__", None)
+    if own is not code and (own is not None or code.co_name != "__call__"):
+        return None
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if own is None:
+        return first if matches(owner, Step((), first)) else None
+    if held is not None:
+        return owner if first is held else None
+    # (functions that one `def` made have one code, and are known by what they close over)
+    known = inspect.getclosurevars(function).nonlocals
+    return owner if all(frame.f_locals.get(name) is known[name] for name in known) else None
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def op_types(key: Any) -> tuple[Any, ...]:
+    """Return the op types that a key names; refuse a place at which no op of ours can be found."""
+    if not isinstance(key, at):
+        return (key,)
+    if key.what is None:
+        raise ArgumentError(
+            f"{key!r} means whole calls as one op, which an override of regrad's own ops cannot "
+            "put a rule on. Say for which op type it holds, rg.at(where, 'Relu'), or give the "
+            "function a gradient with rg.custom_grad."
+        )
+    for entry in [e for selector in key.selectors for e in entries(selector.where)]:
+        routine = inspect.isroutine(inspect.unwrap(entry)) and not is_predicate(entry)
+        if routine and _code(entry) is None:
+            raise ArgumentError(f"{key!r}: nothing tells when {entry!r:.60}, which is C code, runs")
+    return entries(key.what)
+
+
+def place_of(key: Any, op: Op, value: Any) -> at | None:
+    """Return the place at which an entry of a map holds for an op type; None for everywhere."""
+    if isinstance(key, at):
+        return replace(key, what=op.type)
+    return at(what=op.type) if asks_site(value, op) else None
+
+
+def asks_site(value: Any, op: Op | None) -> bool:
+    """Return whether a rule asks for the site of the op."""
+    if not callable(value) or isinstance(value, type) or (op and "site" in op.names()):
+        return False
+    return "site" in parameters(value)[1:]
+
+
+def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[Any, OpBinding]:
+    """Return overrides of bindings that stand under `Placed`s, those without a place as well.
+
+    `around` are those of the scopes outside.
+    """
+    made: dict[Any, OpBinding] = {}
+    by_type = groupby(sorted(bindings, key=lambda b: b.op_type), lambda b: b.key.op_type)
+    for op_type, found in by_type:
+        placed = {b.key: b for b in found}
+        first, *_ = placed.values()
+        places = [b.place for b in placed.values() if b.place is not None]
+        if not places:
+            first.key = op_type
+            made[op_type] = first
+            continue
+        otherwise = Placed(op_type, None, first.depth)
+        outer = {otherwise: around[op_type]} if op_type in around else {}
+        made |= {**outer, **placed}
+        chooser = Chooser(first.op, op_type, Places(places), first.depth, Counts())
+        made[op_type] = chooser
+        for binding in placed.values():
+            binding.paths = chooser.paths
+    return made
+
+
+def elsewhere(binding: OpBinding) -> str:
+    """Say where ops of a type were created, if their rule held for none."""
+    if binding.hits or binding.kind or not (binding.paths and binding.place):
+        return ""
+    patterns = [e for s in binding.place.selectors for e in entries(s.where)]
+    near = [path for e in patterns if isinstance(e, str) for path in alike(e, binding.paths)]
+    paths = [repr(path) if path else "no scope" for path in (near or list(binding.paths)[:3])]
+    return f"{binding.shown} held for no op; {binding.op_type!r} ran in {', '.join(paths)}"

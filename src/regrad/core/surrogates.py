@@ -1,0 +1,155 @@
+"""The gradient of another function as a rule."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from regrad.core.dispatch import lift
+from regrad.core.pullback import or_zeros, pulled
+from regrad.core.registry import Op, bind
+from regrad.core.rule import EXTRAS, Extra, Rule, called, identity_of, parameters, place
+from regrad.core.signatures import helpful
+from regrad.core.tape import Record
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, RuleError, kind
+
+
+@helpful("vjp_of")
+def vjp_of(g: Callable[..., Any]) -> VjpOf:
+    """Return the gradient of another function, at the inputs of the op, as a rule.
+
+    Args:
+        g: The function. Its parameters name inputs and attributes of the op, as those of a rule
+            do; or they are, in order, the inputs. It returns what the op returns: one result, of
+            the same shape. It is written with regrad's functions, or with those of the library
+            in whose programs the rule is put in force.
+
+    The value stays that of the op. An input that g does not take has no gradient. Derivatives of
+    higher order are those of g.
+
+    Returns:
+        A rule for `gradient_override_map` and `rg.jax.override`.
+
+    Raises:
+        ArgumentError: g is not a function.
+        RuleError: g asks for a name that the op does not have (where the rule is put in force), or
+            returns something else than a result like the op's.
+
+    Source: the `BasicHook` of zennit (Anders et al., "Software for Dataset-wide XAI", 2021), of
+    which this is the part that differentiates.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Step": rg.rules.vjp_of(rg.nn.sigmoid)}):
+    ...     print(rg.grad(rg.step)(rg.tensor([0.0])).tolist())
+    [0.25]
+    """
+    if not callable(g) or isinstance(g, type):
+        raise ArgumentError(f"vjp_of expected a function, got {kind(g)}")
+    return VjpOf(g)
+
+
+class VjpOf:
+    """A rule that is the gradient of a function; see `vjp_of`."""
+
+    def __init__(self, g: Callable[..., Any]) -> None:
+        self.g = g
+        self.__name__: str = f"vjp_of({called(g)})"
+        self.asks: list[str] = parameters(g)
+
+    def bound_to(self, op: Op) -> Rule:
+        """The rule for an op, whose names g asks for."""
+        inputs = [i.name for i in op.inputs]
+        asked, by_name = self._asked(op, inputs)
+        moving = [n for n in inputs if n in asked]
+
+        def rule(dy: Any, vjp: Any, *values: Any) -> Any:
+            given = dict(zip(asked, values, strict=True))
+            found = self._pull(vjp, given, moving, by_name, dy)
+            return [found.get(n) for n in inputs] if len(inputs) > 1 else found[inputs[0]]
+
+        every = [inspect.Parameter(n, POSITIONAL) for n in ("dy", "vjp_", *asked)]
+        rule.__signature__ = inspect.Signature(every)  # pyright: ignore
+        rule.__name__ = self.__name__
+        bound: Any = bind(rule, op, self.__name__)
+        bound.function = self.g  # whose code says what it reads, and stands in messages
+        if hasattr(bound, "functions"):
+            bound.functions = dict.fromkeys(bound.functions, self.g)
+        return bound
+
+    def _asked(self, op: Op, inputs: Sequence[str]) -> tuple[list[str], bool]:
+        """Return the names that g takes, and whether it takes them by name."""
+        try:
+            found = inspect.signature(self.g).parameters.values()
+        except ValueError:  # of a function that is not written in Python
+            return [*inputs], False
+        known = op.names()
+        needed = [p for p in found if p.default is p.empty and p.kind not in STARS]
+        if not all(p.name in known for p in needed) and len(needed) == len(inputs):
+            return [*inputs], False
+        if any(p.kind is p.POSITIONAL_ONLY for p in needed):
+            return [p.name for p in needed], False
+        return [p.name for p in found if p in needed or p.name in known], True
+
+    def _pull(
+        self, vjp: Any, given: dict[str, Any], moving: Sequence[str], by_name: bool, dy: Any
+    ) -> dict[str, Any]:
+        leaves = {n: given[n] if isinstance(given[n], list) else [given[n]] for n in moving}
+        flat = [x for n in moving for x in leaves[n] if x is not None]
+
+        def f(xs: Sequence[Any]) -> Sequence[Any]:
+            rest, every = iter(xs), dict(given)
+            for n in moving:
+                parts = [x if x is None else next(rest) for x in leaves[n]]
+                every[n] = parts if isinstance(given[n], list) else parts[0]
+            y = self.g(**every) if by_name else self.g(*every.values())
+            return [self._checked(y, dy)]
+
+        dxs = iter(vjp(f, flat, [dy]))
+        found: dict[str, Any] = {}
+        for n in moving:
+            parts = [x if x is None else next(dxs) for x in leaves[n]]
+            found[n] = parts if isinstance(given[n], list) else parts[0]
+        return found
+
+    def _checked(self, y: Any, dy: Any) -> Any:
+        if isinstance(y, list | tuple) or not hasattr(y, "shape"):
+            raise RuleError(f"{self!r}: expected one result, like the op's, got {kind(y)}.")
+        if isinstance(y, Tensor) and not isinstance(dy, Tensor):
+            raise TypeError("a function of Tensors was given arrays")  # and now gets Tensors
+        if tuple(y.shape) != tuple(dy.shape):
+            raise RuleError(
+                f"{self!r} returned the shape {tuple(y.shape)}, expected that of the op's result, "
+                f"{tuple(dy.shape)}."
+            )
+        return y
+
+    def __call__(self, *args: Any, **names: Any) -> Any:
+        raise RuleError(f"{self!r} is a value in a map of rules, and cannot be called.")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VjpOf) and identity_of(self.g) == identity_of(other.g)
+
+    def __hash__(self) -> int:
+        return hash(identity_of(self.g))
+
+    def __repr__(self) -> str:
+        return f"vjp_of({place(self.g)})"
+
+
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _vjp(record: Record, f: Any, xs: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+    """Return the gradients of a function of Tensors, or of arrays of the record's library."""
+    if record.own is not None and not isinstance(dys[0], Tensor):
+        return record.own.vjp(f, xs, dys)
+    xs = [*map(lift, xs)]
+    _, found = pulled(f, xs, range(len(xs)), [*map(lift, dys)])
+    return [or_zeros(dx, x) for dx, x in zip(found, xs, strict=True)]
+
+
+EXTRAS["vjp_"] = Extra(lambda record: partial(_vjp, record), lambda op: (frozenset(), False))

@@ -1,0 +1,292 @@
+"""The modules of a model, named while a function is traced: what `override(…, model=…)` is for.
+
+Programs of NNX say nothing of modules, and those of Equinox their classes. So for the time of a
+trace the `__call__` of each class in the model is replaced, and opens a name scope, `regrad:` and
+the path of the module, around the call. Modules of Linen know their paths; there Flax has a way to
+intercept calls.
+
+Modules are known by identity. `TracedCall` makes copies of those among the arguments, and jit, scan
+and `tree_map` make more: all of them are walked along with what they are copies of. Where only the
+copy is seen it must be one that just one module of the model can have: of the same classes, and
+with arrays of the same shapes (or those of a step of a scan). If keys distinguish what it may
+be, it is refused.
+
+JAX remembers the programs of compiled functions. In a module each has an axis of that name, which
+nobody uses, so that a program with one module's name is never another's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import jax
+
+from regrad.core.blocks import block
+from regrad.core.places import Step
+from regrad.errors import ArgumentError, GradientError, kind
+from regrad.jax.host import VMAPS, need
+from regrad.jax.host.extending import trace_of, with_axes
+
+MARK = "regrad:"  # what the scopes of modules begin with
+LIBRARIES = ("equinox", "flax.nnx", "flax.linen")
+
+NAMING: ContextVar[Any] = ContextVar("regrad_naming", default=None)  # of the trace that is open
+_numbers = itertools.count()
+_lock = threading.RLock()
+_replaced: Counter[type] = Counter()  # by how many traces, and what was there before
+_before: dict[type, Any] = {}
+
+
+def _module_types(*names: str) -> tuple[type, ...]:
+    """The classes of modules of the libraries that are loaded."""
+    return tuple(sys.modules[name].Module for name in names if name in sys.modules)
+
+
+def parts(value: Any) -> list[tuple[Any, Any]]:
+    """Return the contents of a module or container, by name."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return list(enumerate(value))
+    return list(vars(value).items()) if isinstance(value, _module_types(*LIBRARIES)) else []
+
+
+def walk(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """Yield the modules in a module or container, itself included, with their paths."""
+    if isinstance(value, _module_types(*LIBRARIES)):
+        yield path, value
+    if id(value) not in above:
+        for name, part in parts(value):
+            if not str(name).startswith("_"):
+                inner = f"{path}.{name}" if path else str(name)
+                yield from walk(part, inner, above | {id(value)})
+
+
+class Naming:
+    """The names of the modules of a model, and of copies of them.
+
+    Args:
+        model: A module of Flax or Equinox; None where only Flax's own names count.
+        tells_apart: Returns whether keys that are in force tell two modules apart.
+    """
+
+    def __init__(self, model: Any, tells_apart: Callable[[Step, Step], bool]) -> None:
+        need(VMAPS)
+        self.model = model
+        self.tells_apart = tells_apart
+        self.number: int = next(_numbers)
+        self.is_linen: bool = isinstance(model, _module_types("flax.linen"))
+        if model is not None and not isinstance(model, _module_types(*LIBRARIES)):
+            raise ArgumentError(
+                "override: model= expected a module of Flax (linen or nnx) or Equinox, got "
+                f"{kind(model)}. Elsewhere name the parts with jax.named_scope, without model=."
+            )
+        paths: dict[int, list[str]] = {}
+        modules = {}
+        for path, module in () if model is None or self.is_linen else walk(model):
+            modules[id(module)] = module
+            paths.setdefault(id(module), []).append(path)
+        made = {key: Step(tuple(paths[key]), module) for key, module in modules.items()}
+        self.named: dict[int, Step] = made
+        self.steps: list[Step] | None = list(made.values()) or None
+        self.called: set[str] = set()  # the paths of modules that were, or may have been
+        self.by_path: dict[str, Step] = {p: step for step in made.values() for p in step.paths}
+
+    # -- a trace -----------------------------------------------------------------------------------
+
+    @block
+    def around(self, given: Any, copies: Any, outside: Sequence[Any]) -> Generator[None]:
+        """A block in which calls of modules are named.
+
+        Args:
+            given: What the function was called with, itself included.
+            copies: What the trace has for that.
+            outside: The traces that were open before (see `traces`).
+        """
+        token = NAMING.set(_Trace(self, given, copies, outside))
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(with_axes([(f"{MARK}{self.number}", 1)]))
+                if "flax.linen" in sys.modules:
+                    linen: Any = sys.modules["flax.linen"]
+                    stack.enter_context(linen.intercept_methods(self._intercept))
+                stack.enter_context(_replacing({*map(owner, self.steps or ())} - {None}))
+                yield
+        finally:
+            NAMING.reset(token)
+
+    def _intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        """Name a call of a module of Linen's."""
+        module = context.module
+        path = ".".join(module.path)
+        with _scope(self.number, path, isinstance(self._root(module), type(self.model))):
+            self.by_path.setdefault(path, Step((path,), kind=type(module)))
+            return call(*args, **kwargs)
+
+    def _root(self, module: Any) -> Any:
+        types = _module_types("flax.linen")
+        while isinstance(module.parent, types):
+            module = module.parent
+        return module
+
+
+class _Trace:
+    """One trace: the modules that are known in it, and those that run."""
+
+    def __init__(self, naming: Naming, given: Any, copies: Any, outside: Sequence[Any]) -> None:
+        self.naming = naming
+        self.outside = outside
+        self.known: dict[int, Step] = dict(naming.named)
+        self.alive: list[Any] = []  # so that no id() is another's
+        self.running: list[tuple[Any, Step]] = []
+        self.first: dict[str, Any] = {}  # by path, the module that was called first
+        self.alike: list[str] = []  # the paths that stand for several modules, one to all keys
+        among = dict(walk(copies))
+        if naming.steps and not any(id(a) in self.known for _, a in walk(given)):
+            same = [among[path] for path, a in walk(given) if _is_like(a, naming.model)]
+            if len(same) > 1:
+                raise GradientError(
+                    f"override: {len(same)} arguments are like model=, and nothing tells which of "
+                    "them is meant (jax.grad and others make copies). Let the function close over "
+                    "the others, or use jax.named_scope without model=."
+                )
+            self._note(naming.model, same[0] if same else None)
+        for path, a in walk(given):
+            if id(a) in self.known:
+                self._note(a, among[path])
+
+    def _note(self, module: Any, copy: Any) -> None:
+        """Note that a module is a copy of one that is known, and so are those in it."""
+        inside = dict(walk(module))
+        for path, each in walk(copy):
+            self.known[id(each)] = self.known[id(inside[path])]
+            self.alive.append(each)
+
+    def step(self, module: Any) -> Step | None:
+        """Return the module of the model that this is; None if it is none of them."""
+        step = self._step(module)
+        if step is not None and not any(f"{step.path}.".startswith(p) for p in self.alike):
+            first = self.first.setdefault(step.path, module)
+            pairs = (
+                zip(_arrays(first), _arrays(module), strict=False) if first is not module else ()
+            )
+            if any(a is not b and trace_of(a) is trace_of(b) for a, b in pairs):
+                raise GradientError(
+                    f"override: two modules are called that are like {step.path!r} of model=, with "
+                    "other arrays, and nothing tells which is meant. Let the function close over "
+                    "the other one, or use jax.named_scope without model=."
+                )
+        return step
+
+    def _step(self, module: Any) -> Step | None:
+        if id(module) in self.known:
+            return self.known[id(module)]
+        around = f"{self.running[-1][1].path}." if self.running else "."
+        steps = self.naming.steps or ()
+        found = [
+            s for s in steps
+            if (around == "." or f"{s.path}.".startswith(around)) and _is_like(module, s.module)
+        ]  # fmt: skip
+        arrays = _arrays(module)
+        if not found or (arrays and all(map(self._is_from_outside, arrays))):
+            return None  # (the function closes over another model, say)
+        others = [s for s in found[1:] if self.naming.tells_apart(found[0], s)]
+        if others or not arrays:
+            what = " or ".join(repr(s.path) for s in (found[0], *others))
+            raise GradientError(
+                "override: a copy of a module is called, made by jit, scan, checkpoint or "
+                f"tree_map, and nothing tells whether it is {what}, which keys distinguish. "
+                "Compile the module around it as a whole, or open a jax.named_scope there, and "
+                "leave model= out."
+            )
+        self.naming.called |= {s.path for s in found}
+        self._note(found[0].module, module)
+        self.alike += [f"{found[0].path}."] if found[1:] else []
+        return found[0]
+
+    def _is_from_outside(self, array: Any) -> bool:
+        """Return whether an array was there before the trace, and so was what holds it."""
+        trace = trace_of(array)
+        return trace is None or any(trace is each for each in self.outside)
+
+
+def _arrays(module: Any) -> list[Any]:
+    """The arrays in a module, all the way down."""
+    return [x for x in jax.tree_util.tree_leaves(module) if hasattr(x, "shape")]
+
+
+def _is_like(module: Any, other: Any) -> bool:
+    """Return whether a module may be a copy of another one, or a step of a stacked one."""
+    if type(module) is not type(other) or _classes(module) != _classes(other):
+        return False
+    shapes, theirs = ([x.shape for x in _arrays(m)] for m in (module, other))
+    return shapes in (theirs, [shape[1:] for shape in theirs])
+
+
+def _classes(module: Any) -> dict[str, type]:
+    return {path: type(each) for path, each in walk(module)}
+
+
+def _scope(number: int, path: str, named: bool = True) -> ExitStack:
+    """A block in which equations have the name of a module, and compiled programs are its own."""
+    stack = ExitStack()
+    stack.enter_context(with_axes([(f"{MARK}{number}.{path}", 1)]))
+    if named:
+        stack.enter_context(jax.named_scope(MARK + path))
+    return stack
+
+
+def owner(step: Step) -> type | None:
+    """Return the class that defines the `__call__` of a module."""
+    return next((c for c in type(step.module).__mro__ if "__call__" in vars(c)), None)
+
+
+@block
+def _replacing(owners: Any) -> Generator[None]:
+    """Replace the `__call__`s of these classes, and put them back after the last of all traces."""
+    try:
+        with _lock:
+            for owner in owners:
+                if not _replaced[owner]:
+                    _before[owner] = vars(owner)["__call__"]
+                    type.__setattr__(owner, "__call__", _named_call(_before[owner]))
+                _replaced[owner] += 1
+        yield
+    finally:
+        with _lock:
+            for owner in owners:
+                _replaced[owner] -= 1
+                if not _replaced[owner]:
+                    type.__setattr__(owner, "__call__", _before.pop(owner))
+
+
+def _named_call(old: Callable[..., Any]) -> Any:
+    @wraps(old)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trace: _Trace | None = NAMING.get()
+        run = old.__get__(self, type(self))  # pyright: ignore
+        step = None if trace is None or _runs(trace, self) else trace.step(self)
+        if trace is None or step is None:
+            return run(*args, **kwargs)
+        trace.running.append((self, step))
+        trace.naming.called.add(step.path)
+        try:
+            with _scope(trace.naming.number, step.path):
+                return run(*args, **kwargs)
+        finally:
+            trace.running.pop()
+
+    return call
+
+
+def _runs(trace: _Trace, module: Any) -> bool:
+    """Return whether a module calls itself: the `__call__` of its base class."""
+    return bool(trace.running) and trace.running[-1][0] is module

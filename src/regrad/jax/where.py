@@ -1,0 +1,210 @@
+"""Where the equations of a JAX program stand, and which rule that means.
+
+An equation carries the name scopes around it in its program, and the code that was running. A
+program knows nothing of what is around its call, so `Surgery` carries that along (`Around`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from regrad.core.places import (
+    Counts,
+    Places,
+    Site,
+    Step,
+    at,
+    entries,
+    is_predicate,
+    pick,
+    site_of,
+)
+from regrad.errors import ArgumentError, GradientError
+from regrad.jax.closed import name_and_place
+from regrad.jax.host import SIGHT, need
+from regrad.jax.host.programs import called, codes, scopes
+from regrad.jax.modules import MARK, Naming, owner
+
+JITS = frozenset({"jit", "pjit"})
+SHARED = frozenset({"scan", "while", "cond"})  # their bodies stand for several runs, or may not run
+
+
+class Around(NamedTuple):
+    """The surroundings of an equation: name scopes, functions among the keys, and a loop or branch.
+
+    In a `jit` of Flax's the names are those of the module that was compiled first (`borrowed`).
+    """
+
+    scopes: tuple[str, ...] = ()
+    functions: tuple[Any, ...] = ()
+    shared: str = ""
+    borrowed: bool = False
+
+
+class Whereabouts:
+    """Chooses among the rules of a map whose keys say where they hold.
+
+    Args:
+        bindings: All those of the map.
+        model: The model whose modules have names, if it was given.
+    """
+
+    def __init__(self, bindings: Sequence[Any], model: Any) -> None:
+        need(SIGHT)
+        self.placed: dict[at, Any] = {b.place: b for b in bindings if b.place is not None}
+        wheres = [s.where for key in self.placed for s in key.selectors]
+        self.entries: list[Any] = [e for where in wheres for e in entries(where)]
+        self.codes: dict[Any, Any] = dict(map(_function, filter(_is_function, self.entries)))
+        self.naming: Naming = Naming(model, self._tells_apart)
+        self.places: Places = Places(self.placed, self.naming.steps)
+        # what is counted is gone through at each call of a program, and not once for all
+        self.counting: bool = any(map(is_predicate, self.entries)) or any(
+            key.counts for key in self.placed
+        )
+        self.counts: Counts = Counts()
+        self.seen: dict[Any, Step] = {}
+        self.chains: dict[Around, list[Step]] = {}
+
+    def begin(self) -> None:
+        """Begin to count the calls of a whole program."""
+        self.counts = Counts()
+
+    def inside(self, eqn: Any, around: Around, program: Any) -> Around:
+        """Return what is around the equations that one of a program holds."""
+        name = eqn.primitive.name
+        shared = name if name in SHARED else around.shared
+        functions = (*around.functions, *self._running(eqn, program))
+        borrowed = around.borrowed or (name in JITS and _is_of_flax(called(eqn)))
+        made = Around((*around.scopes, *scopes(eqn)), functions, shared, borrowed)
+        self.chain(made)  # which notes the places that there are
+        return made
+
+    def _running(self, eqn: Any, program: Any) -> list[Any]:
+        """The functions among the keys that ran in a program when an equation was made."""
+        found: list[Any] = []
+        if self.codes:
+            _, place = name_and_place(program)
+            for code, _ in codes(eqn):  # the innermost first
+                found += [self.codes[code]] if code in self.codes else []
+                if f"{code.co_filename}:{code.co_firstlineno}" == place:
+                    break  # (who called the program first is nothing to this call)
+        return found[::-1]
+
+    def chain(self, around: Around) -> list[Step]:
+        """Return the modules and named scopes around, the outermost first."""
+        if around not in self.chains:
+            found = [*[Step((), f) for f in around.functions], Step(("",))]
+            parts: list[str] = []
+            for name in around.scopes:
+                if name.startswith(MARK):
+                    path = name.removeprefix(MARK)
+                    parts = path.split(".") if path else []
+                    found.append(self.naming.by_path[path])
+                elif "->" not in name and not (self.naming.steps and name.startswith("eqx.")):
+                    more = re.split("[./]", name)
+                    # Flax calls the method f of its module m `m.f`, within m
+                    more = more[1:] if len(more) > 1 and parts[-1:] == more[:1] else more
+                    for part in more:
+                        parts = [*parts, part]
+                        found.append(Step((".".join(parts),)))
+            self.seen |= {(step.paths, id(step.module)): step for step in found}
+            self.chains[around] = found
+        return self.chains[around]
+
+    def path(self, around: Around) -> str:
+        """Return the path of the innermost module or scope."""
+        return self.chain(around)[-1].path
+
+    def choose(self, eqn: Any, bindings: Sequence[Any], around: Any, line: str) -> Any:
+        """Return the binding whose rule an equation gets, of those whose keys name it, or None."""
+        chain = self.chain(around.where)
+        keys = [b.place for b in bindings if b.place is not None]
+        if around.where.borrowed and any(key.selectors for key in keys):
+            raise GradientError(
+                f"override: {keys[0]!r} meets {bindings[0].op_type!r} in a module under nn.jit of "
+                f"Flax's ({line}), which runs one program for all modules of a class: it does not "
+                "say for which. Compile the whole with jax.jit, and leave nn.jit out."
+            )
+        fits = self.places.fits(chain, keys) if keys else []
+        waiting = [f.key for f in fits if f.key.counts and self.counts.get(f.key, -1) < f.key.nth]  # pyright: ignore
+        if waiting and around.where.shared:
+            raise GradientError(
+                f"override: {waiting[0]!r} counts calls, which cannot be done in the body of a "
+                f"{around.where.shared} ({line}): it is one program for all of its runs. Name the "
+                "place by a scope or function in there."
+            )
+        counts = Counts(self.counts) if around.closed or around.derived else self.counts
+        op_type = bindings[0].key.label
+        site = partial(self.site, op_type, eqn, around.where, line)
+        fit, n = pick(fits, counts, site)
+        if fit is not None:
+            binding = self.placed[fit.key]
+            return binding.located(site(n)) if binding.asks else binding
+        return next((b for b in bindings if b.place is None), None)
+
+    def site(self, op_type: str, eqn: Any, around: Around, line: str, n: int) -> Site:
+        """Return the site of an equation, the n-th of those that a key was asked about."""
+        xs = [v.aval for v in eqn.invars if hasattr(v.aval, "shape")]
+        return site_of(self.chain(around), op_type, n, xs, line)
+
+    def check(self) -> None:
+        """Refuse keys whose places are nowhere in the programs that were seen."""
+        if self.naming.steps is None:
+            Places([key for key, b in self.placed.items() if not b.marked], [*self.seen.values()])
+
+    def unvisited(self) -> Iterator[tuple[Any, Step]]:
+        """Yield modules that a key names and that never ran, though what holds them did."""
+        ran = self.naming.called
+        for key, binding in self.placed.items() if self.naming.steps else ():
+            plain = "**" not in repr(key) and key.selectors and not binding.marked
+            for step in self.places.named[key.selectors] if plain else ():
+                outer = step.path.rpartition(".")[0]
+                while outer and owner(self.naming.by_path.get(outer, _NONE)) is None:
+                    outer = outer.rpartition(".")[0]
+                if owner(step) and step.path and step.path not in ran and outer in ran:
+                    yield binding, step
+
+    def _tells_apart(self, a: Step, b: Step) -> bool:
+        """Return whether keys tell two modules of the model apart, or what is in them."""
+        inside = [s for s in self.naming.steps or () if f"{s.path}.".startswith(f"{a.path}.")]
+        twins = [self.naming.by_path[s.path.replace(a.path, b.path, 1)] for s in inside]
+        return self.counting or any(
+            self.places.mark(s) != self.places.mark(twin)
+            for s, twin in zip(inside, twins, strict=True)
+        )
+
+
+_NONE = Step(())
+
+
+def _is_of_flax(program: Any) -> bool:
+    """Return whether a compiled function is one of those of Flax's that Linen calls modules by."""
+    flax = sys.modules.get("flax")
+    folder = os.path.dirname(getattr(flax, "__file__", None) or "-")
+    return name_and_place(program)[1].startswith((f"{folder}/linen", f"{folder}/core"))
+
+
+def _is_function(entry: Any) -> bool:
+    return (
+        callable(entry)
+        and not (isinstance(entry, type) or is_predicate(entry))
+        and hasattr(inspect.unwrap(entry), "__code__")
+    )
+
+
+def _function(entry: Any) -> tuple[Any, Any]:
+    """The code of a function that is a place, and the function."""
+    plain = inspect.unwrap(entry)
+    if plain.__closure__:
+        raise ArgumentError(
+            f"override: at({plain.__qualname__}) closes over values, and JAX's programs do not "
+            "tell it from other functions of the same def. Write it in a module, or open a "
+            "jax.named_scope in it."
+        )
+    return plain.__code__, entry

@@ -1,0 +1,81 @@
+"""Torch functions with a bias: what rules may name in them, the bias above all."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch.nn.functional as F
+
+from regrad.core.foreign import OwnBias
+from regrad.core.registry import RULES, Input, Op
+from regrad.core.rule import parameters
+from regrad.torch.optypes import Family
+
+_CONVOLUTION = "input weight bias stride=1 padding=0 dilation=1 groups=1"
+_TRANSPOSED = "input weight bias stride=1 padding=0 output_padding=0 groups=1 dilation=1"
+_STATISTICS = "input running_mean running_var weight bias"
+
+# The parameters of torch's functions, as torch has them; those in TENSORS are inputs.
+PARAMETERS = {
+    "linear": "input weight bias",
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _CONVOLUTION),
+    **{f"conv_transpose{n}d": _TRANSPOSED for n in (1, 2, 3)},
+    "batch_norm": f"{_STATISTICS} training=False momentum=0.1 eps=1e-05",
+    "instance_norm": f"{_STATISTICS} use_input_stats=True momentum=0.1 eps=1e-05",
+    "layer_norm": "input normalized_shape weight bias eps=1e-05",
+    "group_norm": "input num_groups weight bias eps=1e-05",
+}
+TENSORS = ("input", "running_mean", "running_var", "weight", "bias")
+SHORT = {"input": "x", "weight": "w"}  # which a rule may say as well
+
+
+def asks_for(value: Any) -> list[str]:
+    """Return the names that a rule asks for; none where it is not in the native form."""
+    value = RULES.get(value, value) if isinstance(value, str) else value
+    if hasattr(value, "asks"):  # a `vjp_of`
+        return value.asks
+    if not callable(value) or isinstance(value, type):
+        return []
+    names = parameters(value)
+    return names[1:] if names[:1] == ["dy"] else []
+
+
+def family_for(value: Any, family: Family) -> Family:
+    """Return a family of callables as a rule sees it, by the names that it asks for."""
+    asked, name = set(asks_for(value)), family.names[0]
+    if name not in PARAMETERS:
+        return family
+    if family.parameters:  # an op type, whose rule may ask for the bias besides
+        if "bias" not in asked:
+            return family
+        inputs = [*family.op.inputs, Input("bias", "optional")]
+        every = tuple((n, "bias" if n == "bias" else own) for n, own in family.parameters)
+        return Family(_op(family.type, inputs, family.op.attrs), family.names, every)
+    words = {n: default for n, _, default in (w.partition("=") for w in PARAMETERS[name].split())}
+    if not asked & words.keys():
+        return family
+    ours = {n: SHORT[n] if SHORT.get(n) in asked else n for n in words}
+    kinds = {n: "one" if n == "input" else "optional" for n in TENSORS if n in words}
+    inputs = [Input(ours[n], kind) for n, kind in kinds.items()]
+    attrs = [n for n in words if n not in kinds]
+    defaults = {n: ast.literal_eval(words[n]) for n in attrs if words[n]}
+    op = _op(family.type, inputs, attrs)
+    return Family(op, family.names, tuple(ours.items()), defaults)
+
+
+def in_order_of(function: Any, family: Family) -> Family:
+    """Return a family with the parameters in the order in which one of its callables has them."""
+    name = family.names[0]
+    if name not in ("batch_norm", "instance_norm") or function is getattr(F, name):
+        return family
+    ours = dict(family.parameters)
+    weights = [n for n in ("input", "weight", "bias") if n in ours]
+    order = [*weights, *[n for n in ours if n not in weights]]
+    return family._replace(parameters=tuple((n, ours[n]) for n in order))
+
+
+def _op(op_type: str, inputs: list[Input], attrs: Any) -> Op:
+    op = Op(op_type, op_type, lambda xp, *xs: xs, inputs, attrs)
+    op.rule = OwnBias()
+    return op

@@ -1,0 +1,137 @@
+"""torch's own gradient of a function: from the record of a call, or by running it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from regrad.errors import GradientError
+from regrad.torch.bridge import is_differentiable
+from regrad.torch.host import (
+    DispatchMode,
+    enable_recording,
+    is_transformed,
+    pull_between,
+    pull_through,
+)
+from regrad.torch.host.running import keeps_elsewhere
+from regrad.transforms.arguments import replaced
+
+Tensors = Sequence[torch.Tensor]
+
+
+class TorchGradient:
+    """The record that autograd made of one call, of aliases of its inputs."""
+
+    def __init__(self, function: Callable[..., Any], xs: Tensors) -> None:
+        xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # inputs of this call alone
+        self.nodes: list[Any] = [x.grad_fn for x in xs]
+        y = function(*xs)
+        self.ys: Sequence[torch.Tensor] = y if isinstance(y, tuple) else (y,)
+        self.ends: list[Any] = [(y.grad_fn, y.output_nr) for y in self.ys]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], xs: Tensors) -> TorchGradient | None:
+        """Record a call; None where only a call that is made again can be differentiated.
+
+        torch.func knows the tensors of its own levels only, and a checkpoint would run again for
+        each record.
+        """
+        if is_transformed() or not torch.is_grad_enabled() or keeps_elsewhere():
+            return None
+        return cls(function, xs)
+
+    def take(self) -> Any:
+        """Return the value of the call, once."""
+        ys, self.ys = [y.detach() for y in self.ys], ()
+        return tuple(ys) if len(ys) > 1 else ys[0]
+
+    def pull(self, dys: Tensors, recording: bool, only: int | None = None) -> Sequence[Any]:
+        """Return the gradients by inputs; None where a gradient is not required or connected.
+
+        Of one input alone, if `only` is its place.
+        """
+        wanted = [i for i, node in enumerate(self.nodes) if node is not None and only in (None, i)]
+        reached = [i for i, (node, _) in enumerate(self.ends) if node is not None]
+        if not (reached and wanted):
+            return [None] * len(self.nodes)
+        found = self._pull_one(dys[0]) if len(self.ends) == 1 and only is None else None
+        if found is None:
+            ends = [GradientEdge(*self.ends[i]) for i in reached]
+            edges = [GradientEdge(self.nodes[i], 0) for i in wanted]
+            found = pull_between(ends, [dys[i] for i in reached], edges, recording)
+        return replaced([None] * len(self.nodes), wanted, found)
+
+    def _pull_one(self, dy: torch.Tensor) -> Sequence[Any] | None:
+        """The gradients if the record is of one node, as most are, and answers at once."""
+        node = self.ends[0][0]
+        behind = [each for each, _ in node.next_functions]
+        if any(each is not None and each not in self.nodes for each in behind):
+            return None
+        dxs = dict(zip(behind, pull_through(node, dy), strict=False))
+        found = [dxs.get(each) for each in self.nodes if each is not None]
+        return None if any(dx is None for dx in found) else found
+
+
+def fitted(dx: torch.Tensor | None, shape: Any, dtype: Any, like: torch.Tensor) -> Any:
+    """A gradient as the engine would make it: summed to a shape, and of a dtype.
+
+    For none of floats zeros, which take no memory.
+    """
+    if dx is None:
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return None
+        return torch.zeros((), dtype=dtype, device=like.device).expand(shape)
+    dx = dx if dx.shape == shape else dx.sum_to_size(shape)
+    if dx.dtype == dtype:
+        return dx
+    return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
+
+
+class _Repeated(DispatchMode):
+    """Refuses ops that draw random numbers: run again, they would draw others."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise GradientError(
+                f"builtin: {func} draws random numbers, and would draw others in the backward "
+                "pass, where torch's own gradient runs the op again: under torch.func, in a "
+                "checkpoint, and in rules that regrad's functions are used in. Write the rule "
+                "with torch's functions, and do without the transform or checkpoint."
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def vjp_again(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors) -> list[Any]:
+    """Return the gradients of a function that has run before, and must do the same."""
+
+    def again(xs: Tensors) -> Tensors:
+        with _Repeated():
+            return function(xs)
+
+    return vjp(again, xs, dys)
+
+
+def vjp(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors) -> list[Any]:
+    """Return the gradients of a function, which is run for it: of floats, None for others."""
+    if not is_transformed():
+        recording = torch.is_grad_enabled()
+        with enable_recording():
+            given = [x if x.requires_grad else _differentiated(x) for x in xs]
+            record = TorchGradient(lambda *xs: tuple(function(xs)), given)
+            dxs = record.pull(dys, recording)
+        return [fitted(dx, x.shape, x.dtype, x) for dx, x in zip(dxs, xs, strict=True)]
+    places = [i for i, x in enumerate(xs) if is_differentiable(x)]
+    pull = torch.func.vjp(
+        lambda *moved: tuple(function(replaced(xs, places, moved))), *[xs[i] for i in places]
+    )[1]
+    return replaced([None] * len(xs), places, pull(tuple(dys)))
+
+
+def _differentiated(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().requires_grad_() if is_differentiable(x) else x

@@ -1,0 +1,127 @@
+"""Tensors as tools look at them: as arrays of NumPy, and with their gradients."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from regrad.core import containers
+from regrad.inspection.numbers import Numbers, numbers_of
+from regrad.torch.host import DisableTorchFunction, is_transformed, version_of
+from regrad.torch.nodes import tensors
+
+RECENT = 256  # gradients whose figures are remembered: one leaves an op and arrives at the next
+
+
+def is_float(x: Any) -> bool:
+    """Return whether a value is a tensor that may have a gradient."""
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def floats(values: Any) -> list[torch.Tensor]:
+    """The tensors among some values that may have gradients."""
+    return [x for x in tensors((values,)) if is_float(x)]
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in double precision, if it holds floats."""
+    if not is_float(x):
+        return x
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def without_history(value: Any) -> Any:
+    """The same with all tensors cut off from the graph behind them."""
+    leaves, rebuild = containers.flatten(value)
+    with DisableTorchFunction():
+        return rebuild([x.detach() if isinstance(x, torch.Tensor) else x for x in leaves])
+
+
+def as_array(x: torch.Tensor) -> np.ndarray:
+    """A tensor as an array that NumPy can compute with."""
+    with torch.no_grad(), DisableTorchFunction():
+        x = x.detach().resolve_conj().resolve_neg().cpu()
+        if x.dtype == torch.bfloat16 or (x.is_floating_point() and x.element_size() == 1):
+            x = x.float()
+        return x.numpy()
+
+
+def pulled(
+    ys: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor],
+    create_graph: bool = False,
+) -> Sequence[torch.Tensor | None]:  # fmt: skip
+    """The gradients by xs, None for no path."""
+    pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
+    if not pairs:
+        return [None] * len(xs)
+    return torch.autograd.grad(
+        [y for y, _ in pairs], list(xs), [dy for _, dy in pairs],
+        allow_unused=True, retain_graph=True, create_graph=create_graph,
+    )  # fmt: skip
+
+
+def or_zeros(dy: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
+    """A gradient, zeros for none."""
+    return torch.zeros_like(y) if dy is None else dy
+
+
+@contextmanager
+def at_rest(seed: int) -> Generator[None]:
+    """A block in which random numbers are the same each time, and torch's generator is kept."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+# -- figures -------------------------------------------------------------------------------------
+
+
+def figures_of(g: torch.Tensor) -> Numbers | Callable[[], Numbers]:
+    """The figures of a gradient; of one on a device, a function that waits for them."""
+    shape, dtype = tuple(g.shape), str(g.dtype).removeprefix("torch.")
+    if g.layout is not torch.strided:
+        g = g.coalesce().values() if g.layout is torch.sparse_coo else g.values()
+    wrapped = is_transformed()  # (by torch.func: NumPy cannot read it)
+    if not g.numel() or (g.is_cpu and not wrapped):
+        found = numbers_of(as_array(g))
+        zeros = math.prod(shape) - found.size + found.zeros  # (those that are not stored, too)
+        return replace(found, shape=shape, dtype=dtype, zeros=zeros)
+    half = g.dtype in (torch.float16, torch.bfloat16)
+    norm = torch.linalg.vector_norm(g, dtype=torch.float32 if half else None)
+    bad = torch.isnan(g).sum(), torch.isinf(g).sum()
+    parts = norm, g.abs().max(), torch.count_nonzero(g), *bad
+
+    def settled() -> Numbers:
+        norm, largest, nonzero, nans, infs = [part.item() for part in parts]
+        zeros = math.prod(shape) - int(nonzero)
+        return Numbers(shape, dtype, norm, largest, zeros, int(nans), int(infs))
+
+    return settled() if wrapped else settled
+
+
+class Measures:
+    """Takes figures, and remembers those of the last gradients without keeping these."""
+
+    def __init__(self) -> None:
+        self.recent: dict[int, tuple[Any, int, Any]] = {}
+
+    def of(self, g: Any) -> Numbers | Callable[[], Numbers] | None:
+        """The figures of a gradient; None for none."""
+        if not isinstance(g, torch.Tensor) or g.is_nested:
+            return None
+        known = self.recent.get(id(g))
+        if known is not None and known[0]() is g and known[1] == version_of(g):
+            return known[2]
+        with torch.no_grad(), DisableTorchFunction():
+            figures = figures_of(g)
+        if len(self.recent) >= RECENT:
+            self.recent.clear()
+        self.recent[id(g)] = weakref.ref(g), version_of(g), figures
+        return figures

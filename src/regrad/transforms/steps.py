@@ -1,0 +1,296 @@
+"""Steps: what a body did, as data that can be done again on other inputs.
+
+Tensors are known by their ids, which are never reused. In a replay, `env` maps the ids of the first
+run to the Tensors of this one. For example, the first run of the body `lambda x: rg.sin(x) * w`,
+where `w` is a Variable, x has the id 7, and w's value the id 7.5, leaves
+
+    Step(Sin under its rule, xs=[7], ys=[8])
+    Step(Mul under its rule, xs=[8, 7.5], ys=[9])          sources: [(w, 7.5)]
+
+To replay it on x' is to begin with env = {7: x', 7.5: what w is worth now} and to run the steps in
+order; the result is env[9].
+
+A rule or a gradient function that closes over a Tensor of the first run is served too: it runs in a
+region that knows `env` (see `ReplayRegion`).
+
+Invariants:
+
+* A step names its inputs by ids that are in `env` when it runs, or holds constants.
+* Each op keeps the rule that was in force at first, also where other overrides are in force now.
+* A replay runs ops as calls of functions do (`dispatch.rerun`). So it is recorded by the tapes that
+  are open now, and captured by the body around, whose own replay repeats it in turn.
+* No step holds a Tensor of the first run, other than constants: a program may live for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regrad.core import containers, dispatch
+from regrad.core.bindings import CountedRule, WrappedRule
+from regrad.core.pullback import run_taped
+from regrad.core.registry import Op
+from regrad.core.rule import Rule
+from regrad.core.state import State, current, in_state, next_id
+from regrad.core.tape import Place, Tape
+from regrad.core.tensor import Tensor, twin, wrap
+
+if TYPE_CHECKING:
+    from jax.extend.core import Jaxpr
+
+    from regrad.autodiff.custom_calls import CustomCall
+    from regrad.core.backends import Array
+    from regrad.core.registry import Attrs
+    from regrad.core.rule import Cotangent
+    from regrad.core.tape import Record
+    from regrad.transforms.region import Passage, Region
+    from regrad.transforms.trail import Reached
+
+Ref = int | float | Tensor  # the id of a Tensor of the first run, or a constant
+
+
+class Env(dict[Any, Tensor]):
+    """The Tensors of a replay, by the ids of the first run.
+
+    `records` are those of the regions that it has run, with their inputs, by their passages.
+    """
+
+    def __init__(self) -> None:
+        self.records: dict[Any, tuple[Any, Sequence[Tensor]]] = {}
+
+
+class Step(NamedTuple):
+    """One thing that a body did: what to run, and the ids of what goes in and comes out."""
+
+    run: Callable[[Sequence[Tensor], Env], Sequence[Tensor]]
+    xs: Sequence[Ref]
+    ys: Sequence[float]
+
+    def replay(self, env: Env) -> None:
+        """Run it on the Tensors of this run, and add what it makes."""
+        env.update(zip(self.ys, self.run([at(env, ref) for ref in self.xs], env), strict=True))
+
+
+def at(env: Env, ref: Ref) -> Tensor:
+    """A Tensor of this run for one of the first; a constant is a Tensor of its own in each run."""
+    return wrap(ref._data) if isinstance(ref, Tensor) else env[ref]
+
+
+def held(xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
+    """A constant that a Variable was given, for a body that reads the Variable."""
+    return xs
+
+
+# -- ops -------------------------------------------------------------------------------------------
+
+
+def run_op(
+    op: Op, rule: Rule, attrs: Attrs, layout: tuple[Place, ...] | None,
+    xs: Sequence[Tensor], env: Env,
+) -> Sequence[Tensor]:  # fmt: skip
+    """An op, with the rule that was in force."""
+    y = dispatch.rerun(op, tuple(xs), attrs, layout, _rule_of_now(rule, op, env))
+    return y if isinstance(y, tuple) else (y,)
+
+
+def _rule_of_now(rule: Rule, op: Op, env: Env) -> Rule:
+    """Return the rule; one of the user's sees this run's Tensors, and counts in today's scope.
+
+    Rules of regrad's own close over nothing, so they need no region that knows `env`.
+    """
+    if rule is op.rule or not rule.watches:
+        return rule
+    state = current()
+    if isinstance(rule, CountedRule) and state is not None and (scopes := state.scopes):
+        rule = rule.under(scopes)
+    return ReplayRule(rule, env)
+
+
+def computed(
+    function: Callable[[Sequence[Array]], Sequence[Array]], read: Callable[[Tensor], Array],
+    xs: Sequence[Tensor], env: Env | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """Return the results of a function of arrays, as constants."""
+    return [wrap(array) for array in function([read(x) for x in xs])]
+
+
+def run_strangers(
+    jaxpr: Any, consts: Sequence[Any], xs: Sequence[Tensor], env: Env
+) -> list[Tensor]:
+    """Values that another library computed from the inputs of a trace: constants to the rules.
+
+    `consts` are arrays, or ids of Tensors whose arrays they were.
+    """
+    given = [env[c.number]._data if type(c) is Id else c for c in consts]
+    return [wrap(array) for array in evaluate(jaxpr, given, [x._data for x in xs])]
+
+
+class Id(NamedTuple):
+    """The id of a Tensor whose array was closed over."""
+
+    number: float
+
+
+# -- custom functions ------------------------------------------------------------------------------
+
+
+class CustomRun(NamedTuple):
+    """A call of a custom function: its inner steps, and its gradient function."""
+
+    call: CustomCall
+    back: Callable[[Any], Any]
+    inner: Sequence[Step]
+    values: Sequence[Ref]
+    close: containers.Rebuild
+    cut: bool  # a tape that the body itself opened took the gradient
+
+    def __call__(self, xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
+        call = self.call.on(tuple(xs))
+        back = lambda dy: inside(env, partial(self.back, dy))  # noqa: E731
+        run = lambda: call.perform(lambda: (self._values(env), back), current())  # noqa: E731
+        # (cut: run as if the body were differentiating it by xs, as it did the first time)
+        ys = run_taped(Tape([x._id for x in xs]), run) if self.cut else run()
+        return containers.flatten(ys)[0]
+
+    def _values(self, env: Env) -> Any:
+        mark = next_id()
+        for step in self.inner:
+            step.replay(env)
+        ys = [at(env, ref) for ref in self.values]
+        # A custom call takes over the Tensors that it returns (they get its gradient). A later step
+        # may mean the inner ones, so the call gets twins of those that were made here.
+        return self.close([twin(y) if y._id > mark else y for y in ys])
+
+
+# -- regions ---------------------------------------------------------------------------------------
+
+
+class RegionRun(NamedTuple):
+    """A region inside: a loop, a branch, a batch."""
+
+    run: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    passage: Any  # of its rule, if it has one
+    pulls: set[Any]
+
+    def __call__(self, xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
+        if self.passage not in self.pulls:
+            return self._run(xs, env)
+        # A later step will ask for its gradient (`pull_region`). The record that it needs was on a
+        # tape of the first run; here a tape of this step alone makes one.
+        xs = distinct(xs)
+        tape = Tape([xs[i]._id for i in self.passage.wanted])
+        ys = run_taped(tape, self._run, (xs, env))
+        env.records[self.passage] = tape.records[-1], xs
+        return ys
+
+    def _run(self, xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
+        # a rule in the region may close over a Tensor of the first run that no step of it names
+        return inside(env, partial(self.run, xs))
+
+
+def pull_region(first: Passage, dys: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
+    """The backward pass of a region, for which the body itself asked."""
+    record, xs = env.records[first]
+    rule, passage = record.rule, record.rule.passage
+    given = dict(zip(first.reached, dys, strict=True))
+    arriving = [given[i] if i in given else record.unused(i) for i in passage.reached]
+    dxs = rule.answer(rule.inputs, passage, arriving)
+    # (what the body closes over may stand at another place among the inputs of this run)
+    found = {rule.inputs[i]._id: dx for i, dx in zip(passage.wanted, dxs, strict=True)}
+    return [found[xs[i]._id] for i in first.wanted]
+
+
+def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
+    """The same Tensors, each with an id of its own."""
+    ids: set[int] = set()
+    ys = []
+    for x in xs:
+        y = dispatch.alias(x) if x._id <= 0 or x._id in ids else x
+        ids.add(y._id)
+        ys.append(y)
+    return ys
+
+
+class ReplayRegion:
+    """A region in which Tensors of a first run stand for those of its replay."""
+
+    def __init__(self, region: Region, env: Env) -> None:
+        self.region = region
+        self.env = env
+        self.outside: Any = region.capture
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the stand-in for a Tensor.
+
+        A capture that began in here is told the Tensor of the first run, which other replays know,
+        too; the capture of this replay, the Tensor of now.
+        """
+        now = self.env.get(x._id)
+        if now is None:
+            return self.region.enter(x)
+        # Two captures have to be told two names of one Tensor, so one is set aside for a moment.
+        capture = self.region.swap(self.outside)
+        inner = self.region.enter(now)
+        self.region.swap(capture)
+        if capture is not self.outside:
+            if self.outside is not None:  # untold, it would look for x, whose trace has ended
+                self.outside.source(now, inner)
+            capture.source(x, inner)
+        return inner
+
+    def first(self, source: Reached, number: float) -> Any:
+        """Return the Tensor with this id from outside of a body, if this run has it."""
+        if number not in self.env or not isinstance(source, Tensor):
+            return self.region.first(source, number)
+        x = twin(source)
+        x._id = number  # pyright: ignore[reportAttributeAccessIssue]
+        return x
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.region, name)
+
+
+def inside(env: Env, run: Callable[[], Any]) -> Any:
+    """Run what may refer to Tensors of the first run."""
+    state = current()
+    if state is None or state.region is None:
+        return run()
+    region: Any = ReplayRegion(state.region, env)
+    with in_state(State(state.tapes, state.overrides, state.guard, region)):
+        return run()
+
+
+class ReplayRule(WrappedRule):
+    """A rule of the user's, which may refer to Tensors of the first run."""
+
+    def __init__(self, rule: Rule, env: Env) -> None:
+        super().__init__(rule)
+        self.env = env
+
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Any:
+        return inside(self.env, lambda: self.rule.pull(record, dy, wanted))
+
+
+# -- of JAX ----------------------------------------------------------------------------------------
+
+
+def evaluate(jaxpr: Jaxpr, consts: Sequence[Array], arrays: Sequence[Array]) -> list[Any]:
+    """Return the results of a traced function, given the arrays that it had closed over."""
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
+
+
+def sliced(jaxpr: Jaxpr) -> Any:
+    """Return a traced function without the equations that its results do not need."""
+    from jax.extend.core import Literal
+
+    needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return jaxpr.replace(eqns=kept[::-1])

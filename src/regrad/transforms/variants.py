@@ -1,0 +1,262 @@
+"""Variants of a program: one for each choice of inputs that tapes watch, compiled by XLA.
+
+A variant traces the body in a `Region`, then the walk back; `program` says what for. What the walk
+has closed over of the forward pass becomes further results of the forward program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regrad.autodiff.variables import Variable
+from regrad.core.promotion import gradient_dtype, widest
+from regrad.core.pullback import pull_through
+from regrad.core.sharding import layout, to_jax
+from regrad.core.state import current
+from regrad.core.tensor import Tensor, wrap
+from regrad.transforms import verification
+from regrad.transforms.arguments import argument
+from regrad.transforms.donation import compile_donating, set_apart
+from regrad.transforms.region import (
+    Region,
+    RegionTape,
+    inner_tapes,
+    passage_between,
+    results,
+    run_inside,
+    tape_for,
+    watched_by,
+)
+from regrad.transforms.steps import evaluate
+from regrad.transforms.traces import Mark, SourceFound, Trace
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
+    from regrad.core.tape import Tape
+    from regrad.transforms.program import Program
+    from regrad.transforms.region import CapturedValue
+
+
+class Variant:
+    """A program for one choice of inputs that tapes watch.
+
+    Its function has two arguments: the arrays that are `kept`, and those that are donated, of which
+    `donated` are the places of Variables that it updates and `lent` those of arguments.
+
+    `kept` and `places` together have each place of an input once. Take three arguments, of which 1
+    was named in `donate`, and two sources: a Variable `w` (3), which the body assigns to, and a
+    Tensor (4). Then
+
+        kept       0, 2, 4    the arrays of the first argument, in this order
+        places     3, 1       those of the second: `donated` (3), then `lent` (1)
+        read       4          the sources that are not donated, each with its place
+        updated    w          the Variables at `donated`
+
+    `wanted` are the inputs that tapes watch. If there are any, nothing is donated: `kept` has all.
+    """
+
+    def __init__(self, program: Program, n: int, wanted: tuple[int, ...], donates: bool) -> None:
+        self.program = program
+        self.n = n
+        self.wanted = wanted
+        variables = [(i, s) for i, s in enumerate(program.sources, n) if isinstance(s, Variable)]
+        donates = donates and not wanted
+        self.donated: list[int] = (
+            [i for i, v in variables if v in program.assigned] if donates else []
+        )
+        self.lent: list[int] = list(program.donated) if donates else []
+        self.updated: list[Any] = [program.sources[i - n] for i in self.donated]
+        self.read: list[tuple[int, Any]] = [
+            (i, s) for i, s in enumerate(program.sources, n) if i not in self.donated
+        ]
+        self.threads: bool = bool(variables or program.assigned)
+        self.donates = donates
+        self.single: Any = program.jax.sharding.SingleDeviceSharding
+        places = {*self.donated, *self.lent}
+        self.places: list[int] = [*self.donated, *self.lent]
+        self.kept: list[int] = [i for i in range(n + len(program.sources)) if i not in places]
+        self.converted: dict[int, tuple[Tensor, Any]] = {}
+        self.given: Sequence[Tensor] = ()
+        self.traces: list[Trace] = []  # those that compiled programs belong to
+        self.complete = False  # a trace has found nothing that was not an input
+        self.news = False
+        self.verifying: list[Trace] | None = None  # the trace that is compared with the program
+        self.compiled: Any = compile_donating(program.jax, self._results)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+        return self._run(inputs, [self._donate(i, inputs[i]) for i in self.places], self.compiled)
+
+    def lower(self, inputs: Sequence[Tensor]) -> Any:
+        """JAX's `Lowered` for these inputs; nothing runs, so nothing is written over."""
+        given = [to_jax(inputs[i]._data) for i in self.places]
+        return self._run(inputs, given, lambda *xs: self.compiled.trace(*xs).lower())
+
+    def _run(self, inputs: Sequence[Tensor], donated: Sequence[Array], compiled: Any) -> Any:
+        """Trace, if that has not been done, and call `compiled`."""
+        kept = [
+            argument(inputs[i]) if i < self.n else self.convert(i, inputs[i]) for i in self.kept
+        ]
+        given = tuple(donated)
+        self.given = inputs  # the Tensors that tapes know, if this is traced now
+        try:
+            if not self.complete:
+                self._find(kept, given)
+            elif self.program.verify:
+                self._verify(kept, given)
+            return compiled(kept, given)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            self.program.check_inputs(error, inputs)
+            raise
+        finally:
+            self.given = ()
+
+    def _find(self, kept: list[Array], given: tuple[Array, ...]) -> None:
+        """Trace to the end, and only then say that the trace came upon news.
+
+        JAX never frees a trace that an exception ends, nor the arrays that it took in.
+        """
+        self.compiled.trace(kept, given)  # which the call after it finds
+        if self.news:
+            raise SourceFound
+        self.complete: bool = True
+
+    def _verify(self, kept: list[Array], given: tuple[Array, ...]) -> None:
+        """Trace once more, and compare with the program; nothing else comes of the trace."""
+        known = self.compiled.trace(kept, given)
+        self.verifying = []
+        try:
+            second = compile_donating(self.program.jax, self._results).trace(kept, given)
+            verification.compare(self.program.name, known, second)
+        finally:
+            self.verifying = None
+
+    def convert(self, i: int, x: Tensor) -> Any:
+        """Return a source as JAX's array, converted once for as long as it stays the same."""
+        if type(x._data) is not np.ndarray:
+            return x._data
+        known = self.converted.get(i)
+        if known is None or known[0] is not x:
+            known = self.converted[i] = x, to_jax(x._data)
+        return known[1]
+
+    def _donate(self, i: int, x: Tensor) -> Any:
+        """Return an array that the program may write over: a copy, if somebody else may hold it."""
+        if i < self.n:  # an argument named in `donate`, which the caller has given away
+            return to_jax(x._data)
+        variable: Variable = self.program.sources[i - self.n]
+        data = to_jax(x._data)
+        variable._away = True  # from now on other threads wait to read it; those that did have it
+        return data.copy() if variable._lent or data is not x._data else data
+
+    # -- tracing -----------------------------------------------------------------------------
+
+    def _results(self, kept: list[Array], given: tuple[Array, ...]) -> tuple[Any, ...]:
+        """Trace the body, and the walk back if tapes watch; this is the function that JAX compiles.
+
+        Return the mark, the results, the new values of Variables, and what the rules keep.
+        """
+        program = self.program
+        arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
+        kind = tape_for(self.given)
+        tapes = inner_tapes(kind, current()) if self.wanted else ()
+        region = Region(program.name, tapes=tapes, traced=True, around=None)
+        region.lasting = True
+        inputs = [region.make_stand_in(wrap(arrays[i])) for i in range(len(arrays))]
+        for source, x in zip(program.sources, inputs[self.n :], strict=True):
+            self._stand_in(region, program.source(source), x)
+        # A trace that ended with news is found again here, and replayed with the inputs it lacked.
+        shapes = self.wanted, *[(a.shape, a.dtype) for a in [arrays[i] for i in range(self.n)]]
+        trace = program.begun.pop(shapes, None)
+        if trace is None or not trace.flat.complete:  # (its Python will run, with hits)
+            trace = program.begin(trace)
+        for n, tape in enumerate(tapes):
+            places = watched_by(tape.outer[0], self.given) if n else self.wanted
+            tape.watched.update(inputs[i]._id for i in places)
+        with nullcontext() if program.closure is None else program.closure.undrawn(program.name):
+            body = partial(results, trace.flat, inputs[: self.n], region)
+            ys = run_inside(body, region, trace.bindings, tapes)
+        trace.count, trace.assigned = len(ys), tuple(region.assigned)
+        ys = [*ys, *[region.values[v] for v in trace.assigned]]
+        outputs = [to_jax(y._data) for y in ys]
+        # rules that have run by now run in each forward pass; the others, in each backward pass
+        trace.ran = {(key, hit.where, hit.path): hit.ran for key, hit in trace.hits()}
+        if tapes:
+            ids, reached = [x._id for x in inputs], [y._id for y in ys]
+            trace.passage = passage_between(tapes[0], ids, self.wanted, [reached])
+        if tapes and kind is RegionTape:
+            linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, trace)
+            run_inside(linearize, region, trace.bindings)
+        if self.verifying is not None:
+            program.check_sources(region)
+            self.verifying.append(trace)  # which JAX refers to weakly (see `Mark`)
+            return Mark(trace), *outputs
+        self.news: bool = program.find(region)
+        if self.news:
+            trace.rewind()
+            program.begun[shapes] = trace
+            if self.complete:  # JAX traces for other shapes, in a call that `_find` does not see
+                raise SourceFound
+            return Mark(trace), *outputs
+        plainly = program.plainly(region)
+        program.reads = program.reads or bool(plainly)
+        program.traces([arrays[i] for i in range(self.n)], plainly)
+        lax = program.jax.lax
+        self.traces.append(trace)
+        if not tapes:  # (with tapes, what is assigned is known to them, and not given away)
+            n = trace.count
+            outputs[n:] = set_apart(outputs[n:], [*arrays.values(), *outputs[:n]])
+        for i, variable in enumerate(trace.assigned, trace.count):
+            if (sharding := layout(variable._tensor._data)) is not None:
+                outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
+        return Mark(trace), *outputs
+
+    def _stand_in(self, region: Region, source: CapturedValue | Array, x: Tensor) -> None:
+        if isinstance(source, Variable):
+            region.values[source] = x
+        else:
+            region.stand_ins[id(source)] = x
+            region.alive.append(source)
+
+    def _linearized(
+        self, tape: Tape, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: list[Array],
+        arrays: dict[int, Array], trace: Trace,
+    ) -> None:  # fmt: skip
+        """Trace the backward program; what it takes from the forward one becomes results.
+
+        The walk runs inside a trace within the trace. JAX then lists what the inner one has closed
+        over: exactly the tracers of the forward pass that the rules use, and no more.
+        """
+        jax = self.program.jax
+        passage, zeros = trace.passage, jax.numpy.zeros_like
+
+        def back(*dys: Array) -> list[Any]:
+            arriving = [wrap(dy) for dy in dys]
+            grads = pull_through(tape, [ys[i] for i in passage.reached], arriving)
+            dxs = [(x, grads.get(x._id)) for x in [inputs[i] for i in passage.wanted]]
+            return [zeros(x._data) if dx is None else to_jax(dx._data) for x, dx in dxs]
+
+        outputs = [results[i] for i in passage.reached]
+        wide = widest((*inputs, *ys))
+        specs = [jax.ShapeDtypeStruct(y.shape, gradient_dtype(y, wide)) for y in outputs]
+        trace.dtypes = [spec.dtype for spec in specs]
+        closed = jax.make_jaxpr(back)(*specs)
+        # An input or a result need not be returned a second time. The call that walks back finds it
+        # where it is (`_record`).
+        places = {id(array): ("input", i) for i, array in arrays.items()}
+        places.update((id(array), ("result", i)) for i, array in enumerate(results))
+        kept: list[tuple[str, Any]] = []  # for each constant of the walk: its pool, its place
+        for array in closed.consts:
+            if not isinstance(array, jax.core.Tracer):
+                kept.append(("constant", array))
+                continue
+            if id(array) not in places:
+                places[id(array)] = "result", len(results)
+                results.append(array)
+            kept.append(places[id(array)])
+        trace.kept, trace.jaxpr = kept, closed
+        trace.backward = jax.jit(partial(evaluate, closed.jaxpr))

@@ -1,0 +1,164 @@
+"""`builtin` and `forward` in rules for JAX: three times JAX's own derivative, in every way."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import regrad as rg
+from regrad.errors import RuleError
+from regrad.jax.optypes import TABLE
+from tests.helpers.jax_model import M
+from tests.jax.test_override import COMPLEX, OTHER
+
+
+@pytest.fixture(autouse=True)
+def doubles():
+    with jax.enable_x64(True):
+        yield
+
+
+def scaled(dy, builtin):
+    return 3 * builtin(dy)
+
+
+def scaled_dy(dy, builtin):
+    return builtin(jnp.multiply(3.0, dy))
+
+
+def scaled_by_regrad(dy, builtin):
+    def times(dx):
+        if isinstance(dx, tuple):
+            return [times(part) for part in dx]
+        return None if dx is None else rg.multiply(3.0, dx)
+
+    return times(builtin(dy))
+
+
+RULES = [scaled, scaled_dy, scaled_by_regrad]
+
+
+def loss(f):
+    def weighted(*xs):
+        y = f(*xs)
+        return jnp.real((y * jnp.linspace(1, 2, y.size).reshape(y.shape)).sum())
+
+    return weighted
+
+
+def gradients(f, xs, order=1):
+    for _ in range(order):
+        one = jax.grad(loss(f), tuple(range(len(xs))))
+        f = lambda *xs, one=one: jnp.concatenate([dx.ravel() for dx in one(*xs)])  # noqa: E731
+    return one(*xs)
+
+
+def close(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("op_type", TABLE)
+def test_every_op_type(op_type, rule):
+    f = OTHER.get(op_type) or COMPLEX.get(op_type)
+    f = f or getattr(jax.nn, op_type.lower(), None) or getattr(jnp, op_type.lower())
+    x = jnp.asarray(
+        M * (1 + 1j) if op_type in COMPLEX else M, "complex128" if op_type in COMPLEX else "float64"
+    )
+    ours = rg.jax.override(f, {op_type: rule})
+    close(gradients(ours, [x]), [3 * dx for dx in gradients(f, [x])])
+    ours.assert_fired(op_type)
+
+
+@jax.custom_vjp
+def spike(v):
+    return (v > 0).astype(v.dtype)
+
+
+spike.defvjp(lambda v: (spike(v), v), lambda v, dy: (dy / (1 + abs(v)),))
+
+
+@jax.jit
+def both(a, b):
+    return a * jnp.sin(b)
+
+
+def numbers(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+A, B = numbers(3), numbers(3, seed=1)
+CASES = {
+    "a primitive": ("sin", jnp.sin, [A]),
+    "a product": ("Mul", jnp.multiply, [A, B]),
+    "a number": ("Mul", lambda x: x * 2.0, [A]),
+    "another form": ("MatMul", lambda a, b: jnp.einsum("ij,kj->ik", a, b), [numbers(2, 3)] * 2),
+    "several outputs": ("sort", lambda a, b: lax.sort((a, b))[1], [A, B]),
+    "several inputs": ("concatenate", lambda a, b: jnp.concatenate([a, b]), [A, B]),
+    "attributes": ("dynamic_slice", lambda x: lax.dynamic_slice(x, (1,), (2,)), [A]),
+    "a derivative of its own": (spike, spike, [A]),
+    "a compiled function": (both, both, [A, B]),
+    "the rule's own scale": (
+        "AvgPool",
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4,
+        [numbers(1, 4, 4, 2)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CASES)
+def test_three_times_jaxs_gradient(name, rule):
+    key, f, xs = CASES[name]
+    if rule is scaled_dy and name == "several outputs":
+        rule = lambda dy, builtin: builtin([3 * d for d in dy])  # noqa: E731
+    ours = rg.jax.override(f, {key: rule})
+    expected = [3 * dx for dx in gradients(f, xs)]
+    close(gradients(ours, xs), expected)
+    close(jax.jit(lambda *xs: gradients(ours, xs))(*xs), expected)
+    close(gradients(jax.checkpoint(ours), xs), expected)
+    stacked = [jnp.stack([x, 2 * x]) for x in xs]
+    close([dx[0] for dx in jax.vmap(lambda *xs: gradients(ours, xs))(*stacked)], expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "name", ["a primitive", "a product", "another form", "a compiled function"]
+)
+def test_higher_orders_are_those_of_jax(name, rule):
+    key, f, xs = CASES[name]
+    ours = rg.jax.override(f, {key: rule})
+
+    def tripled(*xs):
+        y = 3 * f(*xs)
+        return y - lax.stop_gradient(y - f(*xs))
+
+    for order in (2, 3):
+        close(gradients(ours, xs, order), gradients(tripled, xs, order))
+
+
+def test_forward_mode_transposes_it():
+    ours = rg.jax.override(jnp.tanh, {"Tanh": scaled})
+    got = jax.jvp(ours, (A,), (B,))[1]
+    np.testing.assert_allclose(got, 3 * jax.jvp(jnp.tanh, (A,), (B,))[1], rtol=1e-12)
+
+
+def test_forward_is_the_op():
+    ours = rg.jax.override(jnp.tanh, {"Tanh": lambda dy, x, forward: dy * forward(x + 1)})
+    np.testing.assert_allclose(jax.grad(lambda x: ours(x).sum())(A), jnp.tanh(A + 1), rtol=1e-12)
+    times = {"Mul": lambda dy, a, b, forward: (dy * forward(a, b + 1), None)}
+    ours = rg.jax.override(lambda x: x * 2.0, times)
+    np.testing.assert_allclose(jax.grad(lambda x: ours(x).sum())(A), 3 * A, rtol=1e-12)
+
+
+def test_the_builtin_of_a_function_is_a_value():
+    ours = rg.jax.override(spike, {spike: rg.rules.builtin(spike)})
+    close(gradients(ours, [A]), gradients(spike, [A]))
+    ours.assert_fired()
+    with pytest.raises(RuleError, match=r"builtin\(spike\) is not the gradient of 'both'"):
+        rg.jax.override(both, {both: rg.rules.builtin(spike)})
