@@ -22,6 +22,7 @@ from regrad.errors import (
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 override = pytest.importorskip("regrad.torch").gradient_override_map
+places = pytest.importorskip("regrad.torch.places")
 at = rg.at
 
 
@@ -446,6 +447,41 @@ def test_decorators():
     found = gradients(model, lambda x: f(x))
     check(found, ["layers.0.act"])
     run.assert_fired()
+
+
+def test_a_rule_that_asks_for_its_site():
+    seen = []
+
+    def noted(dy, x, site):
+        seen.append((site.path, site.op_type, site.nth, site.shapes, site.line > 0))
+        return dy * (x > 0)
+
+    model = make()
+    for rules in ({at("layers.[01]", "Relu"): noted}, {"Relu": noted}):
+        with override(rules, model=model):
+            found = gradients(model)
+        check(found, [])
+    paths = ["layers.1.act", "layers.0.act"]
+    assert not places.COUNTS.get()
+    assert [path for path, *_ in seen[:2]] == paths and len(seen) == 5
+    assert seen[0] == ("layers.1.act", "Relu", 1, ((5, 4),), True)
+
+
+@pytest.mark.versions
+def test_a_rule_that_asks_for_its_site_compiled():
+    torch.compiler.reset()
+    seen = []
+
+    def noted(dy, x, site):
+        seen.append(site.path)
+        return 7 * dy * (x > 0)
+
+    model = make()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with override({at("layers.[01]", "Relu"): noted}, model=model):
+        found = gradients(model, compiled)
+    check(found, ["layers.0.act", "layers.1.act"])
+    assert {*seen} == {"layers.0.act", "layers.1.act"}
 
 
 # -- what is refused, or named ---------------------------------------------------------------------

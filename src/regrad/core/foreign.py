@@ -52,6 +52,7 @@ class ForeignRule:
     writes: bool | None = None
     key: Any = None  # the one in the map, as reports know it
     family: Any = None  # the callables that it is for, as it sees them (of torch's)
+    at_site: Callable[[Any], ForeignRule] | None = None  # for a call, if it asks for its `site`
     chooses = False  # whether it stands for several, of which each call gets one
 
     def __init__(self, value: str | RuleFunction, op: Op) -> None:

@@ -13,6 +13,7 @@ from regrad.core import jobs
 from regrad.core.blocks import Refusal
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
+from regrad.core.placed import asks_site
 from regrad.core.places import Counts, at, spread
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
@@ -87,7 +88,8 @@ class gradient_override_map(Scope[Binding]):
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._rules, self._marked = unmarked(spread(rules, _is_module_class))
-        self._places: bool = any(isinstance(key, at) for key in self._rules)
+        asked = any(asks_site(rule, None) for rule in self._rules.values())
+        self._places: bool = asked or any(isinstance(key, at) for key in self._rules)
         self._model = model
         check_model(model, self._rules)
         self._modules: Modules | None = None

@@ -46,6 +46,11 @@ from regrad.torch.open_scopes import SCOPES
 COUNTS: ContextVar[dict[Any, Counts]] = ContextVar("regrad_counts", default={})  # noqa: B039
 
 
+def counts_of(scope: Any) -> Counts:
+    """Return how often a scope's keys have met calls in what runs here."""
+    return COUNTS.get().get(scope._root, Counts())
+
+
 class View:
     """A scope as it is while certain modules run: with the rules that hold there."""
 

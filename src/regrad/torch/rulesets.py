@@ -26,8 +26,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule, OwnOfOne, check_builtin
+from regrad.core.placed import asks_site
 from regrad.core.places import (
     INSTANCE,
     Counts,
@@ -70,7 +71,7 @@ from regrad.torch.host.running import custom_op, find_forward
 from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
-from regrad.torch.places import COUNTS, Modules, path_here, step_here
+from regrad.torch.places import Modules, counts_of, path_here, step_here
 from regrad.torch.subclasses import as_given
 from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
@@ -397,16 +398,12 @@ class Plan:
         family = family_of(what)
         if isinstance(what, str) and optypes.find_family(what) is None:
             what = functions.find_named(what)
-        refuse_layout(value, family.type)
-        check_builtin(value, family.type, lambda k: family_of(k).type == family.type)
-        seen = family_for(value, family)
-        if seen.parameters:  # it is known what the op's inputs are called
-            rule = ForeignRule(value, seen.op)
-        else:
-            by_count = FunctionRule if functions.is_function(what) else RuleByCount
-            rule = by_count(value, seen.op, what)
-        rule.family = seen
-        rule.key, place = (key, key) if isinstance(key, at) else (family.type, at(what=family.type))
+        made, place = (key, key) if isinstance(key, at) else (family.type, at(what=family.type))
+        make = partial(_make_rule, made, what, family)
+        asks = asks_site(value, family.op)
+        rule = make(partial(value, site=None) if asks else value)
+        if asks:
+            rule.at_site = lambda site: make(partial(value, site=site))
         held = self.rules.setdefault(family.type, {})
         if place in held:
             raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
@@ -471,6 +468,28 @@ class Plan:
         return {key: None for key in self.named_as.values() if functions.is_function(key)}
 
 
+def _make_rule(key: Any, what: Any, family: optypes.Family, value: Any) -> ForeignRule:
+    """Return the rule of a key for what it names."""
+    refuse_layout(value, family.type)
+    check_builtin(value, family.type, lambda k: family_of(k).type == family.type)
+    seen = family_for(value, family)
+    if seen.parameters:  # it is known what the op's inputs are called
+        rule = ForeignRule(value, seen.op)
+    else:
+        by_count = FunctionRule if functions.is_function(what) else RuleByCount
+        rule = by_count(value, seen.op, what)
+    rule.family, rule.key = seen, key
+    return rule
+
+
+def site_here(scope: Any, op_type: str, n: int, xs: Iterable[torch.Tensor]) -> Site:
+    """Return the site of a call of an op on some tensors, in a scope."""
+    place = compiled_code.PLACE.get()
+    spot = SCOPES.get() if place is None else place.spot
+    where = find_caller(LIBRARIES) if place is None else place.where
+    return site_of([step_here(scope, spot)], op_type, n, xs, where)
+
+
 class Choice:
     """The rule of an op where keys count its calls, or ask about each."""
 
@@ -499,14 +518,8 @@ class Choice:
                 "its calls. Name the module instead, or call the model without torch.compile."
             )
             return None
-        spot = SCOPES.get() if place is None else place.spot
-        counts = Counts() if place else COUNTS.get().setdefault(scope._root, Counts())
-        where = find_caller(LIBRARIES) if place is None else place.where
-
-        def site(n: int) -> Site:
-            return site_of([step_here(scope, spot)], self.op_type, n, xs, where)
-
-        fit, _ = pick([*self.held], counts, site)
+        counts = Counts() if place else counts_of(scope)
+        fit, _ = pick([*self.held], counts, lambda n: site_here(scope, self.op_type, n, xs))
         return None if fit is None else self.held[fit]
 
     def _counting(self) -> Fit | None:
@@ -635,6 +648,8 @@ def _override(
                     where, path = find_caller(LIBRARIES), path_here(scope)
                     scope._untouched.note(name_of(function), where, path=path)
                 return op(*args, **options)
+        if held.at_site is not None and scope is not None:
+            held = _at_its_site(held, scope, key, [*tensors((args, options))])
         family = held.family if not held.has_bias else in_order_of(function, held.family)
         # with the modes off: what our autograd.Function runs inside is not the user's code
         with DisableTorchFunction():
@@ -666,6 +681,14 @@ def _override(
     return overridden
 
 
+def _at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor]) -> ForeignRule:
+    """Return a rule that asks for the site of its op, for the call that is made here."""
+    n = -1  # (a program is written once for all of its calls)
+    if compiled_code.PLACE.get() is None:
+        n = counts_of(scope).meet((held.key, op_type))
+    return held.at_site(site_here(scope, op_type, n, xs))
+
+
 def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
     """A call of an `autograd.Function` under the rule that is in force for it here."""
     if OWN.get():
@@ -681,6 +704,8 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
         held: Any = ruleset.rules[key]
         if held.chooses and (held := held.pick(scope, xs)) is None:
             continue
+        if held.at_site is not None:
+            held = _at_its_site(held, scope, key, xs)
         rule = held.for_call(args, moves)
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope, held.key, key, tuple(xs[0].shape))

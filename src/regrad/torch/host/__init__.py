@@ -233,7 +233,7 @@ _WRAPPERS = {  # classes of torch's, by name, and what they call the module insi
 
 @cache
 def name_inside(kind: type) -> str | None:
-    """Return how a module around another one calls that; None for a class that is no wrapper."""
+    """Return how a module around another one calls that; None for any other class."""
     torchs = [each for each in kind.__mro__ if each.__module__.startswith("torch.")]
     return next((_WRAPPERS[each.__name__] for each in torchs if each.__name__ in _WRAPPERS), None)
 
