@@ -180,7 +180,7 @@ class OwnCall(Protocol):
 
     @property
     def vjp(self) -> Any:
-        """How the library differentiates a function: an `ArrayVjp`."""
+        """The library's way to differentiate a function: an `ArrayVjp`."""
         ...
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:

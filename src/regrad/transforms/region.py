@@ -337,7 +337,7 @@ class ForwardingTape(DependenceTape):
 
 
 class Dependences(list[Any]):
-    """What stands for the records of a tape that keeps none: on which inputs each id depends.
+    """The inputs on which each id depends, in the place of the records of a tape that keeps none.
 
     The masks have a bit for each id of `inputs` (what is watched, say) that no op has made. For the
     inputs `a` and `b` and the step `c = a * b, d = exp(b)` they are `a: 01, b: 10, c: 11, d: 10`.
