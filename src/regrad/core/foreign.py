@@ -179,7 +179,7 @@ class OwnCall(Protocol):
 
     @property
     def vjp(self) -> Any:
-        """How the library differentiates a function: an `ArrayVjp`."""
+        """The function by which the library differentiates others: an `ArrayVjp`."""
         ...
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
