@@ -180,7 +180,7 @@ class OwnCall(Protocol):
 
     @property
     def vjp(self) -> Any:
-        """The library's way to differentiate a function: an `ArrayVjp`."""
+        """The function by which the library differentiates others: an `ArrayVjp`."""
         ...
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
