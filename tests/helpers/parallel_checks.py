@@ -206,9 +206,8 @@ def ddp_compiled() -> None:
 
 def at_places(model: Any) -> list[dict[Any, Any]]:
     """Maps that name the first block of a ResNet, each in its own way."""
-    keys = rg.at("blocks.0", "Relu"), rg.at(model.blocks[0], "Relu"), rg.at("**", "Relu", 1)
-    chosen = rg.at(lambda site: site.path.startswith("blocks.0"), "Relu")
-    return [{key: RELU["Relu"]} for key in (*keys, chosen)]
+    keys = ["blocks.0"], [model.blocks[0]], [lambda site: "blocks.0" in site.path], ["**", 1]
+    return [{rg.at(where, "Relu", *nth): RELU["Relu"]} for where, *nth in keys]
 
 
 def by_hand_at_places(whole_block: bool) -> nn.Module:
@@ -219,9 +218,7 @@ def by_hand_at_places(whole_block: bool) -> nn.Module:
     return model
 
 
-class FirstOnly(nn.Module):
-    """A ReLU with the rule at every other call."""
-
+class FirstOnly(nn.Module):  # a ReLU with the rule at every other call
     calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -233,12 +230,11 @@ def check_places(wrap: Callable[[nn.Module], nn.Module]) -> None:
     """Rules in one place of a model, which is given as it is, or in its wrapper."""
     for i in range(4):
         for inside in (True, False):
-            inner = ResNet()
-            model = wrap(inner)
+            model = wrap(inner := ResNet())
             with override(at_places(inner)[i], model=inner if inside else model) as used:
                 _, found = train(model, mine(images()))
             used.assert_fired(group=dist.group.WORLD)
-            assert_equal(found, train(by_hand_at_places(i != 2), images())[1])
+            assert_equal(found, train(by_hand_at_places(i != 3), images())[1])
 
 
 def ddp_rules_at_places() -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -38,23 +38,16 @@ from regrad.core.foreign import ForeignRule, check_builtin
 from regrad.core.placed import asks_site
 from regrad.core.places import (
     INSTANCE,
-    Counts,
-    Fit,
     Places,
-    Site,
     Step,
     at,
     entries,
-    is_predicate,
     paths_around,
-    pick,
     rank_of,
-    site_of,
 )  # fmt: skip
 from regrad.core.registry import find_op, meant_by, refuse_function
-from regrad.core.reports import Binding, Hit
 from regrad.core.rule import identity_of
-from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
+from regrad.errors import ArgumentError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
@@ -62,6 +55,7 @@ from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.callable_rules import FunctionRule, RuleByCount
 from regrad.torch.calls import RuleCall
+from regrad.torch.choices import Choice, at_its_site, bind_call, identity_of_key
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
@@ -71,10 +65,9 @@ from regrad.torch.host.running import custom_op
 from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
-from regrad.torch.places import Modules, counts_of, path_here, step_here
+from regrad.torch.places import Modules, path_here
 from regrad.torch.subclasses import as_given
 from regrad.transforms.arguments import replaced
-from regrad.transforms.closures import names_in
 
 Trail = tuple[tuple[Any, Step], ...]  # the modules that run and that keys name (see `places`)
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
@@ -391,67 +384,6 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, value: Any) -> Forei
     return rule
 
 
-def site_here(scope: Any, op_type: str, n: int, xs: Iterable[torch.Tensor]) -> Site:
-    """Return the site of a call of an op on some tensors, in a scope."""
-    place = compiled_code.PLACE.get()
-    spot = SCOPES.get() if place is None else place.spot
-    where = find_caller(LIBRARIES) if place is None else place.where
-    return site_of([step_here(scope, spot)], op_type, n, xs, where)
-
-
-class Choice:
-    """The rule of an op where keys count its calls, or ask about each."""
-
-    chooses = True
-    key: Any = None
-
-    def __init__(self, op_type: str, held: dict[Fit, ForeignRule]) -> None:
-        self.op_type = op_type
-        self.held = held
-        self.takes_all: bool = any(rule.takes_all for rule in self.held.values())
-        biased = {rule.has_bias for rule in self.held.values()}
-        if len(biased) > 1:
-            keys = " and ".join(repr(fit.key) for fit in self.held)
-            raise ArgumentError(
-                f"{keys}: a rule that names the bias of {op_type} and one that does not hold for "
-                "calls of one module. Let both name it."
-            )
-        self.has_bias: bool = True in biased
-
-    def pick(self, scope: Any, xs: Sequence[torch.Tensor]) -> ForeignRule | None:
-        """Return the rule of a call; None if no key fits it."""
-        place = compiled_code.PLACE.get()
-        if place is not None and (fit := self._counting()):
-            place.error = PassedOverError(
-                f"{fit.key!r} counts calls, and torch.compile writes a program once for all of "
-                "its calls. Name the module instead, or call the model without torch.compile."
-            )
-            return None
-        counts = Counts() if place else counts_of(scope)
-        fit, _ = pick([*self.held], counts, lambda n: site_here(scope, self.op_type, n, xs))
-        return None if fit is None else self.held[fit]
-
-    def _counting(self) -> Fit | None:
-        """Return a fit whose key counts calls, in itself or in a predicate."""
-        for fit in self.held:
-            asked = [f for entry in fit.predicates for f in entry]
-            if fit.key.counts or any("nth" in names_in([f]) for f in asked):
-                return fit
-        return None
-
-
-def identity_of_key(key: Any) -> Any:
-    """Return the value that equal keys share, also if they ask predicates that are made anew."""
-    if not isinstance(key, at):
-        return key
-    places = [(tuple(map(_identity_of_entry, entries(s.where))), s.nth) for s in key.selectors]
-    return at, tuple(places), key.what, key.nth
-
-
-def _identity_of_entry(entry: Any) -> Any:
-    return identity_of(entry) if is_predicate(entry) else entry
-
-
 _SETS: OrderedDict[Any, RuleSet] = OrderedDict()
 _LOCK = threading.Lock()
 
@@ -520,23 +452,6 @@ def is_seen(function: Callable[..., Any]) -> bool:
 # -- calls under a rule ----------------------------------------------------------------------------
 
 
-def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit:
-    """Count a call under the rule of a key, whose first tensor has this shape, where it stands."""
-    place = compiled_code.PLACE.get()
-    where = find_caller(LIBRARIES) if place is None else place.where
-    scope = scope._root
-    binding: Binding = scope._bindings[key]
-    if scope._modules is None:
-        hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
-    else:
-        hit = binding.hit_in(path_here(scope, place and place.spot), op_type, where)
-    if place is None:
-        hit.add(shape)
-    else:  # which counts it, when it is known that the program will be run
-        place.meets(hit, shape)
-    return hit
-
-
 def _override(
     ruleset: RuleSet, function: Callable[..., Any], spelling: optypes.Spelling
 ) -> Callable[..., Any]:
@@ -558,7 +473,7 @@ def _override(
                     scope._untouched.note(name_of(function), where, path=path)
                 return op(*args, **options)
         if held.at_site is not None and scope is not None:
-            held = _at_its_site(held, scope, key, [*tensors((args, options))])
+            held = at_its_site(held, scope, key, [*tensors((args, options))])
         family = held.family if not held.has_bias else in_order_of(function, held.family)
         # with the modes off: what our autograd.Function runs inside is not the user's code
         with DisableTorchFunction():
@@ -590,14 +505,6 @@ def _override(
     return overridden
 
 
-def _at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor]) -> ForeignRule:
-    """Return a rule that asks for the site of its op, for the call that is made here."""
-    n = -1  # (a program is written once for all of its calls)
-    if compiled_code.PLACE.get() is None:
-        n = counts_of(scope).meet((held.key, op_type))
-    return held.at_site(site_here(scope, op_type, n, xs))
-
-
 def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
     """A call of an `autograd.Function` under the rule that is in force for it here."""
     if OWN.get():
@@ -614,7 +521,7 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
         if held.chooses and (held := held.pick(scope, xs)) is None:
             continue
         if held.at_site is not None:
-            held = _at_its_site(held, scope, key, xs)
+            held = at_its_site(held, scope, key, xs)
         rule = held.for_call(args, moves)
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope, held.key, key, tuple(xs[0].shape))

@@ -1,0 +1,106 @@
+"""Calls of ops: which rule one gets where keys count calls or ask about sites, and its hit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from regrad.core.callers import find_caller
+from regrad.core.foreign import ForeignRule
+from regrad.core.places import Counts, Fit, Site, at, entries, is_predicate, pick, site_of
+from regrad.core.reports import Binding, Hit
+from regrad.core.rule import identity_of
+from regrad.errors import ArgumentError, PassedOverError
+from regrad.torch import compiled_code
+from regrad.torch.nodes import LIBRARIES
+from regrad.torch.open_scopes import SCOPES
+from regrad.torch.places import counts_of, path_here, step_here
+from regrad.transforms.closures import names_in
+
+
+def site_here(scope: Any, op_type: str, n: int, xs: Iterable[torch.Tensor]) -> Site:
+    """Return the site of a call of an op on some tensors, in a scope."""
+    place = compiled_code.PLACE.get()
+    spot = SCOPES.get() if place is None else place.spot
+    where = find_caller(LIBRARIES) if place is None else place.where
+    return site_of([step_here(scope, spot)], op_type, n, xs, where)
+
+
+class Choice:
+    """The rule of an op where keys count its calls, or ask about each."""
+
+    chooses = True
+    key: Any = None
+
+    def __init__(self, op_type: str, held: dict[Fit, ForeignRule]) -> None:
+        self.op_type = op_type
+        self.held = held
+        self.takes_all: bool = any(rule.takes_all for rule in self.held.values())
+        biased = {rule.has_bias for rule in self.held.values()}
+        if len(biased) > 1:
+            keys = " and ".join(repr(fit.key) for fit in self.held)
+            raise ArgumentError(
+                f"{keys}: a rule that names the bias of {op_type} and one that does not hold for "
+                "calls of one module. Let both name it."
+            )
+        self.has_bias: bool = True in biased
+
+    def pick(self, scope: Any, xs: Sequence[torch.Tensor]) -> ForeignRule | None:
+        """Return the rule of a call; None if no key fits it."""
+        place = compiled_code.PLACE.get()
+        if place is not None and (fit := self._counting()):
+            place.error = PassedOverError(
+                f"{fit.key!r} counts calls, and torch.compile writes a program once for all of "
+                "its calls. Name the module instead, or call the model without torch.compile."
+            )
+            return None
+        counts = Counts() if place else counts_of(scope)
+        fit, _ = pick([*self.held], counts, lambda n: site_here(scope, self.op_type, n, xs))
+        return None if fit is None else self.held[fit]
+
+    def _counting(self) -> Fit | None:
+        """Return a fit whose key counts calls, in itself or in a predicate."""
+        for fit in self.held:
+            asked = [f for entry in fit.predicates for f in entry]
+            if fit.key.counts or any("nth" in names_in([f]) for f in asked):
+                return fit
+        return None
+
+
+def identity_of_key(key: Any) -> Any:
+    """Return the value that equal keys share, also if they ask predicates that are made anew."""
+    if not isinstance(key, at):
+        return key
+    places = [(tuple(map(_identity_of_entry, entries(s.where))), s.nth) for s in key.selectors]
+    return at, tuple(places), key.what, key.nth
+
+
+def _identity_of_entry(entry: Any) -> Any:
+    return identity_of(entry) if is_predicate(entry) else entry
+
+
+def at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor]) -> ForeignRule:
+    """Return a rule that asks for the site of its op, for the call that is made here."""
+    n = -1  # (a program is written once for all of its calls)
+    if compiled_code.PLACE.get() is None:
+        n = counts_of(scope).meet((held.key, op_type))
+    return held.at_site(site_here(scope, op_type, n, xs))
+
+
+def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit:
+    """Count a call under the rule of a key, whose first tensor has this shape, where it stands."""
+    place = compiled_code.PLACE.get()
+    where = find_caller(LIBRARIES) if place is None else place.where
+    scope = scope._root
+    binding: Binding = scope._bindings[key]
+    if scope._modules is None:
+        hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+    else:
+        hit = binding.hit_in(path_here(scope, place and place.spot), op_type, where)
+    if place is None:
+        hit.add(shape)
+    else:  # which counts it, when it is known that the program will be run
+        place.meets(hit, shape)
+    return hit
