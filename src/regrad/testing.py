@@ -213,9 +213,9 @@ def _outputs(y: Any) -> list[Tensor]:
 class Tensors(Library):
     """regrad: pulls by the walk over a tape, in the libraries of the data."""
 
-    unruled = staticmethod(masked)
-    array = staticmethod(Tensor._values)
-    zeros = staticmethod(partial(or_zeros, None))
+    unruled: Callable[..., Any] = staticmethod(masked)
+    array: Callable[..., Any] = staticmethod(Tensor._values)
+    zeros: Callable[..., Any] = staticmethod(partial(or_zeros, None))
 
     def like(self, arrays: Sequence[np.ndarray], xs: Sequence[Tensor]) -> list[Tensor]:
         return like(arrays, xs)

@@ -142,7 +142,4 @@ def cases() -> list[tuple[str, str]]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    # What torch imports only when it compiles, it has then imported for all processes.
-    torch.compile(lambda z: z * 1, backend="aot_eager")(torch.ones(1))  # (forward alone)
-    torch._dynamo.reset()
     main(cases(), changed)

@@ -11,7 +11,7 @@ import pytest
 
 import regrad as rg
 from regrad.checking.findings import GradientReport
-from regrad.core import overrides, walk
+from regrad.core import bindings, overrides, walk
 from regrad.errors import RuleError
 from tests.campaigns import (
     agreement,
@@ -94,9 +94,9 @@ def test_an_override_that_is_dropped_is_found(monkeypatch):
 
 
 def test_a_rule_that_runs_wrongly_is_found(monkeypatch):
-    pull = overrides.CountedRule.pull
+    pull = bindings.CountedRule.pull
     doubled = lambda self, *args: [(i, dx * 2.0) for i, dx in pull(self, *args)]  # noqa: E731
-    monkeypatch.setattr(overrides.CountedRule, "pull", doubled)
+    monkeypatch.setattr(bindings.CountedRule, "pull", doubled)
     assert outcomes(derivatives("Tanh", "numpy", ("alone",))) == {SILENT}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import regrad as rg
 from regrad.autodiff import custom_calls
-from regrad.transforms import replay
+from regrad.transforms import steps
 from tests.campaigns import agreement, in_jax, nested, programs
 from tests.campaigns.agreement import Task
 from tests.campaigns.nested import Expr
@@ -86,7 +86,7 @@ def test_a_false_refusal_is_found(monkeypatch):
         text("rg.scan(lambda c, r: (c * r, c), rg.sum(t0), x0)[1] + rg.sum(t0)", kind="scan"),
     )
     assert agreement.compared(t, "jvp of jit") == (DELIVERED, "")
-    monkeypatch.setattr(replay.ReplayRegion, "enter", enter)
+    monkeypatch.setattr(steps.ReplayRegion, "enter", enter)
     outcome, detail = agreement.compared(t, "jvp of jit")
     assert outcome == BROKEN and "TraceError" in detail
 

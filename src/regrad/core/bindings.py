@@ -161,7 +161,7 @@ class Onlookers(OpBinding):
 
     def __init__(self) -> None:
         self.op_type = self.rule_name = ""
-        self.by_line = {}
+        self.by_line: dict[Any, Hit] = {}
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Rule:
         self.hit_at(op.type).count += 1
@@ -170,4 +170,4 @@ class Onlookers(OpBinding):
     def copy(self) -> Onlookers:
         return Onlookers()
 
-    repeat = copy  # whose counts nobody reads
+    repeat: Callable[[Any], Any] = copy  # whose counts nobody reads

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -80,19 +80,19 @@ class Chooser(OpBinding):
     def __init__(self, op: Op, key: Any, places: Places, depth: int, counts: Counts) -> None:
         self.op_type: str = op.type
         self.rule_name = ""
-        self.by_line = {}
+        self.by_line: dict[Any, Any] = {}
         self.op = op
         self.key = key
         self.places = places
         wheres = [s.where for key in places.keys for s in key.selectors]
         named = [e for where in wheres for e in entries(where)]
-        self.asked = [e for e in named if is_predicate(e)]
+        self.asked: list[Any] = [e for e in named if is_predicate(e)]
         # the functions, modules and classes among them, with the code of the functions
         owners = [e for e in named if not (isinstance(e, str) or is_predicate(e))]
-        self.owners = [(e, _code(e)) for e in owners]
+        self.owners: list[tuple[Any, Any]] = [(e, _code(e)) for e in owners]
         self.depth = depth
         self.counts = counts
-        self.before = Counts(counts)  # when this copy was made
+        self.before: Counts = Counts(counts)  # when this copy was made
         self.outside: tuple[Step, ...] = ()  # what ran where this thread or run was begun
         self.paths: dict[str, None] | None = {}  # where ops were created
         self.known: dict[Path, list[Fit]] = {}  # by path, if nothing else decides
@@ -103,7 +103,8 @@ class Chooser(OpBinding):
         made.outside, made.paths = self.outside, self.paths
         return made
 
-    repeat = copy  # (what is counted while a body runs again has been counted)
+    # (what is counted while a body runs again has been counted)
+    repeat: Callable[[Any], Any] = copy
 
     def settled(self, in_run: bool = False) -> OpBinding:
         running = tuple(reversed([*self._running()]))

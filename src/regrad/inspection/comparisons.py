@@ -336,7 +336,7 @@ def _number(value: float) -> str:
 class InPlace(Tool):
     """Compares each rule that is not the op's own with the op's true derivative."""
 
-    keeps = "rules"
+    keeps: Literal["", "rules", "all"] = "rules"
     again = True
 
     def __init__(self, recorder: RunRecorder) -> None:

@@ -70,7 +70,8 @@ def _scaled(given: np.ndarray, expected: np.ndarray, ys: Sequence[np.ndarray]) -
         why = ", a mean in place of a sum?"
     elif any(abs(ratio / n - 1) < CLOSE for n in sizes if n > 2):
         why = ", a sum in place of a mean?"
-    yield f"scaled by {ratio:.4g}{why}"
+    if np.count_nonzero(used) > 1:  # (one number is a multiple of any other)
+        yield f"scaled by {ratio:.4g}{why}"
 
 
 def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:

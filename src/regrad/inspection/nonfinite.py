@@ -152,7 +152,7 @@ class Origin(NamedTuple):
 class Search(Tool):
     """Follows what is not finite from where it begins, forward, and then backward."""
 
-    keeps = "all"
+    keeps: Literal["", "rules", "all"] = "all"
 
     def __init__(self, recorder: RunRecorder) -> None:
         self.recorder = recorder

@@ -156,8 +156,8 @@ class Compiled:
 class JaxArrays(Library):
     """JAX: pulls by `jax.vjp`, compiled, and pushes by `jax.jvp` where a function has it."""
 
-    array = staticmethod(np.asarray)
-    zeros = staticmethod(jax.numpy.zeros_like)
+    array: Callable[..., Any] = staticmethod(np.asarray)
+    zeros: Callable[..., Any] = staticmethod(jax.numpy.zeros_like)
 
     def compiled(self, f: Flat) -> Compiled:
         return f if isinstance(f, Compiled) else Compiled(f)

@@ -156,7 +156,7 @@ def vjp(function: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
 class OwnEquation:
     """One run of an operation, and JAX's own gradient of it."""
 
-    vjp = staticmethod(vjp)
+    vjp: Any = staticmethod(vjp)
 
     def __init__(self, equation: Equation, xs: Sequence[Any]) -> None:
         rest = iter(xs)

@@ -239,7 +239,7 @@ class override(Report[KeyBinding]):
         hit = {seen.binding.shown for seen in found.hits}
         known = {(c.name, c.place, c.keys) for c in self._closed}
         new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
-        tell = [c for c in new if not c.keys <= hit]
+        tell = [c for c in new if not c.keys <= {seen.binding.name for seen in found.hits}]
         rest = [b for b in self._bindings.values() if not b.marked]
         idle = [b for b in rest if hit.isdisjoint(each.shown for each in b.sisters)]
         if idle and not found.hits:

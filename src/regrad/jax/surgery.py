@@ -120,7 +120,7 @@ class KeyBinding(Binding):
         self.key = key
         check_builtin(value, key.label, lambda other: key_for(other).meets(key))
         self.asks: bool = asks_site(value, None)
-        self.place = at(what=key.label) if self.asks and place is None else place
+        self.place: at | None = at(what=key.label) if self.asks and place is None else place
         self.value: Any = partial(value, site=None) if self.asks else value  # pyright: ignore
         lent = lender(value)
         self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative

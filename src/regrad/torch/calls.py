@@ -108,7 +108,7 @@ class RuleCall:
 
     # -- torch's own gradient, and value, as a rule may ask for them -------------------------------
 
-    vjp = staticmethod(vjp)
+    vjp: Any = staticmethod(vjp)
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return torch's own gradients, by leaf; None where a leaf has none."""

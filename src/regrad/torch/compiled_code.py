@@ -59,7 +59,7 @@ class Place:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.spot = SCOPES.get()
+        self.spot: tuple[Any, ...] = SCOPES.get()
         self.met: list[tuple[Hit, Any]] = []
         self.hits: dict[str, Hit] = {}  # by op type
         self.has_run = False

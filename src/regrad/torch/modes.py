@@ -83,7 +83,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     # the parts of a function (when, and what runs then), its rule, and the body to look into
     traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]]
     divides: bool  # whether there is a rule for RealDiv here or around
-    methods = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
+    methods: Any = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
 
     def __init__(self, scope: Any) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ def _is_plumbing(func: Callable[..., Any], op_type: str) -> bool:
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-LIBRARIES = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
+LIBRARIES: tuple[str, ...] = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 
 def _is_news(node: Any) -> bool:

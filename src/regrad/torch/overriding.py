@@ -124,12 +124,13 @@ class gradient_override_map(Scope[Binding]):
             if self._mode is not None and not self._left and not self._leave():
                 self._cut_off()
         self._warn_unless_hit()
+        self._warn_unless_all_ran()
 
     def _unmatched(self) -> list[Binding]:
         return [b for b in super()._unmatched() if b.op_type not in self._compiled]
 
-    def _warn_unless_hit(self) -> None:
-        super()._warn_unless_hit()
+    def _warn_unless_all_ran(self) -> None:
+        """Warn of modules that keys name and that never ran, unless the block raises."""
         if (idle := self._idle_modules()) and not self._failed:
             self._tell(f"{self._name}: {'; '.join(idle)}", self._level)
 

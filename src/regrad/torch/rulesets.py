@@ -474,7 +474,7 @@ def _override(
                 return op(*args, **options)
         if held.at_site is not None and scope is not None:
             held = at_its_site(held, scope, key, [*tensors((args, options))])
-        family = held.family if not held.has_bias else in_order_of(function, held.family)
+        family = in_order_of(function, held.family) if held.has_bias else spelling.family
         # with the modes off: what our autograd.Function runs inside is not the user's code
         with DisableTorchFunction():
             if not is_grad_enabled() and is_built_in(key, ruleset.keep):

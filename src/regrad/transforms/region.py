@@ -347,7 +347,7 @@ class Dependences(list[Any]):
         super().__init__()
         self.inputs = inputs
         self.masks: dict[Any, int] = {}
-        self.bit = 1  # of the next input
+        self.bit: int = 1  # of the next input
         for record in records:
             self.append(record)
 

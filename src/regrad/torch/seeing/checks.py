@@ -238,8 +238,8 @@ def _shown(key: str, prefixes: Sequence[str]) -> str:
 class TorchArrays(Library):
     """PyTorch: pulls by autograd, pushes by forward mode where a function has it."""
 
-    array = staticmethod(as_array)
-    zeros = staticmethod(torch.zeros_like)
+    array: Callable[..., Any] = staticmethod(as_array)
+    zeros: Callable[..., Any] = staticmethod(torch.zeros_like)
     unruled = DisableTorchFunction
 
     def __init__(self, seed: int) -> None:

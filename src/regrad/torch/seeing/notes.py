@@ -104,6 +104,7 @@ class OpNote(SeenOp):
 
     def hold(self, args: Sequence[Any], options: Any) -> None:
         """Keep copies of what the op is given, so that it can be run again."""
+        self.rebuild: Any
         leaves, self.rebuild = containers.flatten((tuple(args), options or {}))
         self.places: list[int] = [
             i for i, x in enumerate(leaves) if is_float(x) and x.requires_grad

@@ -98,7 +98,7 @@ class Looker:
         self.current: OpNote | None = None  # the last op whose backward pass began
         self.within: list[tuple[OpNote, Any]] | None = None  # Functions in a call, and their nodes
         self.inside = 0  # of how many forward passes of Functions
-        self.ran_backward = False
+        self.ran_backward: bool = False
         self.closed = False
 
     # -- forward ---------------------------------------------------------------------------------
