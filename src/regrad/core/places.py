@@ -455,7 +455,8 @@ def _names_nothing(entry: Any, steps: Sequence[Step]) -> str:
     if not isinstance(entry, str):
         classes = {type(s.module).__name__: None for s in steps if s.module is not None}
         hint = near(_shown(entry), classes)
-        return f"at({_shown(entry)}): no module of the model is of that class, or is it.{hint}"
+        why = "is of that class" if isinstance(entry, type) else "is that one"
+        return f"at({_shown(entry)}): no module of the model {why}.{hint}"
     paths = [path for step in steps for path in step.paths]
     hint = near(entry, paths) or _near_last(entry, paths)
     return f"at({entry!r}) names no module of the model.{hint}"
