@@ -40,11 +40,12 @@ from regrad.core.scopes import unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
+from regrad.jax.equations import has_batches
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.host.extending import open_traces
 from regrad.jax.keys import Key, key_for
 from regrad.jax.modules import Naming
-from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
+from regrad.jax.surgery import KeyBinding, Occurrences, Surgery
 from regrad.transforms.arguments import replaced
 
 _USE = (

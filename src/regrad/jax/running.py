@@ -20,6 +20,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_map, tree_unflatt
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.recorder import Leaf, SeenOp
+from regrad.jax.equations import program_of
 from regrad.jax.host import OVERRIDES, SIGHT, need
 from regrad.jax.host.programs import as_call, branches, called, mapped, scan
 from regrad.jax.override import TracedCall
@@ -35,7 +36,7 @@ from regrad.jax.sites import (
     path_of,
     site_of,
 )
-from regrad.jax.surgery import OPENED, program_of
+from regrad.jax.surgery import OPENED
 from regrad.transforms.arguments import replaced
 
 OUTERMOST.add(TracedCall.traced.__code__)

@@ -38,13 +38,11 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
 
-from regrad.core.callers import PACKAGE
 from regrad.core.foreign import ForeignRule, check_builtin, lender
 from regrad.core.placed import asks_site
 from regrad.core.places import Site, at
@@ -53,11 +51,20 @@ from regrad.core.reports import Binding, Hit
 from regrad.errors import GradientError, RuleError
 from regrad.jax.boundaries import restore_calls
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
-from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
+from regrad.jax.equations import (
+    call_site,
+    constant_of,
+    count_passes,
+    find_line,
+    is_differentiable,
+    operands_of,
+    program_of,
+)
+from regrad.jax.gradients import Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey, key_for, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
-from regrad.jax.primitives import EquationGradient, is_float, op_p, run_op
+from regrad.jax.primitives import EquationGradient, op_p, run_op
 from regrad.jax.where import Around, Whereabouts
 
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
@@ -348,12 +355,12 @@ class Surgery:
         if around.closed or around.derived:  # whoever looks in here decides what follows
             return eqn
         if binding.native:
-            return _count_passes(eqn, hit)
+            return count_passes(eqn, hit)
         if around.batched:
             raise _batched_error(binding, self.lines[-1])
         if why := binding.key.refusal(eqn):
             raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
-        operands = _operands(eqn)
+        operands = operands_of(eqn)
         form = binding.key.form(eqn)
         if form is not None:
             return in_form(eqn, form, binding, hit)
@@ -509,42 +516,6 @@ def _closed(program: Any) -> bool:
     return isinstance(program, core.ClosedJaxpr)
 
 
-def has_batches(jaxpr: core.Jaxpr) -> bool:
-    """Return whether a program holds differentiable equations that a vmap has batched."""
-    every = programs.equations(jaxpr)
-    return any("vmap" in programs.transforms(eqn) and is_differentiable(eqn) for eqn in every)
-
-
-def is_differentiable(eqn: core.JaxprEqn) -> bool:
-    """Return whether a gradient may pass: floats go in, and floats come out."""
-    # (a literal is a constant of the program: no gradient passes to it)
-    avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
-    return any(map(_float, avals)) and any(_float(v.aval) for v in eqn.outvars)
-
-
-def _float(aval: Any) -> bool:
-    return hasattr(aval, "dtype") and is_float(aval)
-
-
-def program_of(eqn: core.JaxprEqn, whole: bool = False) -> Any:
-    """Return an equation as a program of its own; constants in it stay where they are.
-
-    (With `whole`, they are inputs.)
-    """
-    if eqn.primitive is programs.closed_call_p:
-        return programs.called(eqn)
-    inputs = [
-        None if isinstance(v, core.Literal) and not whole else core.Var(v.aval) for v in eqn.invars
-    ]
-    given = [v if x is None else x for x, v in zip(inputs, eqn.invars, strict=True)]
-    outs = [core.Var(v.aval) for v in eqn.outvars]
-    body = eqn.replace(invars=given, outvars=outs)
-    info = programs.unnamed(jax.make_jaxpr(lambda: 0)())
-    return core.ClosedJaxpr(
-        core.Jaxpr([], [x for x in inputs if x is not None], outs, [body], eqn.effects, info), ()
-    )
-
-
 def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     """Return an equation under a rule that sees it in another form.
 
@@ -573,34 +544,6 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     return programs.as_call(eqn, jax.make_jaxpr(whole)(*like))
 
 
-def _count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
-    """Return an equation as it is, and behind it a note of each gradient that passes.
-
-    The note is a `regrad_op` that returns its inputs, and whose derivative counts.
-    """
-    is_call = eqn.primitive is programs.closed_call_p  # that we made of equations
-    given = programs.called(eqn).jaxpr.eqns if is_call else [eqn]
-    noted = {
-        y: core.Var(y.aval)
-        for y in eqn.outvars
-        if _float(y.aval) and not isinstance(y, core.DropVar)
-    }
-    # the note takes the names of the results, and what made them gets new ones
-    made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
-    xs = [core.Var(y.aval) for y in noted]
-    info = programs.unnamed(jax.make_jaxpr(lambda: 0)())
-    same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
-    params = {"jaxpr": same, "gradient": CountedGradient(hit, [x.aval for x in xs])}
-    note = eqn.replace(
-        invars=[*noted.values()], outvars=[*noted], primitive=op_p, params=params, effects=set()
-    )
-    return [*made, note]
-
-
-def _operands(eqn: core.JaxprEqn) -> list[Any]:
-    return [v for v in eqn.invars if not isinstance(v, core.Literal)]
-
-
 def _gradient(
     eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any], scale: Any
 ) -> RuleGradient:
@@ -614,32 +557,15 @@ def _gradient(
         if not isinstance(v, core.Literal):  # a rule may ask for it by its place, or by its name
             places.append(place)
         elif isinstance(place, int):
-            fixed[place] = _constant(v)
+            fixed[place] = constant_of(v)
         elif place is not None:
             attrs[place] = v.val
     avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
     gradient = RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
     if gradient.rule.asks_own:
-        held = [_constant(v) if isinstance(v, core.Literal) else None for v in eqn.invars]
+        held = [constant_of(v) if isinstance(v, core.Literal) else None for v in eqn.invars]
         gradient.equation = Equation(program_of(eqn, True), every, held, scale)
     return gradient
-
-
-def _constant(v: core.Literal) -> Any:
-    with jax.ensure_compile_time_eval():  # a value, and no part of a trace that is open
-        return jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
-
-
-def call_site(call: Any, running: Sequence[tuple[Any, int]]) -> Any:
-    """Return where a function with a derivative of its own was called; None if it is known which.
-
-    In a program that was compiled first and differentiated then, what is left of such a call
-    says no more than that `call` (JAX's code) was running.
-    """
-    inner = [*takewhile(lambda each: each[0] is not call, running)]
-    if not all(code.co_filename.startswith(programs.MACHINERY) for code, _ in inner):
-        return None  # a derivative of someone else's: its code would have been ours
-    return tuple(running[len(inner) :]) or None
 
 
 def _derived_error(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:
@@ -657,14 +583,6 @@ def _batched_error(binding: KeyBinding, where: str) -> GradientError:
         "outside of the function that is called. Put the vmap outside, "
         "jax.vmap(rg.jax.override(f, …))."
     )
-
-
-def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
-    """Return the line outside JAX and regrad that made an equation: `model.py:12`."""
-    for file, number in programs.lines(eqn):
-        if not file.startswith((PACKAGE, programs.JAX, "<frozen ")):
-            return f"{file}:{number}"
-    return otherwise
 
 
 def _name_of(eqn: core.JaxprEqn, body: Any) -> str:
