@@ -111,6 +111,12 @@ def test_what_a_view_wrote_is_on_the_way():
     assert {("mul", "getitem"), ("getitem", "exp"), ("exp", "sum")} <= ends(found)
 
 
+def test_a_gradient_of_torch_func_is_drawn_with_the_ops_of_its_derivative():
+    f = torch.func.grad(lambda x: x.sin().sum())
+    found = rg.torch.draw(lambda x: f(x).sum(), torch.ones(2, requires_grad=True))
+    assert {("args[0]", "cos"), ("cos", "mul")} <= ends(found)
+
+
 def test_nothing_is_left_behind():
     before = len(torch.nn.modules.module._global_forward_hooks)
 

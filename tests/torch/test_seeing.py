@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -380,6 +381,21 @@ def test_the_message_names_the_rule_and_its_line():
         rt.check_gradients(lambda x: torch.sin(x) * x, [torch.tensor([0.5, 0.7])])
 
 
+def test_writes_to_parts_are_steps_whose_gradients_add_up():
+    def f(x):
+        y = x.clone()
+        y[1:] = x[:2].tanh()
+        y[0] *= 3
+        return (y**2).sum()
+
+    x = torch.tensor([0.3, 0.7, 0.2], dtype=torch.float64, requires_grad=True)
+    steps = {step.op_type: step for step in rt.trace_gradients(f)(x).steps}
+    assert {"setitem", "mul_", "getitem", "tanh"} <= set(steps)
+    h = np.tanh([0.3, 0.7])  # y is (3 x0, h0, h1)
+    np.testing.assert_allclose(steps["tanh"].arrived.norm, np.linalg.norm(2 * h))
+    np.testing.assert_allclose(steps["tanh"].sent.norm, np.linalg.norm(2 * h * (1 - h * h)))
+
+
 # -- compare_gradients ---------------------------------------------------------------------------
 
 
@@ -435,6 +451,19 @@ def test_a_straight_through_estimator_has_no_true_gradient():
     assert [row.op_type for row in found.worst() if row.kind == "op"] == ["Rounded"]
     assert found.worst()[0].other_zeros == 1
     assert rt.compare_gradients(f, surrogates=["Rounded"])(torch.ones(2, requires_grad=True)).ok
+
+
+def test_a_custom_gradient_is_compared_in_place():
+    @rt.custom_grad
+    def half(x):
+        return x.tanh(), lambda dy: 0.5 * dy
+
+    x = torch.tensor([0.3, 0.7], dtype=torch.float64, requires_grad=True)
+    found = rt.compare_gradients(lambda x: (half(x) * x.sin()).sum())(x)
+    (row,) = [row for row in found.rows if row.kind == "op"]
+    given, true = np.sin([0.3, 0.7]) * 0.5, np.sin([0.3, 0.7]) * (1 - np.tanh([0.3, 0.7]) ** 2)
+    assert (row.op_type, row.name) == ("half", "x")
+    np.testing.assert_allclose(row.ratio, np.linalg.norm(given) / np.linalg.norm(true))
 
 
 class Rounded(torch.autograd.Function):
