@@ -123,7 +123,8 @@ class gradient_override_map(Scope[OpBinding]):
                 op = OPS.get(name) or find_op(name)
                 place = placed.place_of(key, op, value)
                 stands = placed.Placed(self._key(op.type), placed.told(place), depth)
-                if identity_of(given.setdefault(stands, value)) != identity_of(value):
+                known = given.setdefault(stands, value)
+                if known is not value and identity_of(known) != identity_of(value):
                     # (Add and AddV2 with one rule is what portable code says)
                     raise ArgumentError(
                         f"two keys of the map name one op type: {', '.join(map(repr, self._rules))}"
@@ -142,7 +143,7 @@ class gradient_override_map(Scope[OpBinding]):
 
     def _bound(self, value: Any, op: Op, key: placed.Placed, place: at | None) -> OpBinding:
         """Return the binding of an entry of the map, to stand under a key in a state."""
-        if placed.asks_site(value, op):
+        if place is not None and placed.asks_site(value, op):
             at_site = lambda site: self._resolve(partial(value, site=site), op)  # noqa: E731
             return OpBinding(op, at_site(None), key.depth, key, at_site, place)
         return OpBinding(op, self._resolve(value, op), key.depth, key, place=place)

@@ -266,9 +266,9 @@ def place_of(key: Any, op: Op, value: Any) -> at | None:
 
 def asks_site(value: Any, op: Op | None) -> bool:
     """Return whether a rule asks for the site of the op."""
-    if not callable(value) or isinstance(value, type) or (op and "site" in op.names()):
+    if not callable(value) or isinstance(value, type) or "site" not in parameters(value)[1:]:
         return False
-    return "site" in parameters(value)[1:]
+    return not (op and "site" in op.names())
 
 
 def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[Any, OpBinding]:
