@@ -5,6 +5,8 @@
     python -m tests.campaigns.public_models --types Relu,Softmax  these op types only
     python -m tests.campaigns.public_models --fresh               from the beginning
     python -m tests.campaigns.public_models --compiled aot_eager  some, by torch.compile
+    python -m tests.campaigns.public_models --keys path           rules in one place (class, nth)
+    python -m tests.campaigns.public_models --builtin             rules by `builtin`
 
 The models are in `public_table` (PyTorch) and `public_jax`, with random weights and tiny sizes. A
 case is a model and an op type of which it runs at least one; its rule multiplies the native
@@ -20,6 +22,11 @@ of the plain model, to the bit where the op is called by its name. One of these 
 
 With `--compiled` a model is compiled anew in each scope. It has to have as many graphs as without a
 scope; gradients are due from the same oracle, and values up to rounding.
+
+With `--keys` the rule is for one place: `rg.at(path, op_type)` with the module of the op in the
+middle, `rg.at(its class, op_type)`, or the first op in that module. Which ops of the record are
+there is told by hooks on the modules (`public_places`). With `--builtin` the rules multiply what
+`builtin(dy)` gives, and no formula is written.
 
 The same models under guided backprop are compared with Captum's and zennit's (`public_peers`).
 
@@ -46,6 +53,7 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +64,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import regrad.torch
 from regrad.errors import RegradError
-from tests.campaigns import public_jax, public_oracle, public_peers, public_table, records
+from tests.campaigns import (
+    public_jax,
+    public_oracle,
+    public_peers,
+    public_places,
+    public_table,
+    records,
+)
 from tests.campaigns.public_oracle import BY_NAME, Op
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG, Verdict
 from tests.helpers.paths import ROOT
@@ -65,6 +80,8 @@ RESULT = Path(__file__).parent / "results" / "public.json"
 STATE = ROOT / "out" / "public.jsonl"
 OUTCOMES = (DELIVERED, REFUSED, EXPLAINED, SILENT, BROKEN)
 BACKEND = os.environ.get("REGRAD_PUBLIC_BACKEND", "")  # of torch.compile (for the workers)
+KEYS = os.environ.get("REGRAD_PUBLIC_KEYS", "")  # the kind of place (for the workers)
+BUILTIN = bool(os.environ.get("REGRAD_PUBLIC_BUILTIN", ""))  # (for the workers)
 COMPILED = (  # what `--compiled` runs
     "torchvision/resnet18", "timm/vit_tiny_patch16_224",
     "transformers/BertForSequenceClassification/sdpa", "transformers/GPT2LMHeadModel/sdpa",
@@ -90,7 +107,8 @@ class Subject:
         self.options = {k: self._input(x) for k, x in built.options.items()}
         given = [*self.args, *self.options.values(), *self.module.parameters()]
         self.xs = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
-        self.ys, self.record = public_oracle.recorded(self.call)
+        (self.ys, self.record), self.calls = self.recorded()
+        self.key: Any = None  # of the place that the case is about; None: everywhere
         self.dys = [torch.randn_like(y) for y in self.ys]
         is_single = self.record.is_single or self.dtype != torch.float64
         self.tolerance = 2e-4 if is_single else max(1e-6, 30 * self._unrest())
@@ -116,8 +134,12 @@ class Subject:
         moved = public_oracle.gradients(self.call(), self.dys, self.xs)
         for x, old in zip(self.xs, before, strict=True):
             x.data = old
-        self.ys, self.record = public_oracle.recorded(self.call)
+        (self.ys, self.record), self.calls = self.recorded()
         return public_oracle.error(moved, rest)
+
+    def recorded(self) -> tuple[Any, list[public_places.Call]]:
+        run = partial(public_oracle.recorded, self.call)
+        return public_places.calls_of(self.module, run) if KEYS else (run(), [])
 
     def _input(self, x: Any) -> Any:
         is_real = isinstance(x, torch.Tensor) and x.is_floating_point()
@@ -140,9 +162,11 @@ class Subject:
         model: Any = None,
     ) -> tuple[Any, Any, int]:
         """The outputs in a scope, the gradients, and how many calls were bound."""
-        rules = {op_type: public_oracle.rule(op_type, k, l)}
+        make = public_oracle.builtin_rule if BUILTIN else public_oracle.rule
+        rules = {self.key or op_type: make(op_type, k, l)}
         model = self.compiled() if model is None else model
-        with regrad.torch.gradient_override_map(rules) as used:
+        whole = self.module if self.key is not None else None
+        with regrad.torch.gradient_override_map(rules, model=whole) as used:
             ys = self.call(model)
         found = public_oracle.gradients(ys, self.dys, self.xs)
         return ys, found, sum(hit.count for hit in used.hits)
@@ -267,7 +291,14 @@ def attempted(name: str, types: Sequence[str]) -> Iterator[Verdict]:
         yield Verdict(name, EXPLAINED, f"compiled without a scope, {wrong}")
         return
     for op_type in types or public_table.OP_TYPES:
-        if ops := subject.record.ops(op_type):
+        ops = subject.record.ops(op_type)
+        if KEYS and op_type in BY_NAME:
+            ops = [op for op in ops if public_oracle.is_called(op_type, op)]
+        if KEYS and ops:
+            found = public_places.places(subject.module, subject.calls, op_type, ops, KEYS)
+            subject.key, is_there = found or (None, lambda op: False)
+            ops = [op for op in ops if is_there(op)]
+        if ops:
             yield verdict_of(subject, f"{name}/{op_type}", op_type, ops)
 
 
@@ -278,7 +309,7 @@ def carried_out(wanted: Sequence[str], options: argparse.Namespace) -> list[dict
     STATE.parent.mkdir(exist_ok=True)
     if options.fresh:
         STATE.unlink(missing_ok=True)
-    digest = sources() + options.types + options.compiled
+    digest = sources() + options.types + options.compiled + options.keys + str(options.builtin)
     known = before(STATE, digest)
     todo = [(name, types_of(options)) for name in wanted if name not in known]
     with (
@@ -394,6 +425,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="timm/", help="rows that begin like this")
     parser.add_argument("--types", default="", metavar="Relu,Mul", help="these op types only")
     parser.add_argument("--compiled", default="", metavar="BACKEND", help="by torch.compile")
+    parser.add_argument("--keys", default="", choices=public_places.KINDS, help="in one place")
+    parser.add_argument("--builtin", action="store_true", help="rules by builtin")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
     return parser.parse_args(given)
@@ -402,23 +435,27 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
     start = time.perf_counter()
-    rows = public_table.rows() if options.compiled else all_rows()
+    part = options.compiled or options.keys or "builtin" * options.builtin  # of the campaign
+    rows = public_table.rows() if part else all_rows()
     wanted = [row.name for row in rows if row.name.startswith(options.only)]
     if options.compiled and not options.only:
         wanted = [name for name in wanted if name in COMPILED]
     if not wanted:
         sys.exit(f"no row begins with {options.only!r}; see public_table.rows()")
-    is_all = not (options.only or options.compiled)
+    is_all = not (options.only or part)
     packages = needed() if is_all else sorted({n.partition("/")[0] for n in wanted} - {"jax"})
     if lacking := missing(packages):
         sys.exit(f"not installed: {', '.join(lacking)}; the head of public_models.py says how")
-    os.environ |= {"OMP_NUM_THREADS": "1", "REGRAD_PUBLIC_BACKEND": options.compiled}  # of workers
+    os.environ |= {  # of workers
+        "OMP_NUM_THREADS": "1", "REGRAD_PUBLIC_BACKEND": options.compiled,
+        "REGRAD_PUBLIC_KEYS": options.keys, "REGRAD_PUBLIC_BUILTIN": "yes" * options.builtin,
+    }  # fmt: skip
     entries = carried_out(wanted, options)
     found = causes(entries)
     print("\n".join(listing(found)), f"\n\n{table(totals(entries))}\n")
     is_whole = not options.only and not options.types
     peers = public_peers.errors() if is_whole and is_all else {}
-    path = RESULT if is_all else RESULT.with_stem(f"public-{options.compiled}")
+    path = RESULT if is_all else RESULT.with_stem(f"public-{part}")
     path = path if is_whole else ROOT / "out" / "public-part.json"
     written(path, entries, found, peers, ["torch", *["jax"] * is_all, *packages])
     wrong = sum(row["count"] for row in found if row["outcome"] in WRONG)

@@ -219,18 +219,24 @@ def error(found: Sequence[torch.Tensor], due: Sequence[torch.Tensor]) -> float:
 # -- the rules -------------------------------------------------------------------------------------
 
 
+def builtin_rule(op_type: str, k: float = K, l: float = L) -> Callable[..., Any]:  # noqa: E741
+    """The op's own gradient times k, and times l for a second operand, without a formula."""
+    return lambda dy, builtin: _times(builtin(dy), k, l)
+
+
+def _times(answer: Any, k: float, l: float) -> Any:  # noqa: E741
+    pair = answer if isinstance(answer, tuple | list) else (answer,)
+    made = [None if d is None else d * f for d, f in zip(pair, (k, l), strict=False)]
+    return tuple(made) if isinstance(answer, tuple | list) else made[0]
+
+
 def rule(op_type: str, k: float = K, l: float = L) -> Callable[..., Any]:  # noqa: E741
     """The native gradient times k, and times l for a second operand, by ATen's own kernels."""
     native = NATIVE[op_type]
 
-    def times(answer: Any) -> Any:
-        pair = answer if isinstance(answer, tuple) else (answer,)
-        made = tuple(None if d is None else d * f for d, f in zip(pair, (k, l), strict=False))
-        return made if isinstance(answer, tuple) else made[0]
-
     @functools.wraps(native)  # its names say what it needs
     def scaled(*args: Any, **options: Any) -> Any:
-        return times(native(*args, **options))
+        return _times(native(*args, **options), k, l)
 
     return scaled
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from regrad.core.backends import Array
     from regrad.transforms.region import CapturedValue
 
-SMALL = 4096  # elements of a NumPy array that is sooner copied than made one of JAX's
+SMALL = 16_384  # bytes of a NumPy array that are sooner compared than made one of JAX's
 
 
 class Program:
@@ -219,8 +219,8 @@ class Program:
             value = source._tensor if isinstance(source, Variable) else source
             if isinstance(value, Tensor):
                 found.append(variant.convert(i, value))
-            elif type(value) is np.ndarray and value.dtype.itemsize <= 4 and value.size <= SMALL:
-                found.append(value.copy())  # its owner may change it while the program runs
+            elif type(value) is np.ndarray and value.nbytes <= SMALL:
+                found.append(variant.convert_array(i, value))
             else:
                 found.append(to_jax(np.asarray(value)))
         return found

@@ -80,6 +80,7 @@ class Variant:
         self.places: list[int] = [*self.donated, *self.lent]
         self.kept: list[int] = [i for i in range(n + len(program.sources)) if i not in places]
         self.converted: dict[int, tuple[Tensor, Any]] = {}
+        self.written: dict[int, tuple[bytes, Any]] = {}  # arrays, with what they held
         self.given: Sequence[Tensor] = ()
         self.traces: list[Trace] = []  # those that compiled programs belong to
         self.complete = False  # a trace has found nothing that was not an input
@@ -141,6 +142,14 @@ class Variant:
         known = self.converted.get(i)
         if known is None or known[0] is not x:
             known = self.converted[i] = x, to_jax(x._data)
+        return known[1]
+
+    def convert_array(self, i: int, array: np.ndarray) -> Any:
+        """Return a small array as JAX's, converted again if its owner has written to it."""
+        content = array.tobytes()
+        known = self.written.get(i)
+        if known is None or known[0] != content:
+            known = self.written[i] = content, to_jax(np.array(array))
         return known[1]
 
     def _donate(self, i: int, x: Tensor) -> Any:
