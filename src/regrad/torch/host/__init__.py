@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import cache, wraps
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -170,9 +171,29 @@ def saved_by(node: Any, name: str, otherwise: Any = None) -> Any:
     return getattr(node, f"_saved_{name}", otherwise)
 
 
-def version_of(x: torch.Tensor) -> int:
-    """Return how often a tensor was written to."""
-    return x._version
+version_of = attrgetter("_version")  # how often a tensor was written to
+
+
+_unwrap_dead: Any = OVERRIDES.part(
+    "torch._C._functorch.unwrap_if_dead", "torch's `apply` in Python takes longer",
+    callable, missing=None, needed=False,
+)  # fmt: skip
+
+
+def raw_apply(function: Any) -> Any:
+    """Return `function.apply` outside of torch.func, without the Python that torch has around it.
+
+    A tensor that outlived a transformation is unwrapped, as torch's own `apply` does.
+    """
+    if _unwrap_dead is None:
+        return function.apply
+    inner: Any = super(torch.autograd.Function, function)
+    run, dead, kind = inner.apply, _unwrap_dead, torch.Tensor
+
+    def apply(*args: Any) -> Any:
+        return run(*[dead(x) if isinstance(x, kind) else x for x in args])
+
+    return apply
 
 
 # (torch._C._VariableFunctions: `torch.einsum` is written in Python, and calls another there)
@@ -180,6 +201,12 @@ NATIVE: tuple[Any, ...] = tuple(
     OVERRIDES.part(f"torch._C.{name}", "torch's Python code calls functions that only this has")
     for name in ("_nn", "_VariableFunctions")
 )
+
+
+is_scripted: Any = OVERRIDES.part(
+    "torch._C._is_tracing", "torch.jit.is_tracing takes longer", lambda found: found() is False,
+    missing=torch.jit.is_tracing, needed=False,  # pyright: ignore[reportPrivateImportUsage]
+)  # fmt: skip
 
 
 # -- torch.func and forward mode -------------------------------------------------------------------
