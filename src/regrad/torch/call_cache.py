@@ -22,7 +22,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 import torch
-from torch import is_autocast_enabled, is_grad_enabled
+from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
 from regrad.core.rule import PerInput, asked
@@ -37,9 +37,11 @@ from regrad.torch.host import (
     CHECKPOINTS,
     DisableTorchFunction,
     in_forward_mode,
+    is_autocast_open,
     is_scripted,
     is_transformed,
     raw_apply,
+    unwrap_dead,
     version_of,
 )
 from regrad.torch.host.running import Silent
@@ -114,15 +116,14 @@ class CallCache:
         xs = args if known.is_flat else [args[i] for i in known.places]
         root = mode.scope._root
         binding, where = root._bindings[known.key], find_caller(LIBRARIES)
-        hit = (
-            binding.hit_at(where)
-            if root._modules is None
-            else binding.hit_in(path_here(root), known.op_type, where)
-        )
+        if root._modules is None:
+            hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+        else:
+            hit = binding.hit_in(path_here(root), known.op_type, where)
         hit.count += 1
         hit.sizes[xs[0].shape] = None
         with DisableTorchFunction():
-            return _APPLY(known, hit, *xs)
+            return _apply(known, hit, *[unwrap_dead(x) for x in xs])
 
     def _learn(self, kinds: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the result of a call, and know the next ones of its kind."""
@@ -250,7 +251,7 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
                 and known.rule.writes is False
                 and not is_traced()
                 and not is_transformed()
-                and not is_autocast_enabled(dy.device.type)
+                and not is_autocast_open()
                 and current() is None
             ):
                 if known.order is not None:
@@ -302,4 +303,4 @@ def _replay(
     return replaced([None] * len(specs), wanted, found)
 
 
-_APPLY: Any = raw_apply(KnownOverride)
+_apply: Any = raw_apply(KnownOverride)

@@ -174,28 +174,24 @@ def saved_by(node: Any, name: str, otherwise: Any = None) -> Any:
 version_of = attrgetter("_version")  # how often a tensor was written to
 
 
-_unwrap_dead: Any = OVERRIDES.part(
-    "torch._C._functorch.unwrap_if_dead", "torch's `apply` in Python takes longer",
-    callable, missing=None, needed=False,
-)  # fmt: skip
+unwrap_dead: Any = OVERRIDES.part(
+    "torch._C._functorch.unwrap_if_dead", "`apply` is called without the Python around it", callable
+)
 
 
 def raw_apply(function: Any) -> Any:
     """Return `function.apply` outside of torch.func, without the Python that torch has around it.
 
-    A tensor that outlived a transformation is unwrapped, as torch's own `apply` does.
+    That unwraps tensors which outlived a transformation (`unwrap_dead`), and nothing else.
     """
-    if _unwrap_dead is None:
-        return function.apply
     inner: Any = super(torch.autograd.Function, function)
-    run, dead, kind = inner.apply, _unwrap_dead, torch.Tensor
-
-    def apply(*args: Any) -> Any:
-        return run(*[dead(x) if isinstance(x, kind) else x for x in args])
-
-    return apply
+    return inner.apply
 
 
+is_autocast_open: Any = OVERRIDES.part(
+    "torch._C._is_any_autocast_enabled", "nothing public tells it for all devices at once",
+    lambda found: found() is False, missing=lambda: True, needed=False,
+)  # fmt: skip
 # (torch._C._VariableFunctions: `torch.einsum` is written in Python, and calls another there)
 NATIVE: tuple[Any, ...] = tuple(
     OVERRIDES.part(f"torch._C.{name}", "torch's Python code calls functions that only this has")
