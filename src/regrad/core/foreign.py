@@ -279,10 +279,10 @@ class ForeignCall:
         Raises:
             RuleError: the rule's answer has the wrong number, kind, shape or dtype.
         """
-        record = self._record(xs, y, wanted, dy)
+        record = self.record(xs, y, wanted, dy)
         answers = self._answers(record, dy)
         first = dy[0] if isinstance(dy, tuple) else dy
-        return [self._checked(record, i, answers.get(i), first) for i in wanted]
+        return [self.checked(record, i, answers.get(i), first) for i in wanted]
 
     def _answers(self, record: Record, dy: Any) -> Any:
         """Return the rule's answers by leaf, as they are."""
@@ -313,7 +313,7 @@ class ForeignCall:
         if rule.plain is False or (rule.plain is None and libraries == {"regrad"}):
             rule.plain = False
             return ours()
-        record = self._record(xs, y, wanted, dy)
+        record = self.record(xs, y, wanted, dy)
         ask = self._first_answers if rule.plain is None else self._answers
         try:
             answers = ask(record, dy)
@@ -331,9 +331,10 @@ class ForeignCall:
         if not rule.plain:
             return ours()
         first = dy[0] if isinstance(dy, tuple) else dy
-        return [self._checked(record, i, answers.get(i), first) for i in wanted]
+        return [self.checked(record, i, answers.get(i), first) for i in wanted]
 
-    def _record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
+    def record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
+        """Return the call as a record on no tape, with what the rule names."""
         ids = tuple([i + 1 if i in wanted else 0 for i in range(len(self.specs))])
         op, rule = self.rule.op, self.rule.rule
         if self.specs and _is_complex(self.specs[0][1]):
@@ -345,7 +346,8 @@ class ForeignCall:
             self.layout, self.outputs, self.hit, self.own,
         )  # fmt: skip
 
-    def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
+    def checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
+        """Return a rule's answer for a leaf as that is to be; raise if it cannot be."""
         if dx is None or dx is NO_GRADIENT or isinstance(dy, Tensor):
             return check_gradient(record, leaf, dx, dy)
         shape, dtype = self.specs[leaf]

@@ -152,11 +152,15 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
         if deferral is None:
             raise
         return deferral.pull(record, dy, watched)
-    except (RuleError, GradientError):
-        raise
     except Exception as error:
-        error.add_note(f"in {describe_pull(record)}")
-        raise
+        raise noted(error, describe_pull(record)) from error.__cause__
+
+
+def noted(error: Exception, rule: str) -> Exception:
+    """Return an error that a rule raised, with a note which rule it was; ours say so themselves."""
+    if not isinstance(error, RuleError | GradientError):
+        error.add_note(f"in {rule}")
+    return error
 
 
 def _deferral_of(record: Record, dy: Cotangent) -> Deferral | None:

@@ -19,7 +19,7 @@ from regrad.core.blocks import block
 from regrad.core.state import State, current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
-from regrad.torch.host import DisableTorchFunction, is_transformed
+from regrad.torch.host import DisableTorchFunction, is_transformed, raw_apply, unwrap_dead
 from regrad.torch.host.running import Silent
 from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import overrides_for_replay, pullback
@@ -235,7 +235,13 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """`function.apply`, by its twin where torch.func is not at work."""
     if is_transformed():
         return function.apply(*args)
-    return find_twin(function).apply(*args)
+    given = [unwrap_dead(x) if isinstance(x, torch.Tensor) else x for x in args]
+    return _twins_apply(function)(*given)
+
+
+@cache
+def _twins_apply(function: Any) -> Any:
+    return raw_apply(find_twin(function))
 
 
 @cache

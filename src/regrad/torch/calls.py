@@ -12,7 +12,7 @@ from regrad.core.foreign import ForeignCall, ForeignRule, gradients, on_tensors
 from regrad.core.reports import Hit
 from regrad.core.rule import describe_pull
 from regrad.core.state import current
-from regrad.core.tape import Place, put, record_of
+from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError, RuleError
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
@@ -84,6 +84,12 @@ class RuleCall:
         """The rule and the call, in a message."""
         rule = self.rule
         return describe_pull(record_of(rule.op, rule.rule, {}, (), (), (), 0, None, hit=self.hit))
+
+    def checked(self, spec: Spec, dx: Any, dy: torch.Tensor) -> Any:
+        """Return the answer of a rule of one input as it is to be; raise if it cannot be."""
+        shape, dtype = spec
+        one = ForeignCall(self.rule, [(tuple(shape), dtype)], self.attrs, hit=self.hit)
+        return one.checked(one.record([None], None, [0], dy), 0, dx, dy)
 
     def count_run(self) -> None:
         """The rule runs."""
@@ -297,12 +303,16 @@ def guard(
         writes = [x is not None and version_of(x) for x in given] != before
         rule.writes = writes or bool(rule.writes)
         if writes and not copied:
-            raise RuleError(
-                f"{describe()} wrote into a tensor that it was given, which others may read. It "
-                "had not done so before, so it was given no copies. Return a new tensor: dy * 2, "
-                "not dy.mul_(2)."
-            )
+            raise wrote_into(describe())
     return found
+
+
+def wrote_into(rule: str) -> RuleError:
+    """Return the error that a rule wrote into what it was given without copies."""
+    return RuleError(
+        f"{rule} wrote into a tensor that it was given, which others may read. It had not done so "
+        "before, so it was given no copies. Return a new tensor: dy * 2, not dy.mul_(2)."
+    )
 
 
 def _have_dtype_of(specs: Sequence[Any], dy: torch.Tensor) -> bool:
@@ -366,7 +376,7 @@ class Pull:
             nonlocal given, mixed
             if dtype == torch.bfloat16:
                 given, mixed = self._work_in(torch.float32, given), True
-            return (bridge if torch.is_grad_enabled() else run)(self._pull_flat, given)
+            return (bridge if torch.is_grad_enabled() else run)(self.flat, given)
 
         xs, y, dy = self._sort(given)
         one = self.call.foreign_call(self.work, self.outputs)
@@ -376,7 +386,7 @@ class Pull:
         pairs = zip(self.wanted, dxs, strict=True)
         return [None if dx is None else convert(dx, self.specs[n][1]) for n, dx in pairs]
 
-    def _pull_flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The pull as a regrad function of what was saved and of the gradients that arrived."""
         xs, y, dy = self._sort(tensors)
         xs = [_as_tensor(x, tensors[-1]) for x in xs]

@@ -175,7 +175,7 @@ class DispatchTable(dict[Any, Way]):
         rules = self.ruleset
         call = rules.call(func)
         if call is not None:
-            return lambda mode, func, args, options: call(*args, **options)
+            return rules.known_calls(func, call)
         if func in rules.coverage.bodies and func not in ONE_CALL:
             return _run_opened
         if func in rules.keep:

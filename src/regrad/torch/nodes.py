@@ -37,7 +37,7 @@ from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.reports import Untouched
 from regrad.errors import PassedOverError
 from regrad.torch.composites import fused
-from regrad.torch.host import func_gradient, is_leaf, number_of, unwrap
+from regrad.torch.host import func_gradient, is_leaf, number_of, sequence_nr, unwrap
 from regrad.torch.host.running import function_of
 from regrad.torch.optypes import HOLDS, following, holds, nodes_of, spellings
 
@@ -73,6 +73,8 @@ class Watch:
 
         `start` is the number of the first node that the call may have made.
         """
+        if sequence_nr() == start + 1 and self._is_known(func, start, result, untouched, path):
+            return
         seen: set[Any] = set()
         for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
             node = y.grad_fn or unwrap(y).grad_fn
@@ -88,6 +90,22 @@ class Watch:
                 if not any(risky):
                     self.harmless[key] = shown
             untouched.note(shown, find_caller(LIBRARIES) if where is None else where(), path=path)
+
+    def _is_known(
+        self, func: Any, start: int, result: Any, untouched: Untouched, path: str
+    ) -> bool:
+        """Note a call that made a single node, of a kind that is harmless, as most calls do."""
+        node = result.grad_fn if type(result) is torch.Tensor else None
+        if node is None or number_of(node) != start:
+            return False
+        shown = self.harmless.get((func, type(node)))
+        if shown is None:
+            return False
+        for behind, _ in node.next_functions:
+            if isinstance(behind, BackwardCFunction):
+                _note_function(behind, untouched)
+        untouched.note(shown, find_caller(LIBRARIES), path=path)
+        return True
 
     def _check(self, func: Any, node: Any) -> bool:
         """Raise if a node belongs to an overridden op; return whether another of its kind could."""
@@ -122,12 +140,14 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 LIBRARIES: tuple[str, ...] = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 
-def _is_news(node: Any) -> bool:
-    """Return whether the node is of somebody else's Function, and is met for the first time."""
-    if function_of(node).__module__.startswith("regrad.") or _MET in node.metadata:
-        return False
+def _note_function(node: Any, untouched: Untouched) -> None:
+    """Note a node of somebody else's Function, unless it was met before."""
+    of = function_of(node)
+    if of.__module__.startswith("regrad.") or _MET in node.metadata:
+        return
     node.metadata[_MET] = True
-    return True
+    name = f"{of.__module__}.{of.__qualname__} (autograd.Function)"  # where it is found
+    untouched.note(name, find_caller(LIBRARIES))
 
 
 _MET = "met by regrad"
@@ -180,10 +200,8 @@ def new_nodes(
         for behind, _ in each.next_functions:
             if behind is None or is_leaf(behind):
                 continue
-            if untouched is not None and isinstance(behind, BackwardCFunction) and _is_news(behind):
-                of = function_of(behind)
-                name = f"{of.__module__}.{of.__qualname__} (autograd.Function)"  # where it is found
-                untouched.note(name, find_caller(LIBRARIES))
+            if untouched is not None and isinstance(behind, BackwardCFunction):
+                _note_function(behind, untouched)
             if number_of(behind) >= start and behind not in seen:
                 seen.add(behind)
                 found.append(behind)

@@ -13,6 +13,9 @@ SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
 # for by the tools that compare the two.
 OWN: ContextVar[bool] = ContextVar("regrad_torch_own", default=False)
 
+# Whether a tool looks at the calls, and at the nodes that they leave: each is to tell its own.
+LOOKED_AT: ContextVar[bool] = ContextVar("regrad_torch_looked_at", default=False)
+
 
 def scope_of(ruleset: Any) -> Any:
     """Return the innermost open scope with a set of rules, wherever it is; None if none has it."""

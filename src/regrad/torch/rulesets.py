@@ -53,6 +53,7 @@ from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
+from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import FunctionRule, RuleByCount
 from regrad.torch.calls import RuleCall
 from regrad.torch.choices import Choice, at_its_site, bind_call, identity_of_key
@@ -188,6 +189,10 @@ class RuleSet(Nested):
         if function not in self.calls and function in self.coverage.spelled:
             self.calls[function] = _override(self, function, self.coverage.spelled[function])
         return self.calls.get(function)
+
+    def known_calls(self, function: Callable[..., Any], call: Callable[..., Any]) -> CallCache:
+        """Return the way of a callable that has a rule."""
+        return CallCache(self, function, self.coverage.spelled[function], call)
 
     def parts_for(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
         """Return the functions that replace a callable with several ops inside, each with when."""

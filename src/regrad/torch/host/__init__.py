@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import cache, wraps
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -170,16 +171,38 @@ def saved_by(node: Any, name: str, otherwise: Any = None) -> Any:
     return getattr(node, f"_saved_{name}", otherwise)
 
 
-def version_of(x: torch.Tensor) -> int:
-    """Return how often a tensor was written to."""
-    return x._version
+version_of = attrgetter("_version")  # how often a tensor was written to
 
 
+unwrap_dead: Any = OVERRIDES.part(
+    "torch._C._functorch.unwrap_if_dead", "`apply` is called without the Python around it", callable
+)
+
+
+def raw_apply(function: Any) -> Any:
+    """Return `function.apply` outside of torch.func, without the Python that torch has around it.
+
+    That unwraps tensors which outlived a transformation (`unwrap_dead`), and nothing else.
+    """
+    inner: Any = super(torch.autograd.Function, function)
+    return inner.apply
+
+
+is_autocast_open: Any = OVERRIDES.part(
+    "torch._C._is_any_autocast_enabled", "nothing public tells it for all devices at once",
+    lambda found: found() is False, missing=lambda: True, needed=False,
+)  # fmt: skip
 # (torch._C._VariableFunctions: `torch.einsum` is written in Python, and calls another there)
 NATIVE: tuple[Any, ...] = tuple(
     OVERRIDES.part(f"torch._C.{name}", "torch's Python code calls functions that only this has")
     for name in ("_nn", "_VariableFunctions")
 )
+
+
+is_scripted: Any = OVERRIDES.part(
+    "torch._C._is_tracing", "torch.jit.is_tracing takes longer", lambda found: found() is False,
+    missing=torch.jit.is_tracing, needed=False,  # pyright: ignore[reportPrivateImportUsage]
+)  # fmt: skip
 
 
 # -- torch.func and forward mode -------------------------------------------------------------------

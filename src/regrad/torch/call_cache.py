@@ -1,0 +1,306 @@
+"""Calls under a rule that are understood once, by the kinds of their arguments.
+
+The idea: of a call such as `F.relu(h, inplace=False)`, all but the tensors themselves is the same
+each time: which parameter of the op each argument fills, what the rule names of them, how the
+answer is checked. `rulesets` and `calls` find that out, for any call whatever. Here it is kept by
+the kinds of the arguments (`kinds_of`), once a call of that kind has run forward and backward, and
+the next ones do no more than must be done each time.
+
+Invariants:
+
+* What is kept depends on the rule, the function and the kinds alone. All that may differ otherwise
+  is asked at each call, and whatever is unusual goes by the general road: other classes of tensors,
+  torch.func, forward mode, autocast, programs that are written, rules that count or ask for more.
+* A rule runs once. Its answer is checked here only as far as it is right; else by the general road.
+* Only rules that write into nothing are kept. Those in regrad's functions run as `recorded` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import is_grad_enabled
+
+from regrad.core.callers import find_caller
+from regrad.core.rule import PerInput, asked
+from regrad.core.state import current
+from regrad.core.walk import noted
+from regrad.torch.arguments import fill
+from regrad.torch.biases import in_order_of
+from regrad.torch.calls import Pull, RuleCall, pull_back, wrote_into
+from regrad.torch.compiled_code import PLACE
+from regrad.torch.composites import is_other_op
+from regrad.torch.host import (
+    CHECKPOINTS,
+    DisableTorchFunction,
+    in_forward_mode,
+    is_autocast_open,
+    is_scripted,
+    is_transformed,
+    raw_apply,
+    unwrap_dead,
+    version_of,
+)
+from regrad.torch.host.running import Silent
+from regrad.torch.nodes import LIBRARIES
+from regrad.torch.open_scopes import LOOKED_AT, OWN
+from regrad.torch.places import path_here
+from regrad.torch.recorded import Recordings
+from regrad.torch.run_time import is_traced
+from regrad.transforms.arguments import replaced
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_EXACT = {
+    bool,
+    int,
+    str,
+    type(None),
+    torch.dtype,
+}  # values that are equal only if they are the same
+KEPT = 64  # kinds of calls of a function
+
+
+def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Return what a call has in common with those that are understood like it; None if unknown."""
+    if len(args) == 1 and not options and type(x := args[0]) in _PLAIN:  # as of most calls
+        return x.dtype, x.ndim
+    kinds: list[Any] = []
+    for x in args:
+        kind = type(x)
+        if kind in _PLAIN:
+            kinds.append((x.dtype, x.ndim))
+        elif kind in _EXACT:
+            kinds.append((kind, x))
+        elif kind is float:
+            kinds.append(x.hex())  # (-0.0 is another number than 0.0)
+        else:
+            return None
+    for name, x in options.items():
+        kind = type(x)
+        if kind not in _EXACT and kind is not float:
+            return None  # (a tensor by its name is no flat call)
+        kinds.append((name, kind, x.hex() if kind is float else x))
+    return tuple(kinds)
+
+
+class CallCache:
+    """The way of a torch function that has a rule, see `modes`."""
+
+    def __init__(self, ruleset: Any, function: Any, spelling: Any, call: Any) -> None:
+        self.function = function
+        self.spelling = spelling
+        self.call = call  # the general road
+        self.known: dict[Any, KnownCall | None] = {}  # None: of a kind that it is not for
+        rule = ruleset.rules[spelling.family.type]
+        self.rule: Any = None if _is_special(rule) else rule
+
+    def __call__(self, mode: Any, func: Any, args: Sequence[Any], options: Any) -> Any:
+        if (
+            self.rule is None
+            or not is_grad_enabled()
+            or OWN.get()
+            or LOOKED_AT.get()
+            or PLACE.get() is not None
+            or is_transformed()
+            or in_forward_mode()
+            or is_scripted()
+        ):
+            return self.call(*args, **options)
+        kinds = kinds_of(args, options)
+        known = self.known.get(kinds)
+        if known is None:
+            return self._learn(kinds, args, options)
+        xs = args if known.is_flat else [args[i] for i in known.places]
+        root = mode.scope._root
+        binding, where = root._bindings[known.key], find_caller(LIBRARIES)
+        if root._modules is None:
+            hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+        else:
+            hit = binding.hit_in(path_here(root), known.op_type, where)
+        hit.count += 1
+        hit.sizes[xs[0].shape] = None
+        with DisableTorchFunction():
+            return _apply(known, hit, *[unwrap_dead(x) for x in xs])
+
+    def _learn(self, kinds: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return the result of a call, and know the next ones of its kind."""
+        y = self.call(*args, **options)
+        if kinds is not None and kinds not in self.known and self.rule.writes is False:
+            if len(self.known) >= KEPT:
+                self.known.clear()
+            self.known[kinds] = self._understood(args, options, y)
+        return y
+
+    def _understood(
+        self, args: Sequence[Any], options: Mapping[str, Any], y: Any
+    ) -> KnownCall | None:
+        family = self.spelling.family
+        if type(y) is not torch.Tensor or not y.is_floating_point():
+            return None
+        changes, args, options = self.spelling.out_of_place(args, options)
+        places = [i for i, x in enumerate(args) if type(x) in _PLAIN]
+        if changes or is_other_op(family.type, args, options):
+            return None
+        filled = fill(in_order_of(self.function, family), args, options)
+        rule = self.rule.for_count(len(filled.values))
+        given = [v for v in filled.values if isinstance(v, torch.Tensor)]
+        as_written = [args[i] for i in places]  # all tensors are inputs, in the op's own order
+        if not (
+            rule.plain is not None
+            and rule.op.flat
+            and list(map(id, given)) == list(map(id, as_written))
+        ):
+            return None
+        if not all(x.is_floating_point() for x in given):
+            return None
+        forward = filled.bind(self.spelling.function)
+        call = RuleCall(rule, filled.values, None, filled.attrs, forward, None)
+        return KnownCall(
+            call, self.rule.key, family.type, places, len(args), {x.dtype for x in given}
+        )
+
+
+def _is_special(rule: Any) -> bool:
+    """Return whether a rule needs more for each call than is kept of it."""
+    if CHECKPOINTS.losses or rule.chooses or rule.at_site is not None:
+        return True
+    return rule.asks_own or rule.has_bias or rule.takes_all or rule.is_borrowed
+
+
+class KnownCall:
+    """What all calls of a kind have in common.
+
+    `order` says where the arguments of the rule, after `dy`, are among what was saved; None if it
+    takes several inputs or anything else.
+    """
+
+    def __init__(
+        self,
+        call: RuleCall,
+        key: Any,
+        op_type: str,
+        places: Sequence[int],
+        count: int,
+        dtypes: Any,
+    ) -> None:
+        self.call = call  # as the general road has it, without a hit
+        self.key = key
+        self.op_type = op_type
+        self.places = places
+        self.is_flat: bool = len(places) == count
+        self.forward: Any = call.forward
+        self.kept: Any = call.kept
+        self.keeps_all: bool = len(call.kept) == len(places)
+        self.keeps_y: bool = call.keeps_y
+        self.rule: Any = call.rule
+        self.function: Any = call.rule.rule.function
+        # (bfloat16 is not a dtype of regrad's)
+        pure = call.rule.plain is False and torch.bfloat16 not in dtypes
+        self.recordings: Any = Recordings(call.rule.functions) if pure else None
+        self.order: list[int] | None = _order(call) if len(places) == 1 else None
+
+    def with_hit(self, hit: Any) -> RuleCall:
+        """Return the call as the general road knows it."""
+        call = copy(self.call)
+        call.hit = hit
+        return call
+
+
+def _order(call: RuleCall) -> list[int] | None:
+    rule = call.rule.rule.bare
+    if not (
+        call.rule.plain and call.is_simple and type(rule) is PerInput and rule.function is not None
+    ):
+        return None
+    names, by_place = asked(rule.function, rule.op)
+    known = [rule.op.inputs[0].name] * len(call.kept) + ["y"] * call.keeps_y
+    if not by_place or not set(names) <= set(known):
+        return None
+    return [known.index(name) for name in names]
+
+
+class KnownOverride(torch.autograd.Function, metaclass=Silent):
+    """Carries one call: `apply(known, hit, *xs)`."""
+
+    @staticmethod
+    def forward(ctx: Any, known: KnownCall, hit: Any, *xs: torch.Tensor) -> Any:
+        y = known.forward(*xs)
+        for x in xs:
+            if y is x:  # (a dropout that drops nothing)
+                y = y.view_as(y)
+        saved = xs if known.keeps_all else [xs[n] for n in known.kept]
+        if known.keeps_y:
+            ctx.save_for_backward(*saved, y)
+        else:
+            ctx.save_for_backward(*saved)
+        ctx.known = known, hit, [(x.shape, x.dtype) for x in xs]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        (dy,) = dys
+        known, hit, specs = ctx.known
+        saved = ctx.saved_tensors
+        with DisableTorchFunction():  # (first: a mode would be asked about `dy.dtype`, too)
+            if (
+                type(dy) is torch.Tensor
+                and dy.dtype is specs[0][1]
+                and known.rule.writes is False
+                and not is_traced()
+                and not is_transformed()
+                and not is_autocast_open()
+                and current() is None
+            ):
+                if known.order is not None:
+                    return None, None, _pull(known, hit, specs[0], saved, dy)
+                if known.recordings is not None and not is_grad_enabled():
+                    dxs = _replay(known, hit, specs, saved, dy, ctx.needs_input_grad[2:])
+                    if dxs is not None:
+                        return None, None, *dxs
+        whole = known.with_hit(hit), [(tuple(s), d) for s, d in specs], None, known.kept
+        _, *dxs = pull_back(_Context(whole, ctx.needs_input_grad[1:]), saved, dys)
+        return None, None, *dxs
+
+
+class _Context(NamedTuple):
+    """The context of a known call as that of a general one, which has an argument less."""
+
+    known: Any
+    needs_input_grad: Sequence[bool]
+
+
+def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch.Tensor) -> Any:
+    """Return the gradient by the one input."""
+    hit.ran += 1
+    before = [*map(version_of, saved), version_of(dy)]
+    try:
+        dx = known.function(dy, *[saved[n] for n in known.order])  # pyright: ignore
+    except Exception as error:
+        raise noted(error, known.with_hit(hit).describe()) from error.__cause__
+    if type(dx) is not torch.Tensor or dx.shape != spec[0] or dx.dtype is not spec[1]:
+        dx = known.with_hit(hit).checked(spec, dx, dy)
+    if [*map(version_of, saved), version_of(dy)] != before:
+        raise wrote_into(known.with_hit(hit).describe())
+    return dx
+
+
+def _replay(
+    known: KnownCall, hit: Any, specs: Any, saved: Sequence[Any], dy: torch.Tensor, needs: Any
+) -> Sequence[Any] | None:
+    """Return the gradients by all inputs, by a rule in regrad's functions that was recorded."""
+    if not known.recordings.are_possible() or any(d is not dy.dtype for _, d in specs):
+        return None
+    call, wanted = known.with_hit(hit), [n for n, need in enumerate(needs) if need]
+    shapes = [(tuple(shape), dtype) for shape, dtype in specs]
+    flat = Pull(call, shapes, wanted, None).flat
+    found = known.recordings.run(flat, (needs, *[s for s, _ in specs]), [*saved, dy])
+    if found is None:
+        return None
+    hit.ran += 1
+    return replaced([None] * len(specs), wanted, found)
+
+
+_apply: Any = raw_apply(KnownOverride)
