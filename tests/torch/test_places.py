@@ -476,3 +476,22 @@ def test_a_rule_that_asks_for_its_site_compiled():
         found = gradients(model, compiled)
     check(found, ["layers.0.act", "layers.1.act"])
     assert {*seen} == {"layers.0.act", "layers.1.act"}
+
+
+def test_counters_of_norms_are_no_calls():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, x):
+            return self.norm(x) + x
+
+    model, x = Block(), torch.randn(3, 2, requires_grad=True)
+    (plain,) = torch.autograd.grad(model(x).square().sum(), x)
+    rules = {rg.at(Block, "AddV2", nth=0): lambda dy, builtin: [3 * d for d in builtin(dy)]}
+    with override(rules, model=model) as used:
+        (found,) = torch.autograd.grad(model(x).square().sum(), x)
+    torch.testing.assert_close(found, 3 * plain)
+    (hit,) = used.hits
+    assert (hit.count, hit.ran) == (1, 1)

@@ -25,6 +25,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from regrad.core.backends import is_inexact
 from regrad.core.bindings import OpBinding
 from regrad.core.callers import find_caller
 from regrad.core.name_scopes import PATH, Path
@@ -133,6 +134,8 @@ class Chooser(OpBinding):
             self.counts[key] = self.counts.get(key, -1) + n - copy.before.get(key, -1)
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Any:
+        if xs and not any(is_inexact(x.dtype) for x in xs):
+            return None  # (it could have no gradient, and is no call to count)
         state = current()
         assert state is not None and state.overrides is not None
         place, n = self._chosen(op, xs, state)

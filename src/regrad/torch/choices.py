@@ -14,6 +14,7 @@ from regrad.core.reports import Binding, Hit
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch import compiled_code
+from regrad.torch.bridge import is_differentiable
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import counts_of, path_here, step_here
@@ -48,7 +49,12 @@ class Choice:
         self.has_bias: bool = True in biased
 
     def pick(self, scope: Any, xs: Sequence[torch.Tensor]) -> ForeignRule | None:
-        """Return the rule of a call; None if no key fits it."""
+        """Return the rule of a call; None if no key fits it, or it could have no gradient.
+
+        (A norm that is trained counts its batches, in integers: that is no call to count.)
+        """
+        if not any(map(is_differentiable, xs)):
+            return None
         place = compiled_code.PLACE.get()
         if place is not None and (fit := self._counting()):
             place.error = PassedOverError(
