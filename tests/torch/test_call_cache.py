@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 import regrad.torch as rt
 from regrad.errors import RuleError
-from regrad.torch import call_cache, recorded
+from regrad.torch import call_cache, calls, recorded
 
 CALLS = {
     "relu": (F.relu, "Relu", {"inplace": False}),
@@ -44,8 +44,8 @@ def of_two(dy, a, b):
 def used(monkeypatch):
     """Return the calls that took the short road, forward and backward."""
     found = []
-    for name in ("_pull", "_replay"):
-        old = getattr(call_cache, name)
+    for module, name in ((call_cache, "_pull"), (calls, "_replayed")):
+        old = getattr(module, name)
 
         def run(*args, old=old, name=name):
             result = old(*args)
@@ -53,7 +53,7 @@ def used(monkeypatch):
                 found.append(name)
             return result
 
-        monkeypatch.setattr(call_cache, name, run)
+        monkeypatch.setattr(module, name, run)
     return found
 
 
@@ -389,4 +389,4 @@ def test_many_shapes_leave_a_bounded_cache():
     assert hit.count == hit.ran == 398
     ways = used._ruleset.mode.ways[torch.tanh]
     for known in ways.known.values():
-        assert known is None or len(known.recordings.known) <= recorded.KEPT
+        assert known is None or len(known.rule.recordings.known) <= recorded.KEPT

@@ -30,7 +30,7 @@ from regrad.core.state import current
 from regrad.core.walk import noted
 from regrad.torch.arguments import fill
 from regrad.torch.biases import in_order_of
-from regrad.torch.calls import Pull, RuleCall, pull_back, wrote_into
+from regrad.torch.calls import RuleCall, pull_back, wrote_into
 from regrad.torch.compiled_code import PLACE
 from regrad.torch.composites import is_other_op
 from regrad.torch.host import (
@@ -48,9 +48,7 @@ from regrad.torch.host.running import Silent
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import LOOKED_AT, OWN
 from regrad.torch.places import path_here
-from regrad.torch.recorded import Recordings
 from regrad.torch.run_time import is_traced
-from regrad.transforms.arguments import replaced
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _EXACT = {
@@ -158,9 +156,7 @@ class CallCache:
             return None
         forward = filled.bind(self.spelling.function)
         call = RuleCall(rule, filled.values, None, filled.attrs, forward, None)
-        return KnownCall(
-            call, self.rule.key, family.type, places, len(args), {x.dtype for x in given}
-        )
+        return KnownCall(call, self.rule.key, family.type, places, len(args))
 
 
 def _is_special(rule: Any) -> bool:
@@ -178,13 +174,7 @@ class KnownCall:
     """
 
     def __init__(
-        self,
-        call: RuleCall,
-        key: Any,
-        op_type: str,
-        places: Sequence[int],
-        count: int,
-        dtypes: Any,
+        self, call: RuleCall, key: Any, op_type: str, places: Sequence[int], count: int
     ) -> None:
         self.call = call  # as the general road has it, without a hit
         self.key = key
@@ -197,9 +187,6 @@ class KnownCall:
         self.keeps_y: bool = call.keeps_y
         self.rule: Any = call.rule
         self.function: Any = call.rule.rule.function
-        # (bfloat16 is not a dtype of regrad's)
-        pure = call.rule.plain is False and torch.bfloat16 not in dtypes
-        self.recordings: Any = Recordings(call.rule.functions) if pure else None
         self.order: list[int] | None = _order(call) if len(places) == 1 else None
 
     def with_hit(self, hit: Any) -> RuleCall:
@@ -246,7 +233,8 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
         saved = ctx.saved_tensors
         with DisableTorchFunction():  # (first: a mode would be asked about `dy.dtype`, too)
             if (
-                type(dy) is torch.Tensor
+                known.order is not None
+                and type(dy) is torch.Tensor
                 and dy.dtype is specs[0][1]
                 and known.rule.writes is False
                 and not is_traced()
@@ -254,12 +242,7 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
                 and not is_autocast_open()
                 and current() is None
             ):
-                if known.order is not None:
-                    return None, None, _pull(known, hit, specs[0], saved, dy)
-                if known.recordings is not None and not is_grad_enabled():
-                    dxs = _replay(known, hit, specs, saved, dy, ctx.needs_input_grad[2:])
-                    if dxs is not None:
-                        return None, None, *dxs
+                return None, None, _pull(known, hit, specs[0], saved, dy)
         whole = known.with_hit(hit), [(tuple(s), d) for s, d in specs], None, known.kept
         _, *dxs = pull_back(_Context(whole, ctx.needs_input_grad[1:]), saved, dys)
         return None, None, *dxs
@@ -285,22 +268,6 @@ def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch
     if [*map(version_of, saved), version_of(dy)] != before:
         raise wrote_into(known.with_hit(hit).describe())
     return dx
-
-
-def _replay(
-    known: KnownCall, hit: Any, specs: Any, saved: Sequence[Any], dy: torch.Tensor, needs: Any
-) -> Sequence[Any] | None:
-    """Return the gradients by all inputs, by a rule in regrad's functions that was recorded."""
-    if not known.recordings.are_possible() or any(d is not dy.dtype for _, d in specs):
-        return None
-    call, wanted = known.with_hit(hit), [n for n, need in enumerate(needs) if need]
-    shapes = [(tuple(shape), dtype) for shape, dtype in specs]
-    flat = Pull(call, shapes, wanted, None).flat
-    found = known.recordings.run(flat, (needs, *[s for s, _ in specs]), [*saved, dy])
-    if found is None:
-        return None
-    hit.ran += 1
-    return replaced([None] * len(specs), wanted, found)
 
 
 _apply: Any = raw_apply(KnownOverride)

@@ -20,6 +20,7 @@ from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
 from regrad.torch.host import in_forward_mode, is_transformed, version_of
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
+from regrad.torch.recorded import Recordings, exact, is_usual
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
 from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
@@ -254,12 +255,30 @@ def _pull_now(
 ) -> Sequence[Any]:  # fmt: skip
     call.count_run()
     call.specs = specs
+    if call.rule.plain is False and not hidden and is_usual(dys):
+        found = _replayed(call, specs, outputs, wanted, [*saved, *dys])
+        if found is not None:
+            return found
     with shield(dys):
         if call.rule.plain and call.is_simple and outputs is None and _have_dtype_of(specs, dys[0]):
             pull = partial(_pull_simply, call, specs, wanted)
         else:
             pull = Pull(call, specs, wanted, outputs)
         return guard(call.rule, pull, saved, dys, call.describe, hidden)
+
+
+def _replayed(
+    call: RuleCall, specs: Any, outputs: Any, wanted: Sequence[int], arrays: Sequence[Any]
+) -> Sequence[Any] | None:
+    """Return the gradients by a rule in regrad's functions as it was recorded, if it can be."""
+    rule = call.rule
+    if rule.recordings is None:
+        rule.recordings = Recordings(rule.functions)
+    try:
+        fixed = exact((wanted, specs, outputs, call.layout, call.values, call.attrs))
+    except TypeError:
+        return None
+    return rule.recordings.run(Pull(call, specs, wanted, outputs).flat, fixed, arrays)
 
 
 def _pull_simply(

@@ -33,9 +33,12 @@ from regrad.core.backends import BACKENDS
 from regrad.core.promotion import get_default_dtype
 from regrad.core.registry import Op
 from regrad.core.rule import Rule
+from regrad.core.state import current
 from regrad.core.tape import Place, placed
 from regrad.core.tensor import Tensor, wrap
 from regrad.torch.bridge import to_torch
+from regrad.torch.host import DisableTorchFunction, is_autocast_open, is_transformed
+from regrad.torch.run_time import is_traced
 from regrad.transforms.closures import MISSING, Closure
 from regrad.transforms.region import Flat, Region, results, run_inside
 from regrad.transforms.trail import Trail
@@ -115,8 +118,19 @@ class Recording(NamedTuple):
         return [env[i] for i in self.results]
 
 
+def is_usual(dys: Sequence[Any]) -> bool:
+    """Return whether a backward pass is one of tensors as they are, that nothing else looks at."""
+    with DisableTorchFunction():
+        return (
+            all(type(dy) is torch.Tensor for dy in dys)
+            and not (torch.is_grad_enabled() or is_traced() or is_transformed())
+            and not is_autocast_open()
+            and current() is None
+        )
+
+
 class Recordings:
-    """The recordings of a rule's runs in calls of a kind, by what else they depend on."""
+    """The recordings of a rule's runs, by what else they depend on."""
 
     def __init__(self, functions: Sequence[Any]) -> None:
         self.functions = functions
@@ -130,14 +144,20 @@ class Recordings:
             self.known.clear()
         return self.closure is not None
 
-    def run(self, flat: Flat, given: Any, arrays: Sequence[torch.Tensor]) -> Sequence[Any] | None:
+    def run(self, flat: Flat, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[Any] | None:
         """Return the results for arrays; None if the rule has to run on the general road.
 
-        `given` is what the run depends on besides the shapes of the arrays.
+        `fixed` is what the run depends on besides the arrays.
         """
         like = arrays[-1]
+        # (regrad's functions convert what has another dtype; bfloat16 is none of regrad's)
+        if any(x.dtype is not like.dtype for x in arrays) or like.dtype is torch.bfloat16:
+            return None
+        if not self.are_possible():
+            return None
         default = get_default_dtype(), registry.version, len(registry.OPS)
-        key = given, tuple([x.shape for x in arrays]), like.device, default
+        shapes = tuple([x.shape for x in arrays])
+        key = fixed, shapes, like.dtype, like.device, default
         found = self.known.get(key, self)
         if found is None:
             return None
@@ -147,6 +167,24 @@ class Recordings:
             self.known.clear()
         ys, self.known[key] = _record(flat, arrays)
         return [to_torch(y, like.device) for y in ys]
+
+
+def exact(value: Any) -> Any:
+    """Return a key that equal values share only if they are the same: 1 and True have two.
+
+    Raises:
+        TypeError: a value that is not plain.
+    """
+    kind = type(value)
+    if kind is float:
+        return value.hex()  # (-0.0 is another number than 0.0)
+    if kind in (tuple, list, torch.Size):
+        return kind, *map(exact, value)
+    if kind is dict:
+        return kind, *((name, exact(x)) for name, x in value.items())
+    if kind not in (int, bool, str, type(None), torch.dtype):
+        raise TypeError
+    return kind, value
 
 
 class _Recorder(Trail):
