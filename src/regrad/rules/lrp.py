@@ -1,10 +1,15 @@
 """Layer-wise relevance propagation: rules, composites, and `relevance`, which runs them.
 
 The relevance of a value is the value times the gradient that comes to it, `x · dx`; so at the
-output of an op it is `y · dy`, and a rule of relevance is a rule like any other. An op of degree 1
-in its inputs together (a sum, a concatenation, a pooling, a ReLU) keeps the relevance by its own
+output of an op it is `y · dy`, and a rule of relevance is a rule like any other. (lxt does so;
+zennit has gradients be relevances, so that sums and pools need rules of their own.) An op of degree
+1 in its inputs together (a sum, a concatenation, a pooling, a ReLU) keeps the relevance by its own
 gradient, and needs no rule. Where a value is 0, rules take it for `TINY`, so that it may have
 relevance; `relevance` does the same.
+
+Rules of linear maps name the output. Where a model changes that in place (`nn.ReLU(inplace=True)`),
+torch refuses the backward pass, but not in `relevance`. Rules are differentiated by what arrives;
+by the input, the derivative of a relevance is that of the rules, too.
 
 A composite is a map of such rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
 dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. What a model lacks of it is
@@ -42,7 +47,7 @@ API = "regrad.rules.lrp"
 
 
 def _maker(make: Callable[P, Rule]) -> Callable[P, Rule]:
-    """A function that makes rules, which are one rule for equal parameters."""
+    """A function that makes rules which can be pickled."""
     return remade(helpful(make.__name__)(make))
 
 
@@ -120,13 +125,12 @@ def _along(name: str, groups: tuple[Group, ...], stabilizer: float) -> Rule:
         due, found = nonzero(y) * dy, 0
         for shares, factor, where in groups:
             xs, maps = zip(*[_changed(s, x, w, bias, forward) for s in shares], strict=True)
-            zs = [f(x) for f, x in zip(maps, xs, strict=True)]
-            z = sum(share.sign * z for share, z in zip(shares, zs, strict=True))
+            z = sum(s.sign * f(x_) for s, f, x_ in zip(shares, maps, xs, strict=True))
             seed = factor * due / _stable(z, stabilizer)
             seed = seed if where is None else seed * where(y)
-            for share, f, at in zip(shares, maps, xs, strict=True):
-                (dx,) = vjp_(lambda given, f=f: [f(given[0])], [at], [seed])
-                found = found + share.sign * at * dx
+            for share, f, x_ in zip(shares, maps, xs, strict=True):
+                (dx,) = vjp_(lambda given, f=f: [f(given[0])], [x_], [seed])
+                found = found + share.sign * x_ * dx
         return (found / nonzero(x), None, *([] if bias is ABSENT else [None]))
 
     return _named(rule, name)
@@ -166,7 +170,8 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.epsilon(1.0)}):
-    ...     print(rg.grad(lambda x: rg.sum(x @ rg.tensor([[1.0], [2.0]])))(rg.ones((1, 2))).tolist())
+    ...     dx = rg.grad(lambda x: rg.sum(x @ rg.tensor([[1.0], [2.0]])))(rg.ones((1, 2)))
+    >>> dx.tolist()
     [[0.75, 1.5]]
     """
     if not epsilon > 0:
@@ -234,7 +239,8 @@ def z_plus(stabilizer: float = 1e-6) -> Rule:
         ArgumentError: stabilizer is not above 0.
 
     Source: Montavon, Lapuschkin, Binder, Samek and Müller, "Explaining NonLinear Classification
-    Decisions with Deep Taylor Decomposition" (2017); zennit's `ZPlus`, Captum's `Alpha1_Beta0_Rule`.
+    Decisions with Deep Taylor Decomposition" (2017); zennit's `ZPlus`, Captum's
+    `Alpha1_Beta0_Rule`.
 
     >>> import regrad as rg
     >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.z_plus()}):
@@ -261,7 +267,7 @@ def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) 
         A rule for a map of overrides.
 
     Raises:
-        ArgumentError: `alpha - beta` is not 1, one of them is below 0, or stabilizer is not above 0.
+        ArgumentError: `alpha - beta` is not 1, one is below 0, or stabilizer is not above 0.
 
     Source: Bach et al. (2015), as for `epsilon`; zennit's `AlphaBeta`.
 
@@ -431,8 +437,8 @@ def uniform(dy: Any, builtin: Any) -> Any:
     [2.5, 1.0]
     """
     dxs = builtin(dy)
-    moving = [abs(dx).max() > 0 for dx in dxs if dx is not None]
-    return dxs / (sum(1 * each for each in moving)).clip(1, 2)
+    count: Any = sum(1 * (abs(dx).max() > 0) for dx in dxs if dx is not None)
+    return dxs / count.clip(1, 2)
 
 
 def frozen_norm(
@@ -543,8 +549,13 @@ def beta_smooth(beta: float = 10.0) -> Rule:
 
 # -- composites, for PyTorch -----------------------------------------------------------------------
 
-ACTIVATIONS = "Relu Relu6 LeakyRelu Prelu Elu Selu Gelu Silu Softplus Softsign Tanh".split()
-CALLABLES = "hardtanh hardswish hardshrink softshrink tanhshrink celu mish threshold".split()
+ACTIVATIONS = (
+    "Relu", "Relu6", "LeakyRelu", "Prelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign",
+    "Tanh",
+)  # fmt: skip
+CALLABLES = (
+    "hardtanh", "hardswish", "hardshrink", "softshrink", "tanhshrink", "celu", "mish", "threshold",
+)  # fmt: skip
 
 
 def _torch() -> Any:
@@ -557,15 +568,14 @@ def _activations(rule: Any) -> dict[Any, Any]:
     return {key: optional(rule) for key in keys}
 
 
-def _linear() -> tuple[Any, ...]:
-    """The keys of dense layers; of convolutions `_convolutions`."""
-    return (_torch().linear,)
-
-
 def _convolutions() -> tuple[Any, ...]:
     F = _torch()
     transposed = [getattr(F, f"conv_transpose{n}d") for n in (1, 2, 3)]
     return (F.conv1d, "Conv2D", "Conv3D", *transposed)
+
+
+def _linear() -> tuple[Any, ...]:
+    return (_torch().linear, *_convolutions())
 
 
 def in_norm(site: Any) -> bool:
@@ -589,10 +599,12 @@ def _others() -> dict[Any, Any]:
     return {**_activations(pass_), **{key: optional(rule) for key, rule in every.items()}}
 
 
-def _composite(linear: Any, convolution: Any, first: Any = None, at_first: Any = ()) -> Any:
-    rules = {**dict.fromkeys(_linear(), linear), **dict.fromkeys(_convolutions(), convolution)}
-    firsts = {} if first is None else {at(None, at_first, nth=0): first}
-    return {**_others(), **{k: optional(r) for k, r in {**rules, **firsts}.items()}}
+def _composite(dense: Rule, convolution: Rule, first: Any = None, firsts: Any = ()) -> Any:
+    """The map of rules of all ops, and of one for the first that runs of some linear layers."""
+    rules: dict[Any, Any] = {**dict.fromkeys(_linear(), convolution), _torch().linear: dense}
+    if first is not None:
+        rules[at(None, firsts, nth=0)] = first
+    return {**_others(), **{key: optional(rule) for key, rule in rules.items()}}
 
 
 def epsilon_plus(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
@@ -638,8 +650,7 @@ def epsilon_plus_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[A
     >>> len(lrp.epsilon_plus_flat()) - len(lrp.epsilon_plus())
     1
     """
-    first = flat(stabilizer), (*_linear(), *_convolutions())
-    return _composite(EPSILON(epsilon), z_plus(stabilizer), *first)
+    return _composite(EPSILON(epsilon), z_plus(stabilizer), flat(stabilizer), _linear())
 
 
 def epsilon_gamma_box(
@@ -667,8 +678,8 @@ def epsilon_gamma_box(
     >>> lrp.epsilon_gamma_box(-3.0, 3.0)["Conv2D"].rule.__name__
     'gamma'
     """
-    first = z_box(low, high, stabilizer), _convolutions()
-    return _composite(EPSILON(epsilon), GAMMA(gamma, stabilizer), *first)
+    rules = EPSILON(epsilon), GAMMA(gamma, stabilizer)
+    return _composite(*rules, z_box(low, high, stabilizer), _convolutions())
 
 
 def epsilon_alpha2_beta1(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
@@ -714,8 +725,8 @@ def epsilon_alpha2_beta1_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -
     >>> len(lrp.epsilon_alpha2_beta1_flat()) - len(lrp.epsilon_alpha2_beta1())
     1
     """
-    first = flat(stabilizer), (*_linear(), *_convolutions())
-    return _composite(EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer), *first)
+    rules = EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer)
+    return _composite(*rules, flat(stabilizer), _linear())
 
 
 def excitation(stabilizer: float = 1e-6) -> dict[Any, Any]:
@@ -780,15 +791,14 @@ def attn_lrp() -> dict[Any, Any]:
     >>> lrp.attn_lrp()["MatMul"].rule.__name__
     'uniform'
     """
-    own = dict.fromkeys(_linear(), _own)  # (which "MatMul" would reach)
-    return {**_others(), **{key: optional(rule) for key, rule in own.items()}}
+    return {**_others(), _torch().linear: optional(_own)}  # (which "MatMul" would reach)
 
 
 def cp_lrp() -> dict[Any, Any]:
     """Return the composite for transformers in which attention is a constant.
 
-    As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the softmax.
-    It keeps all relevance but that of biases.
+    As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the
+    softmax. It keeps all relevance but that of biases.
 
     Returns:
         A map of overrides for PyTorch, for `relevance`, which has parameters require no grad.

@@ -14,6 +14,7 @@ from torch import nn
 from torch.autograd.graph import allow_mutation_on_saved_tensors, get_gradient_edge
 
 from regrad.core.callers import find_caller
+from regrad.core.containers import tree_map
 from regrad.core.reports import Table
 from regrad.errors import ArgumentError, kind, near
 from regrad.rules.lrp import nonzero
@@ -88,6 +89,8 @@ def explain(
         raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
     if check not in (None, "ops"):
         raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
+    if check and reference is not None:
+        raise ArgumentError('relevance: check="ops" is for runs without a reference')
     run = _Run(model, inputs, reference)
     with (
         _as_found(model), torch.inference_mode(False), torch.enable_grad(),
@@ -105,9 +108,7 @@ def explain(
     total = total.detach()
     alike = total.dim() == 1 and all(r.shape[:1] == total.shape for r in at_inputs)
     total = total if alike else total.sum()
-    sums = [r.flatten(1).sum(1) if alike and r.dim() > 1 else r if alike else r.sum()
-            for r in at_inputs]  # fmt: skip
-    missing = total - sum(sums)
+    missing = total - sum(r.reshape(*total.shape, -1).sum(-1) for r in at_inputs)
     losses = () if ops is None else ops.losses(found[len(edges) :], float(missing.sum()))
     by_layer = dict(zip(run.points, known[len(run.leaves) :], strict=True))
     return Relevance(run.as_given(at_inputs), by_layer, total, missing, losses, used)
@@ -121,8 +122,8 @@ class _Point(NamedTuple):
     name: Any = None
     is_embedded: bool = False
 
-    def relevance(self, dx: torch.Tensor | None, half: int | None) -> torch.Tensor:
-        """Return the relevance; of differences from the second half of the batch, if it is given."""
+    def relevance(self, dx: torch.Tensor | None, half: int | None = None) -> torch.Tensor:
+        """Return the relevance; with a `half`, of differences from the batch's second half."""
         x = self.value
         dx = torch.zeros_like(x) if dx is None else dx
         found = nonzero(x) * dx if half is None else (x[:half] - x[half:]) * dx[:half]
@@ -297,21 +298,13 @@ def _as_found(model: nn.Module) -> Generator[None]:
 # -- where relevance is lost -----------------------------------------------------------------------
 
 
-class _Seen(NamedTuple):
-    path: str
-    op: str
-    line: str
-    ys: list[_Point]
-    xs: list[_Point]
-
-
 class _Ops(torch.overrides.TorchFunctionMode):
     """Notes what each torch function was given and returned, and where their gradients come to."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.paths = ModulePaths({"": model})
-        self.seen: list[_Seen] = []
+        self.seen: list[tuple[tuple[str, str, str], list[_Point], list[_Point]]] = []
 
     def around(self, run: _Run, target: Any) -> Any:
         """Return what a run does, looked on at."""
@@ -326,7 +319,7 @@ class _Ops(torch.overrides.TorchFunctionMode):
     @property
     def edges(self) -> list[Any]:
         """Where gradients are asked for: at the outputs and inputs of all, in order."""
-        return [point.edge for op in self.seen for point in (*op.ys, *op.xs)]
+        return [point.edge for _, ys, xs in self.seen for point in (*ys, *xs)]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -335,12 +328,12 @@ class _Ops(torch.overrides.TorchFunctionMode):
         if type(func) is GETTER or writes(func, args, options):
             return func(*args, **options)
         xs: list[_Point] = []
-        args, options = _mapped((args, options), partial(self._alias, xs))
+        args, options = tree_map(partial(self._alias, xs), (args, options))
         y = func(*args, **options)
         ys = [_point(each) for each in tensors((y,)) if each.requires_grad]
         if ys and xs:
             name = op_type_of(func) or function_name(func)
-            self.seen.append(_Seen(self.paths.path, name, find_caller(LIBRARIES), ys, xs))
+            self.seen.append(((self.paths.path, name, find_caller(LIBRARIES)), ys, xs))
         return y
 
     def _alias(self, xs: list[_Point], x: Any) -> Any:
@@ -355,22 +348,11 @@ class _Ops(torch.overrides.TorchFunctionMode):
     def losses(self, found: Sequence[Any], missing: float) -> tuple[Loss, ...]:
         """Return the ops, by how much relevance they lost."""
         gradients, rows = iter(found), []
-        for op in self.seen:
-            sums = [
-                sum(float((nonzero(p.value) * dx).sum()) for p, dx in
-                    [(p, next(gradients)) for p in points] if dx is not None)
-                for points in (op.ys, op.xs)
-            ]  # fmt: skip
-            rows.append(Loss(op.path, op.op, op.line, *sums))
+        for where, *ends in self.seen:
+            pairs = [[(p, next(gradients)) for p in points] for points in ends]
+            rows.append(
+                Loss(*where, *[sum(float(p.relevance(dx).sum()) for p, dx in e) for e in pairs])
+            )
         rest = missing - sum(row.lost for row in rows)
         rows.append(Loss("", "what is not seen (in place)", "", rest, 0.0))
         return tuple(sorted(rows, key=lambda row: -abs(row.lost)))
-
-
-def _mapped(value: Any, f: Callable[[Any], Any]) -> Any:
-    """Return containers of what f returns for their leaves."""
-    if isinstance(value, dict):
-        return {k: _mapped(v, f) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_mapped(v, f) for v in value])
-    return f(value)
