@@ -4,7 +4,7 @@ The relevance of a value is the value times the gradient that comes to it, `x ·
 output of an op it is `y · dy`, and a rule of relevance is a rule like any other. (lxt does so;
 zennit has gradients be relevances, so that sums and pools need rules of their own.) An op of degree
 1 in its inputs together (a sum, a concatenation, a pooling, a ReLU) keeps the relevance by its own
-gradient, and needs no rule. Where a value is 0, rules take it for `TINY`, so that it may have
+gradient, and needs no rule. Where a value is 0, rules take it for 1e-19, so that it may have
 relevance; `relevance` does the same.
 
 Rules of linear maps name the output. Where a model changes that in place (`nn.ReLU(inplace=True)`),
@@ -30,6 +30,7 @@ from math import inf
 from typing import Any, NamedTuple, ParamSpec
 
 from regrad.core.extras import needed
+from regrad.core.foreign import nonzero
 from regrad.core.made import remade
 from regrad.core.places import at
 from regrad.core.rule import no_gradient
@@ -41,7 +42,6 @@ from regrad.rules.saliency import guided_relu
 P = ParamSpec("P")
 Rule = Callable[..., Any]
 Part = Callable[[Any], Any]
-TINY = 1e-19  # its square is above 0 in float32
 ABSENT: Any = object()
 API = "regrad.rules.lrp"
 
@@ -57,11 +57,6 @@ def _named(rule: Any, name: str) -> Any:
 
 
 # -- numbers of any library ------------------------------------------------------------------------
-
-
-def nonzero(v: Any) -> Any:
-    """Return an array with `TINY` for 0."""
-    return v + (v == 0) * (v.clip(0, 0) + TINY)
 
 
 def _stable(z: Any, by: float) -> Any:
@@ -92,7 +87,7 @@ def _squares(v: Any) -> Any:
 # -- linear maps -----------------------------------------------------------------------------------
 
 
-class Share(NamedTuple):
+class _Share(NamedTuple):
     """A linear map of a changed input, weight and bias, among those that relevance goes along."""
 
     x: Part
@@ -101,15 +96,15 @@ class Share(NamedTuple):
     sign: float = 1.0
 
 
-class Group(NamedTuple):
+class _Group(NamedTuple):
     """Maps that share relevance in proportion to what each adds to the sum of them."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[_Share, ...]
     factor: float = 1.0
     where: Part | None = None  # of which outputs; None for all
 
 
-def _along(name: str, groups: tuple[Group, ...], stabilizer: float) -> Rule:
+def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
     """The rule that sends the relevance of a linear map back along others.
 
     This is zennit's `BasicHook`. The weight has no gradient.
@@ -136,7 +131,7 @@ def _along(name: str, groups: tuple[Group, ...], stabilizer: float) -> Rule:
     return _named(rule, name)
 
 
-def _changed(share: Share, x: Any, w: Any, bias: Any, forward: Any) -> tuple[Any, Any]:
+def _changed(share: _Share, x: Any, w: Any, bias: Any, forward: Any) -> tuple[Any, Any]:
     """Return the input of a map, and the map."""
     rest = [share.w(w)]
     if bias is not ABSENT:
@@ -144,8 +139,8 @@ def _changed(share: Share, x: Any, w: Any, bias: Any, forward: Any) -> tuple[Any
     return share.x(x), lambda x: forward(x, *rest)
 
 
-_SIGNS_AGREE = (Share(_positive, _positive, _positive), Share(_negative, _negative))
-_SIGNS_DIFFER = (Share(_positive, _negative, _negative), Share(_negative, _positive))
+_SIGNS_AGREE = (_Share(_positive, _positive, _positive), _Share(_negative, _negative))
+_SIGNS_DIFFER = (_Share(_positive, _negative, _negative), _Share(_negative, _positive))
 
 
 @_maker
@@ -217,8 +212,8 @@ def gamma(gamma: float = 0.25, stabilizer: float = 1e-6) -> Rule:
         return lambda v: v + gamma * of(v)
 
     p, n = more(_positive), more(_negative)
-    agree = Group((Share(_positive, p, p), Share(_negative, n)), 1.0, lambda y: y > 0)
-    differ = Group((Share(_positive, n, n), Share(_negative, p)), 1.0, lambda y: y < 0)
+    agree = _Group((_Share(_positive, p, p), _Share(_negative, n)), 1.0, lambda y: y > 0)
+    differ = _Group((_Share(_positive, n, n), _Share(_negative, p)), 1.0, lambda y: y < 0)
     return _along("gamma", (agree, differ), stabilizer)
 
 
@@ -248,7 +243,7 @@ def z_plus(stabilizer: float = 1e-6) -> Rule:
     >>> dx.round().tolist()
     [[2.0, 0.0]]
     """
-    return _along("z_plus", (Group(_SIGNS_AGREE),), stabilizer)
+    return _along("z_plus", (_Group(_SIGNS_AGREE),), stabilizer)
 
 
 @_maker
@@ -281,7 +276,7 @@ def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) 
         raise ArgumentError(
             f"alpha_beta: expected alpha - beta = 1, both of 0 or more, got {alpha} and {beta}"
         )
-    groups = Group(_SIGNS_AGREE, alpha), Group(_SIGNS_DIFFER, -beta)
+    groups = _Group(_SIGNS_AGREE, alpha), _Group(_SIGNS_DIFFER, -beta)
     return _along("alpha_beta", groups if beta else groups[:1], stabilizer)
 
 
@@ -314,9 +309,9 @@ def z_box(low: Any, high: Any, stabilizer: float = 1e-6) -> Rule:
     """
     if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
         raise ArgumentError(f"z_box: expected low <= high, got {low} and {high}")
-    lowest = Share(lambda x: x.clip(0, 0) + low, _positive, _positive, -1.0)
-    highest = Share(lambda x: x.clip(0, 0) + high, _negative, _negative, -1.0)
-    return _along("z_box", (Group((Share(_same, _same, _same), lowest, highest)),), stabilizer)
+    lowest = _Share(lambda x: x.clip(0, 0) + low, _positive, _positive, -1.0)
+    highest = _Share(lambda x: x.clip(0, 0) + high, _negative, _negative, -1.0)
+    return _along("z_box", (_Group((_Share(_same, _same, _same), lowest, highest)),), stabilizer)
 
 
 @_maker
@@ -343,7 +338,7 @@ def w_square(stabilizer: float = 1e-6) -> Rule:
     >>> (dx * 10).round().tolist()
     [[36.0, 4.0]]
     """
-    return _along("w_square", (Group((Share(_ones, _squares, _squares),)),), stabilizer)
+    return _along("w_square", (_Group((_Share(_ones, _squares, _squares),)),), stabilizer)
 
 
 @_maker
@@ -370,7 +365,7 @@ def flat(stabilizer: float = 1e-6) -> Rule:
     >>> dx.round().tolist()
     [[2.0, 2.0]]
     """
-    return _along("flat", (Group((Share(_ones, _ones),)),), stabilizer)
+    return _along("flat", (_Group((_Share(_ones, _ones),)),), stabilizer)
 
 
 # -- other ops -------------------------------------------------------------------------------------
@@ -379,7 +374,7 @@ def flat(stabilizer: float = 1e-6) -> Rule:
 def pass_(
     dy: Any, y: Any, x: Any = None, a: Any = None, bias: Any = ABSENT, running_mean: Any = ABSENT
 ) -> Any:
-    """Return the gradient that gives an input the relevance of its output.
+    """Return the gradient by which an input has the relevance of its output.
 
     For ops element by element (activations), and norms with a scale and shift of their own. It
     keeps all relevance. Of an op of several inputs the first has all.
@@ -578,7 +573,7 @@ def _linear() -> tuple[Any, ...]:
     return (_torch().linear, *_convolutions())
 
 
-def in_norm(site: Any) -> bool:
+def _in_norm(site: Any) -> bool:
     """Return whether a module that is called a norm runs."""
     return "norm" in getattr(site.module_class, "__name__", "").lower()
 
@@ -594,7 +589,7 @@ def _others() -> dict[Any, Any]:
     written = {"Rsqrt": no_gradient, "Sqrt": no_gradient, "Mul": _own, "RealDiv": _own}
     every = {
         **norms, F.layer_norm: frozen_norm, "MatMul": uniform, "Mul": uniform,
-        **{at(in_norm, op_type): rule for op_type, rule in written.items()},
+        **{at(_in_norm, op_type): rule for op_type, rule in written.items()},
     }  # fmt: skip
     return {**_activations(pass_), **{key: optional(rule) for key, rule in every.items()}}
 

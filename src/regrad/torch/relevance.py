@@ -15,9 +15,9 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors, get_gradient_e
 
 from regrad.core.callers import find_caller
 from regrad.core.containers import tree_map
+from regrad.core.foreign import nonzero
 from regrad.core.reports import Table
 from regrad.errors import ArgumentError, kind, near
-from regrad.rules.lrp import nonzero
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -46,13 +46,13 @@ class Loss(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """How much was lost; below 0 if more left than arrived."""
+        """The relevance that was lost; below 0 if more left than arrived."""
         return self.arrived - self.left
 
 
 @dataclass(frozen=True)
 class Relevance:
-    """What `rules.lrp.relevance` returns.
+    """The answer of `rules.lrp.relevance`.
 
     Attributes:
         inputs: The relevance of the inputs, as they were given: a tensor, a tuple or a dict. That
@@ -318,7 +318,7 @@ class _Ops(torch.overrides.TorchFunctionMode):
 
     @property
     def edges(self) -> list[Any]:
-        """Where gradients are asked for: at the outputs and inputs of all, in order."""
+        """The places where gradients are asked for: the outputs and inputs of all, in order."""
         return [point.edge for _, ys, xs in self.seen for point in (*ys, *xs)]
 
     def __torch_function__(
