@@ -57,11 +57,12 @@ def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Gra
 
 def pulled(
     f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
-    dys: Sequence[Tensor], reached: Sequence[int] | None = None,
+    dys: Sequence[Tensor] | Callable[[Any], Any], reached: Sequence[int] | None = None,
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
     """Return the results of f, and its gradients by the inputs at the places `wanted`.
 
-    The dys are those of the outputs at the places `reached` (None: of all). A gradient is None
+    The dys are those of the outputs at the places `reached` (None: of all), or a function of the
+    results. A gradient is None
     where nothing is connected.
     """
     xs, tape = list(xs), Tape()
@@ -69,6 +70,7 @@ def pulled(
         xs[i] = alias(xs[i])
         tape.watched.add(xs[i]._id)
     ys = run_taped(tape, f, (xs,))
+    dys = dys(ys) if callable(dys) else dys
     found = pull_through(tape, ys if reached is None else [ys[i] for i in reached], dys)
     return ys, [found.get(xs[i]._id) for i in wanted]
 

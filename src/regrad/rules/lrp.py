@@ -111,21 +111,25 @@ def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
     """
     if not stabilizer > 0:
         raise ArgumentError(f"{name}: expected a stabilizer above 0, got {brief(stabilizer)}")
+    shares = [share for group in groups for share in group.shares]
 
     def rule(
         dy: Any, y: Any, forward: Any, vjp_: Any, x: Any = None, w: Any = None, a: Any = None,
         b: Any = None, bias: Any = ABSENT,
     ) -> Any:  # fmt: skip
         x, w = (a, b) if x is None else (x, w)
-        due, found = nonzero(y) * dy, 0
-        for shares, factor, where in groups:
-            xs, maps = zip(*[_changed(s, x, w, bias, forward) for s in shares], strict=True)
-            z = sum(s.sign * f(x_) for s, f, x_ in zip(shares, maps, xs, strict=True))
-            seed = factor * due / _stable(z, stabilizer)
-            seed = seed if where is None else seed * where(y)
-            for share, f, x_ in zip(shares, maps, xs, strict=True):
-                (dx,) = vjp_(lambda given, f=f: [f(given[0])], [x_], [seed])
-                found = found + share.sign * x_ * dx
+        xs, maps = zip(*[_changed(s, x, w, bias, forward) for s in shares], strict=True)
+
+        def seeds(zs: Any) -> list[Any]:
+            found, rest = [], iter(zs)
+            for mine, factor, where in groups:
+                z = sum(share.sign * next(rest) for share in mine)
+                seed = factor * nonzero(y) * dy / _stable(z, stabilizer)
+                found += [seed if where is None else seed * where(y)] * len(mine)
+            return found
+
+        dxs = vjp_(lambda given: [f(x) for f, x in zip(maps, given, strict=True)], xs, seeds)
+        found = sum(s.sign * x_ * dx for s, x_, dx in zip(shares, xs, dxs, strict=True))
         return (found / nonzero(x), None, *([] if bias is ABSENT else [None]))
 
     return _named(rule, name)
