@@ -355,6 +355,18 @@ def test_tokens_tuples_and_names():
     )
 
 
+def test_infinities_of_a_mask_have_no_relevance():
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return F.scaled_dot_product_attention(x, x, x, mask)[..., 0]
+
+    x, mask = numbers(2, 3, 4, seed=1), torch.full((2, 3, 3), -torch.inf).triu(1).double()
+    found = lrp.relevance(Masked(), (x, mask), 1, lrp.cp_lrp())
+    p = torch.softmax(x @ x.mT / 2 + mask, -1)
+    close(found.inputs[0][..., 0], (p[:, 1] * x[..., 0]))
+    assert abs(found.inputs[1]).max() < 1e-15 and abs(found.missing).max() < 1e-12
+
+
 def test_targets():
     model, x = fill(nn.Linear(3, 4, bias=False)), numbers(2, 3, seed=1)
     rules = {F.linear: lrp.epsilon()}
@@ -432,7 +444,7 @@ def test_what_does_not_fit_is_refused():
     wrong("target expected an int, a tensor of ints or a function, got str", target="cat")
     wrong("target expected an int", target=True)
     wrong("tensor of \\(examples, classes\\), got shape", model=nn.Conv2d(2, 2, 3).double())
-    wrong("target returned", target=lambda y: 1.0)
+    wrong("the target is .*, expected a tensor that depends", target=lambda y: 1.0)
     wrong("no module of the model is 'features.9'. Did you mean", layers=["features.9"])
     wrong(
         "the module 'head' ran more than once", model=Twice(), inputs=numbers(1, 2), layers=["head"]

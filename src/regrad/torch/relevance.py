@@ -126,8 +126,10 @@ class _Point(NamedTuple):
         """Return the relevance; with a `half`, of differences from the batch's second half."""
         x = self.value
         dx = torch.zeros_like(x) if dx is None else dx
-        found = nonzero(x) * dx if half is None else (x[:half] - x[half:]) * dx[:half]
-        return found.detach().sum(-1) if self.is_embedded else found.detach()
+        if half is not None:
+            x, dx = x[:half] - x[half:], dx[:half]
+        found = (nonzero(x) * dx).masked_fill(dx == 0, 0).detach()  # (of a mask's infinities none)
+        return found.sum(-1) if self.is_embedded else found
 
 
 def _point(x: torch.Tensor, name: Any = None, is_embedded: bool = False) -> _Point:
@@ -220,8 +222,10 @@ class _Run:
         self.points[name] = _point(y)
 
     def _embedded(self, module: Any, args: Any, y: torch.Tensor) -> torch.Tensor | None:
+        given = args[0].data_ptr(), args[0].numel()
         for name, ids in self.values.items():
-            if isinstance(ids, torch.Tensor) and _is_same(ids, args[0]):
+            # (the same tokens, in any shape)
+            if isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given:
                 with DisableTorchFunction():
                     leaf = y.detach().requires_grad_()
                 self.leaves.append(_point(leaf, name, True))
@@ -235,29 +239,23 @@ def _by_name(inputs: Any) -> dict[Any, Any]:
     return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
-def _is_same(ids: torch.Tensor, given: torch.Tensor) -> bool:
-    """Return whether a module was given some token ids, in any shape."""
-    return ids.data_ptr() == given.data_ptr() and ids.numel() == given.numel()
-
-
 def _chosen(y: Any, target: Any) -> torch.Tensor:
     """Return the outputs that are explained."""
-    if callable(target):
-        value = target(y)
-        if not isinstance(value, torch.Tensor) or not value.requires_grad:
-            raise ArgumentError(
-                f"relevance: target returned {kind(value)}, expected a tensor that depends on the "
-                "inputs"
-            )
-        return value
+    value = target(y) if callable(target) else _of_class(y, target)
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        raise ArgumentError(
+            f"relevance: the target is {kind(value)}, expected a tensor that depends on the inputs"
+        )
+    return value
+
+
+def _of_class(y: Any, target: Any) -> torch.Tensor:
     if not isinstance(y, torch.Tensor) or y.dim() != 2:
         shown = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else kind(y)
         raise ArgumentError(
             f"relevance: the target {target!r:.40} is a class, so the model should return a tensor "
             f"of (examples, classes), got {shown}. Give a function of the output as target"
         )
-    if not y.requires_grad:
-        raise ArgumentError("relevance: the output of the model does not depend on the inputs")
     is_index = isinstance(target, torch.Tensor) and not is_differentiable(target)
     if not is_index and type(target) is not int:
         raise ArgumentError(
