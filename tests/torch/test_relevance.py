@@ -298,6 +298,37 @@ def test_relevance_is_kept(case, check):
     close(found.total, model(x)[:, 0].detach())
 
 
+PASSING = [
+    nn.RMSNorm(5), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4), nn.BatchNorm1d(4),
+    nn.LayerNorm(5, bias=False), nn.ReLU6(), nn.GELU(), nn.SiLU(), nn.Hardswish(), nn.Mish(),
+    nn.Hardtanh(), nn.CELU(), nn.PReLU(), nn.Softplus(), nn.Tanhshrink(), nn.Threshold(0.1, 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", PASSING, ids=lambda m: type(m).__name__)
+def test_norms_and_activations_pass_relevance_on(module):
+    model, x = nn.Sequential(copy.deepcopy(module), nn.Flatten()).double(), numbers(2, 4, 5, seed=1)
+    found = lrp.relevance(model, x, lambda y: y[:, 3] + y[:, 4], lrp.epsilon_plus())
+    assert abs(found.total).max() > 0.1 and abs(found.missing).max() < 1e-12
+    y = model(x)[:, 3:5]
+    by_element = type(module).__name__ not in ("LayerNorm",)
+    assert not by_element or torch.allclose(found.inputs.flatten(1)[:, 3:5], y.detach())
+
+
+def test_a_product_with_a_parameter_is_not_shared():
+    class Addmm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.b = (nn.Parameter(numbers(*s, seed=1)) for s in ((4, 3), (3,)))
+
+        def forward(self, x):
+            return torch.addmm(self.b, x, self.w) * 2.0
+
+    model, x = Addmm(), numbers(2, 4, seed=2)
+    for rules in (lrp.attn_lrp(), lrp.epsilon_plus()):
+        close(lrp.relevance(model, x, 1, rules).inputs, (2 * x * model.w[:, 1]).detach())
+
+
 def test_relevance_is_lost_where_nothing_adds_and_the_table_says_where():
     model, x = fill(ResNet()), numbers(2, 2, 8, 8, seed=1)
     model.head.weight.data = -model.head.weight.data.abs()

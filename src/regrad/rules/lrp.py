@@ -548,9 +548,9 @@ def beta_smooth(beta: float = 10.0) -> Rule:
 
 # -- composites, for PyTorch -----------------------------------------------------------------------
 
+# (PReLU has two inputs, and passes relevance on by its own gradient.)
 ACTIVATIONS = (
-    "Relu", "Relu6", "LeakyRelu", "Prelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign",
-    "Tanh",
+    "Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign", "Tanh",
 )  # fmt: skip
 CALLABLES = (
     "hardtanh", "hardswish", "hardshrink", "softshrink", "tanhshrink", "celu", "mish", "threshold",
@@ -818,7 +818,7 @@ def deep_lift() -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
     Activations are rescaled; linear layers, sums and average pools need no rule. Of other ops
-    (max pools, products, softmax) it is the gradient, which does not keep relevance.
+    (max pools, PReLU, products, softmax) it is the gradient, which does not keep relevance.
 
     Returns:
         A map of overrides for PyTorch.
