@@ -315,6 +315,17 @@ def test_norms_and_activations_pass_relevance_on(module):
     assert not by_element or torch.allclose(found.inputs.flatten(1)[:, 3:5], y.detach())
 
 
+@pytest.mark.parametrize("make", [VGG, ResNet, ViT])
+def test_precisions_that_are_lower(make):
+    model, x = fill(make(), bias=False), numbers(2, 2, 8, 8, seed=1)
+    rules = lrp.cp_lrp() if make is ViT else lrp.epsilon_plus()
+    due = lrp.relevance(model, x, 0, rules).inputs
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.2)):
+        found = lrp.relevance(model.to(dtype), x.to(dtype), 0, rules)
+        assert found.inputs.dtype == dtype
+        close(found.inputs.double(), due, tolerance)
+
+
 def test_a_product_with_a_parameter_is_not_shared():
     class Addmm(nn.Module):
         def __init__(self):

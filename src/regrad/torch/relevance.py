@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.overrides
 from torch import nn
-from torch.autograd.graph import allow_mutation_on_saved_tensors, get_gradient_edge
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
 
 from regrad.core.callers import find_caller
 from regrad.core.containers import tree_map
@@ -92,24 +93,22 @@ def explain(
     if check and reference is not None:
         raise ArgumentError('relevance: check="ops" is for runs without a reference')
     run = _Run(model, inputs, reference)
+    ops = _Ops(model, check is not None)
     with (
-        _as_found(model), torch.inference_mode(False), torch.enable_grad(),
-        allow_mutation_on_saved_tensors(), run.watching(layers),
+        _as_found(model), torch.inference_mode(False), torch.enable_grad(), run.watching(layers),
+        gradient_override_map(rules, model=model) as used,
     ):  # fmt: skip
-        with gradient_override_map(rules, model=model) as used:
-            ops = _Ops(model) if check else None
-            value, total = run.explained(target) if ops is None else ops.around(run, target)
+        value, total = ops.around(run, target)
         points = [*run.leaves, *run.points.values()]
-        edges = [point.edge for point in points]
-        more = [] if ops is None else ops.edges
-        found = torch.autograd.grad(value.sum(), [*edges, *more], allow_unused=True)
+        edges = [*[point.edge for point in points], *ops.edges]
+        found = torch.autograd.grad(value.sum(), edges, allow_unused=True)
     known = [p.relevance(dx, run.half) for p, dx in zip(points, found, strict=False)]
     at_inputs = known[: len(run.leaves)]
     total = total.detach()
     alike = total.dim() == 1 and all(r.shape[:1] == total.shape for r in at_inputs)
     total = total if alike else total.sum()
     missing = total - sum(r.reshape(*total.shape, -1).sum(-1) for r in at_inputs)
-    losses = () if ops is None else ops.losses(found[len(edges) :], float(missing.sum()))
+    losses = ops.losses(found[len(points) :], float(missing.sum())) if check else ()
     by_layer = dict(zip(run.points, known[len(run.leaves) :], strict=True))
     return Relevance(run.as_given(at_inputs), by_layer, total, missing, losses, used)
 
@@ -297,10 +296,14 @@ def _as_found(model: nn.Module) -> Generator[None]:
 
 
 class _Ops(torch.overrides.TorchFunctionMode):
-    """Notes what each torch function was given and returned, and where their gradients come to."""
+    """Has models change outputs in place that rules name, and notes what torch functions pass on.
 
-    def __init__(self, model: nn.Module) -> None:
+    What a rule keeps is not what the model gets, but a copy of it.
+    """
+
+    def __init__(self, model: nn.Module, checks: bool) -> None:
         super().__init__()
+        self.checks = checks
         self.paths = ModulePaths({"": model})
         self.seen: list[tuple[tuple[str, str, str], list[_Point], list[_Point]]] = []
 
@@ -325,9 +328,11 @@ class _Ops(torch.overrides.TorchFunctionMode):
         options = kwargs or {}
         if type(func) is GETTER or writes(func, args, options):
             return func(*args, **options)
+        if not self.checks:
+            return _copied(func(*args, **options), args)
         xs: list[_Point] = []
         args, options = tree_map(partial(self._alias, xs), (args, options))
-        y = func(*args, **options)
+        y = _copied(func(*args, **options), args)
         ys = [_point(each) for each in tensors((y,)) if each.requires_grad]
         if ys and xs:
             name = op_type_of(func) or function_name(func)
@@ -354,3 +359,13 @@ class _Ops(torch.overrides.TorchFunctionMode):
         rest = missing - sum(row.lost for row in rows)
         rows.append(Loss("", "what is not seen (in place)", "", rest, 0.0))
         return tuple(sorted(rows, key=lambda row: -abs(row.lost)))
+
+
+def _copied(y: Any, args: Any) -> Any:
+    """A copy of the output of an op under a rule, unless that is, or views, what it was given."""
+    if not isinstance(y, torch.Tensor) or not isinstance(y.grad_fn, BackwardCFunction):
+        return y
+    with DisableTorchFunction():
+        place = y.untyped_storage().data_ptr()
+        shares = any(x.untyped_storage().data_ptr() == place for x in tensors(args))
+        return y if shares else y.clone()
