@@ -124,6 +124,17 @@ def test_a_convolution_by_its_names():
     check("Conv2D", g, f, lambda x, w, b: g(x, w, b, 2, 1, 1), xs)
 
 
+@pytest.mark.versions
+def test_a_product_of_float32_is_not_of_bfloat16():
+    a, b = (numbers(*s).detach().float().requires_grad_() for s in [(4, 64), (64, 4)])
+    with regrad.torch.gradient_override_map({"MatMul": vjp_of(lambda a, b: a @ b)}):
+        y = a @ b
+    da, db = torch.autograd.grad(y.sum(), [a, b])
+    due = [b.detach().double().sum(1).expand(4, 64), a.detach().double().sum(0)[:, None]]
+    np.testing.assert_allclose(da, due[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(db, due[1].expand(64, 4), rtol=1e-5, atol=1e-5)
+
+
 def test_an_input_that_is_not_named_has_no_gradient():
     def f(a, b):
         with rg.gradient_override_map({"Mul": vjp_of(lambda a: a * a)}):

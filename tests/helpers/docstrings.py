@@ -26,8 +26,8 @@ from tests.helpers.paths import DOCS
 
 MODULES = [
     "regrad", "regrad.nn", "regrad.losses", "regrad.linalg", "regrad.random", "regrad.fft",
-    "regrad.rules", "regrad.extend", "regrad.testing", "regrad.plot", "regrad.train", "regrad.jax",
-    "regrad.torch", "regrad.v1",
+    "regrad.rules", "regrad.rules.lrp", "regrad.extend", "regrad.testing", "regrad.plot",
+    "regrad.train", "regrad.jax", "regrad.torch", "regrad.v1",
 ]  # fmt: skip
 # The namespaces of `regrad.v1`; they are modules in which helpers lie as well.
 NAMESPACES = [

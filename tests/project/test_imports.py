@@ -69,6 +69,7 @@ KNOTS = {
     ("core.callers", ""),  # where its files lie
     ("core.tensor", ""),  # the namespace that the Array API standard asks a Tensor for
     ("ops.numpy_protocol", ""),  # NumPy's functions are those of the package of that name
+    ("rules.lrp", "torch.relevance"),  # runs models of PyTorch
     ("jax.override", "jax.vmaps"),  # stands on JAX's insides
     ("v1.run.session", "v1.run.compiled_plans"),  # needs JAX
 }

@@ -495,3 +495,13 @@ def test_counters_of_norms_are_no_calls():
     torch.testing.assert_close(found, 3 * plain)
     (hit,) = used.hits
     assert (hit.count, hit.ran) == (1, 1)
+
+
+def test_a_key_that_counts_calls_wins_over_one_that_does_not():
+    """The first call of several op types, where each type has a rule of its own as well."""
+    x = torch.ones(2, requires_grad=True)
+    every = {"Relu": lambda dy: 2 * dy, "Tanh": lambda dy: 3 * dy}
+    with override({**every, rg.at(None, ("Tanh", "Relu"), nth=0): lambda dy: 7 * dy}) as used:
+        torch.tanh(torch.relu(torch.relu(x))).sum().backward()
+    used.assert_fired()
+    assert x.grad.tolist() == [42.0, 42.0]

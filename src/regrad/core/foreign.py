@@ -35,6 +35,13 @@ from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import DetachedTensorWarning, RuleError
 
 LIBRARIES = {"regrad", "torch", "jax"}  # that a rule may be written with
+TINY = 1e-19  # its square is above 0 in float32
+
+
+def nonzero(v: Any) -> Any:
+    """Return a Tensor, or an array of any library, with `TINY` for 0."""
+    fill = getattr(v, "masked_fill", None)  # (torch's is fast)
+    return v + (v == 0) * (v.clip(0, 0) + TINY) if fill is None else fill(v == 0, TINY)
 
 
 class ForeignRule:

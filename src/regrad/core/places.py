@@ -48,7 +48,7 @@ class at:
     The value is a rule, or a map that holds there: `{rg.at("encoder"): {"Relu": rule}}`. If
     several keys fit a call, a module wins over a path, a path over a class, a class over a
     predicate, and that over an op type alone; then the key whose module is innermost; and a key
-    with `nth` over the same key without. Two keys that select one module for a call are refused.
+    with `nth` over one without. Two keys that select one module for a call are refused.
 
     Raises:
         ArgumentError: an argument of the wrong kind, or neither `where` nor `what`.
@@ -430,12 +430,11 @@ def only_one(tied: Sequence[Fit]) -> Fit:
     """Return the fit that wins among those of one rank and step.
 
     Raises:
-        ArgumentError: they are not one key, with and without `nth`.
+        ArgumentError: it is not the only one that counts calls.
     """
     first, *others = tied
     for other in others:
-        same = replace(first.key, nth=None) == replace(other.key, nth=None)
-        if not same or first.key.counts == other.key.counts:
+        if first.key.counts == other.key.counts:
             path = "" if first.step is None else f" {first.step.path!r}"
             raise ArgumentError(
                 f"two keys of the map select the same place{path}, {first.key!r} and "

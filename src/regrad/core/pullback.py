@@ -57,19 +57,20 @@ def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Gra
 
 def pulled(
     f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
-    dys: Sequence[Tensor], reached: Sequence[int] | None = None,
+    dys: Sequence[Tensor] | Callable[[Any], Any], reached: Sequence[int] | None = None,
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
     """Return the results of f, and its gradients by the inputs at the places `wanted`.
 
-    The dys are those of the outputs at the places `reached` (None: of all). A gradient is None
-    where nothing is connected.
+    The dys are those of the outputs at the places `reached` (None: of all), or a function of the
+    results. A gradient is None where nothing is connected.
     """
     xs, tape = list(xs), Tape()
     for i in wanted:  # (f sees aliases, so that only this use of an input counts)
         xs[i] = alias(xs[i])
         tape.watched.add(xs[i]._id)
     ys = run_taped(tape, f, (xs,))
-    found = pull_through(tape, ys if reached is None else [ys[i] for i in reached], dys)
+    seeds: Any = dys(ys) if callable(dys) else dys
+    found = pull_through(tape, ys if reached is None else [ys[i] for i in reached], seeds)
     return ys, [found.get(xs[i]._id) for i in wanted]
 
 

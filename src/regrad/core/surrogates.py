@@ -143,12 +143,17 @@ POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _vjp(record: Record, f: Any, xs: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
-    """Return the gradients of a function of Tensors, or of arrays of the record's library."""
-    if record.own is not None and not isinstance(dys[0], Tensor):
+def _vjp(record: Record, f: Any, xs: Sequence[Any], dys: Any) -> Sequence[Any]:
+    """Return the gradients of a function of Tensors, or of arrays of the record's library.
+
+    The dys may be a function of the results.
+    """
+    given = xs if callable(dys) else dys
+    if record.own is not None and not isinstance(given[0], Tensor):
         return record.own.vjp(f, xs, dys)
     xs = [*map(lift, xs)]
-    _, found = pulled(f, xs, range(len(xs)), [*map(lift, dys)])
+    dys = dys if callable(dys) else [*map(lift, dys)]
+    _, found = pulled(f, xs, range(len(xs)), dys)
     return [or_zeros(dx, x) for dx, x in zip(found, xs, strict=True)]
 
 

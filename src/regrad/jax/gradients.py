@@ -133,10 +133,11 @@ class Equation(NamedTuple):
         return ys if self.scale is None else [y / jnp.asarray(self.scale, y.dtype) for y in ys]
 
 
-def vjp(function: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
+def vjp(function: Any, xs: Sequence[Any], dys: Any) -> list[Any]:
     """Return the gradients of a function by its inputs, in regrad's convention; None for integers.
 
-    Integers among its results have none either, whatever stands there for them.
+    Integers among its results have none either, whatever stands there for them. The dys may be a
+    function of the results, if these are floats.
     """
     xs = [*map(jnp.asarray, xs)]
     floats = [i for i, x in enumerate(xs) if is_float(jax.typeof(x))]
@@ -148,6 +149,7 @@ def vjp(function: Any, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
 
     reached: list[int] = []
     ys, pull = jax.vjp(moved, *[xs[i] for i in floats])
+    dys = dys(ys) if callable(dys) else dys
     pairs = zip([dys[i] for i in reached], ys, strict=True)
     dxs = pull([conjugate(jnp.asarray(dy, y.dtype)) for dy, y in pairs])
     return replaced([None] * len(xs), floats, map(conjugate, dxs))

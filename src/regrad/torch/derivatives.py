@@ -117,19 +117,26 @@ def vjp_again(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors)
     return vjp(again, xs, dys)
 
 
-def vjp(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors) -> list[Any]:
-    """Return the gradients of a function, which is run for it: of floats, None for others."""
+def vjp(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Any) -> list[Any]:
+    """Return the gradients of a function, which is run for it: of floats, None for others.
+
+    The dys may be a function of the results.
+    """
     if not is_transformed():
         recording = torch.is_grad_enabled()
         with enable_recording():
             given = [x if x.requires_grad else _differentiated(x) for x in xs]
             record = TorchGradient(lambda *xs: tuple(function(xs)), given)
+            if callable(dys):
+                with torch.set_grad_enabled(recording):
+                    dys = dys(record.ys)
             dxs = record.pull(dys, recording)
         return [fitted(dx, x.shape, x.dtype, x) for dx, x in zip(dxs, xs, strict=True)]
     places = [i for i, x in enumerate(xs) if is_differentiable(x)]
-    pull = torch.func.vjp(
+    ys, pull, *_ = torch.func.vjp(
         lambda *moved: tuple(function(replaced(xs, places, moved))), *[xs[i] for i in places]
-    )[1]
+    )
+    dys = dys(ys) if callable(dys) else dys
     return replaced([None] * len(xs), places, pull(tuple(dys)))
 
 

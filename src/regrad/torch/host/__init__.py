@@ -274,13 +274,24 @@ _below: Any = RUN_TIME.part(
 _included: Any = RUN_TIME.part("torch._C._dispatch_tls_local_include_set", "as the key set")
 _excluded: Any = RUN_TIME.part("torch._C._dispatch_tls_local_exclude_set", "as the key set")
 _force: Any = RUN_TIME.part("torch._C._ForceDispatchKeyGuard", "as the key set")
+_up_to: Any = RUN_TIME.part("torch._C._dispatch_keyset_full_after", "as the key set")
+_keys: Any = RUN_TIME.part("torch._C.DispatchKey", "as the key set")
+
+
+def _outside_autograd() -> Any:
+    """The keys that autograd is not among: those below it, and those of autocast.
+
+    (torch excludes autocast's where it is off: without that, products are of bfloat16.)
+    """
+    first, last = _keys.AutocastCPU, _keys.AutocastPrivateUse1
+    return _below | (_up_to(last).add(last) - _up_to(first))
 
 
 @block
 def enable_recording() -> Generator[None]:
     """A block of an op in which autograd records, although it is at work around the op."""
     RUN_TIME.require()
-    with _force(_included(), _excluded() & _below), torch.enable_grad():
+    with _force(_included(), _excluded() & _outside_autograd()), torch.enable_grad():
         yield
 
 

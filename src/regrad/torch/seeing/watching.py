@@ -62,7 +62,7 @@ from regrad.torch.seeing.notes import OpNote
 
 KEY = "seen by regrad"  # of a node's metadata
 _BACKWARD: Any = torch.autograd.backward
-_GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
+GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _READ = ("data", "T", "mT", "H", "mH", "real", "imag")  # properties that are made of the tensor
 _RUNS = count(1)
 # What makes new tensors of old ones' shapes, or asks about a tensor, cuts nothing off.
@@ -114,7 +114,7 @@ class Looker:
         before = {id(x): version_of(x) for _, x in given} if tells else {}
         if tells and self.tool.again:
             note.hold(args, options)
-        elif tells and given and _writes(func, args, options):
+        elif tells and given and writes(func, args, options):
             given[0] = given[0][0], given[0][1].detach().clone()
         outer, self.within = self.within, []
         if func is torch.autograd.grad:  # (its steps count, too)
@@ -335,7 +335,7 @@ class Looker:
             self.handles = []
 
 
-def _writes(func: Any, args: Sequence[Any], options: dict[str, Any]) -> bool:
+def writes(func: Any, args: Sequence[Any], options: dict[str, Any]) -> bool:
     """Return whether a function writes over its first argument."""
     name = getattr(func, "__name__", "")
     flagged = len(args) > 1 and args[1] is True  # (`inplace`, by position)
@@ -373,7 +373,7 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
-        if type(func) is _GETTER and function_name(func) not in _READ:
+        if type(func) is GETTER and function_name(func) not in _READ:
             return func(*args, **options)
         if func is torch.Tensor.backward:
             names = ("self", "gradient", "retain_graph", "create_graph", "inputs")

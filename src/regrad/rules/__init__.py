@@ -4,7 +4,8 @@ Rules for `gradient_override_map` come first: a function `(dy, …)`, or a funct
 from its parameters (and names it, for reports). Then functions of a tensor whose value
 is the tensor and whose gradient is changed, for code of one's own: `reverse_gradient(x)`,
 `scale_gradient`, `clip_gradient` and `clip_gradient_norm`. The rules that do the same to the
-gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`.
+gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`. Those of layer-wise relevance
+propagation are in `regrad.rules.lrp`.
 
 >>> import regrad as rg
 >>> with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}):
@@ -39,6 +40,9 @@ from regrad.ops.casting import identity
 from regrad.ops.elementwise import abs as absolute
 from regrad.ops.elementwise import exp, square
 from regrad.ops.reduction import vector_norm
+from regrad.rules import lrp as lrp
+from regrad.rules.saliency import deconvnet_relu as deconvnet_relu
+from regrad.rules.saliency import guided_relu as guided_relu
 
 P = ParamSpec("P")
 Rule = Callable[..., Tensor]
@@ -90,54 +94,6 @@ def clipped_straight_through(dy: Tensor, x: Tensor) -> Tensor:
     [0.0, 1.0]
     """
     return where(absolute(x) <= 1, dy, 0)
-
-
-# -- saliency --------------------------------------------------------------------------------------
-
-
-def guided_relu(dy: Tensor, x: Tensor) -> Tensor:
-    """Return ReLU's gradient, of positive gradients only: for `{"Relu": guided_relu}`.
-
-    Args:
-        dy: The gradient that arrives.
-        x: The input of the op.
-
-    Returns:
-        The gradient by x, a Tensor of its shape and dtype.
-
-    Raises:
-        ArgumentError: dy is not a Tensor, an array or a number.
-
-    Source: Springenberg, Dosovitskiy, Brox and Riedmiller, "Striving for Simplicity" (2014).
-
-    >>> import regrad as rg
-    >>> with rg.gradient_override_map({"Relu": rg.rules.guided_relu}):
-    ...     print(rg.grad(lambda x: rg.nn.relu(x) * [1.0, -1.0])(rg.tensor([2.0, 2.0])).tolist())
-    [1.0, 0.0]
-    """
-    return where(x > 0, maximum(dy, 0), 0)
-
-
-def deconvnet_relu(dy: Tensor) -> Tensor:
-    """Return positive gradients, whatever the input was: for `{"Relu": deconvnet_relu}`.
-
-    Args:
-        dy: The gradient that arrives.
-
-    Returns:
-        The gradient by x, a Tensor of its shape and dtype.
-
-    Raises:
-        ArgumentError: dy is not a Tensor, an array or a number.
-
-    Source: Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks" (2013).
-
-    >>> import regrad as rg
-    >>> with rg.gradient_override_map({"Relu": rg.rules.deconvnet_relu}):
-    ...     print(rg.grad(lambda x: rg.nn.relu(x) * [1.0, -1.0])(rg.tensor([-2.0, 2.0])).tolist())
-    [1.0, 0.0]
-    """
-    return maximum(dy, 0)
 
 
 # -- surrogates for the spike (the op type "Step") ---------------------------------------------

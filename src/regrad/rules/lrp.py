@@ -1,0 +1,889 @@
+"""Layer-wise relevance propagation: rules, composites, and `relevance`, which runs them.
+
+The relevance of a value is the value times the gradient that comes to it, `x · dx`; so at the
+output of an op it is `y · dy`, and a rule of relevance is a rule like any other. (lxt does so;
+zennit has gradients be relevances, so that sums and pools need rules of their own.) An op of degree
+1 in its inputs together (a sum, a concatenation, a pooling, a ReLU) keeps the relevance by its own
+gradient, and needs no rule. Where a value is 0, rules take it for 1e-19, so that it may have
+relevance; `relevance` does the same.
+
+Rules of linear maps name the output. Where a model changes that in place (`nn.ReLU(inplace=True)`),
+torch refuses the backward pass, but not in `relevance`. Rules are differentiated by what arrives;
+by the input, the derivative of a relevance is that of the rules, too.
+
+A composite is a map of such rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
+dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. What a model lacks of it is
+not missed.
+
+>>> import torch
+>>> from regrad.rules import lrp
+>>> net = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.ReLU())
+>>> found = lrp.relevance(net, torch.ones(1, 3), 0, lrp.epsilon_plus())
+>>> bool(abs(found.missing).max() < 1e-5)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, NamedTuple, ParamSpec
+
+from regrad.core.extras import needed
+from regrad.core.foreign import nonzero
+from regrad.core.made import remade
+from regrad.core.places import at
+from regrad.core.rule import no_gradient
+from regrad.core.scopes import optional
+from regrad.core.signatures import helpful
+from regrad.errors import ArgumentError, brief
+from regrad.rules.saliency import guided_relu
+
+P = ParamSpec("P")
+Rule = Callable[..., Any]
+Part = Callable[[Any], Any]
+ABSENT: Any = object()
+API = "regrad.rules.lrp"
+
+
+def _maker(make: Callable[P, Rule]) -> Callable[P, Rule]:
+    """A function that makes rules which can be pickled."""
+    return remade(helpful(make.__name__)(make))
+
+
+def _named(rule: Any, name: str) -> Any:
+    rule.__name__ = rule.__qualname__ = name
+    return rule
+
+
+# -- numbers of any library ------------------------------------------------------------------------
+
+
+def _stable(z: Any, by: float) -> Any:
+    """An array moved away from 0 by so much."""
+    return z - by + (z >= 0) * (z.clip(0, 0) + 2 * by)
+
+
+def _same(v: Any) -> Any:
+    return v
+
+
+def _positive(v: Any) -> Any:
+    return v.clip(0, inf)
+
+
+def _negative(v: Any) -> Any:
+    return v.clip(-inf, 0)
+
+
+def _ones(v: Any) -> Any:
+    return v.clip(0, 0) + 1
+
+
+def _squares(v: Any) -> Any:
+    return v * v
+
+
+# -- linear maps -----------------------------------------------------------------------------------
+
+
+class _Share(NamedTuple):
+    """A linear map of a changed input, weight and bias, among those that relevance goes along."""
+
+    x: Part
+    w: Part
+    bias: Part | None = None  # None for no bias
+    sign: float = 1.0
+
+
+class _Group(NamedTuple):
+    """Maps that share relevance in proportion to what each adds to the sum of them."""
+
+    shares: tuple[_Share, ...]
+    factor: float = 1.0
+    where: Part | None = None  # of which outputs; None for all
+
+
+def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
+    """The rule that sends the relevance of a linear map back along others.
+
+    This is zennit's `BasicHook`. The weight has no gradient.
+    """
+    if not stabilizer > 0:
+        raise ArgumentError(f"{name}: expected a stabilizer above 0, got {brief(stabilizer)}")
+    shares = [share for group in groups for share in group.shares]
+
+    def rule(
+        dy: Any, y: Any, forward: Any, vjp_: Any, x: Any = None, w: Any = None, a: Any = None,
+        b: Any = None, bias: Any = ABSENT,
+    ) -> Any:  # fmt: skip
+        x, w = (a, b) if x is None else (x, w)
+        xs, maps = zip(*[_changed(s, x, w, bias, forward) for s in shares], strict=True)
+
+        def seeds(zs: Any) -> list[Any]:
+            found, rest = [], iter(zs)
+            for mine, factor, where in groups:
+                z = sum(share.sign * next(rest) for share in mine)
+                seed = factor * nonzero(y) * dy / _stable(z, stabilizer)
+                found += [seed if where is None else seed * where(y)] * len(mine)
+            return found
+
+        dxs = vjp_(lambda given: [f(x) for f, x in zip(maps, given, strict=True)], xs, seeds)
+        found = sum(s.sign * x_ * dx for s, x_, dx in zip(shares, xs, dxs, strict=True))
+        return (found / nonzero(x), None, *([] if bias is ABSENT else [None]))
+
+    return _named(rule, name)
+
+
+def _changed(share: _Share, x: Any, w: Any, bias: Any, forward: Any) -> tuple[Any, Any]:
+    """Return the input of a map, and the map."""
+    rest = [share.w(w)]
+    if bias is not ABSENT:
+        rest.append(None if bias is None else bias * 0 if share.bias is None else share.bias(bias))
+    return share.x(x), lambda x: forward(x, *rest)
+
+
+_SIGNS_AGREE = (_Share(_positive, _positive, _positive), _Share(_negative, _negative))
+_SIGNS_DIFFER = (_Share(_positive, _negative, _negative), _Share(_negative, _positive))
+
+
+@_maker
+def epsilon(epsilon: float = 1e-6) -> Rule:
+    """Return the ε-rule: an op's own gradient, of `y · dy / (y ± epsilon)`.
+
+    For linear maps (`F.linear`, `Conv2D`, …), and for any op of degree 1, as sums are. It keeps all
+    relevance but the share of the bias and of `epsilon`.
+
+    Args:
+        epsilon: What the output is moved away from 0 by, above 0. Large, it drops what is small.
+
+    Returns:
+        A rule `(dy, y, builtin)` for a map of overrides.
+
+    Raises:
+        ArgumentError: epsilon is not above 0.
+
+    Source: Bach, Binder, Montavon, Klauschen, Müller and Samek, "On Pixel-Wise Explanations for
+    Non-Linear Classifier Decisions by Layer-Wise Relevance Propagation" (2015); zennit's `Epsilon`
+    and `Norm`, Captum's `EpsilonRule`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.epsilon(1.0)}):
+    ...     dx = rg.grad(lambda x: rg.sum(x @ rg.tensor([[1.0], [2.0]])))(rg.ones((1, 2)))
+    >>> dx.tolist()
+    [[0.75, 1.5]]
+    """
+    if not epsilon > 0:
+        raise ArgumentError(f"epsilon: expected a number above 0, got {brief(epsilon)}")
+
+    def rule(dy: Any, y: Any, builtin: Any, bias: Any = None) -> Any:
+        return builtin(nonzero(y) * dy / _stable(y, epsilon))
+
+    return _named(rule, "epsilon")
+
+
+@_maker
+def gamma(gamma: float = 0.25, stabilizer: float = 1e-6) -> Rule:
+    """Return the γ-rule: contributions of the output's sign count `1 + gamma` times.
+
+    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance but that of the
+    bias.
+
+    Args:
+        gamma: By how much.
+        stabilizer: What divisors are moved away from 0 by.
+
+    Returns:
+        A rule for a map of overrides.
+
+    Raises:
+        ArgumentError: stabilizer is not above 0, or gamma is below 0.
+
+    Source: Montavon, Binder, Lapuschkin, Samek and Müller, "Layer-Wise Relevance Propagation: An
+    Overview" (2019); Andéol et al., "Learning Domain Invariant Representations by Joint Wasserstein
+    Distance Minimization" (2021), for inputs of both signs; zennit's `Gamma`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.gamma(1.0)}):
+    ...     dx = rg.grad(lambda x: rg.sum(x @ rg.tensor([[2.0], [-1.0]])))(rg.ones((1, 2)))
+    >>> dx.round().tolist(), dx.sum().round().item()
+    ([[1.0, -0.0]], 1.0)
+    """
+    if gamma < 0:
+        raise ArgumentError(f"gamma: expected a number of 0 or more, got {brief(gamma)}")
+
+    def more(of: Part) -> Part:
+        return lambda v: v + gamma * of(v)
+
+    p, n = more(_positive), more(_negative)
+    agree = _Group((_Share(_positive, p, p), _Share(_negative, n)), 1.0, lambda y: y > 0)
+    differ = _Group((_Share(_positive, n, n), _Share(_negative, p)), 1.0, lambda y: y < 0)
+    return _along("gamma", (agree, differ), stabilizer)
+
+
+@_maker
+def z_plus(stabilizer: float = 1e-6) -> Rule:
+    """Return the z⁺-rule: relevance follows what adds to the output.
+
+    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance but that of the
+    bias, and none is left where nothing adds.
+
+    Args:
+        stabilizer: What divisors are moved away from 0 by.
+
+    Returns:
+        A rule for a map of overrides.
+
+    Raises:
+        ArgumentError: stabilizer is not above 0.
+
+    Source: Montavon, Lapuschkin, Binder, Samek and Müller, "Explaining NonLinear Classification
+    Decisions with Deep Taylor Decomposition" (2017); zennit's `ZPlus`, Captum's
+    `Alpha1_Beta0_Rule`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.z_plus()}):
+    ...     dx = rg.grad(lambda x: rg.sum(x @ rg.tensor([[3.0], [-1.0]])))(rg.ones((1, 2)))
+    >>> dx.round().tolist()
+    [[2.0, 0.0]]
+    """
+    return _along("z_plus", (_Group(_SIGNS_AGREE),), stabilizer)
+
+
+@_maker
+def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) -> Rule:
+    """Return the αβ-rule: `alpha` times what adds to the output, less `beta` times what takes.
+
+    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance but that of the
+    bias, where something adds and something takes.
+
+    Args:
+        alpha: The factor of what adds.
+        beta: The factor of what takes, `alpha - 1`.
+        stabilizer: What divisors are moved away from 0 by.
+
+    Returns:
+        A rule for a map of overrides.
+
+    Raises:
+        ArgumentError: `alpha - beta` is not 1, one is below 0, or stabilizer is not above 0.
+
+    Source: Bach et al. (2015), as for `epsilon`; zennit's `AlphaBeta`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.alpha_beta(2.0, 1.0)}):
+    ...     dx = rg.grad(lambda x: rg.sum(x @ rg.tensor([[3.0], [-1.0]])))(rg.ones((1, 2)))
+    >>> dx.round().tolist()
+    [[4.0, -2.0]]
+    """
+    if alpha < 0 or beta < 0 or alpha - beta != 1:
+        raise ArgumentError(
+            f"alpha_beta: expected alpha - beta = 1, both of 0 or more, got {alpha} and {beta}"
+        )
+    groups = _Group(_SIGNS_AGREE, alpha), _Group(_SIGNS_DIFFER, -beta)
+    return _along("alpha_beta", groups if beta else groups[:1], stabilizer)
+
+
+@_maker
+def z_box(low: Any, high: Any, stabilizer: float = 1e-6) -> Rule:
+    """Return the z^B-rule: relevance by the distance from the bounds of the input.
+
+    For the linear map that gets the input, such as pixels. It keeps all relevance but that of the
+    bias.
+
+    Args:
+        low: The least value of the input: a number, or an array that broadcasts to it, as of one
+            for each channel.
+        high: The greatest.
+        stabilizer: What divisors are moved away from 0 by.
+
+    Returns:
+        A rule for a map of overrides.
+
+    Raises:
+        ArgumentError: a bound is not what broadcasts, low is above high, or stabilizer not above 0.
+
+    Source: Montavon et al. (2017), as for `z_plus`; zennit's `ZBox`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.z_box(0.0, 2.0)}):
+    ...     dx = rg.grad(lambda x: rg.sum(x @ rg.tensor([[1.0], [-1.0]])))(rg.tensor([[1.5, 1.0]]))
+    >>> dx.shape
+    (1, 2)
+    """
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        raise ArgumentError(f"z_box: expected low <= high, got {low} and {high}")
+    lowest = _Share(lambda x: x.clip(0, 0) + low, _positive, _positive, -1.0)
+    highest = _Share(lambda x: x.clip(0, 0) + high, _negative, _negative, -1.0)
+    return _along("z_box", (_Group((_Share(_same, _same, _same), lowest, highest)),), stabilizer)
+
+
+@_maker
+def w_square(stabilizer: float = 1e-6) -> Rule:
+    """Return the w²-rule: relevance by the squares of the weights, whatever the input.
+
+    For the linear map that gets an input without bounds. It keeps all relevance but that of the
+    bias.
+
+    Args:
+        stabilizer: What divisors are moved away from 0 by.
+
+    Returns:
+        A rule for a map of overrides.
+
+    Raises:
+        ArgumentError: stabilizer is not above 0.
+
+    Source: Montavon et al. (2017), as for `z_plus`; zennit's `WSquare`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.w_square()}):
+    ...     dx = rg.grad(lambda x: rg.sum(x @ rg.tensor([[3.0], [1.0]])))(rg.ones((1, 2)))
+    >>> (dx * 10).round().tolist()
+    [[36.0, 4.0]]
+    """
+    return _along("w_square", (_Group((_Share(_ones, _squares, _squares),)),), stabilizer)
+
+
+@_maker
+def flat(stabilizer: float = 1e-6) -> Rule:
+    """Return the flat rule: equal relevance for all inputs of an output.
+
+    For the linear map that gets the input. It keeps all relevance, of the bias too.
+
+    Args:
+        stabilizer: What divisors are moved away from 0 by.
+
+    Returns:
+        A rule for a map of overrides.
+
+    Raises:
+        ArgumentError: stabilizer is not above 0.
+
+    Source: Lapuschkin et al., "Unmasking Clever Hans Predictors and Assessing What Machines Really
+    Learn" (2019); zennit's `Flat`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"MatMul": rg.rules.lrp.flat()}):
+    ...     dx = rg.grad(lambda x: rg.sum(x @ rg.tensor([[3.0], [1.0]])))(rg.ones((1, 2)))
+    >>> dx.round().tolist()
+    [[2.0, 2.0]]
+    """
+    return _along("flat", (_Group((_Share(_ones, _ones),)),), stabilizer)
+
+
+# -- other ops -------------------------------------------------------------------------------------
+
+
+def pass_(
+    dy: Any, y: Any, x: Any = None, a: Any = None, bias: Any = ABSENT, running_mean: Any = ABSENT
+) -> Any:
+    """Return the gradient by which an input has the relevance of its output.
+
+    For ops element by element (activations), and norms with a scale and shift of their own. It
+    keeps all relevance. Of an op of several inputs the first has all.
+
+    Args:
+        dy: The gradient that arrives.
+        y: The output of the op.
+        x: The input.
+        a: The input, of an op of two.
+        bias: The bias of a norm.
+        running_mean: That of a batch norm.
+
+    Returns:
+        The gradient by the input, and None for others.
+
+    Raises:
+        Nothing. It fits every op of one or two inputs, and the norms.
+
+    Source: zennit's `Pass`; the identity rule of Achtibat et al., "AttnLRP: Attention-Aware
+    Layer-Wise Relevance Propagation for Transformers" (2024), lxt's `identity_rule_implicit`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Tanh": rg.rules.lrp.pass_}):
+    ...     dx = rg.grad(rg.tanh)(rg.tensor([2.0]))
+    >>> bool(abs(2 * dx - rg.tanh(2.0)) < 1e-6)
+    True
+    """
+    dx = nonzero(y) * dy / nonzero(a if x is None else x)
+    others = 1 if x is None else 0 if bias is ABSENT else 2 if running_mean is ABSENT else 4
+    return [dx] + [None] * others if others else dx
+
+
+def uniform(dy: Any, builtin: Any) -> Any:
+    """Return an op's own gradients, divided by the number of inputs that have one.
+
+    For products of two values (`MatMul` and `Mul` of attention and of gates). It keeps all
+    relevance. In PyTorch a factor that does not require grad has none, and the other one all;
+    `relevance` has parameters require none.
+
+    Args:
+        dy: The gradient that arrives.
+        builtin: The op's own gradient.
+
+    Returns:
+        The gradients by the inputs.
+
+    Raises:
+        Nothing. It fits every op.
+
+    Source: Achtibat et al. (2024), as for `pass_`; lxt's `divide_gradient`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Mul": rg.rules.lrp.uniform}):
+    ...     print([dx.item() for dx in rg.grads(lambda a, b: a * b)([2.0, 5.0])])
+    [2.5, 1.0]
+    """
+    dxs = builtin(dy)
+    count: Any = sum(1 * (abs(dx).max() > 0) for dx in dxs if dx is not None)
+    return dxs / count.clip(1, 2)
+
+
+def frozen_norm(
+    dy: Any, input: Any, weight: Any, normalized_shape: Any, eps: Any, bias: Any = None
+) -> Any:
+    """Return the gradient of a layer norm whose scale is taken for a constant.
+
+    For `F.layer_norm`. It keeps all relevance but that of the bias. (An RMS norm of this kind is
+    `pass_`.)
+
+    Args:
+        dy: The gradient that arrives.
+        input: The input.
+        weight: The weight, or None.
+        normalized_shape: The shape of the axes that it goes over, which are the last.
+        eps: What is added to the variance.
+        bias: The bias, or None.
+
+    Returns:
+        The gradient by the input, and None for the weight and the bias.
+
+    Raises:
+        RuleError: (where it is put in force) for another op than `F.layer_norm`.
+
+    Source: Ali et al., "XAI for Transformers: Better Explanations through Conservative
+    Propagation" (2022); lxt's `layer_norm_forward`.
+
+    >>> import torch, regrad.torch
+    >>> from regrad.rules import lrp
+    >>> x = torch.tensor([[1.0, 2.0, 6.0]], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({torch.nn.functional.layer_norm: lrp.frozen_norm}):
+    ...     y = torch.nn.functional.layer_norm(x, (3,))
+    >>> (dx,) = torch.autograd.grad(y[0, 2], x)
+    >>> torch.allclose((x * dx).sum(), y[0, 2])
+    True
+    """
+    axes = tuple(range(-len(normalized_shape), 0))
+    dx = dy * (input.var(axes, unbiased=False, keepdim=True) + eps).rsqrt()
+    dx = dx if weight is None else dx * weight
+    return dx - dx.mean(axes, keepdim=True), None, None
+
+
+def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
+    """Return the slope between an input and its reference, times the gradient that arrives.
+
+    For activations, in a batch whose second half are the references (`relevance(…, reference=)`
+    makes it). The differences from the reference are kept.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input of the op.
+        y: The output.
+        builtin: The op's own gradient, taken where input and reference are the same.
+
+    Returns:
+        The gradient by x.
+
+    Raises:
+        Nothing. It fits every op of one input, of a batch of even size.
+
+    Source: Shrikumar, Greenside and Kundaje, "Learning Important Features Through Propagating
+    Activation Differences" (2017); Captum's `DeepLift`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Relu": rg.rules.lrp.rescale}):
+    ...     print(rg.grad(rg.nn.relu)(rg.tensor([3.0, -1.0])).tolist())
+    [0.75, 0.75]
+    """
+    pairs = (2, len(x) // 2, *x.shape[1:])
+    x, y = x.reshape(pairs), y.reshape(pairs)
+    run, rise = x[0] - x[1], y[0] - y[1]
+    still = abs(run) < 1e-10
+    slope = rise / (run + still * _ones(run))
+    dx = dy.reshape(pairs) * slope * (abs(run) >= 1e-10) + builtin(dy).reshape(pairs) * still
+    return dx.reshape(dy.shape)
+
+
+@_maker
+def beta_smooth(beta: float = 10.0) -> Rule:
+    """Return the gradient of a softplus, `dy · sigmoid(beta · x)`, for ReLU.
+
+    Args:
+        beta: The steepness.
+
+    Returns:
+        A rule `(dy, x)` for a map of overrides. It does not keep relevance.
+
+    Raises:
+        ArgumentError: beta is not above 0.
+
+    Source: Dombrowski et al., "Explanations Can Be Manipulated and Geometry Is to Blame" (2019);
+    zennit's `ReLUBetaSmooth`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Relu": rg.rules.lrp.beta_smooth(10.0)}):
+    ...     print(rg.grad(rg.nn.relu)(rg.tensor([0.0])).tolist())
+    [0.5]
+    """
+    if not beta > 0:
+        raise ArgumentError(f"beta_smooth: expected a beta above 0, got {brief(beta)}")
+
+    def rule(dy: Any, x: Any) -> Any:
+        e = 2.718281828459045 ** (-abs(beta * x))
+        return dy * ((x >= 0) * _ones(x) + (x < 0) * e) / (1 + e)
+
+    return _named(rule, "beta_smooth")
+
+
+# -- composites, for PyTorch -----------------------------------------------------------------------
+
+# (PReLU has two inputs, and passes relevance on by its own gradient.)
+ACTIVATIONS = (
+    "Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign", "Tanh",
+)  # fmt: skip
+CALLABLES = (
+    "hardtanh", "hardswish", "hardshrink", "softshrink", "tanhshrink", "celu", "mish", "threshold",
+)  # fmt: skip
+
+
+def _torch() -> Any:
+    return needed("torch.nn.functional", "torch", API)
+
+
+def _activations(rule: Any) -> dict[Any, Any]:
+    F = _torch()
+    keys = [*ACTIVATIONS, *[getattr(F, name) for name in CALLABLES]]
+    return {key: optional(rule) for key in keys}
+
+
+def _convolutions() -> tuple[Any, ...]:
+    F = _torch()
+    transposed = [getattr(F, f"conv_transpose{n}d") for n in (1, 2, 3)]
+    return (F.conv1d, "Conv2D", "Conv3D", *transposed)
+
+
+def _linear() -> tuple[Any, ...]:
+    return (_torch().linear, *_convolutions())
+
+
+def _in_norm(site: Any) -> bool:
+    """Return whether a module that is called a norm runs."""
+    return "norm" in getattr(site.module_class, "__name__", "").lower()
+
+
+def _own(dy: Any, builtin: Any) -> Any:
+    return builtin(dy)
+
+
+def _others() -> dict[Any, Any]:
+    """Rules of all but linear layers: activations, norms, products."""
+    F = _torch()
+    norms = dict.fromkeys((F.batch_norm, F.instance_norm, F.group_norm, F.rms_norm), pass_)
+    written = {"Rsqrt": no_gradient, "Sqrt": no_gradient, "Mul": _own, "RealDiv": _own}
+    every = {
+        **norms, F.layer_norm: frozen_norm, "MatMul": uniform, "Mul": uniform,
+        **{at(_in_norm, op_type): rule for op_type, rule in written.items()},
+    }  # fmt: skip
+    return {**_activations(pass_), **{key: optional(rule) for key, rule in every.items()}}
+
+
+def _composite(dense: Rule, convolution: Rule, first: Any = None, firsts: Any = ()) -> Any:
+    """The map of rules of all ops, and of one for the first that runs of some linear layers."""
+    rules: dict[Any, Any] = {**dict.fromkeys(_linear(), convolution), _torch().linear: dense}
+    if first is not None:
+        rules[at(None, firsts, nth=0)] = first
+    return {**_others(), **{key: optional(rule) for key, rule in rules.items()}}
+
+
+def epsilon_plus(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+    """Return the composite of z⁺ for convolutions and ε for dense layers.
+
+    Args:
+        epsilon: That of `lrp.epsilon`.
+        stabilizer: That of `lrp.z_plus`.
+
+    Returns:
+        A map of overrides for PyTorch.
+
+    Raises:
+        ArgumentError: a number is not above 0.
+        MissingPackageError: PyTorch is not installed.
+
+    Source: zennit's `EpsilonPlus`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.epsilon_plus()["Conv2D"].rule.__name__
+    'z_plus'
+    """
+    return _composite(EPSILON(epsilon), z_plus(stabilizer))
+
+
+def epsilon_plus_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+    """Return `epsilon_plus` with the flat rule in the first linear layer that runs.
+
+    Args:
+        epsilon: That of `lrp.epsilon`.
+        stabilizer: That of the others.
+
+    Returns:
+        A map of overrides for PyTorch.
+
+    Raises:
+        ArgumentError: a number is not above 0.
+        MissingPackageError: PyTorch is not installed.
+
+    Source: zennit's `EpsilonPlusFlat`, whose first layer is the first of `named_modules()`.
+
+    >>> from regrad.rules import lrp
+    >>> len(lrp.epsilon_plus_flat()) - len(lrp.epsilon_plus())
+    1
+    """
+    return _composite(EPSILON(epsilon), z_plus(stabilizer), flat(stabilizer), _linear())
+
+
+def epsilon_gamma_box(
+    low: Any, high: Any, epsilon: float = 1e-6, gamma: float = 0.25, stabilizer: float = 1e-6
+) -> dict[Any, Any]:
+    """Return the composite of z^B in the first convolution, γ in others, ε for dense layers.
+
+    Args:
+        low: The least value of the input, as for `lrp.z_box`.
+        high: The greatest.
+        epsilon: That of `lrp.epsilon`.
+        gamma: That of `lrp.gamma`.
+        stabilizer: That of the others.
+
+    Returns:
+        A map of overrides for PyTorch.
+
+    Raises:
+        ArgumentError: low is above high, or a number is not above 0.
+        MissingPackageError: PyTorch is not installed.
+
+    Source: zennit's `EpsilonGammaBox`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.epsilon_gamma_box(-3.0, 3.0)["Conv2D"].rule.__name__
+    'gamma'
+    """
+    rules = EPSILON(epsilon), GAMMA(gamma, stabilizer)
+    return _composite(*rules, z_box(low, high, stabilizer), _convolutions())
+
+
+def epsilon_alpha2_beta1(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+    """Return the composite of αβ (2 and 1) for convolutions and ε for dense layers.
+
+    Args:
+        epsilon: That of `lrp.epsilon`.
+        stabilizer: That of `lrp.alpha_beta`.
+
+    Returns:
+        A map of overrides for PyTorch.
+
+    Raises:
+        ArgumentError: a number is not above 0.
+        MissingPackageError: PyTorch is not installed.
+
+    Source: zennit's `EpsilonAlpha2Beta1`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.epsilon_alpha2_beta1()["Conv2D"].rule.__name__
+    'alpha_beta'
+    """
+    return _composite(EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer))
+
+
+def epsilon_alpha2_beta1_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+    """Return `epsilon_alpha2_beta1` with the flat rule in the first linear layer that runs.
+
+    Args:
+        epsilon: That of `lrp.epsilon`.
+        stabilizer: That of the others.
+
+    Returns:
+        A map of overrides for PyTorch.
+
+    Raises:
+        ArgumentError: a number is not above 0.
+        MissingPackageError: PyTorch is not installed.
+
+    Source: zennit's `EpsilonAlpha2Beta1Flat`.
+
+    >>> from regrad.rules import lrp
+    >>> len(lrp.epsilon_alpha2_beta1_flat()) - len(lrp.epsilon_alpha2_beta1())
+    1
+    """
+    rules = EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer)
+    return _composite(*rules, flat(stabilizer), _linear())
+
+
+def excitation(stabilizer: float = 1e-6) -> dict[Any, Any]:
+    """Return the composite of z⁺ for all linear layers.
+
+    Args:
+        stabilizer: That of `lrp.z_plus`.
+
+    Returns:
+        A map of overrides for PyTorch.
+
+    Raises:
+        ArgumentError: stabilizer is not above 0.
+        MissingPackageError: PyTorch is not installed.
+
+    Source: Zhang, Lin, Brandt, Shen and Sclaroff, "Top-Down Neural Attention by Excitation
+    Backprop" (2016); zennit's `ExcitationBackprop`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.excitation()["Conv2D"].rule.__name__
+    'z_plus'
+    """
+    return _composite(z_plus(stabilizer), z_plus(stabilizer))
+
+
+def guided() -> dict[Any, Any]:
+    """Return the composite of guided backprop. It does not keep relevance.
+
+    Returns:
+        A map of overrides for PyTorch.
+
+    Raises:
+        Nothing.
+
+    Source: Springenberg et al., as for `rules.guided_relu`; zennit's and Captum's `GuidedBackprop`.
+
+    >>> from regrad.rules import lrp
+    >>> [*lrp.guided()]
+    ['Relu']
+    """
+    return {"Relu": guided_relu}
+
+
+def attn_lrp() -> dict[Any, Any]:
+    """Return the composite for transformers: the own gradient of linear layers and of softmax.
+
+    Products of two values are shared in halves, activations pass relevance on, and the scale of a
+    norm is a constant, in modules that are called norms if it is written out. The gradient of a
+    softmax is the rule that the paper derives for it, by Taylor: it does not keep relevance, as
+    a softmax is not of degree 1 (`cp_lrp` does). Activations that are written out
+    (`x * torch.sigmoid(1.702 * x)`) are products here.
+
+    Returns:
+        A map of overrides for PyTorch, for `relevance`, which has parameters require no grad.
+
+    Raises:
+        MissingPackageError: PyTorch is not installed.
+
+    Source: Achtibat et al. (2024), as for `pass_`; lxt's `attnLRP`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.attn_lrp()["MatMul"].rule.__name__
+    'uniform'
+    """
+    return {**_others(), _torch().linear: optional(_own)}  # (which "MatMul" would reach)
+
+
+def cp_lrp() -> dict[Any, Any]:
+    """Return the composite for transformers in which attention is a constant.
+
+    As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the
+    softmax. It keeps all relevance but that of biases.
+
+    Returns:
+        A map of overrides for PyTorch, for `relevance`, which has parameters require no grad.
+
+    Raises:
+        MissingPackageError: PyTorch is not installed.
+
+    Source: Ali et al. (2022), as for `frozen_norm`; lxt's `cp_LRP`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.cp_lrp()["Softmax"].rule.__name__
+    'no_gradient'
+    """
+    return {**attn_lrp(), "Softmax": optional(no_gradient), "MatMul": optional(_own)}
+
+
+def deep_lift() -> dict[Any, Any]:
+    """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
+
+    Activations are rescaled; linear layers, sums and average pools need no rule. Of other ops
+    (max pools, PReLU, products, softmax) it is the gradient, which does not keep relevance.
+
+    Returns:
+        A map of overrides for PyTorch.
+
+    Raises:
+        MissingPackageError: PyTorch is not installed.
+
+    Source: Shrikumar et al. (2017), as for `rescale`; Captum's `DeepLift`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.deep_lift()["Relu"].rule.__name__
+    'rescale'
+    """
+    return {**_activations(rescale), "Sigmoid": optional(rescale)}
+
+
+EPSILON, GAMMA = epsilon, gamma  # (parameters have these names)
+
+
+def relevance(
+    model: Any,
+    inputs: Any,
+    target: Any,
+    rules: Any,
+    layers: Any = (),
+    *,
+    reference: Any = None,
+    check: str | None = None,
+) -> Any:
+    """Return the relevance of the inputs of a PyTorch model for one of its outputs.
+
+    The model is run once, under the rules, and is left as it was found: `.grad`, what requires
+    grad, buffers, the random state and the mode of training. Put it in `eval()` first.
+
+    Args:
+        model: A `torch.nn.Module`.
+        inputs: Its argument; a tuple of them, or a dict of keyword arguments. Relevance comes to
+            tensors of floats, and by the `nn.Embedding` that reads them to those of integers.
+        target: Which output is explained: a class, a tensor of one for each example, or a function
+            of what the model returns, for anything else. Its sum is differentiated.
+        rules: A map of overrides, such as `epsilon_plus()`.
+        layers: Paths of modules that return one tensor, whose relevance is wanted as well.
+        reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
+            example. Inputs are then batches.
+        check: `"ops"` to have the record say where relevance is lost.
+
+    Returns:
+        A `Relevance`: of the inputs, of the layers, the total that there was to share, and what is
+        missing of it in the inputs.
+
+    Raises:
+        ArgumentError: an argument is of the wrong kind, no input is differentiated, a layer does
+            not run once or returns no tensor, or the target is not one of the outputs.
+        PassedOverError: an op would keep its own gradient, where a rule is for it.
+        MissingPackageError: PyTorch is not installed.
+
+    >>> import torch
+    >>> from regrad.rules import lrp
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU())
+    >>> net[0].weight.data = torch.tensor([[1.0, 3.0], [0.0, -1.0]])
+    >>> found = lrp.relevance(net, torch.ones(1, 2), 0, lrp.epsilon_plus(), ["0"])
+    >>> found.inputs.round(), found.layers["0"].round(), found.total
+    (tensor([[1., 3.]]), tensor([[4., 0.]]), tensor([4.]))
+    """
+    needed("torch", "torch", API)
+    from regrad.torch.relevance import explain
+
+    return explain(model, inputs, target, rules, layers, reference, check)

@@ -1,0 +1,371 @@
+"""Relevance of a PyTorch model: a run under rules that make gradients of relevance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.overrides
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
+
+from regrad.core.callers import find_caller
+from regrad.core.containers import tree_map
+from regrad.core.foreign import nonzero
+from regrad.core.reports import Table
+from regrad.errors import ArgumentError, kind, near
+from regrad.torch.bridge import is_differentiable
+from regrad.torch.host import DisableTorchFunction
+from regrad.torch.nodes import LIBRARIES, tensors
+from regrad.torch.overriding import gradient_override_map
+from regrad.torch.seeing.modules import ModulePaths
+from regrad.torch.seeing.names import function_name, op_type_of
+from regrad.torch.seeing.watching import GETTER, writes
+
+
+class Loss(NamedTuple):
+    """An op that did not pass on all relevance: a row of `Relevance.losses`.
+
+    Attributes:
+        path: The module that it ran in.
+        op: Its op type, or torch's function.
+        line: The line of the user's code.
+        arrived: The relevance of its outputs.
+        left: That of its inputs.
+    """
+
+    path: str
+    op: str
+    line: str
+    arrived: float
+    left: float
+
+    @property
+    def lost(self) -> float:
+        """The relevance that was lost; below 0 if more left than arrived."""
+        return self.arrived - self.left
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """The answer of `rules.lrp.relevance`.
+
+    Attributes:
+        inputs: The relevance of the inputs, as they were given: a tensor, a tuple or a dict. That
+            of a token is the sum over its embedding. None for what is not differentiated.
+        layers: That of the outputs of modules, by path.
+        total: What there was to share: the explained output, for each example where it has one
+            element for each, else one number. With a reference, the difference from that.
+        missing: The total less the relevance of all inputs: what biases, constants and rules kept.
+        losses: With `check="ops"`, the ops by how much they lost, the most first.
+        used: The scope of overrides, with its `table()` and `untouched()`.
+    """
+
+    inputs: Any
+    layers: dict[str, torch.Tensor]
+    total: torch.Tensor
+    missing: torch.Tensor
+    losses: tuple[Loss, ...] = ()
+    used: Any = field(default=None, repr=False)
+
+    def table(self) -> Table:
+        """The losses as a table: module, op, relevance that arrived and that left, line."""
+        rows = [
+            (r.path, r.op, f"{r.arrived:.4g}", f"{r.left:.4g}", f"{r.lost:+.3g}", r.line)
+            for r in self.losses
+        ]
+        return Table(("module", "op", "arrived", "left", "lost", "source line"), rows)
+
+
+def explain(
+    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any
+) -> Relevance:
+    """Return the relevance of a model's inputs; see `regrad.rules.lrp.relevance`."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
+    if check not in (None, "ops"):
+        raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
+    if check and reference is not None:
+        raise ArgumentError('relevance: check="ops" is for runs without a reference')
+    run = _Run(model, inputs, reference)
+    ops = _Ops(model, check is not None)
+    with (
+        _as_found(model), torch.inference_mode(False), torch.enable_grad(), run.watching(layers),
+        gradient_override_map(rules, model=model) as used,
+    ):  # fmt: skip
+        value, total = ops.around(run, target)
+        points = [*run.leaves, *run.points.values()]
+        edges = [*[point.edge for point in points], *ops.edges]
+        found = torch.autograd.grad(value.sum(), edges, allow_unused=True)
+    known = [p.relevance(dx, run.half) for p, dx in zip(points, found, strict=False)]
+    at_inputs = known[: len(run.leaves)]
+    total = total.detach()
+    alike = total.dim() == 1 and all(r.shape[:1] == total.shape for r in at_inputs)
+    total = total if alike else total.sum()
+    missing = total - sum(r.reshape(*total.shape, -1).sum(-1) for r in at_inputs)
+    losses = ops.losses(found[len(points) :], float(missing.sum())) if check else ()
+    by_layer = dict(zip(run.points, known[len(run.leaves) :], strict=True))
+    return Relevance(run.as_given(at_inputs), by_layer, total, missing, losses, used)
+
+
+class _Point(NamedTuple):
+    """A value whose relevance is wanted, and where its gradient comes to."""
+
+    edge: Any
+    value: torch.Tensor
+    name: Any = None
+    is_embedded: bool = False
+
+    def relevance(self, dx: torch.Tensor | None, half: int | None = None) -> torch.Tensor:
+        """Return the relevance; with a `half`, of differences from the batch's second half."""
+        x = self.value
+        dx = torch.zeros_like(x) if dx is None else dx
+        if half is not None:
+            x, dx = x[:half] - x[half:], dx[:half]
+        found = (nonzero(x) * dx).masked_fill(dx == 0, 0).detach()  # (of a mask's infinities none)
+        return found.sum(-1) if self.is_embedded else found
+
+
+def _point(x: torch.Tensor, name: Any = None, is_embedded: bool = False) -> _Point:
+    with DisableTorchFunction():  # (no mode is to see what is done here)
+        return _Point(get_gradient_edge(x), x.detach().clone(), name, is_embedded)
+
+
+class _Run:
+    """A run of a model whose inputs are differentiated."""
+
+    def __init__(self, model: nn.Module, inputs: Any, reference: Any) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.values: dict[Any, Any] = _by_name(inputs)
+        self.half: int | None = None
+        if reference is not None:
+            self._refer(_by_name(reference))
+        self.leaves: list[_Point] = []
+        self.points: dict[str, _Point] = {}
+        for name, x in self.values.items():
+            if isinstance(x, torch.Tensor) and is_differentiable(x):
+                if x.dtype == torch.float16:
+                    raise ArgumentError("relevance: float16 is too coarse; use bfloat16 or float32")
+                self.values[name] = leaf = x.detach().clone().requires_grad_()
+                self.leaves.append(_point(leaf, name))
+
+    def _refer(self, others: dict[Any, Any]) -> None:
+        for name, x in self.values.items():
+            other = others.get(name)
+            if not (isinstance(x, torch.Tensor) and is_differentiable(x)) or other is None:
+                raise ArgumentError(
+                    "relevance: a reference is for inputs that are all tensors of floats, and "
+                    f"there is one for each; got {kind(x)} and {kind(other)}"
+                )
+            self.half = len(x)
+            self.values[name] = torch.cat([x, other.to(x).expand_as(x)])
+
+    def as_given(self, found: Sequence[torch.Tensor]) -> Any:
+        """Return relevances in the form of the inputs; of an input in several places, the sum."""
+        by_name: dict[Any, Any] = dict.fromkeys(self.values)
+        for point, relevance in zip(self.leaves, found, strict=True):
+            known = by_name[point.name]
+            by_name[point.name] = relevance if known is None else known + relevance
+        if isinstance(self.inputs, Mapping):
+            return by_name
+        return tuple(by_name.values()) if isinstance(self.inputs, tuple) else by_name[0]
+
+    def explained(self, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the model; return what is differentiated, and what there is to share."""
+        named = {k: v for k, v in self.values.items() if isinstance(k, str)}
+        y = self.model(*[v for k, v in self.values.items() if k not in named], **named)
+        if not self.leaves:
+            raise ArgumentError(
+                "relevance: no input is a tensor of floats, or is read by an nn.Embedding of the "
+                "model. Give the embedded input"
+            )
+        if self.half is None:
+            value = _chosen(y, target)
+            return value, value
+        value = _chosen(y[: self.half], target)
+        return value, value - _chosen(y[self.half :], target)
+
+    @contextmanager
+    def watching(self, layers: Iterable[str]) -> Generator[None]:
+        """A block in which layers and embeddings tell of their outputs."""
+        modules = dict(self.model.named_modules())
+        layers = [layers] if isinstance(layers, str) else list(layers)
+        if unknown := [name for name in layers if name not in modules]:
+            hint = near(unknown[0], modules)
+            raise ArgumentError(f"relevance: no module of the model is {unknown[0]!r}.{hint}")
+        handles = [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
+        embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
+        handles += [m.register_forward_hook(self._embedded) for m in embeddings]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if idle := [name for name in layers if name not in self.points]:
+            raise ArgumentError(f"relevance: the module {idle[0]!r} did not run")
+
+    def _layer(self, name: str, module: Any, args: Any, y: Any) -> None:
+        if name in self.points:
+            raise ArgumentError(f"relevance: the module {name!r} ran more than once")
+        if not isinstance(y, torch.Tensor) or not y.requires_grad:
+            raise ArgumentError(
+                f"relevance: the module {name!r} returned {kind(y)} that no input leads to, "
+                "expected one tensor that depends on them"
+            )
+        self.points[name] = _point(y)
+
+    def _embedded(self, module: Any, args: Any, y: torch.Tensor) -> torch.Tensor | None:
+        given = args[0].data_ptr(), args[0].numel()
+        for name, ids in self.values.items():
+            # (the same tokens, in any shape)
+            if isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given:
+                with DisableTorchFunction():
+                    leaf = y.detach().requires_grad_()
+                self.leaves.append(_point(leaf, name, True))
+                return leaf
+        return None
+
+
+def _by_name(inputs: Any) -> dict[Any, Any]:
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def _chosen(y: Any, target: Any) -> torch.Tensor:
+    """Return the outputs that are explained."""
+    value = target(y) if callable(target) else _of_class(y, target)
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        raise ArgumentError(
+            f"relevance: the target is {kind(value)}, expected a tensor that depends on the inputs"
+        )
+    return value
+
+
+def _of_class(y: Any, target: Any) -> torch.Tensor:
+    if not isinstance(y, torch.Tensor) or y.dim() != 2:
+        shown = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else kind(y)
+        raise ArgumentError(
+            f"relevance: the target {target!r:.40} is a class, so the model should return a tensor "
+            f"of (examples, classes), got {shown}. Give a function of the output as target"
+        )
+    is_index = isinstance(target, torch.Tensor) and not is_differentiable(target)
+    if not is_index and type(target) is not int:
+        raise ArgumentError(
+            f"relevance: target expected an int, a tensor of ints or a function, got {kind(target)}"
+        )
+    places = torch.as_tensor(target, device=y.device).expand(len(y))
+    if bool(((places < -y.shape[1]) | (places >= y.shape[1])).any()):
+        raise ArgumentError(f"relevance: there are {y.shape[1]} classes, got the target {target}")
+    return y.gather(1, (places % y.shape[1])[:, None])[:, 0]
+
+
+@contextmanager
+def _as_found(model: nn.Module) -> Generator[None]:
+    """A block in which parameters require no grad, and which leaves a model as it was."""
+    free = [p for p in model.parameters() if p.requires_grad]
+    held = [
+        (module, name, x, x.clone())
+        for module in model.modules()
+        for name, x in module.named_buffers(recurse=False)
+    ]
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(sorted(devices)):
+        try:
+            for p in free:
+                p.requires_grad_(False)
+            yield
+        finally:
+            for p in free:
+                p.requires_grad_()
+            for module, name, x, before in held:
+                if getattr(module, name) is not x:
+                    setattr(module, name, x)
+                if not torch.equal(x, before):
+                    with torch.no_grad():
+                        x.copy_(before)
+
+
+# -- where relevance is lost -----------------------------------------------------------------------
+
+
+class _Ops(torch.overrides.TorchFunctionMode):
+    """Has models change outputs in place that rules name, and notes what torch functions pass on.
+
+    What a rule keeps is not what the model gets, but a copy of it.
+    """
+
+    def __init__(self, model: nn.Module, checks: bool) -> None:
+        super().__init__()
+        self.checks = checks
+        self.paths = ModulePaths({"": model})
+        self.seen: list[tuple[tuple[str, str, str], list[_Point], list[_Point]]] = []
+
+    def around(self, run: _Run, target: Any) -> Any:
+        """Return what a run does, looked on at."""
+        handles = self.paths.install()
+        try:
+            with self:
+                return run.explained(target)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @property
+    def edges(self) -> list[Any]:
+        """The places where gradients are asked for: the outputs and inputs of all, in order."""
+        return [point.edge for _, ys, xs in self.seen for point in (*ys, *xs)]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        options = kwargs or {}
+        if type(func) is GETTER or writes(func, args, options):
+            return func(*args, **options)
+        if not self.checks:
+            return _copied(func(*args, **options), args)
+        xs: list[_Point] = []
+        args, options = tree_map(partial(self._alias, xs), (args, options))
+        y = _copied(func(*args, **options), args)
+        ys = [_point(each) for each in tensors((y,)) if each.requires_grad]
+        if ys and xs:
+            name = op_type_of(func) or function_name(func)
+            self.seen.append(((self.paths.path, name, find_caller(LIBRARIES)), ys, xs))
+        return y
+
+    def _alias(self, xs: list[_Point], x: Any) -> Any:
+        """A tensor of this call alone, so that the gradient is that of this use."""
+        if not isinstance(x, torch.Tensor) or not x.requires_grad:
+            return x
+        with DisableTorchFunction():
+            mine = x.view_as(x)
+        xs.append(_point(mine))
+        return mine
+
+    def losses(self, found: Sequence[Any], missing: float) -> tuple[Loss, ...]:
+        """Return the ops, by how much relevance they lost."""
+        gradients, rows = iter(found), []
+        for where, *ends in self.seen:
+            pairs = [[(p, next(gradients)) for p in points] for points in ends]
+            rows.append(
+                Loss(*where, *[sum(float(p.relevance(dx).sum()) for p, dx in e) for e in pairs])
+            )
+        rest = missing - sum(row.lost for row in rows)
+        rows.append(Loss("", "what is not seen (in place)", "", rest, 0.0))
+        return tuple(sorted(rows, key=lambda row: -abs(row.lost)))
+
+
+def _copied(y: Any, args: Any) -> Any:
+    """A copy of the output of an op under a rule, unless that is, or views, what it was given."""
+    if not isinstance(y, torch.Tensor) or not isinstance(y.grad_fn, BackwardCFunction):
+        return y
+    with DisableTorchFunction():
+        place = y.untyped_storage().data_ptr()
+        shares = any(x.untyped_storage().data_ptr() == place for x in tensors(args))
+        return y if shares else y.clone()
