@@ -35,7 +35,6 @@ from regrad.core.rule import (
     asked,
     called,
     identity_of,
-    parameters,
     place,
 )
 from regrad.core.signatures import parameters_of
@@ -158,6 +157,7 @@ class _AfterDy:
 class Forward:
     """The function of a `replace`, with its names resolved against an op type."""
 
+    forward = None  # it is replaced by no other
     plain: bool | None = None  # whether it is written with a host's functions; None: nobody knows
 
     def __init__(self, function: Callable[..., Any], op: Op) -> None:
@@ -172,6 +172,7 @@ class Forward:
                 f"{unknown[0]!r}.{near(unknown[0], known)} It may name {', '.join(known)}."
             )
         bound = BoundFunction(as_rule, op, called(function))
+        self.functions: list[Any] = [function]
         self.keeps_y: bool = "y" in names
         self._pull: Callable[[Any, Any], Any] = bound.pull
 
@@ -363,10 +364,3 @@ class CountedLink(CountedRule):
             return self
         hit = binding.counted_at(self.hit.where, self.hit.path).hit
         return CountedLink(copy(self.rule), hit, self.key)
-
-
-def names_asked(value: Any) -> list[str]:
-    """Return what the functions of a `replace` ask for."""
-    rule = value.gradient
-    own = parameters(rule)[1:] if callable(rule) and not isinstance(rule, type) else []
-    return [*parameters(value.forward), *own]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
 from regrad.torch.host import in_forward_mode, is_transformed, version_of
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
+from regrad.torch.replacing import Replaced
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
 from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
@@ -44,7 +46,7 @@ class RuleCall:
         self.rule = rule
         self.layout = layout
         self.attrs = attrs
-        self.forward = forward
+        self.forward: Callable[..., Any] = forward
         self.hit = hit
         arrays = tuple([isinstance(v, torch.Tensor) for v in values])
         self.places: list[int]
@@ -54,6 +56,8 @@ class RuleCall:
         pairs = zip(values, arrays, strict=True)
         self.values: list[Any | None] = [None if is_array else v for v, is_array in pairs]
         self.is_simple: bool = layout is None and len(self.places) == len(self.values)
+        if rule.forward is not None:
+            self.forward = Replaced(copy(self), rule.forward)
 
     kind: type = tuple  # of several outputs
     at: Sequence[int] | None = None  # where its tensors stand among a Function's arguments

@@ -37,6 +37,7 @@ class Choice:
     def __init__(self, op_type: str, held: dict[Fit, ForeignRule]) -> None:
         self.op_type = op_type
         self.held = held
+        self.replaces: bool = any(rule.replaces for rule in self.held.values())
         self.takes_all: bool = any(rule.takes_all for rule in self.held.values())
         biased = {rule.has_bias for rule in self.held.values()}
         if len(biased) > 1:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regrad.core.foreign import ForeignRule
+from regrad.core.replacing import Forward
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.host import enable_recording
 from regrad.torch.host.dynamo import proxy_mode
@@ -133,9 +134,9 @@ def is_traced() -> bool:
     return proxy_mode() is not None
 
 
-def may_change(rule: ForeignRule) -> bool:
+def may_change(rule: ForeignRule | Forward) -> bool:
     """Return whether a rule reads anything that may be another at its next call."""
-    closure = Closure(*rule.functions)
+    closure = Closure(*rule.functions, *(() if rule.forward is None else rule.forward.functions))
     if closure.tensors or closure.generators:
         return True
     values = (value for _, value in closure.places)

@@ -175,6 +175,11 @@ def version_of(x: torch.Tensor) -> int:
     return x._version
 
 
+def is_view(x: torch.Tensor) -> bool:
+    """Return whether autograd knows a tensor as a view of another."""
+    return x._is_view()
+
+
 # (torch._C._VariableFunctions: `torch.einsum` is written in Python, and calls another there)
 NATIVE: tuple[Any, ...] = tuple(
     OVERRIDES.part(f"torch._C.{name}", "torch's Python code calls functions that only this has")
