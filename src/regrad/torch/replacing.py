@@ -30,6 +30,7 @@ from regrad.torch.below import Below, join_types
 from regrad.torch.biases import PARAMETERS
 from regrad.torch.bridge import bridge, run
 from regrad.torch.host import DisableTorchFunction, is_transformed, is_view
+from regrad.torch.host.dynamo import fake_mode
 from regrad.torch.host.running import gives_views
 from regrad.torch.nodes import is_plumbing, name_of
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
@@ -47,7 +48,7 @@ class Replaced:
         self.forward = forward
 
     def __call__(self, *xs: torch.Tensor) -> Any:
-        if is_traced() and may_change(self.forward):
+        if (is_traced() or fake_mode() is not None) and may_change(self.forward):
             return self._at_run_time(xs)
         return self.answer(xs, self.original.forward(*xs) if self.forward.keeps_y else None)
 

@@ -384,7 +384,9 @@ class Plan:
 
 def _make_rule(key: Any, what: Any, family: optypes.Family, value: Any) -> ForeignRule:
     """Return the rule of a key for what it names."""
-    if isinstance(value, Replace) and not isinstance(what, str):
+    if isinstance(value, Replace) and functions.is_function(what):
+        functions.refuse_unreplaceable(what)
+    elif isinstance(value, Replace) and not isinstance(what, str):
         refuse_undelivered(what, False, (), {})
     refuse_layout(gradient_of(value), family.type)
     check_builtin(gradient_of(value), family.type, lambda k: family_of(k).type == family.type)
@@ -523,8 +525,11 @@ def _override(
     return overridden
 
 
-def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
-    """A call of an `autograd.Function` under the rule that is in force for it here."""
+def find_call(function: Any, args: Sequence[Any], moves: bool = True) -> RuleCall | None:
+    """A call of an `autograd.Function` under the rule that is in force for it here.
+
+    If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
+    """
     if OWN.get():
         return None
     for scope in reversed(SCOPES.get()):
@@ -532,15 +537,19 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
         key = None if ruleset is None else ruleset.coverage.functions.get(function)
         if ruleset is None or key is None:
             continue
+        held: Any = ruleset.rules[key]
+        if not (moves or held.replaces):
+            continue
         refuse_to_be_written(key)
         xs = [x for x in args if isinstance(x, torch.Tensor)]
-        moves = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        held: Any = ruleset.rules[key]
+        moving = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
         if held.chooses and (held := held.pick(scope, xs)) is None:
             continue
         if held.at_site is not None:
             held = at_its_site(held, scope, key, xs)
-        rule = held.for_call(args, moves)
+        if not (moves or held.replaces):
+            return None
+        rule = held.for_call(args, moving)
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope, held.key, key, tuple(xs[0].shape))
         return RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)
