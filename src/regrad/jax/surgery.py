@@ -24,7 +24,8 @@ Invariants:
 * A rule in force fires or raises. An op of a key that is found where its rule could not run (in the
   derivative of another function, in a body of an unknown kind, batched beyond recognition) is an
   error that names its line, unless the user has said `open` or `keep`.
-* The values are those of the program that was given: only derivatives change.
+* The values are those of the program that was given, but for ops of a key that replaces them
+  (`replacing`): those are replaced in all code, and where one would stay as it is, that raises.
 * What no rule concerns stays the very object that it was. JAX finds what it has compiled by the
   identity of programs, so that a model is not compiled again for a rule in another part of it.
 """
@@ -46,11 +47,12 @@ from jax.extend import core
 
 from regrad.core.callers import PACKAGE
 from regrad.core.foreign import ForeignRule, check_builtin, lender
-from regrad.core.placed import asks_site
+from regrad.core.placed import asks_site, with_site
 from regrad.core.places import Site, at
 from regrad.core.registry import Op
+from regrad.core.replacing import Replace, gradient_of
 from regrad.core.reports import Binding, Hit
-from regrad.errors import GradientError, RuleError
+from regrad.errors import GradientError, PassedOverError, RuleError
 from regrad.jax.boundaries import restore_calls
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
 from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
@@ -58,7 +60,9 @@ from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey, key_for, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import EquationGradient, is_float, op_p, run_op
+from regrad.jax.replacing import replaced_program
 from regrad.jax.where import Around, Whereabouts
+from regrad.transforms.closures import reads_state
 
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset({
@@ -118,10 +122,11 @@ class KeyBinding(Binding):
         name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
         super().__init__(key.label, name, place)
         self.key = key
-        check_builtin(value, key.label, lambda other: key_for(other).meets(key))
+        self.replaces = isinstance(value, Replace)
+        check_builtin(gradient_of(value), key.label, lambda other: key_for(other).meets(key))
         self.asks: bool = asks_site(value, None)
         self.place: at | None = at(what=key.label) if self.asks and place is None else place
-        self.value: Any = partial(value, site=None) if self.asks else value  # pyright: ignore
+        self.value: Any = with_site(value, None) if self.asks else value
         lent = lender(value)
         self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
@@ -134,7 +139,7 @@ class KeyBinding(Binding):
     def located(self, site: Site) -> KeyBinding:
         """Return the binding for an equation at a site, which its rule asks for."""
         made = copy.copy(self)  # (which counts in the same hits)
-        made.value, made.rules = partial(self.value, site=site), {}
+        made.value, made.rules = with_site(self.value, site), {}
         return made
 
     def bind(self, op: Op) -> ForeignRule:
@@ -206,6 +211,11 @@ class Surgery:
             k for k in keys if isinstance(k, FunctionKey) and k.is_inlined
         ]
         self.ruled: list[Key] = [b.key for b in bindings if not b.native]
+        # Values are replaced in all code, also where no gradient passes. A function that reads what
+        # may be another at the next call is put into the program anew.
+        self.values: list[Key] = [b.key for b in bindings if b.replaces]
+        given = [b.value.forward for b in bindings if b.replaces]
+        self.is_new: bool = bool(given) and reads_state(*given)
         self.lines: list[str] = ["unknown"]  # of the equations around
         self.programs: list[core.Jaxpr] = []  # around the equation, and the equations that run them
         self.eqns: list[Any] = []
@@ -231,7 +241,7 @@ class Surgery:
         # A program that is called from many places is gone through once for each kind of place; the
         # result is one object, so that JAX compiles it once.
         known = self.seen.setdefault(given, {})
-        if around not in known or (self.where is not None and self.where.counting):
+        if around not in known or self.is_new or (self.where is not None and self.where.counting):
             jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
             changed = jaxpr is not getattr(given, "jaxpr", given)
             # weak, or a program that did not change would keep itself alive
@@ -256,7 +266,7 @@ class Surgery:
         if not self.inlined or around.derived:
             return jaxpr.eqns
         found = []
-        for eqn, key in restore_calls(jaxpr, self.inlined):
+        for eqn, key in restore_calls(jaxpr, self.inlined, self.values):
             here = around.inside(eqn, self.around(eqn, around))
             counts = key in self.ruled and not around.closed and not here.derived
             if key and counts and self.chosen(eqn, here._replace(closed=True), [key]):
@@ -293,11 +303,12 @@ class Surgery:
             return eqn
         # Keys come first: one may stand for a call as a whole (`jax.nn.relu` is a `jit` or a
         # `custom_jvp_call`), and then what is inside is not looked at.
-        if is_differentiable(eqn):
-            keys = dict.fromkeys(b.key for b in self.bindings)
+        passes = is_differentiable(eqn)
+        if keys := [b.key for b in self.bindings] if passes else self.values:
+            keys = dict.fromkeys(keys)
             named = [key for key in keys if key.matches(eqn, around.batched)]
             binding = self.chosen(eqn, around, named)
-            if binding is not None:
+            if binding is not None and (passes or binding.replaces):
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
@@ -305,7 +316,8 @@ class Surgery:
         if name == programs.SOLVE:
             return self.linear_solve(eqn, around, found)
         if name in OPENED:
-            return self.inside(eqn, around, found) if is_differentiable(eqn) or eqn.effects else eqn
+            opened = passes or eqn.effects or self.values
+            return self.inside(eqn, around, found) if opened else eqn
         if name in programs.COMPOSITES:
             return self.composite(eqn, around, found)
         if name == programs.REMAT:
@@ -359,10 +371,14 @@ class Surgery:
             return in_form(eqn, form, binding, hit)
         scale = binding.key.scale(eqn)
         gradient: EquationGradient = _gradient(eqn, binding, hit, operands, scale)
+        program = program_of(eqn)
+        if binding.replaces:
+            program = replaced_program(gradient, program)
         if scale is not None:
             gradient = ScaledGradient(gradient, scale)
-        params = {"jaxpr": program_of(eqn), "gradient": gradient}
-        return eqn.replace(invars=operands, primitive=op_p, params=params)
+        params = {"jaxpr": program, "gradient": gradient}
+        effects = program.effects if binding.replaces else eqn.effects
+        return eqn.replace(invars=operands, primitive=op_p, params=params, effects=effects)
 
     def check_derived(self, eqn: core.JaxprEqn, whole: bool) -> None:
         """Refuse the remains of a key that was differentiated inside the function.
@@ -405,6 +421,12 @@ class Surgery:
         matvec, vecmat = programs.linear_maps(eqn)
         new, inner = self.program(matvec, around)
         found.add(inner)
+        if any(seen.binding.replaces for seen in inner.hits):
+            raise GradientError(
+                f"override: the value of {inner.hits[0].hit.op_type!r} is replaced in the linear map "
+                f"of a solve ({self.lines[-1]}), whose solution and transpose would be of another "
+                "map. Leave the solve out of the function."
+            )
         turned = vecmat and self.program(vecmat, around._replace(turned=True))[0]
         same = new is matvec and turned is vecmat
         return eqn if same else programs.with_linear_maps(eqn, new, turned)
@@ -446,6 +468,8 @@ class Surgery:
         hidden = [seen for seen in inner.hits if not seen.binding.native]
         if is_differentiable(eqn) and not (ours and hidden):
             found.untouched[name, self.lines[-1]] += 1
+        if ours and not around.closed:
+            self.check_values(eqn.params["gradient"], hidden)
         if ours:  # the inner rule wins; what it covers is created, and its own rule never runs
             found.hits += hidden
             found.notes += Counter({(name, "kept its own rule", self.lines[-1]): bool(hidden)})
@@ -458,7 +482,8 @@ class Surgery:
     ) -> None:
         """Note a function that was left closed over ops of some keys."""
         place = name_and_place(body)[1]
-        theirs = [seen for seen in hidden if not (place.startswith(programs.JAX) and seen.of_jax)]
+        by_jax = place.startswith(programs.JAX)
+        theirs = [s for s in hidden if s.binding.replaces or not (by_jax and s.of_jax)]
         if around.closed:  # by the function around, which answers for what others wrote
             found.hits += theirs
             return
@@ -466,6 +491,17 @@ class Surgery:
         where, kept = self.lines[-1], self.choice.keeps(body)
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
+
+    def check_values(self, gradient: Any, hidden: list[Occurrence]) -> None:
+        """Refuse ops whose values are replaced in what has a gradient of us: all but its own op."""
+        rule = getattr(getattr(gradient, "one", gradient), "rule", None)
+        for seen in hidden:
+            if seen.binding.replaces and (rule is None or rule.op.type != seen.hit.op_type):
+                raise PassedOverError(
+                    f"override: the value of {seen.hit.op_type!r} is replaced, and it occurs in "
+                    f"{gradient.name} ({self.lines[-1]}), which stays as it is. Put the override "
+                    "inside of that, or replace its value as a whole."
+                )
 
     def check_unseen(self, name: str, body: Any, around: Context) -> None:
         """Refuse what is differentiated by functions that the program does not show."""
@@ -565,6 +601,8 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     rule = binding.bind(binding.key.op(eqn))
     gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
     gradient.equation = Equation(body, [0, 1], [None, None])
+    if binding.replaces:
+        body = replaced_program(gradient, body)
 
     def whole(*xs: Any) -> Any:
         (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
@@ -619,7 +657,7 @@ def _gradient(
             attrs[place] = v.val
     avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
     gradient = RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
-    if gradient.rule.asks_own:
+    if gradient.rule.asks_own or binding.replaces:
         held = [_constant(v) if isinstance(v, core.Literal) else None for v in eqn.invars]
         gradient.equation = Equation(program_of(eqn, True), every, held, scale)
     return gradient
