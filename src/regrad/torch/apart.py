@@ -18,7 +18,7 @@ from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.composites import Fused
 from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent
-from regrad.torch.replacing import refuse_undelivered
+from regrad.torch.replacing import like_own, refuse_undelivered
 
 
 class Rules(Protocol):
@@ -60,12 +60,10 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 given, options = filled.rebuild(xs)
                 args = tuple(given)
             y: Any = row.parts(rules.op, *args, **options)
-            if replaces:  # its value is that of the parts
+            if replaces:
                 if isinstance(y, tuple) and any(each is None for each in y):
                     raise fused_error(rules, function, row)
-                return getattr(torch.return_types, function.__name__, tuple)(y) if isinstance(
-                    y, tuple
-                ) else y
+                return Own(function, filled.rebuild, changes).with_value(y, xs)
             if not row.exact and not (row.draws and row.draws(*args, **options)):
                 y = Own(function, filled.rebuild, changes).link(y, xs)
             return put(target, y, function) if changes else y
@@ -127,6 +125,14 @@ class Own:
             return y.clone() if any(y is x for x in xs) else y
         self.kind = type(y)
         return tuple(y)
+
+    def with_value(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
+        """Return the value of parts as the result of torch's own call, of its dtypes."""
+        like = like_own(lambda *xs: self(xs), xs)
+        if not isinstance(like, tuple):
+            return parts.to(like.dtype)
+        ys = [y.to(own.dtype) for y, own in zip(parts, like, strict=True)]
+        return tuple(ys) if self.kind is tuple else self.kind(ys)
 
     def link(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
         """The result of torch's own call, with the gradients of parts in its places."""

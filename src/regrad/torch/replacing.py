@@ -59,7 +59,7 @@ class Replaced:
             if self.forward.plain is None:
                 warnings.simplefilter("ignore", DetachedTensorWarning)
             made = self.forward.either(plainly, ours, self._libraries)
-        own = self._like_own(xs, y)
+        own = like_own(self.original.forward, xs) if y is None else y
         ys = self.forward.check(made, _several(own), _is_tensor, self._where)
         ys = [z.clone() if is_view(z) or any(z is x for x in xs) else z for z in ys]
         return type(own)(ys) if isinstance(own, tuple) else ys[0]
@@ -97,24 +97,9 @@ class Replaced:
         found = (bridge if torch.is_grad_enabled() else run)(flat, [*xs, *own])
         return found if len(found) > 1 else found[0]
 
-    def _like_own(self, xs: Sequence[torch.Tensor], y: Any) -> Any:
-        """Return torch's own result, or one of its shape and dtype that was not computed."""
-        if y is not None:
-            return y
-        own, device = self.original.forward, xs[0].device.type if xs else "cpu"
-        with torch.no_grad():
-            if not (is_traced() or is_transformed() or torch.is_autocast_enabled(device)):
-                try:
-                    return own(*[torch.empty_strided(
-                        x.shape, x.stride(), dtype=x.dtype, device="meta"
-                    ) for x in xs])  # fmt: skip
-                except Exception:  # noqa: BLE001, S110 (many functions have no such result)
-                    pass
-            return own(*xs)
-
     def _at_run_time(self, xs: Sequence[torch.Tensor]) -> Any:
         """Have a program that is being written call the function, which reads what may change."""
-        own = self._like_own(xs, None)
+        own = like_own(self.original.forward, xs)
         like = _several(own)
 
         def pull(xs: Sequence[torch.Tensor], dys: Any, shapes: Any) -> Sequence[Any]:
@@ -126,6 +111,22 @@ class Replaced:
         )
         found = pull_at_run_time(pulls, xs, [size for y in like for size in y.shape])
         return type(own)(found) if isinstance(own, tuple) else found[0]
+
+
+def like_own(own: Callable[..., Any], xs: Sequence[torch.Tensor]) -> Any:
+    """Return the result of torch's own function, or one like it that was not computed."""
+    device = xs[0].device.type if xs else "cpu"
+    with torch.no_grad():
+        if not (is_traced() or is_transformed() or torch.is_autocast_enabled(device)):
+            try:
+                return own(*[_without_values(x) for x in xs])
+            except Exception:  # noqa: BLE001, S110 (not every function can do that)
+                pass
+        return own(*xs)
+
+
+def _without_values(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _several(y: Any) -> list[Any]:
