@@ -60,7 +60,7 @@ def unary(op: Op) -> Callable[..., Any]:
                         to = None
                     if to is None or BESIDE or p.dtype not in REAL:
                         return record(op, (x,), NO_ATTRS, y)
-                    elif x._id in to.watched:
+                    if x._id in to.watched:
                         to.write_unary(op, x, y)
                 return y
         return call(op, (x,), NO_ATTRS)
@@ -103,7 +103,7 @@ def binary(op: Op) -> Callable[..., Any]:
                         to = None
                     if to is None or BESIDE or p.dtype not in REAL:
                         return record(op, (a, b), NO_ATTRS, y)
-                    elif a._id in to.watched or b._id in to.watched:
+                    if a._id in to.watched or b._id in to.watched:
                         to.write_binary(op, a, b, y)
                 return y
         elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:

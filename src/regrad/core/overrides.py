@@ -59,7 +59,8 @@ class gradient_override_map(Scope[OpBinding]):
 
     Raises:
         ArgumentError: the map is not a dict of op types to rules; a key means whole calls; two keys
-            select one place; a rule replaces values without `values=True`; the scope is left in another thread or context.
+            select one place; a rule replaces values without `values=True`; the scope is left in
+            another thread or context.
         GradientError: a key counts calls in a compiled loop or branch.
         UnknownOpError: an op type or rule name does not exist (with near names).
         RuleError: a rule asks for a name that the op type does not have.

@@ -266,7 +266,7 @@ class ReplacingRule(Rule):
     def keeps(self, wanted: frozenset[int]) -> Kept:
         raise AssertionError("an op was recorded whose value is replaced")
 
-    def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Tensor:
+    def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Any:
         """Return what the function computes."""
         with masked():
             y = run(self.op, tuple(xs), attrs, layout) if self.forward.keeps_y else None

@@ -34,7 +34,11 @@ def restore_calls(
         key = next((k for k in keys if was_running(k, eqns[at])), None)
         found = key and _call(key, eqns[at:], jaxpr.outvars)
         call, count = found or (eqns[at], 1)
-        if not found or key in values or all(is_float(v.aval) for v in (*call.invars, *call.outvars)):
+        if (
+            not found
+            or key in values
+            or all(is_float(v.aval) for v in (*call.invars, *call.outvars))
+        ):
             # (a conversion to the `dtype` of a mean is none of it, nor does it tell one)
             yield call, (None if found or call.primitive.name == "convert_element_type" else key)
         else:  # nothing to differentiate

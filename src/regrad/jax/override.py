@@ -92,8 +92,8 @@ class override(Report[KeyBinding]):
 
     Raises:
         ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in
-            JAX's programs as a key; two keys for one thing; a place that is nowhere in the program; a rule replaces values
-            without `values=True`.
+            JAX's programs as a key; two keys for one thing; a place that is nowhere in the program;
+            a rule replaces values without `values=True`.
         UnknownOpError: a key is neither an op type that can be found nor a primitive.
         RuleError: a rule asks for a name that its op does not have, or answers wrongly.
         PassedOverError: a function with a derivative of its own hides an overridden op.

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from regrad.core.backends import is_traced
 from regrad.core.replacing import Forward
 from regrad.core.tape import record_of
 from regrad.core.tensor import Tensor, wrap
@@ -45,7 +46,7 @@ def replaced_program(gradient: RuleGradient, program: core.ClosedJaxpr) -> core.
 
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.in_avals]
     made = jax.make_jaxpr(run)(*given)
-    if any(isinstance(x, jax.core.Tracer) for x in made.consts):
+    if any(map(is_traced, made.consts)):
         raise GradientError(
             f"override: the function of {gradient.name} closes over an array that is traced or "
             "differentiated, which would not be seen. Name it as an input of the op (a function "

@@ -421,11 +421,12 @@ class Surgery:
         matvec, vecmat = programs.linear_maps(eqn)
         new, inner = self.program(matvec, around)
         found.add(inner)
-        if any(seen.binding.replaces for seen in inner.hits):
+        replaced = [seen.hit for seen in inner.hits if seen.binding.replaces]
+        if replaced and not around.closed:
             raise GradientError(
-                f"override: the value of {inner.hits[0].hit.op_type!r} is replaced in the linear map "
-                f"of a solve ({self.lines[-1]}), whose solution and transpose would be of another "
-                "map. Leave the solve out of the function."
+                f"override: the value of {replaced[0].op_type!r} is replaced in the linear map of a "
+                f"solve ({self.lines[-1]}), whose solution and transpose would be of another map. "
+                "Leave the solve out of the function."
             )
         turned = vecmat and self.program(vecmat, around._replace(turned=True))[0]
         same = new is matvec and turned is vecmat

@@ -27,6 +27,7 @@ class Rules(Protocol):
     coverage: Any
     keep: tuple[Any, ...]
     rules: Any
+    values: frozenset[str]
     plan: Any
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None: ...

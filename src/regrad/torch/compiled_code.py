@@ -167,7 +167,11 @@ def run_node(
             return result
     if _is_watched(node):
         node.meta[_SEEN] = _look(start, node, args, options, result)
-        if _is_untraced(node.target) and below is not None and any(y.requires_grad for y in tensors((result,))):
+        if (
+            _is_untraced(node.target)
+            and below is not None
+            and any(y.requires_grad for y in tensors((result,)))
+        ):
             node.meta[_SEEN] += _hidden(node.target, below.types, _untraced_error)
     return result
 

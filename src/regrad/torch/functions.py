@@ -98,9 +98,7 @@ def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:
     return bound
 
 
-def _bind(
-    ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any
-) -> Any:
+def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) -> Any:
     """Have a rule answer for the gradient of one call of a Function; return the value."""
     if is_transformed():
         _refuse_transforms(function, bind, args)

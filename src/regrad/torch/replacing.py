@@ -92,10 +92,12 @@ class Replaced:
         def flat(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
             ys = tensors[len(xs) :]
             made = self.forward(self._record(tensors[: len(xs)], ys[0] if len(ys) == 1 else ys))
-            return [x if isinstance(x, Tensor) else wrap(torch.as_tensor(x)) for x in _several(made)]
+            return [
+                x if isinstance(x, Tensor) else wrap(torch.as_tensor(x)) for x in _several(made)
+            ]
 
         found = (bridge if torch.is_grad_enabled() else run)(flat, [*xs, *own])
-        return found if len(found) > 1 else found[0]
+        return tuple(found) if len(found) != 1 else found[0]
 
     def _at_run_time(self, xs: Sequence[torch.Tensor]) -> Any:
         """Have a program that is being written call the function, which reads what may change."""
@@ -120,7 +122,7 @@ def like_own(own: Callable[..., Any], xs: Sequence[torch.Tensor]) -> Any:
         if not (is_traced() or is_transformed() or torch.is_autocast_enabled(device)):
             try:
                 return own(*[_without_values(x) for x in xs])
-            except Exception:  # noqa: BLE001, S110 (not every function can do that)
+            except Exception:
                 pass
         return own(*xs)
 
@@ -182,9 +184,7 @@ def _writes(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.dim() == 1 for x in every)
 
 
-def find_hidden(
-    function: Callable[..., Any], run: Callable[[], Any], types: Iterable[str]
-) -> Any:
+def find_hidden(function: Callable[..., Any], run: Callable[[], Any], types: Iterable[str]) -> Any:
     """Return the result of a call that no rule covers; refuse ops whose value it would not get."""
     with Below() as below:
         result = run()

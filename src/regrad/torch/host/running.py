@@ -231,7 +231,7 @@ _definition: Any = CUSTOM_OPS.part(
 @cache
 def gives_views(name: str) -> bool:
     """Return whether a function of a name may return a view: ATen's schemas say so, and ours."""
-    packet = getattr(torch.ops.aten, name, None)
+    packet: Any = getattr(torch.ops.aten, name, None)
     if not isinstance(packet, Packet):
         return name in ("__get__", "__getitem__")
     every = [getattr(packet, each)._schema.returns for each in packet.overloads()]
