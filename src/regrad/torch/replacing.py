@@ -32,7 +32,7 @@ from regrad.torch.bridge import bridge, run
 from regrad.torch.host import DisableTorchFunction, is_transformed, is_view
 from regrad.torch.host.dynamo import fake_mode
 from regrad.torch.host.running import gives_views
-from regrad.torch.nodes import is_plumbing, name_of
+from regrad.torch.nodes import is_plumbing, name_of, tensors
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
 from regrad.transforms.closures import names_in
 
@@ -159,6 +159,8 @@ def refuse_undelivered(
         why = "writes into the tensor given as out=. Use its result"
     elif gives_views(name):
         why = "returns a view, which shares memory with its input. Replace the op that reads it"
+    elif not any(True for _ in tensors((args, options))) and (args or options):
+        why = "is called without a tensor, so that it is nobody's op. Replace what reads its result"
     elif _writes(name, args, options):
         why = (
             f"updates a tensor that it is given here (see {WRITES[name][0]!r}), which would not "
