@@ -424,8 +424,8 @@ class Surgery:
         replaced = [seen.hit for seen in inner.hits if seen.binding.replaces]
         if replaced and not around.closed:
             raise GradientError(
-                f"override: the value of {replaced[0].op_type!r} is replaced in the linear map of a "
-                f"solve ({self.lines[-1]}), whose solution and transpose would be of another map. "
+                f"override: the value of {replaced[0].op_type!r} is replaced in the linear map of "
+                f"a solve ({self.lines[-1]}), whose solution and transpose would be of another map. "
                 "Leave the solve out of the function."
             )
         turned = vecmat and self.program(vecmat, around._replace(turned=True))[0]
