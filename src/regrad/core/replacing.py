@@ -253,9 +253,9 @@ class ReplacingRule(Rule):
                 f"replace: the op type {op.type!r} returns several results, or has a state or no "
                 "inputs, and its value cannot be replaced"
             )
-        self.name = value.__name__
+        self.name: str = value.__name__
         self.op = op
-        self.forward = Forward(value.forward, op)
+        self.forward: Forward = Forward(value.forward, op)
         self.gradient: Rule | None = value.gradient and resolve(value.gradient, op)
         parts = [self.gradient.function, *getattr(self.gradient, "functions", {}).values()] if (
             self.gradient
@@ -295,13 +295,13 @@ class Link(Rule):
     """The gradient of a replaced call: that of its function goes on, or a rule is asked."""
 
     def __init__(self, rule: ReplacingRule, attrs: Attrs, layout: Layout, count: int) -> None:
-        self.name = rule.name
+        self.name: str = rule.name
         self.replacing = rule
-        self.functions = rule.functions
+        self.functions: dict[int, Any] = rule.functions
         self.attrs = attrs
         self.layout: Any = layout or tuple(range(count))
         self.count = count
-        self.rule = rule.gradient
+        self.rule: Rule | None = rule.gradient
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
         if self.rule is None:

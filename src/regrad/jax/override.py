@@ -45,7 +45,8 @@ from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.host.extending import open_traces
 from regrad.jax.keys import Key, key_for
 from regrad.jax.modules import Naming
-from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
+from regrad.jax.ruled import KeyBinding
+from regrad.jax.surgery import Occurrences, Surgery, has_batches
 from regrad.transforms.arguments import replaced
 
 _USE = (

@@ -24,6 +24,7 @@ from regrad.jax.host import OVERRIDES, SIGHT, need
 from regrad.jax.host.programs import as_call, branches, called, mapped, scan
 from regrad.jax.override import TracedCall
 from regrad.jax.primitives import is_float
+from regrad.jax.ruled import program_of
 from regrad.jax.sites import (
     OUTERMOST,
     CallSite,
@@ -35,7 +36,7 @@ from regrad.jax.sites import (
     path_of,
     site_of,
 )
-from regrad.jax.surgery import OPENED, program_of
+from regrad.jax.surgery import OPENED
 from regrad.transforms.arguments import replaced
 
 OUTERMOST.add(TracedCall.traced.__code__)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -36,14 +36,11 @@ from regrad.torch.nodes import is_plumbing, name_of, tensors
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
 from regrad.transforms.closures import names_in
 
-if TYPE_CHECKING:
-    from regrad.torch.calls import RuleCall
-
 
 class Replaced:
     """The function that replaces torch's own in one call, of the tensors among its values."""
 
-    def __init__(self, original: RuleCall, forward: Forward) -> None:
+    def __init__(self, original: Any, forward: Forward) -> None:
         self.original = original  # the same call, of torch's own function
         self.forward = forward
 
@@ -194,7 +191,7 @@ def find_hidden(function: Callable[..., Any], run: Callable[[], Any], types: Ite
     return result
 
 
-def refuse_hidden(function: Callable[..., Any], below: Below, types: Iterable[str]) -> None:
+def refuse_hidden(function: Callable[..., Any], below: Any, types: Iterable[str]) -> None:
     """Refuse a call in which ops ran whose values are replaced."""
     ran = {t for t in types if t in below.types or t.rpartition(".")[2].rstrip("_") in below.names}
     if hidden := {t for t in ran if not is_plumbing(function, t)}:
