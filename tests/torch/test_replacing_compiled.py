@@ -25,7 +25,7 @@ def compiled(f):
     return torch.compile(f, backend="aot_eager", fullgraph=True)
 
 
-@pytest.mark.parametrize("rules", ["F.linear", "MatMul", "forward"])
+@pytest.mark.parametrize("rules", ["F.linear", "MatMul", "forward", "regrad"])
 def test_a_quantised_layer(rules):
     net, x = model(), numbers(5, 4).requires_grad_()
     leaves = [x, *net.parameters()]

@@ -303,7 +303,7 @@ def record(
         refuse_elsewhere(op.type, xs)
     if rule is None:
         rule = rule_in_force(state, op, xs)
-        if rule.bare.replaces:
+        if state.overrides is not None and rule.bare.replaces:
             return rule.bare.run(rule, xs, attrs, y, layout)  # pyright: ignore (`ReplacingRule`)
     if state.region is not None:
         state.region.did(op, rule, xs, attrs, y, layout)
