@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import grad, jacrev, vmap
+from torch.func import grad, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch
-from regrad.errors import ArgumentError, PassedOverError, RuleError
+from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
 from regrad.torch.optypes import spellings
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -146,6 +146,19 @@ def test_torch_func():
     with override({"Tanh": rg.replace(lambda x: rg.sin(x) * x)}, values=True):
         close([vmap(torch.tanh)(x)], [torch.sin(x) * x])
         close([vmap(grad(torch.tanh))(x)], [torch.cos(x) * x + torch.sin(x)])
+
+
+def test_forward_mode():
+    """It transposes a rule of regrad's functions; what stands on `builtin` is refused."""
+    x, dx = numbers(3), numbers(3, seed=1)
+    cubed = rg.replace(lambda x: x**3, lambda dy, x: rg.multiply(dy, x))
+    with override({"Tanh": cubed}, values=True):
+        close(jvp(torch.tanh, (x,), (dx,)), [x**3, dx * x])
+    for rule in (rg.replace(lambda x: x**3), rg.replace(lambda x: x, lambda dy, forward: dy)):
+        with override({"Tanh": rule}, values=True), pytest.raises(
+            GradientError, match="stands on `builtin` or `forward`"
+        ):  # fmt: skip
+            jvp(torch.tanh, (x,), (dx,))
 
 
 # -- Gumbel softmax, and a vector quantiser --------------------------------------------------------

@@ -218,6 +218,12 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         call, specs, outputs, _ = ctx.known
+        if call.rule.asks_builtin or "forward" in call.rule.rule.extras:
+            raise GradientError(
+                f"forward mode: {call.describe()} stands on `builtin` or `forward` (as a replaced "
+                "value without a gradient does), which are known in the backward pass only. Use "
+                "reverse mode (grad, jacrev, vjp)."
+            )
         call.count_run()
         try:
             xs = ctx.saved_tensors[: len(specs)]
