@@ -21,6 +21,7 @@ from regrad.core.overrides import gradient_override_map
 from regrad.core.places import Site, at
 from regrad.core.promotion import default_dtype, get_default_dtype, set_default_dtype
 from regrad.core.registry import RegisterGradient, find_op, gradient, not_differentiable, op_types
+from regrad.core.replacing import replace
 from regrad.core.tensor import Tensor
 from regrad.errors import (
     MissingPackageError as _MissingPackageError, MissingPartError as _MissingPartError,
@@ -122,8 +123,8 @@ __all__ = [
     "moveaxis", "multigammaln", "multiply", "name_scope", "nan", "nan_to_num", "negative",
     "newaxis", "nextafter", "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones",
     "ones_like", "op", "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow",
-    "prod", "quantile", "random", "real", "reciprocal", "remainder", "repeat", "reshape",
-    "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
+    "prod", "quantile", "random", "real", "reciprocal", "remainder", "repeat", "replace",
+    "reshape", "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
     "searchsorted", "segment_sum", "set_default_dtype", "set_printoptions", "sign", "signbit",
     "sin", "sinc", "sinh", "slice", "sort", "split", "sqrt", "square", "squared_difference",
     "squeeze", "stack", "std", "step", "stop_gradient", "subtract", "sum", "sum_to", "swapaxes",

@@ -189,7 +189,7 @@ class ForeignBuiltin:
                 f"{self!r} is a gradient of another library's, and {op.type!r} an op type of "
                 f"regrad's. Its own rule is rules.builtin({op.type!r})."
             )
-        return bind(_own, op, self.__name__)
+        return bind(own_rule, op, self.__name__)
 
     def __call__(self, *args: Any, **names: Any) -> Any:
         raise RuleError(
@@ -201,7 +201,8 @@ class ForeignBuiltin:
         return f"builtin({self.__name__})"
 
 
-def _own(dy: Any, builtin: Any) -> Any:
+def own_rule(dy: Any, builtin: Any) -> Any:
+    """Return the gradient that an op has of its own: a rule that changes nothing."""
     return builtin(dy)
 
 

@@ -323,9 +323,7 @@ def run(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> 
         if type(x._data) in DEFERRALS:
             return DEFERRALS[type(x._data)].call(op, xs, attrs, layout)
     y = computed(op, xs, attrs, layout)
-    if LIVE:
-        record(op, xs, attrs, y, layout)
-    return y
+    return record(op, xs, attrs, y, layout) if LIVE else y
 
 
 def computed(op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: Layout = None) -> Any:

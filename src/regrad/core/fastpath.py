@@ -59,8 +59,8 @@ def unary(op: Op) -> Callable[..., Any]:
                     if (rules := state.overrides) is not None and op.type in rules:
                         to = None
                     if to is None or BESIDE or p.dtype not in REAL:
-                        record(op, (x,), NO_ATTRS, y)
-                    elif x._id in to.watched:
+                        return record(op, (x,), NO_ATTRS, y)
+                    if x._id in to.watched:
                         to.write_unary(op, x, y)
                 return y
         return call(op, (x,), NO_ATTRS)
@@ -102,8 +102,8 @@ def binary(op: Op) -> Callable[..., Any]:
                     if (rules := state.overrides) is not None and op.type in rules:
                         to = None
                     if to is None or BESIDE or p.dtype not in REAL:
-                        record(op, (a, b), NO_ATTRS, y)
-                    elif a._id in to.watched or b._id in to.watched:
+                        return record(op, (a, b), NO_ATTRS, y)
+                    if a._id in to.watched or b._id in to.watched:
                         to.write_binary(op, a, b, y)
                 return y
         elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
@@ -126,6 +126,4 @@ def binary(op: Op) -> Callable[..., Any]:
 def _record(op: Op, x: Tensor, data: Array) -> Any:
     """Wrap the results of a kernel that returns several, and record them."""
     y = wrap_results(data)
-    if LIVE:
-        record(op, (x,), NO_ATTRS, y)
-    return y
+    return record(op, (x,), NO_ATTRS, y) if LIVE else y

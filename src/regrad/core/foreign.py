@@ -17,6 +17,7 @@ from regrad.core.backends import BACKENDS, Array, DTypeLike, is_array, is_inexac
 from regrad.core.builtin import Builtin, ForeignBuiltin
 from regrad.core.dispatch import lift, rerun
 from regrad.core.registry import RULES, Attrs, Input, Op, canonical, resolve
+from regrad.core.replacing import Forward, Replace, gradient_of
 from regrad.core.reports import Hit
 from regrad.core.rule import NO_GRADIENT, Rule, RuleFunction
 from regrad.core.signatures import declared, plain_code
@@ -62,11 +63,15 @@ class ForeignRule:
     family: Any = None  # the callables that it is for, as it sees them (of torch's)
     at_site: Callable[[Any], ForeignRule] | None = None  # for a call, if it asks for its `site`
     chooses = False  # whether it stands for several, of which each call gets one
+    forward: Forward | None = None  # the function that replaces the op's value
 
-    def __init__(self, value: str | RuleFunction, op: Op) -> None:
+    def __init__(self, value: Any, op: Op) -> None:
         self.op: Op = with_own_gradient(op)
+        given, value = value, gradient_of(value)
         self.rule: Rule = resolve(value, self.op)
         self.name: str = self.rule.name
+        if isinstance(given, Replace):
+            self.name, self.forward = given.__name__, Forward(given.forward, self.op)
         self.has_bias: bool = isinstance(op.rule, OwnBias)
         # (which may need all inputs)
         self.asks_builtin: bool = "builtin" in self.rule.extras or self.has_bias
@@ -75,6 +80,11 @@ class ForeignRule:
         self.takes_all: bool = self.is_borrowed or takes_all(value)
         self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
+
+    @property
+    def replaces(self) -> bool:
+        """Return whether it replaces the op's value."""
+        return self.forward is not None
 
     @property
     def functions(self) -> list[RuleFunction]:

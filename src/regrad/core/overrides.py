@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Self
 
 from regrad.core import jobs, placed
@@ -14,7 +14,8 @@ from regrad.core.blocks import stay
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.places import at, spread
 from regrad.core.registry import OPS, Op, find_op, resolve
-from regrad.core.rule import Rule, RuleFunction, identity_of
+from regrad.core.replacing import Replace, ReplacingRule, check_values
+from regrad.core.rule import Rule, identity_of
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.core.state import STATE, State, current, tell_followers
@@ -40,6 +41,7 @@ class gradient_override_map(Scope[OpBinding]):
             `rg.at("block1.*", "Relu")` holds in one place only: in the scopes of `name_scope` that
             the pattern names, in a function, in a `Module` or a class of them. A rule may ask for
             the `site` of its op.
+        values: whether rules may replace values, as `rg.replace(forward)` does.
 
     An op is bound when it is *created*; where and when it is differentiated does not matter.
     Scopes nest, and the inner one wins op type by op type. They hold in their own thread and
@@ -57,7 +59,8 @@ class gradient_override_map(Scope[OpBinding]):
 
     Raises:
         ArgumentError: the map is not a dict of op types to rules; a key means whole calls; two keys
-            select one place; the scope is left in another thread or context.
+            select one place; a rule replaces values without `values=True`; the scope is left in
+            another thread or context.
         GradientError: a key counts calls in a compiled loop or branch.
         UnknownOpError: an op type or rule name does not exist (with near names).
         RuleError: a rule asks for a name that the op type does not have.
@@ -75,13 +78,15 @@ class gradient_override_map(Scope[OpBinding]):
     _onlookers = Onlookers()  # of a scope that is not open: none
 
     @helpful("gradient_override_map")
-    def __init__(self, rules: Mapping[str, str | RuleFunction]) -> None:
+    def __init__(self, rules: Mapping[Any, Any], *, values: bool = False) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
                 "gradient_override_map takes a dict of op types to rules, as in "
                 f"gradient_override_map({{'Sign': rule}}), got {rules!r:.60}"
             )
         self._rules, self._marked = unmarked(spread(rules))
+        check_values(self._rules, values, "gradient_override_map(rules, values=True)")
+        self._values = values
         self._bindings: dict[Any, OpBinding] = {}
         self._warn_unless_entered()
 
@@ -144,16 +149,16 @@ class gradient_override_map(Scope[OpBinding]):
     def _bound(self, value: Any, op: Op, key: placed.Placed, place: at | None) -> OpBinding:
         """Return the binding of an entry of the map, to stand under a key in a state."""
         if place is not None and placed.asks_site(value, op):
-            at_site = lambda site: self._resolve(partial(value, site=site), op)  # noqa: E731
+            at_site = lambda site: self._resolve(placed.with_site(value, site), op)  # noqa: E731
             return OpBinding(op, at_site(None), key.depth, key, at_site, place)
         return OpBinding(op, self._resolve(value, op), key.depth, key, place=place)
 
-    def _fresh(self, rules: Mapping[str, str | RuleFunction]) -> gradient_override_map:
-        return gradient_override_map(rules)
+    def _fresh(self, rules: Mapping[Any, Any]) -> gradient_override_map:
+        return gradient_override_map(rules, values=self._values)
 
-    def _resolve(self, value: str | RuleFunction, op: Op) -> Rule:
+    def _resolve(self, value: Any, op: Op) -> Rule:
         """The rule that an entry of the map stands for."""
-        return resolve(value, op)
+        return ReplacingRule(value, op) if isinstance(value, Replace) else resolve(value, op)
 
     def _key(self, op_type: str) -> Any:
         """Under what key a binding is found; a graph's own scope is found for its ops only."""

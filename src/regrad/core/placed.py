@@ -22,6 +22,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ from regrad.core.places import (
     site_of,
 )
 from regrad.core.registry import Op
+from regrad.core.replacing import Replace
 from regrad.core.rule import NoGradient, Rule, identity_of, parameters
 from regrad.core.state import State, current
 from regrad.core.tensor import Tensor
@@ -269,9 +271,22 @@ def place_of(key: Any, op: Op, value: Any) -> at | None:
 
 def asks_site(value: Any, op: Op | None) -> bool:
     """Return whether a rule asks for the site of the op."""
+    if isinstance(value, Replace):
+        return "site" in parameters(value.forward) or asks_site(value.gradient, op)
     if not callable(value) or isinstance(value, type) or "site" not in parameters(value)[1:]:
         return False
     return not (op and "site" in op.names())
+
+
+def with_site(value: Any, site: Site | None) -> Any:
+    """Return a rule that asks for the site of its op, given one."""
+    if not isinstance(value, Replace):
+        return partial(value, site=site)
+    f, rule = value.forward, value.gradient
+    return Replace(
+        partial(f, site=site) if "site" in parameters(f) else f,
+        partial(rule, site=site) if asks_site(rule, None) else rule,
+    )
 
 
 def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[Any, OpBinding]:

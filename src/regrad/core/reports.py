@@ -66,6 +66,7 @@ class Binding:
     The key of an entry that names a `place` is an `at` (see `core.places`).
     """
 
+    replaces = False  # whether its rule replaces values, and so does something in each call
     marked = False  # as one that may match nothing: see `optional` in core/scopes
     sisters: Sequence[Binding] = ()  # of the same key, for all the op types that it names
 
@@ -143,7 +144,7 @@ class Report(Generic[B]):
                 )
         all_keys = [key for key, b in self._bindings.items() if b.hits or not b.optional]
         bindings = [self._bindings[key] for key in asked or all_keys]
-        silent = [b for b in bindings if not any(hit.ran for hit in b.hits)]
+        silent = [b for b in bindings if not any(h.ran or b.replaces for h in b.hits)]
         if silent:
             whats = [f"the rule {b.rule_name!r} for {b.kind}{b.shown}" for b in silent]
             pairs = zip(whats, map(self._why_not, silent), strict=True)

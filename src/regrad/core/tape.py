@@ -288,25 +288,28 @@ def record(
     y: Result,
     layout: Layout = None,
     rule: Rule | None = None,
-) -> None:
+) -> Any:
     """Put the op on each tape that watches one of its inputs, under the rule in force now.
 
     An op that is run again, by `regrad.transforms.replay`, brings the `rule` that was in force the
-    first time.
+    first time. The result is returned: that of another function, if the rule replaces values.
     """
     state = current()
     if state is None:
         refuse_elsewhere(op.type, xs)
-        return
+        return y
     guard = state.guard
     if BESIDE or (OPEN and not (state.tapes or (guard is not None and guard.tapes))):
         refuse_elsewhere(op.type, xs)
     if rule is None:
         rule = rule_in_force(state, op, xs)
+        if state.overrides is not None and rule.bare.replaces:
+            return rule.bare.run(rule, xs, attrs, y, layout)  # pyright: ignore (`ReplacingRule`)
     if state.region is not None:
         state.region.did(op, rule, xs, attrs, y, layout)
     if state.tapes:
         put(state, op, rule, xs, attrs, y, layout)
+    return y
 
 
 def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: object = None) -> Rule:

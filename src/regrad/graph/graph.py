@@ -300,6 +300,11 @@ class Graph:
         """
         if self.finalized:
             raise FinalizedError("Graph is finalized and cannot be modified.")
+        if rule.bare.replaces:
+            raise GraphError(
+                f"replace: the value of {op.type!r} cannot be replaced as TensorFlow 1 makes it. "
+                "Use regrad's own function."
+            )
         if self.outer is not None and op is not PLACEHOLDER and dims.sources(attrs.values()):
             attrs = {k: dims.moved(v, self._own_symbol) for k, v in attrs.items()}
         own, ids, known, given = [], [], [], []
@@ -538,6 +543,9 @@ def defer(
             break
     state = current()
     rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
+    if rule.bare.replaces:  # (its own value tells what the other must be like)
+        own = graph.add(op, op.rule, xs, attrs, layout, specs)
+        return rule.bare.run(rule, xs, attrs, own, layout)  # pyright: ignore (`ReplacingRule`)
     return put_down(graph, op, rule, xs, attrs, layout, specs)
 
 

@@ -22,18 +22,23 @@ from regrad.jax.primitives import is_float
 
 
 def restore_calls(
-    jaxpr: core.Jaxpr, keys: Sequence[FunctionKey]
+    jaxpr: core.Jaxpr, keys: Sequence[FunctionKey], values: Sequence[Any] = ()
 ) -> Iterator[tuple[Any, FunctionKey | None]]:
     """Yield a program's equations, with the calls of keys that JAX has inlined as one each.
 
-    With an equation of a call that was not recognised comes its key.
+    With an equation of a call that was not recognised comes its key. `values` are keys whose values
+    are replaced, so that calls count without a gradient, too.
     """
     eqns, at = jaxpr.eqns, 0
     while at < len(eqns):
         key = next((k for k in keys if was_running(k, eqns[at])), None)
         found = key and _call(key, eqns[at:], jaxpr.outvars)
         call, count = found or (eqns[at], 1)
-        if not found or all(is_float(v.aval) for v in (*call.invars, *call.outvars)):
+        if (
+            not found
+            or key in values
+            or all(is_float(v.aval) for v in (*call.invars, *call.outvars))
+        ):
             # (a conversion to the `dtype` of a mean is none of it, nor does it tell one)
             yield call, (None if found or call.primitive.name == "convert_element_type" else key)
         else:  # nothing to differentiate

@@ -10,10 +10,8 @@ import jax
 from jax.extend import core
 
 from regrad.core.callers import PACKAGE
-from regrad.core.reports import Hit
-from regrad.jax.gradients import CountedGradient
 from regrad.jax.host import programs
-from regrad.jax.primitives import is_float, op_p
+from regrad.jax.primitives import is_float
 
 
 def has_batches(jaxpr: core.Jaxpr) -> bool:
@@ -84,27 +82,3 @@ def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
         if not file.startswith((PACKAGE, programs.JAX, "<frozen ")):
             return f"{file}:{number}"
     return otherwise
-
-
-def count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
-    """Return an equation as it is, and behind it a note of each gradient that passes.
-
-    The note is a `regrad_op` that returns its inputs, and whose derivative counts.
-    """
-    is_call = eqn.primitive is programs.closed_call_p  # that we made of equations
-    given = programs.called(eqn).jaxpr.eqns if is_call else [eqn]
-    noted = {
-        y: core.Var(y.aval)
-        for y in eqn.outvars
-        if may_carry_gradient(y.aval) and not isinstance(y, core.DropVar)
-    }
-    # the note takes the names of the results, and what made them gets new ones
-    made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
-    xs = [core.Var(y.aval) for y in noted]
-    info = programs.unnamed(jax.make_jaxpr(lambda: 0)())
-    same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
-    params = {"jaxpr": same, "gradient": CountedGradient(hit, [x.aval for x in xs])}
-    note = eqn.replace(
-        invars=[*noted.values()], outvars=[*noted], primitive=op_p, params=params, effects=set()
-    )
-    return [*made, note]

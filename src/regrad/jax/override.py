@@ -35,6 +35,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, warn_caller
 from regrad.core.places import at, entries, spread
+from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import unmarked
 from regrad.core.signatures import helpful
@@ -45,7 +46,8 @@ from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.host.extending import open_traces
 from regrad.jax.keys import Key, key_for
 from regrad.jax.modules import Naming
-from regrad.jax.surgery import KeyBinding, Occurrences, Surgery
+from regrad.jax.ruled import KeyBinding
+from regrad.jax.surgery import Occurrences, Surgery
 from regrad.transforms.arguments import replaced
 
 _USE = (
@@ -73,6 +75,7 @@ class override(Report[KeyBinding]):
             attributes: `rg.at("layers.0", "Tanh")`. Without it `jax.named_scope`s count, and what
             Linen and Haiku call their modules. f is called with it, with copies of it (as
             `jax.grad` makes them) or closes over it.
+        values: whether rules may replace values, as `rg.replace(forward)` does.
 
     Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
     `cond`, `checkpoint`, `vmap` and `shard_map`, too), and runs the program. A rule in force fires
@@ -91,7 +94,8 @@ class override(Report[KeyBinding]):
 
     Raises:
         ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in
-            JAX's programs as a key; two keys for one thing; a place that is nowhere in the program.
+            JAX's programs as a key; two keys for one thing; a place that is nowhere in the program;
+            a rule replaces values without `values=True`.
         UnknownOpError: a key is neither an op type that can be found nor a primitive.
         RuleError: a rule asks for a name that its op does not have, or answers wrongly.
         PassedOverError: a function with a derivative of its own hides an overridden op.
@@ -131,6 +135,7 @@ class override(Report[KeyBinding]):
         open: Iterable[Any] = (),
         keep: Iterable[Any] = (),
         model: Any = None,
+        values: bool = False,
     ) -> None:
         if isinstance(f, Mapping):
             raise ArgumentError(f"override takes the function first. {_USE}")
@@ -144,6 +149,7 @@ class override(Report[KeyBinding]):
         self._original = f  # (wrappers copy attributes, so plain names would meet their own)
         self._bindings: dict[str, KeyBinding] = {}
         rules, marked = unmarked(spread(rules))
+        check_values(rules, values, "override(f, rules, values=True)")
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():
             sisters: list[KeyBinding] = []
@@ -191,7 +197,7 @@ class override(Report[KeyBinding]):
         known = getattr(meant, "known", None)
         if known is not None:
             binding.bind(known)  # so that a rule that does not fit is refused now
-        elif not (callable(rule) or isinstance(rule, str)):
+        elif not (callable(rule) or isinstance(rule, str | Replace)):
             raise ArgumentError(
                 f"override: for {meant.label!r} expected a rule (a function, or a name "
                 f"given to RegisterGradient), got {kind(rule)}"

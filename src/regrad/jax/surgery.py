@@ -24,48 +24,33 @@ Invariants:
 * A rule in force fires or raises. An op of a key that is found where its rule could not run (in the
   derivative of another function, in a body of an unknown kind, batched beyond recognition) is an
   error that names its line, unless the user has said `open` or `keep`.
-* The values are those of the program that was given: only derivatives change.
+* The values are those of the program that was given, but for ops of a key that replaces them
+  (`replacing`): those are replaced in all code, and where one would stay as it is, that raises.
 * What no rule concerns stays the very object that it was. JAX finds what it has compiled by the
   identity of programs, so that a model is not compiled again for a rule in another part of it.
 """
 
 from __future__ import annotations
 
-import copy
 import operator
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend import core
 
-from regrad.core.foreign import ForeignRule, check_builtin, lender
-from regrad.core.placed import asks_site
-from regrad.core.places import Site, at
-from regrad.core.registry import Op
-from regrad.core.reports import Binding, Hit
-from regrad.errors import GradientError, RuleError
+from regrad.core.reports import Hit
+from regrad.errors import GradientError, PassedOverError
 from regrad.jax.boundaries import restore_calls
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
-from regrad.jax.equations import (
-    call_site,
-    constant_of,
-    count_passes,
-    find_line,
-    is_differentiable,
-    operands_of,
-    program_of,
-)
-from regrad.jax.gradients import Equation, RuleGradient, ScaledGradient
+from regrad.jax.equations import call_site, find_line, is_differentiable
 from regrad.jax.host import OVERRIDES, programs, refuse
-from regrad.jax.keys import FunctionKey, Key, NamedKey, key_for, make_op, same_thing
-from regrad.jax.optypes import MatrixForm
-from regrad.jax.primitives import EquationGradient, op_p, run_op
+from regrad.jax.keys import FunctionKey, Key, NamedKey
+from regrad.jax.primitives import op_p
+from regrad.jax.ruled import KeyBinding, count_passes, put_rule
 from regrad.jax.where import Around, Whereabouts
+from regrad.transforms.closures import reads_state
 
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset({
@@ -118,53 +103,6 @@ class Context(NamedTuple):
         )
 
 
-class KeyBinding(Binding):
-    """A rule bound to a key of JAX programs."""
-
-    def __init__(self, key: Key, value: Any, place: at | None = None) -> None:
-        name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
-        super().__init__(key.label, name, place)
-        self.key = key
-        check_builtin(value, key.label, lambda other: key_for(other).meets(key))
-        self.asks: bool = asks_site(value, None)
-        self.place: at | None = at(what=key.label) if self.asks and place is None else place
-        self.value: Any = partial(value, site=None) if self.asks else value  # pyright: ignore
-        lent = lender(value)
-        self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
-        self.rules: dict[int, tuple[Op, ForeignRule]] = {}
-
-    @property
-    def name(self) -> str:
-        """The name of the binding among the others of its map."""
-        return self.op_type if self.kind else self.shown
-
-    def located(self, site: Site) -> KeyBinding:
-        """Return the binding for an equation at a site, which its rule asks for."""
-        made = copy.copy(self)  # (which counts in the same hits)
-        made.value, made.rules = partial(self.value, site=site), {}
-        return made
-
-    def bind(self, op: Op) -> ForeignRule:
-        """Return the rule, bound to an op type as the key sees it."""
-        if id(op) not in self.rules:
-            try:
-                rule = ForeignRule(self.value, op)
-            except RuleError:  # a rule that calls the inputs of any function x, or a and b
-                rule = self._by_usual_names(op)
-                if rule is None:
-                    raise
-            self.rules[id(op)] = op, rule
-        return self.rules[id(op)][1]
-
-    def _by_usual_names(self, op: Op) -> ForeignRule | None:
-        usual = {1: ["x"], 2: ["a", "b"]}.get(len(op.inputs))
-        if usual is None or usual == [i.name for i in op.inputs]:
-            return None
-        with suppress(RuleError):
-            return ForeignRule(self.value, make_op(op.type, usual, op.attrs, op.several))
-        return None
-
-
 class Occurrence(NamedTuple):
     """An op of a key: its hit, the shape of its first input, and whether JAX's code made it."""
 
@@ -213,6 +151,11 @@ class Surgery:
             k for k in keys if isinstance(k, FunctionKey) and k.is_inlined
         ]
         self.ruled: list[Key] = [b.key for b in bindings if not b.native]
+        # Values are replaced in all code, also where no gradient passes. A function that reads what
+        # may be another at the next call is put into the program anew.
+        self.values: list[Key] = [b.key for b in bindings if b.replaces]
+        given = [b.value.forward for b in bindings if b.replaces]
+        self.is_new: bool = bool(given) and reads_state(*given)
         self.lines: list[str] = ["unknown"]  # of the equations around
         self.programs: list[core.Jaxpr] = []  # around the equation, and the equations that run them
         self.eqns: list[Any] = []
@@ -238,7 +181,7 @@ class Surgery:
         # A program that is called from many places is gone through once for each kind of place; the
         # result is one object, so that JAX compiles it once.
         known = self.seen.setdefault(given, {})
-        if around not in known or (self.where is not None and self.where.counting):
+        if around not in known or self.is_new or (self.where is not None and self.where.counting):
             jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
             changed = jaxpr is not getattr(given, "jaxpr", given)
             # weak, or a program that did not change would keep itself alive
@@ -263,7 +206,7 @@ class Surgery:
         if not self.inlined or around.derived:
             return jaxpr.eqns
         found = []
-        for eqn, key in restore_calls(jaxpr, self.inlined):
+        for eqn, key in restore_calls(jaxpr, self.inlined, self.values):
             here = around.inside(eqn, self.around(eqn, around))
             counts = key in self.ruled and not around.closed and not here.derived
             if key and counts and self.chosen(eqn, here._replace(closed=True), [key]):
@@ -300,11 +243,12 @@ class Surgery:
             return eqn
         # Keys come first: one may stand for a call as a whole (`jax.nn.relu` is a `jit` or a
         # `custom_jvp_call`), and then what is inside is not looked at.
-        if is_differentiable(eqn):
-            keys = dict.fromkeys(b.key for b in self.bindings)
+        passes = is_differentiable(eqn)
+        if keys := [b.key for b in self.bindings] if passes else self.values:
+            keys = dict.fromkeys(keys)
             named = [key for key in keys if key.matches(eqn, around.batched)]
             binding = self.chosen(eqn, around, named)
-            if binding is not None:
+            if binding is not None and (passes or binding.replaces):
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
@@ -312,7 +256,8 @@ class Surgery:
         if name == programs.SOLVE:
             return self.linear_solve(eqn, around, found)
         if name in OPENED:
-            return self.inside(eqn, around, found) if is_differentiable(eqn) or eqn.effects else eqn
+            opened = passes or eqn.effects or self.values
+            return self.inside(eqn, around, found) if opened else eqn
         if name in programs.COMPOSITES:
             return self.composite(eqn, around, found)
         if name == programs.REMAT:
@@ -360,16 +305,7 @@ class Surgery:
             raise _batched_error(binding, self.lines[-1])
         if why := binding.key.refusal(eqn):
             raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
-        operands = operands_of(eqn)
-        form = binding.key.form(eqn)
-        if form is not None:
-            return in_form(eqn, form, binding, hit)
-        scale = binding.key.scale(eqn)
-        gradient: EquationGradient = _gradient(eqn, binding, hit, operands, scale)
-        if scale is not None:
-            gradient = ScaledGradient(gradient, scale)
-        params = {"jaxpr": program_of(eqn), "gradient": gradient}
-        return eqn.replace(invars=operands, primitive=op_p, params=params)
+        return put_rule(eqn, binding, hit)
 
     def check_derived(self, eqn: core.JaxprEqn, whole: bool) -> None:
         """Refuse the remains of a key that was differentiated inside the function.
@@ -412,6 +348,13 @@ class Surgery:
         matvec, vecmat = programs.linear_maps(eqn)
         new, inner = self.program(matvec, around)
         found.add(inner)
+        replaced = [seen.hit for seen in inner.hits if seen.binding.replaces]
+        if replaced and not around.closed:
+            raise GradientError(
+                f"override: the value of {replaced[0].op_type!r} is replaced in the linear map of "
+                f"a solve ({self.lines[-1]}), whose solution would be of another one. "
+                "Leave the solve out of the function."
+            )
         turned = vecmat and self.program(vecmat, around._replace(turned=True))[0]
         same = new is matvec and turned is vecmat
         return eqn if same else programs.with_linear_maps(eqn, new, turned)
@@ -453,6 +396,8 @@ class Surgery:
         hidden = [seen for seen in inner.hits if not seen.binding.native]
         if is_differentiable(eqn) and not (ours and hidden):
             found.untouched[name, self.lines[-1]] += 1
+        if ours and not around.closed:
+            self.check_values(eqn.params["gradient"], hidden)
         if ours:  # the inner rule wins; what it covers is created, and its own rule never runs
             found.hits += hidden
             found.notes += Counter({(name, "kept its own rule", self.lines[-1]): bool(hidden)})
@@ -465,7 +410,8 @@ class Surgery:
     ) -> None:
         """Note a function that was left closed over ops of some keys."""
         place = name_and_place(body)[1]
-        theirs = [seen for seen in hidden if not (place.startswith(programs.JAX) and seen.of_jax)]
+        by_jax = place.startswith(programs.JAX)
+        theirs = [s for s in hidden if s.binding.replaces or not (by_jax and s.of_jax)]
         if around.closed:  # by the function around, which answers for what others wrote
             found.hits += theirs
             return
@@ -473,6 +419,17 @@ class Surgery:
         where, kept = self.lines[-1], self.choice.keeps(body)
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
+
+    def check_values(self, gradient: Any, hidden: list[Occurrence]) -> None:
+        """Refuse ops whose values are replaced in what has a gradient of us: all but its own op."""
+        rule = getattr(getattr(gradient, "one", gradient), "rule", None)
+        for seen in hidden:
+            if seen.binding.replaces and (rule is None or rule.op.type != seen.hit.op_type):
+                raise PassedOverError(
+                    f"override: the value of {seen.hit.op_type!r} is replaced, and it occurs in "
+                    f"{gradient.name} ({self.lines[-1]}), which stays as it is. Put the override "
+                    "inside of that, or replace its value as a whole."
+                )
 
     def check_unseen(self, name: str, body: Any, around: Context) -> None:
         """Refuse what is differentiated by functions that the program does not show."""
@@ -514,58 +471,6 @@ class Surgery:
 
 def _closed(program: Any) -> bool:
     return isinstance(program, core.ClosedJaxpr)
-
-
-def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
-    """Return an equation under a rule that sees it in another form.
-
-    JAX has one `dot_general` for what op types tell apart. The rule of `MatMul` gets operands whose
-    axes were put in order, and its gradients go back through the transposes as JAX's own.
-    """
-    avals = [v.aval for v in eqn.invars]
-    if any(map(programs.varying_axes, avals)):
-        raise GradientError(
-            f"override: {hit.op_type!r} meets `{eqn}` inside shard_map, where its axes cannot be "
-            f"those of the op type. Use the key {eqn.primitive.name!r}."
-        )
-    run = partial(eqn.primitive.bind, **eqn.params)
-    like = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    inside = jax.make_jaxpr(lambda *xs: form.result(run(*map(form.undo, xs, (0, 1)))))
-    body = inside(*jax.eval_shape(lambda *xs: [*map(form.operand, xs, (0, 1))], *like))
-    attrs = binding.key.attrs(eqn)
-    rule = binding.bind(binding.key.op(eqn))
-    gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
-    gradient.equation = Equation(body, [0, 1], [None, None])
-
-    def whole(*xs: Any) -> Any:
-        (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
-        return y.reshape(eqn.outvars[0].aval.shape)
-
-    return programs.as_call(eqn, jax.make_jaxpr(whole)(*like))
-
-
-def _gradient(
-    eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any], scale: Any
-) -> RuleGradient:
-    """Return the rule as the gradient of an equation."""
-    op, lies = binding.key.op(eqn), binding.key.operand_names(eqn)
-    names = [i.name for i in op.inputs]
-    every = [names.index(n) if n in names else n if n in op.attrs else None for n in lies]
-    places: list[int | str | None] = []
-    fixed, attrs = {}, binding.key.attrs(eqn)
-    for place, v in zip(every, eqn.invars, strict=True):
-        if not isinstance(v, core.Literal):  # a rule may ask for it by its place, or by its name
-            places.append(place)
-        elif isinstance(place, int):
-            fixed[place] = constant_of(v)
-        elif place is not None:
-            attrs[place] = v.val
-    avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
-    gradient = RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
-    if gradient.rule.asks_own:
-        held = [constant_of(v) if isinstance(v, core.Literal) else None for v in eqn.invars]
-        gradient.equation = Equation(program_of(eqn, True), every, held, scale)
-    return gradient
 
 
 def _derived_error(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:

@@ -18,6 +18,7 @@ from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.composites import Fused
 from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent
+from regrad.torch.replacing import like_own, refuse_undelivered
 
 
 class Rules(Protocol):
@@ -26,6 +27,7 @@ class Rules(Protocol):
     coverage: Any
     keep: tuple[Any, ...]
     rules: Any
+    values: frozenset[str]
     plan: Any
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None: ...
@@ -33,6 +35,7 @@ class Rules(Protocol):
     def parts_for(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]: ...
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
     def counts(self, types: frozenset[str]) -> bool: ...
+    def replaces(self, types: frozenset[str]) -> bool: ...
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None: ...
     def chain(self) -> Iterable[Any]: ...
 
@@ -43,10 +46,12 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
     def run(*args: Any, **options: Any) -> Any:
         with DisableTorchFunction():
             filled = fill_by_place(args, options)
-            xs = filled.values
+            xs, replaces = filled.values, rules.replaces(row.contains)
+            if replaces:
+                refuse_undelivered(function, row.changes(function, args, options), args, options)
             if options.get("out") is not None or not xs:  # (torch has no gradient for `out`)
                 return function(*args, **options)
-            if not is_differentiated(xs) and not rules.counts(row.contains):
+            if not (replaces or is_differentiated(xs) or rules.counts(row.contains)):
                 rules.count_ops(row.contains, xs)
                 return function(*args, **options)
             if row.parts is None:
@@ -57,6 +62,10 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 given, options = filled.rebuild(xs)
                 args = tuple(given)
             y: Any = row.parts(rules.op, *args, **options)
+            if replaces:
+                if isinstance(y, tuple) and any(each is None for each in y):
+                    raise fused_error(rules, function, row)
+                return Own(function, filled.rebuild, changes).with_value(y, xs)
             if not row.exact and not (row.draws and row.draws(*args, **options)):
                 y = Own(function, filled.rebuild, changes).link(y, xs)
             return put(target, y, function) if changes else y
@@ -75,10 +84,11 @@ def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:
 def fused_error(rules: Rules, function: Callable[..., Any], row: Fused) -> PassedOverError:
     """A callable computes an overridden op, and cannot be taken apart."""
     types = row.contains & {t for each in rules.chain() for t in each.rules}
+    what = "value" if rules.replaces(row.contains) else "gradient"
     name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
     return PassedOverError(
         f"{name}{row.what} computes {' and '.join(map(repr, sorted(types)))} inside, which is "
-        "overridden, and would give its own gradient. Write it with separate torch functions, or "
+        f"overridden, and would give its own {what}. Write it with separate torch functions, or "
         f"pass keep=[{name}] to leave it as it is."
     )
 
@@ -117,6 +127,14 @@ class Own:
             return y.clone() if any(y is x for x in xs) else y
         self.kind = type(y)
         return tuple(y)
+
+    def with_value(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
+        """Return the value of parts as the result of torch's own call, of its dtypes."""
+        like = like_own(lambda *xs: self(xs), xs)
+        if not isinstance(like, tuple):
+            return parts.to(like.dtype)
+        ys = [y.to(own.dtype) for y, own in zip(parts, like, strict=True)]
+        return tuple(ys) if self.kind is tuple else self.kind(ys)
 
     def link(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
         """The result of torch's own call, with the gradients of parts in its places."""

@@ -41,6 +41,7 @@ class Below(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.types: set[str] = set()
+        self.names: set[str] = set()  # of the ATen ops
 
     def __torch_dispatch__(
         self,
@@ -52,6 +53,7 @@ class Below(DispatchMode):
         options = kwargs or {}
         name = func.overloadpacket.__name__
         when = WHEN.get(name.strip("_"), {})
+        self.names.add(name.strip("_"))
         self.types |= {t for t in _types(name) if t not in when or when[t](*args, **options)}
         body = body_of(func)
         if body is not None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from regrad.core.foreign import OwnBias
 from regrad.core.registry import RULES, Input, Op
+from regrad.core.replacing import Replace
 from regrad.core.rule import parameters
 from regrad.torch.optypes import Family
 
@@ -32,6 +33,8 @@ SHORT = {"input": "x", "weight": "w"}  # which a rule may say as well
 
 def asks_for(value: Any) -> list[str]:
     """Return the names that a rule asks for; none where it is not in the native form."""
+    if isinstance(value, Replace):
+        return [*parameters(value.forward), *asks_for(value.gradient)]
     value = RULES.get(value, value) if isinstance(value, str) else value
     if hasattr(value, "asks"):  # a `vjp_of`
         return value.asks

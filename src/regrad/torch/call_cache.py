@@ -163,7 +163,9 @@ def _is_special(rule: Any) -> bool:
     """Return whether a rule needs more for each call than is kept of it."""
     if CHECKPOINTS.losses or rule.chooses or rule.at_site is not None:
         return True
-    return rule.asks_own or rule.has_bias or rule.takes_all or rule.is_borrowed
+    if rule.replaces or rule.asks_own or rule.has_bias:
+        return True
+    return rule.takes_all or rule.is_borrowed
 
 
 class KnownCall:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from regrad.torch.host import in_forward_mode, is_transformed, version_of
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
 from regrad.torch.recorded import Recordings, exact, is_usual
+from regrad.torch.replacing import Replaced
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
 from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
@@ -45,7 +47,7 @@ class RuleCall:
         self.rule = rule
         self.layout = layout
         self.attrs = attrs
-        self.forward = forward
+        self.forward: Callable[..., Any] = forward
         self.hit = hit
         arrays = tuple([isinstance(v, torch.Tensor) for v in values])
         self.places: list[int]
@@ -55,6 +57,8 @@ class RuleCall:
         pairs = zip(values, arrays, strict=True)
         self.values: list[Any | None] = [None if is_array else v for v, is_array in pairs]
         self.is_simple: bool = layout is None and len(self.places) == len(self.values)
+        if rule.forward is not None:
+            self.forward = Replaced(copy(self), rule.forward)
 
     kind: type = tuple  # of several outputs
     at: Sequence[int] | None = None  # where its tensors stand among a Function's arguments
@@ -221,6 +225,12 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         call, specs, outputs, _ = ctx.known
+        if call.rule.asks_builtin or "forward" in call.rule.rule.extras:
+            raise GradientError(
+                f"forward mode: {call.describe()} stands on `builtin` or `forward` (as a replaced "
+                "value without a gradient does), which are known in the backward pass only. Use "
+                "reverse mode (grad, jacrev, vjp)."
+            )
         call.count_run()
         try:
             xs = ctx.saved_tensors[: len(specs)]

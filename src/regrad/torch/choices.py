@@ -38,6 +38,7 @@ class Choice:
     def __init__(self, op_type: str, held: dict[Fit, ForeignRule]) -> None:
         self.op_type = op_type
         self.held = held
+        self.replaces: bool = any(rule.replaces for rule in self.held.values())
         self.takes_all: bool = any(rule.takes_all for rule in self.held.values())
         biased = {rule.has_bias for rule in self.held.values()}
         if len(biased) > 1:
@@ -53,7 +54,7 @@ class Choice:
 
         (A norm that is trained counts its batches, in integers: that is no call to count.)
         """
-        if not any(map(is_differentiable, xs)):
+        if not (self.replaces or any(map(is_differentiable, xs))):
             return None
         place = compiled_code.PLACE.get()
         if place is not None and (fit := self._counting()):

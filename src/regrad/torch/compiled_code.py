@@ -46,6 +46,7 @@ from regrad.torch.host.running import Operator, Overload, Packet, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
 from regrad.torch.places import Spot, path_here
+from regrad.torch.replacing import refuse_hidden
 
 _SEEN = "seen by regrad"  # in the meta of a node
 
@@ -157,11 +158,20 @@ def run_node(
         node.target = place_call(parts, Place(line_of(node)))
         return run()
     start = sequence_nr()
-    with Below() if _is_untraced(node.target) else nullcontext() as below:
+    values = any(scope._ruleset.values for scope in SCOPES.get())
+    with Below() if values or _is_untraced(node.target) else nullcontext() as below:
         result = run()
+    if values and _is_call(node):
+        node.meta[_SEEN] = _look_for_values(node, below)
+        if node.meta[_SEEN]:
+            return result
     if _is_watched(node):
         node.meta[_SEEN] = _look(start, node, args, options, result)
-        if below is not None and any(y.requires_grad for y in tensors((result,))):
+        if (
+            _is_untraced(node.target)
+            and below is not None
+            and any(y.requires_grad for y in tensors((result,)))
+        ):
             node.meta[_SEEN] += _hidden(node.target, below.types, _untraced_error)
     return result
 
@@ -171,7 +181,8 @@ def _unasked(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
 
     It does so for `nn.CrossEntropyLoss()` that is made in the compiled function.
     """
-    if node.op != "call_function" or not torch.is_grad_enabled():
+    values = any(scope._ruleset.values for scope in SCOPES.get())
+    if node.op != "call_function" or not (values or torch.is_grad_enabled()):
         return None
     rows, *_ = SCOPES.get()[-1]._mode.traced.get(node.target, ((),))
     fit = (parts for when, parts in rows if when is None or when(*args, **options))
@@ -184,10 +195,28 @@ def is_ours(target: object) -> bool:
 
 
 def _is_watched(node: torch.fx.Node) -> bool:
+    return torch.is_grad_enabled() and _is_call(node)
+
+
+def _is_call(node: torch.fx.Node) -> bool:
     """Return whether a node is one op, and not a region of which each node was traced."""
     calls = node.op in ("call_function", "call_method", "call_module")
     is_whole = node.target in fused() or not any(dynamo.bodies(node))  # (flex_attention is both)
-    return calls and torch.is_grad_enabled() and is_whole
+    return calls and is_whole
+
+
+def _look_for_values(node: Any, below: Any) -> list[tuple[Any, Any]]:
+    """For each scope, the error that a node deserves in which ops ran whose values it replaces."""
+    function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
+    found: list[tuple[Any, Any]] = []
+    for scope in SCOPES.get():
+        ruleset = scope._ruleset
+        if function not in ruleset.coverage.left:
+            try:
+                refuse_hidden(function, below, ruleset.values)
+            except PassedOverError as error:
+                found.append((scope, error))
+    return found
 
 
 def _look(

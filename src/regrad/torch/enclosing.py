@@ -39,6 +39,19 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     return False
 
 
+def is_left(keep: Sequence[Any]) -> bool:
+    """Return whether we are in the forward pass of a Function that is to be left as it is.
+
+    (A program of torch.compile is: what it computes was seen when it was traced.)
+    """
+    FUNCTIONS.require()
+    found = running.applied()
+    if found is None or is_checkpoint(found.function):
+        return False
+    function = found.function
+    return function is None or function in keep or running.is_program(function)
+
+
 def is_checkpoint(function: Any) -> bool:
     """Return whether a Function runs code again in its backward pass, under our scopes."""
     if function is not CheckpointFunction:

@@ -26,8 +26,9 @@ _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
 _before: dict[Any, tuple[str, Any]] = {}  # the name replaced in it, and the old value
 
-# Given a Function and its inputs, the call under the rule that is in force here, if there is one.
-Binder = Callable[[Any, Sequence[Any]], RuleCall | None]
+# Given a Function, its inputs, and whether a gradient is wanted, the call under the rule that is in
+# force here, if there is one. Without a gradient only a rule that replaces values counts.
+Binder = Callable[[Any, Sequence[Any], bool], RuleCall | None]
 
 
 def is_function(key: Any) -> bool:
@@ -92,24 +93,31 @@ def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:
     def bound(ctx: Any, *args: Any, **options: Any) -> Any:
         y = old(ctx, *args, **options)
         given = ((*args, *options.values()), y) if name == "forward" else args
-        _bind(ctx, function, bind, *given)
-        return y
+        return _bind(ctx, function, bind, *given)
 
     return bound
 
 
-def _bind(
-    ctx: Any, function: Callable[..., Any], bind: Binder, args: Sequence[Any], y: Any
-) -> None:
-    """Have a rule answer for the gradient of one call of a Function."""
+def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) -> Any:
+    """Have a rule answer for the gradient of one call of a Function; return the value."""
     if is_transformed():
         _refuse_transforms(function, bind, args)
-        return
-    if function_of(ctx) is not function or not any(ctx.needs_input_grad):
-        return  # (a subclass is another Function)
-    call = bind(function, args)
+        return y
+    moves = any(ctx.needs_input_grad)
+    if function_of(ctx) is not function:
+        return y  # (a subclass is another Function)
+    call = bind(function, args, moves)
     if call is None:
-        return
+        return y
+    if call.rule.replaces:
+        if ctx.dirty_tensors:
+            raise PassedOverError(
+                f"{function.__name__} changes its input in place, and is overridden by a rule that "
+                "replaces its value (rg.replace), which others may read there."
+            )
+        y = call.forward.answer([x for x in args if isinstance(x, torch.Tensor)], y)  # pyright: ignore
+        if not moves:
+            return y
     if in_forward_mode():
         raise GradientError(
             f"forward mode: {function.__name__} has a rule for its gradient, and its own jvp would "
@@ -121,16 +129,28 @@ def _bind(
     call.at, call.total = [i for i, _ in xs], len(args)
     saved: Sequence[Any] = ()
     if call.rule.asks_builtin:
-        saved = ctx.to_save or ()
-        call.prepare([x for _, x in xs], OwnGradient)  # (see `Ruled`)
+        own = None if call.rule.replaces else OwnGradient  # (see `Ruled`)
+        saved = () if own is None else ctx.to_save or ()
+        call.prepare([x for _, x in xs], own)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
     if saved:
         ctx.save_for_backward(*ctx.to_save, *saved)
     call.theirs = function, len(saved)
+    return y
+
+
+def refuse_unreplaceable(function: Any) -> None:
+    """Refuse to replace the value of a Function whose context is set up apart from its value."""
+    if function.setup_context is not torch.autograd.Function.setup_context:
+        raise PassedOverError(
+            f"{function.__name__} has a setup_context, which is told of its own value, and so that "
+            "value cannot be replaced (rg.replace). Replace the function that applies it, or the "
+            "ops that it is made of."
+        )
 
 
 def _refuse_transforms(function: Callable[..., Any], bind: Binder, args: Sequence[Any]) -> None:
-    if bind(function, args) is not None:
+    if bind(function, args, True) is not None:
         raise PassedOverError(
             f"{function.__name__} is overridden, and ran under torch.func, which differentiates "
             "it out of sight. Use torch.autograd.grad, or give the function a gradient with "
@@ -146,7 +166,7 @@ class Ruled(torch.autograd.Function, metaclass=Silent):
         call, saved = ctx.known[0], ctx.saved_tensors
         function, theirs = call.theirs
         ours = len(saved) - theirs
-        if call.rule.asks_builtin:
+        if call.rule.asks_builtin and not call.rule.replaces:
             call.record = OwnGradient(function, ctx, saved[ours:])
         try:
             return pull_back(ctx, saved[:ours], dys)

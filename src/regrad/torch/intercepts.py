@@ -195,8 +195,11 @@ def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
     _refuse(name, lambda rules: script_types(self, rules))
     with Below() as below:
         y = old(self, *args, **options)
-    if wants_gradient([*tensors((y,))]):
-        _refuse(name, lambda rules: below.types & rules.keys())
+    wanted = wants_gradient([*tensors((y,))])
+    _refuse(name, lambda rules: {
+        t for t in below.types & rules.keys() if wanted or rules[t].replaces
+    })  # fmt: skip
+    if wanted:
         types = f" ({', '.join(sorted(below.types))})" if below.types else ""
         SCOPES.get()[-1]._untouched.note(name[4:] + types, find_caller(LIBRARIES))
     return y

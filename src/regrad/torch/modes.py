@@ -30,6 +30,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +39,13 @@ import torch.overrides
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
-from regrad.torch.enclosing import call_within, find_decider
+from regrad.torch.enclosing import call_within, find_decider, is_left
 from regrad.torch.host import is_torch_function_enabled, sequence_nr
 from regrad.torch.host.bodies import ONE_CALL
 from regrad.torch.host.running import Overload
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import path_here
+from regrad.torch.replacing import find_hidden
 from regrad.torch.subclasses import has_own_protocol
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
+BACKWARD = (torch.Tensor.backward,)  # in which gradients run, and no ops of the user's
 
 # The methods that torch writes in Python, in a wrapper or with `super()`: torch.compile does not
 # follow those, and does not find what a dict has for them. So each is known by its identity. (They
@@ -180,9 +183,11 @@ class DispatchTable(dict[Any, Way]):
             return _run_opened
         if func in rules.keep:
             return _run_as_is
-        if isinstance(func, Overload) or func in rules.coverage.left:
-            return _run_decided
-        return _run_watched
+        decided = isinstance(func, Overload) or func in rules.coverage.left
+        way = _run_decided if decided else _run_watched
+        if rules.values and func not in rules.coverage.left and func not in BACKWARD:
+            return partial(_run_for_its_value, way)
+        return way
 
 
 def _run_as_is(
@@ -225,6 +230,16 @@ def _run_watched(
         path = "" if scope._modules is None else path_here(scope)
         mode.ruleset.coverage.watch.look(func, start, result, scope._untouched, path=path)
     return result
+
+
+def _run_for_its_value(
+    way: Way, mode: Mode, func: Callable[..., Any], args: Sequence[Any],
+    options: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """Run a function that no rule covers where values are replaced: those of its ops, too."""
+    if is_left(mode.ruleset.keep):
+        return way(mode, func, args, options)
+    return find_hidden(func, partial(way, mode, func, args, options), mode.ruleset.values)
 
 
 def _run_decided(

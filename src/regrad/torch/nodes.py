@@ -116,7 +116,7 @@ class Watch:
         # then the function's own name is all there is to go by: `relu_` would make ReluBackward
         types = types_of(node_named(getattr(func, "__name__", "")) if hidden else name)
         for op_type in types:
-            if op_type not in self.rules or _is_plumbing(func, op_type):
+            if op_type not in self.rules or is_plumbing(func, op_type):
                 continue
             # (a call may be the op itself, under arguments that make it another op)
             own = func in spellings() and spellings()[func].family.type == op_type
@@ -130,7 +130,7 @@ class Watch:
 
 
 @cache
-def _is_plumbing(func: Callable[..., Any], op_type: str) -> bool:
+def is_plumbing(func: Callable[..., Any], op_type: str) -> bool:
     """Return whether an op of this type is a detail of how torch computes a function."""
     name = getattr(func, "__name__", "")
     return op_type in LAYOUT or name in PLUMBING.get(op_type, "").split()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextvars import Token
 from threading import get_ident
 from typing import Any
@@ -15,6 +15,7 @@ from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
 from regrad.core.placed import asks_site
 from regrad.core.places import Counts, at, spread
+from regrad.core.replacing import check_values
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
@@ -43,6 +44,7 @@ class gradient_override_map(Scope[Binding]):
             own gradient although they compute an overridden op inside.
         model: the module whose `named_modules()` keys name by path, or by number. It may run by
             itself, in a wrapper (DDP, `torch.compile`), or in parts.
+        values: whether rules may replace values, as `rg.replace(forward)` does.
 
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
@@ -56,7 +58,8 @@ class gradient_override_map(Scope[Binding]):
     opens a scope of its own for each call of the function, and tells the hits of all calls.
 
     Raises:
-        ArgumentError: a key names no module of the model, or two keys name one for the same call.
+        ArgumentError: a key names no module of the model, or two keys name one for the same call; a
+            rule replaces values without `values=True`.
         UnknownOpError: a key or a rule name does not exist, or torch has no such op.
         RuleError: a rule asks for a name that the op does not have.
         PassedOverError: an op would keep its own gradient all the same (in the scope), or a module
@@ -77,10 +80,11 @@ class gradient_override_map(Scope[Binding]):
     @helpful("gradient_override_map")
     def __init__(
         self,
-        rules: Mapping[Any, str | Callable[..., Any]],
+        rules: Mapping[Any, Any],
         *,
         keep: Iterable[Any] = (),
         model: Any = None,
+        values: bool = False,
     ) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
@@ -88,6 +92,8 @@ class gradient_override_map(Scope[Binding]):
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._rules, self._marked = unmarked(spread(rules, _is_module_class))
+        check_values(self._rules, values, "gradient_override_map(rules, values=True)")
+        self._values = values
         asked = any(asks_site(rule, None) for rule in self._rules.values())
         self._places: bool = asked or any(isinstance(key, at) for key in self._rules)
         self._model = model
@@ -166,6 +172,8 @@ class gradient_override_map(Scope[Binding]):
         with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
             self._ruleset = ruleset
             self._bindings = {key: _bind(key, name) for key, name in ruleset.plan.names.items()}
+            for key, replaces in ruleset.plan.replaces.items():
+                self._bindings[key].replaces = replaces
             for key in self._marked:
                 self._bindings[self._key_of(key)].marked = True
             self._untouched = Untouched()
@@ -209,7 +217,8 @@ class gradient_override_map(Scope[Binding]):
         return True
 
     def _fresh(self, rules: Any) -> gradient_override_map:
-        return gradient_override_map(rules, keep=self._keep, model=self._model)
+        options = {"keep": self._keep, "model": self._model, "values": self._values}
+        return gradient_override_map(rules, **options)
 
     def _collect(self, scope: Any) -> None:
         super()._collect(scope)

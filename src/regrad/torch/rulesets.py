@@ -35,7 +35,7 @@ from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule, check_builtin
-from regrad.core.placed import asks_site
+from regrad.core.placed import asks_site, with_site
 from regrad.core.places import (
     INSTANCE,
     Places,
@@ -46,6 +46,7 @@ from regrad.core.places import (
     rank_of,
 )  # fmt: skip
 from regrad.core.registry import find_op, meant_by, refuse_function
+from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
@@ -58,7 +59,7 @@ from regrad.torch.callable_rules import FunctionRule, RuleByCount
 from regrad.torch.calls import RuleCall
 from regrad.torch.choices import Choice, at_its_site, bind_call, identity_of_key
 from regrad.torch.composites import Fused, fused, is_other_op
-from regrad.torch.enclosing import is_built_in, refuse_to_be_written
+from regrad.torch.enclosing import is_built_in, is_left, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.dynamo import traced_body
@@ -67,6 +68,7 @@ from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, scope_of
 from regrad.torch.places import Modules, path_here
+from regrad.torch.replacing import refuse_undelivered
 from regrad.torch.subclasses import as_given
 from regrad.transforms.arguments import replaced
 
@@ -165,6 +167,8 @@ class RuleSet(Nested):
         self.rules: dict[str, ForeignRule | Choice] = {
             self.coverage.families[key].type: rule for key, rule in rules.items()
         }
+        # the op types whose rules here replace values
+        self.values: frozenset[str] = frozenset(t for t, r in self.rules.items() if r.replaces)
         self.calls: dict[Any, Callable[..., Any]] = {}
         self.parts: dict[Any, list[tuple[Any, Any]]] = {}
         # (of a home) what holds in modules, and modes of no scope for torch.compile, in that order
@@ -239,6 +243,13 @@ class RuleSet(Nested):
             t in each.rules and each.rules[t].chooses for each in self.chain() for t in types
         )
 
+    def replaces(self, types: frozenset[str]) -> bool:
+        """Return whether the innermost rule for one of these op types replaces values."""
+        found = (next((s for s in self.chain() if t in s.rules), None) for t in types)
+        pairs = zip(types, found, strict=True)
+        held = [s.keep for t, s in pairs if s is not None and s.rules[t].replaces]
+        return any(not is_left(keep) for keep in held)
+
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the callable under the innermost rule for it, or as it is."""
         calls = (each.call(function) for each in self.chain())
@@ -276,6 +287,7 @@ class Plan:
 
     def __init__(self, rules: Mapping[Any, Any], steps: Sequence[Step] | None) -> None:
         self.rules: dict[str, dict[at, ForeignRule]] = {}  # by op type
+        self.replaces: dict[Any, bool] = {}  # whether rules replace values, by the same keys
         self.named_as: dict[str, Any] = {}  # the key or `what` that an op type was found by
         self.names: dict[Any, str] = {}  # those of the rules, by the keys in reports
         for key, value in rules.items():
@@ -308,15 +320,15 @@ class Plan:
         made, place = (key, key) if isinstance(key, at) else (family.type, at(what=family.type))
         make = partial(_make_rule, made, what, family)
         asks = asks_site(value, family.op)
-        rule = make(partial(value, site=None) if asks else value)
+        rule = make(with_site(value, None) if asks else value)
         if asks:
-            rule.at_site = lambda site: make(partial(value, site=site))
+            rule.at_site = lambda site: make(with_site(value, site))
         held = self.rules.setdefault(family.type, {})
         if place in held:
             raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
         held[place] = rule
         self.named_as.setdefault(family.type, what)
-        self.names[rule.key] = rule.name
+        self.names[rule.key], self.replaces[rule.key] = rule.name, rule.replaces
 
     def bare(self, step: Step) -> Step:
         """Return a module as keys know it, who need not hold it."""
@@ -377,8 +389,12 @@ class Plan:
 
 def _make_rule(key: Any, what: Any, family: optypes.Family, value: Any) -> ForeignRule:
     """Return the rule of a key for what it names."""
-    refuse_layout(value, family.type)
-    check_builtin(value, family.type, lambda k: family_of(k).type == family.type)
+    if isinstance(value, Replace) and functions.is_function(what):
+        functions.refuse_unreplaceable(what)
+    elif isinstance(value, Replace) and not isinstance(what, str):
+        refuse_undelivered(what, False, (), {})
+    refuse_layout(gradient_of(value), family.type)
+    check_builtin(gradient_of(value), family.type, lambda k: family_of(k).type == family.type)
     seen = family_for(value, family)
     if seen.parameters:  # it is known what the op's inputs are called
         rule = ForeignRule(value, seen.op)
@@ -465,10 +481,12 @@ def _override(
 
     def overridden(*args: Any, **options: Any) -> Any:
         scope = scope_of(ruleset)
+        held: Any = ruleset.rules[key]
         if is_other_op(key, args, options) or not has_tensors(args, options):
+            if held.replaces:
+                refuse_undelivered(function, False, args, options)
             return function(*args, **options)
         refuse_to_be_written(key)
-        held: Any = ruleset.rules[key]
         if held.chooses:
             held = held.pick(scope, [*tensors((args, options))])
             if held is None:
@@ -485,6 +503,8 @@ def _override(
             if not is_grad_enabled() and is_built_in(key, ruleset.keep):
                 return function(*args, **options)
             changes, args, options = spelling.out_of_place(args, options)
+            if held.replaces:
+                refuse_undelivered(function, changes, args, options)
             filled = fill(family, args, options)
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             shape = tuple(xs[0].shape) if xs else ()
@@ -510,8 +530,11 @@ def _override(
     return overridden
 
 
-def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
-    """A call of an `autograd.Function` under the rule that is in force for it here."""
+def find_call(function: Any, args: Sequence[Any], moves: bool = True) -> RuleCall | None:
+    """A call of an `autograd.Function` under the rule that is in force for it here.
+
+    If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
+    """
     if OWN.get():
         return None
     for scope in reversed(SCOPES.get()):
@@ -519,15 +542,19 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
         key = None if ruleset is None else ruleset.coverage.functions.get(function)
         if ruleset is None or key is None:
             continue
+        held: Any = ruleset.rules[key]
+        if not (moves or held.replaces):
+            continue
         refuse_to_be_written(key)
         xs = [x for x in args if isinstance(x, torch.Tensor)]
-        moves = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        held: Any = ruleset.rules[key]
+        moving = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
         if held.chooses and (held := held.pick(scope, xs)) is None:
             continue
         if held.at_site is not None:
             held = at_its_site(held, scope, key, xs)
-        rule = held.for_call(args, moves)
+        if not (moves or held.replaces):
+            return None
+        rule = held.for_call(args, moving)
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope, held.key, key, tuple(xs[0].shape))
         return RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)

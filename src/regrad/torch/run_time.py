@@ -10,19 +10,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from regrad.core.foreign import ForeignRule
+from regrad.core.replacing import Forward
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.host import enable_recording
 from regrad.torch.host.dynamo import proxy_mode
 from regrad.torch.host.running import Silent
-from regrad.transforms.closures import MISSING, Closure
+from regrad.transforms.closures import reads_state
 
-CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # the values that code is made of
 _NUMBERS = itertools.count()
 _PULLS: dict[int, Any] = {}
 
@@ -133,10 +132,6 @@ def is_traced() -> bool:
     return proxy_mode() is not None
 
 
-def may_change(rule: ForeignRule) -> bool:
+def may_change(rule: ForeignRule | Forward) -> bool:
     """Return whether a rule reads anything that may be another at its next call."""
-    closure = Closure(*rule.functions)
-    if closure.tensors or closure.generators:
-        return True
-    values = (value for _, value in closure.places)
-    return any(not (value is MISSING or isinstance(value, CONSTANT)) for value in values)
+    return reads_state(*rule.functions, *(() if rule.forward is None else rule.forward.functions))

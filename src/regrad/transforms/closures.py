@@ -149,6 +149,19 @@ class Closure:
         return tuple([content(self.tensors[i]()) for i in places])
 
 
+def reads_state(*functions: object) -> bool:
+    """Return whether functions read anything that may be another at their next call."""
+    closure = Closure(*functions)
+    if closure.tensors or closure.generators:
+        return True
+    values = (value for _, value in closure.places)
+    return any(not (value is MISSING or isinstance(value, OF_CODE)) for value in values)
+
+
+# The values that code is made of.
+OF_CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+
+
 def names_in(functions: Sequence[object]) -> set[str]:
     """Return the names in code: globals, attributes, and the packages of the objects there."""
     closure = Closure(*functions)

@@ -192,6 +192,13 @@ is_autocast_open: Any = OVERRIDES.part(
     "torch._C._is_any_autocast_enabled", "nothing public tells it for all devices at once",
     lambda found: found() is False, missing=lambda: True, needed=False,
 )  # fmt: skip
+
+
+def is_view(x: torch.Tensor) -> bool:
+    """Return whether autograd knows a tensor as a view of another."""
+    return x._is_view()
+
+
 # (torch._C._VariableFunctions: `torch.einsum` is written in Python, and calls another there)
 NATIVE: tuple[Any, ...] = tuple(
     OVERRIDES.part(f"torch._C.{name}", "torch's Python code calls functions that only this has")

@@ -241,6 +241,11 @@ def traced_body(function: Any) -> Callable[..., Any] | None:
     return remade(function, function.__globals__, function.__closure__)
 
 
+fake_mode: Any = COMPILING.part(
+    "torch._guards.detect_fake_mode", "nothing public tells that tensors have no values, as those "
+    "have with which a program is tried out", lambda found: found() is None,
+    missing=lambda: None,
+)  # fmt: skip
 proxy_mode: Any = COMPILING.part(
     "torch.fx.experimental.proxy_tensor.get_proxy_mode", "nothing public tells that ops are "
     "written into a program", lambda found: found() is None, missing=lambda: None,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import cache
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -225,6 +226,17 @@ _definition: Any = CUSTOM_OPS.part(
     "torch.library._maybe_get_opdef", "the holder of an op alone has its definition",
     lambda found: found("aten::add") is None,
 )  # fmt: skip
+
+
+@cache
+def gives_views(name: str) -> bool:
+    """Return whether a function of a name may return a view: ATen's schemas say so, and ours."""
+    packet: Any = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, Packet):
+        return name in ("__get__", "__getitem__")
+    every = [getattr(packet, each)._schema.returns for each in packet.overloads()]
+    aliases = [found.alias_info for returns in every for found in returns]
+    return any(found is not None and not found.is_write for found in aliases)
 
 
 def custom_op(key: Any) -> Any:

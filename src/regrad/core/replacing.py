@@ -1,0 +1,366 @@
+"""Values that are replaced: what `replace` says in a map of rules, and how its function is called.
+
+A rule leaves the value of an op as it is. `replace(forward, gradient)` puts another function in the
+op's place: the call is one of `forward`, which carries a gradient of its own. Whatever makes the
+node of a rule (a record, an `autograd.Function`, a primitive) then makes that of the replaced call,
+so that higher orders, batches and compiled programs come with it.
+
+Invariants:
+
+* Values change in scopes only that are opened with `values=True` (`check_values`).
+* A `forward` sees what a rule may name of the forward pass, and must return what the op would:
+  its shape, and its dtype (`Forward.check`).
+* An op that an innermost replacing rule is for gets the other value, or there is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, NoReturn
+
+from regrad.core import dims
+from regrad.core.bindings import CountedRule
+from regrad.core.builtin import own_rule
+from regrad.core.dispatch import alias_of, lift, run
+from regrad.core.pullback import pulled
+from regrad.core.registry import Attrs, Input, Op, resolve
+from regrad.core.rule import (
+    NO_GRADIENT,
+    BoundFunction,
+    Kept,
+    Rule,
+    asked,
+    called,
+    identity_of,
+    place,
+)
+from regrad.core.signatures import parameters_of
+from regrad.core.state import masked
+from regrad.core.tape import Layout, Record, effective, positions, record_of
+from regrad.core.tensor import Tensor
+from regrad.core.walk import check_gradient, leaf_gradients
+from regrad.errors import ArgumentError, RuleError, kind, near
+
+
+def replace(forward: Callable[..., Any], gradient: Any = None) -> Replace:
+    """Return a value for a map of rules that replaces the value of an op, and its gradient.
+
+    Args:
+        forward: The function that is computed in the op's place. It names what it takes, as a rule
+            does after `dy`: the op's inputs (`x`; `a`, `b`; `x`, `w`, `bias`), attributes, shapes
+            and dtypes, the `site` of the call; and also `y`, the op's own value, and `forward`, the
+            op itself as a function of its inputs. It must return the shape and dtype of the op's
+            own result. It is written with the library's functions, or with regrad's.
+        gradient: A rule in the usual sense, for which `y` is the replaced value, and `builtin` and
+            `forward` are of the function `forward`. None: the derivative of `forward`, as its
+            library differentiates it.
+
+    Returns:
+        A value for the map of a scope that says `values=True`: `gradient_override_map` (also that
+        of `regrad.torch`) and `regrad.jax.override`. Without it a map that replaces values is
+        refused.
+
+    Raises:
+        ArgumentError: `forward` is not a function, or `gradient` no rule.
+
+    The hits of such a rule are called `replace(…)` in reports. What the value cannot be delivered
+    to (calls in place, with `out=`, views, ops that update buffers) is refused by name when it is
+    called.
+
+    Source: quantisation-aware training, Jacob et al., "Quantization and Training of Neural Networks
+    for Efficient Integer-Arithmetic-Only Inference" (2018).
+
+    >>> import regrad as rg
+    >>> def quantised(a, b, forward):
+    ...     return forward(rg.round(a * 8) / 8, rg.round(b * 8) / 8)
+    >>> def straight_through(dy, a, b):
+    ...     return dy @ rg.matrix_transpose(b), rg.matrix_transpose(a) @ dy
+    >>> rules = {"MatMul": rg.replace(quantised, straight_through)}
+    >>> with rg.gradient_override_map(rules, values=True):
+    ...     y, da = rg.value_and_grad(lambda a: (a @ [[1.0], [0.3]]).sum())(rg.tensor([[0.3, 1.0]]))
+    >>> print(y.tolist(), da.tolist())
+    0.5 [[1.0, 0.30000001192092896]]
+    """
+    if not callable(forward) or isinstance(forward, type):
+        raise ArgumentError(
+            f"replace: forward expected a function of the op's inputs, got {kind(forward)}"
+        )
+    if isinstance(gradient, Replace) or not (
+        gradient is None or isinstance(gradient, str) or callable(gradient)
+    ):
+        raise ArgumentError(
+            "replace: gradient expected a rule (a function, or the name of one), or None for the "
+            f"derivative of forward, got {kind(gradient)}"
+        )
+    return Replace(forward, gradient)
+
+
+class Replace:
+    """A value in a map of rules that replaces values; see `replace`."""
+
+    def __init__(self, forward: Callable[..., Any], gradient: Any) -> None:
+        self.forward = forward
+        self.gradient = gradient
+        rule = gradient if isinstance(gradient, str) else gradient and called(gradient)
+        self.__name__: str = f"replace({called(forward)}{f', {rule}' if rule else ''})"
+
+    @property
+    def _identity(self) -> Any:
+        return identity_of(self.forward), identity_of(self.gradient)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Replace) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+def gradient_of(value: Any) -> Any:
+    """Return the rule of a value in a map: that of the gradient, if it replaces values."""
+    if not isinstance(value, Replace):
+        return value
+    return own_rule if value.gradient is None else value.gradient
+
+
+def check_values(rules: Mapping[Any, Any], values: bool, call: str) -> None:
+    """Refuse a map that replaces values, in a scope that does not say so."""
+    keys = [key for key, rule in rules.items() if isinstance(rule, Replace)]
+    if keys and not values:
+        raise ArgumentError(
+            f"the map replaces the values of {', '.join(map(repr, keys))} (rg.replace), and rules "
+            f"leave values untouched unless the scope says otherwise. Write {call}."
+        )
+
+
+class _AfterDy:
+    """A `forward` in the form of a rule, which takes `dy` first."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        own = inspect.signature(function).parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in own):
+            raise RuleError(f"replace: {called(function)} must name what it takes, not *args")
+        dy = inspect.Parameter("dy", inspect.Parameter.POSITIONAL_ONLY)
+        named = [p.replace(name="dy_") if p.name == "dy" else p for p in own]
+        self.__signature__: inspect.Signature = inspect.Signature([dy, *named])
+
+    def __call__(self, dy: Any, /, *args: Any, **options: Any) -> Any:
+        return self.function(*args, **options)
+
+
+class Forward:
+    """The function of a `replace`, with its names resolved against an op type."""
+
+    forward = None  # it is replaced by no other
+    plain: bool | None = None  # whether it is written with a host's functions; None: nobody knows
+
+    def __init__(self, function: Callable[..., Any], op: Op) -> None:
+        self.function = function
+        self.op = op
+        as_rule = _AfterDy(function)
+        known = [*op.names(), "forward"]
+        names, _ = asked(as_rule, op)
+        if unknown := [name for name in names if name not in known]:
+            raise RuleError(
+                f"{self!r} takes {parameters_of(function)}, and the op type {op.type!r} has no "
+                f"{unknown[0]!r}.{near(unknown[0], known)} It may name {', '.join(known)}."
+            )
+        bound = BoundFunction(as_rule, op, called(function))
+        self.functions: list[Any] = [function]
+        self.keeps_y: bool = "y" in names
+        self._pull: Callable[[Any, Any], Any] = bound.pull
+
+    def __call__(self, record: Record) -> Any:
+        """Return the value that it computes, of the inputs, `y` and call that a record holds."""
+        return self._pull(record, None)
+
+    def either(
+        self, plainly: Callable[[], Any], ours: Callable[[], Any], libraries: set[str]
+    ) -> Any:
+        """Return the value, computed on a host's arrays, or by `ours()` on Tensors.
+
+        As for a rule: where its code (which names `libraries`) does not say which it is, it is
+        given arrays first.
+        """
+        if self.plain is False or (self.plain is None and libraries == {"regrad"}):
+            self.plain = False
+            return ours()
+        try:
+            y = plainly()
+        except (AttributeError, TypeError) as error:
+            if self.plain or (libraries and "regrad" not in libraries):
+                raise
+            try:
+                y = ours()
+            except (AttributeError, TypeError) as other:
+                raise error from other
+            self.plain = False
+            return y
+        self.plain = not any(isinstance(each, Tensor) for each in _outputs(y))
+        return y if self.plain else ours()
+
+    def check(self, got: Any, expected: Sequence[Any], is_array: Any, where: str) -> list[Any]:
+        """Return the results, if they have the shapes and dtypes of the op's own."""
+        ys = _outputs(got)
+        if len(ys) != len(expected) or not all(map(is_array, ys)):
+            what = f"{len(expected)} tensors" if len(expected) > 1 else "one tensor"
+            self._refuse(kind(got), f"{what}, like the op", where)
+        for y, own in zip(ys, expected, strict=True):
+            if y.dtype != own.dtype or dims.differ(_shape(y), _shape(own)):
+                self._refuse(_told(y), f"those of the op's own result, {_told(own)}", where)
+        return ys
+
+    def _refuse(self, got: str, expected: str, where: str) -> NoReturn:
+        raise RuleError(
+            f"{self!r} for the op type {self.op.type!r} at {where} returned {got}, expected "
+            f"{expected}."
+        )
+
+    def __repr__(self) -> str:
+        return f"replace: the forward {called(self.function)!r} ({place(self.function)})"
+
+
+def _outputs(y: Any) -> list[Any]:
+    return list(y) if isinstance(y, list | tuple) else [y]
+
+
+def _told(y: Any) -> str:
+    return f"the shape {_shape(y)} and the dtype {y.dtype}"
+
+
+def _shape(y: Any) -> Any:
+    shape = y._data.shape if isinstance(y, Tensor) else y.shape  # (of a graph it may be unknown)
+    return shape if isinstance(shape, dims.UnknownRank) else tuple(shape)
+
+
+# -- regrad's own ops ------------------------------------------------------------------------------
+
+
+class ReplacingRule(Rule):
+    """A rule of regrad's ops that replaces their values: the op is run as another one."""
+
+    replaces = True
+
+    def __init__(self, value: Replace, op: Op) -> None:
+        if op.several or op.stateful or not op.inputs:
+            raise RuleError(
+                f"replace: the op type {op.type!r} returns several results, or has a state or no "
+                "inputs, and its value cannot be replaced"
+            )
+        self.name: str = value.__name__
+        self.op = op
+        self.forward: Forward = Forward(value.forward, op)
+        self.gradient: Rule | None = value.gradient and resolve(value.gradient, op)
+        parts = [self.gradient.function, *getattr(self.gradient, "functions", {}).values()] if (
+            self.gradient
+        ) else []  # fmt: skip
+        found = {id(f): f for f in (value.forward, *parts) if f is not None}
+        self.functions: dict[int, Any] = found  # whose code, and what that reads, counts
+
+    def keeps(self, wanted: frozenset[int]) -> Kept:
+        raise AssertionError("an op was recorded whose value is replaced")
+
+    def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Any:
+        """Return what the function computes."""
+        with masked():
+            y = run(self.op, tuple(xs), attrs, layout) if self.forward.keeps_y else None
+            specs = [(x._data.shape, x._data.dtype) for x in xs]
+            ids = tuple([x._id for x in xs])
+            record = record_of(self.op, self.op.rule, attrs, ids, specs, xs, 0, y, layout)
+            made = self.forward(record)
+            return made if isinstance(made, list | tuple) or made is None else lift(made)
+
+    def run(
+        self, counted: CountedRule, xs: tuple[Tensor, ...], attrs: Attrs, own: Any, layout: Layout
+    ) -> Tensor:
+        """Return the replaced value of a call whose own value is known, with its gradient."""
+        given = () if self.gradient is None else xs
+        inside = [alias_of(x) for x in xs] if given else xs  # (no gradient goes through it then)
+        y = self.value(inside, attrs, layout)
+        self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
+        inputs = [Input(f"x{i}", "one") for i in range(len(given) + 1)]
+        op = Op("_Replaced", "replaced", lambda xp, *xs: xs[-1], inputs, holomorphic=False)
+        op.rule = CountedLink(Link(self, attrs, layout, len(given)), counted.hit, counted.key)
+        with masked():
+            return run(op, (*given, y), {})
+
+
+class Link(Rule):
+    """The gradient of a replaced call: that of its function goes on, or a rule is asked."""
+
+    def __init__(self, rule: ReplacingRule, attrs: Attrs, layout: Layout, count: int) -> None:
+        self.name: str = rule.name
+        self.replacing = rule
+        self.functions: dict[int, Any] = rule.functions
+        self.attrs = attrs
+        self.layout: Any = layout or tuple(range(count))
+        self.count = count
+        self.rule: Rule | None = rule.gradient
+
+    def keeps(self, wanted: frozenset[int]) -> Kept:
+        if self.rule is None:
+            return frozenset(), False
+        reached = [p for p, at in enumerate(self.layout) if wanted.intersection(positions(at))]
+        kept, keeps_y = self.rule.keeps(frozenset(reached))
+        if self.rule.extras:
+            return frozenset(range(self.count)), keeps_y
+        return frozenset([i for p in kept for i in positions(self.layout[p])]), keeps_y
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return self.rule is None or super().linear_in(wanted)
+
+    @property
+    def given(self) -> Layout:
+        """The layout of the op's inputs; None if it is one each."""
+        plain = all(place == i for i, place in enumerate(self.layout))
+        return None if plain else self.layout
+
+    def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
+        n, op = self.count, self.replacing.op
+        if self.rule is None:
+            return [(0, dy)]
+        xs = list(record.xs or [None] * n)[:n]
+        one = record_of(
+            op, effective(op, self.rule, record.specs, dy), self.attrs, tuple(record.inputs[:n]),
+            list(record.specs)[:n], xs, record.outputs, record.y, self.given, None,
+            record.rule.hit, OwnFunction(self),
+        )  # fmt: skip
+        reached = [i for i in wanted if i < n]
+        found = leaf_gradients(one, dy, {record.inputs[i] for i in reached})
+        dxs = [(i, check_gradient(one, i, found.get(i), dy)) for i in reached]
+        return [*dxs, (n, NO_GRADIENT)]
+
+
+class OwnFunction:
+    """The function itself, as `builtin` and `forward` in the gradient's rule ask for it."""
+
+    def __init__(self, link: Link) -> None:
+        self.value: Any = partial(link.replacing.value, attrs=link.attrs, layout=link.given)
+
+    def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
+        """Return the gradients of the function by the inputs; None for integers."""
+        moving = [i for i, x in enumerate(xs) if x.dtype.kind in "fc"]
+        found = iter(pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1])
+        return [next(found) if i in moving else None for i in range(len(xs))]
+
+    def value_at(self, inputs: Sequence[Any]) -> Tensor:
+        """Return what the function computes of other inputs, by parameter."""
+        every = [x if isinstance(x, list | tuple) else [x] for x in inputs if x is not None]
+        return self.value([lift(leaf) for leaves in every for leaf in leaves])
+
+
+class CountedLink(CountedRule):
+    """The same, counted where the op was called."""
+
+    def under(self, scopes: Mapping[Any, Any]) -> Rule:
+        binding = scopes.get(self.key)
+        if binding is None or binding.rule is not self.rule.replacing:  # pyright: ignore
+            return self
+        hit = binding.counted_at(self.hit.where, self.hit.path).hit
+        return CountedLink(copy(self.rule), hit, self.key)

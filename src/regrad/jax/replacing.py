@@ -1,0 +1,99 @@
+"""Operations of a JAX program whose value is replaced: the program that stands for one.
+
+`regrad_op` computes what the program inside it computes (see `primitives`). Where a rule replaces
+values, that is the program of its function, and the equation that JAX had is what the function may
+ask for as `y` and `forward`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from regrad.core.backends import is_traced
+from regrad.core.replacing import Forward
+from regrad.core.tape import record_of
+from regrad.core.tensor import Tensor, wrap
+from regrad.errors import DetachedTensorWarning, GradientError
+from regrad.jax.bridge import bridge
+from regrad.jax.gradients import Equation, RuleGradient
+from regrad.jax.host.programs import varying_axes
+from regrad.transforms.closures import names_in
+
+
+def replaced_program(gradient: RuleGradient, program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Return the program that replaces the value of an operation, of the same operands.
+
+    The gradient, whose rule says so, is from then on that of the new program.
+    """
+    forward, own = gradient.rule.forward, gradient.equation
+    assert forward is not None and own is not None
+    if any(map(varying_axes, program.in_avals)):
+        raise GradientError(
+            f"override: {gradient.name} would replace a value inside shard_map, which cannot be "
+            "seen as a whole there. Put the override inside."
+        )
+    scale = own.scale
+
+    def run(*xs: Any) -> Any:
+        ys = _value(gradient, forward, xs)
+        return ys if scale is None else [y * jax.numpy.asarray(scale, y.dtype) for y in ys]
+
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.in_avals]
+    made = jax.make_jaxpr(run)(*given)
+    if any(map(is_traced, made.consts)):
+        raise GradientError(
+            f"override: the function of {gradient.name} closes over an array that is traced or "
+            "differentiated, which would not be seen. Name it as an input of the op (a function "
+            "of yours under jax.jit, which takes it, may be the key)."
+        )
+    gradient.equation = Equation(made, gradient.places, [None] * len(gradient.places), scale)
+    return made
+
+
+def _value(gradient: RuleGradient, forward: Forward, xs: Sequence[Any]) -> list[Any]:
+    """Return what the function computes of some operands, with the types of the op's results."""
+    call, given, _, _ = gradient._call(xs, None, [None] * len(gradient.outs))
+    outputs = gradient.equation.outputs  # pyright: ignore[reportOptionalMemberAccess]
+    own = outputs(call.own.operands) if forward.keeps_y else []  # pyright: ignore
+
+    def compute(given: Sequence[Any], ys: Sequence[Any]) -> Any:
+        y = None if not ys else ys[0] if len(ys) == 1 else tuple(ys)
+        rule, ids = gradient.rule, (0,) * len(given)
+        return forward(
+            record_of(
+                rule.op, rule.rule, call.attrs, ids, call.specs, given, 0, y, None, None,
+                gradient.hit, call.own,
+            )
+        )  # fmt: skip
+
+    def by_regrad() -> Any:
+        leaves, structure = jax.tree_util.tree_flatten((list(given), own))
+
+        def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
+            made = compute(*jax.tree_util.tree_unflatten(structure, tensors))
+            every = made if isinstance(made, list | tuple) else [made]
+            return [y if isinstance(y, Tensor) else wrap(jax.numpy.asarray(y)) for y in every]
+
+        found = bridge(flat, [*map(jax.numpy.asarray, leaves)], gradient.name)
+        return found if len(found) > 1 else found[0]
+
+    with warnings.catch_warnings():
+        if forward.plain is None:
+            warnings.simplefilter("ignore", DetachedTensorWarning)
+        made = forward.either(partial(compute, given, own), by_regrad, _libraries(forward))
+    return forward.check(made, gradient.outs, _is_array, gradient.hit.where)
+
+
+@cache
+def _libraries(forward: Forward) -> set[str]:
+    return names_in([forward.function]) & {"regrad", "torch", "jax"}
+
+
+def _is_array(y: object) -> bool:
+    return isinstance(y, jax.Array)

@@ -1,0 +1,176 @@
+"""Equations of a JAX program under a rule: the `regrad_op` that takes the place of one.
+
+`surgery` goes through programs and says which equations get a rule. What one becomes is here: the
+primitive, with the rule as its derivative, around the equation's own program or one that replaces
+it; or the equation as it is, with a note that counts its gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from regrad.core.foreign import ForeignRule, check_builtin, lender
+from regrad.core.placed import asks_site, with_site
+from regrad.core.places import Site, at
+from regrad.core.registry import Op
+from regrad.core.replacing import Replace, gradient_of
+from regrad.core.reports import Binding, Hit
+from regrad.errors import GradientError, RuleError
+from regrad.jax.equations import constant_of, may_carry_gradient, operands_of, program_of
+from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
+from regrad.jax.host import programs
+from regrad.jax.keys import Key, key_for, make_op, same_thing
+from regrad.jax.optypes import MatrixForm
+from regrad.jax.primitives import EquationGradient, op_p, run_op
+from regrad.jax.replacing import replaced_program
+
+
+class KeyBinding(Binding):
+    """A rule bound to a key of JAX programs."""
+
+    def __init__(self, key: Key, value: Any, place: at | None = None) -> None:
+        name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
+        super().__init__(key.label, name, place)
+        self.key = key
+        self.replaces: bool = isinstance(value, Replace)
+        check_builtin(gradient_of(value), key.label, lambda other: key_for(other).meets(key))
+        self.asks: bool = asks_site(value, None)
+        self.place: at | None = at(what=key.label) if self.asks and place is None else place
+        self.value: Any = with_site(value, None) if self.asks else value
+        lent = lender(value)
+        self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
+        self.rules: dict[int, tuple[Op, ForeignRule]] = {}
+
+    @property
+    def name(self) -> str:
+        """The name of the binding among the others of its map."""
+        return self.op_type if self.kind else self.shown
+
+    def located(self, site: Site) -> KeyBinding:
+        """Return the binding for an equation at a site, which its rule asks for."""
+        made = copy.copy(self)  # (which counts in the same hits)
+        made.value, made.rules = with_site(self.value, site), {}
+        return made
+
+    def bind(self, op: Op) -> ForeignRule:
+        """Return the rule, bound to an op type as the key sees it."""
+        if id(op) not in self.rules:
+            try:
+                rule = ForeignRule(self.value, op)
+            except RuleError:  # a rule that calls the inputs of any function x, or a and b
+                rule = self._by_usual_names(op)
+                if rule is None:
+                    raise
+            self.rules[id(op)] = op, rule
+        return self.rules[id(op)][1]
+
+    def _by_usual_names(self, op: Op) -> ForeignRule | None:
+        usual = {1: ["x"], 2: ["a", "b"]}.get(len(op.inputs))
+        if usual is None or usual == [i.name for i in op.inputs]:
+            return None
+        with suppress(RuleError):
+            return ForeignRule(self.value, make_op(op.type, usual, op.attrs, op.several))
+        return None
+
+
+def put_rule(eqn: Any, binding: KeyBinding, hit: Hit) -> Any:
+    """Return an operation with a rule as its derivative, computed as it was, or replaced."""
+    operands = operands_of(eqn)
+    form = binding.key.form(eqn)
+    if form is not None:
+        return in_form(eqn, form, binding, hit)
+    scale = binding.key.scale(eqn)
+    gradient: EquationGradient = _gradient(eqn, binding, hit, operands, scale)
+    program = program_of(eqn)
+    if binding.replaces:
+        program = replaced_program(gradient, program)
+    if scale is not None:
+        gradient = ScaledGradient(gradient, scale)
+    params = {"jaxpr": program, "gradient": gradient}
+    effects = program.effects if binding.replaces else eqn.effects
+    return eqn.replace(invars=operands, primitive=op_p, params=params, effects=effects)
+
+
+def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
+    """Return an equation under a rule that sees it in another form.
+
+    JAX has one `dot_general` for what op types tell apart. The rule of `MatMul` gets operands whose
+    axes were put in order, and its gradients go back through the transposes as JAX's own.
+    """
+    avals = [v.aval for v in eqn.invars]
+    if any(map(programs.varying_axes, avals)):
+        raise GradientError(
+            f"override: {hit.op_type!r} meets `{eqn}` inside shard_map, where its axes cannot be "
+            f"those of the op type. Use the key {eqn.primitive.name!r}."
+        )
+    run = partial(eqn.primitive.bind, **eqn.params)
+    like = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    inside = jax.make_jaxpr(lambda *xs: form.result(run(*map(form.undo, xs, (0, 1)))))
+    body = inside(*jax.eval_shape(lambda *xs: [*map(form.operand, xs, (0, 1))], *like))
+    attrs = binding.key.attrs(eqn)
+    rule = binding.bind(binding.key.op(eqn))
+    gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
+    gradient.equation = Equation(body, [0, 1], [None, None])
+    if binding.replaces:
+        body = replaced_program(gradient, body)
+
+    def whole(*xs: Any) -> Any:
+        (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
+        return y.reshape(eqn.outvars[0].aval.shape)
+
+    return programs.as_call(eqn, jax.make_jaxpr(whole)(*like))
+
+
+def count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
+    """Return an equation as it is, and behind it a note of each gradient that passes.
+
+    The note is a `regrad_op` that returns its inputs, and whose derivative counts.
+    """
+    is_call = eqn.primitive is programs.closed_call_p  # that we made of equations
+    given = programs.called(eqn).jaxpr.eqns if is_call else [eqn]
+    noted = {
+        y: core.Var(y.aval)
+        for y in eqn.outvars
+        if may_carry_gradient(y.aval) and not isinstance(y, core.DropVar)
+    }
+    # the note takes the names of the results, and what made them gets new ones
+    made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
+    xs = [core.Var(y.aval) for y in noted]
+    info = programs.unnamed(jax.make_jaxpr(lambda: 0)())
+    same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
+    params = {"jaxpr": same, "gradient": CountedGradient(hit, [x.aval for x in xs])}
+    note = eqn.replace(
+        invars=[*noted.values()], outvars=[*noted], primitive=op_p, params=params, effects=set()
+    )
+    return [*made, note]
+
+
+def _gradient(
+    eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any], scale: Any
+) -> RuleGradient:
+    """Return the rule as the gradient of an equation."""
+    op, lies = binding.key.op(eqn), binding.key.operand_names(eqn)
+    names = [i.name for i in op.inputs]
+    every = [names.index(n) if n in names else n if n in op.attrs else None for n in lies]
+    places: list[int | str | None] = []
+    fixed, attrs = {}, binding.key.attrs(eqn)
+    for place, v in zip(every, eqn.invars, strict=True):
+        if not isinstance(v, core.Literal):  # a rule may ask for it by its place, or by its name
+            places.append(place)
+        elif isinstance(place, int):
+            fixed[place] = constant_of(v)
+        elif place is not None:
+            attrs[place] = v.val
+    avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
+    gradient = RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
+    if gradient.rule.asks_own or binding.replaces:
+        held = [constant_of(v) if isinstance(v, core.Literal) else None for v in eqn.invars]
+        gradient.equation = Equation(program_of(eqn, True), every, held, scale)
+    return gradient

@@ -1,0 +1,260 @@
+"""Rules that replace the values of JAX's operations: in every transformation, or refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import regrad as rg
+import regrad.jax
+from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
+
+override = rg.jax.override
+
+
+@pytest.fixture(autouse=True)
+def doubles():
+    with jax.enable_x64(True):
+        yield
+
+
+def close(found, expected):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+
+
+def numbers(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+# -- an int8 layer, against a custom_vjp -----------------------------------------------------------
+
+
+def int8(x):
+    scale = jnp.abs(x).max() / 127
+    return jnp.clip(jnp.round(x / scale), -128, 127) * scale
+
+
+def ste(dy, a, b):
+    return dy @ b.T, a.T @ dy
+
+
+@jax.custom_vjp
+def product(a, b):
+    return int8(a) @ int8(b)
+
+
+product.defvjp(lambda a, b: (product(a, b), (a, b)), lambda kept, dy: ste(dy, *kept))
+
+
+def network(multiply, parameters, x):
+    for w, bias in parameters:
+        x = jnp.tanh(multiply(x, w) + bias)
+    return (x**2).sum()
+
+
+def model(parameters, x):
+    return network(jnp.matmul, parameters, x)
+
+
+def by_hand(parameters, x):
+    return network(product, parameters, x)
+
+
+def inputs():
+    return [(numbers(4, 4, seed=n), numbers(4, seed=n + 5)) for n in range(2)], numbers(5, 4)
+
+
+def int8_by_regrad(x):
+    scale = rg.max(abs(x)) / 127
+    return rg.clip(rg.round(x / scale), -128, 127) * scale
+
+
+FORWARDS = {
+    "by JAX": lambda a, b: int8(a) @ int8(b),
+    "by the op": lambda a, b, forward: forward(int8(a), int8(b)),
+    "by regrad": lambda a, b: rg.matmul(int8_by_regrad(a), int8_by_regrad(b)),
+}
+
+
+@pytest.mark.parametrize("key", ["MatMul", "dot_general"])
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_a_quantised_layer(key, forward):
+    parameters, x = inputs()
+    ours = override(model, {key: rg.replace(FORWARDS[forward], ste)}, values=True)
+    for way in (lambda f: f, jax.jit, jax.checkpoint):
+        close(way(ours)(parameters, x), by_hand(parameters, x))
+        close(way(jax.grad(ours))(parameters, x), jax.grad(by_hand)(parameters, x))
+    each = [jax.vmap(jax.grad(lambda v, f=f: f(parameters, v[None])))(x) for f in (ours, by_hand)]
+    close(*each)
+    second = [jax.jacrev(jax.jacrev(lambda x, f=f: f(parameters, x)))(x) for f in (ours, by_hand)]
+    close(*second)
+    ours.assert_fired()
+    assert {hit.rule for hit in ours.hits} == {"replace(<lambda>, ste)"}
+
+
+def test_the_derivative_of_the_function():
+    """`stop_gradient` in it counts: the value is x**3, the gradient that of sin."""
+
+    def forward(x):
+        return jnp.sin(x) + jax.lax.stop_gradient(x**3 - jnp.sin(x))
+
+    x = numbers(5)
+    ours = override(lambda x: jnp.tanh(x).sum(), {"Tanh": rg.replace(forward)}, values=True)
+    close(ours(x), (x**3).sum())
+    close(jax.grad(ours)(x), jnp.cos(x))
+    close(jax.jit(jax.hessian(ours))(x), -jnp.diag(jnp.sin(x)))
+    close(jax.jvp(ours, (x,), (jnp.ones(5),))[1], jnp.cos(x).sum())
+
+
+@jax.custom_vjp
+def curve(x):
+    return x**2 - x
+
+
+curve.defvjp(lambda x: (curve(x), x), lambda x, dy: (dy * curve(x) * x,))
+
+
+def everywhere(sin, x):
+    y, _ = jax.lax.scan(lambda c, _: (sin(c) * x, None), x, None, length=3)
+    y = jax.lax.fori_loop(0, 2, lambda _, y: sin(y) + 1, y)
+    y = jax.lax.cond(y.sum() > 0, lambda y: sin(y), lambda y: y, y)
+    y = jax.jit(lambda y: sin(y) - y)(y) + jax.checkpoint(lambda x: sin(x) * x)(x)
+    return y + jax.vmap(sin)(x)
+
+
+@pytest.mark.parametrize("forward", [lambda x: x**2 - x, lambda x: rg.square(x) - x])
+def test_loops_branches_and_batches(forward):
+    rules = {"Sin": rg.replace(forward, lambda dy, x, y: dy * y * x)}
+    ours, hand = override(lambda x: everywhere(jnp.sin, x), rules, values=True), None
+    hand = lambda x: everywhere(curve, x)  # noqa: E731
+    x = numbers(4) / 3
+    for way in (lambda f: f, jax.jit):
+        close(way(ours)(x), hand(x))
+        close(way(jax.jacrev(ours))(x), jax.jacrev(hand)(x))
+    rows = numbers(3, 4) / 3
+    close(jax.vmap(ours)(rows), jax.vmap(hand)(rows))
+
+
+def test_gumbel_and_vq():
+    codes, key = numbers(7, 3, seed=1), jax.random.key(0)
+
+    def nearest(x):
+        return codes[((x[:, None] - codes) ** 2).sum(-1).argmin(-1)]
+
+    def gumbel(x):
+        soft = jnp.exp(x + jax.random.gumbel(key, x.shape, x.dtype))
+        soft = soft / soft.sum(-1, keepdims=True)
+        hard = jax.nn.one_hot(soft.argmax(-1), x.shape[-1], dtype=x.dtype)
+        return hard + soft - jax.lax.stop_gradient(soft)
+
+    x = numbers(5, 3)
+    ours = override(lambda x: (jnp.round(x) ** 3).sum(),
+                    {"Round": rg.replace(nearest, lambda dy: dy)}, values=True)  # fmt: skip
+    found = jnp.stack([codes[jnp.linalg.norm(codes - v, axis=1).argmin()] for v in x])
+    close(jax.value_and_grad(ours)(x), ((found**3).sum(), 3 * found**2))
+    ours = override(lambda x: (jax.nn.softmax(x) * found).sum(),
+                    {"Softmax": rg.replace(gumbel)}, values=True)  # fmt: skip
+    expected = jax.value_and_grad(lambda x: (gumbel(x) * found).sum())
+    for way in (lambda f: f, jax.jit):
+        close(way(jax.value_and_grad(ours))(x), expected(x))
+
+
+def test_values_without_a_gradient():
+    """Integers, where no rule counts; and calls that nobody differentiates."""
+    whole = jnp.arange(-2, 3)
+    ours = override(jax.nn.relu, {jax.nn.relu: rg.replace(lambda x: 5 * x)}, values=True)
+    close(ours(whole), 5 * whole)
+    squares = override(lambda a: jax.jit(jnp.matmul)(a, a),
+                       {"MatMul": rg.replace(lambda a, b: a * b)}, values=True)  # fmt: skip
+    close(squares(3 * jnp.eye(2, dtype=int)), 9 * jnp.eye(2))
+    squares.assert_fired()
+
+
+def test_places_and_their_sites():
+    def scoped(x):
+        with jax.named_scope("head"):
+            y = jnp.sin(x)
+        return y + jnp.sin(x)
+
+    seen = []
+
+    def forward(x, site, y):
+        seen.append(site.path)
+        return 10 * y
+
+    ours = override(scoped, {rg.at("head", "Sin"): rg.replace(forward)}, values=True)
+    close(ours(1.0), 11 * np.sin(1.0))
+    assert seen == ["head"]
+
+
+def test_one_override_and_what_it_reads():
+    scale = [2.0]
+    ours = override(jax.jit(jnp.sin), {"Sin": rg.replace(lambda x: x * scale[0])}, values=True)
+    close(ours(1.0), 2.0)
+    scale[0] = 5.0
+    close(ours(1.0), 5.0)
+    inner = override(jnp.sin, {"Sin": rg.replace(lambda x, forward: 2 * forward(x))}, values=True)
+    outer = override(inner, {"Sin": rg.replace(lambda x: 7 * x)}, values=True)
+    close(outer(1.0), 2 * np.sin(1.0))  # the inner one wins
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+def test_a_map_that_does_not_say_so():
+    with pytest.raises(
+        ArgumentError, match=r"values of 'Sin' .* Write override\(f, rules, values="
+    ):
+        override(jnp.sin, {"Sin": rg.rules.optional(rg.replace(jnp.cos))})
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: x.sum(), r"returned the shape \(\) and the dtype float64, expected those of the "
+         r"op's own result, the shape \(3,\) and the dtype float64"),
+        (lambda x: x.astype(jnp.float32), "dtype float32, expected .* the dtype float64"),
+        (lambda x: None, "returned None, expected one tensor"),
+        (lambda z: z, r"takes \(z\), and the op type 'Sin' has no 'z'.* It may name x, y"),
+    ],
+)  # fmt: skip
+def test_a_forward_that_does_not_fit(forward, message):
+    with pytest.raises(RuleError, match=message):
+        override(jnp.sin, {"Sin": rg.replace(forward)}, values=True)(numbers(3))
+
+
+def test_where_the_value_could_not_be_delivered():
+    largest = {"Maximum": rg.replace(lambda a, b: a)}
+    for x in (numbers(3), jnp.arange(3)):
+        with pytest.raises(PassedOverError, match=r"relu .* computes 'Maximum'.* open=\['relu'\]"):
+            override(jax.nn.relu, largest, values=True)(x)
+    ours = override(jax.nn.relu, largest, values=True, open=["relu"])
+    close(ours(-jnp.ones(2)), -jnp.ones(2))
+
+    @rg.jax.custom_grad
+    def mine(x):
+        return jnp.sin(x), lambda dy: dy
+
+    cubed = {"Sin": rg.replace(lambda x: x**3)}
+    with pytest.raises(
+        PassedOverError, match=r"value of 'Sin' is replaced, and it occurs in custom"
+    ):
+        override(mine, cubed, values=True)(numbers(3))
+
+    def solved(b):
+        return jax.lax.custom_linear_solve(
+            lambda x: 2 * x + jnp.sin(x) * 0, b, lambda _, b: b / 2, symmetric=True
+        )
+
+    with pytest.raises(GradientError, match=r"replaced in the linear map of a solve"):
+        override(solved, cubed, values=True)(numbers(3))
+
+    def loss(w):
+        return override(jnp.sin, {"Sin": rg.replace(lambda x: x * w)}, values=True)(1.0)
+
+    for f in (jax.grad(loss), jax.jit(loss)):
+        with pytest.raises(GradientError, match="closes over an array that is traced or diff"):
+            f(2.0)

@@ -1,0 +1,457 @@
+"""Rules that replace the values of torch functions: someone's layer quantised, Gumbel, VQ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad, jacrev, jvp, vmap
+from torch.utils.checkpoint import checkpoint
+
+import regrad as rg
+import regrad.torch
+from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
+from regrad.torch.optypes import spellings
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+override = regrad.torch.gradient_override_map
+D = torch.float64
+NO_GRAD = [torch.no_grad, torch.inference_mode]
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, dtype=D, generator=torch.Generator().manual_seed(seed))
+
+
+def close(found, expected, tolerance=1e-12):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+# -- an int8 linear layer --------------------------------------------------------------------------
+
+
+def int8(x):
+    scale = x.detach().abs().max() / 127
+    return torch.clamp(torch.round(x / scale), -128, 127) * scale
+
+
+def int8_by_regrad(x):
+    scale = rg.max(abs(rg.stop_gradient(x))) / 127
+    return rg.clip(rg.round(x / scale), -128, 127) * scale
+
+
+class Quantised(torch.autograd.Function):
+    """The layer and its straight-through gradient, by hand."""
+
+    @staticmethod
+    def forward(ctx, x, w, bias):
+        ctx.save_for_backward(x, w)
+        return int8(x) @ int8(w).mT + bias
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        return dy @ w, dy.mT @ x, dy.sum(0)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def by_hand(net, x):
+    first, _, last = net
+    x = torch.tanh(Quantised.apply(x, first.weight, first.bias))
+    return Quantised.apply(x, last.weight, last.bias)
+
+
+def orders(net, x, y):
+    """The gradients of first and second order, of a sum of squares."""
+    leaves = [x, *net.parameters()]
+    first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(dx.square().sum() for dx in first), leaves)
+    return [*first, *second]
+
+
+def ste(dy, a, b):
+    return dy @ b.mT, a.mT @ dy
+
+
+QUANTISED = {
+    "F.linear": {F.linear: rg.replace(
+        lambda x, w, bias: F.linear(int8(x), int8(w), bias),
+        lambda dy, x, w: (dy @ w, dy.mT @ x),
+    )},
+    "MatMul": {"MatMul": rg.replace(lambda a, b: int8(a) @ int8(b), ste)},
+    "forward": {"MatMul": rg.replace(lambda a, b, forward: forward(int8(a), int8(b)), ste)},
+    "regrad": {"MatMul": rg.replace(
+        lambda a, b: rg.matmul(int8_by_regrad(a), int8_by_regrad(b)), ste
+    )},
+    "in places": {rg.at(nn.Linear, "MatMul"): rg.replace(lambda a, b: int8(a) @ int8(b), ste)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", QUANTISED)
+def test_a_quantised_layer(rules):
+    net, x = model(), numbers(5, 4).requires_grad_()
+    with override(QUANTISED[rules], values=True) as used:
+        y = net(x)
+        found = orders(net, x, y)
+        again = checkpoint(net, x, use_reentrant=False)
+        found_again = orders(net, x, again)
+        without = []
+        for block in NO_GRAD:
+            with block():
+                without.append(net(x))
+        plain = net(x.detach())
+    expected = by_hand(net, x)
+    close([y, again, *without, plain], [expected] * 5)
+    by_hands = orders(net, x, expected)
+    close(found, by_hands)
+    close(found_again, by_hands)
+    used.assert_fired()
+    assert all(hit.rule.startswith("replace(") for hit in used.hits)
+    assert "replace(" in str(used.table())
+    assert (net(x) - expected).abs().max() > 1e-4  # and the model is its own again
+
+
+def test_the_derivative_of_the_function():
+    """Without a rule: `detach` in it counts, and the second order is that of the function, too."""
+
+    def forward(x):
+        return torch.sin(x) + (x**3 - torch.sin(x)).detach()
+
+    x = numbers(6).requires_grad_()
+    for key in ("Tanh", torch.special.expit):
+        with override({key: rg.replace(forward)}, values=True) as used:
+            y = torch.tanh(x) if key == "Tanh" else torch.sigmoid(x)
+            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+        close([y, first, second], [x**3, torch.cos(x), -torch.sin(x)])
+        used.assert_fired()
+
+
+def test_torch_func():
+    x = numbers(5)
+    rule = rg.replace(lambda x: x**3, lambda dy, x, y: dy * y * x)
+    for block in (torch.enable_grad, *NO_GRAD):
+        with override({"Tanh": rule}, values=True), block():
+            close([vmap(torch.tanh)(x)], [x**3])
+            if block is not torch.inference_mode:
+                each = vmap(grad(torch.tanh))(x)
+                close([each, jacrev(torch.tanh)(x).diagonal()], [x**4, x**4])
+                close([vmap(grad(grad(torch.tanh)))(x)], [x**5 + x**3])
+    with override({"Tanh": rg.replace(lambda x: rg.sin(x) * x)}, values=True):
+        close([vmap(torch.tanh)(x)], [torch.sin(x) * x])
+        close([vmap(grad(torch.tanh))(x)], [torch.cos(x) * x + torch.sin(x)])
+
+
+def test_forward_mode():
+    """It transposes a rule of regrad's functions; what stands on `builtin` is refused."""
+    x, dx = numbers(3), numbers(3, seed=1)
+    cubed = rg.replace(lambda x: x**3, lambda dy, x: rg.multiply(dy, x))
+    with override({"Tanh": cubed}, values=True):
+        close(jvp(torch.tanh, (x,), (dx,)), [x**3, dx * x])
+    for rule in (rg.replace(lambda x: x**3), rg.replace(lambda x: x, lambda dy, forward: dy)):
+        with override({"Tanh": rule}, values=True), pytest.raises(
+            GradientError, match="stands on `builtin` or `forward`"
+        ):  # fmt: skip
+            jvp(torch.tanh, (x,), (dx,))
+
+
+# -- Gumbel softmax, and a vector quantiser --------------------------------------------------------
+
+
+def gumbel(x, axis):
+    noise = -torch.log(-torch.log(torch.rand_like(x).clamp_min(1e-9)))
+    soft = torch.softmax((x + noise) / 0.5, axis)
+    hard = torch.zeros_like(x).scatter_(axis, soft.argmax(axis, keepdim=True), 1.0)
+    return hard + soft - soft.detach()
+
+
+def test_gumbel_straight_through():
+    x, w = numbers(4, 3).requires_grad_(), numbers(3, seed=1)
+    replacing = override({"Softmax": rg.replace(gumbel)}, values=True)(F.softmax)
+    found = []
+    for run in (replacing, gumbel):
+        torch.manual_seed(3)
+        y = run(x, -1)
+        (first,) = torch.autograd.grad((y * w).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        found.append([y, first, second])
+    close(*found)
+    assert set(found[0][0].round(decimals=9).unique().tolist()) == {0, 1}
+
+
+def test_vq():
+    """The nearest of some vectors, and the gradient that arrives, past it."""
+    codes = numbers(7, 3, seed=1)
+
+    def nearest(x):
+        return codes[torch.cdist(x, codes).argmin(-1)]
+
+    x = numbers(5, 3).requires_grad_()
+    with override({"Identity": rg.replace(nearest, lambda dy: dy)}, values=True):
+        y = x.clone()
+        (dx,) = torch.autograd.grad((y**3).sum(), x)
+    expected = torch.stack([codes[(codes - v).norm(dim=1).argmin()] for v in x.detach()])
+    close([y, dx], [expected, 3 * expected**2])
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, alpha):
+        ctx.save_for_backward(x)
+        return (x > 0).to(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, None
+
+
+@pytest.mark.parametrize("key", [Spike, "Spike"])
+def test_a_function_of_somebody(key):
+    x = numbers(6).requires_grad_()
+    cases = {
+        rg.replace(lambda x, alpha: torch.sin(x) * alpha): (2 * x.cos(), -2 * x.sin()),
+        rg.replace(lambda x, alpha: torch.sin(x) * alpha, lambda dy, x, y: dy * y * x): (
+            2 * x.sin() * x, 2 * x.sin() * x * x + 2 * x.sin(),
+        ),
+    }  # fmt: skip
+    for rule, expected in cases.items():
+        with override({key: rule}, values=True) as used:
+            y, plain = Spike.apply(x, 2.0), Spike.apply(x.detach(), 2.0)
+            without = []
+            for block in NO_GRAD:
+                with block():
+                    without.append(Spike.apply(x, 2.0))
+            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+        close([y, plain, *without], [2 * torch.sin(x)] * 4)
+        close([first, second], expected)
+        used.assert_fired()
+    assert Spike.apply(x, 2.0).unique().tolist() == [0, 1]
+
+
+# -- scopes ----------------------------------------------------------------------------------------
+
+
+def test_scopes_and_places():
+    x = numbers(4)
+    doubled, tripled = rg.replace(lambda x: 2 * x), rg.replace(lambda x: 3 * x)
+    with override({"Tanh": doubled}, values=True):
+        with override({"Tanh": tripled}, values=True):
+            close([torch.tanh(x)], [3 * x])
+        with override({"Tanh": lambda dy: dy}):
+            close([torch.tanh(x)], [x.tanh()])
+        with override({"Relu": lambda dy: dy}), torch.no_grad():
+            close(
+                [torch.tanh(x), F.mish(x), torch.relu(x)], [2 * x, 2 * x * F.softplus(x), x.relu()]
+            )
+        close([torch.tanh(x)], [2 * x])
+    close([override({"Tanh": doubled}, values=True)(torch.tanh)(x)], [2 * x])
+    seen = []
+
+    def forward(x, site, y):
+        seen.append((site.path, site.nth))
+        return 2 * y
+
+    net = nn.Sequential(nn.Tanh(), nn.Sequential(nn.Tanh()))
+    rules = {rg.at("1", "Tanh"): rg.replace(forward)}
+    with override(rules, values=True, model=net) as used, torch.no_grad():
+        close([net(x)], [2 * x.tanh().tanh()])
+    used.assert_fired()
+    assert seen == [("1.0", 0)]
+    assert [hit.path for hit in used.hits] == ["1.0"]
+
+
+def test_autocast_decides_on_the_dtype():
+    layer, x = nn.Linear(4, 2), torch.randn(3, 4)
+    rules = [
+        {F.linear: rg.replace(lambda x, w, bias: F.linear(2 * x, w, bias))},
+        {"MatMul": rg.replace(lambda a, b, forward: forward(2 * a, b))},
+    ]
+    for rule in rules:
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = layer(2 * x)
+            with override(rule, values=True):
+                y = layer(x)
+            y.sum().backward()
+        assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
+
+
+# -- no value is left as it is, in silence ---------------------------------------------------------
+
+SPELLINGS = [
+    (function, spelling)
+    for function, spelling in spellings().items()
+    if not hasattr(function, "overloads") and not hasattr(function, "_schema")
+]
+M = numbers(2, 2).abs() / 4 + torch.eye(2, dtype=D) / 4
+CALLS = [(M,), (M, M.mT), (M, 2.0), (M > 0.3, M, M.mT), ([M, M],), (M, (4,))]
+
+
+@pytest.mark.parametrize("block", [torch.enable_grad, *NO_GRAD])
+def test_every_spelling_is_replaced_or_refused(block):
+    """Whatever is called for an op type returns 7, or raises: with gradients and without."""
+    found = {"replaced": 0, "refused": 0}
+    for function, spelling in SPELLINGS:
+        for given in CALLS:
+            args = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
+            try:
+                own = function(*args)
+            except (TypeError, RuntimeError, IndexError, AttributeError):
+                continue  # no such call
+            if not isinstance(own, torch.Tensor):
+                continue
+            rule = rg.replace(lambda y: torch.full_like(y, 7))
+            try:
+                with block(), override({spelling.family.type: rule}, values=True):
+                    y = function(*[x.clone() if isinstance(x, torch.Tensor) else x for x in given])
+            except PassedOverError as error:
+                assert "rg.replace" in str(error), function
+                found["refused"] += 1
+            else:
+                assert (y == 7).all() or (y.dtype == torch.bool and y.all()), function
+                found["replaced"] += 1
+    assert found["replaced"] > 200
+    assert found["refused"] > 100  # in place, and views
+
+
+def test_ops_inside_others():
+    x, z = numbers(2, 3, 4), torch.ones(1, 1, dtype=D)
+    lstm = nn.LSTM(4, 2).double()
+    doubled = {"MatMul": rg.replace(lambda a, b, forward: forward(2 * a, b))}
+    for block in (torch.enable_grad, *NO_GRAD):
+        with override(doubled, values=True), block():
+            found = [F.linear(x, x[0]), torch.einsum("bij,bkj->bik", x, x), torch.inner(x, x[0, 0])]
+        expected = [2 * x @ x[0].mT, 2 * x @ x.mT, 2 * x @ x[0, 0]]
+        close(found, expected)
+        with override({"Tanh": rg.replace(lambda x: 0 * x)}, values=True), block():
+            close([F.mish(x), lstm(x)[0]], [0 * x, torch.zeros(2, 3, 2, dtype=D)])
+            close([torch.rnn_tanh_cell(z, z, z, z)], [0 * z])
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+def test_a_scope_that_does_not_say_so():
+    rule = rg.rules.optional(rg.replace(torch.sin))
+    with pytest.raises(ArgumentError, match=r"values of 'Relu', .*'Tanh'.* Write gradient_overri"):
+        override({"Relu": rule, rg.at("head"): {"Tanh": rule}}, model=nn.ReLU())
+
+
+NEGATIVE = rg.replace(lambda x: -x)
+REFUSED = {
+    "relu_": ({"Relu": NEGATIVE}, lambda x: torch.relu_(x.clone()), "works in place"),
+    "inplace=True": ({"Relu": NEGATIVE}, lambda x: nn.ReLU(inplace=True)(x.clone()), "in place"),
+    "silu": ({"Sigmoid": NEGATIVE}, lambda x: F.silu(x.clone(), inplace=True), "in place"),
+    "out=": ({"Tanh": NEGATIVE}, lambda x: torch.tanh(x, out=torch.empty_like(x)), "as out="),
+    "linear out=": (
+        {"MatMul": rg.replace(lambda a, b: a)},
+        lambda x: torch.addmm(x, x, x, out=torch.empty_like(x)), "as out=",
+    ),
+    "reshape": ({"Reshape": NEGATIVE}, lambda x: x.reshape(4), "returns a view"),
+    "flatten": ({"Reshape": NEGATIVE}, lambda x: x.flatten(), "returns a view"),
+    "transpose": ({torch.transpose: NEGATIVE}, None, "returns a view"),
+    "slice": ({torch.Tensor.__getitem__: NEGATIVE}, None, "returns a view"),
+    "T": ({torch.Tensor.T.__get__: NEGATIVE}, None, "returns a view"),
+    "batch norm": (
+        {F.batch_norm: rg.replace(lambda input: input)},
+        lambda x: nn.BatchNorm1d(2).double()(x), "updates a tensor that it is given .* 'training'",
+    ),
+    "foreach": ({"Tanh": NEGATIVE}, lambda x: torch._foreach_tanh([x]), "computes 'Tanh' inside"),
+    "fast path": (
+        {"MatMul": rg.replace(lambda a, b: a @ b)},
+        lambda x: nn.TransformerEncoderLayer(2, 2, 2, batch_first=True).double().eval()(x[None]),
+        "would give its own value",
+    ),
+    "indices": (
+        {"Max": rg.replace(lambda x, forward: forward(x))}, lambda x: x.max(1), "its own value",
+    ),
+    "custom op": ({"Tanh": NEGATIVE}, lambda x: torch.ops.regrad_tests.tanh(x), "'Tanh' inside"),
+    "TorchScript": ({"Tanh": NEGATIVE}, lambda x: SCRIPTED(x), "out of sight"),
+    "no tensors": ({torch.randn: rg.replace(lambda xs: xs)}, lambda x: torch.randn(2), "tensor"),
+}  # fmt: skip
+CUSTOM = torch.library.custom_op(
+    "regrad_tests::tanh", mutates_args=(), schema="(Tensor x)->Tensor"
+)(torch.tanh)
+
+
+@torch.jit.script
+def SCRIPTED(x):
+    return torch.tanh(x)
+
+
+@pytest.mark.parametrize("block", [torch.enable_grad, *NO_GRAD])
+@pytest.mark.parametrize("case", REFUSED)
+def test_where_the_value_could_not_be_delivered(case, block):
+    rules, call, message = REFUSED[case]
+    x = numbers(2, 2)
+    if case == "fast path" and block is torch.enable_grad:
+        return  # it is not taken there
+    with pytest.raises(PassedOverError, match=message), override(
+        {key: rg.rules.optional(rule) for key, rule in rules.items()}, values=True
+    ), block():  # fmt: skip
+        call(x)
+
+
+def test_a_function_whose_context_is_set_up_apart():
+    class Apart(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+    with pytest.raises(PassedOverError, match="Apart has a setup_context"), override(
+        {Apart: NEGATIVE}, values=True
+    ):  # fmt: skip
+        pass
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: x.sum(), r"returned the shape \(\) and the dtype torch.float64, expected those "
+         r"of the op's own result, the shape \(3,\) and the dtype torch.float64"),
+        (lambda x: x.float(), "dtype torch.float32, expected .* the dtype torch.float64"),
+        (lambda x: None, "returned None, expected one tensor"),
+        (lambda x: rg.sum(x), r"returned the shape \(\)"),
+        (lambda z: z, r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
+        (lambda x, builtin: x, "has no 'builtin'"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("block", [torch.enable_grad, *NO_GRAD])
+def test_a_forward_that_does_not_fit(forward, message, block):
+    with pytest.raises(RuleError, match=message), override(
+        {"Tanh": rg.replace(forward)}, values=True
+    ), block():  # fmt: skip
+        torch.tanh(numbers(3))
+
+
+def test_the_function_that_decides():
+    """In a Function of somebody the value is replaced, unless its own gradient would not be."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.tanh(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy
+
+    x = numbers(3)
+    with override({"Tanh": NEGATIVE}, values=True):
+        close([Own.apply(x)], [-x])
+        with pytest.raises(PassedOverError, match=r"Tanh ran in the forward pass of .*Own"):
+            Own.apply(x.clone().requires_grad_())
+    with override({"Tanh": rg.rules.optional(NEGATIVE)}, values=True, keep=[Own]):
+        found = [Own.apply(x), Own.apply(x.clone().requires_grad_())]
+    close(found, [x.tanh(), x.tanh()])
