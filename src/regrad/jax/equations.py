@@ -54,7 +54,7 @@ def program_of(eqn: core.JaxprEqn, whole: bool = False) -> Any:
 
 
 def operands_of(eqn: core.JaxprEqn) -> list[Any]:
-    """Return the inputs of an equation that are no literals."""
+    """Return the inputs of an equation, without its literals."""
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
