@@ -53,6 +53,7 @@ class ForeignRule:
     key: Any = None  # the one in the map, as reports know it
     family: Any = None  # the callables that it is for, as it sees them (of torch's)
     at_site: Callable[[Any], ForeignRule] | None = None  # for a call, if it asks for its `site`
+    once = False  # whether it is for the first derivative alone
     chooses = False  # whether it stands for several, of which each call gets one
 
     def __init__(self, value: str | RuleFunction, op: Op) -> None:

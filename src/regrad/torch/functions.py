@@ -120,7 +120,7 @@ def _bind(
     ctx.set_materialize_grads(True)
     call.at, call.total = [i for i, _ in xs], len(args)
     saved: Sequence[Any] = ()
-    if call.rule.asks_builtin:
+    if call.rule.asks_builtin or call.once:
         saved = ctx.to_save or ()
         call.prepare([x for _, x in xs], OwnGradient)  # (see `Ruled`)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
@@ -146,7 +146,7 @@ class Ruled(torch.autograd.Function, metaclass=Silent):
         call, saved = ctx.known[0], ctx.saved_tensors
         function, theirs = call.theirs
         ours = len(saved) - theirs
-        if call.rule.asks_builtin:
+        if call.rule.asks_builtin or call.once:
             call.record = OwnGradient(function, ctx, saved[ours:])
         try:
             return pull_back(ctx, saved[:ours], dys)
