@@ -57,7 +57,7 @@ from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, Scaled
 from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey, key_for, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
-from regrad.jax.primitives import EquationGradient, is_float, op_p, run_op
+from regrad.jax.primitives import EquationGradient, is_float, op_p, run_op, tie_p
 from regrad.jax.where import Around, Whereabouts
 
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
@@ -124,6 +124,7 @@ class KeyBinding(Binding):
         self.value: Any = partial(value, site=None) if self.asks else value  # pyright: ignore
         lent = lender(value)
         self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
+        self.once = False  # whether the rule is for the first derivative alone
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
 
     @property
@@ -146,6 +147,7 @@ class KeyBinding(Binding):
                 rule = self._by_usual_names(op)
                 if rule is None:
                     raise
+            rule.once = self.once
             self.rules[id(op)] = op, rule
         return self.rules[id(op)][1]
 
@@ -316,7 +318,7 @@ class Surgery:
         if is_custom or (programs.is_high(eqn) and is_differentiable(eqn)):
             return self.custom(eqn, around, found)
         self.check_hidden(eqn, around, found)
-        if is_differentiable(eqn) and name != "stop_gradient":
+        if is_differentiable(eqn) and name not in ("stop_gradient", tie_p.name):
             found.untouched[name, self.lines[-1]] += 1
         return eqn
 
