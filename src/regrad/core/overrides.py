@@ -88,9 +88,7 @@ class gradient_override_map(Scope[OpBinding]):
     _onlookers = Onlookers()  # of a scope that is not open: none
 
     @helpful("gradient_override_map")
-    def __init__(
-        self, rules: Mapping[str, str | RuleFunction], order: int | None = None
-    ) -> None:
+    def __init__(self, rules: Mapping[str, str | RuleFunction], order: int | None = None) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
                 "gradient_override_map takes a dict of op types to rules, as in "

@@ -252,12 +252,10 @@ def pull_back(ctx: Any, saved: Sequence[Any], dys: Sequence[torch.Tensor | None]
     if kept is not call.kept:  # what the rule names, of all that was saved
         saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
     pull = _pull_at_run_time if is_traced() and may_change(call.rule) else _pull_now
-    passes = call.once and torch.is_grad_enabled() and not is_traced()
-    if passes:  # the gradient may be differentiated
-        saved, dys = in_gradient(saved), in_gradient(dys)
     found = pull(call, specs, outputs, wanted, saved, dys)
-    if passes:
-        found = in_gradient(found)
+    if call.once and not is_traced():
+        recorded = () if call.record is None else call.record.xs
+        found = in_gradient(found, [*saved[: len(call.kept)], *recorded])
     dxs: list[Any] = [None] * (call.total or len(specs) + 1)
     for n, dx in zip(wanted, found, strict=True):
         dxs[at[n]] = dx

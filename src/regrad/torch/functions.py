@@ -123,6 +123,8 @@ def _bind(
     if call.rule.asks_builtin or call.once:
         saved = ctx.to_save or ()
         call.prepare([x for _, x in xs], OwnGradient)  # (see `Ruled`)
+    if call.once:
+        call.kept = list(range(len(xs)))  # (for `orders`)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
     if saved:
         ctx.save_for_backward(*ctx.to_save, *saved)
@@ -164,6 +166,7 @@ class OwnGradient:
         self.function = function
         self.ctx = ctx
         self.saved_tensors = saved
+        self.xs: Sequence[Any] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ctx, name)

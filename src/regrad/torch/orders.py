@@ -2,11 +2,11 @@
 
 A rule with `order=1` gives the first derivative, and an op's node in autograd's record cannot know
 which derivative it is asked for: the engine calls it in the same way. But what differentiates a
-gradient goes through the ops that have made the gradient, and those are there only if it was made
-with `create_graph=True`. So all that such a rule is given then, and all that it returns, passes a
-node of `Gradient`. With one rule, and g = rule(x, dy), the record behind g is
+gradient (made with `create_graph=True`) goes through what has made it. So each gradient that leaves
+an op under such a rule passes a node of `Gradient`. With g = rule(x, dy), the record behind g is
 
-    g ← Gradient ← the ops of the rule ← Gradient ← the op under the rule, which made x
+    g ← Gradient ← the ops of the rule ← what x and dy were made of
+          ↑ x
 
 A backward pass that will run one of these nodes is of a gradient. In it ops under such rules have
 their own gradients, throughout: also on a way that leads to them past the rule.
@@ -15,7 +15,9 @@ Invariants:
 
 * The engine is asked what it will run. (The order in which nodes run would not do: they may be on
   several devices, each with a thread of its own.)
-* What an op's own gradient returns passes a node, too, for the derivatives of the next order.
+* A node hangs on the inputs of the op as well, to which it has no gradient. So it is there, and on
+  the way, where the rule returns a constant, and the ops before it go on with that.
+* What leaves a node, or an op's own gradient, passes a node, too: it belongs to the next order.
 """
 
 from __future__ import annotations
@@ -37,29 +39,34 @@ _known: tuple[int, bool] = -1, False  # the pass that was asked for last, and th
 
 
 class Gradient(torch.autograd.Function, metaclass=Silent):
-    """A tensor as it is, in a gradient that rules have made."""
+    """A gradient as it is, that left an op of these inputs."""
 
     @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
+    def forward(dx: torch.Tensor, *xs: torch.Tensor) -> torch.Tensor:
+        return dx.view_as(dx)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[1:])
         with _LOCK:
             _made.add(ctx)
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor) -> Any:
-        return dys[0]
+        xs = ctx.saved_tensors
+        return *in_gradient(dys, xs), *[None] * len(xs)
 
     @staticmethod
-    def vmap(info: Any, axes: Any, x: torch.Tensor) -> Any:
-        return apply(Gradient, x), axes[0]
+    def vmap(info: Any, axes: Any, dx: torch.Tensor, *xs: torch.Tensor) -> Any:
+        return apply(Gradient, dx, *xs), axes[0]
 
 
-def in_gradient(xs: Sequence[Any]) -> list[Any]:
-    """Return the same tensors, of which a later backward pass will know that they are in one."""
-    return [x if x is None or not x.requires_grad else apply(Gradient, x) for x in xs]
+def in_gradient(dxs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
+    """Return gradients that leave an op of xs; later backward passes will know them for such."""
+    if not torch.is_grad_enabled():
+        return list(dxs)
+    moving = [x for x in xs if x is not None and x.requires_grad]
+    return [None if dx is None else apply(Gradient, dx, *moving) for dx in dxs]
 
 
 def is_of_gradient() -> bool:

@@ -224,9 +224,7 @@ class gradient_override_map(Scope[Binding]):
         return True
 
     def _fresh(self, rules: Any) -> gradient_override_map:
-        return gradient_override_map(
-            rules, keep=self._keep, model=self._model, order=self._order
-        )
+        return gradient_override_map(rules, keep=self._keep, model=self._model, order=self._order)
 
     def _collect(self, scope: Any) -> None:
         super()._collect(scope)

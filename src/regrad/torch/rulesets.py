@@ -374,9 +374,7 @@ class Plan:
         return {key: None for key in self.named_as.values() if functions.is_function(key)}
 
 
-def _make_rule(
-    key: Any, what: Any, family: optypes.Family, once: bool, value: Any
-) -> ForeignRule:
+def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: Any) -> ForeignRule:
     """Return the rule of a key for what it names."""
     refuse_layout(value, family.type)
     check_builtin(value, family.type, lambda k: family_of(k).type == family.type)
