@@ -62,10 +62,10 @@ def test_loops_and_branches_are_refused():
                 lambda: tf.cond(tf.constant(True), lambda: tf.tanh(x), lambda: x),
                 lambda: tf.while_loop(lambda c: tf.constant(False), tf.tanh, [x]),
             ):
-                with pytest.raises(GraphError, match="order=1: 'Tanh' .* branch or loop"):
+                with pytest.raises(GraphError, match=r"order=1: 'Tanh' .* branch or loop"):
                     make()
 
 
 def test_other_orders_are_refused():
-    with pytest.raises(ArgumentError, match="order is None .* or 1 .*, got 2"):
+    with pytest.raises(ArgumentError, match=r"order is None .* or 1 .*, got 2"):
         tf.Graph().gradient_override_map({"Tanh": "Sigmoid"}, order=2)
