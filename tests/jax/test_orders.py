@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, GradientError
 from tests.helpers.differences import error, jacobian
 
 override = rg.jax.override
@@ -141,3 +141,15 @@ def test_functions_with_derivatives_of_their_own():
 def test_other_orders_are_refused(order):
     with pytest.raises(ArgumentError, match=r"order is None .* or 1 .*, got"):
         override(net, {"Tanh": "Sigmoid"}, order=order)
+
+
+def test_the_map_of_a_linear_solve_is_refused():
+    def f(x):
+        return jnp.sum(jnp.linalg.solve(3 * jnp.eye(4) + jnp.outer(x, x), jnp.tanh(x)))
+
+    x, rule = jnp.asarray(X), {"dot_general": lambda dy, a, b: (jnp.outer(dy, b), a.T @ dy)}
+    assert jax.grad(override(f, rule))(x).shape == (4,)
+    with pytest.raises(GradientError, match=r"'dot_general' occurs in a linear solve .*order=1"):
+        override(f, rule, order=1)(x)
+    g = jax.grad(override(f, {"Tanh": lambda dy, y: dy * y}, order=1))
+    assert error(jax.jacrev(g)(x), jacobian(lambda x: g(jnp.asarray(x)), X)) < 1e-6

@@ -69,7 +69,6 @@ class OpBinding(Binding):
     everywhere). `at_site` makes a rule that asks for the `site` of an op.
     """
 
-    once = False  # whether the rule is for the first derivative alone
     token: Any = None  # what else the rules of a compiled body depend on
     paths: dict[str, None] | None = None  # where ops were created of which the rule holds for some
 

@@ -378,8 +378,9 @@ def innermost(state: State, op: Op) -> list[Tape]:
     if last and state.region is not None and last[0] in state.region.tapes:
         last = tuple(state.region.tapes)
     if any(tape.levels > 1 for tape in last):
+        kind = "region" if state.region is None else state.region.kind
         raise GradientError(
-            f"order=1: {op.type!r} is created in the body of a {state.region.kind}, which is one "
+            f"order=1: {op.type!r} is created in the body of a {kind}, which is one "
             "op to two gradients at once, one of the other, and its rule is for one of them. "
             "Write the loop or the branch in Python, map over examples outside of the gradients, "
             "or let the rules hold at every order (order=None)."

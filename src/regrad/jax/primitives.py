@@ -360,7 +360,7 @@ def tied(xs: Sequence[Any]) -> list[Any]:
     So a derivative by one of them is the first for each op that is made of any. JAX would take the
     one that reaches the op first for it, which may be a derivative of a gradient by another.
     """
-    places = [i for i, x in enumerate(xs) if isinstance(x, jax.core.Tracer) and is_float(x.aval)]
+    places = [i for i, x in enumerate(xs) if extending.trace_of(x) is not None and is_float(x.aval)]
     if len(places) < 2:
         return list(xs)
     return replaced(xs, places, tie_p.bind(*[xs[i] for i in places]))

@@ -52,7 +52,7 @@ from regrad.core.registry import Op
 from regrad.core.reports import Binding, Hit
 from regrad.errors import GradientError, RuleError
 from regrad.jax.boundaries import restore_calls
-from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
+from regrad.jax.closed import Closed, ClosedFunctionPolicy, check_solve, name_and_place, of_jax
 from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey, key_for, make_op, same_thing
@@ -124,7 +124,6 @@ class KeyBinding(Binding):
         self.value: Any = partial(value, site=None) if self.asks else value  # pyright: ignore
         lent = lender(value)
         self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
-        self.once = False  # whether the rule is for the first derivative alone
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
 
     @property
@@ -144,8 +143,7 @@ class KeyBinding(Binding):
             try:
                 rule = ForeignRule(self.value, op)
             except RuleError:  # a rule that calls the inputs of any function x, or a and b
-                rule = self._by_usual_names(op)
-                if rule is None:
+                if (rule := self._by_usual_names(op)) is None:
                     raise
             rule.once = self.once
             self.rules[id(op)] = op, rule
@@ -237,7 +235,8 @@ class Surgery:
             jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
             changed = jaxpr is not getattr(given, "jaxpr", given)
             # weak, or a program that did not change would keep itself alive
-            made = given.replace(jaxpr=jaxpr) if jaxpr is not given and _closed(given) else jaxpr
+            is_closed = jaxpr is not given and isinstance(given, core.ClosedJaxpr)
+            made = given.replace(jaxpr=jaxpr) if is_closed else jaxpr
             known[around] = (made if changed else None), found
         made, found = known[around]
         return (given if made is None else made), found
@@ -406,6 +405,7 @@ class Surgery:
         """
         matvec, vecmat = programs.linear_maps(eqn)
         new, inner = self.program(matvec, around)
+        check_solve([seen.binding for seen in inner.hits], self.lines[-1])
         found.add(inner)
         turned = vecmat and self.program(vecmat, around._replace(turned=True))[0]
         same = new is matvec and turned is vecmat
@@ -505,10 +505,6 @@ class Surgery:
                     "would never run. Leave that part out of the function, or give the whole of "
                     "it a gradient with rg.jax.custom_grad."
                 )
-
-
-def _closed(program: Any) -> bool:
-    return isinstance(program, core.ClosedJaxpr)
 
 
 def has_batches(jaxpr: core.Jaxpr) -> bool:

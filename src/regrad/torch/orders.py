@@ -1,6 +1,6 @@
 """Which backward pass runs: that of a program, or one through a gradient that rules have made.
 
-A rule with `order=1` gives the first derivative, and an op's node in autograd's record cannot know
+A rule with `order=1` is for the first derivative, and an op's node in autograd's record cannot know
 which derivative it is asked for: the engine calls it in the same way. But what differentiates a
 gradient (made with `create_graph=True`) goes through what has made it. So each gradient that leaves
 an op under such a rule passes a node of `Gradient`. With g = rule(x, dy), the record behind g is
@@ -57,8 +57,8 @@ class Gradient(torch.autograd.Function, metaclass=Silent):
         return *in_gradient(dys, xs), *[None] * len(xs)
 
     @staticmethod
-    def vmap(info: Any, axes: Any, dx: torch.Tensor, *xs: torch.Tensor) -> Any:
-        return apply(Gradient, dx, *xs), axes[0]
+    def vmap(info: Any, in_dims: Any, *args: torch.Tensor) -> Any:
+        return apply(Gradient, *args), in_dims[0]
 
 
 def in_gradient(dxs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
