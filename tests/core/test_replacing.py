@@ -233,3 +233,8 @@ def test_arguments():
         rg.replace(rg.sin, 1.0)
     with pytest.raises(ArgumentError, match=r"gradient expected a rule"):
         rg.replace(rg.sin, rg.replace(rg.sin))
+
+
+def test_replaced_values_have_no_derivative_of_their_own_op():
+    with pytest.raises(ArgumentError, match=r"Tanh.*order=1 asks for the derivatives that the ops"):
+        rg.gradient_override_map({"Tanh": rg.replace(lambda x: 2 * x)}, values=True, order=1)

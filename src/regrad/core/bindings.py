@@ -28,6 +28,7 @@ class WrappedRule(Rule):
         self.holomorphic: bool = rule.holomorphic
         self.answers: bool = rule.answers
         self.whole: bool = rule.whole
+        self.once: bool = rule.once
         self.keeps: Callable[..., Any] = rule.keeps
         self.carries: Callable[..., Any] = rule.carries
         self.unless: Callable[..., Any] | None = rule.unless
@@ -41,15 +42,16 @@ class WrappedRule(Rule):
 class CountedRule(WrappedRule):
     """A rule that counts in a hit how often it runs."""
 
-    def __init__(self, rule: Rule, hit: Hit, key: Any) -> None:
+    def __init__(self, rule: Rule, hit: Hit, key: Any, once: bool = False) -> None:
         super().__init__(rule)
         self.hit = hit
+        self.once = once
         self.key = key  # of its binding, among the overrides of a state
 
     def under(self, scopes: Mapping[Any, OpBinding]) -> Rule:
         """Return the same rule for an op that is run again, counted in the scope open now."""
         binding = scopes.get(self.key)
-        if binding is None or binding.rule is not self.rule:
+        if binding is None or binding.rule is not self.rule or binding.once != self.once:
             return self
         return binding.counted_at(self.hit.where, self.hit.path)
 
@@ -91,13 +93,13 @@ class OpBinding(Binding):
         counted.hit.add(xs[0]._data.shape if xs else ())
         if self.at_site is None or site is None:
             return counted
-        return CountedRule(self.at_site(site), counted.hit, self.key)
+        return CountedRule(self.at_site(site), counted.hit, self.key, self.once)
 
     def counted_at(self, where: str, path: str) -> CountedRule:
         """Return the rule as it is counted at a source line, in a scope."""
         if (where, path) not in self.counted:
             hit = self.hit_at(where, path)
-            self.counted[where, path] = CountedRule(self.rule, hit, self.key)
+            self.counted[where, path] = CountedRule(self.rule, hit, self.key, self.once)
         return self.counted[where, path]
 
     @property
@@ -108,7 +110,9 @@ class OpBinding(Binding):
 
     def copy(self) -> OpBinding:
         """Return the same rule with hits of its own: those of a program while it is traced."""
-        return OpBinding(self.op, self.rule, self.depth, self.key, self.at_site)
+        made = OpBinding(self.op, self.rule, self.depth, self.key, self.at_site)
+        made.once = self.once
+        return made
 
     def absorb(self, hit: Hit, count: int, ran: int) -> None:
         """Count hits of a compiled program that runs, which were `hit` when it was traced."""
@@ -137,6 +141,7 @@ class RepeatedBinding(OpBinding):
 
     def __init__(self, first: OpBinding) -> None:
         super().__init__(first.op, first.rule, first.depth, first.key, first.at_site)
+        self.once = first.once
         self.counted_at: Callable[..., Any] = first.counted_at
         self.hit_at: Callable[..., Any] = first.hit_at
 

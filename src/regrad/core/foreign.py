@@ -62,6 +62,7 @@ class ForeignRule:
     recordings: Any = None  # of its runs, where a library keeps them
     family: Any = None  # the callables that it is for, as it sees them (of torch's)
     at_site: Callable[[Any], ForeignRule] | None = None  # for a call, if it asks for its `site`
+    once = False  # whether it is for the first derivative alone
     chooses = False  # whether it stands for several, of which each call gets one
     forward: Forward | None = None  # the function that replaces the op's value
 

@@ -16,7 +16,7 @@ from regrad.core.places import at, spread
 from regrad.core.registry import OPS, Op, find_op, resolve
 from regrad.core.replacing import Replace, ReplacingRule, check_values
 from regrad.core.rule import Rule, identity_of
-from regrad.core.scopes import Scope, left_out_of_turn, unmarked
+from regrad.core.scopes import Scope, check_order, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.core.state import STATE, State, current, tell_followers
 from regrad.errors import ArgumentError, alike
@@ -42,6 +42,10 @@ class gradient_override_map(Scope[OpBinding]):
             the pattern names, in a function, in a `Module` or a class of them. A rule may ask for
             the `site` of its op.
         values: whether rules may replace values, as `rg.replace(forward)` does.
+        order: By default the rules hold at every order: where a gradient that they made is
+            differentiated, the forward pass is differentiated by them, too. With `order=1` they
+            give the first derivative alone, and derivatives of that gradient are true ones: of the
+            rules' formulas, and of all else by the ops' own gradients.
 
     An op is bound when it is *created*; where and when it is differentiated does not matter.
     Scopes nest, and the inner one wins op type by op type. They hold in their own thread and
@@ -59,9 +63,10 @@ class gradient_override_map(Scope[OpBinding]):
 
     Raises:
         ArgumentError: the map is not a dict of op types to rules; a key means whole calls; two keys
-            select one place; a rule replaces values without `values=True`; the scope is left in
-            another thread or context.
-        GradientError: a key counts calls in a compiled loop or branch.
+            select one place; a rule replaces values without `values=True`; `order` is neither None
+            nor 1; the scope is left in another thread or context.
+        GradientError: a key counts calls in a compiled loop or branch; `order=1` where a gradient
+            of a gradient passes one.
         UnknownOpError: an op type or rule name does not exist (with near names).
         RuleError: a rule asks for a name that the op type does not have.
 
@@ -73,19 +78,29 @@ class gradient_override_map(Scope[OpBinding]):
     Tensor
         [0, 1]
     >>> used.assert_fired()
+    >>> def relevance(x, order):
+    ...     with rg.gradient_override_map({"Tanh": lambda dy, y: dy * y}, order=order):
+    ...         return rg.grad(lambda x: rg.tanh(x) ** 2)(x)  # 2 tanh(x)²
+    >>> for order in (None, 1):
+    ...     print(round(rg.grad(lambda x: relevance(x, order))(0.5).item(), 4))
+    0.8542
+    1.4537
     """
 
     _onlookers = Onlookers()  # of a scope that is not open: none
 
     @helpful("gradient_override_map")
-    def __init__(self, rules: Mapping[Any, Any], *, values: bool = False) -> None:
+    def __init__(
+        self, rules: Mapping[Any, Any], *, values: bool = False, order: int | None = None
+    ) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
                 "gradient_override_map takes a dict of op types to rules, as in "
                 f"gradient_override_map({{'Sign': rule}}), got {rules!r:.60}"
             )
+        self._order = check_order("gradient_override_map", order)
         self._rules, self._marked = unmarked(spread(rules))
-        check_values(self._rules, values, "gradient_override_map(rules, values=True)")
+        check_values(self._rules, values, order, "gradient_override_map(rules, values=True)")
         self._values = values
         self._bindings: dict[Any, OpBinding] = {}
         self._warn_unless_entered()
@@ -137,6 +152,7 @@ class gradient_override_map(Scope[OpBinding]):
                     )
                 binding = self._bound(value, op, stands, place)
                 binding.marked, binding.sisters = key in self._marked, sisters
+                binding.once = self._order == 1
                 sisters.append(binding)
                 new[op.type if binding.kind else binding.shown] = binding
         self._bindings, self._onlookers = new, Onlookers()
@@ -154,7 +170,7 @@ class gradient_override_map(Scope[OpBinding]):
         return OpBinding(op, self._resolve(value, op), key.depth, key, place=place)
 
     def _fresh(self, rules: Mapping[Any, Any]) -> gradient_override_map:
-        return gradient_override_map(rules, values=self._values)
+        return gradient_override_map(rules, values=self._values, order=self._order)
 
     def _resolve(self, value: Any, op: Op) -> Rule:
         """The rule that an entry of the map stands for."""

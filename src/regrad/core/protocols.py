@@ -26,6 +26,7 @@ class Overriding(Protocol):
     """The rule that a scope puts in force (`core.overrides.OpBinding`)."""
 
     depth: int
+    once: bool  # whether the rule is for the first derivative alone
 
     def bind(self, op: Any, xs: Sequence[Any]) -> Any:
         """Return the rule for an op of `xs` that is being created, and count it."""
@@ -44,7 +45,9 @@ class GuardLike(Protocol):
 class RegionLike(Protocol):
     """One run of a compiled or repeated body (`transforms.region.Region`)."""
 
+    kind: str
     around: Any  # the state outside
+    tapes: Any  # what stands inside for the tapes outside
     traced: bool
 
     def enter(self, x: Any) -> Any:

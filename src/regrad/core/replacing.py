@@ -128,9 +128,15 @@ def gradient_of(value: Any) -> Any:
     return own_rule if value.gradient is None else value.gradient
 
 
-def check_values(rules: Mapping[Any, Any], values: bool, call: str) -> None:
-    """Refuse a map that replaces values, in a scope that does not say so."""
+def check_values(rules: Mapping[Any, Any], values: bool, order: int | None, call: str) -> None:
+    """Refuse a map that replaces values, in a scope that does not say so, or of one order."""
     keys = [key for key, rule in rules.items() if isinstance(rule, Replace)]
+    if keys and order is not None:
+        raise ArgumentError(
+            f"the map replaces the values of {', '.join(map(repr, keys))} (rg.replace), and "
+            f"order={order} asks for the derivatives that the ops themselves have, which is none of "
+            "another value. Open a scope of its own for either."
+        )
     if keys and not values:
         raise ArgumentError(
             f"the map replaces the values of {', '.join(map(repr, keys))} (rg.replace), and rules "

@@ -68,6 +68,7 @@ class Binding:
 
     replaces = False  # whether its rule replaces values, and so does something in each call
     marked = False  # as one that may match nothing: see `optional` in core/scopes
+    once = False  # whether its rule is for the first derivative alone
     sisters: Sequence[Binding] = ()  # of the same key, for all the op types that it names
 
     def __init__(self, op_type: str, rule_name: str, place: Any = None) -> None:

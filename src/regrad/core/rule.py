@@ -102,6 +102,7 @@ class Rule:
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     answers = False  # of one differentiable input, so that None is refused; see `no_gradient`
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
+    once = False  # for the first derivative alone: what differentiates that takes the op's own
     name = ""
     function: RuleFunction | None = None
     hit: Any = None  # a Hit: where the op under it was called, if it was put in force by a scope
@@ -161,6 +162,7 @@ class Conjugated(Rule):
         self.keeps: Callable[..., Any] = rule.keeps
         self.answers: bool = rule.answers
         self.whole: bool = rule.whole
+        self.once: bool = rule.once
         self.linear_in: Callable[..., Any] = rule.linear_in
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:

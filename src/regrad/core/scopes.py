@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from regrad.core.blocks import Block
 from regrad.core.callers import find_opener
 from regrad.core.reports import B, Report
-from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, kind
+from regrad.errors import ArgumentError, GradientError, NotFiredError, UnusedOverrideWarning, kind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,6 +60,27 @@ def unmarked(rules: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
     for key in marked:
         bare[key] = rules[key].rule
     return bare, marked
+
+
+def check_order(api: str, order: Any) -> int | None:
+    """Return up to which order rules hold: 1, or None for every order; raise for anything else."""
+    if order is None or (type(order) is int and order == 1):
+        return order
+    raise ArgumentError(
+        f"{api}: order is None (the rules hold at every order) or 1 (they give the first "
+        "derivative, and derivatives of that gradient take the ops' own), "
+        f"got {order!r:.60}"
+    )
+
+
+def refuse_once(name: str, overrides: Mapping[Any, Any] | None) -> None:
+    """Refuse rules for the first derivative alone where another library differentiates."""
+    if any(binding.once for binding in (overrides or {}).values()):
+        raise GradientError(
+            f"{name}: an override with order=1 is in force, and which derivative is the first is "
+            "known to the library that calls the function alone. Let the rules hold at every order "
+            "(order=None), or differentiate with regrad's functions."
+        )
 
 
 class Scope(Block, Report[B]):

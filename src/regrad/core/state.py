@@ -120,7 +120,12 @@ class State:
 
     @property
     def inspected(self) -> bool:
-        """True if a tape is to see every op: what else is one record then runs op by op."""
+        """True if a tape is to see every op: what else is one record then runs op by op.
+
+        So it is where the tapes are to have different records of it (see `tape.put`).
+        """
+        if self.overrides and len(open_tapes(self)) > 1:
+            return any(binding.once for binding in self.overrides.values())
         return not self.plain and any(tape.opens for tape in self.tapes)
 
 
@@ -136,6 +141,17 @@ def tell_followers(state: State | None) -> None:
     """Tell all who follow what is in force in a state that is being entered, or gone back to."""
     for tell in FOLLOWERS:
         tell(None if state is None else state.overrides)
+
+
+def open_tapes(state: State) -> tuple[Tape, ...]:
+    """The tapes under which a function runs, the innermost last.
+
+    A custom function suspends some of them, and they are open all the same.
+    """
+    tapes, guard = state.tapes, state.guard
+    while guard is not None and not (tapes and tapes[-1] not in guard.tapes):
+        tapes, guard = guard.tapes, guard.outer
+    return tapes
 
 
 @block

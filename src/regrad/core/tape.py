@@ -18,8 +18,9 @@ from regrad.core.protocols import Overriding, VariableLike
 from regrad.core.registry import OPS, Attrs, Op
 from regrad.core.reports import Hit
 from regrad.core.rule import Conjugated, NoGradient, OpView, Rule
-from regrad.core.state import BESIDE, OPEN, State, current, refuse_elsewhere
+from regrad.core.state import BESIDE, OPEN, State, current, open_tapes, refuse_elsewhere
 from regrad.core.tensor import Tensor, wrap
+from regrad.errors import GradientError
 
 NO_ATTRS: Attrs = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
@@ -189,6 +190,7 @@ class Tape:
     plain = True  # admits any record and keeps what the rules name
     keeps_all = False  # its records keep all inputs and outputs, for inspection
     opens = False  # what else is one record (a compiled call, a checkpoint) runs op by op
+    levels = 1  # for how many open tapes it stands
 
     def __init__(self, watched: Iterable[int] = ()) -> None:
         self.watched: set[int] = set(watched)
@@ -355,9 +357,51 @@ def put(
     y: Any,
     layout: Layout = None,
 ) -> None:
-    """Write one record, which all the tapes that watch share."""
+    """Write one record, which all the tapes that watch share.
+
+    A rule for the first derivative alone is for the innermost tape that is open. The others, which
+    differentiate the gradient, record the op under its own.
+    """
+    if not rule.once:
+        _put(state, state.tapes, op, rule, xs, attrs, y, layout)
+        return
+    inner = innermost(state, op)
+    outer = [tape for tape in state.tapes if tape not in inner]
+    _put(state, inner, op, rule, xs, attrs, y, layout)
+    _put(state, outer, op, op.rule, xs, attrs, y, layout)
+
+
+def innermost(state: State, op: Op) -> list[Tape]:
+    """Return the innermost of the open tapes, if it records here, with what a region adds to it.
+
+    Raises:
+        GradientError: it is that of a region, and stands for several.
+    """
+    last = open_tapes(state)[-1:]
+    if last and state.region is not None and last[0] in state.region.tapes:
+        last = tuple(state.region.tapes)
+    if any(tape.levels > 1 for tape in last):
+        kind = "region" if state.region is None else state.region.kind
+        raise GradientError(
+            f"order=1: {op.type!r} is created in the body of a {kind}, which is one "
+            "op to two gradients at once, one of the other, and its rule is for one of them. "
+            "Write the loop or the branch in Python, map over examples outside of the gradients, "
+            "or let the rules hold at every order (order=None)."
+        )
+    return [tape for tape in last if tape in state.tapes]
+
+
+def _put(
+    state: State,
+    tapes: Sequence[Tape],
+    op: Op,
+    rule: Rule,
+    xs: tuple[Tensor, ...],
+    attrs: Attrs,
+    y: Any,
+    layout: Layout,
+) -> None:
     ids = tuple([x._id for x in xs])
-    tapes: Sequence[Tape] = state.tapes
     if len(tapes) != 1 or tapes[0].watched.isdisjoint(ids):
         tapes = [tape for tape in tapes if not tape.watched.isdisjoint(ids)]
         if not tapes:

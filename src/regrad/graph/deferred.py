@@ -29,7 +29,7 @@ from regrad.core.tape import Record, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
-from regrad.graph.graph import Symbol, defer, home, in_innermost, is_symbolic
+from regrad.graph.graph import Symbol, defer, home, in_innermost, is_symbolic, refuse_once
 from regrad.graph.size_ops import of_shape, size_tensor
 from regrad.shapes.infer import Spec, probe
 
@@ -281,6 +281,8 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
     if state is None or not state.overrides:
         return {}
     root = home(xs).root
+    if any(b.once for b in state.overrides.values()):
+        refuse_once(home(xs), "a function that waits for the run")
     types = [(getattr(k, "op_type", k), k, b) for k, b in state.overrides.items()]
     mine = [(t, k, b) for t, k, b in types if isinstance(t, str) or t[0] is root]
     mine.sort(key=lambda item: item[2].depth)

@@ -22,7 +22,7 @@ from regrad.core.dims import Dim, ErrorTerms, SizeSource, UnknownRank
 from regrad.core.name_scopes import PATH
 from regrad.core.registry import OPS, Attrs, Kernel, Op
 from regrad.core.rule import NoGradient, OpView, Rule
-from regrad.core.state import current, next_id
+from regrad.core.state import current, next_id, open_tapes
 from regrad.core.tape import GroupedRecord, Layout, effective, placed, put, rule_in_force
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, FinalizedError, GraphError, kind
@@ -137,12 +137,14 @@ class Node(GroupedRecord):
     """An op of a graph: a record whose inputs and outputs are symbolic."""
 
     __slots__ = (
-        "control", "face", "face_inputs", "graph", "name", "number", "plain", "sized", "symbols",
+        "control", "derived", "face", "face_inputs", "graph", "name", "number", "plain", "sized",
+        "symbols",
     )  # fmt: skip
 
     graph: Graph
     name: str
     number: int  # in order of creation, which is an order in which they can run
+    derived: bool  # whether a backward pass made it
     control: tuple[Node, ...]  # what must have run before
     sized: list[Symbol]  # of which attributes want the shape (or the value) in a run
     symbols: tuple[Symbol, ...]  # the outputs
@@ -320,7 +322,7 @@ class Graph:
             op, rule, attrs, tuple(ids), given, tuple(own), (), None, layout or PLACES[len(own)]
         )
         node.plain = layout is None and not op.several and op.flat
-        node.graph = self
+        node.graph, node.derived = self, False
         node.control = self._here.controls
         node.face = node.face_inputs = None
         node.sized = dims.sources(attrs.values()) if attrs else []
@@ -549,6 +551,16 @@ def defer(
     return put_down(graph, op, rule, xs, attrs, layout, specs)
 
 
+def refuse_once(graph: Graph, called: str) -> None:
+    """Refuse a rule for the first derivative alone in a branch or loop."""
+    if graph.outer is not None:
+        raise GraphError(
+            f"order=1: {called!r} is created in a branch or loop of the graph, whose second "
+            "derivative would be by the rule, too. Let the rules hold at every order (order=None), "
+            "or write the loop in Python."
+        )
+
+
 def put_down(
     graph: Graph,
     op: Op,
@@ -559,8 +571,12 @@ def put_down(
     specs: Sequence[Spec] | None = None,
 ) -> Any:
     """Put an op under a rule into a graph, and on each tape that watches one of its inputs."""
-    y = graph.add(op, rule, xs, attrs, layout, specs)
-    state = current()
+    state, own = current(), rule
+    if rule.once:
+        refuse_once(graph, op.type)
+        if state is not None and open_tapes(state):
+            own = op.rule  # a tape differentiates the op: to the graph that is a gradient
+    y = graph.add(op, own, xs, attrs, layout, specs)
     if state is not None and state.tapes:
         put(state, op, rule, xs, attrs, y, layout)
     return y

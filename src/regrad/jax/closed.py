@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from regrad.errors import ArgumentError, kind
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host.programs import JAX, codes, source
 from regrad.jax.keys import find_definition
 
@@ -108,6 +108,17 @@ def _is_jax(code: Any) -> bool:
 
 def _caller(eqn: core.JaxprEqn) -> Any:
     return next(((code, at) for code, at in codes(eqn) if not _is_jax(code)), None)
+
+
+def check_solve(bindings: Sequence[Any], where: str) -> None:
+    """Refuse rules for the first derivative alone in the map of a linear solve."""
+    once = [binding for binding in bindings if binding.once and not binding.native]
+    if once:
+        raise GradientError(
+            f"override: {once[0].op_type!r} occurs in a linear solve ({where}), which JAX "
+            "differentiates as a whole, by the rule at every order, and the rule has order=1. "
+            "Solve outside of the function, or let the rules hold at every order (order=None)."
+        )
 
 
 def advice(closed: Sequence[Closed]) -> str:

@@ -42,6 +42,7 @@ class RuleGradient(EquationGradient):
         self.outs = outs
         self.places = places
         self.fixed = fixed
+        self.once: bool = rule.once
         self.known = attrs
         self.operand: dict[int | str, int] = {p: i for i, p in enumerate(places) if p is not None}
 

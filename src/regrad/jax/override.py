@@ -37,7 +37,7 @@ from regrad.core.callers import PACKAGE, warn_caller
 from regrad.core.places import at, entries, spread
 from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
-from regrad.core.scopes import unmarked
+from regrad.core.scopes import check_order, unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
@@ -46,6 +46,7 @@ from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.host.extending import open_traces
 from regrad.jax.keys import Key, key_for
 from regrad.jax.modules import Naming
+from regrad.jax.primitives import tied
 from regrad.jax.ruled import KeyBinding
 from regrad.jax.surgery import Occurrences, Surgery
 from regrad.transforms.arguments import replaced
@@ -76,6 +77,9 @@ class override(Report[KeyBinding]):
             Linen and Haiku call their modules. f is called with it, with copies of it (as
             `jax.grad` makes them) or closes over it.
         values: whether rules may replace values, as `rg.replace(forward)` does.
+        order: By default the rules hold at every order. With `order=1` they give the first
+            derivative alone: what differentiates that (`jax.grad` of `jax.grad`) differentiates the
+            rules' formulas, and all else by JAX's own derivatives.
 
     Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
     `cond`, `checkpoint`, `vmap` and `shard_map`, too), and runs the program. A rule in force fires
@@ -95,7 +99,7 @@ class override(Report[KeyBinding]):
     Raises:
         ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in
             JAX's programs as a key; two keys for one thing; a place that is nowhere in the program;
-            a rule replaces values without `values=True`.
+            a rule replaces values without `values=True`; `order` is neither None nor 1.
         UnknownOpError: a key is neither an op type that can be found nor a primitive.
         RuleError: a rule asks for a name that its op does not have, or answers wrongly.
         PassedOverError: a function with a derivative of its own hides an overridden op.
@@ -122,6 +126,15 @@ class override(Report[KeyBinding]):
     >>> ours = rg.jax.override(scoped, {rg.at("head", "Sin"): lambda dy, x: dy * 10})
     >>> print(jax.grad(ours)(0.0))
     11.0
+
+    The derivative of what a rule explains:
+
+    >>> for order in (None, 1):
+    ...     rules = {"Tanh": lambda dy, y: dy * y}
+    ...     ours = rg.jax.override(lambda x: jnp.tanh(x) ** 2, rules, order=order)
+    ...     print(f"{jax.grad(jax.grad(ours))(0.5):.4f}")  # jax.grad(ours) is 2 tanh(x)²
+    0.8542
+    1.4537
     """
 
     _name = "override"
@@ -136,6 +149,7 @@ class override(Report[KeyBinding]):
         keep: Iterable[Any] = (),
         model: Any = None,
         values: bool = False,
+        order: int | None = None,
     ) -> None:
         if isinstance(f, Mapping):
             raise ArgumentError(f"override takes the function first. {_USE}")
@@ -145,11 +159,12 @@ class override(Report[KeyBinding]):
                 "override takes a dict of op types, primitives or functions to rules, as in "
                 f"override(f, {{'Relu': rule}}), got {kind(rules)}"
             )
+        self._order = check_order("override", order)
         need(OVERRIDES, GRADIENTS)  # (here it is the user who calls, and there it may be JAX)
         self._original = f  # (wrappers copy attributes, so plain names would meet their own)
         self._bindings: dict[str, KeyBinding] = {}
         rules, marked = unmarked(spread(rules))
-        check_values(rules, values, "override(f, rules, values=True)")
+        check_values(rules, values, order, "override(f, rules, values=True)")
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():
             sisters: list[KeyBinding] = []
@@ -194,6 +209,7 @@ class override(Report[KeyBinding]):
         meant.label += f" ({len(alike) + 1})" if alike and meant not in alike else ""
         self._keys[key] = meant
         binding = KeyBinding(meant, rule, place)
+        binding.once = self._order == 1
         known = getattr(meant, "known", None)
         if known is not None:
             binding.bind(known)  # so that a rule that does not fit is refused now
@@ -222,7 +238,11 @@ class override(Report[KeyBinding]):
             self._untouched.note(name, where, count)
         self._warn(found)
         self._note(found)
-        return call.result(core.jaxpr_as_fun(program)(*call.arrays))
+        arrays = call.arrays
+        if self._order == 1:
+            count, every = len(arrays), tied([*arrays, *program.consts])
+            arrays, program = every[:count], program.replace(consts=every[count:])
+        return call.result(core.jaxpr_as_fun(program)(*arrays))
 
     def _trace(self, call: TracedCall) -> Any:
         """Return the program of a call; if it has batched ops, with the vmaps as equations."""

@@ -27,10 +27,12 @@ Arrays: TypeAlias = Sequence[Any]
 class EquationGradient:
     """The way of a gradient through one op of a JAX program, with cotangents as JAX has them.
 
-    `name` is for messages, `avals` are those of the inputs.
+    `name` is for messages, `avals` are those of the inputs. One that counts `once` is for the first
+    derivative alone: to what differentiates that, the op is what it computes.
     """
 
     name = ""
+    once = False
     avals: Sequence[Any] = ()
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
@@ -81,7 +83,7 @@ def _evaluate(*xs: Any, jaxpr: core.ClosedJaxpr, gradient: EquationGradient) -> 
 
 
 def _op_jvp(primals: Arrays, tangents: Arrays, *, jaxpr: Any, gradient: EquationGradient) -> Any:
-    ys = run_op(primals, jaxpr, gradient)
+    ys = core.jaxpr_as_fun(jaxpr)(*primals) if gradient.once else run_op(primals, jaxpr, gradient)
     wanted = tuple(i for i, t in enumerate(tangents) if type(t) is not extending.Zero)
     outs = [jax.typeof(y).to_tangent_aval() for y in ys]
     floats = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
@@ -150,6 +152,7 @@ class WrappedGradient(EquationGradient):
         self.one = one
         self.name: str = one.name
         self.avals: Arrays = one.avals
+        self.once: bool = one.once
         self.keeps: Callable[..., Any] = one.keeps
         self.allow: Callable[..., Any] = one.allow
 
@@ -330,4 +333,48 @@ def _tangent_types(*avals: Any, tangent: Tangent, count: int) -> Any:
 extending.define(
     tangent_p, _push, _tangent_types,
     jvp=_tangent_jvp, transpose=_tangent_transposed, batched=_tangent_batched,
+)  # fmt: skip
+
+
+# -- arrays that move together ---------------------------------------------------------------------
+
+tie_p: Any = core.Primitive("regrad_tie")
+
+
+class _Still(Tangent):
+    """The tangents of arrays that move with others, by theirs: zeros."""
+
+    name = "what moves with others"
+
+    def __init__(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
+        self.ins = ins
+        self.outs = outs
+
+    def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+        return [*map(extending.zeros_like_aval, self.ins)]
+
+
+def tied(xs: Sequence[Any]) -> list[Any]:
+    """Return the same arrays, of which to JAX all move where one does.
+
+    So a derivative by one of them is the first for each op that is made of any. JAX would take the
+    one that reaches the op first for it, which may be a derivative of a gradient by another.
+    """
+    places = [i for i, x in enumerate(xs) if extending.trace_of(x) is not None and is_float(x.aval)]
+    if len(places) < 2:
+        return list(xs)
+    return replaced(xs, places, tie_p.bind(*[xs[i] for i in places]))
+
+
+def _tie_jvp(primals: Arrays, tangents: Arrays) -> Any:
+    still = [i for i, t in enumerate(tangents) if type(t) is extending.Zero]
+    ts = [t for t in tangents if type(t) is not extending.Zero]
+    one = _Still([*map(jax.typeof, ts)], [tangents[i].aval for i in still])
+    zeros = run_tangent(one, [], ts) if still else []
+    return tie_p.bind(*primals), replaced(tangents, still, zeros)
+
+
+extending.define(
+    tie_p, lambda *xs: list(xs), lambda *avals: (list(avals), core.no_effects), jvp=_tie_jvp,
+    transpose=lambda dys, *xs: list(dys), batched=lambda axis, xs, dims: (tie_p.bind(*xs), dims),
 )  # fmt: skip

@@ -68,6 +68,7 @@ class KeyBinding(Binding):
                 rule = self._by_usual_names(op)
                 if rule is None:
                     raise
+            rule.once = self.once
             self.rules[id(op)] = op, rule
         return self.rules[id(op)][1]
 

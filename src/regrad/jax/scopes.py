@@ -18,6 +18,7 @@ from regrad.core.bindings import Overrides
 from regrad.core.blocks import block
 from regrad.core.jobs import CARRIERS
 from regrad.core.rule import identity_of
+from regrad.core.scopes import refuse_once
 from regrad.core.state import current, in_state, is_held
 from regrad.errors import GradientError
 from regrad.transforms.jit import in_order
@@ -67,6 +68,7 @@ def _in_force() -> Overrides:
 def check(name: str) -> None:
     """Raise where JAX would keep a trace as one without the rules that are in force."""
     overrides = _in_force() or {}
+    refuse_once(name, overrides)
     if all(map(is_held, overrides)):
         return
     if places := [p for b in overrides.values() if (p := getattr(b, "place", None)) is not None]:

@@ -20,7 +20,7 @@ from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient
 from regrad.jax.host.functions import rule_note
 from regrad.jax.host.programs import COMPOSED, JAX, arg_names, called, codes, lines, scopes
-from regrad.jax.primitives import EquationGradient, op_p
+from regrad.jax.primitives import EquationGradient, op_p, tie_p
 
 # Libraries that models are written with: a line of theirs says less than the one that called it.
 LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "numpyro", "chex")
@@ -77,7 +77,9 @@ def is_custom(eqn: core.JaxprEqn) -> bool:
 
 
 def is_no_op(eqn: Any) -> bool:
-    """Return whether JAX added the equation: it counts calls, or strengthens a weak type."""
+    """Return whether nobody wrote the equation: it counts, ties, or strengthens a weak type."""
+    if eqn.primitive is tie_p:
+        return True
     if eqn.primitive is op_p:
         return isinstance(_bare(eqn.params["gradient"]), CountedGradient)
     if eqn.primitive.name != "convert_element_type":

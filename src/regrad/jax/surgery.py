@@ -43,11 +43,11 @@ from jax.extend import core
 from regrad.core.reports import Hit
 from regrad.errors import GradientError, PassedOverError
 from regrad.jax.boundaries import restore_calls
-from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
+from regrad.jax.closed import Closed, ClosedFunctionPolicy, check_solve, name_and_place, of_jax
 from regrad.jax.equations import call_site, find_line, is_differentiable
 from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey
-from regrad.jax.primitives import op_p
+from regrad.jax.primitives import op_p, tie_p
 from regrad.jax.ruled import KeyBinding, count_passes, put_rule
 from regrad.jax.where import Around, Whereabouts
 from regrad.transforms.closures import reads_state
@@ -185,7 +185,8 @@ class Surgery:
             jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
             changed = jaxpr is not getattr(given, "jaxpr", given)
             # weak, or a program that did not change would keep itself alive
-            made = given.replace(jaxpr=jaxpr) if jaxpr is not given and _closed(given) else jaxpr
+            is_closed = jaxpr is not given and isinstance(given, core.ClosedJaxpr)
+            made = given.replace(jaxpr=jaxpr) if is_closed else jaxpr
             known[around] = (made if changed else None), found
         made, found = known[around]
         return (given if made is None else made), found
@@ -268,7 +269,7 @@ class Surgery:
         if is_custom or (programs.is_high(eqn) and is_differentiable(eqn)):
             return self.custom(eqn, around, found)
         self.check_hidden(eqn, around, found)
-        if is_differentiable(eqn) and name != "stop_gradient":
+        if is_differentiable(eqn) and name not in ("stop_gradient", tie_p.name):
             found.untouched[name, self.lines[-1]] += 1
         return eqn
 
@@ -347,6 +348,7 @@ class Surgery:
         """
         matvec, vecmat = programs.linear_maps(eqn)
         new, inner = self.program(matvec, around)
+        check_solve([seen.binding for seen in inner.hits], self.lines[-1])
         found.add(inner)
         replaced = [seen.hit for seen in inner.hits if seen.binding.replaces]
         if replaced and not around.closed:
@@ -467,10 +469,6 @@ class Surgery:
                     "would never run. Leave that part out of the function, or give the whole of "
                     "it a gradient with rg.jax.custom_grad."
                 )
-
-
-def _closed(program: Any) -> bool:
-    return isinstance(program, core.ClosedJaxpr)
 
 
 def _derived_error(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:

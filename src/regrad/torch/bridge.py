@@ -16,6 +16,7 @@ from torch import is_autocast_enabled
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.blocks import block
+from regrad.core.scopes import refuse_once
 from regrad.core.state import State, current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
@@ -62,9 +63,11 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
                 f"from_regrad: {_name(f)} was called while regrad differentiates, which does not "
                 "see torch tensors; call the regrad function itself there"
             )
+        overrides = None if state is None else state.overrides
+        refuse_once("from_regrad", overrides)
         leaves, rebuild = containers.flatten((args, options))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        body = Opened(f, leaves, places, rebuild, None if state is None else state.overrides)
+        body = Opened(f, leaves, places, rebuild, overrides)
         ys = bridge(body, [leaves[i] for i in places])
         return body.close(ys)
 

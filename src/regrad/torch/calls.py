@@ -21,6 +21,7 @@ from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
 from regrad.torch.host import in_forward_mode, is_transformed, version_of
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
+from regrad.torch.orders import in_gradient, is_of_gradient
 from regrad.torch.recorded import Recordings, exact, is_usual
 from regrad.torch.replacing import Replaced
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
@@ -65,16 +66,27 @@ class RuleCall:
     total: int | None = None  # how many arguments that Function has
     theirs: tuple[Any, int] = None, 0  # that Function, and how many tensors it has saved itself
     specs: Sequence[Any] = ()  # shapes and dtypes of its tensors, once its rule runs
+    once = False  # whether the rule is for the first derivative alone
     record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
 
     def __call__(self, *xs: torch.Tensor) -> Any:
         if OWN.get():
             return self.forward(*xs)
-        if self.rule.asks_builtin:
+        if self.rule.asks_builtin or (self.once and not self._is_in_program()):
             later = is_traced() and may_change(self.rule)  # (what is recorded now is gone then)
             self.prepare(xs, None if later else TorchGradient.of(self.forward, xs))
         y = apply(Overridden, self, *xs)
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
+
+    def _is_in_program(self) -> bool:
+        """Return whether torch.compile traces, whose programs have first derivatives alone."""
+        if is_traced() and is_transformed():
+            raise GradientError(
+                f"order=1: {self.describe()} runs under torch.func in a program of torch.compile, "
+                "where nothing tells which derivative is the first. Compile what torch.func is "
+                "given, or let the rules hold at every order (order=None)."
+            )
+        return is_traced()
 
     def prepare(self, xs: Sequence[torch.Tensor], record: Any) -> None:
         """Be ready to be asked for torch's own gradient, of which there may be a record."""
@@ -225,6 +237,11 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         call, specs, outputs, _ = ctx.known
+        if call.once:
+            raise GradientError(
+                f"forward mode: {call.describe()} has order=1, and nothing tells which derivative "
+                "is the first. Use reverse mode (grad, jacrev, vjp), at every order."
+            )
         if call.rule.asks_builtin or "forward" in call.rule.rule.extras:
             raise GradientError(
                 f"forward mode: {call.describe()} stands on `builtin` or `forward` (as a replaced "
@@ -253,6 +270,9 @@ def pull_back(ctx: Any, saved: Sequence[Any], dys: Sequence[torch.Tensor | None]
         saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
     pull = _pull_at_run_time if is_traced() and may_change(call.rule) else _pull_now
     found = pull(call, specs, outputs, wanted, saved, dys)
+    if call.once and not is_traced():
+        recorded = () if call.record is None else call.record.xs
+        found = in_gradient(found, [*saved[: len(call.kept)], *recorded])
     dxs: list[Any] = [None] * (call.total or len(specs) + 1)
     for n, dx in zip(wanted, found, strict=True):
         dxs[at[n]] = dx
@@ -263,9 +283,15 @@ def _pull_now(
     call: RuleCall, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any,
     hidden: bool = False,
 ) -> Sequence[Any]:  # fmt: skip
-    call.count_run()
     call.specs = specs
-    if call.rule.plain is False and not hidden and is_usual(dys):
+    if call.once and not is_traced() and is_of_gradient():
+        with shield(dys):
+            dxs = call.pull(call.spread(saved[: len(call.kept)], call.kept), dys)
+        found = [dxs[call.places[n]] for n in wanted]
+        pairs = zip(found, wanted, strict=True)
+        return [None if dx is None else convert(dx, specs[n][1]) for dx, n in pairs]
+    call.count_run()
+    if call.rule.plain is False and not (hidden or call.once) and is_usual(dys):
         found = _replayed(call, specs, outputs, wanted, [*saved, *dys])
         if found is not None:
             return found

@@ -28,6 +28,7 @@ class TorchGradient:
 
     def __init__(self, function: Callable[..., Any], xs: Tensors) -> None:
         xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # inputs of this call alone
+        self.xs: Tensors = xs
         self.nodes: list[Any] = [x.grad_fn for x in xs]
         y = function(*xs)
         self.ys: Sequence[torch.Tensor] = y if isinstance(y, tuple) else (y,)

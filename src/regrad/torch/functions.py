@@ -128,10 +128,12 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     ctx.set_materialize_grads(True)
     call.at, call.total = [i for i, _ in xs], len(args)
     saved: Sequence[Any] = ()
-    if call.rule.asks_builtin:
+    if call.rule.asks_builtin or call.once:
         own = None if call.rule.replaces else OwnGradient  # (see `Ruled`)
         saved = () if own is None else ctx.to_save or ()
         call.prepare([x for _, x in xs], own)
+    if call.once:
+        call.kept = list(range(len(xs)))  # (for `orders`)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
     if saved:
         ctx.save_for_backward(*ctx.to_save, *saved)
@@ -166,7 +168,7 @@ class Ruled(torch.autograd.Function, metaclass=Silent):
         call, saved = ctx.known[0], ctx.saved_tensors
         function, theirs = call.theirs
         ours = len(saved) - theirs
-        if call.rule.asks_builtin and not call.rule.replaces:
+        if (call.rule.asks_builtin or call.once) and not call.rule.replaces:
             call.record = OwnGradient(function, ctx, saved[ours:])
         try:
             return pull_back(ctx, saved[:ours], dys)
@@ -184,6 +186,7 @@ class OwnGradient:
         self.function = function
         self.ctx = ctx
         self.saved_tensors = saved
+        self.xs: Sequence[Any] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ctx, name)

@@ -17,7 +17,7 @@ from regrad.core.placed import asks_site
 from regrad.core.places import Counts, at, spread
 from regrad.core.replacing import check_values
 from regrad.core.reports import Binding, Table, Untouched
-from regrad.core.scopes import Scope, left_out_of_turn, unmarked
+from regrad.core.scopes import Scope, check_order, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, NotFiredError
 from regrad.torch import functions, intercepts
@@ -45,6 +45,11 @@ class gradient_override_map(Scope[Binding]):
         model: the module whose `named_modules()` keys name by path, or by number. It may run by
             itself, in a wrapper (DDP, `torch.compile`), or in parts.
         values: whether rules may replace values, as `rg.replace(forward)` does.
+        order: By default the rules hold at every order. With `order=1` they give the first
+            derivative alone: what differentiates a gradient that they made (`create_graph=True`)
+            differentiates the rules' formulas, and all else by torch's own gradients. A backward
+            pass through such a gradient and past it (`loss + gradient.norm()`) takes torch's own
+            throughout.
 
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
@@ -59,7 +64,8 @@ class gradient_override_map(Scope[Binding]):
 
     Raises:
         ArgumentError: a key names no module of the model, or two keys name one for the same call; a
-            rule replaces values without `values=True`.
+            rule replaces values without `values=True`; `order` is neither None nor 1.
+        GradientError: `order=1` in forward mode, or under torch.func in torch.compile.
         UnknownOpError: a key or a rule name does not exist, or torch has no such op.
         RuleError: a rule asks for a name that the op does not have.
         PassedOverError: an op would keep its own gradient all the same (in the scope), or a module
@@ -75,6 +81,12 @@ class gradient_override_map(Scope[Binding]):
     >>> with regrad.torch.gradient_override_map({"Relu": rg.rules.guided_relu}) as used:
     ...     model(x).sum().backward()
     >>> used.assert_fired()
+    >>> x = torch.tensor(0.5, requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({"Tanh": lambda dy, y: dy * y}, order=1):
+    ...     (relevance,) = torch.autograd.grad(x.tanh() ** 2, x, create_graph=True)  # 2 tanh(x)²
+    >>> relevance.backward()
+    >>> x.grad
+    tensor(1.4537)
     """
 
     @helpful("gradient_override_map")
@@ -85,14 +97,16 @@ class gradient_override_map(Scope[Binding]):
         keep: Iterable[Any] = (),
         model: Any = None,
         values: bool = False,
+        order: int | None = None,
     ) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
                 "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
+        self._order = check_order("gradient_override_map", order)
         self._rules, self._marked = unmarked(spread(rules, _is_module_class))
-        check_values(self._rules, values, "gradient_override_map(rules, values=True)")
+        check_values(self._rules, values, order, "gradient_override_map(rules, values=True)")
         self._values = values
         asked = any(asks_site(rule, None) for rule in self._rules.values())
         self._places: bool = asked or any(isinstance(key, at) for key in self._rules)
@@ -117,7 +131,7 @@ class gradient_override_map(Scope[Binding]):
         outer = open_here()
         around = outer[-1]._ruleset if outer else None
         modules = Modules(self._model) if self._places else None
-        ruleset = rule_set(self._rules, self._keep, around, modules)
+        ruleset = rule_set(self._rules, self._keep, around, modules, self._order)
         try:
             self._open(ruleset, outer, modules)
             yield self
@@ -217,8 +231,8 @@ class gradient_override_map(Scope[Binding]):
         return True
 
     def _fresh(self, rules: Any) -> gradient_override_map:
-        options = {"keep": self._keep, "model": self._model, "values": self._values}
-        return gradient_override_map(rules, **options)
+        options = {"keep": self._keep, "model": self._model}
+        return gradient_override_map(rules, **options, values=self._values, order=self._order)
 
     def _collect(self, scope: Any) -> None:
         super()._collect(scope)

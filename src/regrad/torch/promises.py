@@ -139,6 +139,16 @@ def second_order() -> None:
     assert torch.equal(ddx, 2 * x), f"the second derivative is {ddx.tolist()}"
 
 
+@host.ORDERS.promise
+def first_order_alone() -> None:
+    x = _input()
+    with gradient_override_map({"Relu": lambda dy, y: dy * y}, order=1):
+        y = torch.relu(x * x)
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)  # 2x³
+    (ddx,) = torch.autograd.grad(dx.sum(), x)
+    assert torch.equal(ddx, 6 * x * x), f"the second derivative is {ddx.tolist()}"
+
+
 @host.OVERRIDES.promise
 def transformations_of_torch_func() -> None:
     x = _input().detach()

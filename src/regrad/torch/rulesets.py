@@ -283,9 +283,13 @@ class Plan:
     Args:
         rules: the map, without maps in it (see `core.places.spread`).
         steps: the modules of the model; None if no model was given.
+        order: 1 for rules of the first derivative alone.
     """
 
-    def __init__(self, rules: Mapping[Any, Any], steps: Sequence[Step] | None) -> None:
+    def __init__(
+        self, rules: Mapping[Any, Any], steps: Sequence[Step] | None, order: int | None = None
+    ) -> None:
+        self.once: bool = order == 1
         self.rules: dict[str, dict[at, ForeignRule]] = {}  # by op type
         self.replaces: dict[Any, bool] = {}  # whether rules replace values, by the same keys
         self.named_as: dict[str, Any] = {}  # the key or `what` that an op type was found by
@@ -318,7 +322,7 @@ class Plan:
         if isinstance(what, str) and optypes.find_family(what) is None:
             what = functions.find_named(what)
         made, place = (key, key) if isinstance(key, at) else (family.type, at(what=family.type))
-        make = partial(_make_rule, made, what, family)
+        make = partial(_make_rule, made, what, family, self.once)
         asks = asks_site(value, family.op)
         rule = make(with_site(value, None) if asks else value)
         if asks:
@@ -387,7 +391,7 @@ class Plan:
         return {key: None for key in self.named_as.values() if functions.is_function(key)}
 
 
-def _make_rule(key: Any, what: Any, family: optypes.Family, value: Any) -> ForeignRule:
+def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: Any) -> ForeignRule:
     """Return the rule of a key for what it names."""
     if isinstance(value, Replace) and functions.is_function(what):
         functions.refuse_unreplaceable(what)
@@ -401,7 +405,7 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, value: Any) -> Forei
     else:
         by_count = FunctionRule if functions.is_function(what) else RuleByCount
         rule = by_count(value, seen.op, what)
-    rule.family, rule.key = seen, key
+    rule.family, rule.key, rule.once = seen, key, once
     return rule
 
 
@@ -411,15 +415,15 @@ _LOCK = threading.Lock()
 
 def rule_set(
     rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None,
-    modules: Modules | None = None,
+    modules: Modules | None = None, order: int | None = None,
 ) -> RuleSet:  # fmt: skip
     """The set of these rules, made once for all scopes with the same ones."""
     layout = () if modules is None else modules.layout
     pairs = frozenset((identity_of_key(key), identity_of(rule)) for key, rule in rules.items())
-    key = pairs, keep, outer, layout
+    key = pairs, keep, outer, layout, order
     with _LOCK:
         if key not in _SETS:
-            _SETS[key] = RuleSet(Plan(rules, modules and modules.steps), keep, outer)
+            _SETS[key] = RuleSet(Plan(rules, modules and modules.steps, order), keep, outer)
             if len(_SETS) > KEPT:
                 _SETS.popitem(last=False)
         _SETS.move_to_end(key)
@@ -519,10 +523,11 @@ def _override(
             layout = None if rule.op.flat else filled.layout
             forward = filled.bind(spelling.function)
             call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
+            call.once = held.once
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]
-            if call.kept[:1] == [0] or rule.asks_builtin:  # x is wanted as it was
+            if call.kept[:1] == [0] or rule.asks_builtin or call.once:  # x is wanted as it was
                 xs[0] = target.clone()
             return put(target, call(*xs), function)
 
@@ -557,7 +562,9 @@ def find_call(function: Any, args: Sequence[Any], moves: bool = True) -> RuleCal
         rule = held.for_call(args, moving)
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope, held.key, key, tuple(xs[0].shape))
-        return RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)
+        call = RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)
+        call.once = held.once
+        return call
     return None
 
 

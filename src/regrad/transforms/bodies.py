@@ -218,7 +218,8 @@ def counted_now(overrides: Overrides) -> Overrides:
     now = (state := current()) and state.overrides
     if not now or not overrides:
         return overrides
-    same = {k: now[k] for k, b in overrides.items() if k in now and now[k].rule is b.rule}
+    shared = {k: (now[k], b) for k, b in overrides.items() if k in now}
+    same = {k: a for k, (a, b) in shared.items() if a.rule is b.rule and a.once == b.once}
     return {**overrides, **(overrides_for_replay(same) or {})}
 
 

@@ -41,7 +41,7 @@ from regrad.core.bindings import Overrides
 from regrad.core.dispatch import in_region
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
-from regrad.core.state import OPEN, State, current, in_state, next_id
+from regrad.core.state import OPEN, State, current, in_state, next_id, open_tapes
 from regrad.core.tape import Tape, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GraphError, TraceError
@@ -284,11 +284,12 @@ def is_watched(x: Tensor, state: State) -> bool:
 class RegionTape(Tape):
     """The tape of a body: it watches what any of the suspended tapes watches."""
 
-    __slots__ = ("outer",)
+    __slots__ = ("levels", "outer")
 
     def __init__(self, outer: Sequence[Tape]) -> None:
         super().__init__()
         self.outer: Sequence[Tape] = outer
+        self.levels: int = 0
 
     def walks_back(self) -> bool:
         return any(tape.walks_back() for tape in self.outer)
@@ -382,7 +383,11 @@ def links_of(record: Record) -> Iterable[tuple[Sequence[Any], Sequence[Any]]]:
 def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
     """Return the tapes of a body: a main one of this kind, and one for each strict one outside."""
     outer = () if state is None else state.tapes
-    return (kind(outer), *[ForwardingTape((t,)) for t in outer if not t.plain]) if outer else ()
+    if state is None or not outer:
+        return ()
+    main = kind(outer)
+    main.levels = sum(tape.levels for tape in open_tapes(state))
+    return main, *[ForwardingTape((t,)) for t in outer if not t.plain]
 
 
 def run_inside(

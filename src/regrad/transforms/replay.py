@@ -30,7 +30,7 @@ from regrad.core.backends import is_inexact, is_traced
 from regrad.core.blocks import block
 from regrad.core.registry import Op
 from regrad.core.rule import Rule
-from regrad.core.state import State, current, in_state, next_id
+from regrad.core.state import State, current, in_state, next_id, open_tapes
 from regrad.core.tape import Place, Tape
 from regrad.core.tensor import Readable, Tensor
 from regrad.transforms.arguments import is_key, noted
@@ -70,6 +70,7 @@ class Capture(Trail):
         state = current()
         # tapes beyond this depth were opened by the body itself, by a call of `grad`, say
         self.depth: int = 0 if state is None else len(state.tapes)
+        self.open: int = 0 if state is None else len(open_tapes(state))
         self.mark: int = next_id()
         self.steps: list[Step] = []
         self.strangers: dict[int, tuple[int, Any]] = {}  # id() of an array: a number, the array
@@ -97,6 +98,8 @@ class Capture(Trail):
         layout: tuple[Place, ...] | None = None,
     ) -> None:  # fmt: skip
         refs = [self.ref(x) for x in xs]
+        if rule.once and len(open_tapes(current() or State())) > self.open:
+            rule = op.rule  # the body differentiates the op itself: outside, that is a gradient
         super().did(op, rule, xs, attrs, y, layout)
         outputs = y if isinstance(y, tuple) else (y,)
         self._keep(partial(run_op, op, rule, attrs, layout), refs, outputs)

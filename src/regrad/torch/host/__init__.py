@@ -40,6 +40,7 @@ RUN_TIME = HOST.feature(
     "rules in torch.compile that read what may change",
     "Write the rule without numbers and tensors from outside, or do not compile.",
 )
+ORDERS = HOST.feature("overrides with order=1", "Let the rules hold at every order (order=None).")
 SCRIPTS = HOST.feature(
     "overrides where TorchScript programs run", "Use the Python modules that were scripted."
 )
@@ -159,6 +160,16 @@ def pull_between(
         return torch.autograd.grad(ends, edges, dys, True, recording, allow_unused=True)
     ends, dys, edges = tuple(ends), tuple(dys), tuple(edges)
     return _run_backward(ends, dys, True, recording, edges, True, accumulate_grad=False)
+
+
+current_pass: Any = ORDERS.part(
+    "torch._C._current_graph_task_id", "nothing public tells one backward pass from others",
+    lambda found: found() == -1,
+)  # fmt: skip
+will_run: Any = ORDERS.part(
+    "torch._C._will_engine_execute_node", "nothing public tells what a backward pass goes through",
+    callable,
+)  # fmt: skip
 
 
 def is_leaf(node: Any) -> bool:

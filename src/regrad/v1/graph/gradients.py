@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,11 @@ from regrad.core.registry import OPS, RULES, name_is_taken
 from regrad.core.registry import RegisterGradient as register
 from regrad.core.rule import NoGradient
 from regrad.core.state import current, next_id, run_held
-from regrad.core.tape import cuts
+from regrad.core.tape import cuts, effective
 from regrad.core.tensor import TensorLike
 from regrad.core.walk import Grads, walk
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
+from regrad.graph.deferred import LATER
 from regrad.graph.graph import Graph, Node, Symbol, tensor_of
 from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph
@@ -281,7 +283,10 @@ def pull_in_graph(
     `seen` is extended by (node, dy, leaf, dx) for each gradient on the way.
     """
     ids = {x.id for x in xs}
-    nodes, watched = _path([y._data for y in ys], ids, stopped)
+    ends = [y._data for y in ys]
+    nodes, watched = _path(ends, ids, stopped)
+    if any(node.derived for node in nodes):  # what differentiates a gradient
+        nodes, watched = _path(ends, ids, stopped, _without_once)
     grads: Grads = {}
     for y, dy in zip(ys, dys, strict=True):
         key = y._data.id
@@ -296,24 +301,41 @@ def pull_in_graph(
             yield node
 
     graph = current_graph()
-    before = graph.scope
+    before, start = graph.scope, len(graph.own_nodes)
     try:
         walk(records(), grads, watched, _OpNames(graph, scope, seen))
     finally:
         graph.scope = before
+    for node in graph.own_nodes[start:]:
+        node.derived = True
     return [found.get(x.id, grads.get(x.id)) for x in xs]
 
 
 def _path(
-    ys: Sequence[Symbol], xs: set[int], stopped: Container[Node]
-) -> tuple[list[Node], set[int]]:
+    ys: Sequence[Symbol], xs: set[int], stopped: Container[Node],
+    seen_as: Callable[[Node], Node] = lambda node: node,
+) -> tuple[list[Node], set[int]]:  # fmt: skip
     """The nodes between ys and xs, and the symbols by which gradients pass between them."""
     watched, nodes = set(xs), []
-    for node in _reaching(ys):
-        if node not in stopped and _leads_back(node, watched):
+    for each in _reaching(ys):
+        node = seen_as(each)
+        if each not in stopped and _leads_back(node, watched):
             nodes.append(node)
             watched.update(_with_gradients(node))
     return nodes, watched
+
+
+def _without_once(node: Node) -> Node:
+    """Return a node as a gradient of a gradient sees it: without rules for the first alone."""
+    if node.derived:
+        return node
+    overrides = node.attrs.get("overrides") if node.op is LATER else None
+    if not (node.rule.once or any(b.once for b in (overrides or {}).values())):
+        return node
+    own = copy(node)
+    own.rule = effective(node.op, node.op.rule, node.specs, node.y)
+    own.attrs = {**node.attrs, "overrides": None} if overrides else node.attrs
+    return own
 
 
 def _leads_back(node: Node, watched: set[int]) -> bool:

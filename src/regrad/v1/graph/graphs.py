@@ -214,19 +214,22 @@ class Graph(engine.Graph):
 
     # -- overrides -------------------------------------------------------------------------------
 
-    def gradient_override_map(self, op_type_map: OpTypeMap) -> GraphOverrideScope:
+    def gradient_override_map(
+        self, op_type_map: OpTypeMap, order: int | None = None
+    ) -> GraphOverrideScope:
         """Within the scope, ops of the given types made in this graph have other gradients.
 
         Values are names given to `RegisterGradient` (looked up when a gradient is computed), op
         types whose own rule is to be used, or functions. Unknown op types are refused. The object
-        bound by `as` has `hits` and `assert_fired()`, as `regrad.gradient_override_map` has.
+        bound by `as` has `hits` and `assert_fired()`, as `regrad.gradient_override_map` has, whose
+        `order` this is: with `order=1`, `gradients` of what `gradients` returned take the ops' own.
 
         Raises TypeError on entering unless the map is a dict of strings to strings or functions,
         UnknownOpError (a LookupError) for a key that is not an op type.
 
         Source: `tf.Graph.gradient_override_map`.
         """
-        return GraphOverrideScope(self, op_type_map)
+        return GraphOverrideScope(self, op_type_map, order)
 
 
 class MissingNameError(GraphError, KeyError):
@@ -239,8 +242,8 @@ class MissingNameError(GraphError, KeyError):
 class GraphOverrideScope(OverrideScope):
     """A scope of one graph, whose names are looked up late, as TensorFlow does."""
 
-    def __init__(self, graph: Graph, op_type_map: OpTypeMap) -> None:
-        super().__init__(op_type_map if isinstance(op_type_map, dict) else {})
+    def __init__(self, graph: Graph, op_type_map: OpTypeMap, order: int | None = None) -> None:
+        super().__init__(op_type_map if isinstance(op_type_map, dict) else {}, order=order)
         self._graph = graph
         self._given = op_type_map
         self._used = False
@@ -262,7 +265,7 @@ class GraphOverrideScope(OverrideScope):
         return (yield from super()._steps())
 
     def _fresh(self, rules: OpTypeMap) -> GraphOverrideScope:
-        return GraphOverrideScope(self._graph, rules or self._given)
+        return GraphOverrideScope(self._graph, rules or self._given, self._order)
 
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
         if isinstance(value, str):

@@ -1,0 +1,286 @@
+"""`order=1`: the derivative of a gradient that rules have made, against differences of it."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import regrad as rg
+import regrad.torch
+from regrad.errors import ArgumentError, GradientError
+from tests.helpers.differences import error, jacobian
+from tests.helpers.torch_calls import D, override
+
+GENERATOR = torch.Generator().manual_seed(0)
+draw = partial(torch.randn, generator=GENERATOR, dtype=D)
+X = draw(1, 1, 6).numpy()
+V = draw(4).numpy()
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.dense = torch.nn.Conv1d(1, 3, 3), torch.nn.Linear(12, 5)
+        self.act, self.last = torch.nn.ReLU(inplace=True), torch.nn.Linear(5, 3)
+        for p in self.parameters():
+            p.data = draw(p.shape)
+
+    def forward(self, x):
+        h = torch.tanh(self.conv(x)).flatten(1)
+        return torch.tanh(self.last(self.act(self.dense(h))))
+
+
+NET = Net()
+RULES = {
+    "MatMul": lambda dy, a, b: (a * ((dy / ((a @ b) ** 2 + 0.5)) @ b.mT), None),
+    "Tanh": lambda dy, x, y: dy * y * x,
+    "Relu": lambda dy, x: dy * x * torch.sigmoid(x),
+}
+
+
+def explained(f, x, rules=RULES, order=1):
+    """The gradient of f, an explanation by the rules."""
+    with override(rules, order=order):
+        y = (f(x) ** 2).sum()
+    return torch.autograd.grad(y, x, create_graph=True)[0]
+
+
+def of_arrays(g):
+    return lambda x: g(torch.tensor(x, requires_grad=True)).detach().numpy()
+
+
+def by_autograd(g, x):
+    x = torch.tensor(x, requires_grad=True)
+    y = g(x)
+    rows = [torch.autograd.grad(e, x, retain_graph=True)[0] for e in y.flatten()]
+    return torch.stack(rows).reshape(*y.shape, *x.shape).numpy()
+
+
+def once_more(g, x):
+    """The gradient of a sum of a gradient."""
+    weights = torch.arange(1, x.numel() + 1, dtype=D).reshape(x.shape)
+    return torch.autograd.grad((g(x) * weights).sum(), x, create_graph=True)[0]
+
+
+def check(g, x):
+    """Check the second and the third derivative."""
+    assert error(by_autograd(g, x), jacobian(of_arrays(g), x)) < 1e-6
+    along = partial(once_more, g)
+    assert error(by_autograd(along, x), jacobian(of_arrays(along), x)) < 1e-6
+
+
+@pytest.mark.parametrize("f", [NET, lambda x: checkpoint(NET, x, use_reentrant=False)])
+def test_to_third_order(f):
+    check(partial(explained, f), X)
+    rules_at_every_order = by_autograd(partial(explained, f, order=None), X)
+    assert error(rules_at_every_order, jacobian(of_arrays(partial(explained, f)), X)) > 0.1
+
+
+def test_a_reentrant_checkpoint_to_first_order():
+    x = torch.tensor(X, requires_grad=True)
+    with override(RULES, order=1):
+        (checkpoint(NET, x, use_reentrant=True) ** 2).sum().backward()
+    assert x.grad is not None and torch.equal(
+        x.grad, explained(NET, torch.tensor(X).requires_grad_())
+    )
+
+
+def test_torch_func():
+    def g(x):
+        return torch.func.grad(lambda x: (NET(x) ** 2).sum())(x)
+
+    x, expected = torch.tensor(X), jacobian(of_arrays(partial(explained, NET)), X)
+    with override(RULES, order=1), torch.no_grad():
+        assert error(torch.func.jacrev(g)(x), expected) < 1e-6
+        rows = torch.func.vmap(torch.func.jacrev(g))(torch.stack([x, 2 * x]))
+        assert error(rows[0], expected) < 1e-6
+        third = torch.func.jacrev(torch.func.grad(lambda x: (g(x) * x).sum()))(x)
+    along = of_arrays(lambda x: torch.autograd.grad((explained(NET, x) * x).sum(), x)[0])
+    assert error(third, jacobian(along, X)) < 1e-6
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy * 3 * x * x
+
+
+class CubeInParts(torch.autograd.Function):
+    @staticmethod
+    def forward(x, factor):
+        return factor * x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.factor = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy * 3 * ctx.factor * x * x, None
+
+
+TANH_TWICE = lambda x: torch.tanh(torch.tanh(x))  # noqa: E731
+MODULE = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sigmoid(), torch.nn.Tanh())
+CASES = {
+    "a Function": (lambda x: Cube.apply(Cube.apply(x.tanh())), {Cube: lambda dy, x: dy * x}),
+    "a Function in parts": (
+        lambda x: CubeInParts.apply(CubeInParts.apply(x.tanh(), 2.0), 0.5),
+        {CubeInParts: lambda dy, x, builtin: builtin(dy) * x},
+    ),
+    "a callable": (
+        lambda x: torch.erfinv(torch.erfinv(x.tanh() / 2) / 2), {torch.erfinv: lambda dy, x: dy * x}
+    ),
+    "in place": (
+        lambda x: (x * 1).tanh_().mul(2).sigmoid_(),
+        {"Tanh": lambda dy, x, y: dy * y * x, "Sigmoid": lambda dy, y: dy * y * y},
+    ),
+    "builtin": (TANH_TWICE, {"Tanh": lambda dy, builtin, y: builtin(dy) * y}),
+    "forward": (TANH_TWICE, {"Tanh": lambda dy, forward, x: dy * forward(x * 1.5)}),
+    "by regrad": (TANH_TWICE, {"Tanh": lambda dy, x, y: dy * y * rg.sin(x)}),
+    "TensorFlow's form": (TANH_TWICE, {"Tanh": lambda op, grad: grad * op.outputs[0]}),
+    "another op's": (TANH_TWICE, {"Tanh": "Sigmoid"}),
+    "two inputs": (
+        lambda x: (x * 3) * x.exp() * 2, {"Mul": lambda dy, a, b: (dy * b, dy * a * a)}
+    ),
+    "places": (
+        MODULE,
+        {
+            rg.at("0", "Tanh"): lambda dy, y: dy * y * y,
+            rg.at("2", "Tanh"): lambda dy, x, site: dy * x,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_keys_and_rules(case):
+    f, rules = CASES[case]
+    model = MODULE if case == "places" else None
+
+    def g(x):
+        with override(rules, model=model, order=1):
+            y = (f(x) ** 2).sum()
+        return torch.autograd.grad(y, x, create_graph=True)[0]
+
+    check(g, V)
+
+
+@pytest.mark.parametrize("order", [1, None])
+def test_the_two_meanings_in_closed_form(order):
+    x = torch.tensor(V, requires_grad=True)
+    t = np.tanh(V)
+    with override({"Tanh": lambda dy, y: dy * y}, order=order) as used:
+        y = (torch.tanh(x) ** 2).sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(g.sum(), x, create_graph=True)
+    (third,) = torch.autograd.grad(second.sum(), x)
+    slope = 1 - t * t if order else t  # what counts as tanh'
+    assert np.allclose(g.detach(), 2 * t * t)
+    assert np.allclose(second.detach(), 4 * t * slope)
+    assert np.allclose(third, (4 - 12 * t * t) * slope if order else 8 * t * slope)
+    assert used.hits[0].ran == (1 if order else 3)
+
+
+def test_a_pass_through_a_gradient_and_past_it():
+    x = torch.tensor(V, requires_grad=True)
+    t = np.tanh(V)
+    with override({"Tanh": lambda dy, y: dy * y}, order=1):
+        y = (torch.tanh(x) ** 2).sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    penalty = 2 * (2 * t * t) * (4 * t * (1 - t * t))
+    (both,) = torch.autograd.grad(y + (g**2).sum(), x, retain_graph=True)
+    assert np.allclose(both, 2 * t * (1 - t * t) + penalty)
+    (apart,) = torch.autograd.grad((g**2).sum(), x, retain_graph=True)
+    y.backward()
+    assert x.grad is not None and np.allclose(x.grad + apart, 2 * t * t + penalty)
+
+
+@pytest.mark.parametrize("run", ["plain", "checkpoint", "torch.func"])
+def test_rules_that_return_constants(run):
+    """The gradient by a weight depends on x by what is before it alone."""
+    weight, x = draw(4, 3), draw(2, 4).numpy()
+
+    def f(x, w):
+        return torch.tanh(torch.tanh(x) @ w).sum()
+
+    def g(x):
+        if run == "torch.func":
+            return torch.func.grad(f, 1)(x, weight)
+        w = weight.clone().requires_grad_()
+        with override({"Tanh": lambda dy: dy}, order=1):
+            y = checkpoint(f, x, w, use_reentrant=False) if run == "checkpoint" else f(x, w)
+        return torch.autograd.grad(y, w, create_graph=True)[0]
+
+    if run == "torch.func":
+        with override({"Tanh": lambda dy: dy}, order=1):
+            found = torch.func.jacrev(g)(torch.tensor(x))
+    else:
+        found = by_autograd(g, x)
+    t = 1 - np.tanh(x) ** 2  # ∂ Σⱼ tanh(xⱼᵢ) / ∂ xⱼᵢ
+    expected = np.einsum("ik,ji,l->iljk", np.eye(4), t, np.ones(3))
+    assert error(found, expected) < 1e-12
+
+
+def test_scopes_in_scopes():
+    def g(x, first=1, second=None):
+        inner = override({"Sigmoid": lambda dy, y: dy * y * 3}, order=second)
+        with override({"Tanh": lambda dy, y: dy * y * y}, order=first), inner:
+            y = (torch.sigmoid(torch.tanh(x)) ** 2).sum()
+        return torch.autograd.grad(y, x, create_graph=True)[0]
+
+    t = np.tanh(V)
+    s, slope = 1 / (1 + np.exp(-t)), 1 - t * t
+    # g = t² · 3s · 2s, where tanh has its own derivative and sigmoid that of its rule
+    expected = 12 * t * s * s * slope + t * t * 12 * s * (3 * s) * slope
+    assert np.allclose(np.diag(by_autograd(g, V)), expected)
+
+
+def test_autocast():
+    x = torch.tensor(X, dtype=torch.float32, requires_grad=True)
+    net = Net().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16), override(RULES, order=1):
+        y = (net(x).float() ** 2).sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(g.sum(), x)
+    assert g.dtype == second.dtype == torch.float32 and second.isfinite().all()
+
+
+def test_forward_mode_is_refused():
+    with override({"Tanh": lambda dy, y: dy * y}, order=1):
+        for transform in (torch.func.jacfwd, torch.func.hessian):
+            with pytest.raises(GradientError, match=r"forward mode: .* 'Tanh' .* order=1"):
+                transform(lambda x: torch.tanh(x).sum())(torch.tensor(V))
+
+
+def test_compiled_code():
+    x, t = torch.tensor(V, requires_grad=True), np.tanh(V)
+    compiled = torch.compile(lambda x: torch.tanh(x) * 1, backend="aot_eager")
+    with override({"Tanh": lambda dy, y: dy * y}, order=1):
+        y = (compiled(x) ** 2).sum()
+        with pytest.raises(GradientError, match=r"order=1: .* under torch\.func in a program"):
+            torch.compile(torch.func.grad(lambda x: torch.tanh(x).sum()), backend="aot_eager")(x)
+        twice = torch.func.grad(
+            lambda x: torch.func.grad(lambda x: (compiled(x) ** 2).sum())(x).sum()
+        )
+        found = twice(torch.tensor(V))
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    assert np.allclose(g.detach(), 2 * t * t)
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.grad(g.sum(), x)
+    assert np.allclose(found, 4 * t * (1 - t * t))
+
+
+@pytest.mark.parametrize("order", [0, 2, True, 1.0, "1"])
+def test_other_orders_are_refused(order):
+    with pytest.raises(ArgumentError, match=r"order is None .* or 1 .*, got"):
+        override({"Tanh": "Sigmoid"}, order=order)
