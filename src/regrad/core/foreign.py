@@ -51,6 +51,7 @@ class ForeignRule:
     named: set[str] | None = None
     writes: bool | None = None
     key: Any = None  # the one in the map, as reports know it
+    asks: Any = ()  # the names of parameters and inputs that it asks for, of the call of a module
     family: Any = None  # the callables that it is for, as it sees them (of torch's)
     at_site: Callable[[Any], ForeignRule] | None = None  # for a call, if it asks for its `site`
     chooses = False  # whether it stands for several, of which each call gets one

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge
 from regrad.errors import GradientError
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import (
+    DisableTorchFunction,
     DispatchMode,
     enable_recording,
     is_transformed,
@@ -27,7 +28,8 @@ class TorchGradient:
     """The record that autograd made of one call, of aliases of its inputs."""
 
     def __init__(self, function: Callable[..., Any], xs: Tensors) -> None:
-        xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # inputs of this call alone
+        with DisableTorchFunction():
+            xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # inputs of this call alone
         self.nodes: list[Any] = [x.grad_fn for x in xs]
         y = function(*xs)
         self.ys: Sequence[torch.Tensor] = y if isinstance(y, tuple) else (y,)

@@ -40,7 +40,8 @@ class gradient_override_map(Scope[Binding]):
             torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`. A key may
             be an `rg.at(where, what)`, which says in which modules the rule holds.
         keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
-            own gradient although they compute an overridden op inside.
+            own gradient although they compute an overridden op inside; and keys for whole calls,
+            inside of which no other rule is to fire.
         model: the module whose `named_modules()` keys name by path, or by number. It may run by
             itself, in a wrapper (DDP, `torch.compile`), or in parts.
 
@@ -87,14 +88,14 @@ class gradient_override_map(Scope[Binding]):
                 "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
-        self._rules, self._marked = unmarked(spread(rules, _is_module_class))
+        self._rules, self._marked = unmarked(_spread(rules))
         asked = any(asks_site(rule, None) for rule in self._rules.values())
         self._places: bool = asked or any(isinstance(key, at) for key in self._rules)
         self._model = model
         check_model(model, self._rules)
         self._modules: Modules | None = None
         self._views: dict[RuleSet, View] = {}
-        self._keep = tuple(map(as_called, check_keep(keep)))
+        self._keep = tuple(map(as_called, check_keep(keep, self._rules)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
@@ -112,6 +113,8 @@ class gradient_override_map(Scope[Binding]):
         around = outer[-1]._ruleset if outer else None
         modules = Modules(self._model) if self._places else None
         ruleset = rule_set(self._rules, self._keep, around, modules)
+        if modules is not None:
+            ruleset.plan.check_whole(modules)
         try:
             self._open(ruleset, outer, modules)
             yield self
@@ -311,6 +314,10 @@ def _bind(key: Any, name: str) -> Binding:
     return Binding(str(key), name, key if isinstance(key, at) else None)
 
 
+def _spread(rules: Mapping[Any, Any]) -> dict[Any, Any]:
+    return spread(rules, _is_module_class)
+
+
 def _is_module_class(what: Any) -> bool:
     return isinstance(what, type) and issubclass(what, torch.nn.Module)
 
@@ -325,14 +332,19 @@ def gather_from(group: Any, value: Any) -> dict[int, Any]:
     return dict(zip(ranks, found, strict=True))
 
 
-def check_keep(keep: Any) -> tuple[Any, ...]:
-    """Return the callables to keep; raise for anything that is not a torch callable."""
+def check_keep(keep: Any, rules: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Return the callables and keys to keep; raise for anything that is neither."""
     if isinstance(keep, str) or not isinstance(keep, Iterable):
         raise ArgumentError(
             f"keep expected a list of torch callables, as in keep=[torch.kron], got {keep!r:.80}"
         )
     kept = tuple(keep)
+    kept = tuple([k for e in kept for k in (_spread({e: e}) if isinstance(e, at) else [e])])
     for each in kept:
+        if isinstance(each, at):
+            if each.what is not None or each not in rules:
+                raise ArgumentError(f"keep: {each!r} is no key of the map for whole calls")
+            continue
         is_module = isinstance(each, torch.nn.Module) or (
             isinstance(each, type) and issubclass(each, torch.nn.Module)
         )

@@ -42,6 +42,7 @@ from regrad.core.places import (
     Step,
     at,
     entries,
+    is_predicate,
     paths_around,
     rank_of,
 )  # fmt: skip
@@ -64,9 +65,10 @@ from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op
 from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
-from regrad.torch.open_scopes import OWN, SCOPES, scope_of
+from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, scope_of
 from regrad.torch.places import Modules, path_here
 from regrad.torch.subclasses import as_given
+from regrad.torch.whole_calls import WholeRule, call_whole
 from regrad.transforms.arguments import replaced
 
 Trail = tuple[tuple[Any, Step], ...]  # the modules that run and that keys name (see `places`)
@@ -275,9 +277,12 @@ class Plan:
         self.names: dict[Any, str] = {}  # those of the rules, by the keys in reports
         for key, value in rules.items():
             whats = entries(key.what) if isinstance(key, at) else (key,)
-            for what in whats:
+            for what in whats if whats != (None,) else ():
                 self._add(key, what, value)
-        keys = {key: None for held in self.rules.values() for key in held}
+        whole = [key for key in rules if isinstance(key, at) and key.what is None]
+        self.whole: dict[at, WholeRule] = {key: WholeRule(key, rules[key]) for key in whole}
+        self.names |= {key: rule.name for key, rule in self.whole.items()}
+        keys = {key: None for held in [*self.rules.values(), self.whole] for key in held}
         wheres = [e for key in keys for place in key.selectors for e in entries(place.where)]
         self.instances: set[int] = {id(e) for e in wheres if rank_of(e) == INSTANCE}
         self.names_modules: bool = bool(self.instances) or any(isinstance(e, str) for e in wheres)
@@ -291,12 +296,6 @@ class Plan:
         self._apart: dict[type, bool] = {}
 
     def _add(self, key: Any, what: Any, value: Any) -> None:
-        if what is None:
-            raise ArgumentError(
-                f"{key!r} is for the call of a module as a whole, which no rule can be put around "
-                "in PyTorch yet. Say for which of its ops: rg.at(where, 'MatMul'), or give it a "
-                "map: {rg.at(where): {'MatMul': rule}}"
-            )
         family = family_of(what)
         if isinstance(what, str) and optypes.find_family(what) is None:
             what = functions.find_named(what)
@@ -330,7 +329,9 @@ class Plan:
         """Return whether keys tell modules of a class apart."""
         kind = type(module)
         if kind not in self._apart:
-            marks = {self.mark(step) for step in self.places.steps or () if step.kind is kind}
+            steps = [step for step in self.places.steps or () if step.kind is kind]
+            whole = [[(f.order, f.key) for f in self.whole_at([step])] for step in steps]
+            marks = {(self.mark(s), *fits) for s, fits in zip(steps, whole, strict=True)}
             wheres = (
                 e for key in self.places.keys for s in key.selectors for e in entries(s.where)
             )
@@ -347,7 +348,8 @@ class Plan:
     def outermost(self, key: at) -> list[Step]:
         """Return the modules that a key names, but for those inside of another that it covers."""
         if key not in self._outermost:
-            named = self.named(key)
+            asks = any(map(is_predicate, entries(key.where)))  # (which modules, nobody knows)
+            named = [] if key.what is None and asks else self.named(key)
             outer = {path for step in named for path in step.paths} if key.what is not None else ()
             inner = [s for s in named if any(a in outer for p in s.paths for a in paths_around(p))]
             self._outermost[key] = [step for step in named if step not in inner]
@@ -363,6 +365,22 @@ class Plan:
             elif fits:
                 found[self.named_as[op_type]] = fits[0][1]
         return found
+
+    call_whole: Any = staticmethod(call_whole)
+
+    def whole_at(self, chain: Sequence[Step]) -> dict[Any, WholeRule]:
+        """Return the rules for the whole call of the last of these modules, by how they fit."""
+        fits = self.places.fits(chain, self.whole) if self.whole else ()
+        return {fit: self.whole[fit.key] for fit in fits}
+
+    def check_whole(self, modules: Modules) -> None:
+        """Raise for rules that say nothing of the parameters of a module that their key names."""
+        steps = {path: step for step in self.places.steps or () for path in step.paths}
+        for module, (path, *_) in zip(modules.modules, modules.paths, strict=True):
+            chain = [steps[each] for each in [*paths_around(path), path] if each in steps]
+            fits = self.whole_at(chain)
+            for rule in [rule for fit, rule in fits.items() if not fit.predicates][:1]:
+                rule.check(module, path)
 
     @property
     def functions(self) -> dict[Any, None]:
@@ -507,7 +525,8 @@ def _override(
 
 def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
     """A call of an `autograd.Function` under the rule that is in force for it here."""
-    if OWN.get():
+    within = WITHIN.get()
+    if OWN.get() or (within is not None and within.kept):
         return None
     for scope in reversed(SCOPES.get()):
         ruleset = scope._ruleset

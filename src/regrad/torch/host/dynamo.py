@@ -241,6 +241,11 @@ def traced_body(function: Any) -> Callable[..., Any] | None:
     return remade(function, function.__globals__, function.__closure__)
 
 
+def graph_break(why: str) -> Exception:
+    """Return the error by which a trace ends, for what comes next to run as it is."""
+    return COMPILING.part("torch._dynamo.exc.Unsupported", "nothing public ends a trace")(why)
+
+
 proxy_mode: Any = COMPILING.part(
     "torch.fx.experimental.proxy_tensor.get_proxy_mode", "nothing public tells that ops are "
     "written into a program", lambda found: found() is None, missing=lambda: None,
