@@ -56,8 +56,9 @@ class gradient_override_map(Scope[OpBinding]):
     the call (a generator, a coroutine) is refused.
 
     Raises:
-        ArgumentError: the map is not a dict of op types to rules; a key means whole calls; two keys
-            select one place; the scope is left in another thread or context.
+        ArgumentError: the map is not a dict of op types to rules; a key for whole calls
+            names no scope that decorates; two keys select one place; the scope is left in another
+            thread or context.
         GradientError: a key counts calls in a compiled loop or branch.
         UnknownOpError: an op type or rule name does not exist (with near names).
         RuleError: a rule asks for a name that the op type does not have.
@@ -120,7 +121,7 @@ class gradient_override_map(Scope[OpBinding]):
         for key, value in self._rules.items():
             sisters: list[OpBinding] = []
             for name in placed.op_types(key):
-                op = OPS.get(name) or find_op(name)
+                op = name if name is placed.CALL else OPS.get(name) or find_op(name)
                 place = placed.place_of(key, op, value)
                 stands = placed.Placed(self._key(op.type), placed.told(place), depth)
                 if identity_of(given.setdefault(stands, value)) != identity_of(value):
@@ -152,7 +153,7 @@ class gradient_override_map(Scope[OpBinding]):
 
     def _resolve(self, value: str | RuleFunction, op: Op) -> Rule:
         """The rule that an entry of the map stands for."""
-        return resolve(value, op)
+        return placed.WholeCallRule(value) if op is placed.CALL else resolve(value, op)
 
     def _key(self, op_type: str) -> Any:
         """Under what key a binding is found; a graph's own scope is found for its ops only."""
@@ -175,6 +176,8 @@ class gradient_override_map(Scope[OpBinding]):
     def _meant(self, asked: Any) -> list[str]:
         """The keys of this scope that are meant: one place, or an op type in all places."""
         if isinstance(asked, at):
+            if asked.what is None:
+                return [repr(asked)]
             return [repr(replace(asked, what=find_op(t).type)) for t in placed.op_types(asked)]
         of_type = [key for key, b in self._bindings.items() if b.op_type == find_op(asked).type]
         return of_type or [asked]

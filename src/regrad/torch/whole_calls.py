@@ -25,14 +25,21 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from regrad.core import containers
-from regrad.core.foreign import ForeignCall, ForeignRule, Own, takes_all
+from regrad.core.foreign import (
+    ForeignCall,
+    ForeignRule,
+    OwnOfCall,
+    as_name,
+    asks_for,
+    names_for,
+    takes_all,
+)
 from regrad.core.placed import asks_site
 from regrad.core.places import at, pick
 from regrad.core.registry import Input, Op
-from regrad.core.rule import called, describe_pull, free
-from regrad.errors import PassedOverError, RuleError, kind, near
+from regrad.core.rule import called, free
+from regrad.errors import PassedOverError, RuleError, kind
 from regrad.torch.below import Below, join_types
-from regrad.torch.biases import asks_for
 from regrad.torch.bridge import apply
 from regrad.torch.calls import Overridden, RuleCall
 from regrad.torch.choices import bind_call, site_here
@@ -53,66 +60,6 @@ from regrad.torch.places import counts_of
 from regrad.transforms.arguments import replaced
 
 
-class OwnOfModule(Own):
-    """Stands for the gradient that a call of a module has of its own.
-
-    The last inputs of its op are the parameters. `builtin` answers for the others, and what it has
-    found for the parameters is theirs, where the rule returns nothing for them by name.
-    """
-
-    def __init__(self, count: int, names: Sequence[str]) -> None:
-        self.count: int | None = count
-        self.names = names
-
-    def complete(self, answer: Any, record: Any, dy: Any) -> Any:
-        """Return a rule's answer with a gradient, or None, for each input and parameter."""
-        more: Mapping[str, Any] = {}
-        if isinstance(answer, list | tuple) and answer and isinstance(answer[-1], dict):
-            *answer, more = answer
-            more = {_as_name(n): dx for n, dx in more.items()}
-        if isinstance(answer, list | tuple) and len(answer) == len(record.op.inputs):
-            return answer  # (that of `vjp_of`)
-        which = describe_pull(record)
-        if unknown := [n for n in more if n not in self.names]:
-            raise RuleError(
-                f"wrong gradient: {which} returned one for {unknown[0]!r}, and the module has no "
-                f"such parameter.{near(unknown[0], self.names)} It has {', '.join(self.names)}."
-            )
-        found = self._by_parameter(record, more, which)
-        return [*self._by_input(answer, record, which), *found]
-
-    def _by_input(self, answer: Any, record: Any, which: str) -> list[Any]:
-        assert self.count is not None
-        first = [*answer] if isinstance(answer, list | tuple) else [answer]
-        if record.op.inputs[0].kind == "many":  # (xs, and one list of gradients for them)
-            first = [first]
-        moves = [i for i in range(self.count) if record.inputs[i]]
-        if len(first) == 1 < self.count and len(moves) == 1:
-            first = replaced([None] * self.count, moves, first)
-        if len(first) != self.count:
-            raise RuleError(
-                f"wrong number of gradients: {which} returned {len(first)}, and the call has "
-                f"{self.count} inputs. Return one per input, in order, and those of parameters in "
-                "a dict after them: (dx, {'weight': dw})."
-            )
-        return first
-
-    def _by_parameter(self, record: Any, more: Mapping[str, Any], which: str) -> list[Any]:
-        moves = record.inputs[len(record.inputs) - len(self.names) :]
-        wanted = [n for n, moves in zip(self.names, moves, strict=True) if moves]
-        missing = [n for n in wanted if n not in more]
-        pulled: Any = getattr(record.own, "pulled", ())
-        if missing and len(pulled) != 1:
-            how = f"called builtin {len(pulled)} times" if pulled else "did not call builtin"
-            raise RuleError(
-                f"{which} {how}, so nobody knows the gradient of {missing[0]!r}. Call builtin(dy) "
-                "once, or return the gradients of the parameters by name, None for none: "
-                f"(dx, {{{missing[0]!r}: dw}})."
-            )
-        own = dict(zip(self.names, pulled[0], strict=True)) if pulled else {}
-        return [more[n] if n in more else own.get(n) for n in self.names]
-
-
 class WholeRule:
     """The rule of a key `rg.at(where)`, for the modules that it selects."""
 
@@ -130,36 +77,31 @@ class WholeRule:
         if "builtin" in asked or takes_all(self.value):
             return
         for name, parameter in module.named_parameters():
-            if parameter.requires_grad and _as_name(name) not in asked:
+            if parameter.requires_grad and as_name(name) not in asked:
                 raise RuleError(
                     f"{self.key!r}: the rule {self.name!r} says nothing of the parameter {name!r} "
                     f"of {path or type(module).__name__!r}, which requires a gradient. Pass the "
                     "gradient on by builtin, as in lambda dy, builtin: builtin(2 * dy), or name "
-                    f"it, as {_as_name(name)!r}, and return its gradient: (dx, {{{name!r}: dw}})."
+                    f"it, as {as_name(name)!r}, and return its gradient: (dx, {{{name!r}: dw}})."
                 )
 
     def rule_for(self, call: WholeCall, site: Any) -> ForeignRule:
         """Return the rule for calls with such inputs."""
         value = partial(self.value, site=site) if self.asks_site else self.value
         inputs, attrs = call.named(self.asks)
-        names = [_as_name(name) for name in call.names]
+        names = [as_name(name) for name in call.names]
         form = (*inputs, *names, *attrs, len(call.tensors))
         if self.asks_site or form not in self.by_form:
             kinds = [Input(n, "many" if n == "xs" else "one") for n in inputs]
             kinds += [Input(n, "one") for n in names]
             op = Op(call.type, call.type, lambda xp, *xs: xs, kinds, [*attrs])
-            op.rule = OwnOfModule(len(inputs), names)
+            op.rule = OwnOfCall(len(inputs), names)
             rule = ForeignRule(value, op)
             rule.key, rule.asks = self.key, {*self.asks}
             if self.asks_site:
                 return rule
             self.by_form[form] = rule
         return self.by_form[form]
-
-
-def _as_name(name: str) -> str:
-    """The name of a parameter as a rule may ask for it: `layers_0_weight`."""
-    return free(f"{'_' * name[:1].isdigit()}{name.replace('.', '_')}")
 
 
 class WholeCall:
@@ -201,20 +143,13 @@ class WholeCall:
     def named(self, asks: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         """Return the names of the tensors for a rule that asks for some, and other arguments.
 
-        They are the parameters of `forward`. The only tensor, or the one that is differentiated, is
-        called x as well; two are a and b, and any number are xs, a list.
+        They are the parameters of `forward`, or as `names_for` has them.
         """
         held = [(n, value) for n, value in self.given if isinstance(value, torch.Tensor)]
-        names = [free(n) for n, _ in held]
+        names: list[str | None] = [n for n, _ in held] + [None] * (len(self.places) - len(held))
+        moving = [x.requires_grad for x in self.tensors]
         attrs = {free(n): v for n, v in self.given if next(tensors((v,)), None) is None}
-        asked, count = {*asks} - {*names}, len(self.tensors)
-        if len(held) < count or not count or {"a", "b", "xs"} & asked:
-            by_count = {1: ["x"], 2: ["a", "b"]}.get(count, ["xs"])
-            return ["xs"] if "xs" in asked else by_count, attrs
-        moves = [i for i, (_, x) in enumerate(held) if x.requires_grad or count == 1]
-        if "x" in asked and len(moves) == 1:
-            names[moves[0]] = "x"
-        return names, attrs
+        return names_for(asks, names, moving), attrs
 
     def value(self, within: Within, xs: Sequence[torch.Tensor]) -> Any:
         """Return what the module makes of these tensors and parameters; what it holds stays."""
@@ -269,7 +204,7 @@ class ModuleCall(RuleCall):
         self.is_simple = False  # (each pull has an `Answering` of its own)
         self.call, self.within = call, within
         self.own = {*range(n, n + more)}  # the leaves of which the rule does not speak
-        self.own -= {n + j for j, name in enumerate(call.names) if _as_name(name) in rule.asks}
+        self.own -= {n + j for j, name in enumerate(call.names) if as_name(name) in rule.asks}
 
     def __call__(self, *xs: torch.Tensor) -> Any:
         elsewhere, start, again = keeps_elsewhere(), sequence_nr(), self.forward
