@@ -224,7 +224,8 @@ class OwnOfCall(Own):
                 "once, or return the gradients of the parameters by name, None for none: "
                 f"(dx, {{{missing[0]!r}: dw}})."
             )
-        own = dict(zip(self.names, pulled[0], strict=True)) if pulled else {}
+        last = pulled[0][len(pulled[0]) - len(self.names) :] if pulled else ()
+        own = dict(zip(self.names, last, strict=False))
         return [more[n] if n in more else own.get(n) for n in self.names]
 
 

@@ -50,12 +50,12 @@ from regrad.core.placed import asks_site
 from regrad.core.places import Site, at
 from regrad.core.registry import Op
 from regrad.core.reports import Binding, Hit
-from regrad.errors import GradientError, RuleError
+from regrad.errors import GradientError, PassedOverError, RuleError
 from regrad.jax.boundaries import restore_calls
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
 from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import OVERRIDES, programs, refuse
-from regrad.jax.keys import FunctionKey, Key, NamedKey, key_for, make_op, same_thing
+from regrad.jax.keys import FunctionKey, Key, NamedKey, WholeKey, key_for, make_op, same_thing
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import EquationGradient, is_float, op_p, run_op
 from regrad.jax.where import Around, Whereabouts
@@ -191,10 +191,12 @@ class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
     def __init__(
-        self, bindings: Sequence[KeyBinding], choice: ClosedFunctionPolicy, model: Any = None
-    ) -> None:
+        self, bindings: Sequence[KeyBinding], choice: ClosedFunctionPolicy, model: Any = None,
+        kept: Sequence[at] = (),
+    ) -> None:  # fmt: skip
         self.bindings = bindings
         self.choice = choice
+        self.kept = kept  # the keys for whole calls inside of which no other rule is to fire
         placed = model is not None or any(b.place is not None for b in bindings)
         self.where: Whereabouts | None = Whereabouts(bindings, model) if placed else None
         # Code that runs only while a key is being differentiated: an equation that it made, found
@@ -298,6 +300,8 @@ class Surgery:
             named = [key for key in keys if key.matches(eqn, around.batched)]
             binding = self.chosen(eqn, around, named)
             if binding is not None:
+                if isinstance(binding.key, WholeKey) and not around.closed:
+                    self.check_whole(eqn, binding, around)
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
@@ -363,6 +367,17 @@ class Surgery:
             gradient = ScaledGradient(gradient, scale)
         params = {"jaxpr": program_of(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
+
+    def check_whole(self, eqn: core.JaxprEqn, binding: KeyBinding, around: Context) -> None:
+        """Refuse ops of other keys inside of a call that has a rule as a whole."""
+        _, inner = self.program(programs.called(eqn), Context(where=around.where, closed=True))
+        hidden = [seen.binding for seen in inner.hits if not seen.binding.native]
+        if hidden and binding.place not in self.kept:
+            raise PassedOverError(
+                f"override: {hidden[0].shown} occurs inside of a call that has a rule as a whole "
+                f"by {binding.place!r} ({self.lines[-1]}): that decides, and the other rule would "
+                f"never run. Name other modules, or pass keep=[{binding.place!r}]."
+            )
 
     def check_derived(self, eqn: core.JaxprEqn, whole: bool) -> None:
         """Refuse the remains of a key that was differentiated inside the function.

@@ -269,7 +269,7 @@ class Answering:
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return torch's own gradients, by leaf."""
         dxs = self.call.pull(xs, dys, only)
-        self.pulled.append(dxs[len(self.call.call.places) :])
+        self.pulled.append(dxs)
         return dxs
 
     def value_at(self, inputs: Sequence[Any]) -> Any:

@@ -104,7 +104,7 @@ class WholeCall:
         layout = None if names != ["xs"] else (tuple(range(n)), *range(n, total))
         specs = [(x.shape, x.dtype) for x in inputs]
         many = [(dy.shape, dy.dtype) for dy in dys] if len(dys) > 1 else None
-        pulls = Pulls(own, function, inputs, passage, n)
+        pulls = Pulls(own, function, inputs, passage)
         one = ForeignCall(rule, specs, self.attrs, layout, many, self.hit, pulls)
         given = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
         return one.pull(inputs, *given, passage.wanted)
@@ -115,16 +115,15 @@ class Pulls:
 
     vjp: Any = None
 
-    def __init__(self, own: Any, function: Any, inputs: Any, passage: Any, count: int) -> None:
-        self.own, self.function, self.inputs = own, function, inputs
-        self.passage, self.count = passage, count
+    def __init__(self, own: Any, function: Any, inputs: Any, passage: Any) -> None:
+        self.own, self.function, self.inputs, self.passage = own, function, inputs, passage
         self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return the call's own gradients, by leaf; None where there is none."""
         found = self.own([*map(lift, dys)])
         dxs = replaced([None] * len(self.inputs), self.passage.wanted, found)
-        self.pulled.append(dxs[self.count :])
+        self.pulled.append(dxs)
         return dxs
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
