@@ -197,7 +197,7 @@ def test_what_is_refused():
     for f, model in [(loss, None), (lambda p, x: x, linen.Dense(2))]:
         with pytest.raises(ArgumentError, match="Equinox or Flax's nnx leave a boundary"):
             rg.jax.override(f, {at("head"): pre}, model=model)
-    with pytest.raises(ArgumentError, match=r"keep: rg.at\('head'\) is no key"):
+    with pytest.raises(ArgumentError, match=r"keep: rg.at\('head'\) is not a key"):
         rg.jax.override(loss, {at("layers.0"): pre}, model=NET, keep=[at("head")])
     with pytest.raises(RuleError, match="did not call builtin, so nobody knows"):
         jax.grad(rg.jax.override(loss, {at("head"): lambda dy, x: x}, model=NET))(NET, X)

@@ -244,7 +244,7 @@ def _runs(owner: Any, own: Any, frame: Any) -> Any:
 
 
 class WholeCallRule(Rule):
-    """What a map has for whole calls, to be bound to the inputs of each."""
+    """The value of a map for whole calls, to be bound to the inputs of each."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

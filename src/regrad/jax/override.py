@@ -62,7 +62,8 @@ class override(Report[KeyBinding]):
         rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation),
             the name of a JAX primitive (`"tanh"`), or a function under `jax.jit`,
             `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`) or its name, or one of these in
-            one place: `rg.at("layers.*", "Relu")`. A rule is what `gradient_override_map` takes,
+            one place: `rg.at("layers.*", "Relu")`; `rg.at("head")` is the whole call of a module of
+            `model`. A rule is what `gradient_override_map` takes,
             written with regrad's functions or with JAX's. An op type's own name,
             `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
         open: functions with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`), or
@@ -154,7 +155,7 @@ class override(Report[KeyBinding]):
         kept = [key for key in keep if isinstance(key, at)]
         if wrong := [key for key in kept if key not in whole]:
             raise ArgumentError(
-                f"override: keep: {wrong[0]!r} is no key of the map for whole calls"
+                f"override: keep: {wrong[0]!r} is not a key of the map for whole calls"
             )
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():

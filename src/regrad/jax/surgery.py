@@ -50,9 +50,17 @@ from regrad.core.placed import asks_site
 from regrad.core.places import Site, at
 from regrad.core.registry import Op
 from regrad.core.reports import Binding, Hit
-from regrad.errors import GradientError, PassedOverError, RuleError
+from regrad.errors import GradientError, RuleError
 from regrad.jax.boundaries import restore_calls
-from regrad.jax.closed import Closed, ClosedFunctionPolicy, name_and_place, of_jax
+from regrad.jax.closed import (
+    Closed,
+    ClosedFunctionPolicy,
+    batched_error,
+    derived_error,
+    hidden_error,
+    name_and_place,
+    of_jax,
+)
 from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey, WholeKey, key_for, make_op, same_thing
@@ -342,7 +350,7 @@ class Surgery:
     def under_rule(self, eqn: Any, binding: KeyBinding, around: Context, found: Occurrences) -> Any:
         """Return the operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
-            raise _derived_error(binding, self.lines[-1])
+            raise derived_error(binding, self.lines[-1])
         path = "" if self.where is None or around.where is None else self.where.path(around.where)
         hit = binding.hit_at(self.lines[-1], path)
         if not around.derived:  # (derivatives consist of ops as well, but not of the user's)
@@ -354,7 +362,7 @@ class Surgery:
         if binding.native:
             return _count_passes(eqn, hit)
         if around.batched:
-            raise _batched_error(binding, self.lines[-1])
+            raise batched_error(binding, self.lines[-1])
         if why := binding.key.refusal(eqn):
             raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
         operands = _operands(eqn)
@@ -373,11 +381,7 @@ class Surgery:
         _, inner = self.program(programs.called(eqn), Context(where=around.where, closed=True))
         hidden = [seen.binding for seen in inner.hits if not seen.binding.native]
         if hidden and binding.place not in self.kept:
-            raise PassedOverError(
-                f"override: {hidden[0].shown} occurs inside of a call that has a rule as a whole "
-                f"by {binding.place!r} ({self.lines[-1]}): that decides, and the other rule would "
-                f"never run. Name other modules, or pass keep=[{binding.place!r}]."
-            )
+            raise hidden_error(hidden[0], binding, self.lines[-1])
 
     def check_derived(self, eqn: core.JaxprEqn, whole: bool) -> None:
         """Refuse the remains of a key that was differentiated inside the function.
@@ -389,11 +393,11 @@ class Surgery:
         running = programs.codes(eqn)
         for code, _ in running:
             if code in self.codes:
-                raise _derived_error(self.codes[code], self.lines[-1])
+                raise derived_error(self.codes[code], self.lines[-1])
         for binding in () if whole else self.bindings:
             site = call_site(binding.key.call, running)
             if site is not None and site not in self.calls:
-                raise _derived_error(binding, self.lines[-1], "may occur")
+                raise derived_error(binding, self.lines[-1], "may occur")
 
     # -- programs inside -----------------------------------------------------------------------
 
@@ -655,23 +659,6 @@ def call_site(call: Any, running: Sequence[tuple[Any, int]]) -> Any:
     if not all(code.co_filename.startswith(programs.MACHINERY) for code, _ in inner):
         return None  # a derivative of someone else's: its code would have been ours
     return tuple(running[len(inner) :]) or None
-
-
-def _derived_error(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:
-    return GradientError(
-        f"override: {binding.key.label!r} {how} where the function differentiates it itself "
-        f"({where}), which JAX has done before the rule could count. Put the override inside: "
-        "jax.grad(rg.jax.override(loss, …)), and leave the rest of the function outside."
-    )
-
-
-def _batched_error(binding: KeyBinding, where: str) -> GradientError:
-    return GradientError(
-        f"override: {binding.key.label!r} occurs in a program that was batched before the override "
-        f"could see single examples ({where}): by a vmap with spmd_axis_name, of a custom_vmap, or "
-        "outside of the function that is called. Put the vmap outside, "
-        "jax.vmap(rg.jax.override(f, …))."
-    )
 
 
 def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:

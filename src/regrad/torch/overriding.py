@@ -38,7 +38,8 @@ class gradient_override_map(Scope[Binding]):
             it. A rule is a function, a name given to `regrad.RegisterGradient`, or an op type
             whose own rule is to be used. Functions may be written with regrad's functions or with
             torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`. A key may
-            be an `rg.at(where, what)`, which says in which modules the rule holds.
+            be an `rg.at(where, what)`, which says in which modules the rule holds; without `what`
+            the rule is for the whole call of each module.
         keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
             own gradient although they compute an overridden op inside; and keys for whole calls,
             inside of which no other rule is to fire.
@@ -343,7 +344,7 @@ def check_keep(keep: Any, rules: Mapping[Any, Any]) -> tuple[Any, ...]:
     for each in kept:
         if isinstance(each, at):
             if each.what is not None or each not in rules:
-                raise ArgumentError(f"keep: {each!r} is no key of the map for whole calls")
+                raise ArgumentError(f"keep: {each!r} is not a key of the map for whole calls")
             continue
         is_module = isinstance(each, torch.nn.Module) or (
             isinstance(each, type) and issubclass(each, torch.nn.Module)

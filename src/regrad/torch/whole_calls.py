@@ -105,7 +105,7 @@ class WholeRule:
 
 
 class WholeCall:
-    """What a module is called with: the tensors, what holds them, and the parameters.
+    """The arguments of a call of a module: the tensors, what holds them, and the parameters.
 
     Args:
         run: the function that calls it.
