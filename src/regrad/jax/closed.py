@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from regrad.errors import ArgumentError, GradientError, PassedOverError, kind
+from regrad.jax.host import programs
 from regrad.jax.host.programs import JAX, codes, source
 from regrad.jax.keys import find_definition
 
@@ -125,6 +126,11 @@ def advice(closed: Sequence[Closed]) -> str:
         f"{said}, so no rule would run inside. "
         f"Pass open=[{names}] to differentiate it op by op, or keep=[{names}] to leave it as it is."
     )
+
+
+def name_of(eqn: core.JaxprEqn, body: Any) -> str:
+    """Return the name of a function with a derivative of its own."""
+    return programs.name_of(eqn) if body is None else name_and_place(body)[0]
 
 
 # -- ops that rules cannot reach -------------------------------------------------------------------

@@ -59,6 +59,7 @@ from regrad.jax.closed import (
     derived_error,
     hidden_error,
     name_and_place,
+    name_of,
     of_jax,
 )
 from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
@@ -308,8 +309,6 @@ class Surgery:
             named = [key for key in keys if key.matches(eqn, around.batched)]
             binding = self.chosen(eqn, around, named)
             if binding is not None:
-                if isinstance(binding.key, WholeKey) and not around.closed:
-                    self.check_whole(eqn, binding, around)
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
@@ -361,6 +360,8 @@ class Surgery:
             return eqn
         if binding.native:
             return _count_passes(eqn, hit)
+        if isinstance(binding.key, WholeKey):
+            self.check_whole(eqn, binding, around)
         if around.batched:
             raise batched_error(binding, self.lines[-1])
         if why := binding.key.refusal(eqn):
@@ -448,7 +449,7 @@ class Surgery:
         """
         ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
         body = programs.called(eqn)
-        name = eqn.params["gradient"].name if ours else _name_of(eqn, body)
+        name = eqn.params["gradient"].name if ours else name_of(eqn, body)
         if body is None or (name == programs.ROOT and not around.closed):
             self.check_unseen(name, body, around)
             found.untouched[name, self.lines[-1]] += 1
@@ -667,8 +668,3 @@ def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
         if not file.startswith((PACKAGE, programs.JAX, "<frozen ")):
             return f"{file}:{number}"
     return otherwise
-
-
-def _name_of(eqn: core.JaxprEqn, body: Any) -> str:
-    """Return the name of a function with a derivative of its own."""
-    return programs.name_of(eqn) if body is None else name_and_place(body)[0]
