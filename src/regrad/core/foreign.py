@@ -58,6 +58,11 @@ class ForeignRule:
 
     def __init__(self, value: str | RuleFunction, op: Op) -> None:
         self.op: Op = with_own_gradient(op)
+        self.learned: Sequence[Any] = ()  # parameters of the rule, the last inputs of the op
+        if (parameters := getattr(value, "parameters", None)) is not None:
+            learning: Any = value
+            self.op, value = learning.extended(self.op), learning.rule
+            self.learned = [*parameters.values()]
         self.rule: Rule = resolve(value, self.op)
         self.name: str = self.rule.name
         self.has_bias: bool = isinstance(op.rule, OwnBias)
@@ -176,7 +181,7 @@ class OwnOfCall(Own):
     """
 
     def __init__(self, count: int, names: Sequence[str]) -> None:
-        self.count: int | None = count
+        self.own_count: int | None = count
         self.names = names
 
     def complete(self, answer: Any, record: Any, dy: Any) -> Any:
@@ -197,18 +202,18 @@ class OwnOfCall(Own):
         return [*self._by_input(answer, record, which), *found]
 
     def _by_input(self, answer: Any, record: Any, which: str) -> list[Any]:
-        assert self.count is not None
+        assert self.own_count is not None
         first = [*answer] if isinstance(answer, list | tuple) else [answer]
         if record.op.inputs[0].kind == "many":  # (xs, and one list of gradients for them)
             first = [first]
-        moves = [i for i in range(self.count) if record.inputs[i]]
-        if len(first) == 1 < self.count and len(moves) == 1:
-            first = [first[0] if i == moves[0] else None for i in range(self.count)]
-        if len(first) != self.count:
+        moves = [i for i in range(self.own_count) if record.inputs[i]]
+        if len(first) == 1 < self.own_count and len(moves) == 1:
+            first = [first[0] if i == moves[0] else None for i in range(self.own_count)]
+        if len(first) != self.own_count:
             raise RuleError(
                 f"wrong number of gradients: {which} returned {len(first)}, and the call has "
-                f"{self.count} inputs. Return one per input, in order, and those of parameters in "
-                "a dict after them: (dx, {'weight': dw})."
+                f"{self.own_count} inputs. Return one per input, in order, and those of parameters "
+                "in a dict after them: (dx, {'weight': dw})."
             )
         return first
 
@@ -227,6 +232,45 @@ class OwnOfCall(Own):
         last = pulled[0][len(pulled[0]) - len(self.names) :] if pulled else ()
         own = dict(zip(self.names, last, strict=False))
         return [more[n] if n in more else own.get(n) for n in self.names]
+
+
+class OwnOfLearning(Own):
+    """The same for an op with further inputs: parameters of the rule, which returns gradients.
+
+    Args:
+        base: the op without them.
+    """
+
+    def __init__(self, base: Op, names: Sequence[str]) -> None:
+        self.base = base
+        self.names = names
+        self.own_count: int | None = base.rule.own_count or len(base.inputs)
+
+    def complete(self, answer: Any, record: Record, dy: Any) -> Any:
+        """Return a rule's answer with a gradient, or None, for each input and parameter."""
+        *first, more = answer if isinstance(answer, list | tuple) and answer else (answer, None)
+        given = isinstance(answer, list | tuple) and not isinstance(more, dict)
+        if given and len(answer) == len(record.op.inputs):
+            return answer  # (that of `vjp_of`)
+        if not isinstance(more, dict) or not more.keys() >= {*self.names}:
+            raise RuleError(
+                f"wrong gradient: {describe_pull(record)} learns {', '.join(self.names)}, and did "
+                "not return gradients by name after those of the inputs. Return (dx, "
+                f"{{{self.names[-1]!r}: …}}), None for no gradient."
+            )
+        count = len(self.names)
+        rest = {name: dx for name, dx in more.items() if name not in self.names}
+        others: Any = [*first, rest] if rest else first
+        cut = record_of(
+            self.base, record.rule, record.attrs, record.inputs[:-count], record.specs[:-count],
+            record.xs[:-count], record.outputs, record.y,
+            record.layout[:-count] if isinstance(record, GroupedRecord) else None,
+            record.output_specs if isinstance(record, GroupedRecord) else None,
+            getattr(record, "hit", None), record.own,
+        )  # fmt: skip
+        made = self.base.rule.complete(others[0] if len(others) == 1 else others, cut, dy)
+        made = made if isinstance(made, list | tuple) and len(self.base.inputs) > 1 else [made]
+        return [*made, *[more[name] for name in self.names]]
 
 
 def as_name(name: str) -> str:

@@ -97,7 +97,7 @@ class Rule:
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)
     each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
-    count: int | None = None  # of the inputs for which `builtin` answers a rule, if not of all
+    own_count: int | None = None  # of the inputs for which `builtin` answers a rule, if not of all
     is_foreign = False  # the gradient that another library has for an op of its own
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     answers = False  # of one differentiable input, so that None is refused; see `no_gradient`

@@ -38,6 +38,7 @@ from regrad.core.places import at, entries, spread
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import unmarked
 from regrad.core.signatures import helpful
+from regrad.core.surrogates import Learns
 from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
@@ -182,6 +183,11 @@ class override(Report[KeyBinding]):
             self.__signature__: inspect.Signature = inspect.signature(f)
 
     def _bind(self, key: Any, rule: Any, place: at | None) -> KeyBinding:
+        if isinstance(rule, Learns):
+            raise ArgumentError(
+                f"override: {rule!r}: parameters are arguments of JAX's functions. Write one with "
+                "rg.jax.custom_grad that takes them, and returns their gradients."
+            )
         meant = WholeKey(rule) if key is None else self._keys.get(key) or key_for(key)
         # of two rules for one op (`"Relu"` and `jax.nn.relu`) one would be passed over silently
         for label, other in self._bindings.items():

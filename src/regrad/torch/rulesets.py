@@ -48,14 +48,14 @@ from regrad.core.places import (
 )  # fmt: skip
 from regrad.core.registry import find_op, meant_by, refuse_function
 from regrad.core.rule import identity_of
-from regrad.errors import ArgumentError, UnknownOpError, near
+from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.callable_rules import FunctionRule, RuleByCount
-from regrad.torch.calls import RuleCall
+from regrad.torch.calls import RuleCall, check_learned
 from regrad.torch.choices import Choice, at_its_site, bind_call, identity_of_key
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
@@ -391,6 +391,7 @@ class Plan:
 def _make_rule(key: Any, what: Any, family: optypes.Family, value: Any) -> ForeignRule:
     """Return the rule of a key for what it names."""
     refuse_layout(value, family.type)
+    check_learned(value, what if functions.is_function(what) else None)
     check_builtin(value, family.type, lambda k: family_of(k).type == family.type)
     seen = family_for(value, family)
     if seen.parameters:  # it is known what the op's inputs are called
@@ -512,6 +513,9 @@ def _override(
             layout = None if rule.op.flat else filled.layout
             forward = filled.bind(spelling.function)
             call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
+            if rule.learned:
+                refuse_compiled(rule)
+                xs += rule.learned
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]
@@ -521,6 +525,16 @@ def _override(
 
     overridden.ruleset, overridden.op_types = ruleset, frozenset({key})  # pyright: ignore
     return overridden
+
+
+def refuse_compiled(rule: ForeignRule) -> None:
+    """Refuse a rule with parameters where torch.compile writes a program."""
+    place = compiled_code.PLACE.get()
+    if place is not None:
+        place.error = PassedOverError(
+            f"the rule {rule.name!r} has parameters that learn, which a program of torch.compile "
+            "would take for constants. Call the model without torch.compile."
+        )
 
 
 def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:

@@ -41,7 +41,7 @@ from regrad.core.rule import called, free
 from regrad.errors import PassedOverError, RuleError, kind
 from regrad.torch.below import Below, join_types
 from regrad.torch.bridge import apply
-from regrad.torch.calls import Overridden, RuleCall
+from regrad.torch.calls import Overridden, RuleCall, check_learned
 from regrad.torch.choices import bind_call, site_here
 from regrad.torch.derivatives import TorchGradient
 from regrad.torch.host import (
@@ -66,6 +66,7 @@ class WholeRule:
     def __init__(self, key: at, value: Any) -> None:
         self.key = key
         self.value = value
+        check_learned(value)
         self.name: str = value if isinstance(value, str) else called(value)
         self.asks: list[str] = asks_for(value)
         self.asks_site: bool = asks_site(value, None)
@@ -201,6 +202,7 @@ class ModuleCall(RuleCall):
         if rule.op.inputs[0].kind == "many":
             layout = (tuple(range(n)), *range(n, n + more))
         super().__init__(rule, given, layout, attrs, lambda *xs: call.value(within, xs), hit)
+        self.leaves = n + more  # without what the rule learns
         self.is_simple = False  # (each pull has an `Answering` of its own)
         self.call, self.within = call, within
         self.own = {*range(n, n + more)}  # the leaves of which the rule does not speak
@@ -236,7 +238,7 @@ class ModuleCall(RuleCall):
         buffers = [*self.call.inner.buffers()]
         before = [version_of(b) for b in buffers]
         with DisableTorchFunction(), Below() as below:
-            y = self.call.value(self.within, xs)
+            y = self.call.value(self.within, xs[: self.leaves])
         types = below.types & {t for scope in SCOPES.get() for t in scope._ruleset.rules}
         if types and not self.within.kept:
             raise self.within.hides(join_types(types))
@@ -269,7 +271,7 @@ class Answering:
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return torch's own gradients, by leaf."""
         dxs = self.call.pull(xs, dys, only)
-        self.pulled.append(dxs)
+        self.pulled.append(dxs[: self.call.leaves])
         return dxs
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
@@ -324,5 +326,5 @@ def call_whole(
         bound = rule.rule_for(call, site)
         made = ModuleCall(bound, call, within, hit, call.named(rule.asks)[1])
         del call.tensors
-        return call.closed(made(*given))
+        return call.closed(made(*given, *bound.learned))
     return run(module, *args, **options)
