@@ -435,6 +435,29 @@ def test_modules_of_torch(module):
     assert used.hits[0].ran == 1
 
 
+class Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy / 2
+
+
+@pytest.mark.versions
+def test_modules_that_end_in_a_function():
+    class Halves(nn.Module):
+        def forward(self, x):
+            return Half.apply(x * 3), Half.apply(x)
+
+    x = X.clone().requires_grad_()
+    with override({at(Halves): lambda dy, builtin: builtin(dy)}):
+        a, b = Halves()(x)
+    (a.sum() + 2 * b.sum()).backward()
+    check([x.grad], [torch.full_like(x, 2.5)])
+
+
 def test_a_parameter_that_is_tied():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(DOUBLE)

@@ -170,6 +170,24 @@ def test_results_that_are_refused():
             Module(f)(X.clone())
 
 
+def test_parameters_that_are_sharded(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = make()
+        mesh = dist.init_device_mesh("cpu", (1,))
+        fully_shard(model.head, mesh=mesh)
+        with (
+            override({at("head"): rg.rules.optional(pre)}, model=model),
+            pytest.raises(PassedOverError, match=r"parameters of the class .*DTensor"),
+        ):
+            model(X)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_keeping_what_is_no_key():
     with pytest.raises(ArgumentError, match=r"keep: rg.at\('head'\) is not a key"):
         override({at("layers.1"): pre}, model=make(), keep=[at("head")])

@@ -160,7 +160,7 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
         A rule for `regrad.torch.gradient_override_map`.
 
     Raises:
-        ArgumentError: there is no parameter, or one is no such tensor (where the rule is put in
+        ArgumentError: no parameter is given, or one is something else (where the rule is put in
             force). In regrad and JAX, where parameters are arguments: give the function a gradient
             with `custom_grad`, which takes them.
         RuleError: the rule does not ask for a parameter, or does not return its gradient.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from regrad.errors import GradientError
 from regrad.torch.bridge import is_differentiable
@@ -34,6 +35,9 @@ class TorchGradient:
         y = function(*xs)
         self.ys: Sequence[torch.Tensor] = y if isinstance(y, tuple) else (y,)
         self.ends: list[Any] = [(y.grad_fn, y.output_nr) for y in self.ys]
+        # (the node of a Function goes with its output, unless an edge to it is held)
+        own = [y for y in self.ys if isinstance(y.grad_fn, BackwardCFunction)]
+        self.held: list[GradientEdge] = [*map(get_gradient_edge, own)]
 
     @classmethod
     def of(cls, function: Callable[..., Any], xs: Tensors) -> TorchGradient | None:

@@ -57,6 +57,7 @@ from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import new_nodes, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, Within
 from regrad.torch.places import counts_of
+from regrad.torch.subclasses import is_dispatched
 from regrad.transforms.arguments import replaced
 
 
@@ -121,6 +122,12 @@ class WholeCall:
             self.inner, prefix = getattr(self.inner, name), f"{prefix}{name}."
         self.type: str = type(self.inner).__name__
         held = dict(self.inner.named_parameters())
+        if other := [type(p) for p in held.values() if is_dispatched(type(p))]:
+            raise PassedOverError(
+                f"the call of {self.type} has a rule as a whole, and parameters of the class "
+                f"{other[0].__name__}, which change inside of the call (FSDP2, say). Name a module "
+                "around which nothing is sharded, or an op: rg.at(where, 'MatMul')."
+            )
         self.names: list[str] = [*held]
         self.full_names: list[str] = [prefix + name for name in held]
         self.count = len(args)
