@@ -188,6 +188,20 @@ def test_parameters_that_are_sharded(tmp_path):
         dist.destroy_process_group()
 
 
+def test_buffers_that_would_be_written_twice():
+    model = nn.Sequential(nn.BatchNorm1d(4)).to(DOUBLE)
+    x = X.clone().requires_grad_()
+    with (
+        override({at("0"): rg.rules.optional(pre)}, model=model),
+        pytest.raises(PassedOverError, match="writes into its buffers"),
+    ):
+        checkpoint(model, x, use_reentrant=False)
+    model.eval()
+    with override({at("0"): pre}, model=model):
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+    check([x.grad], [model[0].weight * bent(torch.ones_like(x)) / (1 + 1e-5) ** 0.5])
+
+
 def test_keeping_what_is_no_key():
     with pytest.raises(ArgumentError, match=r"keep: rg.at\('head'\) is not a key"):
         override({at("layers.1"): pre}, model=make(), keep=[at("head")])

@@ -45,7 +45,7 @@ class RuleCall:
         self.rule = rule
         self.layout = layout
         self.attrs = attrs
-        self.forward = forward
+        self.forward: Callable[..., Any] = forward
         self.hit = hit
         if rule.learned:  # (which are inputs of the rule's, and not of torch's function)
             count, n = len(rule.learned), len(values)

@@ -30,7 +30,10 @@ class Within:
     """
 
     def __init__(self, module: Any, key: Any, name: str, kept: bool) -> None:
-        self.module, self.key, self.name, self.kept = module, key, name, kept
+        self.module: Any = module
+        self.key: Any = key
+        self.name: str = name
+        self.kept: bool = kept
 
     def begun(self) -> Within:
         """Return the same call, of which nothing has run."""

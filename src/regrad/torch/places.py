@@ -45,7 +45,7 @@ from regrad.torch.open_scopes import SCOPES, WITHIN, Within
 # How often keys have met calls in the model's call that runs, by the scope.
 COUNTS: ContextVar[dict[Any, Counts]] = ContextVar("regrad_counts", default={})  # noqa: B039
 
-LISTS = (nn.ModuleList, nn.ModuleDict)  # modules that are never called
+LISTS: tuple[Any, ...] = (nn.ModuleList, nn.ModuleDict)  # modules that are never called
 
 
 def counts_of(scope: Any) -> Counts:

@@ -110,13 +110,12 @@ class WholeCall:
     """The arguments of a call of a module: the tensors, what holds them, and the parameters.
 
     Args:
-        run: the function that calls it.
         module: the one that is called; `inner` is it, or what a wrapper has inside.
     """
 
-    def __init__(self, run: Any, module: Any, args: Sequence[Any], options: Any) -> None:
-        self.run = run
-        self.module = self.inner = module
+    def __init__(self, module: Any, args: Sequence[Any], options: Any) -> None:
+        self.module: Any = module
+        self.inner: Any = module
         prefix = ""
         while (name := name_inside(type(self.inner))) is not None:
             self.inner, prefix = getattr(self.inner, name), f"{prefix}{name}."
@@ -130,12 +129,17 @@ class WholeCall:
             )
         self.names: list[str] = [*held]
         self.full_names: list[str] = [prefix + name for name in held]
-        self.count = len(args)
-        self.given = [*zip(self._positions(len(args)), args, strict=True), *options.items()]
+        self.count: int = len(args)
+        self.given: list[tuple[str, Any]] = [
+            *zip(self._positions(len(args)), args, strict=True),
+            *options.items(),
+        ]
         opened = [containers.flatten(value) for _, value in self.given]
-        self.rebuilds = [(len(leaves), rebuild) for leaves, rebuild in opened]
+        self.rebuilds: list[tuple[int, containers.Rebuild]] = [
+            (len(leaves), rebuild) for leaves, rebuild in opened
+        ]
         leaves = [leaf for leaves, _ in opened for leaf in leaves]
-        self.places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        self.places: list[int] = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
         # (autograd alone keeps tensors that were given: a checkpoint drops them)
         self.leaves: list[Any] = [None if isinstance(x, torch.Tensor) else x for x in leaves]
         self.tensors: list[torch.Tensor] = [leaves[i] for i in self.places]
@@ -209,15 +213,17 @@ class ModuleCall(RuleCall):
         if rule.op.inputs[0].kind == "many":
             layout = (tuple(range(n)), *range(n, n + more))
         super().__init__(rule, given, layout, attrs, lambda *xs: call.value(within, xs), hit)
-        self.leaves = n + more  # without what the rule learns
+        self.leaves: int = n + more  # without what the rule learns
         self.is_simple = False  # (each pull has an `Answering` of its own)
-        self.call, self.within = call, within
-        self.own = {*range(n, n + more)}  # the leaves of which the rule does not speak
+        self.call: WholeCall = call
+        self.within: Within = within
+        self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak
         self.own -= {n + j for j, name in enumerate(call.names) if as_name(name) in rule.asks}
 
     def __call__(self, *xs: torch.Tensor) -> Any:
         elsewhere, start, again = keeps_elsewhere(), sequence_nr(), self.forward
-        before = [version_of(x) for x in xs]
+        buffers = [*self.call.inner.buffers()]
+        before, versions = [[version_of(x) for x in held] for held in (xs, buffers)]
         if is_transformed():
             record, self.forward = None, self._watched
         else:  # (a checkpoint runs it again: what autograd saves is for the look at its record)
@@ -232,6 +238,12 @@ class ModuleCall(RuleCall):
             self.forward = again
             if elsewhere or not self.rule.asks_builtin:
                 self.record = None
+        if [version_of(b) for b in buffers] != versions and self.asks_again:
+            raise PassedOverError(
+                f"the call of {self.call.type} has a rule as a whole, and writes into its buffers, "
+                "which it would do again in the backward pass: builtin runs it again in a "
+                "checkpoint, and under torch.func. Use eval(), or do without them."
+            )
         if [version_of(x) for x in xs] != before:
             raise PassedOverError(
                 f"the call of {self.call.type} has a rule as a whole, and wrote into a tensor that "
@@ -242,20 +254,17 @@ class ModuleCall(RuleCall):
 
     def _watched(self, *xs: torch.Tensor) -> Any:
         """The value, where no mode can be asked about what is inside."""
-        buffers = [*self.call.inner.buffers()]
-        before = [version_of(b) for b in buffers]
         with DisableTorchFunction(), Below() as below:
             y = self.call.value(self.within, xs[: self.leaves])
         types = below.types & {t for scope in SCOPES.get() for t in scope._ruleset.rules}
         if types and not self.within.kept:
             raise self.within.hides(join_types(types))
-        if [version_of(b) for b in buffers] != before and self.rule.asks_builtin:
-            raise PassedOverError(
-                f"the call of {self.call.type} has a rule as a whole, and writes into its buffers, "
-                "which it would do again in the backward pass of torch.func. Use eval(), or "
-                "torch.autograd.grad."
-            )
         return y
+
+    @property
+    def asks_again(self) -> bool:
+        """Return whether the module runs again for its own gradient."""
+        return self.rule.asks_builtin and self.record is None
 
     def foreign_call(self, specs: Sequence[Any], outputs: Any) -> ForeignCall:
         every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
@@ -318,7 +327,7 @@ def call_whole(
         if fit is None:
             continue
         rule = held[fit]
-        call = WholeCall(run, module, args, options)
+        call = WholeCall(module, args, options)
         rule.check(call.inner, scope._modules.path_of(call.inner))
         site = None
         if rule.asks_site:

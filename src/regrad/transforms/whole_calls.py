@@ -63,13 +63,13 @@ class WholeCall:
 
     def __init__(self, f: Any, rule: Any, given: Any, args: Any, options: Any) -> None:
         self.name: str = f.__name__
-        self.hit = rule.hit
+        self.hit: Any = rule.hit
         self.value: Any = rule.bare.value
         held = [*zip([*inspect.signature(f).parameters], args, strict=False), *options.items()]
         direct = [name for name, x in held if isinstance(x, Tensor)]
-        self.count = len(given.tensors)
+        self.count: int = len(given.tensors)
         self.names: list[str | None] = [*direct, *[None] * (self.count - len(direct))]
-        self.attrs = {free(n): x for n, x in held if not isinstance(x, Tensor)}
+        self.attrs: dict[str, Any] = {free(n): x for n, x in held if not isinstance(x, Tensor)}
         self.parameters: list[str] | None = None
 
     def know(self, captured: Sequence[Any]) -> None:
@@ -116,7 +116,10 @@ class Pulls:
     vjp: Any = None
 
     def __init__(self, own: Any, function: Any, inputs: Any, passage: Any) -> None:
-        self.own, self.function, self.inputs, self.passage = own, function, inputs, passage
+        self.own: Any = own
+        self.function: Any = function
+        self.inputs: Sequence[Tensor] = inputs
+        self.passage: Passage = passage
         self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
