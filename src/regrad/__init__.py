@@ -78,6 +78,7 @@ from regrad.transforms.devices import block_until_ready, device_put
 from regrad.transforms.directions import hvp, jacfwd, linearize
 from regrad.transforms.jit import jit
 from regrad.transforms.vmap import vmap
+import regrad.transforms.whole_calls as _whole_calls  # noqa: F401 (name_scope calls by it)
 
 if _typing.TYPE_CHECKING:
     from regrad import extend as extend, jax as jax, plot as plot, testing as testing

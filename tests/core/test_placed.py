@@ -417,7 +417,7 @@ def test_a_key_that_held_for_nothing_is_named_at_the_end():
 @pytest.mark.parametrize(
     "key, words",
     [
-        (rg.at("a"), "whole calls as one op"),
+        (rg.at("a", nth=0), "whole calls as one op"),
         (rg.at(NET), "whole calls as one op"),
         (rg.at(len, "Tanh"), "C code"),
         (rg.at("a", "Tahn"), "or 'Tanh'"),

@@ -235,6 +235,14 @@ def test_arguments():
         rg.replace(rg.sin, rg.replace(rg.sin))
 
 
-def test_replaced_values_have_no_derivative_of_their_own_op():
-    with pytest.raises(ArgumentError, match=r"Tanh.*order=1 asks for the derivatives that the ops"):
-        rg.gradient_override_map({"Tanh": rg.replace(lambda x: 2 * x)}, values=True, order=1)
+@pytest.mark.parametrize(
+    ("rules", "options", "words"),
+    [
+        ({"Tanh": rg.replace(lambda x: 2 * x)}, {"values": True, "order": 1}, "order=1 asks"),
+        ({rg.at("head"): rg.replace(lambda x: 2 * x)}, {"values": True}, "is for whole calls"),
+        ({rg.at("head"): rg.rules.reverse()}, {"order": 1}, "order=1 asks"),
+    ],
+)
+def test_what_does_not_go_together(rules, options, words):
+    with pytest.raises(ArgumentError, match=words):
+        rg.gradient_override_map(rules, **options)

@@ -10,6 +10,7 @@ from regrad.errors import (
     ArgumentError,
     NotFiredError,
     PassedOverError,
+    RuleError,
     UnknownOpError,
     UnusedOverrideWarning,
 )
@@ -30,8 +31,7 @@ nn, F = torch.nn, torch.nn.functional
         ({at("layers.0", "Relux"): seven}, UnknownOpError, "Relux"),
         ({at("layers.0", ("Relu", F.relu)): seven}, ArgumentError, "two keys of the map mean"),
         ({at(lambda x: True, "Relu"): seven}, ArgumentError, "no module of the model"),
-        ({at("layers.0"): seven}, ArgumentError, "for the call of a module as a whole"),
-        ({at("layers.0", nn.ReLU): seven}, ArgumentError, "at..layers.0.. > rg.at.ReLU. is for"),
+        ({at("layers.0"): seven}, RuleError, "says nothing of the parameter 'lin.weight'"),
         ({at(nn.ReLU, nth=9): {"Relu": seven}}, ArgumentError, "there are 3 such modules"),
     ],
 )

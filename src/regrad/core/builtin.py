@@ -283,7 +283,8 @@ def own_gradient(record: Record, dy: Any) -> Any:
         found = _pulled(record, given, record.op.shipped)
         dxs = [found.get(i) for i in range(len(record.inputs))]
     parts = [Gradients(p) if isinstance(p, list) else p for _, p in record.by_parameter(dxs)]
-    if len(parts) > 1:
+    parts = parts[: record.op.rule.own_count]
+    if len(parts) != 1:
         return Gradients(parts)
     return OPS["ZerosLike"].function(dys[0]) if parts[0] is None else parts[0]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from regrad.core.dispatch import lift, rerun
 from regrad.core.registry import RULES, Attrs, Input, Op, canonical, resolve
 from regrad.core.replacing import Forward, Replace, gradient_of
 from regrad.core.reports import Hit
-from regrad.core.rule import NO_GRADIENT, Rule, RuleFunction
+from regrad.core.rule import NO_GRADIENT, Rule, RuleFunction, describe_pull, free, parameters
 from regrad.core.signatures import declared, plain_code
 from regrad.core.state import current, in_state, masked
 from regrad.core.tape import (
@@ -33,7 +33,7 @@ from regrad.core.tape import (
 )
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
-from regrad.errors import DetachedTensorWarning, RuleError
+from regrad.errors import DetachedTensorWarning, RuleError, near
 
 LIBRARIES = {"regrad", "torch", "jax"}  # that a rule may be written with
 TINY = 1e-19  # its square is above 0 in float32
@@ -60,6 +60,7 @@ class ForeignRule:
     writes: bool | None = None
     key: Any = None  # the one in the map, as reports know it
     recordings: Any = None  # of its runs, where a library keeps them
+    asks: Any = ()  # the names of parameters and inputs that it asks for, of the call of a module
     family: Any = None  # the callables that it is for, as it sees them (of torch's)
     at_site: Callable[[Any], ForeignRule] | None = None  # for a call, if it asks for its `site`
     once = False  # whether it is for the first derivative alone
@@ -69,6 +70,11 @@ class ForeignRule:
     def __init__(self, value: Any, op: Op) -> None:
         self.op: Op = with_own_gradient(op)
         given, value = value, gradient_of(value)
+        self.learned: Sequence[Any] = ()  # parameters of the rule, the last inputs of the op
+        if (parameters := getattr(value, "parameters", None)) is not None:
+            learning: Any = value
+            self.op, value = learning.extended(self.op), learning.rule
+            self.learned = [*parameters.values()]
         self.rule: Rule = resolve(value, self.op)
         self.name: str = self.rule.name
         if isinstance(given, Replace):
@@ -134,6 +140,19 @@ def takes_all(value: Any) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in declared(value) or ())
 
 
+def asks_for(value: Any) -> list[str]:
+    """Return the names that a rule asks for; none where it is not in the native form."""
+    if isinstance(value, Replace):
+        return [*parameters(value.forward), *asks_for(value.gradient)]
+    value = RULES.get(value, value) if isinstance(value, str) else value
+    if hasattr(value, "asks"):  # a `vjp_of`
+        return value.asks
+    if not callable(value) or isinstance(value, type):
+        return []
+    names = parameters(value)
+    return names[1:] if names[:1] == ["dy"] else []
+
+
 class Own(Rule):
     """Stands for the gradient that another library has for an op: the record's call knows it."""
 
@@ -173,6 +192,130 @@ class OwnBias(Own):
             answer = [*answer, record.own.pull(record.xs, dys, leaf)[leaf]]
         found = dict(zip(given, answer, strict=False)) if len(answer) == len(given) else {}
         return [found.get(p) for p in range(last + 1)] if found else answer
+
+
+class OwnOfCall(Own):
+    """The same for the call of a module, or of a function, whose last inputs are parameters.
+
+    `builtin` answers for the others, and what it has found for the parameters is theirs, where the
+    rule returns nothing for them by name.
+    """
+
+    def __init__(self, count: int, names: Sequence[str]) -> None:
+        self.own_count: int | None = count
+        self.names = names
+
+    def complete(self, answer: Any, record: Any, dy: Any) -> Any:
+        """Return a rule's answer with a gradient, or None, for each input and parameter."""
+        more: Mapping[str, Any] = {}
+        if isinstance(answer, list | tuple) and answer and isinstance(answer[-1], dict):
+            *answer, more = answer
+            more = {as_name(n): dx for n, dx in more.items()}
+        if isinstance(answer, list | tuple) and len(answer) == len(record.op.inputs):
+            return answer  # (that of `vjp_of`)
+        which = describe_pull(record)
+        if unknown := [n for n in more if n not in self.names]:
+            raise RuleError(
+                f"wrong gradient: {which} returned one for {unknown[0]!r}, and the call has no "
+                f"such parameter.{near(unknown[0], self.names)} It has {', '.join(self.names)}."
+            )
+        found = self._by_parameter(record, more, which)
+        return [*self._by_input(answer, record, which), *found]
+
+    def _by_input(self, answer: Any, record: Any, which: str) -> list[Any]:
+        assert self.own_count is not None
+        first = [*answer] if isinstance(answer, list | tuple) else [answer]
+        if record.op.inputs[0].kind == "many":  # (xs, and one list of gradients for them)
+            first = [first]
+        moves = [i for i in range(self.own_count) if record.inputs[i]]
+        if len(first) == 1 < self.own_count and len(moves) == 1:
+            first = [first[0] if i == moves[0] else None for i in range(self.own_count)]
+        if len(first) != self.own_count:
+            raise RuleError(
+                f"wrong number of gradients: {which} returned {len(first)}, and the call has "
+                f"{self.own_count} inputs. Return one per input, in order, and those of parameters "
+                "in a dict after them: (dx, {'weight': dw})."
+            )
+        return first
+
+    def _by_parameter(self, record: Any, more: Mapping[str, Any], which: str) -> list[Any]:
+        moves = record.inputs[len(record.inputs) - len(self.names) :]
+        wanted = [n for n, moves in zip(self.names, moves, strict=True) if moves]
+        missing = [n for n in wanted if n not in more]
+        pulled: Any = getattr(record.own, "pulled", ())
+        if missing and len(pulled) != 1:
+            how = f"called builtin {len(pulled)} times" if pulled else "did not call builtin"
+            raise RuleError(
+                f"{which} {how}, so nobody knows the gradient of {missing[0]!r}. Call builtin(dy) "
+                "once, or return the gradients of the parameters by name, None for none: "
+                f"(dx, {{{missing[0]!r}: dw}})."
+            )
+        last = pulled[0][len(pulled[0]) - len(self.names) :] if pulled else ()
+        own = dict(zip(self.names, last, strict=False))
+        return [more[n] if n in more else own.get(n) for n in self.names]
+
+
+class OwnOfLearning(Own):
+    """The same for an op with further inputs: parameters of the rule, which returns gradients.
+
+    Args:
+        base: the op without them.
+    """
+
+    def __init__(self, base: Op, names: Sequence[str]) -> None:
+        self.base = base
+        self.names = names
+        self.own_count: int | None = base.rule.own_count or len(base.inputs)
+
+    def complete(self, answer: Any, record: Record, dy: Any) -> Any:
+        """Return a rule's answer with a gradient, or None, for each input and parameter."""
+        *first, more = answer if isinstance(answer, list | tuple) and answer else (answer, None)
+        given = isinstance(answer, list | tuple) and not isinstance(more, dict)
+        if given and len(answer) == len(record.op.inputs):
+            return answer  # (that of `vjp_of`)
+        if not isinstance(more, dict) or not more.keys() >= {*self.names}:
+            raise RuleError(
+                f"wrong gradient: {describe_pull(record)} learns {', '.join(self.names)}, and did "
+                "not return gradients by name after those of the inputs. Return (dx, "
+                f"{{{self.names[-1]!r}: …}}), None for no gradient."
+            )
+        count = len(self.names)
+        rest = {name: dx for name, dx in more.items() if name not in self.names}
+        others: Any = [*first, rest] if rest else first
+        cut = record_of(
+            self.base, record.rule, record.attrs, record.inputs[:-count], record.specs[:-count],
+            record.xs[:-count], record.outputs, record.y,
+            record.layout[:-count] if isinstance(record, GroupedRecord) else None,
+            record.output_specs if isinstance(record, GroupedRecord) else None,
+            getattr(record, "hit", None), record.own,
+        )  # fmt: skip
+        made = self.base.rule.complete(others[0] if len(others) == 1 else others, cut, dy)
+        made = made if isinstance(made, list | tuple) and len(self.base.inputs) > 1 else [made]
+        return [*made, *[more[name] for name in self.names]]
+
+
+def as_name(name: str) -> str:
+    """The name of a parameter as a rule may ask for it: `layers_0_weight`."""
+    return free(f"{'_' * name[:1].isdigit()}{name.replace('.', '_').replace('/', '_')}")
+
+
+def names_for(
+    asks: Sequence[str], names: Sequence[str | None], moving: Sequence[bool]
+) -> list[str]:
+    """Return what the arrays that a call is given are called in a rule that asks for some names.
+
+    They have the names of the function's own parameters (None: the array lies in a container). The
+    only one, or the one that is differentiated, is called x as well; two are a and b, and any
+    number are xs, a list.
+    """
+    known, count = [free(n) for n in names if n is not None], len(names)
+    asked = {*asks} - {*known}
+    if len(known) < count or not count or {"a", "b", "xs"} & asked:
+        return ["xs"] if "xs" in asked else {1: ["x"], 2: ["a", "b"]}.get(count, ["xs"])
+    only = [0] if count == 1 else [i for i, moves in enumerate(moving) if moves]
+    if "x" in asked and len(only) == 1:
+        known[only[0]] = "x"
+    return known
 
 
 def with_own_gradient(op: Op) -> Op:

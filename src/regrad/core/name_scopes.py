@@ -28,6 +28,10 @@ VALID = re.compile(r"[A-Za-z0-9][\w\-]*([./][A-Za-z0-9][\w\-]*)*")
 # Wraps the steps of a scope: `regrad.v1` names the nodes of the graph that is being built.
 AROUND: list[Callable[[Path, Generator[Any]], Generator[Any]]] = []
 
+# What calls functions that scopes decorate, of which a key may mean the whole call (see `placed`),
+# and what refuses such keys for blocks.
+CALLERS: list[tuple[Callable[..., Any], Callable[[Path], None]]] = []
+
 
 class name_scope(Block):
     """Name a part of a model: the ops that are created in the block have its name in their path.
@@ -41,7 +45,8 @@ class name_scope(Block):
     name: a function that is called twice has one path. They hold in their own thread and asyncio
     task. Nodes of a graph are named after the scope, as by `tf.name_scope`, which counts as well.
 
-    As a decorator, `@name_scope("block1")`, it is open during each call of the function.
+    As a decorator, `@name_scope("block1")`, it is open during each call of the function. A key
+    `rg.at("block1")` without an op then puts its rule on the call as a whole.
 
     Returns:
         A context manager, which binds the path by `as`.
@@ -69,9 +74,12 @@ class name_scope(Block):
                 f"between them, as in 'encoder.block1', got {got}"
             )
         self._names: Path = tuple(re.split("[./]", name))
+        self._decorates = False
 
     def _steps(self) -> Generator[str]:
         path = (*PATH.get(), *self._names)
+        if CALLERS and not self._decorates:
+            CALLERS[0][1](path)
         steps = stay(".".join(path), PATH, path)
         for wrap in AROUND:
             steps = wrap(self._names, steps)
@@ -84,8 +92,10 @@ class name_scope(Block):
 
         @wraps(f)
         def named(*args: Any, **options: Any) -> Any:
-            with name_scope(name):
-                return f(*args, **options)
+            scope = name_scope(name)
+            scope._decorates = True
+            with scope:
+                return CALLERS[0][0](f, args, options) if CALLERS else f(*args, **options)
 
         return named  # pyright: ignore[reportReturnType] (of the same signature)
 

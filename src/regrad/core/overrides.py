@@ -62,9 +62,10 @@ class gradient_override_map(Scope[OpBinding]):
     the call (a generator, a coroutine) is refused.
 
     Raises:
-        ArgumentError: the map is not a dict of op types to rules; a key means whole calls; two keys
-            select one place; a rule replaces values without `values=True`; `order` is neither None
-            nor 1; the scope is left in another thread or context.
+        ArgumentError: the map is not a dict of op types to rules; a key for whole calls names no
+            scope that decorates; two keys select one place; a rule replaces values without
+            `values=True`; `order` is neither None nor 1; the scope is left in another thread or
+            context.
         GradientError: a key counts calls in a compiled loop or branch; `order=1` where a gradient
             of a gradient passes one.
         UnknownOpError: an op type or rule name does not exist (with near names).
@@ -140,7 +141,7 @@ class gradient_override_map(Scope[OpBinding]):
         for key, value in self._rules.items():
             sisters: list[OpBinding] = []
             for name in placed.op_types(key):
-                op = OPS.get(name) or find_op(name)
+                op = name if name is placed.CALL else OPS.get(name) or find_op(name)
                 place = placed.place_of(key, op, value)
                 stands = placed.Placed(self._key(op.type), placed.told(place), depth)
                 known = given.setdefault(stands, value)
@@ -174,6 +175,8 @@ class gradient_override_map(Scope[OpBinding]):
 
     def _resolve(self, value: Any, op: Op) -> Rule:
         """The rule that an entry of the map stands for."""
+        if op is placed.CALL:
+            return placed.WholeCallRule(value)
         return ReplacingRule(value, op) if isinstance(value, Replace) else resolve(value, op)
 
     def _key(self, op_type: str) -> Any:
@@ -197,6 +200,8 @@ class gradient_override_map(Scope[OpBinding]):
     def _meant(self, asked: Any) -> list[str]:
         """The keys of this scope that are meant: one place, or an op type in all places."""
         if isinstance(asked, at):
+            if asked.what is None:
+                return [repr(asked)]
             return [repr(replace(asked, what=find_op(t).type)) for t in placed.op_types(asked)]
         of_type = [key for key, b in self._bindings.items() if b.op_type == find_op(asked).type]
         return of_type or [asked]

@@ -27,7 +27,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from regrad.core.backends import is_inexact
-from regrad.core.bindings import OpBinding
+from regrad.core.bindings import Onlookers, OpBinding, RepeatedBinding
 from regrad.core.callers import find_caller
 from regrad.core.name_scopes import PATH, Path
 from regrad.core.places import (
@@ -43,15 +43,18 @@ from regrad.core.places import (
     pick,
     site_of,
 )
-from regrad.core.registry import Op
+from regrad.core.registry import Input, Op
 from regrad.core.replacing import Replace
-from regrad.core.rule import NoGradient, Rule, identity_of, parameters
+from regrad.core.rule import NoGradient, Rule, called, identity_of, parameters
 from regrad.core.state import State, current
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError, GradientError, alike
+from regrad.errors import ArgumentError, GradientError, PassedOverError, alike
 
 # Bodies that are traced once for many runs, or of which one of several runs.
 SHARED = frozenset({"scan", "fori_loop", "map", "while_loop", "cond"})
+
+# The op type of whole calls of functions that a `name_scope` decorates.
+CALL = Op("Call", "call", lambda xp, xs: xs, [Input("xs", "many")])
 
 
 class Placed(NamedTuple):
@@ -242,6 +245,37 @@ def _runs(owner: Any, own: Any, frame: Any) -> Any:
     return owner if all(frame.f_locals.get(name) is known[name] for name in known) else None
 
 
+# -- whole calls -----------------------------------------------------------------------------------
+
+
+class WholeCallRule(Rule):
+    """The value of a map for whole calls, to be bound to the inputs of each."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.name: str = value if isinstance(value, str) else called(value)
+
+
+class Hiding(RepeatedBinding):
+    """A binding inside of a whole call, whose rule would never run."""
+
+    def __init__(self, first: OpBinding, path: str) -> None:
+        super().__init__(first)
+        self.path = path
+
+    def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Any:
+        raise PassedOverError(
+            f"{op.type!r} ran inside of the call of {self.path!r}, which has a rule as a whole: "
+            f"that decides, and the rule {self.rule.name!r} would never run. Name other places."
+        )
+
+
+def hiding(overrides: Any, path: str) -> Any:
+    """Return the overrides in force inside of a whole call: none may fire."""
+    plain = (Chooser, Onlookers)
+    return {k: b if isinstance(b, plain) else Hiding(b, path) for k, b in overrides.items()}
+
+
 # -- keys ------------------------------------------------------------------------------------------
 
 
@@ -250,11 +284,14 @@ def op_types(key: Any) -> tuple[Any, ...]:
     if not isinstance(key, at):
         return (key,)
     if key.what is None:
-        raise ArgumentError(
-            f"{key!r} means whole calls as one op, which an override of regrad's own ops cannot "
-            "put a rule on. Say for which op type it holds, rg.at(where, 'Relu'), or give the "
-            "function a gradient with rg.custom_grad."
-        )
+        whole = [e for e in entries(key.where) if not (isinstance(e, str) or is_predicate(e))]
+        if whole or key.nth is not None:
+            raise ArgumentError(
+                f"{key!r} means whole calls as one op, which are those of functions that a "
+                "name_scope decorates: write @rg.name_scope('block1') above the function, and "
+                "rg.at('block1'). Or say for which op type the key holds, rg.at(where, 'Relu')."
+            )
+        return (CALL,)
     for entry in [e for selector in key.selectors for e in entries(selector.where)]:
         routine = inspect.isroutine(inspect.unwrap(entry)) and not is_predicate(entry)
         if routine and _code(entry) is None:
@@ -265,7 +302,7 @@ def op_types(key: Any) -> tuple[Any, ...]:
 def place_of(key: Any, op: Op, value: Any) -> at | None:
     """Return the place at which an entry of a map holds for an op type; None for everywhere."""
     if isinstance(key, at):
-        return replace(key, what=op.type)
+        return key if op is CALL else replace(key, what=op.type)
     return at(what=op.type) if asks_site(value, op) else None
 
 

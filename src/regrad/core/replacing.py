@@ -25,6 +25,7 @@ from regrad.core import dims
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import own_rule
 from regrad.core.dispatch import alias_of, lift, run
+from regrad.core.places import at
 from regrad.core.pullback import pulled
 from regrad.core.registry import Attrs, Input, Op, resolve
 from regrad.core.rule import (
@@ -129,18 +130,25 @@ def gradient_of(value: Any) -> Any:
 
 
 def check_values(rules: Mapping[Any, Any], values: bool, order: int | None, call: str) -> None:
-    """Refuse a map that replaces values, in a scope that does not say so, or of one order."""
+    """Refuse a map that replaces values where the scope does not say so, or where it cannot."""
     keys = [key for key, rule in rules.items() if isinstance(rule, Replace)]
-    if keys and order is not None:
-        raise ArgumentError(
-            f"the map replaces the values of {', '.join(map(repr, keys))} (rg.replace), and "
-            f"order={order} asks for the derivatives that the ops themselves have, which is none of "
-            "another value. Open a scope of its own for either."
-        )
+    whole = [key for key in rules if isinstance(key, at) and key.what is None]
+    learning = [key for key, rule in rules.items() if hasattr(gradient_of(rule), "parameters")]
     if keys and not values:
         raise ArgumentError(
             f"the map replaces the values of {', '.join(map(repr, keys))} (rg.replace), and rules "
             f"leave values untouched unless the scope says otherwise. Write {call}."
+        )
+    if both := [key for key in keys if key in whole]:
+        raise ArgumentError(
+            f"{both[0]!r} is for whole calls, whose value rg.replace cannot replace. Say for which "
+            "of its ops: rg.at(where, 'Relu'), or replace the module itself."
+        )
+    if order is not None and (own := [*keys, *whole, *learning]):
+        raise ArgumentError(
+            f"order={order} asks for the derivatives that ops have of their own, which are not "
+            f"those of replaced values, whole calls or rules that learn: {own[0]!r}. Open a scope "
+            "of its own for it."
         )
 
 

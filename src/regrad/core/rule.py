@@ -98,6 +98,7 @@ class Rule:
     each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     replaces = False  # whether it replaces the values of ops: see `core.replacing`
+    own_count: int | None = None  # of the inputs for which `builtin` answers a rule, if not of all
     is_foreign = False  # the gradient that another library has for an op of its own
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     answers = False  # of one differentiable input, so that None is refused; see `no_gradient`

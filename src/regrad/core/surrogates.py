@@ -1,4 +1,4 @@
-"""The gradient of another function as a rule."""
+"""The gradient of another function as a rule, and rules with parameters that learn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from regrad.core.dispatch import lift
+from regrad.core.foreign import OwnOfLearning, asks_for
 from regrad.core.pullback import or_zeros, pulled
-from regrad.core.registry import Op, bind
+from regrad.core.registry import Input, Op, bind
 from regrad.core.rule import EXTRAS, Extra, Rule, called, identity_of, parameters, place
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
@@ -137,6 +138,100 @@ class VjpOf:
 
     def __repr__(self) -> str:
         return f"vjp_of({place(self.g)})"
+
+
+@helpful("learns")
+def learns(rule: Any, /, **parameters: Any) -> Learns:
+    """Return a rule that has parameters, which get gradients of their own.
+
+    A rule that reads a parameter (a step size, a threshold, the slope of a surrogate) is a function
+    of it, and so is the gradient that it returns. But the op is not: the parameter learns nothing,
+    unless the rule says what its gradient is.
+
+    Args:
+        rule: The rule: a function that asks for the parameters by their names here, and returns,
+            after the gradients by the inputs, a dict of theirs: `(dx, {"step": dstep})`. Or a
+            `vjp_of(g)` whose g takes them: their gradients are those of g.
+        parameters: Tensors of PyTorch that require a gradient, by name.
+
+    The parameters are inputs of the op then, at every order, in checkpoints as well.
+
+    Returns:
+        A rule for `regrad.torch.gradient_override_map`.
+
+    Raises:
+        ArgumentError: no parameter is given, or one is something else (where the rule is put in
+            force). In regrad and JAX, where parameters are arguments: give the function a gradient
+            with `custom_grad`, which takes them.
+        RuleError: the rule does not ask for a parameter, or does not return its gradient.
+        PassedOverError: torch.compile meets the rule.
+
+    Source: Esser et al., "Learned Step Size Quantization" (2020); Choi et al., "PACT: Parameterized
+    Clipping Activation for Quantized Neural Networks" (2018).
+
+    >>> import torch
+    >>> import regrad as rg
+    >>> import regrad.torch
+    >>> slope = torch.nn.Parameter(torch.tensor(2.0))
+    >>> smooth = rg.rules.vjp_of(lambda x, slope: torch.tanh(slope * x))
+    >>> surrogate = rg.rules.learns(smooth, slope=slope)
+    >>> x = torch.tensor([0.0, 0.5], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({"Sign": surrogate}):
+    ...     torch.sign(x).sum().backward()
+    >>> x.grad, slope.grad
+    (tensor([2.0000, 0.8399]), tensor(0.2100))
+    """
+    if not (callable(rule) and not isinstance(rule, type)) or isinstance(rule, Learns):
+        raise ArgumentError(f"learns expected a rule, got {kind(rule)}")
+    if not parameters:
+        raise ArgumentError("learns names no parameter. Write learns(rule, step=step)")
+    return Learns(rule, parameters)
+
+
+class Learns:
+    """A rule with parameters that have gradients; see `learns`."""
+
+    def __init__(self, rule: Any, parameters: dict[str, Any]) -> None:
+        self.rule = rule
+        self.parameters = parameters
+        self.__name__: str = called(rule)
+        self.asks: list[str] = asks_for(rule)
+        if idle := [name for name in parameters if name not in self.asks]:
+            raise RuleError(
+                f"learns: the rule {self.__name__!r} does not ask for its parameter {idle[0]!r}. "
+                f"Name it after dy: def rule(dy, x, {idle[0]})."
+            )
+
+    def extended(self, op: Op) -> Op:
+        """Return an op of another library with the parameters as further inputs."""
+        inputs = [*op.inputs, *[Input(name, "one") for name in self.parameters]]
+        made = Op(op.type, op.name, op.function, inputs, op.attrs)
+        made.several, made.holomorphic = op.several, op.holomorphic
+        made.rule = OwnOfLearning(op, [*self.parameters])
+        return made
+
+    def bound_to(self, op: Op) -> Rule:
+        """Refuse: an op of regrad's."""
+        raise ArgumentError(
+            f"learns: {op.type!r} is an op of regrad's, whose parameters are inputs of functions. "
+            "Write a function with custom_grad that takes them, and returns their gradients."
+        )
+
+    def __call__(self, *args: Any, **names: Any) -> Any:
+        raise RuleError(f"{self!r} is a value in a map of rules, and cannot be called.")
+
+    def _identity(self) -> Any:
+        held = sorted(self.parameters.items())
+        return identity_of(self.rule), *[(name, id(value)) for name, value in held]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Learns) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"learns({self.__name__}, {', '.join(self.parameters)})"
 
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from regrad.errors import ArgumentError, GradientError, kind
+from regrad.errors import ArgumentError, GradientError, PassedOverError, kind
+from regrad.jax.host import programs
 from regrad.jax.host.programs import JAX, codes, source
 from regrad.jax.keys import find_definition
 
@@ -135,4 +136,40 @@ def advice(closed: Sequence[Closed]) -> str:
     return (
         f"{said}, so no rule would run inside. "
         f"Pass open=[{names}] to differentiate it op by op, or keep=[{names}] to leave it as it is."
+    )
+
+
+def name_of(eqn: core.JaxprEqn, body: Any) -> str:
+    """Return the name of a function with a derivative of its own."""
+    return programs.name_of(eqn) if body is None else name_and_place(body)[0]
+
+
+# -- ops that rules cannot reach -------------------------------------------------------------------
+
+
+def derived_error(binding: Any, where: str, how: str = "occurs") -> GradientError:
+    """Return the error for an op that the function differentiates itself."""
+    return GradientError(
+        f"override: {binding.key.label!r} {how} where the function differentiates it itself "
+        f"({where}), which JAX has done before the rule could count. Put the override inside: "
+        "jax.grad(rg.jax.override(loss, …)), and leave the rest of the function outside."
+    )
+
+
+def batched_error(binding: Any, where: str) -> GradientError:
+    """Return the error for an op that was batched before single examples could be seen."""
+    return GradientError(
+        f"override: {binding.key.label!r} occurs in a program that was batched before the override "
+        f"could see single examples ({where}): by a vmap with spmd_axis_name, of a custom_vmap, or "
+        "outside of the function that is called. Put the vmap outside, "
+        "jax.vmap(rg.jax.override(f, …))."
+    )
+
+
+def hidden_error(inner: Any, whole: Any, where: str) -> PassedOverError:
+    """Return the error for an op inside of a call that has a rule as a whole."""
+    return PassedOverError(
+        f"override: {inner.shown} occurs inside of a call that has a rule as a whole by "
+        f"{whole.place!r} ({where}): that decides, and the other rule would never run. Name other "
+        f"modules, or pass keep=[{whole.place!r}]."
     )

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from regrad.core.foreign import OwnOfCall, asks_for, names_for
 from regrad.core.hints import last_name
 from regrad.core.registry import (
     ALIASES,
@@ -35,6 +36,7 @@ from regrad.jax.host import FUNCTION_KEYS, OVERRIDES, functions, need, programs,
 from regrad.jax.host.extending import primitives
 from regrad.jax.host.programs import arg_names
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
+from regrad.jax.primitives import is_float
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # the calls that functions leave
 
@@ -276,6 +278,52 @@ class NamedKey(FunctionKey):
             running = {code for each in eqns for code, _ in programs.codes(each)}
             own = [c for c in running if (c.co_name, _line(c)) == (self.name, self.place)]
             self.codes: Sequence[Any] = _told([*own, *map(_code, functions.derivatives(eqn))])
+
+
+class WholeKey(Key):
+    """The whole call of a module, for which `modules` leaves a boundary in the program."""
+
+    known = None
+
+    def __init__(self, value: Any) -> None:
+        self.label = "call"
+        self.asks: list[str] = asks_for(value)
+        self.boundaries: list[tuple[str | None, ...]] = []  # what the arguments are called
+        self.ops: dict[Any, Op] = {}
+
+    def meets(self, other: Key) -> bool:
+        return isinstance(other, WholeKey)
+
+    def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
+        return eqn.primitive.name in ("jit", "pjit") and _name(eqn).startswith(BOUNDARY)
+
+    def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
+        """The arguments, as the rule calls them, and before them what the module holds."""
+        given = self.boundaries[int(_name(eqn).removeprefix(BOUNDARY))]
+        hidden = len(eqn.invars) - len(given)
+        moving = [is_float(v.aval) for v in eqn.invars[hidden:]]
+        names = names_for(self.asks, given, moving)
+        names = names if len(names) == len(given) else [f"x{i}" for i in range(len(given))]
+        return [*(f"outer{i}" for i in range(hidden)), *names]
+
+    def op(self, eqn: core.JaxprEqn) -> Op:
+        names = self.operand_names(eqn)
+        outer = [n for n in names if n.startswith("outer")]
+        inner = names[len(outer) :]
+        found = (*names, len(eqn.outvars) > 1)
+        if found not in self.ops:
+            op = make_op(self.label, [*inner, *outer], (), len(eqn.outvars) > 1)
+            op.broadcasts, op.rule = False, OwnOfCall(len(inner), outer)
+            self.ops[found] = op
+        return self.ops[found]
+
+
+BOUNDARY = "regrad_call_"
+
+
+def _name(eqn: core.JaxprEqn) -> str:
+    program = programs.called(eqn)
+    return "" if program is None else programs.source(program).partition(" at ")[0]
 
 
 def _calls(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str, Any]]:

@@ -17,6 +17,7 @@ nobody uses, so that a program with one module's name is never another's.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 import threading
@@ -34,6 +35,8 @@ from regrad.core.places import Step
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import VMAPS, need
 from regrad.jax.host.extending import trace_of, with_axes
+from regrad.jax.keys import BOUNDARY
+from regrad.transforms.arguments import replaced
 
 MARK = "regrad:"  # what the scopes of modules begin with
 LIBRARIES = ("equinox", "flax.nnx", "flax.linen")
@@ -45,7 +48,7 @@ _replaced: Counter[type] = Counter()  # by how many traces, and what was there b
 _before: dict[type, Any] = {}
 
 
-def _module_types(*names: str) -> tuple[type, ...]:
+def module_types(*names: str) -> tuple[type, ...]:
     """The classes of modules of the libraries that are loaded."""
     return tuple(sys.modules[name].Module for name in names if name in sys.modules)
 
@@ -56,12 +59,12 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return list(enumerate(value))
-    return list(vars(value).items()) if isinstance(value, _module_types(*LIBRARIES)) else []
+    return list(vars(value).items()) if isinstance(value, module_types(*LIBRARIES)) else []
 
 
 def walk(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[Any]:
     """Yield the modules in a module or container, itself included, with their paths."""
-    if isinstance(value, _module_types(*LIBRARIES)):
+    if isinstance(value, module_types(*LIBRARIES)):
         yield path, value
     if id(value) not in above:
         for name, part in parts(value):
@@ -83,8 +86,8 @@ class Naming:
         self.model = model
         self.tells_apart = tells_apart
         self.number: int = next(_numbers)
-        self.is_linen: bool = isinstance(model, _module_types("flax.linen"))
-        if model is not None and not isinstance(model, _module_types(*LIBRARIES)):
+        self.is_linen: bool = isinstance(model, module_types("flax.linen"))
+        if model is not None and not isinstance(model, module_types(*LIBRARIES)):
             raise ArgumentError(
                 "override: model= expected a module of Flax (linen or nnx) or Equinox, got "
                 f"{kind(model)}. Elsewhere name the parts with jax.named_scope, without model=."
@@ -98,6 +101,8 @@ class Naming:
         self.named: dict[int, Step] = made
         self.steps: list[Step] | None = list(made.values()) or None
         self.called: set[str] = set()  # the paths of modules that were, or may have been
+        # what keys for whole calls may mean the call of some modules, the innermost last
+        self.whole: Callable[[Sequence[Step]], Any] = lambda chain: None
         self.by_path: dict[str, Step] = {p: step for step in made.values() for p in step.paths}
 
     # -- a trace -----------------------------------------------------------------------------------
@@ -132,7 +137,7 @@ class Naming:
             return call(*args, **kwargs)
 
     def _root(self, module: Any) -> Any:
-        types = _module_types("flax.linen")
+        types = module_types("flax.linen")
         while isinstance(module.parent, types):
             module = module.parent
         return module
@@ -280,11 +285,40 @@ def _named_call(old: Callable[..., Any]) -> Any:
         trace.naming.called.add(step.path)
         try:
             with _scope(trace.naming.number, step.path):
-                return run(*args, **kwargs)
+                key = trace.naming.whole([step for _, step in trace.running])
+                return run(*args, **kwargs) if key is None else _bounded(key, run, args, kwargs)
         finally:
             trace.running.pop()
 
     return call
+
+
+def _bounded(key: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a module by a compiled function, which leaves a boundary in the program.
+
+    Args:
+        key: that for whole calls, which finds the boundary again.
+    """
+    first = inspect.signature(run).parameters
+    held = [*zip([*first, *[None] * len(args)], args, strict=False), *kwargs.items()]
+    leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    direct = [next((n for n, x in held if x is leaves[i]), None) for i in places]
+    if (names := tuple(direct)) not in key.boundaries:
+        key.boundaries.append(names)
+
+    def call(*xs: Any) -> Any:
+        args, kwargs = jax.tree_util.tree_unflatten(structure, replaced(leaves, places, xs))
+        ys, out = jax.tree_util.tree_flatten(run(*args, **kwargs))
+        arrays = [i for i, y in enumerate(ys) if isinstance(y, jax.Array)]
+        rest[:] = [out, replaced(ys, arrays, [None] * len(arrays)), arrays]
+        return [ys[i] for i in arrays]
+
+    rest: list[Any] = []
+    call.__name__ = call.__qualname__ = f"{BOUNDARY}{key.boundaries.index(names)}"
+    ys = jax.jit(call)(*[leaves[i] for i in places])
+    out, others, arrays = rest
+    return jax.tree_util.tree_unflatten(out, replaced(others, arrays, ys))
 
 
 def _runs(trace: _Trace, module: Any) -> bool:

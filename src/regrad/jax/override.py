@@ -39,13 +39,14 @@ from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import check_order, unmarked
 from regrad.core.signatures import helpful
+from regrad.core.surrogates import Learns
 from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
 from regrad.jax.equations import has_batches
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
 from regrad.jax.host.extending import open_traces
-from regrad.jax.keys import Key, key_for
-from regrad.jax.modules import Naming
+from regrad.jax.keys import Key, WholeKey, key_for
+from regrad.jax.modules import Naming, module_types
 from regrad.jax.primitives import tied
 from regrad.jax.ruled import KeyBinding
 from regrad.jax.surgery import Occurrences, Surgery
@@ -66,7 +67,8 @@ class override(Report[KeyBinding]):
         rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation),
             the name of a JAX primitive (`"tanh"`), or a function under `jax.jit`,
             `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`) or its name, or one of these in
-            one place: `rg.at("layers.*", "Relu")`. A rule is what `gradient_override_map` takes,
+            one place: `rg.at("layers.*", "Relu")`; `rg.at("head")` is the whole call of a module of
+            `model`. A rule is what `gradient_override_map` takes,
             written with regrad's functions or with JAX's. An op type's own name,
             `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
         open: functions with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`), or
@@ -165,6 +167,19 @@ class override(Report[KeyBinding]):
         self._bindings: dict[str, KeyBinding] = {}
         rules, marked = unmarked(spread(rules))
         check_values(rules, values, order, "override(f, rules, values=True)")
+        whole = [key for key in rules if isinstance(key, at) and key.what is None]
+        if whole and not isinstance(model, module_types("equinox", "flax.nnx")):
+            raise ArgumentError(
+                f"override: {whole[0]!r} means whole calls as one op, of which only the modules of "
+                "a model of Equinox or Flax's nnx leave a boundary: give model=. Elsewhere say for "
+                "which op type the key holds, rg.at(where, 'Softmax'), or give the call a gradient "
+                "with rg.jax.custom_grad."
+            )
+        kept = [key for key in keep if isinstance(key, at)]
+        if wrong := [key for key in kept if key not in whole]:
+            raise ArgumentError(
+                f"override: keep: {wrong[0]!r} is not a key of the map for whole calls"
+            )
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():
             sisters: list[KeyBinding] = []
@@ -172,8 +187,8 @@ class override(Report[KeyBinding]):
                 place = replace(key, what=what) if isinstance(key, at) else None
                 sisters.append(self._bind(what, rule, place))
                 sisters[-1].marked, sisters[-1].sisters = key in marked, sisters
-        policy = ClosedFunctionPolicy(open, keep)
-        self._surgery = Surgery([*self._bindings.values()], policy, model)
+        policy = ClosedFunctionPolicy(open, [each for each in keep if each not in kept])
+        self._surgery = Surgery([*self._bindings.values()], policy, model, kept)
         self._untouched = Untouched()
         self._told: set[str] = set()  # the keys of which a warning said that they match nothing
         self._notes: Counter[tuple[str, str, str]] = Counter()
@@ -190,13 +205,12 @@ class override(Report[KeyBinding]):
             self.__signature__: inspect.Signature = inspect.signature(f)
 
     def _bind(self, key: Any, rule: Any, place: at | None) -> KeyBinding:
-        if key is None:
+        if isinstance(rule, Learns):
             raise ArgumentError(
-                f"override: {place!r} means whole calls as one op, which leave no boundary in a "
-                "JAX program. Say for which op type it holds, rg.at(where, 'Softmax'), or give the "
-                "call a gradient with rg.jax.custom_grad."
+                f"override: {rule!r}: parameters are arguments of JAX's functions. Write one with "
+                "rg.jax.custom_grad that takes them, and returns their gradients."
             )
-        meant = self._keys.get(key) or key_for(key)
+        meant = WholeKey(rule) if key is None else self._keys.get(key) or key_for(key)
         # of two rules for one op (`"Relu"` and `jax.nn.relu`) one would be passed over silently
         for label, other in self._bindings.items():
             if meant.meets(other.key) and place == other.place:

@@ -40,13 +40,24 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
+from regrad.core.places import at
 from regrad.core.reports import Hit
 from regrad.errors import GradientError, PassedOverError
 from regrad.jax.boundaries import restore_calls
-from regrad.jax.closed import Closed, ClosedFunctionPolicy, check_solve, name_and_place, of_jax
+from regrad.jax.closed import (
+    Closed,
+    ClosedFunctionPolicy,
+    batched_error,
+    check_solve,
+    derived_error,
+    hidden_error,
+    name_and_place,
+    name_of,
+    of_jax,
+)
 from regrad.jax.equations import call_site, find_line, is_differentiable
 from regrad.jax.host import OVERRIDES, programs, refuse
-from regrad.jax.keys import FunctionKey, Key, NamedKey
+from regrad.jax.keys import FunctionKey, Key, NamedKey, WholeKey
 from regrad.jax.primitives import op_p, tie_p
 from regrad.jax.ruled import KeyBinding, count_passes, put_rule
 from regrad.jax.where import Around, Whereabouts
@@ -136,10 +147,12 @@ class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
     def __init__(
-        self, bindings: Sequence[KeyBinding], choice: ClosedFunctionPolicy, model: Any = None
-    ) -> None:
+        self, bindings: Sequence[KeyBinding], choice: ClosedFunctionPolicy, model: Any = None,
+        kept: Sequence[at] = (),
+    ) -> None:  # fmt: skip
         self.bindings = bindings
         self.choice = choice
+        self.kept = kept  # the keys for whole calls inside of which no other rule is to fire
         placed = model is not None or any(b.place is not None for b in bindings)
         self.where: Whereabouts | None = Whereabouts(bindings, model) if placed else None
         # Code that runs only while a key is being differentiated: an equation that it made, found
@@ -291,7 +304,7 @@ class Surgery:
     def under_rule(self, eqn: Any, binding: KeyBinding, around: Context, found: Occurrences) -> Any:
         """Return the operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
-            raise _derived_error(binding, self.lines[-1])
+            raise derived_error(binding, self.lines[-1])
         path = "" if self.where is None or around.where is None else self.where.path(around.where)
         hit = binding.hit_at(self.lines[-1], path)
         if not around.derived:  # (derivatives consist of ops as well, but not of the user's)
@@ -302,11 +315,20 @@ class Surgery:
             return eqn
         if binding.native:
             return count_passes(eqn, hit)
+        if isinstance(binding.key, WholeKey):
+            self.check_whole(eqn, binding, around)
         if around.batched:
-            raise _batched_error(binding, self.lines[-1])
+            raise batched_error(binding, self.lines[-1])
         if why := binding.key.refusal(eqn):
             raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
         return put_rule(eqn, binding, hit)
+
+    def check_whole(self, eqn: core.JaxprEqn, binding: KeyBinding, around: Context) -> None:
+        """Refuse ops of other keys inside of a call that has a rule as a whole."""
+        _, inner = self.program(programs.called(eqn), Context(where=around.where, closed=True))
+        hidden = [seen.binding for seen in inner.hits if not seen.binding.native]
+        if hidden and binding.place not in self.kept:
+            raise hidden_error(hidden[0], binding, self.lines[-1])
 
     def check_derived(self, eqn: core.JaxprEqn, whole: bool) -> None:
         """Refuse the remains of a key that was differentiated inside the function.
@@ -318,11 +340,11 @@ class Surgery:
         running = programs.codes(eqn)
         for code, _ in running:
             if code in self.codes:
-                raise _derived_error(self.codes[code], self.lines[-1])
+                raise derived_error(self.codes[code], self.lines[-1])
         for binding in () if whole else self.bindings:
             site = call_site(binding.key.call, running)
             if site is not None and site not in self.calls:
-                raise _derived_error(binding, self.lines[-1], "may occur")
+                raise derived_error(binding, self.lines[-1], "may occur")
 
     # -- programs inside -----------------------------------------------------------------------
 
@@ -381,7 +403,7 @@ class Surgery:
         """
         ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
         body = programs.called(eqn)
-        name = eqn.params["gradient"].name if ours else _name_of(eqn, body)
+        name = eqn.params["gradient"].name if ours else name_of(eqn, body)
         if body is None or (name == programs.ROOT and not around.closed):
             self.check_unseen(name, body, around)
             found.untouched[name, self.lines[-1]] += 1
@@ -469,25 +491,3 @@ class Surgery:
                     "would never run. Leave that part out of the function, or give the whole of "
                     "it a gradient with rg.jax.custom_grad."
                 )
-
-
-def _derived_error(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:
-    return GradientError(
-        f"override: {binding.key.label!r} {how} where the function differentiates it itself "
-        f"({where}), which JAX has done before the rule could count. Put the override inside: "
-        "jax.grad(rg.jax.override(loss, …)), and leave the rest of the function outside."
-    )
-
-
-def _batched_error(binding: KeyBinding, where: str) -> GradientError:
-    return GradientError(
-        f"override: {binding.key.label!r} occurs in a program that was batched before the override "
-        f"could see single examples ({where}): by a vmap with spmd_axis_name, of a custom_vmap, or "
-        "outside of the function that is called. Put the vmap outside, "
-        "jax.vmap(rg.jax.override(f, …))."
-    )
-
-
-def _name_of(eqn: core.JaxprEqn, body: Any) -> str:
-    """Return the name of a function with a derivative of its own."""
-    return programs.name_of(eqn) if body is None else name_and_place(body)[0]

@@ -63,6 +63,7 @@ class Whereabouts:
         self.codes: dict[Any, Any] = dict(map(_function, filter(_is_function, self.entries)))
         self.naming: Naming = Naming(model, self._tells_apart)
         self.places: Places = Places(self.placed, self.naming.steps)
+        self.naming.whole = self._whole_key
         # what is counted is gone through at each call of a program, and not once for all
         self.counting: bool = any(map(is_predicate, self.entries)) or any(
             key.counts for key in self.placed
@@ -147,6 +148,12 @@ class Whereabouts:
             binding = self.placed[fit.key]
             return binding.located(site(n)) if binding.asks else binding
         return next((b for b in bindings if b.place is None), None)
+
+    def _whole_key(self, chain: Sequence[Step]) -> Any:
+        """Return what may mean the whole call of the last of some modules; None if no key does."""
+        whole = [key for key in self.placed if key.what is None]
+        fits = self.places.fits(chain, whole) if whole else ()
+        return self.placed[fits[0].key].key if fits else None
 
     def site(self, op_type: str, eqn: Any, around: Around, line: str, n: int) -> Site:
         """Return the site of an equation, the n-th of those that a key was asked about."""

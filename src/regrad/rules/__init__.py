@@ -30,6 +30,7 @@ from regrad.core.made import remade
 from regrad.core.rule import no_gradient as no_gradient
 from regrad.core.scopes import optional as optional
 from regrad.core.signatures import given, helpful
+from regrad.core.surrogates import learns as learns
 from regrad.core.surrogates import vjp_of as vjp_of
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, brief

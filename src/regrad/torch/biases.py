@@ -7,10 +7,8 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from regrad.core.foreign import OwnBias
-from regrad.core.registry import RULES, Input, Op
-from regrad.core.replacing import Replace
-from regrad.core.rule import parameters
+from regrad.core.foreign import OwnBias, asks_for
+from regrad.core.registry import Input, Op
 from regrad.torch.optypes import Family
 
 _CONVOLUTION = "input weight bias stride=1 padding=0 dilation=1 groups=1"
@@ -29,19 +27,6 @@ PARAMETERS = {
 }
 TENSORS = ("input", "running_mean", "running_var", "weight", "bias")
 SHORT = {"input": "x", "weight": "w"}  # which a rule may say as well
-
-
-def asks_for(value: Any) -> list[str]:
-    """Return the names that a rule asks for; none where it is not in the native form."""
-    if isinstance(value, Replace):
-        return [*parameters(value.forward), *asks_for(value.gradient)]
-    value = RULES.get(value, value) if isinstance(value, str) else value
-    if hasattr(value, "asks"):  # a `vjp_of`
-        return value.asks
-    if not callable(value) or isinstance(value, type):
-        return []
-    names = parameters(value)
-    return names[1:] if names[:1] == ["dy"] else []
 
 
 def family_for(value: Any, family: Family) -> Family:

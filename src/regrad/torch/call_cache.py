@@ -46,7 +46,7 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.running import Silent
 from regrad.torch.nodes import LIBRARIES
-from regrad.torch.open_scopes import LOOKED_AT, OWN
+from regrad.torch.open_scopes import LOOKED_AT, OWN, WITHIN
 from regrad.torch.places import path_here
 from regrad.torch.run_time import is_traced
 
@@ -101,6 +101,7 @@ class CallCache:
             or not is_grad_enabled()
             or OWN.get()
             or LOOKED_AT.get()
+            or WITHIN.get() is not None
             or PLACE.get() is not None
             or is_transformed()
             or in_forward_mode()
@@ -163,7 +164,7 @@ def _is_special(rule: Any) -> bool:
     """Return whether a rule needs more for each call than is kept of it."""
     if CHECKPOINTS.losses or rule.chooses or rule.at_site is not None:
         return True
-    if rule.replaces or rule.once or rule.asks_own or rule.has_bias:
+    if rule.replaces or rule.once or rule.learned or rule.asks_own or rule.has_bias:
         return True
     return rule.takes_all or rule.is_borrowed
 

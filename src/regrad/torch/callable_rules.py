@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from regrad.core.foreign import ForeignRule, OwnOfOne
+from regrad.core.foreign import ForeignRule, OwnOfOne, asks_for
 from regrad.core.registry import Input, Op
 from regrad.core.rule import free
 from regrad.errors import RuleError
-from regrad.torch.biases import asks_for
 from regrad.torch.host.running import find_forward
 
 

@@ -13,9 +13,10 @@ from regrad.core.foreign import ForeignCall, ForeignRule, gradients, on_tensors
 from regrad.core.reports import Hit
 from regrad.core.rule import describe_pull
 from regrad.core.state import current
+from regrad.core.surrogates import Learns
 from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import GradientError, RuleError
+from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
 from regrad.torch.host import in_forward_mode, is_transformed, version_of
@@ -50,6 +51,11 @@ class RuleCall:
         self.attrs = attrs
         self.forward: Callable[..., Any] = forward
         self.hit = hit
+        if rule.learned:  # (which are inputs of the rule's, and not of torch's function)
+            count, n = len(rule.learned), len(values)
+            layout = layout and (*layout, *range(n, n + count))
+            values = [*values, *rule.learned]
+            self.forward = lambda *xs: forward(*xs[:-count])
         arrays = tuple([isinstance(v, torch.Tensor) for v in values])
         self.places: list[int]
         self.kept: list[int]
@@ -195,6 +201,21 @@ class RuleCall:
 def _leaves(given: Any, place: Place) -> Sequence[Any]:
     """Return the leaves of a value that a parameter is given."""
     return given if isinstance(place, tuple) else () if place is None else (given,)
+
+
+def check_learned(value: Any, function: Any = None) -> None:
+    """Refuse parameters of a rule that can have no gradient, be it for an `autograd.Function`."""
+    for name, x in value.parameters.items() if isinstance(value, Learns) else ():
+        if not (isinstance(x, torch.Tensor) and x.requires_grad):
+            raise ArgumentError(
+                f"learns: {name} expected a tensor of PyTorch that requires a gradient, got "
+                f"{kind(x)}"
+            )
+        if function is not None:
+            raise ArgumentError(
+                f"learns: {function.__name__} is an autograd.Function, whose node has no room for "
+                f"the parameter {name!r}. Give the Function the parameter as an argument."
+            )
 
 
 class Overridden(torch.autograd.Function, metaclass=Silent):

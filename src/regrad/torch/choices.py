@@ -16,7 +16,7 @@ from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch import compiled_code
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.nodes import LIBRARIES
-from regrad.torch.open_scopes import SCOPES
+from regrad.torch.open_scopes import SCOPES, WITHIN
 from regrad.torch.places import counts_of, path_here, step_here
 from regrad.transforms.closures import names_in
 
@@ -98,6 +98,8 @@ def at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor])
 
 def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit:
     """Count a call under the rule of a key, whose first tensor has this shape, where it stands."""
+    if (within := WITHIN.get()) is not None:
+        raise within.hides(op_type)
     place = compiled_code.PLACE.get()
     where = find_caller(LIBRARIES) if place is None else place.where
     scope = scope._root

@@ -480,6 +480,11 @@ def call_module(
             _ran_in(tx.output).update(dict.fromkeys(node.step.paths))
         if node is not None and scope._modules.plan.tells_apart(module):
             dynamo.guard_identity(self)
+    if to.whole and to is not spot:  # (its module runs as it is, between two programs)
+        raise dynamo.graph_break(
+            f"the call of {type(module).__name__} has a rule of regrad's as a whole, and runs in "
+            "Python between two programs, so leave out fullgraph=True"
+        )
     before = list(stack)
     changed = {a._ruleset: b._ruleset for a, b in zip(spot, to, strict=True) if a is not b}
     for i, mode in enumerate(before):

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from regrad.errors import GradientError
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import (
+    DisableTorchFunction,
     DispatchMode,
     enable_recording,
     is_transformed,
@@ -27,12 +29,16 @@ class TorchGradient:
     """The record that autograd made of one call, of aliases of its inputs."""
 
     def __init__(self, function: Callable[..., Any], xs: Tensors) -> None:
-        xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # inputs of this call alone
+        with DisableTorchFunction():
+            xs = [x.view_as(x) if x.requires_grad else x for x in xs]  # inputs of this call alone
         self.xs: Tensors = xs
         self.nodes: list[Any] = [x.grad_fn for x in xs]
         y = function(*xs)
         self.ys: Sequence[torch.Tensor] = y if isinstance(y, tuple) else (y,)
         self.ends: list[Any] = [(y.grad_fn, y.output_nr) for y in self.ys]
+        # (the node of a Function goes with its output, unless an edge to it is held)
+        own = [y for y in self.ys if isinstance(y.grad_fn, BackwardCFunction)]
+        self.held: list[GradientEdge] = [*map(get_gradient_edge, own)]
 
     @classmethod
     def of(cls, function: Callable[..., Any], xs: Tensors) -> TorchGradient | None:

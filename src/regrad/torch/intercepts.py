@@ -49,6 +49,7 @@ from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, open_here
 from regrad.torch.rulesets import find_call
+from regrad.torch.whole_calls import call_whole
 
 _LOCK = threading.Lock()
 _open = 0
@@ -278,6 +279,7 @@ def _entrances() -> Sequence[Entrance]:
         torch.compile      an untested version of torch is tried out first
     """
     dynamo.leave_alone(Mode.__torch_function__)
+    dynamo.leave_alone(call_whole)
     dynamo.ask_about(asked_when_compiled())
     return [
         *_find(CHECKPOINTS, _CHECKPOINT, "CheckpointFunction.forward", _intercept_reentrant,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
+from regrad.errors import PassedOverError
+
 # `regrad.torch.gradient_override_map` objects, the innermost last. If one of them names places, the
 # tuple is a `places.Spot`, with what the scopes are where the program is.
 SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
@@ -15,6 +17,42 @@ OWN: ContextVar[bool] = ContextVar("regrad_torch_own", default=False)
 
 # Whether a tool looks at the calls, and at the nodes that they leave: each is to tell its own.
 LOOKED_AT: ContextVar[bool] = ContextVar("regrad_torch_looked_at", default=False)
+# The call of a module, a `Within`, that has a rule as a whole and in which the program is.
+WITHIN: ContextVar[Any] = ContextVar("regrad_torch_within", default=None)
+
+
+class Within:
+    """The call of a module that has a rule as a whole, from the inside.
+
+    Args:
+        module: the one that is called.
+        key: that of the rule.
+        name: of the module's class.
+        kept: whether `keep` has the key, so that other rules are to be passed over inside.
+    """
+
+    def __init__(self, module: Any, key: Any, name: str, kept: bool) -> None:
+        self.module: Any = module
+        self.key: Any = key
+        self.name: str = name
+        self.kept: bool = kept
+
+    def begun(self) -> Within:
+        """Return the same call, of which nothing has run."""
+        return Within(self.module, self.key, self.name, self.kept)
+
+    def starts(self, module: Any) -> bool:
+        """Return whether this is the call of the module itself, which is asked about once."""
+        found, self.module = self.module is module, None
+        return found
+
+    def hides(self, what: str) -> PassedOverError:
+        """Return the error for an op, or module, whose own rule would never run."""
+        return PassedOverError(
+            f"{what} ran inside of a call of {self.name}, which has a rule as a whole by "
+            f"{self.key!r}: that decides, and the rule for {what} would never run. Name other "
+            f"modules, or pass keep=[{self.key!r}] to have all inside keep its own gradient."
+        )
 
 
 def scope_of(ruleset: Any) -> Any:

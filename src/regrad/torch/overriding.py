@@ -39,9 +39,11 @@ class gradient_override_map(Scope[Binding]):
             it. A rule is a function, a name given to `regrad.RegisterGradient`, or an op type
             whose own rule is to be used. Functions may be written with regrad's functions or with
             torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`. A key may
-            be an `rg.at(where, what)`, which says in which modules the rule holds.
+            be an `rg.at(where, what)`, which says in which modules the rule holds; without `what`
+            the rule is for the whole call of each module.
         keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
-            own gradient although they compute an overridden op inside.
+            own gradient although they compute an overridden op inside; and keys for whole calls,
+            inside of which no other rule is to fire.
         model: the module whose `named_modules()` keys name by path, or by number. It may run by
             itself, in a wrapper (DDP, `torch.compile`), or in parts.
         values: whether rules may replace values, as `rg.replace(forward)` does.
@@ -105,7 +107,7 @@ class gradient_override_map(Scope[Binding]):
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._order = check_order("gradient_override_map", order)
-        self._rules, self._marked = unmarked(spread(rules, _is_module_class))
+        self._rules, self._marked = unmarked(_spread(rules))
         check_values(self._rules, values, order, "gradient_override_map(rules, values=True)")
         self._values = values
         asked = any(asks_site(rule, None) for rule in self._rules.values())
@@ -114,7 +116,7 @@ class gradient_override_map(Scope[Binding]):
         check_model(model, self._rules)
         self._modules: Modules | None = None
         self._views: dict[RuleSet, View] = {}
-        self._keep = tuple(map(as_called, check_keep(keep)))
+        self._keep = tuple(map(as_called, check_keep(keep, self._rules)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
@@ -132,6 +134,8 @@ class gradient_override_map(Scope[Binding]):
         around = outer[-1]._ruleset if outer else None
         modules = Modules(self._model) if self._places else None
         ruleset = rule_set(self._rules, self._keep, around, modules, self._order)
+        if modules is not None:
+            ruleset.plan.check_whole(modules)
         try:
             self._open(ruleset, outer, modules)
             yield self
@@ -334,6 +338,10 @@ def _bind(key: Any, name: str) -> Binding:
     return Binding(str(key), name, key if isinstance(key, at) else None)
 
 
+def _spread(rules: Mapping[Any, Any]) -> dict[Any, Any]:
+    return spread(rules, _is_module_class)
+
+
 def _is_module_class(what: Any) -> bool:
     return isinstance(what, type) and issubclass(what, torch.nn.Module)
 
@@ -348,14 +356,19 @@ def gather_from(group: Any, value: Any) -> dict[int, Any]:
     return dict(zip(ranks, found, strict=True))
 
 
-def check_keep(keep: Any) -> tuple[Any, ...]:
-    """Return the callables to keep; raise for anything that is not a torch callable."""
+def check_keep(keep: Any, rules: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Return the callables and keys to keep; raise for anything that is neither."""
     if isinstance(keep, str) or not isinstance(keep, Iterable):
         raise ArgumentError(
             f"keep expected a list of torch callables, as in keep=[torch.kron], got {keep!r:.80}"
         )
     kept = tuple(keep)
+    kept = tuple([k for e in kept for k in (_spread({e: e}) if isinstance(e, at) else [e])])
     for each in kept:
+        if isinstance(each, at):
+            if each.what is not None or each not in rules:
+                raise ArgumentError(f"keep: {each!r} is not a key of the map for whole calls")
+            continue
         is_module = isinstance(each, torch.nn.Module) or (
             isinstance(each, type) and issubclass(each, torch.nn.Module)
         )

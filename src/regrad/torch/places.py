@@ -40,10 +40,12 @@ from regrad.torch.host import (
     pop_mode,
     push_mode,
 )  # fmt: skip
-from regrad.torch.open_scopes import SCOPES
+from regrad.torch.open_scopes import SCOPES, WITHIN, Within
 
 # How often keys have met calls in the model's call that runs, by the scope.
 COUNTS: ContextVar[dict[Any, Counts]] = ContextVar("regrad_counts", default={})  # noqa: B039
+
+LISTS: tuple[Any, ...] = (nn.ModuleList, nn.ModuleDict)  # modules that are never called
 
 
 def counts_of(scope: Any) -> Counts:
@@ -71,6 +73,7 @@ class Node(NamedTuple):
     trail: tuple[tuple[Any, Step], ...] = ()  # the modules that keys name, by what names them
     module: Callable[[], Any] = lambda: None
     known: Callable[[], Any] = lambda: None  # the innermost module of the model
+    whole: Mapping[Any, Any] = {}  # the rules for the whole call of the module, by their fits
 
 
 class Spot(tuple[Any, ...]):
@@ -81,6 +84,9 @@ class Spot(tuple[Any, ...]):
     module: Callable[[], Any] = lambda: None  # the one that runs here
     moves: Mapping[Any, Any]  # the modes of the spot around, and those that are in their place here
     begins: Sequence[Any] = ()  # the scopes whose model is called here
+    whole: Sequence[
+        Any
+    ] = ()  # the scopes with rules for the whole call, innermost first, and those
     nexts: dict[int, Spot]  # inside of modules, by their identity
 
     def enter(self, module: Any) -> Spot:
@@ -110,6 +116,8 @@ class Spot(tuple[Any, ...]):
             for (scope, node), new in zip(pairs, nodes, strict=True)
             if node and new and node.step.paths == () and "" in new.step.paths
         ]
+        pairs = list(zip(self, nodes, strict=True))[::-1]
+        found.whole = [(scope._root, node.whole) for scope, node in pairs if node and node.whole]
         return found
 
     def node_of(self, root: Any) -> Node | None:
@@ -229,7 +237,13 @@ class Modules:
         if (mark := self.plan.mark(step)) is not None:
             # (of two modules that the same keys name, the inner one counts)
             trail = (*[each for each in trail if each[0] != mark], (mark, step))
-        return Node(step, path, trail, ref(module), known)
+        whole = self.plan.whole_at([*[step for _, step in node.trail], step])
+        return Node(step, path, trail, ref(module), known, whole)
+
+    def path_of(self, module: Any) -> str:
+        """Return the path of a module; "" if it is not known."""
+        n = self.numbers.get(id(module))
+        return "" if n is None else self.paths[n][0]
 
     def _refuse_moved(self, n: int, module: Any) -> None:
         if not any(_reach(self.model, name) is module for name in self.names[n]):
@@ -268,15 +282,15 @@ class Modules:
 
     def idle(self, key: at) -> list[str]:
         """Return the modules that a key names, and that never ran although one around them did."""
-        idle = [s for s in self.plan.outermost(key) if not any(p in self.ran for p in s.paths)]
+        named = [s for s in self.plan.outermost(key) if key.what or not issubclass(s.kind, LISTS)]
+        idle = [s for s in named if not any(p in self.ran for p in s.paths)]
         return [step.path for step in idle if self._parent_ran(step.path)]
 
     def _parent_ran(self, path: str) -> bool:
-        lists = (nn.ModuleList, nn.ModuleDict)
         kinds = {path: kind for paths, kind in self.layout for path in paths}
         while path:
             path = path.rpartition(".")[0]
-            if path in kinds and not issubclass(kinds[path], lists):
+            if path in kinds and not issubclass(kinds[path], LISTS):
                 return path in self.ran
         return False
 
@@ -322,6 +336,9 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
         spot = SCOPES.get()
         if type(spot) is not Spot:
             return old(self, *args, **options)
+        within = WITHIN.get()
+        if within is not None and within.starts(self):
+            return old(self, *args, **options)
         to = spot.enter(self)
         if to is spot:
             return old(self, *args, **options)
@@ -330,6 +347,9 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
             _move(to, to.moves)
             if to.begins:
                 COUNTS.set({**counts, **{root: Counts() for root in to.begins}})
+            if to.whole and not (within is not None and within.kept):
+                plan = to.whole[0][0]._modules.plan
+                return plan.call_whole(to.whole, old, self, args, options)
             return old(self, *args, **options)
         finally:
             now = SCOPES.get()
@@ -342,6 +362,8 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
                 COUNTS.set(counts)
 
     dynamo.leave_alone(call, inside=False)
+    for ours in (Spot.enter, Within.starts, stand, moves, _move):
+        dynamo.leave_alone(ours)
     return call
 
 

@@ -42,13 +42,14 @@ from regrad.core.places import (
     Step,
     at,
     entries,
+    is_predicate,
     paths_around,
     rank_of,
 )  # fmt: skip
 from regrad.core.registry import find_op, meant_by, refuse_function
 from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import identity_of
-from regrad.errors import ArgumentError, UnknownOpError, near
+from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
@@ -56,7 +57,7 @@ from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import FunctionRule, RuleByCount
-from regrad.torch.calls import RuleCall
+from regrad.torch.calls import RuleCall, check_learned
 from regrad.torch.choices import Choice, at_its_site, bind_call, identity_of_key
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, is_left, refuse_to_be_written
@@ -66,10 +67,11 @@ from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op
 from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
-from regrad.torch.open_scopes import OWN, SCOPES, scope_of
+from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, scope_of
 from regrad.torch.places import Modules, path_here
 from regrad.torch.replacing import refuse_undelivered
 from regrad.torch.subclasses import as_given
+from regrad.torch.whole_calls import WholeRule, call_whole
 from regrad.transforms.arguments import replaced
 
 Trail = tuple[tuple[Any, Step], ...]  # the modules that run and that keys name (see `places`)
@@ -296,9 +298,12 @@ class Plan:
         self.names: dict[Any, str] = {}  # those of the rules, by the keys in reports
         for key, value in rules.items():
             whats = entries(key.what) if isinstance(key, at) else (key,)
-            for what in whats:
+            for what in whats if whats != (None,) else ():
                 self._add(key, what, value)
-        keys = {key: None for held in self.rules.values() for key in held}
+        whole = [key for key in rules if isinstance(key, at) and key.what is None]
+        self.whole: dict[at, WholeRule] = {key: WholeRule(key, rules[key]) for key in whole}
+        self.names |= {key: rule.name for key, rule in self.whole.items()}
+        keys = {key: None for held in [*self.rules.values(), self.whole] for key in held}
         wheres = [e for key in keys for place in key.selectors for e in entries(place.where)]
         self.instances: set[int] = {id(e) for e in wheres if rank_of(e) == INSTANCE}
         self.names_modules: bool = bool(self.instances) or any(isinstance(e, str) for e in wheres)
@@ -312,12 +317,6 @@ class Plan:
         self._apart: dict[type, bool] = {}
 
     def _add(self, key: Any, what: Any, value: Any) -> None:
-        if what is None:
-            raise ArgumentError(
-                f"{key!r} is for the call of a module as a whole, which no rule can be put around "
-                "in PyTorch yet. Say for which of its ops: rg.at(where, 'MatMul'), or give it a "
-                "map: {rg.at(where): {'MatMul': rule}}"
-            )
         family = family_of(what)
         if isinstance(what, str) and optypes.find_family(what) is None:
             what = functions.find_named(what)
@@ -351,7 +350,9 @@ class Plan:
         """Return whether keys tell modules of a class apart."""
         kind = type(module)
         if kind not in self._apart:
-            marks = {self.mark(step) for step in self.places.steps or () if step.kind is kind}
+            steps = [step for step in self.places.steps or () if step.kind is kind]
+            whole = [[(f.order, f.key) for f in self.whole_at([step])] for step in steps]
+            marks = {(self.mark(s), *fits) for s, fits in zip(steps, whole, strict=True)}
             wheres = (
                 e for key in self.places.keys for s in key.selectors for e in entries(s.where)
             )
@@ -368,7 +369,8 @@ class Plan:
     def outermost(self, key: at) -> list[Step]:
         """Return the modules that a key names, but for those inside of another that it covers."""
         if key not in self._outermost:
-            named = self.named(key)
+            asks = any(map(is_predicate, entries(key.where)))  # (which modules, nobody knows)
+            named = [] if key.what is None and asks else self.named(key)
             outer = {path for step in named for path in step.paths} if key.what is not None else ()
             inner = [s for s in named if any(a in outer for p in s.paths for a in paths_around(p))]
             self._outermost[key] = [step for step in named if step not in inner]
@@ -385,6 +387,22 @@ class Plan:
                 found[self.named_as[op_type]] = fits[0][1]
         return found
 
+    call_whole: Any = staticmethod(call_whole)
+
+    def whole_at(self, chain: Sequence[Step]) -> dict[Any, WholeRule]:
+        """Return the rules for the whole call of the last of these modules, by how they fit."""
+        fits = self.places.fits(chain, self.whole) if self.whole else ()
+        return {fit: self.whole[fit.key] for fit in fits}
+
+    def check_whole(self, modules: Modules) -> None:
+        """Raise for rules that say nothing of the parameters of a module that their key names."""
+        steps = {path: step for step in self.places.steps or () for path in step.paths}
+        for module, (path, *_) in zip(modules.modules, modules.paths, strict=True):
+            chain = [steps[each] for each in [*paths_around(path), path] if each in steps]
+            fits = self.whole_at(chain)
+            for rule in [rule for fit, rule in fits.items() if not fit.predicates][:1]:
+                rule.check(module, path)
+
     @property
     def functions(self) -> dict[Any, None]:
         """The autograd.Functions that any key names."""
@@ -397,8 +415,10 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: A
         functions.refuse_unreplaceable(what)
     elif isinstance(value, Replace) and not isinstance(what, str):
         refuse_undelivered(what, False, (), {})
-    refuse_layout(gradient_of(value), family.type)
-    check_builtin(gradient_of(value), family.type, lambda k: family_of(k).type == family.type)
+    gradient = gradient_of(value)
+    refuse_layout(gradient, family.type)
+    check_learned(gradient, what if functions.is_function(what) else None)
+    check_builtin(gradient, family.type, lambda k: family_of(k).type == family.type)
     seen = family_for(value, family)
     if seen.parameters:  # it is known what the op's inputs are called
         rule = ForeignRule(value, seen.op)
@@ -524,6 +544,9 @@ def _override(
             forward = filled.bind(spelling.function)
             call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
             call.once = held.once
+            if rule.learned:
+                refuse_compiled(rule)
+                xs += rule.learned
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]
@@ -535,12 +558,23 @@ def _override(
     return overridden
 
 
+def refuse_compiled(rule: ForeignRule) -> None:
+    """Refuse a rule with parameters where torch.compile writes a program."""
+    place = compiled_code.PLACE.get()
+    if place is not None:
+        place.error = PassedOverError(
+            f"the rule {rule.name!r} has parameters that learn, which a program of torch.compile "
+            "would take for constants. Call the model without torch.compile."
+        )
+
+
 def find_call(function: Any, args: Sequence[Any], moves: bool = True) -> RuleCall | None:
     """A call of an `autograd.Function` under the rule that is in force for it here.
 
     If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
     """
-    if OWN.get():
+    within = WITHIN.get()
+    if OWN.get() or (within is not None and within.kept):
         return None
     for scope in reversed(SCOPES.get()):
         ruleset = scope._ruleset

@@ -29,6 +29,11 @@ def has_own_protocol(kind: type) -> bool:
     return _protocol(kind) not in (None, _TENSORS_OWN)
 
 
+def is_dispatched(kind: type) -> bool:
+    """Return whether a subclass of Tensor stands for others (DTensor), op by op."""
+    return any("__torch_dispatch__" in vars(k) for k in kind.__mro__[:-3])
+
+
 def _protocol(kind: type) -> Any:
     """The function behind a class's `__torch_function__`; None where that is switched off."""
     return getattr(kind.__torch_function__, "__func__", None)

@@ -87,8 +87,12 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
     return checkpointed
 
 
-def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """A body whose inputs alone are kept."""
+def recomputed(flat: Flat, xs: Sequence[Tensor], rule: Any = None) -> Sequence[Tensor]:
+    """A body whose inputs alone are kept.
+
+    Args:
+        rule: what has another gradient for it (see `WholeCall`).
+    """
     body_run = BodyRun("checkpoint", xs, traced=False)
     flat = Captured(flat, "checkpoint", steps=body_run.region.traced)
     ys = body_run.run(flat, body_run.inner)
@@ -96,15 +100,22 @@ def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
     outputs = [*ys, *[body_run.region.values[v] for v in assigned]]
     body_run.outputs[-1] = [y._id for y in outputs]
     function = body_run.as_function(flat, assigned)
+    if rule is not None:
+        rule.know(function.captured)
 
     def derivative(
         way: Any, inputs: Sequence[Tensor], passage: Passage, given: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        xs = [*inputs, *given]
-        return way(function, len(inputs), passage)(apart(xs) if way is pullback else xs)
+        def derive(given: Sequence[Tensor]) -> Sequence[Tensor]:
+            xs = [*inputs, *given]
+            return way(function, len(inputs), passage)(apart(xs) if way is pullback else xs)
+
+        if rule is None:
+            return derive(given)
+        return rule.derive(derive, way is pullback, function, inputs, passage, given)
 
     arrays = [y._data for y in outputs]
-    repeat = lambda xs: recomputed(function, xs)  # noqa: E731
+    repeat = lambda xs: recomputed(function, xs, rule)  # noqa: E731
     results = body_run.finish(arrays, *both_ways(derivative), repeat)
     assign_all(assigned, results[len(ys) :])
     return results[: len(ys)]

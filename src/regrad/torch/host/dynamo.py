@@ -246,6 +246,13 @@ fake_mode: Any = COMPILING.part(
     "have with which a program is tried out", lambda found: found() is None,
     missing=lambda: None,
 )  # fmt: skip
+
+
+def graph_break(why: str) -> Exception:
+    """Return the error by which a trace ends, for what comes next to run as it is."""
+    return COMPILING.part("torch._dynamo.exc.Unsupported", "nothing public ends a trace")(why)
+
+
 proxy_mode: Any = COMPILING.part(
     "torch.fx.experimental.proxy_tensor.get_proxy_mode", "nothing public tells that ops are "
     "written into a program", lambda found: found() is None, missing=lambda: None,

@@ -1,0 +1,346 @@
+"""Calls of whole modules as one op: keys `rg.at(where)`, which name no op.
+
+The idea: such a call is one of a function of its tensors and of the module's parameters, which go
+through an `autograd.Function` of ours like those of any callable that is a key (`calls`). So the
+parameters get the gradients that the rule returns for them by name, or those of the `builtin` that
+it calls.
+
+Invariants:
+
+* A rule answers for every parameter that requires a gradient, or calls `builtin` once.
+* What the call computes lies inside of the one op: a rule that would fire there raises, unless
+  `keep` has the key. A tensor that it reaches otherwise, and that requires a gradient, raises.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+
+from regrad.core import containers
+from regrad.core.foreign import (
+    ForeignCall,
+    ForeignRule,
+    OwnOfCall,
+    as_name,
+    asks_for,
+    names_for,
+    takes_all,
+)
+from regrad.core.placed import asks_site
+from regrad.core.places import at, pick
+from regrad.core.registry import Input, Op
+from regrad.core.rule import called, free
+from regrad.errors import PassedOverError, RuleError, kind
+from regrad.torch.below import Below, join_types
+from regrad.torch.bridge import apply
+from regrad.torch.calls import Overridden, RuleCall, check_learned
+from regrad.torch.choices import bind_call, site_here
+from regrad.torch.derivatives import TorchGradient
+from regrad.torch.host import (
+    DisableTorchFunction,
+    is_leaf,
+    is_transformed,
+    name_inside,
+    number_of,
+    sequence_nr,
+    version_of,
+)
+from regrad.torch.host.running import keeps_elsewhere
+from regrad.torch.nodes import new_nodes, tensors
+from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, Within
+from regrad.torch.places import counts_of
+from regrad.torch.subclasses import is_dispatched
+from regrad.transforms.arguments import replaced
+
+
+class WholeRule:
+    """The rule of a key `rg.at(where)`, for the modules that it selects."""
+
+    def __init__(self, key: at, value: Any) -> None:
+        self.key = key
+        self.value = value
+        check_learned(value)
+        self.name: str = value if isinstance(value, str) else called(value)
+        self.asks: list[str] = asks_for(value)
+        self.asks_site: bool = asks_site(value, None)
+        self.by_form: dict[Any, ForeignRule] = {}
+
+    def check(self, module: Any, path: str) -> None:
+        """Raise unless the rule answers for the parameters of a module."""
+        asked = {*self.asks}
+        if "builtin" in asked or takes_all(self.value):
+            return
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and as_name(name) not in asked:
+                raise RuleError(
+                    f"{self.key!r}: the rule {self.name!r} says nothing of the parameter {name!r} "
+                    f"of {path or type(module).__name__!r}, which requires a gradient. Pass the "
+                    "gradient on by builtin, as in lambda dy, builtin: builtin(2 * dy), or name "
+                    f"it, as {as_name(name)!r}, and return its gradient: (dx, {{{name!r}: dw}})."
+                )
+
+    def rule_for(self, call: WholeCall, site: Any) -> ForeignRule:
+        """Return the rule for calls with such inputs."""
+        value = partial(self.value, site=site) if self.asks_site else self.value
+        inputs, attrs = call.named(self.asks)
+        names = [as_name(name) for name in call.names]
+        form = (*inputs, *names, *attrs, len(call.tensors))
+        if self.asks_site or form not in self.by_form:
+            kinds = [Input(n, "many" if n == "xs" else "one") for n in inputs]
+            kinds += [Input(n, "one") for n in names]
+            op = Op(call.type, call.type, lambda xp, *xs: xs, kinds, [*attrs])
+            op.rule = OwnOfCall(len(inputs), names)
+            rule = ForeignRule(value, op)
+            rule.key, rule.asks = self.key, {*self.asks}
+            if self.asks_site:
+                return rule
+            self.by_form[form] = rule
+        return self.by_form[form]
+
+
+class WholeCall:
+    """The arguments of a call of a module: the tensors, what holds them, and the parameters.
+
+    Args:
+        module: the one that is called; `inner` is it, or what a wrapper has inside.
+    """
+
+    def __init__(self, module: Any, args: Sequence[Any], options: Any) -> None:
+        self.module: Any = module
+        self.inner: Any = module
+        prefix = ""
+        while (name := name_inside(type(self.inner))) is not None:
+            self.inner, prefix = getattr(self.inner, name), f"{prefix}{name}."
+        self.type: str = type(self.inner).__name__
+        held = dict(self.inner.named_parameters())
+        if other := [type(p) for p in held.values() if is_dispatched(type(p))]:
+            raise PassedOverError(
+                f"the call of {self.type} has a rule as a whole, and parameters of the class "
+                f"{other[0].__name__}, which change inside of the call (FSDP2, say). Name a module "
+                "around which nothing is sharded, or an op: rg.at(where, 'MatMul')."
+            )
+        self.names: list[str] = [*held]
+        self.full_names: list[str] = [prefix + name for name in held]
+        self.count: int = len(args)
+        self.given: list[tuple[str, Any]] = [
+            *zip(self._positions(len(args)), args, strict=True),
+            *options.items(),
+        ]
+        opened = [containers.flatten(value) for _, value in self.given]
+        self.rebuilds: list[tuple[int, containers.Rebuild]] = [
+            (len(leaves), rebuild) for leaves, rebuild in opened
+        ]
+        leaves = [leaf for leaves, _ in opened for leaf in leaves]
+        self.places: list[int] = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        # (autograd alone keeps tensors that were given: a checkpoint drops them)
+        self.leaves: list[Any] = [None if isinstance(x, torch.Tensor) else x for x in leaves]
+        self.tensors: list[torch.Tensor] = [leaves[i] for i in self.places]
+        self.parameters: list[torch.Tensor] = [*held.values()]
+        self.close: containers.Rebuild = containers.only
+
+    def _positions(self, count: int) -> list[str]:
+        """Return what the module calls its positional arguments."""
+        found = inspect.signature(self.inner.forward).parameters.values()
+        names = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return [*names[:count], *[f"args{i}" for i in range(len(names), count)]]
+
+    def named(self, asks: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Return the names of the tensors for a rule that asks for some, and other arguments.
+
+        They are the parameters of `forward`, or as `names_for` has them.
+        """
+        held = [(n, value) for n, value in self.given if isinstance(value, torch.Tensor)]
+        names: list[str | None] = [n for n, _ in held] + [None] * (len(self.places) - len(held))
+        moving = [x.requires_grad for x in self.tensors]
+        attrs = {free(n): v for n, v in self.given if next(tensors((v,)), None) is None}
+        return names_for(asks, names, moving), attrs
+
+    def value(self, within: Within, xs: Sequence[torch.Tensor]) -> Any:
+        """Return what the module makes of these tensors and parameters; what it holds stays."""
+        count = len(self.places)
+        rest = iter(replaced(self.leaves, self.places, xs[:count]))
+        made = [rebuild([next(rest) for _ in range(n)]) for n, rebuild in self.rebuilds]
+        names = [name for name, _ in self.given[self.count :]]
+        options = dict(zip(names, made[self.count :], strict=True))
+        held = dict(zip(self.full_names, xs[count:], strict=True))
+        token = WITHIN.set(within.begun())
+        try:
+            with DisableTorchFunction() if within.kept else nullcontext():
+                y = functional_call(self.module, held, tuple(made[: self.count]), options)
+        finally:
+            WITHIN.reset(token)
+        return self._opened(y)
+
+    def _opened(self, y: Any) -> Any:
+        """Return the tensors of a result: one, or a tuple."""
+        leaves, rebuild = containers.flatten(y)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        if hidden := [leaf for leaf in leaves if containers.is_closed((leaf,), 1) and not (
+            isinstance(leaf, torch.Tensor))]:  # fmt: skip
+            raise PassedOverError(
+                f"the call of {self.type} has a rule as a whole, and returned {kind(hidden[0])}, "
+                "in which tensors would be out of the rule's sight. Return them in a list, tuple, "
+                "dict or named tuple, or register the class by optree.register_pytree_node."
+            )
+        if not places:
+            raise PassedOverError(
+                f"the call of {self.type} has a rule as a whole, and returned no tensor: {kind(y)}"
+            )
+        ys = [leaves[i] for i in places]
+        leaves = replaced(leaves, places, [None] * len(places))
+        self.close = lambda ys: rebuild(replaced(leaves, places, ys))
+        return tuple(ys) if len(ys) > 1 else ys[0]
+
+    def closed(self, y: Any) -> Any:
+        """Return the result with these tensors in it."""
+        return self.close(y if isinstance(y, tuple) else (y,))
+
+
+class ModuleCall(RuleCall):
+    """A call of a module under a rule for the whole."""
+
+    def __init__(self, rule: ForeignRule, call: WholeCall, within: Within, hit: Any, attrs: Any):
+        n, more, given = len(call.places), len(call.names), [*call.tensors, *call.parameters]
+        layout = None
+        if rule.op.inputs[0].kind == "many":
+            layout = (tuple(range(n)), *range(n, n + more))
+        super().__init__(rule, given, layout, attrs, lambda *xs: call.value(within, xs), hit)
+        self.leaves: int = n + more  # without what the rule learns
+        self.is_simple = False  # (each pull has an `Answering` of its own)
+        self.call: WholeCall = call
+        self.within: Within = within
+        self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak
+        self.own -= {n + j for j, name in enumerate(call.names) if as_name(name) in rule.asks}
+
+    def __call__(self, *xs: torch.Tensor) -> Any:
+        elsewhere, start, again = keeps_elsewhere(), sequence_nr(), self.forward
+        buffers = [*self.call.inner.buffers()]
+        before, versions = [[version_of(x) for x in held] for held in (xs, buffers)]
+        if is_transformed():
+            record, self.forward = None, self._watched
+        else:  # (a checkpoint runs it again: what autograd saves is for the look at its record)
+            with saved_tensors_hooks(_same, _same) if elsewhere else nullcontext():
+                record = TorchGradient(self.forward, xs)
+            _refuse_others(record, start, self.call.type)
+        with DisableTorchFunction():
+            if self.rule.asks_builtin:
+                self.prepare(xs, None if elsewhere else record)
+            self.record = record
+            y = apply(Overridden, self, *xs)
+            self.forward = again
+            if elsewhere or not self.rule.asks_builtin:
+                self.record = None
+        if [version_of(b) for b in buffers] != versions and self.asks_again:
+            raise PassedOverError(
+                f"the call of {self.call.type} has a rule as a whole, and writes into its buffers, "
+                "which it would do again in the backward pass: builtin runs it again in a "
+                "checkpoint, and under torch.func. Use eval(), or do without them."
+            )
+        if [version_of(x) for x in xs] != before:
+            raise PassedOverError(
+                f"the call of {self.call.type} has a rule as a whole, and wrote into a tensor that "
+                "it was given, or into a parameter, which no rule answers for. Have it work out of "
+                "place (inplace=False)."
+            )
+        return y
+
+    def _watched(self, *xs: torch.Tensor) -> Any:
+        """The value, where no mode can be asked about what is inside."""
+        with DisableTorchFunction(), Below() as below:
+            y = self.call.value(self.within, xs[: self.leaves])
+        types = below.types & {t for scope in SCOPES.get() for t in scope._ruleset.rules}
+        if types and not self.within.kept:
+            raise self.within.hides(join_types(types))
+        return y
+
+    @property
+    def asks_again(self) -> bool:
+        """Return whether the module runs again for its own gradient."""
+        return self.rule.asks_builtin and self.record is None
+
+    def foreign_call(self, specs: Sequence[Any], outputs: Any) -> ForeignCall:
+        every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
+        own = Answering(self)
+        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit, own)
+
+    def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
+        return dx if n in self.own else super()._fitted(dx, n, dy)
+
+
+class Answering:
+    """A call whose rule runs once, and what `builtin` has found for the parameters then."""
+
+    vjp: Any = staticmethod(RuleCall.vjp)
+
+    def __init__(self, call: ModuleCall) -> None:
+        self.call = call
+        self.pulled: list[Sequence[Any]] = []
+
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+        """Return torch's own gradients, by leaf."""
+        dxs = self.call.pull(xs, dys, only)
+        self.pulled.append(dxs[: self.call.leaves])
+        return dxs
+
+    def value_at(self, inputs: Sequence[Any]) -> Any:
+        """Return the module's own function of other inputs."""
+        return self.call.value_at([*inputs, *self.call.call.parameters])
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _refuse_others(record: TorchGradient, start: int, name: str) -> None:
+    """Refuse tensors that require a gradient and reached a call otherwise than by its arguments."""
+    known = {node for node in record.nodes if node is not None}
+    ends = [node for node, _ in record.ends if node is not None and node not in known]
+    for node in [each for end in ends for each in new_nodes(end, set(known))]:
+        behind = [each for each, _ in node.next_functions if each is not None]
+        if number_of(node) < start or any(is_leaf(each) for each in behind):
+            raise PassedOverError(
+                f"the call of {name} has a rule as a whole, and used a tensor that requires a "
+                "gradient, and is neither an argument nor a parameter of the module: its gradient "
+                "would be lost. Pass it as an argument, or detach it."
+            )
+
+
+def call_whole(
+    whole: Sequence[tuple[Any, Mapping[Any, WholeRule]]],
+    run: Callable[..., Any], module: Any, args: Sequence[Any], options: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """Call a module that keys name as a whole, by scope, the innermost first."""
+    if OWN.get():
+        return run(module, *args, **options)
+    xs, name = [*tensors((args, options))], type(module).__name__
+    for scope, held in whole:
+        counts = counts_of(scope)
+        fit, _ = pick([*held], counts, lambda n, scope=scope: site_here(scope, name, n, xs))
+        if fit is None:
+            continue
+        rule = held[fit]
+        call = WholeCall(module, args, options)
+        rule.check(call.inner, scope._modules.path_of(call.inner))
+        site = None
+        if rule.asks_site:
+            n = counts.meet((rule.key, "called"))
+            site = site_here(scope, call.type, n, call.tensors)
+        shape = tuple(call.tensors[0].shape) if call.tensors else ()
+        hit = bind_call(scope, rule.key, call.type, shape)
+        within = Within(module, rule.key, call.type, rule.key in scope._keep)
+        given = [*call.tensors, *call.parameters]
+        if not (torch.is_grad_enabled() or is_transformed()):
+            return call.closed(call.value(within, given))
+        bound = rule.rule_for(call, site)
+        made = ModuleCall(bound, call, within, hit, call.named(rule.asks)[1])
+        del call.tensors
+        return call.closed(made(*given, *bound.learned))
+    return run(module, *args, **options)

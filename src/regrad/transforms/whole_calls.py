@@ -1,0 +1,152 @@
+"""Whole calls of decorated functions as one op: keys `rg.at("block1")`, which name no op.
+
+The call is a region whose inputs alone are kept, as that of a `checkpoint` is: so all that it takes
+from outside is known, Variables too. In the place of the region's own gradient stands the rule's,
+which may ask for it by `builtin`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regrad.autodiff.variables import Variable
+from regrad.core.dispatch import lift
+from regrad.core.foreign import (
+    ForeignCall,
+    ForeignRule,
+    OwnOfCall,
+    as_name,
+    asks_for,
+    names_for,
+)
+from regrad.core.name_scopes import CALLERS, PATH, Path
+from regrad.core.placed import CALL, Chooser, hiding
+from regrad.core.places import Step
+from regrad.core.registry import Input, Op
+from regrad.core.rule import free
+from regrad.core.state import current, in_state
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, GradientError
+from regrad.graph.graph import is_symbolic
+from regrad.transforms.arguments import Body, OpenedArguments, replaced
+from regrad.transforms.checkpoint import recomputed
+from regrad.transforms.region import Passage
+
+
+def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a function that a scope decorates, under the rule for the whole call if there is one."""
+    state = current()
+    binding: Any = state and state.overrides and state.overrides.get(CALL.type)
+    if state is None or not binding:
+        return f(*args, **options)
+    given = OpenedArguments(args, options)
+    bound = binding.bind(CALL, given.tensors)
+    if bound is None:
+        return f(*args, **options)
+    path = ".".join(PATH.get())
+    if any(map(is_symbolic, given.tensors)):
+        raise GradientError(
+            f"the call of {path!r} has a rule as a whole, and was made in a graph. Give the "
+            "function a gradient with custom_grad, or call it in eager mode or under jit."
+        )
+    whole = WholeCall(f, bound, given, args, options)
+    body = Body(f, given)
+    with in_state(state.overriding(hiding(state.overrides, path))):
+        ys = recomputed(body, given.tensors, whole)
+    return body.note(ys)
+
+
+class WholeCall:
+    """A call of a function under a rule for the whole."""
+
+    def __init__(self, f: Any, rule: Any, given: Any, args: Any, options: Any) -> None:
+        self.name: str = f.__name__
+        self.hit: Any = rule.hit
+        self.value: Any = rule.bare.value
+        held = [*zip([*inspect.signature(f).parameters], args, strict=False), *options.items()]
+        direct = [name for name, x in held if isinstance(x, Tensor)]
+        self.count: int = len(given.tensors)
+        self.names: list[str | None] = [*direct, *[None] * (self.count - len(direct))]
+        self.attrs: dict[str, Any] = {free(n): x for n, x in held if not isinstance(x, Tensor)}
+        self.parameters: list[str] | None = None
+
+    def know(self, captured: Sequence[Any]) -> None:
+        """Take note of what the call took from outside: Variables, by name, and Tensors."""
+        if self.parameters is None:
+            self.parameters = [
+                as_name(each.name) if isinstance(each, Variable) and each.is_named else f"outer{i}"
+                for i, each in enumerate(captured)
+            ]
+
+    def derive(
+        self, own: Any, is_reverse: bool, function: Any, inputs: Sequence[Tensor],
+        passage: Passage, dys: Sequence[Tensor],
+    ) -> Sequence[Any]:  # fmt: skip
+        """Return the rule's gradients by the inputs wanted, in the place of the region's own."""
+        if not is_reverse:
+            raise GradientError(
+                f"forward mode: the call of {self.name!r} has a rule as a whole, which holds in "
+                "reverse mode (grad, vjp)."
+            )
+        self.hit.ran += 1
+        assert self.parameters is not None
+        moving = [i in passage.wanted for i in range(self.count)]
+        names = names_for(asks_for(self.value), self.names, moving)
+        kinds = [Input(n, "many" if n == "xs" else "one") for n in names]
+        kinds += [Input(n, "one") for n in self.parameters]
+        op = Op(self.name, self.name, lambda xp, *xs: xs, kinds, [*self.attrs])
+        op.rule = OwnOfCall(len(names), self.parameters)
+        rule = ForeignRule(self.value, op)
+        ys = function(inputs) if rule.keeps(range(len(kinds)))[1] else [None]
+        n, total = self.count, len(inputs)
+        layout = None if names != ["xs"] else (tuple(range(n)), *range(n, total))
+        specs = [(x.shape, x.dtype) for x in inputs]
+        many = [(dy.shape, dy.dtype) for dy in dys] if len(dys) > 1 else None
+        pulls = Pulls(own, function, inputs, passage)
+        one = ForeignCall(rule, specs, self.attrs, layout, many, self.hit, pulls)
+        given = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
+        return one.pull(inputs, *given, passage.wanted)
+
+
+class Pulls:
+    """The call's own gradient and value, as its rule may ask for them, and what it has asked."""
+
+    vjp: Any = None
+
+    def __init__(self, own: Any, function: Any, inputs: Any, passage: Any) -> None:
+        self.own: Any = own
+        self.function: Any = function
+        self.inputs: Sequence[Tensor] = inputs
+        self.passage: Passage = passage
+        self.pulled: list[Sequence[Any]] = []
+
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+        """Return the call's own gradients, by leaf; None where there is none."""
+        found = self.own([*map(lift, dys)])
+        dxs = replaced([None] * len(self.inputs), self.passage.wanted, found)
+        self.pulled.append(dxs)
+        return dxs
+
+    def value_at(self, inputs: Sequence[Any]) -> Any:
+        """Return the function's value for other inputs."""
+        ys = self.function([*map(lift, inputs), *self.inputs[len(inputs) :]])
+        return ys[0] if len(ys) == 1 else ys
+
+
+def refuse_block(path: Path) -> None:
+    """Refuse a key for whole calls that selects a scope which is a block, and no call."""
+    state = current()
+    binding = state and state.overrides and state.overrides.get(CALL.type)
+    steps = [Step((".".join(path[:i]),)) for i in range(len(path) + 1)] if binding else []
+    for fit in binding.places.fits(steps) if isinstance(binding, Chooser) else ():
+        if not fit.predicates:
+            raise ArgumentError(
+                f"{fit.key!r} means whole calls as one op, and the scope {steps[-1].path!r} is a "
+                "block. Write it above a function, @rg.name_scope(...), or say for which op type "
+                "the key holds: rg.at(where, 'Relu')."
+            )
+
+
+CALLERS.append((call, refuse_block))
