@@ -1,0 +1,40 @@
+"""Each how-to as a notebook: written next to its page at build time, with a link at the page's top."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jupytext
+from docutils import nodes
+from pages import LINK
+from sphinx.application import Sphinx
+
+ROLE = re.compile(r"\{(doc|py:obj)\}`([^`<]+?)(?:\s*<[^`>]*>)?`")
+BUTTON = '<p class="notebook"><a href="{0}" download>Download this page as a notebook</a></p>'
+
+
+def words_of(role: re.Match[str]) -> str:
+    """Return the words of a link of the site, which leads nowhere from a notebook."""
+    return f"`{role[2]}`" if role[1] == "py:obj" else role[2].rpartition("/")[2]
+
+
+def add_notebook(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Write a how-to as a notebook, and lead to it."""
+    source = Path(app.srcdir, f"{page}.md")
+    if not page.startswith("howto/") or "{code-cell}" not in source.read_text(encoding="utf-8"):
+        return
+    text = LINK.sub(r"\1", ROLE.sub(words_of, source.read_text(encoding="utf-8")))
+    target = Path(app.outdir, f"{page}.ipynb")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    jupytext.write(jupytext.reads(text, fmt="md:myst"), target)
+    context["body"] = BUTTON.format(target.name) + context["body"]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the writing of notebooks."""
+    app.connect("html-page-context", add_notebook)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
