@@ -57,7 +57,7 @@ html_title = f"regrad {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["filter.js", "names.js"]
-html_search_scorer = "_static/scorer.js"
+html_search_scorer = str(DOCS / "_static/scorer.js")
 if pages.REPOSITORY:
     html_theme_options = {
         "source_repository": pages.REPOSITORY,

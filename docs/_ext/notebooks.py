@@ -22,15 +22,16 @@ def words_of(role: re.Match[str]) -> str:
 
 def add_notebook(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
-) -> None:
-    """Write a how-to as a notebook, and lead to it."""
-    source = Path(app.srcdir, f"{page}.md")
-    if not page.startswith("howto/") or "{code-cell}" not in source.read_text(encoding="utf-8"):
+) -> None:    """Write a how-to as a notebook, and lead to it."""
+    if not page.startswith("howto/") or page == "howto/index":
         return
-    text = LINK.sub(r"\1", ROLE.sub(words_of, source.read_text(encoding="utf-8")))
+    source = Path(app.srcdir, f"{page}.md").read_text(encoding="utf-8")
+    text = LINK.sub(r"\1", ROLE.sub(words_of, source))
     target = Path(app.outdir, f"{page}.ipynb")
     target.parent.mkdir(parents=True, exist_ok=True)
-    jupytext.write(jupytext.reads(text, fmt="md:myst"), target)
+    notebook = jupytext.reads(text, fmt="md:myst")
+    notebook.metadata.kernelspec["display_name"] = "Python 3"
+    jupytext.write(notebook, target)
     context["body"] = BUTTON.format(target.name) + context["body"]
 
 
