@@ -1,4 +1,4 @@
-"""Each how-to as a notebook: written next to its page at build time, with a link at the page's top."""
+"""Each how-to as a notebook, written at build time next to its page, which leads to it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def words_of(role: re.Match[str]) -> str:
 
 def add_notebook(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
-) -> None:    """Write a how-to as a notebook, and lead to it."""
+) -> None:
+    """Write a how-to as a notebook, and lead to it."""
     if not page.startswith("howto/") or page == "howto/index":
         return
     source = Path(app.srcdir, f"{page}.md").read_text(encoding="utf-8")
     text = LINK.sub(r"\1", ROLE.sub(words_of, source))
+    text = text.replace("name: python3", "name: python3\n  display_name: Python 3", 1)
     target = Path(app.outdir, f"{page}.ipynb")
     target.parent.mkdir(parents=True, exist_ok=True)
-    notebook = jupytext.reads(text, fmt="md:myst")
-    notebook.metadata.kernelspec["display_name"] = "Python 3"
-    jupytext.write(notebook, target)
+    jupytext.write(jupytext.reads(text, fmt="md:myst"), target)
     context["body"] = BUTTON.format(target.name) + context["body"]
 
 
