@@ -12,7 +12,7 @@ from pages import LINK
 from sphinx.application import Sphinx
 
 ROLE = re.compile(r"\{(doc|py:obj)\}`([^`<]+?)(?:\s*<[^`>]*>)?`")
-BUTTON = '<p class="notebook"><a href="{0}" download>Download this page as a notebook</a></p>'
+BUTTON = '<p class="notebook"><a href="{0}" download>As a notebook</a></p>'
 
 
 def words_of(role: re.Match[str]) -> str:
