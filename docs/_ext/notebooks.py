@@ -26,11 +26,10 @@ def add_notebook(
     """Write a how-to as a notebook, and lead to it."""
     if not page.startswith("howto/") or page == "howto/index":
         return
-    source = Path(app.srcdir, f"{page}.md").read_text(encoding="utf-8")
-    text = LINK.sub(r"\1", ROLE.sub(words_of, source))
+    text = Path(app.srcdir, f"{page}.md").read_text(encoding="utf-8")
+    text = LINK.sub(r"\1", ROLE.sub(words_of, text))
     text = text.replace("name: python3", "name: python3\n  display_name: Python 3", 1)
-    target = Path(app.outdir, f"{page}.ipynb")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    (target := Path(app.outdir, f"{page}.ipynb")).parent.mkdir(parents=True, exist_ok=True)
     jupytext.write(jupytext.reads(text, fmt="md:myst"), target)
     context["body"] = BUTTON.format(target.name) + context["body"]
 
