@@ -23,6 +23,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "api_reference",
+    "notebooks",
     "op_table",
     "pages",
 ]
@@ -55,7 +56,8 @@ html_theme = "furo"
 html_title = f"regrad {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["filter.js"]
+html_js_files = ["filter.js", "names.js"]
+html_search_scorer = str(DOCS / "_static/scorer.js")
 if pages.REPOSITORY:
     html_theme_options = {
         "source_repository": pages.REPOSITORY,

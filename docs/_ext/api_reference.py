@@ -29,6 +29,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
+BACK = re.compile(r'(id="([\w.]+)">\s*<a class="viewcode-back" href=")([^"#]*)#[^"]*')
 DTYPES = {
     "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32",
     "int64", "uint8", "uint16", "uint32", "uint64",
@@ -196,6 +197,28 @@ def mark_code(
             lines[i : i + 1] = ["", "::", ""]
 
 
+def lead_back(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Lead from a source to the entry of its function.
+
+    (viewcode takes all functions of a module for names of one package. `regrad.ops.image` has
+    those of `regrad` and of `regrad.nn`.)
+    """
+    if not page.startswith("_modules/"):
+        return
+    known = app.env.domains["py"].objects
+
+    def back(match: re.Match[str]) -> str:
+        for name, entry in known.items():
+            same_page = app.builder.get_relative_uri(page, entry.docname) == match[3]
+            if same_page and f".{name}".endswith(f".{match[2]}"):
+                return f"{match[1]}{match[3]}#{entry.node_id}"
+        return match[0]
+
+    context["body"] = BACK.sub(back, context["body"])
+
+
 def check_complete(app: Sphinx, env: BuildEnvironment) -> None:
     """Fail the build if a public name has no place or no entry in the reference."""
     if absent := public_names.missing():
@@ -216,5 +239,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", settle_types)
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", keep_together, priority=400)
+    app.connect("html-page-context", lead_back)
     app.connect("env-check-consistency", check_complete)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

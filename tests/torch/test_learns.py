@@ -121,12 +121,13 @@ def test_hooks_and_training():
     p = nn.Parameter(torch.tensor(2.0, dtype=DOUBLE))
     seen = []
     p.register_hook(seen.append)
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU6(), nn.Linear(5, 5), nn.ReLU6()).to(DOUBLE)
     learning = rg.rules.learns(named(pact, "alpha"), alpha=p)
     optimizer = torch.optim.SGD([p], 0.1)
     for n in (1, 2):
         with override({F.relu6: learning}):
-            (-model(X).sum()).backward()
+            (-model(20 * X).sum()).backward()  # (much of it is beyond the clip)
         assert len(seen) == n
         optimizer.step()
         optimizer.zero_grad()
@@ -249,3 +250,45 @@ def test_jax_refuses():
     learning = rg.rules.learns(lambda dy, step: dy, step=2.0)
     with pytest.raises(ArgumentError, match="parameters are arguments of JAX's functions"):
         rg.jax.override(jax.numpy.tanh, {"Tanh": learning})
+
+
+def test_a_layer_is_quantised_by_a_step_that_learns():
+    """LSQ whole: the value is replaced, and the step has a gradient (Esser 2020)."""
+
+    class Quantise(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, step):
+            ctx.save_for_backward(x, step)
+            return torch.round(x / step).clamp(-4, 3) * step
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, step = ctx.saved_tensors
+            v = x / step
+            inside = (v > -4) & (v < 3)
+            return dy * inside, (dy * torch.where(inside, v.round() - v, v.clamp(-4, 3))).sum()
+
+    def rule(dy, x, step):
+        v = x / step
+        inside = (v > -4) & (v < 3)
+        return dy * inside, {
+            "step": (dy * torch.where(inside, v.round() - v, v.clamp(-4, 3))).sum()
+        }
+
+    ours, theirs = (torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64)) for _ in range(2))
+    x = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    quantise = lambda x: torch.round(x / ours.detach()).clamp(-4, 3) * ours.detach()  # noqa: E731
+    rules = {"Tanh": rg.replace(quantise, rg.rules.learns(rule, step=ours))}
+    for _ in range(2):
+        with rg.torch.gradient_override_map(rules, values=True):
+            y = torch.tanh(a)
+        y.square().sum().backward()
+        z = Quantise.apply(b, theirs)
+        z.square().sum().backward()
+        torch.testing.assert_close(y, z, rtol=1e-12, atol=0)
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=0)
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=0)
+        with torch.no_grad():
+            for step in (ours, theirs):
+                step -= 0.01 * step.grad
