@@ -7,11 +7,14 @@ library, which is under test.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 import regrad as rg
 from tests.campaigns.public_oracle import Op
@@ -20,9 +23,10 @@ KINDS = ("path", "class", "nth")
 
 
 class Call(NamedTuple):
-    """One call of a module: its path, and the numbers of the nodes that it made."""
+    """One call of a module: its path in the model, its class, and the nodes that it made."""
 
-    path: str
+    path: str  # "" for the model itself, and for modules that are none of its
+    kind: type
     start: int
     end: int
 
@@ -30,21 +34,23 @@ class Call(NamedTuple):
         return self.start <= op.node._sequence_nr() < self.end
 
 
-def calls_of(module: torch.nn.Module, run: Callable[[], Any]) -> tuple[Any, list[Call]]:
-    """The result of a run, and the calls of modules in it, in the order in which they ended."""
+def calls_of(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[Any, list[Call]]:
+    """The result of a run, and the calls of modules in it, in the order in which they ended.
+
+    Modules from outside of the model are seen as well: transformers keep a few for all models.
+    """
     number: Any = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
-    starts: defaultdict[str, list[int]] = defaultdict(list)
+    paths = {id(module): path for path, module in model.named_modules()}
+    starts: list[int] = []
     calls: list[Call] = []
-    handles = []
-    for path, each in module.named_modules():
 
-        def begin(*_: Any, path: str = path) -> None:
-            starts[path].append(number())
+    def end(module: torch.nn.Module, *_: Any) -> None:
+        calls.append(Call(paths.get(id(module), ""), type(module), starts.pop(), number()))
 
-        def end(*_: Any, path: str = path) -> None:
-            calls.append(Call(path, starts[path].pop(), number()))
-
-        handles += [each.register_forward_pre_hook(begin), each.register_forward_hook(end)]
+    handles = [
+        register_module_forward_pre_hook(lambda *_: starts.append(number())),
+        register_module_forward_hook(end),
+    ]
     try:
         return run(), calls
     finally:
@@ -64,10 +70,8 @@ def places(
     path = next((call.path for call in calls if call.path and call.made(middle)), None)
     if path is None:
         return None
-    modules = dict(module.named_modules())
-    where: Any = type(modules[path]) if kind == "class" else path
-    named = {p for p, m in modules.items() if (type(m) is where if kind == "class" else p == path)}
-    here = [call for call in calls if call.path in named]
+    where: Any = type(module.get_submodule(path)) if kind == "class" else path
+    here = [call for call in calls if where in (call.path, call.kind)]
     at_place = [op for op in ordered if any(call.made(op) for call in here)]
     if kind != "nth":
         return rg.at(where, op_type), lambda op: op in at_place
