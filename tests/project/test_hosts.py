@@ -193,5 +193,5 @@ def test_what_fails_in_a_row_is_said(tmp_path, monkeypatch):
     log = tmp_path / "log"
     result = campaign.run(row, tmp_path, log)
     assert not result.ok and "1 passed, 1 failed **(exit status 1)**" in result.text
-    assert "all 12 features hold" in result.text and "assert 0" in log.read_text()
+    assert "all 13 features hold" in result.text and "assert 0" in log.read_text()
     assert result.versions["python"] == platform.python_version()

@@ -50,7 +50,7 @@ def test_an_op_that_is_passed_over_is_seen(op_type, monkeypatch):
     class Nothing:
         hits = ()
 
-        def __init__(self, rules):
+        def __init__(self, rules, model=None):
             pass
 
         def __enter__(self):

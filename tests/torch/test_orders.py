@@ -284,3 +284,13 @@ def test_compiled_code():
 def test_other_orders_are_refused(order):
     with pytest.raises(ArgumentError, match=r"order is None .* or 1 .*, got"):
         override({"Tanh": "Sigmoid"}, order=order)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_gradient_that_is_the_root_of_the_pass(several):
+    x = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    with regrad.torch.gradient_override_map({"Tanh": lambda dy, y: dy * y}, order=1):
+        (g,) = torch.autograd.grad(x.tanh() ** 2, x, create_graph=True)  # 2 tanh(x)²
+    torch.autograd.backward([g, g] if several else g)
+    y = x.detach().tanh()
+    torch.testing.assert_close(x.grad, (1 + several) * 4 * y * (1 - y**2))

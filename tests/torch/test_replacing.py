@@ -200,7 +200,7 @@ def test_vq():
     close([y, dx], [expected, 3 * expected**2])
 
 
-class Spike(torch.autograd.Function):
+class Impulse(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, alpha):
         ctx.save_for_backward(x)
@@ -211,7 +211,7 @@ class Spike(torch.autograd.Function):
         return dy, None
 
 
-@pytest.mark.parametrize("key", [Spike, "Spike"])
+@pytest.mark.parametrize("key", [Impulse, "Impulse"])
 def test_a_function_of_somebody(key):
     x = numbers(6).requires_grad_()
     cases = {
@@ -222,17 +222,17 @@ def test_a_function_of_somebody(key):
     }  # fmt: skip
     for rule, expected in cases.items():
         with override({key: rule}, values=True) as used:
-            y, plain = Spike.apply(x, 2.0), Spike.apply(x.detach(), 2.0)
+            y, plain = Impulse.apply(x, 2.0), Impulse.apply(x.detach(), 2.0)
             without = []
             for block in NO_GRAD:
                 with block():
-                    without.append(Spike.apply(x, 2.0))
+                    without.append(Impulse.apply(x, 2.0))
             (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             (second,) = torch.autograd.grad(first.sum(), x)
         close([y, plain, *without], [2 * torch.sin(x)] * 4)
         close([first, second], expected)
         used.assert_fired()
-    assert Spike.apply(x, 2.0).unique().tolist() == [0, 1]
+    assert Impulse.apply(x, 2.0).unique().tolist() == [0, 1]
 
 
 # -- scopes ----------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ class Chooser(OpBinding):
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Any:
         if xs and not any(is_inexact(x.dtype) for x in xs):
-            return None  # (it could have no gradient, and is no call to count)
+            return None  # (it could have no gradient, and is not a call to count)
         state = current()
         assert state is not None and state.overrides is not None
         place, n = self._chosen(op, xs, state)

@@ -175,7 +175,10 @@ class override(Report[KeyBinding]):
                 "which op type the key holds, rg.at(where, 'Softmax'), or give the call a gradient "
                 "with rg.jax.custom_grad."
             )
-        kept = [key for key in keep if isinstance(key, at)]
+        given = (
+            keep if isinstance(keep, Iterable) else ()
+        )  # (`ClosedFunctionPolicy` refuses others)
+        kept = [key for key in given if isinstance(key, at)]
         if wrong := [key for key in kept if key not in whole]:
             raise ArgumentError(
                 f"override: keep: {wrong[0]!r} is not a key of the map for whole calls"
@@ -187,7 +190,7 @@ class override(Report[KeyBinding]):
                 place = replace(key, what=what) if isinstance(key, at) else None
                 sisters.append(self._bind(what, rule, place))
                 sisters[-1].marked, sisters[-1].sisters = key in marked, sisters
-        policy = ClosedFunctionPolicy(open, [each for each in keep if each not in kept])
+        policy = ClosedFunctionPolicy(open, [k for k in keep if k not in kept] if kept else keep)
         self._surgery = Surgery([*self._bindings.values()], policy, model, kept)
         self._untouched = Untouched()
         self._told: set[str] = set()  # the keys of which a warning said that they match nothing

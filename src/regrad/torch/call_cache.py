@@ -79,7 +79,7 @@ def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     for name, x in options.items():
         kind = type(x)
         if kind not in _EXACT and kind is not float:
-            return None  # (a tensor by its name is no flat call)
+            return None  # (a tensor by its name stands at no place)
         kinds.append((name, kind, x.hex() if kind is float else x))
     return tuple(kinds)
 
@@ -170,7 +170,7 @@ def _is_special(rule: Any) -> bool:
 
 
 class KnownCall:
-    """What all calls of a kind have in common.
+    """All that calls of a kind have in common.
 
     `order` says where the arguments of the rule, after `dy`, are among what was saved; None if it
     takes several inputs or anything else.

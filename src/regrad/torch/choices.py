@@ -52,7 +52,7 @@ class Choice:
     def pick(self, scope: Any, xs: Sequence[torch.Tensor]) -> ForeignRule | None:
         """Return the rule of a call; None if no key fits it, or it could have no gradient.
 
-        (A norm that is trained counts its batches, in integers: that is no call to count.)
+        (A norm that is trained counts its batches, in integers: that is not a call to count.)
         """
         if not (self.replaces or any(map(is_differentiable, xs))):
             return None

@@ -53,6 +53,8 @@ class Gradient(torch.autograd.Function, metaclass=Silent):
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor) -> Any:
+        global _known
+        _known = current_pass(), True  # (of the root, which runs first, the engine does not tell)
         xs = ctx.saved_tensors
         return *in_gradient(dys, xs), *[None] * len(xs)
 
