@@ -19,7 +19,7 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
-from regrad.torch.host import in_forward_mode, is_transformed, version_of
+from regrad.torch.host import enable_saved_hooks, in_forward_mode, is_transformed, version_of
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
 from regrad.torch.orders import in_gradient, is_of_gradient
@@ -87,6 +87,7 @@ class RuleCall:
     def _is_in_program(self) -> bool:
         """Return whether torch.compile traces, whose programs have first derivatives alone."""
         if is_traced() and is_transformed():
+            enable_saved_hooks()  # (which the program has switched off, and an error leaves so)
             raise GradientError(
                 f"order=1: {self.describe()} runs under torch.func in a program of torch.compile, "
                 "where nothing tells which derivative is the first. Compile what torch.func is "

@@ -217,6 +217,10 @@ NATIVE: tuple[Any, ...] = tuple(
 )
 
 
+enable_saved_hooks: Any = ORDERS.part(
+    "torch._C._autograd._saved_tensors_hooks_enable", "nothing public puts back what a program of "
+    "torch.func has switched off", callable, missing=lambda: None, needed=False,
+)  # fmt: skip
 is_scripted: Any = OVERRIDES.part(
     "torch._C._is_tracing", "torch.jit.is_tracing takes longer", lambda found: found() is False,
     missing=torch.jit.is_tracing, needed=False,  # pyright: ignore[reportPrivateImportUsage]
