@@ -488,6 +488,38 @@ def test_named_scopes_and_functions(key, factors, wrap):
     np.testing.assert_allclose(ours(X), scoped(X), rtol=1e-6)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint, jax.vmap])
+@pytest.mark.parametrize("place", ["a", "b"])
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSumExp", "Gelu", "Mean"])
+def test_functions_without_a_boundary_in_one_of_two_places(op_type, place, wrap):
+    """Those of the other place keep their derivative, and the rule holds at the second order."""
+    name = {"LogSumExp": "logsumexp"}.get(op_type, op_type.lower())
+    f = jnp.mean if op_type == "Mean" else getattr(jax.nn, name)
+
+    def both(x):
+        with jax.named_scope("a"):
+            y = f(x)
+        with jax.named_scope("b"):
+            return jnp.sin(y * f(3 * x))
+
+    @jax.custom_jvp
+    def tripled(x):
+        return f(x)
+
+    tripled.defjvp(lambda xs, dxs: (tripled(*xs), 3 * jax.jvp(f, xs, dxs)[1]))
+
+    def by_hand(x):
+        first, second = (tripled if place == at else f for at in "ab")
+        return jnp.sin(first(x) * second(3 * x))
+
+    ours = rg.jax.override(wrap(both), {rg.at(place, op_type): lambda dy, builtin: 3 * builtin(dy)})
+    slope, expected = (jax.grad(lambda x, g=g: jnp.sum(g(x))) for g in (ours, wrap(by_hand)))
+    np.testing.assert_allclose(slope(X), expected(X), rtol=1e-4, atol=1e-5)
+    second, expected = (jax.grad(lambda x, g=g: jnp.sum(g(x) ** 2)) for g in (slope, expected))
+    np.testing.assert_allclose(second(X), expected(X), rtol=1e-4, atol=1e-5)
+    assert {hit.path for hit in ours.hits} == {place}
+
+
 def test_the_caller_of_a_compiled_function_is_that_of_each_call():
     """JAX remembers the program of `inner` with the code that ran when it was traced first."""
     inner = jax.jit(one)

@@ -195,7 +195,7 @@ class Surgery:
         # result is one object, so that JAX compiles it once.
         known = self.seen.setdefault(given, {})
         if around not in known or self.is_new or (self.where is not None and self.where.counting):
-            jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
+            jaxpr, found = self._jaxpr(given, around)
             changed = jaxpr is not getattr(given, "jaxpr", given)
             # weak, or a program that did not change would keep itself alive
             is_closed = jaxpr is not given and isinstance(given, core.ClosedJaxpr)
@@ -204,23 +204,26 @@ class Surgery:
         made, found = known[around]
         return (given if made is None else made), found
 
-    def _jaxpr(self, jaxpr: core.Jaxpr, around: Context) -> tuple[Any, Occurrences]:
-        found = Occurrences()
+    def _jaxpr(self, given: Any, around: Context) -> tuple[Any, Occurrences]:
+        found, jaxpr = Occurrences(), getattr(given, "jaxpr", given)
         self.programs.append(jaxpr)
         try:
-            given = self.with_boundaries(jaxpr, around)
-            eqns = [new for eqn in given for new in self.equation(eqn, around, found)]
+            before = self.with_boundaries(given, around)
+            eqns = [new for eqn in before for new in self.equation(eqn, around, found)]
         finally:
             self.programs.pop()
         same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
 
-    def with_boundaries(self, jaxpr: core.Jaxpr, around: Context) -> Sequence[Any]:
+    def with_boundaries(self, given: Any, around: Context) -> Sequence[Any]:
         """Return the equations, with a boundary around those of keys that JAX inlines."""
-        if not self.inlined or around.derived:
+        jaxpr = getattr(given, "jaxpr", given)
+        # (what a boundary is around has it already: there all equations are of the key)
+        inlined = [key for key in self.inlined if given not in key.given]
+        if not inlined or around.derived:
             return jaxpr.eqns
         found = []
-        for eqn, key in restore_calls(jaxpr, self.inlined, self.values):
+        for eqn, key in restore_calls(jaxpr, inlined, self.values):
             here = around.inside(eqn, self.around(eqn, around))
             counts = key in self.ruled and not around.closed and not here.derived
             if key and counts and self.chosen(eqn, here._replace(closed=True), [key]):
