@@ -454,6 +454,8 @@ def _names_nothing(entry: Any, steps: Sequence[Step]) -> str:
     if not isinstance(entry, str):
         classes = {type(s.module).__name__: None for s in steps if s.module is not None}
         hint = near(_shown(entry), classes)
+        if isroutine(entry):  # (of a predicate the parameter is called `site`)
+            hint = f" For the calls of a function, write at(what={_shown(entry)})."
         why = "is of that class" if isinstance(entry, type) else "is that one"
         return f"at({_shown(entry)}): no module of the model {why}.{hint}"
     paths = [path for step in steps for path in step.paths]

@@ -470,7 +470,7 @@ def family_of(key: Any) -> optypes.Family:
         raise ArgumentError(
             f"a key is an op type such as 'Relu', a torch callable such as torch.relu, or a "
             f"torch.autograd.Function; got {key!r:.80}. For a module class, give the function that "
-            f"it calls.{meant_by(key)}"
+            f"it calls, or rg.at(the class) for its whole call.{meant_by(key)}"
         )
     if key in optypes.spellings():
         return optypes.spellings()[key].family
