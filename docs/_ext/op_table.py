@@ -9,7 +9,7 @@ from the table in docs/conventions.md, torch's and JAX's names from the code tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import public_names
@@ -131,6 +131,7 @@ class Filtered(SphinxDirective):
     has_content = True
     optional_arguments = 1
     final_argument_whitespace = True
+    classes = ("keys",)  # one table of several on a page: it scrolls
 
     def run(self) -> list[nodes.Node]:
         """Return the box and the table."""
@@ -140,7 +141,7 @@ class Filtered(SphinxDirective):
             f'placeholder="Filter: {hint}" '
             'aria-label="Filter the table"><output></output></div>'
         )
-        around = nodes.container("", nodes.raw("", box, format="html"))
+        around = nodes.container("", nodes.raw("", box, format="html"), classes=[*self.classes])
         self.add_table(around)
         for table in around.findall(nodes.table):
             table["classes"].append("filtered")
@@ -150,7 +151,7 @@ class Filtered(SphinxDirective):
         """Add the table: that of the page."""
         self.state.nested_parse(self.content, self.content_offset, around)
 
-    def make(self, columns: Iterable[str], rows: Iterable[list[list[nodes.Node]]]) -> nodes.table:
+    def make(self, columns: Iterable[str], rows: Iterable[Sequence[Sequence[nodes.Node]]]) -> nodes.table:
         """Return a table of cells."""
         head, body, titles = nodes.thead(), nodes.tbody(), [[nodes.Text(c)] for c in columns]
         head += self.row(titles)
@@ -159,7 +160,7 @@ class Filtered(SphinxDirective):
         return nodes.table("", nodes.tgroup("", *specs, head, body, cols=len(titles)))
 
     @staticmethod
-    def row(cells: list[list[nodes.Node]]) -> nodes.row:
+    def row(cells: Sequence[Sequence[nodes.Node]]) -> nodes.row:
         """Return a row of such cells."""
         return nodes.row("", *[nodes.entry("", nodes.paragraph("", "", *cell)) for cell in cells])
 
@@ -188,6 +189,7 @@ class OpTypes(Filtered):
         """Return the box and the table."""
         self.of_torch = self.arguments == ["torch"]
         self.arguments = ["relu, x @ y, conv2d …"] if self.of_torch else []
+        self.classes = Filtered.classes if self.of_torch else ()
         return super().run()
 
     def add_table(self, around: nodes.Element) -> None:
