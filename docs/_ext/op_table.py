@@ -151,7 +151,9 @@ class Filtered(SphinxDirective):
         """Add the table: that of the page."""
         self.state.nested_parse(self.content, self.content_offset, around)
 
-    def make(self, columns: Iterable[str], rows: Iterable[Sequence[Sequence[nodes.Node]]]) -> nodes.table:
+    def make(
+        self, columns: Iterable[str], rows: Iterable[Sequence[Sequence[nodes.Node]]]
+    ) -> nodes.table:
         """Return a table of cells."""
         head, body, titles = nodes.thead(), nodes.tbody(), [[nodes.Text(c)] for c in columns]
         head += self.row(titles)
