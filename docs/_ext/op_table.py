@@ -1,5 +1,7 @@
-"""The table of op types: `{op-types}`, made of the registry, the rules of torch and JAX, samples.
+"""Tables of what a rule can be for, made of the code, with a box that filters them.
 
+`{op-types}` has all op types, `{op-types} torch` those of PyTorch models, `{taken-apart}` torch's
+callables that compute op types among others; `{filtered}` puts the box above a table of the page.
 What a row says comes from where the library and its tests have it: rules from the registry, kinks
 from the table in docs/conventions.md, torch's and JAX's names from the code that overrides use.
 """
@@ -7,9 +9,13 @@ from the table in docs/conventions.md, torch's and JAX's names from the code tha
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import public_names
+import torch
+import torch.nn.functional as F
+import torch.overrides
 from api_reference import find
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -18,14 +24,24 @@ from sphinx.util.docutils import SphinxDirective
 from regrad.core.registry import ALIASES, OPS, Op
 from regrad.core.rule import NoGradient
 from regrad.jax.optypes import targets_of
-from regrad.torch.optypes import families
-from tests.helpers.foreign_table import spelled
+from regrad.torch.composites import fused
+from regrad.torch.optypes import DUNDERS, families, spellings
 from tests.helpers.sample_runs import NEEDS_VALUES, ROWS
 
 COLUMNS = (
     "op type, function", "inputs", "rule", "convention", "dtypes", "modes", "in PyTorch",
     "in JAX",
 )  # fmt: skip
+IN_TORCH = "op type", "a rule may name", "in PyTorch"
+APART = "callable", "taken apart when one of these is overridden"
+PLACES = {
+    "torch.": torch, "x.": torch.Tensor, "F.": F, "torch.special.": torch.special,
+    "torch.linalg.": torch.linalg,
+}  # fmt: skip
+SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "truediv": "/", "matmul": "@", "pow": "**",
+    "mod": "%",
+}  # fmt: skip
 CONVENTIONS = public_names.V1.with_name("conventions.md")
 SPELLED = {"a ** b": "pow"}
 ONLY_IN_GRAPHS = {"Const", "Placeholder"}  # and those with a state
@@ -85,25 +101,112 @@ def inputs(op: Op) -> str:
     return f"{given}; {', '.join(op.attrs)}" if op.attrs else given
 
 
-class OpTypes(SphinxDirective):
-    """The table, with a box that filters it."""
+def spelled(family: Any) -> Iterator[str]:
+    """Yield how torch spells an op type."""
+    for name in family.names:
+        for place, owner in PLACES.items():
+            found = spellings().get(getattr(owner, name, None))
+            if found is not None and found.family.type == family.type:
+                yield place + name
+    words = [w for n in family.names for w in DUNDERS.get(n, "").split()]
+    two = len(family.parameters) == 2
+    yield from dict.fromkeys(f"x {SIGNS[w]} y" for w in words if two)
+    if family.type == "Neg":
+        yield "-x"
+
+
+def composites() -> dict[str, Any]:
+    """Return torch's callables that compute op types among others, with what is known of them."""
+    rows: dict[str, Any] = {}
+    for function, found in fused().items():
+        if not isinstance(function, torch._ops.OpOverload):
+            path = torch.overrides.resolve_name(function) or function.__name__
+            rows |= {path.rpartition(".")[2]: row for row in found if row.when is None}
+    return dict(sorted(rows.items()))
+
+
+class Filtered(SphinxDirective):
+    """A table with a box that filters it."""
+
+    has_content = True
+    optional_arguments = 1
+    final_argument_whitespace = True
+    classes = ("keys",)  # one table of several on a page: it scrolls
 
     def run(self) -> list[nodes.Node]:
         """Return the box and the table."""
-        table = nodes.table(classes=["filtered"])
-        group = nodes.tgroup(cols=len(COLUMNS))
-        group += [nodes.colspec(colwidth=1) for _ in COLUMNS]
-        head, body = nodes.thead(), nodes.tbody()
-        head += self.row([[nodes.Text(name)] for name in COLUMNS])
-        body += [self.row(cells) for cells in self.cells()]
-        group += [head, body]
-        table += group
+        hint = self.arguments[0] if self.arguments else "relu, not differentiable, torch.clamp …"
         box = (
             '<div class="filter-box"><input class="table-filter" type="search" '
-            'placeholder="Filter: relu, not differentiable, torch.clamp …" '
+            f'placeholder="Filter: {hint}" '
             'aria-label="Filter the table"><output></output></div>'
         )
-        return [nodes.container("", nodes.raw("", box, format="html"), table)]
+        around = nodes.container("", nodes.raw("", box, format="html"), classes=[*self.classes])
+        self.add_table(around)
+        for table in around.findall(nodes.table):
+            table["classes"].append("filtered")
+        return [around]
+
+    def add_table(self, around: nodes.Element) -> None:
+        """Add the table: that of the page."""
+        self.state.nested_parse(self.content, self.content_offset, around)
+
+    def make(
+        self, columns: Iterable[str], rows: Iterable[Sequence[Sequence[nodes.Node]]]
+    ) -> nodes.table:
+        """Return a table of cells."""
+        head, body, titles = nodes.thead(), nodes.tbody(), [[nodes.Text(c)] for c in columns]
+        head += self.row(titles)
+        body += [self.row(cells) for cells in rows]
+        specs = [nodes.colspec(colwidth=1) for _ in titles]
+        return nodes.table("", nodes.tgroup("", *specs, head, body, cols=len(titles)))
+
+    @staticmethod
+    def row(cells: Sequence[Sequence[nodes.Node]]) -> nodes.row:
+        """Return a row of such cells."""
+        return nodes.row("", *[nodes.entry("", nodes.paragraph("", "", *cell)) for cell in cells])
+
+
+class TakenApart(Filtered):
+    """Torch's callables that are taken apart."""
+
+    has_content = False
+
+    def add_table(self, around: nodes.Element) -> None:
+        """Add the table, made of the code."""
+        around += self.make(APART, (
+            [codes([name]), [*codes(sorted(row.contains)),
+                             nodes.Text("" if row.parts is not None else ": refused")]]
+            for name, row in composites().items()
+        ))  # fmt: skip
+
+
+class OpTypes(Filtered):
+    """The op types."""
+
+    has_content = False
+    final_argument_whitespace = False
+
+    def run(self) -> list[nodes.Node]:
+        """Return the box and the table."""
+        self.of_torch = self.arguments == ["torch"]
+        self.arguments = ["relu, x @ y, conv2d …"] if self.of_torch else []
+        self.classes = Filtered.classes if self.of_torch else ()
+        return super().run()
+
+    def add_table(self, around: nodes.Element) -> None:
+        """Add the table, made of the code."""
+        if self.of_torch:
+            around += self.make(IN_TORCH, map(self.torch_cells, families().values()))
+        else:
+            around += self.make(COLUMNS, self.cells())
+
+    @staticmethod
+    def torch_cells(family: Any) -> list[list[nodes.Node]]:
+        """Return the cells of an op type of PyTorch models."""
+        taken = {ours for _, ours in family.parameters}
+        names = [i.name for i in family.op.inputs] + [n for n in family.op.attrs if n in taken]
+        return [codes([family.type]), codes([*names, "y"]), codes(spelled(family))]
 
     def cells(self) -> list[list[list[nodes.Node]]]:
         """Return the cells of all rows."""
@@ -135,17 +238,6 @@ class OpTypes(SphinxDirective):
         role = self.env.domains["py"].roles["obj"]
         return role("py:obj", f":py:obj:`{label}`", label, self.lineno, self.state.inliner)[0]
 
-    @staticmethod
-    def row(cells: list[list[nodes.Node]]) -> nodes.row:
-        """Return a row of such cells."""
-        row = nodes.row()
-        for cell in cells:
-            entry, paragraph = nodes.entry(), nodes.paragraph()
-            paragraph += cell
-            entry += paragraph
-            row += entry
-        return row
-
 
 def codes(names: Any) -> list[nodes.Node]:
     """Return names as code, with commas between them."""
@@ -157,6 +249,8 @@ def codes(names: Any) -> list[nodes.Node]:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive."""
+    """Register the directives."""
+    app.add_directive("filtered", Filtered)
     app.add_directive("op-types", OpTypes)
+    app.add_directive("taken-apart", TakenApart)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -15,7 +15,6 @@ from regrad.core.registry import OPS
 from regrad.ops.numpy_protocol import UFUNCS
 from regrad.torch.optypes import clear
 from tests.helpers.docstrings import Close
-from tests.helpers.foreign_table import PAGE, with_tables
 from tests.helpers.optional import ABSENT
 from tests.helpers.paths import ROOT
 from tests.helpers.readme import installed_by, programs
@@ -109,11 +108,6 @@ def test_promises_of_reliability_have_their_tests():
     for file, function in named:
         source = (ROOT / f"tests/{file}.py").read_text()
         assert f"def {function}(" in source, f"{file}.py::{function}"
-
-
-def test_tables_of_torch_callables_are_those_of_the_code():
-    page = PAGE.read_text(encoding="utf-8")
-    assert with_tables(page) == page, "run python -m tests.helpers.foreign_table"
 
 
 def modules():

@@ -174,12 +174,12 @@ def test_sharded_training(run):
 # -- overrides at scale, by the commands of their page ---------------------------------------------
 
 
-def prints_what_the_page_says(package: str) -> None:
+def prints_what_the_page_says(package: str, page: str = "torch/at_scale.md") -> None:
     """Run at_scale_{package}.py in processes of its own."""
     if package in ABSENT:
         pytest.skip(f"needs {package}")
     shown = rf"```sh\n(.* examples/at_scale_{package}\.py)\n```\n\n```text\n([^`]*)```"
-    ((command, printed),) = re.findall(shown, (DOCS / "at_scale.md").read_text(encoding="utf-8"))
+    ((command, printed),) = re.findall(shown, (DOCS / page).read_text(encoding="utf-8"))
     launcher, *rest = command.split()
     module = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}[launcher]
     paths = {"PYTHONPATH": str(ROOT / "src"), "PET_MASTER_PORT": free_port()}  # (torchrun reads it)
@@ -196,7 +196,7 @@ def test_at_scale_torch():
 
 
 def test_at_scale_jax():
-    prints_what_the_page_says("jax")
+    prints_what_the_page_says("jax", "jax/compiled.md")
 
 
 def test_at_scale_accelerate():

@@ -57,7 +57,7 @@ class gradient_override_map(Scope[Binding]):
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
     an overridden op among others (`scaled_dot_product_attention`, `cross_entropy`, `LSTM`) are
     taken apart, with torch's own values, or refused. Jobs and threads that are handed in or started
-    in the scope, and `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what
+    in the scope, and `torch.utils.checkpoint`, run under it as well. See `docs/torch/` for what
     is refused.
 
     The object bound by `as` tells what happened: `hits`, `table()`, `untouched()` and
