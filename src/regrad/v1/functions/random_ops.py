@@ -7,7 +7,7 @@ every new session repeats the same numbers; without one they are fresh.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +15,12 @@ import numpy as np
 import regrad as rg
 from regrad.core.backends import BACKENDS
 from regrad.core.dims import UnknownRank
-from regrad.core.registry import OPS, Input, Op, bind
+from regrad.core.registry import Op, bind
 from regrad.core.shapes import as_count
 from regrad.core.state import next_id
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
-from regrad.graph.graph import NO_RULE, chain, defer
+from regrad.graph.graph import chain, defer, graph_op
 from regrad.graph.size_ops import SHAPE
 from regrad.random import JaxSource, NumpySource
 from regrad.shapes.infer import Spec
@@ -115,11 +115,10 @@ def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
 
 # -- the ops -------------------------------------------------------------------------------------
 
-STREAM = ["seed", "seed2", "stream", "region"]
 KNOWN = np.ndarray, np.generic  # other arrays are those of a plan that is traced
 
 
-def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *attrs: str) -> Op:
+def _random_op(type: str, kernel: Callable[..., Any], inputs: str, attrs: str = "") -> Op:
     """An op type whose kernel is given the session's generator first."""
 
     def draw(
@@ -127,18 +126,13 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *at
     ) -> np.ndarray:
         return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
 
-    entries = [Input(name, "one") for name in inputs]
-    op = Op(type, type, draw, entries, [*attrs, *STREAM], stateful=True)
-    return OPS.setdefault(type, op)
+    attrs += " seed seed2 stream region"
+    return graph_op(type, draw, inputs, attrs, stateful=True)
 
 
 def _noise(type: str, distribution: str) -> Op:
-    def kernel(
-        source: NumpySource | JaxSource, shape: tuple[int, ...], dtype: np.dtype
-    ) -> np.ndarray:
-        return source.draw(distribution, shape, dtype)
-
-    return _random_op(type, kernel, [], "shape", "dtype")
+    kernel = lambda source, shape, dtype: source.draw(distribution, shape, dtype)  # noqa: E731
+    return _random_op(type, kernel, "", "shape dtype")
 
 
 def _integers(
@@ -167,11 +161,9 @@ def _classes(
 NORMAL = _noise("RandomStandardNormal", "normal")
 TRUNCATED = _noise("TruncatedNormal", "truncated_normal")
 UNIFORM = _noise("RandomUniform", "uniform")
-INTEGERS = _random_op("RandomUniformInt", _integers, ["minval", "maxval"], "shape", "dtype")
-SHUFFLE = _random_op("RandomShuffle", _shuffle, ["value"])
-MULTINOMIAL = _random_op("Multinomial", _classes, ["logits"], "count", "dtype")
-for _op in (NORMAL, TRUNCATED, UNIFORM, INTEGERS, MULTINOMIAL):
-    _op.rule = NO_RULE
+INTEGERS = _random_op("RandomUniformInt", _integers, "minval maxval", "shape dtype")
+SHUFFLE = _random_op("RandomShuffle", _shuffle, "value")
+MULTINOMIAL = _random_op("Multinomial", _classes, "logits", "count dtype")
 
 
 def _not_through_a_shuffle(dy: rg.Tensor) -> Any:

@@ -10,11 +10,9 @@ import numpy as np
 
 import regrad as rg
 from regrad.core import containers, dims
-from regrad.core.registry import OPS, Input, Op
-from regrad.core.rule import PerInput, Rule
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import NO_RULE, Node
+from regrad.graph.graph import NO_RULE, Node, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.conversion import convert_to_tensor
@@ -29,15 +27,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _register(op: Op, rule: Rule) -> Op:
-    op.rule = rule
-    OPS[op.type] = op
-    return op
-
-
 # -- order ---------------------------------------------------------------------------------------
 
-NO_OP = _register(Op("NoOp", "no_op", lambda xp: (), [], [], several=True), NO_RULE)
+NO_OP = graph_op("NoOp", lambda xp: (), name="no_op", several=True)
 
 
 def no_op(name: str | None = None) -> Operation:
@@ -467,10 +459,7 @@ def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
 
 
 PY_FUNC, PY_FUNC_STATELESS = (
-    _register(
-        Op(type, "py_func", _call_python, [Input("xs", "many")], ["func", "Tout"], several=True),
-        NO_RULE,
-    )
+    graph_op(type, _call_python, "xs*", "func Tout", name="py_func", several=True)
     for type in ("PyFunc", "PyFuncStateless")
 )
 
@@ -558,14 +547,7 @@ def _summary(array: np.ndarray, count: int) -> str:
     return shown + ("..." if flat.size > count else "")
 
 
-PRINT = Op(
-    "Print", "Print", _print, [Input("x", "one"), Input("data", "many")],
-    ["message", "first_n", "summarize", "printed"],
-)  # fmt: skip
-PRINT_RULE = PerInput(PRINT, "Print")
-_register(PRINT, PRINT_RULE)
-PRINT_RULE.add("x", lambda dy: dy)
-PRINT_RULE.add("data", lambda dy: None)
+PRINT = graph_op("Print", _print, "x data*", "message first_n summarize printed", rule=None)
 
 
 def Print(
@@ -612,10 +594,7 @@ def _assert(xp: Any, condition: Any, data: Sequence[Any], summarize: int) -> Any
     return ()
 
 
-ASSERT = _register(
-    Op("Assert", "Assert", _assert, [Input("condition", "one"), Input("data", "many")],
-       ["summarize"], several=True), NO_RULE,
-)  # fmt: skip
+ASSERT = graph_op("Assert", _assert, "condition data*", "summarize", several=True)
 
 
 def Assert(

@@ -14,7 +14,7 @@ share the way back through a loop (`pull_loop`), the walk, the rules and the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,12 @@ from regrad.core.dispatch import alias_of, computed
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import Run as PullRun
 from regrad.core.pullback import or_zeros, pull_loop
-from regrad.core.registry import OPS, Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import current, in_state
 from regrad.core.tape import placed, put
 from regrad.errors import GradientError, GraphError
 from regrad.graph.deferred import pull_call, spec_of_record
-from regrad.graph.graph import CONST, INNERMOST, Graph, Node
+from regrad.graph.graph import CONST, INNERMOST, Graph, Node, graph_op
 from regrad.graph.plan import Plan, Run, needed
 from regrad.shapes.infer import Spec
 from regrad.v1.graph.gradients import pull_in_graph
@@ -259,12 +258,8 @@ def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[rg.Tensor | None]) -> list[An
     return [next(found) if _is_float(x) else None for x in xs]
 
 
-def _op(type: str, name: str, kernel: Callable[..., Any], attrs: str, *first: Input) -> Op:
-    """An op that runs regions. Its rules conjugate where needed, so the walk must not."""
-    return Op(
-        type, name, kernel, [*first, Input("xs", "many")], attrs.split(),
-        several=True, stateful=True, holomorphic=False,
-    )  # fmt: skip
+# An op that runs regions. Its rules conjugate where needed, so the walk must not.
+_op = partial(graph_op, several=True, stateful=True, holomorphic=False)
 
 
 # -- cond ----------------------------------------------------------------------------------------
@@ -272,9 +267,6 @@ def _op(type: str, name: str, kernel: Callable[..., Any], attrs: str, *first: In
 
 def _if(run: Run, pred: np.ndarray, xs: Values, branches: Sequence[GraphRegion]) -> Any:
     return tuple(run.through(branches[0 if bool(pred) else 1], xs))
-
-
-IF = _op("If", "cond", _if, "branches", Input("pred", "one"))
 
 
 def cond_node(
@@ -330,8 +322,7 @@ class CondRule(WholeRule):
         return [(0, None), (1, _placed(xs, found))]
 
 
-IF.rule = CondRule()
-OPS[IF.type] = IF
+IF = _op("If", _if, "pred xs*", "branches", name="cond", rule=CondRule())
 
 
 # -- while_loop ----------------------------------------------------------------------------------
@@ -432,9 +423,6 @@ def _calls(run: Run) -> Call:
     return call
 
 
-WHILE = _op("While", "while", _while, "loop")
-
-
 def while_node(
     cond: GraphRegion, body: GraphRegion, start: Sequence[rg.Tensor], specs: Sequence[Spec],
     limit: int | None,
@@ -471,15 +459,11 @@ class WhileRule(WholeRule):
         return [(0, _placed(xs, found))]
 
 
-WHILE.rule = WhileRule()
-OPS[WHILE.type] = WHILE
+WHILE = _op("While", _while, "xs*", "loop", name="while", rule=WhileRule())
 
 
 def _while_grad(run: Run, xs: Values, loop: Loop, floats: int) -> Any:
     return tuple(loop.pull(_calls(run), xs, floats))
-
-
-WHILE_GRAD = _op("WhileGrad", "while_grad", _while_grad, "loop floats")
 
 
 class WhileGradRule(WholeRule):
@@ -497,5 +481,6 @@ class WhileGradRule(WholeRule):
         return pull_call(call, record, dy, floats_in)
 
 
-WHILE_GRAD.rule = WhileGradRule()
-OPS[WHILE_GRAD.type] = WHILE_GRAD
+WHILE_GRAD = _op(
+    "WhileGrad", _while_grad, "xs*", "loop floats", name="while_grad", rule=WhileGradRule()
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import INNERMOST, NO_RULE, chain
+from regrad.graph.graph import INNERMOST, NO_RULE, chain, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType, DTypeLike
@@ -63,6 +64,10 @@ def _write(run: Run, ref: Any, value: np.ndarray, key: str, shape: tuple[int, ..
     return run.write(key, value)
 
 
+def _is_set(run: Run, ref: Any, key: str) -> np.ndarray:
+    return np.asarray(key in run.written or key in run.variables)
+
+
 def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def kernel(run: Run, ref: Any, value: np.ndarray, key: str) -> Any:
         old = read_state(run, ref, key)
@@ -71,26 +76,12 @@ def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return kernel
 
 
-def state_op(
-    type: str, kernel: Callable[..., Any], inputs: Iterable[str], attrs: Sequence[str],
-    lists: Sequence[Input] = (),
-) -> Op:  # fmt: skip
-    """Make an op on the state of a run, without a gradient; `lists` are inputs after the others."""
-    op = Op(type, type, kernel, [*[Input(n, "one") for n in inputs], *lists], attrs, stateful=True)
-    op.rule = NO_RULE
-    return OPS.setdefault(type, op)
-
-
-VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, [], ["dtype", "shape"])
-ASSIGN = state_op("Assign", _write, ["ref", "value"], ["key", "shape"])
-ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), ["ref", "value"], ["key"])
-ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), ["ref", "value"], ["key"])
-IS_INITIALIZED = state_op(
-    "IsVariableInitialized",
-    lambda run, ref, key: np.asarray(key in run.written or key in run.variables),
-    ["ref"],
-    ["key"],
-)
+state_op = partial(graph_op, stateful=True)  # on the state of a run
+VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, attrs="dtype shape")
+ASSIGN = state_op("Assign", _write, "ref value", "key shape")
+ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), "ref value", "key")
+ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), "ref value", "key")
+IS_INITIALIZED = state_op("IsVariableInitialized", _is_set, "ref", "key")
 # A read is an Identity to rules and overrides, as in TensorFlow; only its kernel is another.
 READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
 READ.rule = OPS["Identity"].rule

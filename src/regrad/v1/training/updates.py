@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.registry import Input, Op
+from regrad.core.registry import Op
 from regrad.graph.graph import NO_RULE, Node
 from regrad.shapes.infer import Spec
 from regrad.v1.errors import InvalidArgumentError
@@ -37,7 +37,7 @@ def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
         names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         attrs = ["keys", *[p.name for p in parameters if p.kind is p.KEYWORD_ONLY]]
         kernel = _kernel(formula, states, names.index("grad"))
-        return state_op(type, kernel, names, attrs, [Input("indices", "many")])
+        return state_op(type, kernel, " ".join([*names, "indices*"]), " ".join(attrs))
 
     return make
 
