@@ -16,17 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from regrad.checking import findings
 from regrad.checking.differences import EPS, Curve, Slopes, quick, refined
-from regrad.checking.findings import (
-    EMPTY,
-    FLAT,
-    KINK,
-    SINGULAR,
-    UNDEFINED,
-    UNSEEN,
-    Finding,
-    GradientReport,
-)
+from regrad.checking.findings import Finding, GradientReport
 from regrad.checking.reals import joined, like, natural, place_of, reals
 
 Arrays = Sequence[np.ndarray]
@@ -106,7 +98,7 @@ def report(
                 found += wrong or (level.elsewhere() if unsure else [])
                 doubts += unsure
                 comparisons += level.comparisons
-            if found or k == order or any(doubt.kind == SINGULAR for doubt in doubts):
+            if found or k == order or any(doubt.kind == findings.SINGULAR for doubt in doubts):
                 break
             assert function.gradient is not None, "the next order needs a function of its own"
             size, weights = levels[0].size_of_gradient, levels[0].shaped(levels[0].weights)
@@ -329,9 +321,9 @@ class OrderCheck:
         """Return the findings that are wrong, and the inconclusive; the worst of each input."""
         if not any(x.size for x in self.flat) or not self.y.size:
             self.gradient(np.zeros(self.y.shape))
-            return [], [self.doubt(EMPTY, 0)]
+            return [], [self.doubt(findings.EMPTY, 0)]
         if not self.finite.any():
-            return [], [self.doubt(UNDEFINED, 0)]
+            return [], [self.doubt(findings.UNDEFINED, 0)]
         columns, slopes = self.quick
         each = len(columns) and columns[0].element is not None
         # a weight that is not 1 shows what is wrong for other gradients that arrive
@@ -347,7 +339,7 @@ class OrderCheck:
         found, unsure = self.findings(judged)
         flat = ~(analytic.any(axis=0) | expected.any(axis=0))
         if self.order == 1 and flat.all():
-            unsure.append(self.doubt(FLAT, 0))
+            unsure.append(self.doubt(findings.FLAT, 0))
         return found, unsure
 
     def tolerance(self, scale: Any) -> Any:
@@ -357,7 +349,7 @@ class OrderCheck:
         """The verdicts on a column that quick differences do not confirm."""
         slopes = self.refined(column)
         first = [self.verdict(w, column, slopes) for w in rows]
-        if column.element is not None or all(j.verdict in ("", UNSEEN) for j in first):
+        if column.element is not None or all(j.verdict in ("", findings.UNSEEN) for j in first):
             return first
         single = self.alone(column.input, rows)
         wrong = [j for j in first if is_wrong(j)]
@@ -392,9 +384,9 @@ class OrderCheck:
         flat = 0.0 if b else float(np.abs(w).max() * max(self.size.max(), np.abs(column.v).max()))
         verdict = self.outcome(a, b, errors, scale, self.lost(weights, column) + LOST * flat)
         if verdict == "wrong" and in_kink(a, b, w, slopes, used):
-            verdict = KINK
+            verdict = findings.KINK
         if not np.isfinite(a) and self.trusted is not None and column.input >= self.trusted:
-            verdict = SINGULAR  # the convention at a kink; elsewhere it is wrong
+            verdict = findings.SINGULAR  # the convention at a kink; elsewhere it is wrong
         return Verdict(verdict, column, a, b, sum(errors), float(w[0]) if w.size == 1 else 1.0)
 
     def outcome(
@@ -404,12 +396,12 @@ class OrderCheck:
         gap, tolerance, error = abs(a - b), self.tolerance(scale), sum(errors)
         sharp = error <= SHARP * scale
         if not np.isfinite(a):
-            return "wrong" if error <= SHARP * max(scale, lost) else KINK
+            return "wrong" if error <= SHARP * max(scale, lost) else findings.KINK
         if gap <= tolerance or (sharp and gap <= tolerance + error):
             return ""
         if abs(a) <= lost + error and abs(b) <= lost + errors[0]:
-            return UNSEEN if a else ""
-        return "wrong" if gap > tolerance + error else KINK
+            return findings.UNSEEN if a else ""
+        return "wrong" if gap > tolerance + error else findings.KINK
 
     def lost(self, weights: np.ndarray, column: Column) -> float:
         """The size of a slope that rounding may leave of nothing."""

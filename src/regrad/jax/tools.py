@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from regrad.checking import slopes
+from regrad.checking import differences
 from regrad.core.signatures import helpful
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
@@ -304,7 +304,7 @@ class JaxRecorder(RunRecorder):
             call.arrays = [wide(x) for x in call.arrays]
             f = jax.jit(call.of_watched(call.program()))
             xs = [np.asarray(x) for x in call.floats]
-            found = slopes.gradients(lambda xs: [np.asarray(y) for y in f(*xs)], xs)
+            found = differences.gradients(lambda xs: [np.asarray(y) for y in f(*xs)], xs)
             return call.leaves([conjugate(jax.numpy.asarray(dx)) for dx in found])
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from regrad.core.state import next_id
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
 from regrad.graph.graph import chain, defer, graph_op
+from regrad.graph.plan import Run
 from regrad.graph.size_ops import SHAPE
 from regrad.random import JaxSource, NumpySource
 from regrad.shapes.infer import Spec
@@ -30,10 +31,6 @@ from regrad.v1.functions import arrays, indexing
 from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
 from regrad.v1.graph.graphs import current_graph, get_default_graph
 from regrad.v1.graph.tensors import Tensor, face, is_tensor
-
-if TYPE_CHECKING:
-    from regrad.graph.plan import Run
-
 
 __all__ = [
     "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",

@@ -47,10 +47,8 @@ def no_op(name: str | None = None) -> Operation:
     ...     print(sess.run(tf.no_op()))
     None
     """
-    graph = current_graph()
-    with graph.naming("NoOp", name or "NoOp"):
-        graph.add(NO_OP, NO_RULE, (), {}, specs=[])
-    return operation(graph.own_nodes[-1])
+    add_op(NO_OP, name or "NoOp", [], {}, [], NO_RULE)
+    return operation(current_graph().own_nodes[-1])
 
 
 # The dtype of one result, or those of several.

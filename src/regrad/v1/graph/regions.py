@@ -22,7 +22,7 @@ import numpy as np
 import regrad as rg
 from regrad.core import dims
 from regrad.core.backends import backend_of, is_inexact
-from regrad.core.blocks import block
+from regrad.core.blocks import block, stay
 from regrad.core.dispatch import alias_of, computed
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import Run as PullRun
@@ -166,12 +166,7 @@ class EagerRun(Interpreter):
 @block
 def inside(graph: Graph) -> Generator[Graph]:
     """Ops made in the block go into the inner graph."""
-    before = INNERMOST.get()
-    try:
-        INNERMOST.set(graph)
-        yield graph
-    finally:
-        INNERMOST.set(before)
+    yield from stay(graph, INNERMOST, graph)
 
 
 def new_graph(name: str) -> Graph:

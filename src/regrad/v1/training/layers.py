@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import regrad as rg
 from regrad.core.dims import Dim, UnknownRank
@@ -20,11 +20,7 @@ from regrad.v1.graph.tensors import Tensor
 from regrad.v1.graph.values import constant_value, ensure, floats
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
-from regrad.v1.training.variable_scopes import Initial, get_variable, variable_scope
-
-if TYPE_CHECKING:
-    from regrad.v1.training.variable_scopes import AutoReuse
-
+from regrad.v1.training.variable_scopes import AutoReuse, Initial, get_variable, variable_scope
 
 Function = Callable[..., Any] | None
 Options = tuple[Any, Function, Function, bool] | None
