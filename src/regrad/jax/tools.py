@@ -74,7 +74,9 @@ def trace_gradients(
     >>> [step.op_type for step in trace.steps]
     ['reduce_sum', 'sin', 'mul']
     """
-    return traces.traced(JaxRecorder(f, "trace_gradients", argnums, has_aux, longest_scan))
+    return traces.traced(
+        JaxRecorder(f, "trace_gradients", longest_scan, argnums=argnums, has_aux=has_aux)
+    )
 
 
 @helpful("find_nan")
@@ -110,7 +112,7 @@ def find_nan(
     """
     longer = max(longest_scan, SEARCHED)
     once, again = [
-        nonfinite.searched(JaxRecorder(f, "find_nan", argnums, has_aux, longest))
+        nonfinite.searched(JaxRecorder(f, "find_nan", longest, argnums=argnums, has_aux=has_aux))
         for longest in (longest_scan, longer)
     ]
 
@@ -158,7 +160,7 @@ def gradient_path(
     >>> [step.op_type for step in path(jnp.ones(2), jnp.ones(2)).steps]
     ['reduce_sum', 'mul', 'sin']
     """
-    recorder = JaxRecorder(f, "gradient_path", argnums, has_aux, longest_scan)
+    recorder = JaxRecorder(f, "gradient_path", longest_scan, argnums=argnums, has_aux=has_aux)
     return paths.followed(recorder, name)
 
 
@@ -240,7 +242,7 @@ def saved_bytes(
     >>> saved.total, saved.rows[0].op_type
     (1024, 'cos')
     """
-    return saved.measured(JaxRecorder(f, "saved_bytes", argnums, has_aux))
+    return saved.measured(JaxRecorder(f, "saved_bytes", argnums=argnums, has_aux=has_aux))
 
 
 # -- the recorder ----------------------------------------------------------------------------------
@@ -250,21 +252,15 @@ class JaxRecorder(RunRecorder):
     """The recorder of JAX functions: `running` has how they run."""
 
     def __init__(
-        self,
-        f: Callable[..., Any],
-        api: str,
-        argnums: int | Sequence[int] | None = None,
-        has_aux: bool = False,
-        longest: int = LONGEST,
+        self, f: Callable[..., Any], api: str, longest: int = LONGEST, **asked: Any
     ) -> None:
         super().__init__(f, api)
-        self.argnums = argnums
-        self.has_aux = has_aux
         self.longest = longest
+        self.asked = asked  # `argnums` and `has_aux`
 
     def call(self, args: Sequence[Any], options: dict[str, Any]) -> ProgramCall:
         """The function with these arguments."""
-        return ProgramCall(self.f, args, options, self.api, self.argnums, self.has_aux)
+        return ProgramCall(self.f, args, options, self.api, **self.asked)
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         self.made: ProgramCall = self.call(args, options)

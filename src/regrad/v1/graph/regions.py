@@ -14,6 +14,7 @@ share the way back through a loop (`pull_loop`), the walk, the rules and the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -41,6 +42,7 @@ from regrad.v1.graph.graphs import add_op, current_graph
 Values = Sequence[Any]
 
 
+@dataclass(eq=False)
 class GraphRegion:
     """A part of a graph that runs as a whole: `outputs`, given values for the `inputs`.
 
@@ -48,20 +50,16 @@ class GraphRegion:
     tensors of the outer graph (see `share_captures`).
     """
 
-    def __init__(
-        self, graph: Graph, arguments: Sequence[rg.Tensor], outputs: Sequence[rg.Tensor],
-        targets: Sequence[Node] = (),
-    ) -> None:  # fmt: skip
-        self.graph = graph
-        self.arguments: list[rg.Tensor] = list(arguments)
-        self.captured: list[rg.Tensor] = []
-        self.outputs: list[rg.Tensor] = list(outputs)
-        self.targets: list[Node] = list(targets)
+    graph: Graph
+    arguments: Sequence[rg.Tensor]
+    outputs: Sequence[rg.Tensor]
+    targets: Sequence[Node] = ()
+    captured: Sequence[rg.Tensor] = ()
 
     @property
     def inputs(self) -> list[rg.Tensor]:
         """The arguments, and then what is captured."""
-        return self.arguments + self.captured
+        return [*self.arguments, *self.captured]
 
     def spread(self, given: Iterable[tuple[rg.Tensor, rg.Tensor]] = ()) -> None:
         """Note which integers inside carry a gradient: those that come in as they do outside.
@@ -333,9 +331,7 @@ class Loop:
         self.body = body
         self.limit = limit
         self.count: int = len(body.arguments)
-        self.wrt: list[bool] = [
-            _is_float(x) for x in body.captured
-        ]  # whether a capture has a gradient
+        self.wrt: list[bool] = [_is_float(x) for x in body.captured]  # which have a gradient
         self.gradient: GraphRegion | None = None
 
     def steps(self, call: Call, values: Values, captured: Values) -> Iterator[Values]:
