@@ -19,8 +19,8 @@ from regrad.v1 import dtypes
 from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_dims, rank
 from regrad.v1.functions.math import cast, equal, less, where
 from regrad.v1.functions.reductions import reduce_max
-from regrad.v1.graph.conversion import as_array, constant
-from regrad.v1.graph.forms import as_sizes, dtype_of, is_eager, one_op, scope
+from regrad.v1.graph.conversion import as_array, as_sizes, constant
+from regrad.v1.graph.forms import dtype_of, is_eager, one_op, scope
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.kinds import FLOATS
 from regrad.v1.graph.rows import row

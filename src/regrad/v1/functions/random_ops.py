@@ -22,15 +22,14 @@ from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
 from regrad.graph.graph import chain, defer, graph_op
 from regrad.graph.plan import Run
-from regrad.graph.size_ops import SHAPE
 from regrad.random import JaxSource, NumpySource
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.functions import arrays, indexing
-from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
+from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph, get_default_graph
-from regrad.v1.graph.tensors import Tensor, face, is_tensor
+from regrad.v1.graph.tensors import Tensor, face
 
 __all__ = [
     "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
@@ -205,11 +204,7 @@ def _spec(shape: Any, dtype: np.dtype) -> Spec:
 
 def shape_attribute(shape: TensorLike) -> Any:
     """A shape, or a tensor of sizes, as an attribute; ValueError for a single number."""
-    if is_tensor(shape):
-        node = convert_to_tensor(shape)._symbol.node
-        if node.op is SHAPE:  # of a tensor whose rank may be unknown
-            return current_graph().entering(node.xs[0])._data.shape
-    found = shape if isinstance(shape, UnknownRank) else sizes(shape)
+    found = as_sizes(shape)
     if not isinstance(found, tuple | UnknownRank):
         raise GraphError(f"Shape must be rank 1 but is rank 0: give [{shape}], not {shape}")
     return found
@@ -353,7 +348,7 @@ def _categorical(
     with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
         count, out_dtype = (
-            as_count(sizes(num_samples), "num_samples"),
+            as_count(as_sizes(num_samples), "num_samples"),
             dtypes.to_numpy(dtype or "int64"),
         )
         shape = logits._symbol.shape

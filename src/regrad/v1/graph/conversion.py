@@ -9,11 +9,12 @@ import numpy as np
 
 import regrad as rg
 from regrad.core import numbers
-from regrad.core.dims import Dim
+from regrad.core.dims import Dim, UnknownRank
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.constants import as_attribute, rely
 from regrad.graph.graph import is_symbolic
+from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
 from regrad.v1.graph.graphs import FACES, current_graph
@@ -276,21 +277,25 @@ def static_value(value: TensorLike, what: str) -> Any:
     return value if value is None or isinstance(value, bool) else int(value)
 
 
-def sizes(value: TensorLike) -> Any:
-    """A shape given as numbers, Dimensions, Nones, tensors, or a tensor: as an attribute of an op.
+def as_sizes(value: TensorLike) -> Any:
+    """Sizes given as numbers, Dimensions, tensors, or a tensor, as an attribute of an op.
 
     Numbers stay numbers; what only the run can tell is read in the run.
     """
-    if is_tensor(value):
-        return as_attribute(convert_to_tensor(value)._read())
     if isinstance(value, TensorShape):
         value = value.as_list()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) or (_is_eager(value) and value.dtype.kind in "iu"):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return tuple(sizes(v) for v in value)
-    if isinstance(value, Dim):
+        return tuple([as_sizes(v) for v in value])
+    if isinstance(value, Dim | UnknownRank):
         return value
+    if is_tensor(value):
+        x = convert_to_tensor(value)._read()
+        node = x._data.node
+        if x._data.content is None and node.op is SHAPE:
+            return node.xs[0]._data.shape  # of a tensor of unknown rank
+        return as_attribute(x)
     if value is None:
         raise GraphError("a size is None here; give a number, -1 or tf.shape(x)[i]")
     return int(value)

@@ -11,7 +11,8 @@ from regrad.core.generated import define as compiled
 from regrad.core.registry import Op
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
-from regrad.v1.graph.forms import as_sizes, axes_of, one_op, renamed
+from regrad.v1.graph.conversion import as_sizes
+from regrad.v1.graph.forms import axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.row_docs import Row, complete
 
