@@ -252,14 +252,9 @@ class GradientComparison:
         ratios = np.array([row.ratio for row in rows], float)
         with np.errstate(divide="ignore", invalid="ignore"):
             octaves = np.log2(ratios) / OCTAVES
-        strips = np.array(
-            [
-                [row.cosine for row in rows],
-                np.where(np.isfinite(octaves), np.clip(octaves, -1, 1), np.nan),
-                [2 * row.signs - 1 for row in rows],
-            ],
-            float,
-        ).reshape(3, len(rows))
+        norms = np.where(np.isfinite(octaves), np.clip(octaves, -1, 1), np.nan)
+        cosines, signs = [row.cosine for row in rows], [2 * row.signs - 1 for row in rows]
+        strips = np.array([cosines, norms, signs], float).reshape(3, len(rows))
         colours = plt.get_cmap("RdBu").with_extremes(bad="#dee2e6")
         ax.imshow(np.ma.masked_invalid(strips), cmap=colours, vmin=-1, vmax=1, aspect="auto")
         ax.set_yticks(range(3), ["cosine", "ratio of norms", "same signs"])
@@ -281,19 +276,9 @@ class GradientComparison:
         if row.missing:
             which = "both" if row.missing == "both" else self.names[row.missing == "second"]
             verdict += f" (none: {which})"
-        return (
-            row.name,
-            row.op_type,
-            _number(row.cosine),
-            _number(row.ratio),
-            f"{row.signs:.0%}",
-            f"{row.zeros:.0%}",
-            f"{row.other_zeros:.0%}",
-            verdict,
-            row.rule,
-            row.line,
-            row.path,
-        )
+        numbers = _number(row.cosine), _number(row.ratio)
+        shares = [f"{share:.0%}" for share in (row.signs, row.zeros, row.other_zeros)]
+        return row.name, row.op_type, *numbers, *shares, verdict, row.rule, row.line, row.path
 
     def __len__(self) -> int:
         return len(self.rows)

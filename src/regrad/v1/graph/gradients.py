@@ -507,7 +507,7 @@ class _Custom:
         if not outputs:
             raise ArgumentError(f"custom_gradient: {self.name} returned no tensors")
         variables = self._variables(graph.own_nodes[start:], args, grad_fn)
-        ys = [convert_to_tensor(y) for y in outputs]
+        ys = [convert_to_tensor(y)._read() for y in outputs]
 
         def grad_func(dys: Sequence[rg.Tensor | None]) -> list[Any]:
             faces = [face(dy) for dy in dys]
@@ -532,17 +532,9 @@ class _Custom:
             own = containers.tensors(self.f, self.name, len(args)).names
             return [*own, *(v.name for v in variables)][i]
 
-        refs = [v.value() for v in variables]
-        made = custom_node(
-            self.name,
-            [y._read() for y in ys],
-            [t._read() for t in (*args, *refs)],
-            partial(run_held, scopes, grad_func),
-            mark,
-            input_name,
-            taped=True,
-        )
-        return face(close(list(made)))
+        xs = [t._read() for t in (*args, *[v.value() for v in variables])]
+        pull = partial(run_held, scopes, grad_func)
+        return face(close(list(custom_node(self.name, ys, xs, pull, mark, input_name, taped=True))))
 
     def _run(self, args: list[Tensor]) -> tuple[Any, Callable[..., Any]]:
         answer = self.f(*args)
