@@ -237,11 +237,9 @@ class OrderCheck:
         """The gradients of the weighed sum of all outputs, as reals."""
         key = weights.tobytes()
         if key not in self.known:
-            found = self.pull(self.shaped(weights))
-            self.known[key] = [
-                None if g is None else reals(np.broadcast_to(g, x.shape))
-                for g, x in zip(found, self.xs, strict=True)
-            ]
+            pairs = zip(self.pull(self.shaped(weights)), self.xs, strict=True)
+            found = [g if g is None else np.broadcast_to(g, x.shape) for g, x in pairs]
+            self.known[key] = [g if g is None else reals(g) for g in found]
         return self.known[key]
 
     def slope(self, weights: np.ndarray, column: Column) -> float:
@@ -278,17 +276,15 @@ class OrderCheck:
         if key not in self.trembling:
             now = self.gradient(weights)
             moved = [pull(self.shaped(weights)) for pull in self.shaken]
+            gaps = lambda i, g: [np.abs(reals(m[i]) - g) for m in moved]  # noqa: E731
             self.trembling[key] = [
-                np.zeros(0)
-                if g is None
-                else np.max([np.abs(reals(m[i]) - g) for m in moved], axis=0)
-                for i, g in enumerate(now)
+                np.zeros(0) if g is None else np.max(gaps(i, g), axis=0) for i, g in enumerate(now)
             ]
         moving = column.v != 0
         change = self.trembling[key][column.input]
-        return (
-            float(np.nan_to_num(change[moving]) @ np.abs(column.v[moving])) if change.size else 0.0
-        )
+        if not change.size:
+            return 0.0
+        return float(np.nan_to_num(change[moving]) @ np.abs(column.v[moving]))
 
     @cached_property
     def quick(self) -> tuple[list[Column], np.ndarray]:

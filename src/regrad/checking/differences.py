@@ -101,12 +101,9 @@ def rounding(f: Curve) -> np.ndarray:
 def _scatter(f: Curve, spacing: float) -> np.ndarray:
     """The size of what changes its sign from point to point, as noise does and a curve does not."""
     values = np.array([f(k * spacing) for k in range(-4, 4)])
-    differences = [np.diff(values, order, axis=0) for order in (4, 5, 6)]
-    sizes = [
-        np.abs(d).max(axis=0) / sqrt(comb(2 * order, order))
-        for order, d in zip((4, 5, 6), differences, strict=True)
-    ]
-    turns = (differences[0][1:] * differences[0][:-1] < 0).any(axis=0)
+    differences = {order: np.diff(values, order, axis=0) for order in (4, 5, 6)}
+    sizes = [np.abs(d).max(axis=0) / sqrt(comb(2 * n, n)) for n, d in differences.items()]
+    turns = (differences[4][1:] * differences[4][:-1] < 0).any(axis=0)
     return np.where(turns, np.max(sizes, axis=0), 0.0)
 
 

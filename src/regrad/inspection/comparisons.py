@@ -208,10 +208,8 @@ class GradientComparison:
     def worst(self) -> list[Compared]:
         """The differences, undeclared ones first, then ops, then by the angle between the two."""
         undeclared = list(map(id, self.undeclared))
-        return sorted(
-            self.differences,
-            key=lambda row: (id(row) not in undeclared, row.kind != "op", _angle(row)),
-        )
+        order = lambda row: (id(row) not in undeclared, row.kind != "op", _angle(row))  # noqa: E731
+        return sorted(self.differences, key=order)
 
     def assert_same(self) -> None:
         """Raise GradientError if there is a difference that is not declared."""
@@ -372,10 +370,8 @@ def compared(
         else:
             second = recorder.true(args, options)
         known = {(op.op_type, op.rule) for op in others.seen}
-        rows = [
-            *leaf_rows(recorder, first, second),
-            *[row for row in rows if (row.op_type, row.rule) not in known],
-        ]
+        others = [row for row in rows if (row.op_type, row.rule) not in known]
+        rows = [*leaf_rows(recorder, first, second), *others]
         # (`declare` refuses what is not a list of names)
         is_text = isinstance(surrogates, str)
         meant = surrogates if is_text else recorder.meant(surrogates, tool.seen)
@@ -388,11 +384,8 @@ def leaf_rows(
     recorder: RunRecorder, first: Sequence[Leaf], second: Sequence[Leaf]
 ) -> list[Compared]:
     """A row for each array that one of the two was differentiated by."""
-    found = [
-        {leaf.same: recorder.array(leaf.gradient) for leaf in each} for each in (first, second)
-    ]
-    leaves = {leaf.same: leaf for leaf in (*second, *first)}
-    return [
-        Compared.of(leaves[key].kind, leaves[key].name, *[each.get(key) for each in found])
-        for key in dict.fromkeys([*found[0], *found[1]])
-    ]
+    array, leaves = recorder.array, {leaf.same: leaf for leaf in (*second, *first)}
+    one, other = ({leaf.same: array(leaf.gradient) for leaf in each} for each in (first, second))
+    keys = dict.fromkeys([*one, *other])
+    pairs = [(leaves[key], one.get(key), other.get(key)) for key in keys]
+    return [Compared.of(leaf.kind, leaf.name, a, b) for leaf, a, b in pairs]

@@ -234,11 +234,8 @@ class TapeRecorder(RunRecorder):
 
         with np.errstate(all="ignore"):
             found = differences.gradients(values, [wide(x._values()) for x in aliases])
-        sources = zip(self.sources, found, strict=False)
-        return [
-            Leaf(name, "argument", x, like([g], [x])[0], x._id, same)
-            for (name, same, x), g in sources
-        ]
+        pairs = zip(self.sources, like(found, aliases), strict=False)
+        return [Leaf(name, "argument", x, g, x._id, same) for (name, same, x), g in pairs]
 
 
 def _named(record: Record) -> Named:

@@ -110,11 +110,9 @@ def find_nan(
     >>> found.op_type, found.phase, found.what, found.index
     ('log', 'forward', 'inf', (1,))
     """
-    longer = max(longest_scan, SEARCHED)
-    once, again = [
-        nonfinite.searched(JaxRecorder(f, "find_nan", longest, argnums=argnums, has_aux=has_aux))
-        for longest in (longest_scan, longer)
-    ]
+    recorder = partial(JaxRecorder, f, "find_nan", argnums=argnums, has_aux=has_aux)
+    once = nonfinite.searched(recorder(longest=longest_scan))
+    again = nonfinite.searched(recorder(longest=max(longest_scan, SEARCHED)))
 
     def checked(*args: Any, **kwargs: Any) -> NonFinite | None:
         with jax.debug_nans(False), jax.debug_infs(False):  # they would raise, and say less

@@ -143,11 +143,8 @@ class Optimizer:
                 f"the optimizer {self.name!r} would make its state inside a compiled function, "
                 "where no Variable can be made. Call .init(var_list) first, outside of it."
             )
-        names = _short_names([path for path, _ in found])
-        self._slots = [
-            _slot(f"{self.name}/{n}", path, leaf)
-            for n, (path, leaf) in zip(names, found, strict=True)
-        ]
+        named = zip(_short_names([path for path, _ in found]), found, strict=True)
+        self._slots = [_slot(f"{self.name}/{n}", path, leaf) for n, (path, leaf) in named]
         self._trained, self._structure = given, structure
 
     def minimize(

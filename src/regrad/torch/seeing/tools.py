@@ -327,11 +327,8 @@ def sources(
     outside = [x for x in looker.held.values() if isinstance(x, torch.Tensor)]
     parameters = [p for module in looker.paths.seen for p in module.parameters()]
     every = {id(x): x for x in (*given, *outside, *parameters, *looker.leaves.values())}
-    return [
-        (names.get(key, f"a tensor of shape {tuple(x.shape)}"), x)
-        for key, x in every.items()
-        if x.requires_grad
-    ]
+    wanted = [x for x in every.values() if x.requires_grad]
+    return [(names.get(id(x), f"a tensor of shape {tuple(x.shape)}"), x) for x in wanted]
 
 
 def find_loss(value: Any, api: str) -> torch.Tensor:

@@ -347,10 +347,8 @@ def _categorical(
 ) -> Tensor:  # fmt: skip
     with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
-        count, out_dtype = (
-            as_count(as_sizes(num_samples), "num_samples"),
-            dtypes.to_numpy(dtype or "int64"),
-        )
+        count = as_count(as_sizes(num_samples), "num_samples")
+        out_dtype = dtypes.to_numpy(dtype or "int64")
         shape = logits._symbol.shape
         spec = Spec((None if isinstance(shape, UnknownRank) else shape[0], count), out_dtype)
         return draw(MULTINOMIAL, None, spec, seed, logits, count=count, dtype=out_dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,10 +115,8 @@ def tuple_(
     made = [None if t is None else convert_to_tensor(t) for t in tensors]
     waits = [t for t in made if t is not None] + list(control_inputs or ())
     with current_graph().name_scope(name or "tuple"), control_dependencies(waits):
-        return [
-            None if t is None else one_op("Identity", "control_dependency", rg.identity, t)
-            for t in made
-        ]
+        wait = partial(one_op, "Identity", "control_dependency", rg.identity)
+        return [None if t is None else wait(t) for t in made]
 
 
 # -- branches ------------------------------------------------------------------------------------
@@ -334,10 +333,9 @@ def while_loop(
 def _unlisted(loop_vars: Any) -> Any:
     """Loop variables, each a tensor (a list of numbers is not one)."""
     if isinstance(loop_vars, list | tuple) and not hasattr(loop_vars, "_fields"):
-        return type(loop_vars)(
-            convert_to_tensor(v) if isinstance(v, int | float | np.ndarray | np.generic) else v
-            for v in loop_vars
-        )
+        plain = int | float | np.ndarray | np.generic
+        made = [convert_to_tensor(v) if isinstance(v, plain) else v for v in loop_vars]
+        return type(loop_vars)(made)
     return loop_vars
 
 

@@ -199,9 +199,9 @@ def convert_to_tensor(
 
 
 def _holds_tensors(values: Sequence[TensorLike]) -> bool:
-    return any(
-        is_tensor(v) or isinstance(v, Dim) or (isinstance(v, list | tuple) and _holds_tensors(v))
-        for v in values
+    nested = [v for v in values if isinstance(v, list | tuple)]
+    return any(is_tensor(v) or isinstance(v, Dim) for v in values) or any(
+        map(_holds_tensors, nested)
     )
 
 
@@ -216,11 +216,8 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
     known = [v for v in values if is_tensor(v)]
     if not known:
         first = convert_to_tensor(values[0], name=_operand_name(0))
-        rest = [
-            convert_to_tensor(v, first.dtype, name=_operand_name(i))
-            for i, v in enumerate(values[1:], 1)
-        ]
-        return [first, *rest]
+        others = enumerate(values[1:], 1)
+        return [first, *[convert_to_tensor(v, first.dtype, _operand_name(i)) for i, v in others]]
     if all(_is_eager(v) for v in known):
         return list(values)
     wanted = next(convert_to_tensor(v) for v in known if not _is_eager(v)).dtype.base_dtype

@@ -435,10 +435,8 @@ def _hessian(ys: TensorLike, x: Any, options: dict[str, Any]) -> Tensor:
     if None in shape:
         raise GraphError(f"hessians: the shape of {x} must be known when the graph is built")
     flat = build("Reshape", "Reshape", rg.reshape, first, shape=(-1,))
-    rows = [
-        gradients(flat[i], x, unconnected_gradients="zero", **options)[0]
-        for i in range(int(np.prod(shape)))
-    ]
+    each = partial(gradients, xs=x, unconnected_gradients="zero", **options)
+    rows = [each(flat[i])[0] for i in range(int(np.prod(shape)))]
     stacked = build("Pack", "stack", lambda *xs: rg.stack(xs), *rows)
     return build("Reshape", "Reshape", rg.reshape, stacked, shape=(*shape, *shape))
 

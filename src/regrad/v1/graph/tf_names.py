@@ -185,10 +185,8 @@ def sizes(node: Node) -> list[Any] | None:
 
 def _bounds(node: Node) -> list[tuple[Any, Any, Any]]:
     """`(begin, end, step)` of each entry of a strided slice; masks tell of whole axes."""
-    return [
-        (0, 0, 1) if _is_whole(node, i, entry) else _bound(entry)
-        for i, entry in enumerate(node.attrs["index"])
-    ]
+    entries = enumerate(node.attrs["index"])
+    return [(0, 0, 1) if _is_whole(node, i, entry) else _bound(entry) for i, entry in entries]
 
 
 def _bound(entry: Any) -> tuple[Any, Any, Any]:
