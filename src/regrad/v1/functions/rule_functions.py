@@ -17,16 +17,11 @@ from regrad.v1.graph.tensors import Tensor
 
 # names that are not made of the op type, as `_ReluGrad` is of Relu
 IRREGULAR = {
-    "_BatchMatMul": "MatMul",
-    "_BatchMatMulV2": "MatMul",
-    "_ComplexAbsGrad": "Abs",
-    "_ConcatGradV2": "ConcatV2",
-    "_Conv3DBackpropFilterGrad": "Conv3DBackpropFilterV2",
-    "_Conv3DBackpropInputGrad": "Conv3DBackpropInputV2",
-    "_IdGrad": "Identity",
-    "_IdNGrad": "IdentityN",
-    "_SelectGradV2": "SelectV2",
-}
+    "_BatchMatMul": "MatMul", "_BatchMatMulV2": "MatMul", "_ComplexAbsGrad": "Abs",
+    "_ConcatGradV2": "ConcatV2", "_Conv3DBackpropFilterGrad": "Conv3DBackpropFilterV2",
+    "_Conv3DBackpropInputGrad": "Conv3DBackpropInputV2", "_IdGrad": "Identity",
+    "_IdNGrad": "IdentityN", "_SelectGradV2": "SelectV2",
+}  # fmt: skip
 
 
 def rule_function(name: str) -> Callable[..., Any]:

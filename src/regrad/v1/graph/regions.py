@@ -340,9 +340,8 @@ class Loop:
         while True:
             yield values
             inputs = [*values, *captured]
-            if (self.limit is not None and number >= self.limit) or not bool(
-                call(self.cond, inputs, number)[0]
-            ):
+            over = self.limit is not None and number >= self.limit
+            if over or not bool(call(self.cond, inputs, number)[0]):
                 return
             values, number = call(self.body, inputs, number), number + 1
 
