@@ -16,17 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from regrad.checking import findings
 from regrad.checking.differences import EPS, Curve, Slopes, quick, refined
-from regrad.checking.findings import (
-    EMPTY,
-    FLAT,
-    KINK,
-    SINGULAR,
-    UNDEFINED,
-    UNSEEN,
-    Finding,
-    GradientReport,
-)
+from regrad.checking.findings import Finding, GradientReport
 from regrad.checking.reals import joined, like, natural, place_of, reals
 
 Arrays = Sequence[np.ndarray]
@@ -106,7 +98,7 @@ def report(
                 found += wrong or (level.elsewhere() if unsure else [])
                 doubts += unsure
                 comparisons += level.comparisons
-            if found or k == order or any(doubt.kind == SINGULAR for doubt in doubts):
+            if found or k == order or any(doubt.kind == findings.SINGULAR for doubt in doubts):
                 break
             assert function.gradient is not None, "the next order needs a function of its own"
             size, weights = levels[0].size_of_gradient, levels[0].shaped(levels[0].weights)
@@ -245,11 +237,9 @@ class OrderCheck:
         """The gradients of the weighed sum of all outputs, as reals."""
         key = weights.tobytes()
         if key not in self.known:
-            found = self.pull(self.shaped(weights))
-            self.known[key] = [
-                None if g is None else reals(np.broadcast_to(g, x.shape))
-                for g, x in zip(found, self.xs, strict=True)
-            ]
+            pairs = zip(self.pull(self.shaped(weights)), self.xs, strict=True)
+            found = [g if g is None else np.broadcast_to(g, x.shape) for g, x in pairs]
+            self.known[key] = [g if g is None else reals(g) for g in found]
         return self.known[key]
 
     def slope(self, weights: np.ndarray, column: Column) -> float:
@@ -286,17 +276,15 @@ class OrderCheck:
         if key not in self.trembling:
             now = self.gradient(weights)
             moved = [pull(self.shaped(weights)) for pull in self.shaken]
+            gaps = lambda i, g: [np.abs(reals(m[i]) - g) for m in moved]  # noqa: E731
             self.trembling[key] = [
-                np.zeros(0)
-                if g is None
-                else np.max([np.abs(reals(m[i]) - g) for m in moved], axis=0)
-                for i, g in enumerate(now)
+                np.zeros(0) if g is None else np.max(gaps(i, g), axis=0) for i, g in enumerate(now)
             ]
         moving = column.v != 0
         change = self.trembling[key][column.input]
-        return (
-            float(np.nan_to_num(change[moving]) @ np.abs(column.v[moving])) if change.size else 0.0
-        )
+        if not change.size:
+            return 0.0
+        return float(np.nan_to_num(change[moving]) @ np.abs(column.v[moving]))
 
     @cached_property
     def quick(self) -> tuple[list[Column], np.ndarray]:
@@ -329,9 +317,9 @@ class OrderCheck:
         """Return the findings that are wrong, and the inconclusive; the worst of each input."""
         if not any(x.size for x in self.flat) or not self.y.size:
             self.gradient(np.zeros(self.y.shape))
-            return [], [self.doubt(EMPTY, 0)]
+            return [], [self.doubt(findings.EMPTY, 0)]
         if not self.finite.any():
-            return [], [self.doubt(UNDEFINED, 0)]
+            return [], [self.doubt(findings.UNDEFINED, 0)]
         columns, slopes = self.quick
         each = len(columns) and columns[0].element is not None
         # a weight that is not 1 shows what is wrong for other gradients that arrive
@@ -347,7 +335,7 @@ class OrderCheck:
         found, unsure = self.findings(judged)
         flat = ~(analytic.any(axis=0) | expected.any(axis=0))
         if self.order == 1 and flat.all():
-            unsure.append(self.doubt(FLAT, 0))
+            unsure.append(self.doubt(findings.FLAT, 0))
         return found, unsure
 
     def tolerance(self, scale: Any) -> Any:
@@ -357,7 +345,7 @@ class OrderCheck:
         """The verdicts on a column that quick differences do not confirm."""
         slopes = self.refined(column)
         first = [self.verdict(w, column, slopes) for w in rows]
-        if column.element is not None or all(j.verdict in ("", UNSEEN) for j in first):
+        if column.element is not None or all(j.verdict in ("", findings.UNSEEN) for j in first):
             return first
         single = self.alone(column.input, rows)
         wrong = [j for j in first if is_wrong(j)]
@@ -392,9 +380,9 @@ class OrderCheck:
         flat = 0.0 if b else float(np.abs(w).max() * max(self.size.max(), np.abs(column.v).max()))
         verdict = self.outcome(a, b, errors, scale, self.lost(weights, column) + LOST * flat)
         if verdict == "wrong" and in_kink(a, b, w, slopes, used):
-            verdict = KINK
+            verdict = findings.KINK
         if not np.isfinite(a) and self.trusted is not None and column.input >= self.trusted:
-            verdict = SINGULAR  # the convention at a kink; elsewhere it is wrong
+            verdict = findings.SINGULAR  # the convention at a kink; elsewhere it is wrong
         return Verdict(verdict, column, a, b, sum(errors), float(w[0]) if w.size == 1 else 1.0)
 
     def outcome(
@@ -404,12 +392,12 @@ class OrderCheck:
         gap, tolerance, error = abs(a - b), self.tolerance(scale), sum(errors)
         sharp = error <= SHARP * scale
         if not np.isfinite(a):
-            return "wrong" if error <= SHARP * max(scale, lost) else KINK
+            return "wrong" if error <= SHARP * max(scale, lost) else findings.KINK
         if gap <= tolerance or (sharp and gap <= tolerance + error):
             return ""
         if abs(a) <= lost + error and abs(b) <= lost + errors[0]:
-            return UNSEEN if a else ""
-        return "wrong" if gap > tolerance + error else KINK
+            return findings.UNSEEN if a else ""
+        return "wrong" if gap > tolerance + error else findings.KINK
 
     def lost(self, weights: np.ndarray, column: Column) -> float:
         """The size of a slope that rounding may leave of nothing."""

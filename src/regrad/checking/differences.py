@@ -6,17 +6,20 @@ A slope is taken of all outputs of a function at once, along one direction. The 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import comb, sqrt
 from typing import NamedTuple
 
 import numpy as np
+
+from regrad.checking.reals import like, natural, reals
 
 Curve = Callable[[float], np.ndarray]
 
 EPS = 2.0**-52
 FACTOR = 4.0  # from one step of a ladder to the next
 SMALLEST = 1e-9
+STEP = 1e-3  # of `gradients`, relative to each number
 COLUMNS = 4  # how often an extrapolation is extrapolated again, and one
 
 
@@ -98,10 +101,37 @@ def rounding(f: Curve) -> np.ndarray:
 def _scatter(f: Curve, spacing: float) -> np.ndarray:
     """The size of what changes its sign from point to point, as noise does and a curve does not."""
     values = np.array([f(k * spacing) for k in range(-4, 4)])
-    differences = [np.diff(values, order, axis=0) for order in (4, 5, 6)]
-    sizes = [
-        np.abs(d).max(axis=0) / sqrt(comb(2 * order, order))
-        for order, d in zip((4, 5, 6), differences, strict=True)
-    ]
-    turns = (differences[0][1:] * differences[0][:-1] < 0).any(axis=0)
+    differences = {order: np.diff(values, order, axis=0) for order in (4, 5, 6)}
+    sizes = [np.abs(d).max(axis=0) / sqrt(comb(2 * n, n)) for n, d in differences.items()]
+    turns = (differences[4][1:] * differences[4][:-1] < 0).any(axis=0)
     return np.where(turns, np.max(sizes, axis=0), 0.0)
+
+
+# -- gradients by differences alone ----------------------------------------------------------------
+
+
+def gradients(
+    f: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]], args: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The gradients of the sum of all outputs, number by number: for small functions.
+
+    Args:
+        f: A function of arrays of float64 or complex128.
+        args: Where it is differentiated. For complex numbers, the direction of steepest ascent.
+    """
+    found = []
+    for i, x in enumerate(args):
+        flat = reals(x)
+        scale = natural(flat, None)
+        slopes = np.zeros_like(flat)
+        for k in range(flat.size):
+
+            def along(t: float, i: int = i, k: int = k) -> np.ndarray:
+                moved = reals(args[i])
+                moved[k] += t * natural(moved, None)[k]
+                ys = f([*args[:i], like(moved, args[i]), *args[i + 1 :]])
+                return np.array([sum(float(np.sum(np.real(y))) for y in ys)])
+
+            slopes[k] = quick(along, STEP)[0] / scale[k]
+        found.append(like(slopes, x))
+    return found

@@ -70,11 +70,6 @@ def _objects(content: Any) -> np.ndarray | None:
     return content if content.size <= SMALL else None
 
 
-def static_content(x: Tensor) -> np.ndarray | None:
-    """The integers in a symbolic Tensor as far as they are known now: numbers and Dims."""
-    return x._data.content
-
-
 def as_attribute(x: Tensor) -> Any:
     """A symbolic Tensor of integers as an attribute: numbers where known, else read in the run."""
     symbol = x._data

@@ -21,7 +21,7 @@ from regrad.core.docstrings import complete_public
 from regrad.core.name_scopes import PATH, in_path
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import or_zeros, pulled
-from regrad.core.registry import OPS, Attrs, Input, Op
+from regrad.core.registry import OPS, Attrs
 from regrad.core.rule import Cotangent, Pulled, Rule
 from regrad.core.signatures import answered
 from regrad.core.state import State, current, in_state
@@ -29,7 +29,7 @@ from regrad.core.tape import Record, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
-from regrad.graph.graph import Symbol, defer, home, in_innermost, is_symbolic, refuse_once
+from regrad.graph.graph import Symbol, defer, graph_op, home, in_innermost, is_symbolic, refuse_once
 from regrad.graph.size_ops import of_shape, size_tensor
 from regrad.shapes.infer import Spec, probe
 
@@ -53,12 +53,6 @@ def _kernel(
             f"{y._data.words.constant}; or give the placeholders shapes, so that it need not wait."
         )
     return tuple(y._data for y in ys)
-
-
-LATER = Op(
-    "_Deferred", "deferred", _kernel, [Input("xs", "many")], ["call", "sizes", "overrides"],
-    several=True, holomorphic=False,
-)  # fmt: skip
 
 
 def later(
@@ -109,7 +103,10 @@ def pull_call(
     return [(0, dxs)]
 
 
-LATER.rule = LaterRule()
+LATER = graph_op(
+    "_Deferred", _kernel, "xs*", "call sizes overrides", name="deferred", rule=LaterRule(),
+    several=True, holomorphic=False,
+)  # fmt: skip
 
 
 def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
@@ -118,10 +115,8 @@ def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
     def gradients(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
         xs, dys = tensors[:count], tensors[count:]
         _, dxs = pulled(lambda xs: call(xs, sizes), xs, places, dys)
-        return [
-            or_zeros(dx, xs[i], dtype_due(xs[i].dtype, dys))
-            for i, dx in zip(places, dxs, strict=True)
-        ]
+        pairs = zip(places, dxs, strict=True)
+        return [or_zeros(dx, xs[i], dtype_due(xs[i].dtype, dys)) for i, dx in pairs]
 
     return gradients
 

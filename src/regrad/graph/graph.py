@@ -20,8 +20,8 @@ from regrad.core.backends import BACKENDS, Backend, Namespace, is_inexact
 from regrad.core.blocks import block, stay
 from regrad.core.dims import Dim, ErrorTerms, SizeSource, UnknownRank
 from regrad.core.name_scopes import PATH
-from regrad.core.registry import OPS, Attrs, Kernel, Op
-from regrad.core.rule import NoGradient, OpView, Rule
+from regrad.core.registry import OPS, Attrs, Input, Kernel, Op
+from regrad.core.rule import NoGradient, OpView, PerInput, Rule
 from regrad.core.state import current, next_id, open_tapes
 from regrad.core.tape import GroupedRecord, Layout, effective, placed, put, rule_in_force
 from regrad.core.tensor import Tensor
@@ -205,22 +205,39 @@ def tensor_of(symbol: Symbol) -> Tensor:
 # -- ops that only graphs have -------------------------------------------------------------------
 
 
-def source_op(type: str, attrs: Sequence[str], kernel: Kernel) -> Op:
-    """An op type without inputs, and so without a gradient."""
-    op = Op(type, type, kernel, [], attrs)
-    op.rule = NO_RULE
-    OPS[type] = op
-    return op
+def graph_op(
+    type: str, kernel: Kernel, inputs: str = "", attrs: str = "", *, name: str = "",
+    rule: Rule | None = NO_RULE, **settings: Any,
+) -> Op:  # fmt: skip
+    """Make an op that only graphs have, and list it, unless its type begins with `_`.
+
+    Args:
+        inputs: Their names; `"x data*"` are a tensor and a list of them.
+        name: What its functions are called, by default as the type.
+        rule: Its rule; None for that of an op that returns its first input.
+        settings: Others of `Op`.
+    """
+    entries = [Input(n.rstrip("*"), "many" if n[-1] == "*" else "one") for n in inputs.split()]
+    op = Op(type, name or type, kernel, entries, attrs.split(), **settings)
+    op.rule = _passing(op) if rule is None else rule
+    return op if type.startswith("_") else OPS.setdefault(type, op)
 
 
-CONST = source_op("Const", ["value"], lambda xp, value: value)
+def _passing(op: Op) -> Rule:
+    rule = PerInput(op, op.type.lstrip("_"))
+    for i, entry in enumerate(op.inputs):
+        rule.add(entry.name, lambda dy, i=i: None if i else dy)
+    return rule
+
+
+CONST = graph_op("Const", lambda xp, value: value, attrs="value")
 
 
 def _unfed(xp: Namespace, spec: Spec) -> Any:
     raise GraphError("a placeholder must be fed")
 
 
-PLACEHOLDER = source_op("Placeholder", ["spec"], _unfed)
+PLACEHOLDER = graph_op("Placeholder", _unfed, attrs="spec")
 
 
 # -- the graph -----------------------------------------------------------------------------------

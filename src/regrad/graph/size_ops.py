@@ -9,16 +9,13 @@ import numpy as np
 from regrad.core import dims
 from regrad.core.backends import Array, Namespace
 from regrad.core.dims import Dim, Shape
-from regrad.core.registry import OPS, Input, Op
-from regrad.core.rule import PerInput
+from regrad.core.registry import Op
 from regrad.core.tensor import Tensor
 from regrad.errors import RuleError, UnknownShapeError
-from regrad.graph.graph import INNERMOST, NO_RULE, chain, defer, home, is_symbolic
+from regrad.graph.graph import INNERMOST, NO_RULE, chain, defer, graph_op, home, is_symbolic
 from regrad.shapes.infer import Spec
 
-SHAPE = Op("Shape", "shape", lambda xp, x: np.asarray(x.shape, np.int32), [Input("x", "one")])
-SHAPE.rule = NO_RULE
-OPS["Shape"] = SHAPE
+SHAPE = graph_op("Shape", lambda xp, x: np.asarray(x.shape, np.int32), "x", name="shape")
 
 
 def shape_tensor(x: Tensor) -> Tensor:
@@ -38,9 +35,7 @@ def _checked_shape(xp: Namespace, x: Array, shape: tuple[int, ...], what: str) -
     return x
 
 
-ENSURE = Op("_Checked", "checked", _checked_shape, [Input("x", "one")], ["shape", "what"])
-ENSURE.rule = PerInput(ENSURE, "checked")
-ENSURE.rule.add("x", lambda dy: dy)
+ENSURE = graph_op("_Checked", _checked_shape, "x", "shape what", name="checked", rule=None)
 
 
 def of_shape(x: Tensor, shape: Shape, what: str) -> Tensor:

@@ -208,10 +208,8 @@ class GradientComparison:
     def worst(self) -> list[Compared]:
         """The differences, undeclared ones first, then ops, then by the angle between the two."""
         undeclared = list(map(id, self.undeclared))
-        return sorted(
-            self.differences,
-            key=lambda row: (id(row) not in undeclared, row.kind != "op", _angle(row)),
-        )
+        order = lambda row: (id(row) not in undeclared, row.kind != "op", _angle(row))  # noqa: E731
+        return sorted(self.differences, key=order)
 
     def assert_same(self) -> None:
         """Raise GradientError if there is a difference that is not declared."""
@@ -252,14 +250,9 @@ class GradientComparison:
         ratios = np.array([row.ratio for row in rows], float)
         with np.errstate(divide="ignore", invalid="ignore"):
             octaves = np.log2(ratios) / OCTAVES
-        strips = np.array(
-            [
-                [row.cosine for row in rows],
-                np.where(np.isfinite(octaves), np.clip(octaves, -1, 1), np.nan),
-                [2 * row.signs - 1 for row in rows],
-            ],
-            float,
-        ).reshape(3, len(rows))
+        norms = np.where(np.isfinite(octaves), np.clip(octaves, -1, 1), np.nan)
+        cosines, signs = [row.cosine for row in rows], [2 * row.signs - 1 for row in rows]
+        strips = np.array([cosines, norms, signs], float).reshape(3, len(rows))
         colours = plt.get_cmap("RdBu").with_extremes(bad="#dee2e6")
         ax.imshow(np.ma.masked_invalid(strips), cmap=colours, vmin=-1, vmax=1, aspect="auto")
         ax.set_yticks(range(3), ["cosine", "ratio of norms", "same signs"])
@@ -281,19 +274,9 @@ class GradientComparison:
         if row.missing:
             which = "both" if row.missing == "both" else self.names[row.missing == "second"]
             verdict += f" (none: {which})"
-        return (
-            row.name,
-            row.op_type,
-            _number(row.cosine),
-            _number(row.ratio),
-            f"{row.signs:.0%}",
-            f"{row.zeros:.0%}",
-            f"{row.other_zeros:.0%}",
-            verdict,
-            row.rule,
-            row.line,
-            row.path,
-        )
+        numbers = _number(row.cosine), _number(row.ratio)
+        shares = [f"{share:.0%}" for share in (row.signs, row.zeros, row.other_zeros)]
+        return row.name, row.op_type, *numbers, *shares, verdict, row.rule, row.line, row.path
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -387,10 +370,8 @@ def compared(
         else:
             second = recorder.true(args, options)
         known = {(op.op_type, op.rule) for op in others.seen}
-        rows = [
-            *leaf_rows(recorder, first, second),
-            *[row for row in rows if (row.op_type, row.rule) not in known],
-        ]
+        others = [row for row in rows if (row.op_type, row.rule) not in known]
+        rows = [*leaf_rows(recorder, first, second), *others]
         # (`declare` refuses what is not a list of names)
         is_text = isinstance(surrogates, str)
         meant = surrogates if is_text else recorder.meant(surrogates, tool.seen)
@@ -403,11 +384,8 @@ def leaf_rows(
     recorder: RunRecorder, first: Sequence[Leaf], second: Sequence[Leaf]
 ) -> list[Compared]:
     """A row for each array that one of the two was differentiated by."""
-    found = [
-        {leaf.same: recorder.array(leaf.gradient) for leaf in each} for each in (first, second)
-    ]
-    leaves = {leaf.same: leaf for leaf in (*second, *first)}
-    return [
-        Compared.of(leaves[key].kind, leaves[key].name, *[each.get(key) for each in found])
-        for key in dict.fromkeys([*found[0], *found[1]])
-    ]
+    array, leaves = recorder.array, {leaf.same: leaf for leaf in (*second, *first)}
+    one, other = ({leaf.same: array(leaf.gradient) for leaf in each} for each in (first, second))
+    keys = dict.fromkeys([*one, *other])
+    pairs = [(leaves[key], one.get(key), other.get(key)) for key in keys]
+    return [Compared.of(leaf.kind, leaf.name, a, b) for leaf, a, b in pairs]

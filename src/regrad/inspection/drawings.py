@@ -170,13 +170,9 @@ class Drawing:
         It zooms (wheel), pans (drag), searches, opens and closes scopes (click on their titles),
         and shows the details of a box on a click. `path` is a file to write, whole or not at all.
         """
-        data = {
-            "title": self.title,
-            "boxes": [
-                [b.name, list(b.lines), list(b.scope), b.kind, dict(b.details)] for b in self.boxes
-            ],
-            "arrows": [[a.source, a.target, a.label, a.dashed] for a in self.arrows],
-        }
+        boxes = [(b.name, b.lines, b.scope, b.kind, dict(b.details)) for b in self.boxes]
+        arrows = [(a.source, a.target, a.label, a.dashed) for a in self.arrows]
+        data = {"title": self.title, "boxes": boxes, "arrows": arrows}
         # (a browser ends a script at the first "</", wherever it stands)
         text = json.dumps(data, ensure_ascii=False).replace("</", "<\\/")
         page = _template().replace("/*DATA*/null", text)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from regrad.checking import slopes
+from regrad.checking import differences
 from regrad.checking.check import Arrays, Function
 from regrad.checking.findings import Finding
 
@@ -81,7 +81,7 @@ def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:
         ys = function.f([*xs[:i], *moved, *xs[i + 1 :]])
         return [np.asarray(np.vdot(dy, y)) for dy, y in zip(dys, ys, strict=True)]
 
-    return slopes.gradients(weighed, [np.asarray(xs[i], dtype=np.float64)])[0]
+    return differences.gradients(weighed, [np.asarray(xs[i], dtype=np.float64)])[0]
 
 
 def _lacks_sum(function: Function, xs: Arrays, i: int, dys: Arrays, axis: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -124,15 +125,9 @@ def operand(name: str, array: Any, shape: tuple[int, ...], index: tuple[int, ...
     smallest = float(np.min(real)) if a.size else 0.0
     largest = float(np.max(real)) if a.size else 0.0
     value = None
-    if broadcasts(a.shape, shape):
+    with suppress(ValueError):  # it does not broadcast to the result
         value = np.broadcast_to(values, shape)[index].item()
     return Operand(name, a.shape, value, smallest, largest)
-
-
-def broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:
-    """Return whether an array of one shape broadcasts to the other."""
-    pairs = zip(reversed(small), reversed(large), strict=False)
-    return len(small) <= len(large) and all(s in (1, n) for s, n in pairs)
 
 
 # -- the tool ------------------------------------------------------------------------------------
@@ -174,18 +169,12 @@ class Search(Tool):
                 kinds = [kind for _, kind in given]
                 made = not writes and (not given or (bad[0] == "NaN" and "NaN" not in kinds))
                 if op.op_type and (origin is None or (made and not origin.made)):
-                    origin = Origin(y, self._forward(op, xs, y, bad), made)
+                    found = self._finding("forward", op, bad, self._operands(xs, y, bad))
+                    origin = Origin(y, found, made)
                     self.last = origin if made else self.last
                     self.done: bool = self.done or (made and bad[0] == "NaN")
                 if origin is not None:
                     self.origins[key] = origin._replace(array=y)
-
-    def _forward(self, op: Any, xs: Named, y: Any, bad: Bad) -> NonFinite:
-        what, index, count = bad
-        return NonFinite(
-            "forward", what, op.op_type, op.line, op.path, index, count,
-            self._operands(xs, tuple(y.shape), index), op.rule, self.recorder.cure(op),
-        )  # fmt: skip
 
     def left(self, op: Any, dxs: Named, dys: Sequence[Any]) -> None:
         for name, dx in dxs if self.found is None else ():
@@ -195,21 +184,25 @@ class Search(Tool):
                 return
 
     def _backward(self, op: Any, name: str, dx: Any, dys: Sequence[Any], bad: Bad) -> NonFinite:
-        (what, index, count), shape = bad, tuple(dx.shape)
         xs, origin = self.given.get(op.first, ((), None))
         if origin is not None and origin.made:
             return origin.found
-        arrived = self._operands([("dy", dy) for dy in dys if dy is not None], shape, index)
-        masked = what == "NaN" and any(each.value == 0 for each in arrived)
-        return NonFinite(
-            "backward", what, op.op_type, op.line, op.path, index, count,
-            (*arrived, *self._operands(xs, shape, index)), op.rule,
-            MASKED if masked else self.recorder.cure(op), name,
-        )  # fmt: skip
+        arrived = self._operands([("dy", dy) for dy in dys if dy is not None], dx, bad)
+        masked = bad[0] == "NaN" and any(each.value == 0 for each in arrived)
+        operands = (*arrived, *self._operands(xs, dx, bad))
+        return self._finding("backward", op, bad, operands, MASKED if masked else "", name)
 
-    def _operands(
-        self, xs: Named, shape: tuple[int, ...], index: tuple[int, ...]
-    ) -> tuple[Operand, ...]:
+    def _finding(
+        self, phase: Phase, op: Any, bad: Bad, operands: tuple[Operand, ...], cure: str = "",
+        output: str = "",
+    ) -> NonFinite:  # fmt: skip
+        what, index, count = bad
+        place = op.op_type, op.line, op.path, index, count
+        cure = cure or self.recorder.cure(op)
+        return NonFinite(phase, what, *place, operands, op.rule, cure, output)
+
+    def _operands(self, xs: Named, y: Any, bad: Bad) -> tuple[Operand, ...]:
+        shape, index = tuple(y.shape), bad[1]
         arrays = [(name, self.recorder.array(x)) for name, x in xs]
         return tuple(operand(name, a, shape, index) for name, a in arrays if a is not None)
 

@@ -98,12 +98,8 @@ def together(parts: Iterable[Numbers | None]) -> Numbers | None:
     given = [part for part in parts if part is not None]
     if len(given) <= 1:
         return given[0] if given else None
-    return Numbers(
-        (sum(part.size for part in given),),
-        given[0].dtype,
-        math.hypot(*[part.norm for part in given]),
-        float(np.max([part.largest for part in given])),  # (NaN if one is NaN)
-        sum(part.zeros for part in given),
-        sum(part.nans for part in given),
-        sum(part.infs for part in given),
-    )
+    counts = zip(*[(part.size, part.zeros, part.nans, part.infs) for part in given], strict=True)
+    size, *others = map(sum, counts)
+    norm = math.hypot(*[part.norm for part in given])
+    largest = float(np.max([part.largest for part in given]))  # (NaN if one is NaN)
+    return Numbers((size,), given[0].dtype, norm, largest, *others)

@@ -37,6 +37,7 @@ nodes; what else a check needs of a library is how it differentiates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ def located(op_type: str, line: str, path: str) -> str:
     return op_type + (f" in {path}" if path else "") + (f" at {line}" if line else "")
 
 
+@dataclass(slots=True, eq=False)
 class SeenOp:
     """One op that ran: its type, whose rule it has, the line of the user's code, and the module.
 
@@ -62,19 +64,13 @@ class SeenOp:
     outputs. The ops of a recorder may also have `true(dys)`, their true gradients by these inputs.
     """
 
-    __slots__ = ("kind", "line", "makes", "op_type", "path", "rule", "takes")
-
-    def __init__(
-        self, op_type: str, kind: RuleKind = "built-in", rule: str = "", line: str = "",
-        path: str = "",
-    ) -> None:  # fmt: skip
-        self.op_type: str = op_type
-        self.kind: RuleKind = kind
-        self.rule: str = rule
-        self.line: str = line
-        self.path: str = path
-        self.takes: Sequence[Any] = ()
-        self.makes: Sequence[Any] = ()
+    op_type: str
+    kind: RuleKind = "built-in"
+    rule: str = ""
+    line: str = ""
+    path: str = ""
+    takes: Sequence[Any] = ()
+    makes: Sequence[Any] = ()
 
     @property
     def place(self) -> str:

@@ -13,7 +13,7 @@ from regrad.autodiff.custom_calls import CustomCall, CustomRule
 from regrad.autodiff.custom_functions import OpaqueFunction, unpack
 from regrad.autodiff.gradients import result, watched_inputs
 from regrad.autodiff.variables import Variable, VariableTape
-from regrad.checking import slopes
+from regrad.checking import differences
 from regrad.core import containers, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.bindings import CountedRule
@@ -233,12 +233,9 @@ class TapeRecorder(RunRecorder):
             return [self.f(*rebuild(like(arrays, aliases)))._values()]
 
         with np.errstate(all="ignore"):
-            found = slopes.gradients(values, [wide(x._values()) for x in aliases])
-        sources = zip(self.sources, found, strict=False)
-        return [
-            Leaf(name, "argument", x, like([g], [x])[0], x._id, same)
-            for (name, same, x), g in sources
-        ]
+            found = differences.gradients(values, [wide(x._values()) for x in aliases])
+        pairs = zip(self.sources, like(found, aliases), strict=False)
+        return [Leaf(name, "argument", x, g, x._id, same) for (name, same, x), g in pairs]
 
 
 def _named(record: Record) -> Named:

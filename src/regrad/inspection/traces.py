@@ -204,18 +204,10 @@ def _above_zero(norms: np.ndarray) -> np.ndarray:
 
 def _row(step: Step) -> Sequence[str]:
     arrived, sent = step.arrived, step.sent
-    growth = step.growth
-    return (
-        step.op_type,
-        step.rule_text,
-        arrived.shape_text if arrived else "",
-        _figure(arrived),
-        _figure(sent),
-        "" if math.isnan(growth) else f"{growth:.3g}",
-        f"{sent.zero_share:.0%}" if sent else "",
-        step.line,
-        step.path,
-    )
+    shape = arrived.shape_text if arrived else ""
+    growth = "" if math.isnan(step.growth) else f"{step.growth:.3g}"
+    figures = _figure(arrived), _figure(sent), growth, f"{sent.zero_share:.0%}" if sent else ""
+    return step.op_type, step.rule_text, shape, *figures, step.line, step.path
 
 
 def _figure(numbers: Numbers | None) -> str:
@@ -231,30 +223,21 @@ def _not_finite(step: Step) -> Symptom:
     assert sent is not None
     counts = [f"{n} {word}" for n, word in ((sent.nans, "NaN"), (sent.infs, "inf")) if n]
     what = " and ".join(counts)
-    return Symptom(
-        "not finite",
-        step,
-        f"not finite: {step.place} made {what} of finite gradients ({step.rule_text})",
-    )
+    text = f"not finite: {step.place} made {what} of finite gradients ({step.rule_text})"
+    return Symptom("not finite", step, text)
 
 
 def _dead(step: Step) -> Symptom:
-    return Symptom(
-        "dead",
-        step,
-        f"dead: a gradient of norm {step.arrived.norm:.3g} arrived at {step.place}, "  # pyright: ignore[reportOptionalMemberAccess]
-        f"and only zeros left ({step.rule_text})",
-    )
+    norm = step.arrived.norm  # pyright: ignore[reportOptionalMemberAccess]
+    where = f"a gradient of norm {norm:.3g} arrived at {step.place}"
+    return Symptom("dead", step, f"dead: {where}, and only zeros left ({step.rule_text})")
 
 
 def _cut(step: Step, inputs: Sequence[tuple[str, Numbers | None]]) -> Symptom:
     without = [name for name, numbers in inputs if numbers is None]
     more = f" and {len(without) - 3} more" if len(without) > 3 else ""
-    return Symptom(
-        "cut",
-        step,
-        f"cut: {step.place} passes no gradient on; none came to {', '.join(without[:3])}{more}",
-    )
+    text = f"cut: {step.place} passes no gradient on; none came to {', '.join(without[:3])}{more}"
+    return Symptom("cut", step, text)
 
 
 def _gradual(steps: Sequence[Step], known: set[SymptomKind]) -> list[Symptom]:
@@ -279,12 +262,8 @@ def _gradual(steps: Sequence[Step], known: set[SymptomKind]) -> list[Symptom]:
 
 
 def _changes(kind: SymptomKind, step: Step, factor: float, steps: str = "") -> Symptom:
-    return Symptom(
-        kind,
-        step,
-        f"{kind}: {step.place} multiplied the norm of the gradient by {factor:.3g} "
-        f"{steps}({step.rule_text})",
-    )
+    change = f"multiplied the norm of the gradient by {factor:.3g} {steps}({step.rule_text})"
+    return Symptom(kind, step, f"{kind}: {step.place} {change}")
 
 
 # -- the tool ------------------------------------------------------------------------------------
@@ -307,14 +286,11 @@ class Tracer(Tool):
 
     def steps(self) -> list[Step]:
         """The steps, in the order in which they ran."""
-        return [
-            step_of(
-                op,
-                together(map(settled, dys)),
-                [(name, settled(figures)) for name, figures in dxs],
-            )
-            for op, dys, dxs in self.made
-        ]
+        made = []
+        for op, dys, dxs in self.made:
+            left = [(name, settled(figures)) for name, figures in dxs]
+            made.append(step_of(op, together(map(settled, dys)), left))
+        return made
 
 
 def step_of(

@@ -92,9 +92,8 @@ class ProgramOp(SeenOp):
     def title(self) -> str:
         """The rule of the op in a message, with the line that ran the op."""
         rule = f"the {self.kind} rule of {self.op_type!r} ({self.rule})"
-        return (rule if self.rule else self.op_type) + (
-            f", run at {self.line}" if self.line else ""
-        )
+        where = f", run at {self.line}" if self.line else ""
+        return (rule if self.rule else self.op_type) + where
 
     @property
     def xs(self) -> list[Any]:
@@ -140,9 +139,7 @@ class ProgramCall:
         callable_or_raise(f, api)
         need(OVERRIDES, SIGHT)
         self.api = api
-        self.argnums: tuple[int] | Sequence[int] | None = (
-            (argnums,) if isinstance(argnums, int) else argnums
-        )
+        self.argnums: Any = (argnums,) if isinstance(argnums, int) else argnums
         self.has_aux = has_aux
         args = tuple(_as_input(arg) for arg in args)
         self.call: TracedCall = TracedCall((f, args, dict(kwargs)))

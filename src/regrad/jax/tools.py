@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from regrad.checking import slopes
+from regrad.checking import differences
 from regrad.core.signatures import helpful
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
@@ -74,7 +74,9 @@ def trace_gradients(
     >>> [step.op_type for step in trace.steps]
     ['reduce_sum', 'sin', 'mul']
     """
-    return traces.traced(JaxRecorder(f, "trace_gradients", argnums, has_aux, longest_scan))
+    return traces.traced(
+        JaxRecorder(f, "trace_gradients", longest_scan, argnums=argnums, has_aux=has_aux)
+    )
 
 
 @helpful("find_nan")
@@ -108,11 +110,9 @@ def find_nan(
     >>> found.op_type, found.phase, found.what, found.index
     ('log', 'forward', 'inf', (1,))
     """
-    longer = max(longest_scan, SEARCHED)
-    once, again = [
-        nonfinite.searched(JaxRecorder(f, "find_nan", argnums, has_aux, longest))
-        for longest in (longest_scan, longer)
-    ]
+    recorder = partial(JaxRecorder, f, "find_nan", argnums=argnums, has_aux=has_aux)
+    once = nonfinite.searched(recorder(longest=longest_scan))
+    again = nonfinite.searched(recorder(longest=max(longest_scan, SEARCHED)))
 
     def checked(*args: Any, **kwargs: Any) -> NonFinite | None:
         with jax.debug_nans(False), jax.debug_infs(False):  # they would raise, and say less
@@ -158,7 +158,7 @@ def gradient_path(
     >>> [step.op_type for step in path(jnp.ones(2), jnp.ones(2)).steps]
     ['reduce_sum', 'mul', 'sin']
     """
-    recorder = JaxRecorder(f, "gradient_path", argnums, has_aux, longest_scan)
+    recorder = JaxRecorder(f, "gradient_path", longest_scan, argnums=argnums, has_aux=has_aux)
     return paths.followed(recorder, name)
 
 
@@ -240,7 +240,7 @@ def saved_bytes(
     >>> saved.total, saved.rows[0].op_type
     (1024, 'cos')
     """
-    return saved.measured(JaxRecorder(f, "saved_bytes", argnums, has_aux))
+    return saved.measured(JaxRecorder(f, "saved_bytes", argnums=argnums, has_aux=has_aux))
 
 
 # -- the recorder ----------------------------------------------------------------------------------
@@ -250,21 +250,15 @@ class JaxRecorder(RunRecorder):
     """The recorder of JAX functions: `running` has how they run."""
 
     def __init__(
-        self,
-        f: Callable[..., Any],
-        api: str,
-        argnums: int | Sequence[int] | None = None,
-        has_aux: bool = False,
-        longest: int = LONGEST,
+        self, f: Callable[..., Any], api: str, longest: int = LONGEST, **asked: Any
     ) -> None:
         super().__init__(f, api)
-        self.argnums = argnums
-        self.has_aux = has_aux
         self.longest = longest
+        self.asked = asked  # `argnums` and `has_aux`
 
     def call(self, args: Sequence[Any], options: dict[str, Any]) -> ProgramCall:
         """The function with these arguments."""
-        return ProgramCall(self.f, args, options, self.api, self.argnums, self.has_aux)
+        return ProgramCall(self.f, args, options, self.api, **self.asked)
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         self.made: ProgramCall = self.call(args, options)
@@ -304,7 +298,7 @@ class JaxRecorder(RunRecorder):
             call.arrays = [wide(x) for x in call.arrays]
             f = jax.jit(call.of_watched(call.program()))
             xs = [np.asarray(x) for x in call.floats]
-            found = slopes.gradients(lambda xs: [np.asarray(y) for y in f(*xs)], xs)
+            found = differences.gradients(lambda xs: [np.asarray(y) for y in f(*xs)], xs)
             return call.leaves([conjugate(jax.numpy.asarray(dx)) for dx in found])
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:

@@ -138,11 +138,8 @@ class _Drawer(Tool):
         """The modules that run, the outermost first; of a number, with its type."""
         types = {path: f" {type(module).__name__}" for module, path in self.looker.paths.stack}
         parts = scopes_of(self.looker.paths.path, ".")
-        outer = accumulate(parts, "{}.{}".format)
-        return [
-            part + (types.get(path, "") if part.isdigit() else "")
-            for part, path in zip(parts, outer, strict=True)
-        ]
+        pairs = zip(parts, accumulate(parts, "{}.{}".format), strict=True)
+        return [part + (types.get(path, "") if part.isdigit() else "") for part, path in pairs]
 
     def leading_to(self, results: Iterable[str]) -> set[str]:
         """The boxes that lead to results."""

@@ -82,10 +82,8 @@ def save(
     if viewed := {n: a.dtype.name for n, a in arrays.items() if a.dtype.name not in CODES.values()}:
         notes[VIEWED] = json.dumps(viewed)
     stored = {n: _encode(a, n in viewed) for n, a in arrays.items()}
-    _on_first_host(
-        any(is_jax(v.value) for v in named.values()),
-        lambda: replace_file(path, lambda file: _write(file, stored, notes)),
-    )
+    shared = any(is_jax(v.value) for v in named.values())
+    _on_first_host(shared, lambda: replace_file(path, lambda file: _write(file, stored, notes)))
 
 
 class Stored(NamedTuple):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regrad.autodiff.gradients import variable_pairs
 from regrad.autodiff.variables import UPDATES, Variable
 from regrad.core import dispatch
-from regrad.core.backends import BACKENDS, is_inexact, is_traced
+from regrad.core.backends import BACKENDS, Array, is_inexact, is_traced
 from regrad.core.extras import needed
 from regrad.core.hints import hint_at
 from regrad.core.names import OPTIMIZER
@@ -26,9 +26,6 @@ from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
 from regrad.train.arrays import as_held, is_jax, to_jax
 from regrad.transforms.replay import foreign
-
-if TYPE_CHECKING:
-    from regrad.core.backends import Array
 
 Pairs = Sequence[tuple[Any, Variable]]
 
@@ -146,11 +143,8 @@ class Optimizer:
                 f"the optimizer {self.name!r} would make its state inside a compiled function, "
                 "where no Variable can be made. Call .init(var_list) first, outside of it."
             )
-        names = _short_names([path for path, _ in found])
-        self._slots = [
-            _slot(f"{self.name}/{n}", path, leaf)
-            for n, (path, leaf) in zip(names, found, strict=True)
-        ]
+        named = zip(_short_names([path for path, _ in found]), found, strict=True)
+        self._slots = [_slot(f"{self.name}/{n}", path, leaf) for n, (path, leaf) in named]
         self._trained, self._structure = given, structure
 
     def minimize(

@@ -70,17 +70,7 @@ v1: ModuleType = sys.modules[__name__]  # tf.compat.v1
 __version__ = "1.15"
 
 
-for _module, _label in (
-    (sys.modules[__name__], "tf"),
-    (image, "tf.image"),
-    (initializers, "tf.initializers"),
-    (layers, "tf.layers"),
-    (losses, "tf.losses"),
-    (linalg, "tf.linalg"),
-    (math, "tf.math"),
-    (nn, "tf.nn"),
-    (random, "tf.random"),
-    (train, "tf.train"),
-):
+for _module in (image, initializers, layers, losses, linalg, math, nn, random, train, v1):
+    _label = _module.__name__.rpartition(".")[2].removeprefix("v1")
     _answer_in(_module, _WRITTEN_OUT)
-    uncovered.refuse_in(_module, _label)
+    uncovered.refuse_in(_module, f"tf.{_label}".rstrip("."))

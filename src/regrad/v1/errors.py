@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regrad.core import dims
 from regrad.errors import CheckpointError, InvalidValueError, RegradError, ShapeError
 from regrad.graph.graph import Node
-
-if TYPE_CHECKING:
-    from regrad.v1.graph.node_defs import NodeDef
+from regrad.v1.graph.node_defs import NodeDef
 
 
 class OpError(RegradError):

@@ -141,11 +141,7 @@ def _told(floats: Floats) -> Callable[[Sequence[torch.Tensor]], list[torch.Tenso
         try:
             return floats(xs)
         except RuntimeError as error:
-            read = [
-                name
-                for name, x in floats.outside.items()
-                if is_float(x) and x.dtype not in (torch.float64, torch.complex128)
-            ]
+            read = [name for name, x in floats.outside.items() if is_float(x) and wide(x) is not x]
             if "dtype" in str(error) and read:
                 error.add_note(
                     f"check_gradients runs f in float64, and f reads {', '.join(read)} from "

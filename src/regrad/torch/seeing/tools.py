@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from regrad.checking import slopes
+from regrad.checking import differences
 from regrad.core.replacements import ABSENT, put_back
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, kind
@@ -291,7 +291,7 @@ class TorchRecorder(RunRecorder):
             raise ArgumentError(f"{self.api}: differences need a call without keywords")
         floats = Floats(self.f, args, self.api)
         f = of_arrays(TorchArrays(self.seed or 0), floats, floats.xs, forward=False).f
-        found = slopes.gradients(f, [as_array(x) for x in floats.xs])
+        found = differences.gradients(f, [as_array(x) for x in floats.xs])
         every = zip(floats.names, floats.xs, found, strict=True)
         return [Leaf(name, "argument", x, torch.tensor(g), None, name) for name, x, g in every]
 
@@ -327,11 +327,8 @@ def sources(
     outside = [x for x in looker.held.values() if isinstance(x, torch.Tensor)]
     parameters = [p for module in looker.paths.seen for p in module.parameters()]
     every = {id(x): x for x in (*given, *outside, *parameters, *looker.leaves.values())}
-    return [
-        (names.get(key, f"a tensor of shape {tuple(x.shape)}"), x)
-        for key, x in every.items()
-        if x.requires_grad
-    ]
+    wanted = [x for x in every.values() if x.requires_grad]
+    return [(names.get(id(x), f"a tensor of shape {tuple(x.shape)}"), x) for x in wanted]
 
 
 def find_loss(value: Any, api: str) -> torch.Tensor:

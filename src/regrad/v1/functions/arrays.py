@@ -20,9 +20,8 @@ from regrad.shapes.sizes import broadcast
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import cast
 from regrad.v1.functions.reductions import reduce_prod
-from regrad.v1.graph.conversion import constant, convert_to_tensor
+from regrad.v1.graph.conversion import as_sizes, constant, convert_to_tensor
 from regrad.v1.graph.forms import (
-    as_sizes,
     axes_of,
     dtype_of,
     is_eager,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import regrad as rg
 from regrad.core.op import TensorLike
@@ -12,10 +12,7 @@ from regrad.v1.functions import math
 from regrad.v1.functions.arrays import size
 from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.forms import axes_of, one_op, scope, tensor
-
-if TYPE_CHECKING:
-    from regrad.v1.graph.tensors import Tensor
-
+from regrad.v1.graph.tensors import Tensor
 
 __all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "global_norm"]
 

@@ -10,7 +10,7 @@ import regrad as rg
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
-from regrad.v1.graph.conversion import sizes, static_value
+from regrad.v1.graph.conversion import as_sizes, static_value
 from regrad.v1.graph.forms import one_op, shape_of, tensor
 from regrad.v1.graph.kinds import FLOATS, REALS
 from regrad.v1.graph.rows import TENSOR, define, plain_value, row
@@ -273,7 +273,7 @@ def separable_conv2d(
 
 @row(
     "tf.nn", "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS, scope="conv2d_transpose",
-    call=partial(_slide_back, 2), input="value", filters="filter", output_shape=sizes,
+    call=partial(_slide_back, 2), input="value", filters="filter", output_shape=as_sizes,
 )  # fmt: skip
 def conv2d_transpose(
     value=None, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NHWC",
@@ -292,7 +292,7 @@ def conv2d_transpose(
 
 @row(
     "tf.nn", "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS, scope="conv3d_transpose",
-    call=partial(_slide_back, 3), input="value", filters="filter", output_shape=sizes,
+    call=partial(_slide_back, 3), input="value", filters="filter", output_shape=as_sizes,
 )  # fmt: skip
 def conv3d_transpose(
     value, filter=None, output_shape=None, strides=None, padding="SAME", data_format="NDHWC",

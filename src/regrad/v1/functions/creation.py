@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,15 @@ import regrad as rg
 from regrad.core import numbers
 from regrad.core.dims import Dim, is_known
 from regrad.core.op import TensorLike
-from regrad.core.registry import OPS, Input, Op
 from regrad.core.tensor import Tensor
-from regrad.graph.graph import CONST, NO_RULE, defer
+from regrad.graph.graph import CONST, defer, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_dims, rank
 from regrad.v1.functions.math import cast, equal, less, where
 from regrad.v1.functions.reductions import reduce_max
-from regrad.v1.graph.conversion import as_array, constant
-from regrad.v1.graph.forms import as_sizes, dtype_of, is_eager, one_op, scope
+from regrad.v1.graph.conversion import as_array, as_sizes, constant
+from regrad.v1.graph.forms import dtype_of, is_eager, one_op, scope
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.kinds import FLOATS
 from regrad.v1.graph.rows import row
@@ -141,14 +140,6 @@ def ones_like(tensor, dtype=None, name=None, optimize=True):
 # -- sequences -------------------------------------------------------------------------------------
 
 
-def _source(op_type: str, kernel: Callable[..., Any], inputs: str, *attrs: str) -> Op:
-    """An op that makes values of numbers, which have no gradient."""
-    op = Op(op_type, op_type, kernel, [Input(n, "one") for n in inputs.split()], attrs)
-    op.rule = NO_RULE
-    OPS[op_type] = op
-    return op
-
-
 def _count_up(xp: Any, start: Any, limit: Any, delta: Any) -> Any:
     return np.arange(start, limit, delta, dtype=start.dtype)
 
@@ -157,8 +148,8 @@ def _spread(xp: Any, start: Any, stop: Any, num: int) -> Any:
     return xp.linspace(start, stop, num, dtype=start.dtype)
 
 
-RANGE = _source("Range", _count_up, "start limit delta")
-LIN_SPACE = _source("LinSpace", _spread, "start stop", "num")
+RANGE = graph_op("Range", _count_up, "start limit delta")
+LIN_SPACE = graph_op("LinSpace", _spread, "start stop", "num")
 WIDTHS = [np.dtype(d) for d in (np.int32, np.int64, np.float32, np.float64)]
 
 

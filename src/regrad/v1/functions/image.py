@@ -10,7 +10,7 @@ from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import GraphError
 from regrad.v1.functions.random_ops import random_uniform
-from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
+from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.forms import one_op, scope
 from regrad.v1.graph.row_docs import fill_in
 from regrad.v1.graph.rows import row
@@ -39,7 +39,7 @@ def _as_floats(x: Tensor) -> Tensor:
 LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
 
 
-@row("tf.image", "ResizeBilinear", size=sizes)
+@row("tf.image", "ResizeBilinear", size=as_sizes)
 def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images of another size, each pixel interpolated between four, as floats.
 
@@ -54,7 +54,7 @@ def resize_bilinear(images, size, align_corners=False, name=None, half_pixel_cen
     return rg.nn.resize_bilinear(_as_floats(images), size, align_corners, half_pixel_centers)
 
 
-@row("tf.image", "ResizeNearestNeighbor", rg.nn.resize_nearest, size=sizes)
+@row("tf.image", "ResizeNearestNeighbor", rg.nn.resize_nearest, size=as_sizes)
 def resize_nearest_neighbor(images, size, align_corners=False, name=None, half_pixel_centers=False):
     """Return images of another size, each pixel that of the nearest old one.
 

@@ -24,7 +24,8 @@ from regrad.v1.functions.arrays import (
 from regrad.v1.functions.creation import ones_like
 from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
 from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
-from regrad.v1.graph.forms import as_sizes, axes_of, dtype_of, one_op, rank_of, scope, shape_of
+from regrad.v1.graph.conversion import as_sizes
+from regrad.v1.graph.forms import axes_of, dtype_of, one_op, rank_of, scope, shape_of
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.rows import row
 from regrad.v1.graph.static_shapes import TensorShape

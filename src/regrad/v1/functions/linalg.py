@@ -17,8 +17,8 @@ from regrad.errors import GraphError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.v1.functions.creation import eye as eye
 from regrad.v1.functions.math import cast
+from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import (
-    as_sizes,
     axes_of,
     dtype_of,
     one_op,

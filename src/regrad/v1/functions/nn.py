@@ -24,7 +24,7 @@ from regrad.v1.functions.convolution import *
 from regrad.v1.functions.convolution import channels_last, to_first, to_last
 from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
-from regrad.v1.graph.conversion import build, convert_to_tensor, sizes, static_value
+from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor, static_value
 from regrad.v1.graph.forms import axes_of, one_op, renamed, scope, shape_of, tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, FLOATS, INEXACT, REALS
@@ -751,7 +751,7 @@ class TopKV2(NamedTuple):
     indices: Any
 
 
-@row("tf.nn", "TopKV2", kinds=REALS, k=sizes, sorted=None)
+@row("tf.nn", "TopKV2", kinds=REALS, k=as_sizes, sorted=None)
 def top_k(input, k=1, sorted=True):
     """Return the k largest elements of each row, largest first, and their places (int32).
 

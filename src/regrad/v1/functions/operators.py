@@ -37,19 +37,13 @@ def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
     return function
 
 
-TWO_SIDED: dict[str, Any] = {
-    "add": (math.add, "add"),
-    "sub": (math.subtract, "sub"),
-    "mul": (math.multiply, "mul"),
-    "truediv": (math.truediv, "truediv"),
-    "floordiv": (math.floordiv, "floordiv"),
-    "mod": (math.floormod, "mod"),
-    "pow": (math.pow, "pow"),
-    "matmul": (linalg.matmul, "matmul"),
-    "and": (_logical(math.logical_and, bitwise.bitwise_and), "and"),
-    "or": (_logical(math.logical_or, bitwise.bitwise_or), "or"),
-    "xor": (_logical(math.logical_xor, bitwise.bitwise_xor), "xor"),
-}
+TWO_SIDED: dict[str, Operator] = {
+    "add": math.add, "sub": math.subtract, "mul": math.multiply, "truediv": math.truediv,
+    "floordiv": math.floordiv, "mod": math.floormod, "pow": math.pow, "matmul": linalg.matmul,
+    "and": _logical(math.logical_and, bitwise.bitwise_and),
+    "or": _logical(math.logical_or, bitwise.bitwise_or),
+    "xor": _logical(math.logical_xor, bitwise.bitwise_xor),
+}  # fmt: skip
 
 
 def _equal(self: Readable, other: TensorLike) -> Any:
@@ -71,8 +65,8 @@ OTHERS: dict[str, Any] = {
 }  # fmt: skip
 
 for _cls in (Tensor, Variable):
-    for _name, (_function, _op_name) in TWO_SIDED.items():
-        _operator, _reflection = _pair(_function, _op_name)
+    for _name, _function in TWO_SIDED.items():
+        _operator, _reflection = _pair(_function, _name)
         setattr(_cls, f"__{_name}__", _operator)
         setattr(_cls, f"__r{_name}__", _reflection)
     for _name, _function in OTHERS.items():

@@ -7,33 +7,29 @@ every new session repeats the same numbers; without one they are fresh.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 import regrad as rg
 from regrad.core.backends import BACKENDS
 from regrad.core.dims import UnknownRank
-from regrad.core.registry import OPS, Input, Op, bind
+from regrad.core.registry import Op, bind
 from regrad.core.shapes import as_count
 from regrad.core.state import next_id
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
-from regrad.graph.graph import NO_RULE, chain, defer
-from regrad.graph.size_ops import SHAPE
+from regrad.graph.graph import chain, defer, graph_op
+from regrad.graph.plan import Run
 from regrad.random import JaxSource, NumpySource
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.functions import arrays, indexing
-from regrad.v1.graph.conversion import build, convert_to_tensor, sizes
+from regrad.v1.graph.conversion import as_sizes, build, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph, get_default_graph
-from regrad.v1.graph.tensors import Tensor, face, is_tensor
-
-if TYPE_CHECKING:
-    from regrad.graph.plan import Run
-
+from regrad.v1.graph.tensors import Tensor, face
 
 __all__ = [
     "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
@@ -115,11 +111,10 @@ def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
 
 # -- the ops -------------------------------------------------------------------------------------
 
-STREAM = ["seed", "seed2", "stream", "region"]
 KNOWN = np.ndarray, np.generic  # other arrays are those of a plan that is traced
 
 
-def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *attrs: str) -> Op:
+def _random_op(type: str, kernel: Callable[..., Any], inputs: str, attrs: str = "") -> Op:
     """An op type whose kernel is given the session's generator first."""
 
     def draw(
@@ -127,18 +122,13 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *at
     ) -> np.ndarray:
         return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
 
-    entries = [Input(name, "one") for name in inputs]
-    op = Op(type, type, draw, entries, [*attrs, *STREAM], stateful=True)
-    return OPS.setdefault(type, op)
+    attrs += " seed seed2 stream region"
+    return graph_op(type, draw, inputs, attrs, stateful=True)
 
 
 def _noise(type: str, distribution: str) -> Op:
-    def kernel(
-        source: NumpySource | JaxSource, shape: tuple[int, ...], dtype: np.dtype
-    ) -> np.ndarray:
-        return source.draw(distribution, shape, dtype)
-
-    return _random_op(type, kernel, [], "shape", "dtype")
+    kernel = lambda source, shape, dtype: source.draw(distribution, shape, dtype)  # noqa: E731
+    return _random_op(type, kernel, "", "shape dtype")
 
 
 def _integers(
@@ -167,11 +157,9 @@ def _classes(
 NORMAL = _noise("RandomStandardNormal", "normal")
 TRUNCATED = _noise("TruncatedNormal", "truncated_normal")
 UNIFORM = _noise("RandomUniform", "uniform")
-INTEGERS = _random_op("RandomUniformInt", _integers, ["minval", "maxval"], "shape", "dtype")
-SHUFFLE = _random_op("RandomShuffle", _shuffle, ["value"])
-MULTINOMIAL = _random_op("Multinomial", _classes, ["logits"], "count", "dtype")
-for _op in (NORMAL, TRUNCATED, UNIFORM, INTEGERS, MULTINOMIAL):
-    _op.rule = NO_RULE
+INTEGERS = _random_op("RandomUniformInt", _integers, "minval maxval", "shape dtype")
+SHUFFLE = _random_op("RandomShuffle", _shuffle, "value")
+MULTINOMIAL = _random_op("Multinomial", _classes, "logits", "count dtype")
 
 
 def _not_through_a_shuffle(dy: rg.Tensor) -> Any:
@@ -216,11 +204,7 @@ def _spec(shape: Any, dtype: np.dtype) -> Spec:
 
 def shape_attribute(shape: TensorLike) -> Any:
     """A shape, or a tensor of sizes, as an attribute; ValueError for a single number."""
-    if is_tensor(shape):
-        node = convert_to_tensor(shape)._symbol.node
-        if node.op is SHAPE:  # of a tensor whose rank may be unknown
-            return current_graph().entering(node.xs[0])._data.shape
-    found = shape if isinstance(shape, UnknownRank) else sizes(shape)
+    found = as_sizes(shape)
     if not isinstance(found, tuple | UnknownRank):
         raise GraphError(f"Shape must be rank 1 but is rank 0: give [{shape}], not {shape}")
     return found
@@ -363,10 +347,8 @@ def _categorical(
 ) -> Tensor:  # fmt: skip
     with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
-        count, out_dtype = (
-            as_count(sizes(num_samples), "num_samples"),
-            dtypes.to_numpy(dtype or "int64"),
-        )
+        count = as_count(as_sizes(num_samples), "num_samples")
+        out_dtype = dtypes.to_numpy(dtype or "int64")
         shape = logits._symbol.shape
         spec = Spec((None if isinstance(shape, UnknownRank) else shape[0], count), out_dtype)
         return draw(MULTINOMIAL, None, spec, seed, logits, count=count, dtype=out_dtype)

@@ -17,7 +17,6 @@ DEFAULT_GRAPH_SEED: int
 def set_random_seed(seed: int | None) -> None: ...
 def get_seed(op_seed: int | None) -> tuple[int | None, int | None]: ...
 
-STREAM: list[Any]
 KNOWN: tuple[Any, ...]
 NORMAL: Any
 TRUNCATED: Any

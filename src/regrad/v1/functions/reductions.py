@@ -18,7 +18,6 @@ from regrad.core.dims import Dim
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GraphError
-from regrad.graph.constants import static_content
 from regrad.v1 import dtypes
 from regrad.v1.functions.math import add, cast, to_double
 from regrad.v1.graph.conversion import convert_to_tensor
@@ -303,7 +302,7 @@ def segment_mean(data, segment_ids):
 
 def _segments(ids: TensorLike) -> Any:
     """One more than the largest id."""
-    known = ids.numpy() if is_eager(ids) else static_content(rg_read(ids))
+    known = ids.numpy() if is_eager(ids) else rg_read(ids)._data.content
     if known is None or any(isinstance(n, Dim) for n in known.flat):
         return add(reduce_max(ids), 1)
     return int(max(known.flat, default=-1)) + 1

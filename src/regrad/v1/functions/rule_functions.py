@@ -7,30 +7,21 @@ the modules has all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regrad.core.builtin import builtin
 from regrad.core.registry import ALIASES, OPS, canonical
-from regrad.core.rule import NoGradient, NoRule, Rule
+from regrad.core.rule import NoGradient, NoRule, OpView, Rule
 from regrad.errors import near
-
-if TYPE_CHECKING:
-    from regrad.core.rule import OpView
-    from regrad.v1.graph.tensors import Tensor
-
+from regrad.v1.graph.tensors import Tensor
 
 # names that are not made of the op type, as `_ReluGrad` is of Relu
 IRREGULAR = {
-    "_BatchMatMul": "MatMul",
-    "_BatchMatMulV2": "MatMul",
-    "_ComplexAbsGrad": "Abs",
-    "_ConcatGradV2": "ConcatV2",
-    "_Conv3DBackpropFilterGrad": "Conv3DBackpropFilterV2",
-    "_Conv3DBackpropInputGrad": "Conv3DBackpropInputV2",
-    "_IdGrad": "Identity",
-    "_IdNGrad": "IdentityN",
-    "_SelectGradV2": "SelectV2",
-}
+    "_BatchMatMul": "MatMul", "_BatchMatMulV2": "MatMul", "_ComplexAbsGrad": "Abs",
+    "_ConcatGradV2": "ConcatV2", "_Conv3DBackpropFilterGrad": "Conv3DBackpropFilterV2",
+    "_Conv3DBackpropInputGrad": "Conv3DBackpropInputV2", "_IdGrad": "Identity",
+    "_IdNGrad": "IdentityN", "_SelectGradV2": "SelectV2",
+}  # fmt: skip
 
 
 def rule_function(name: str) -> Callable[..., Any]:

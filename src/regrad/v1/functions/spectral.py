@@ -11,7 +11,8 @@ from typing import Any
 
 import regrad as rg
 from regrad.core.op import TensorLike
-from regrad.v1.graph.forms import as_sizes, axes_of
+from regrad.v1.graph.conversion import as_sizes
+from regrad.v1.graph.forms import axes_of
 from regrad.v1.graph.kinds import COMPLEX, FLOATS
 from regrad.v1.graph.rows import define, row
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import regrad as rg
 from regrad.core import containers, dims
-from regrad.core.registry import OPS, Input, Op
-from regrad.core.rule import PerInput, Rule
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import NO_RULE, Node
+from regrad.graph.graph import NO_RULE, Node, graph_op
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.conversion import convert_to_tensor
@@ -29,15 +28,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _register(op: Op, rule: Rule) -> Op:
-    op.rule = rule
-    OPS[op.type] = op
-    return op
-
-
 # -- order ---------------------------------------------------------------------------------------
 
-NO_OP = _register(Op("NoOp", "no_op", lambda xp: (), [], [], several=True), NO_RULE)
+NO_OP = graph_op("NoOp", lambda xp: (), name="no_op", several=True)
 
 
 def no_op(name: str | None = None) -> Operation:
@@ -55,10 +48,8 @@ def no_op(name: str | None = None) -> Operation:
     ...     print(sess.run(tf.no_op()))
     None
     """
-    graph = current_graph()
-    with graph.naming("NoOp", name or "NoOp"):
-        graph.add(NO_OP, NO_RULE, (), {}, specs=[])
-    return operation(graph.own_nodes[-1])
+    add_op(NO_OP, name or "NoOp", [], {}, [], NO_RULE)
+    return operation(current_graph().own_nodes[-1])
 
 
 # The dtype of one result, or those of several.
@@ -124,10 +115,8 @@ def tuple_(
     made = [None if t is None else convert_to_tensor(t) for t in tensors]
     waits = [t for t in made if t is not None] + list(control_inputs or ())
     with current_graph().name_scope(name or "tuple"), control_dependencies(waits):
-        return [
-            None if t is None else one_op("Identity", "control_dependency", rg.identity, t)
-            for t in made
-        ]
+        wait = partial(one_op, "Identity", "control_dependency", rg.identity)
+        return [None if t is None else wait(t) for t in made]
 
 
 # -- branches ------------------------------------------------------------------------------------
@@ -344,10 +333,9 @@ def while_loop(
 def _unlisted(loop_vars: Any) -> Any:
     """Loop variables, each a tensor (a list of numbers is not one)."""
     if isinstance(loop_vars, list | tuple) and not hasattr(loop_vars, "_fields"):
-        return type(loop_vars)(
-            convert_to_tensor(v) if isinstance(v, int | float | np.ndarray | np.generic) else v
-            for v in loop_vars
-        )
+        plain = int | float | np.ndarray | np.generic
+        made = [convert_to_tensor(v) if isinstance(v, plain) else v for v in loop_vars]
+        return type(loop_vars)(made)
     return loop_vars
 
 
@@ -467,10 +455,7 @@ def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
 
 
 PY_FUNC, PY_FUNC_STATELESS = (
-    _register(
-        Op(type, "py_func", _call_python, [Input("xs", "many")], ["func", "Tout"], several=True),
-        NO_RULE,
-    )
+    graph_op(type, _call_python, "xs*", "func Tout", name="py_func", several=True)
     for type in ("PyFunc", "PyFuncStateless")
 )
 
@@ -558,14 +543,7 @@ def _summary(array: np.ndarray, count: int) -> str:
     return shown + ("..." if flat.size > count else "")
 
 
-PRINT = Op(
-    "Print", "Print", _print, [Input("x", "one"), Input("data", "many")],
-    ["message", "first_n", "summarize", "printed"],
-)  # fmt: skip
-PRINT_RULE = PerInput(PRINT, "Print")
-_register(PRINT, PRINT_RULE)
-PRINT_RULE.add("x", lambda dy: dy)
-PRINT_RULE.add("data", lambda dy: None)
+PRINT = graph_op("Print", _print, "x data*", "message first_n summarize printed", rule=None)
 
 
 def Print(
@@ -612,10 +590,7 @@ def _assert(xp: Any, condition: Any, data: Sequence[Any], summarize: int) -> Any
     return ()
 
 
-ASSERT = _register(
-    Op("Assert", "Assert", _assert, [Input("condition", "one"), Input("data", "many")],
-       ["summarize"], several=True), NO_RULE,
-)  # fmt: skip
+ASSERT = graph_op("Assert", _assert, "condition data*", "summarize", several=True)
 
 
 def Assert(

@@ -9,11 +9,12 @@ import numpy as np
 
 import regrad as rg
 from regrad.core import numbers
-from regrad.core.dims import Dim
+from regrad.core.dims import Dim, UnknownRank
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.constants import as_attribute, rely
 from regrad.graph.graph import is_symbolic
+from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
 from regrad.v1.graph.graphs import FACES, current_graph
@@ -198,9 +199,9 @@ def convert_to_tensor(
 
 
 def _holds_tensors(values: Sequence[TensorLike]) -> bool:
-    return any(
-        is_tensor(v) or isinstance(v, Dim) or (isinstance(v, list | tuple) and _holds_tensors(v))
-        for v in values
+    nested = [v for v in values if isinstance(v, list | tuple)]
+    return any(is_tensor(v) or isinstance(v, Dim) for v in values) or any(
+        map(_holds_tensors, nested)
     )
 
 
@@ -215,11 +216,8 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
     known = [v for v in values if is_tensor(v)]
     if not known:
         first = convert_to_tensor(values[0], name=_operand_name(0))
-        rest = [
-            convert_to_tensor(v, first.dtype, name=_operand_name(i))
-            for i, v in enumerate(values[1:], 1)
-        ]
-        return [first, *rest]
+        others = enumerate(values[1:], 1)
+        return [first, *[convert_to_tensor(v, first.dtype, _operand_name(i)) for i, v in others]]
     if all(_is_eager(v) for v in known):
         return list(values)
     wanted = next(convert_to_tensor(v) for v in known if not _is_eager(v)).dtype.base_dtype
@@ -276,21 +274,25 @@ def static_value(value: TensorLike, what: str) -> Any:
     return value if value is None or isinstance(value, bool) else int(value)
 
 
-def sizes(value: TensorLike) -> Any:
-    """A shape given as numbers, Dimensions, Nones, tensors, or a tensor: as an attribute of an op.
+def as_sizes(value: TensorLike) -> Any:
+    """Sizes given as numbers, Dimensions, tensors, or a tensor, as an attribute of an op.
 
     Numbers stay numbers; what only the run can tell is read in the run.
     """
-    if is_tensor(value):
-        return as_attribute(convert_to_tensor(value)._read())
     if isinstance(value, TensorShape):
         value = value.as_list()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) or (_is_eager(value) and value.dtype.kind in "iu"):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return tuple(sizes(v) for v in value)
-    if isinstance(value, Dim):
+        return tuple([as_sizes(v) for v in value])
+    if isinstance(value, Dim | UnknownRank):
         return value
+    if is_tensor(value):
+        x = convert_to_tensor(value)._read()
+        node = x._data.node
+        if x._data.content is None and node.op is SHAPE:
+            return node.xs[0]._data.shape  # of a tensor of unknown rank
+        return as_attribute(x)
     if value is None:
         raise GraphError("a size is None here; give a number, -1 or tf.shape(x)[i]")
     return int(value)

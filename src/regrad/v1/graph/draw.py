@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from regrad.core.bindings import CountedRule
 from regrad.core.rule import NoGradient, NoRule, place
@@ -12,10 +12,6 @@ from regrad.graph.graph import CONST, Graph, Node, Symbol
 from regrad.graph.plan import needed
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
 from regrad.v1.graph.static_shapes import TensorShape
-
-if TYPE_CHECKING:
-    import os
-
 
 # -- what there is to tell -----------------------------------------------------------------------
 

@@ -19,9 +19,8 @@ from regrad.core.dims import UnknownRank
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
-from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
-from regrad.v1.graph.conversion import build, convert_to_tensor, same_dtype, sizes, static_value
+from regrad.v1.graph.conversion import build, convert_to_tensor, same_dtype, static_value
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.kinds import ANY, check_kinds
 from regrad.v1.graph.tensors import Tensor, face, is_tensor, rg_read
@@ -120,21 +119,6 @@ def _agree(values: Any) -> bool:
 def axes_of(axis: TensorLike, what: str = "axis") -> Any:
     """An axis, or a tuple of them, from what TensorFlow takes; None stays None."""
     return static_value(list(axis) if isinstance(axis, range) else axis, what)
-
-
-def as_sizes(value: TensorLike) -> Any:
-    """Sizes, from numbers and tensors, as an attribute: what only the run can tell is a Dim."""
-    if is_eager(value):
-        value = value.tolist()
-    if isinstance(value, UnknownRank):
-        return value
-    if isinstance(value, list | tuple):
-        return tuple([as_sizes(v) for v in value])
-    if is_tensor(value):
-        symbol = rg_read(tensor(value))._data
-        if symbol.content is None and symbol.node.op is SHAPE:
-            return symbol.node.xs[0]._data.shape  # of a tensor of unknown rank
-    return sizes(value)
 
 
 def renamed(new_name: str, new: Any, old_name: str, old: Any) -> Any:

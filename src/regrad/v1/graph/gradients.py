@@ -435,10 +435,8 @@ def _hessian(ys: TensorLike, x: Any, options: dict[str, Any]) -> Tensor:
     if None in shape:
         raise GraphError(f"hessians: the shape of {x} must be known when the graph is built")
     flat = build("Reshape", "Reshape", rg.reshape, first, shape=(-1,))
-    rows = [
-        gradients(flat[i], x, unconnected_gradients="zero", **options)[0]
-        for i in range(int(np.prod(shape)))
-    ]
+    each = partial(gradients, xs=x, unconnected_gradients="zero", **options)
+    rows = [each(flat[i])[0] for i in range(int(np.prod(shape)))]
     stacked = build("Pack", "stack", lambda *xs: rg.stack(xs), *rows)
     return build("Reshape", "Reshape", rg.reshape, stacked, shape=(*shape, *shape))
 
@@ -507,7 +505,7 @@ class _Custom:
         if not outputs:
             raise ArgumentError(f"custom_gradient: {self.name} returned no tensors")
         variables = self._variables(graph.own_nodes[start:], args, grad_fn)
-        ys = [convert_to_tensor(y) for y in outputs]
+        ys = [convert_to_tensor(y)._read() for y in outputs]
 
         def grad_func(dys: Sequence[rg.Tensor | None]) -> list[Any]:
             faces = [face(dy) for dy in dys]
@@ -532,17 +530,9 @@ class _Custom:
             own = containers.tensors(self.f, self.name, len(args)).names
             return [*own, *(v.name for v in variables)][i]
 
-        refs = [v.value() for v in variables]
-        made = custom_node(
-            self.name,
-            [y._read() for y in ys],
-            [t._read() for t in (*args, *refs)],
-            partial(run_held, scopes, grad_func),
-            mark,
-            input_name,
-            taped=True,
-        )
-        return face(close(list(made)))
+        xs = [t._read() for t in (*args, *[v.value() for v in variables])]
+        pull = partial(run_held, scopes, grad_func)
+        return face(close(list(custom_node(self.name, ys, xs, pull, mark, input_name, taped=True))))
 
     def _run(self, args: list[Tensor]) -> tuple[Any, Callable[..., Any]]:
         answer = self.f(*args)

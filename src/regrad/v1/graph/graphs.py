@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import regrad.graph.graph as engine
 from regrad.core.bindings import OpBinding
@@ -21,14 +22,9 @@ from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph.graph import INNERMOST, Node
+from regrad.inspection.drawings import Drawing
 from regrad.shapes.infer import Spec
 from regrad.v1.graph import draw
-
-if TYPE_CHECKING:
-    import os
-
-    from regrad.inspection.drawings import Drawing
-
 
 __all__ = [
     "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
@@ -380,14 +376,14 @@ def add_op(
     op: Op, name: str | None, inputs: Sequence[Tensor], attrs: dict[str, Any],
     specs: Sequence[Spec], rule: Rule | None = None,
 ) -> Any:  # fmt: skip
-    """Add an op whose last parameter is a list to the graph that is being built; its outputs.
+    """Add an op, whose last parameter may be a list, to the graph that is being built; its outputs.
 
     Its rule is the one in force, if none is given.
     """
     graph, state = current_graph(), current()
     xs = tuple([graph.entering(x) for x in inputs])
     first = len(op.inputs) - 1
-    layout = *range(first), tuple(range(first, len(xs)))
+    layout = None if op.flat else (*range(first), tuple(range(first, len(xs))))
     if rule is None:
         rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
     with graph.naming(op.type, name):

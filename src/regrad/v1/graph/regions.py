@@ -14,7 +14,8 @@ share the way back through a loop (`pull_loop`), the walk, the rules and the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,18 +23,17 @@ import numpy as np
 import regrad as rg
 from regrad.core import dims
 from regrad.core.backends import backend_of, is_inexact
-from regrad.core.blocks import block
+from regrad.core.blocks import block, stay
 from regrad.core.dispatch import alias_of, computed
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import Run as PullRun
 from regrad.core.pullback import or_zeros, pull_loop
-from regrad.core.registry import OPS, Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import current, in_state
 from regrad.core.tape import placed, put
 from regrad.errors import GradientError, GraphError
 from regrad.graph.deferred import pull_call, spec_of_record
-from regrad.graph.graph import CONST, INNERMOST, Graph, Node
+from regrad.graph.graph import CONST, INNERMOST, Graph, Node, graph_op
 from regrad.graph.plan import Plan, Run, needed
 from regrad.shapes.infer import Spec
 from regrad.v1.graph.gradients import pull_in_graph
@@ -42,6 +42,7 @@ from regrad.v1.graph.graphs import add_op, current_graph
 Values = Sequence[Any]
 
 
+@dataclass(eq=False)
 class GraphRegion:
     """A part of a graph that runs as a whole: `outputs`, given values for the `inputs`.
 
@@ -49,20 +50,16 @@ class GraphRegion:
     tensors of the outer graph (see `share_captures`).
     """
 
-    def __init__(
-        self, graph: Graph, arguments: Sequence[rg.Tensor], outputs: Sequence[rg.Tensor],
-        targets: Sequence[Node] = (),
-    ) -> None:  # fmt: skip
-        self.graph = graph
-        self.arguments: list[rg.Tensor] = list(arguments)
-        self.captured: list[rg.Tensor] = []
-        self.outputs: list[rg.Tensor] = list(outputs)
-        self.targets: list[Node] = list(targets)
+    graph: Graph
+    arguments: Sequence[rg.Tensor]
+    outputs: Sequence[rg.Tensor]
+    targets: Sequence[Node] = ()
+    captured: Sequence[rg.Tensor] = ()
 
     @property
     def inputs(self) -> list[rg.Tensor]:
         """The arguments, and then what is captured."""
-        return self.arguments + self.captured
+        return [*self.arguments, *self.captured]
 
     def spread(self, given: Iterable[tuple[rg.Tensor, rg.Tensor]] = ()) -> None:
         """Note which integers inside carry a gradient: those that come in as they do outside.
@@ -167,12 +164,7 @@ class EagerRun(Interpreter):
 @block
 def inside(graph: Graph) -> Generator[Graph]:
     """Ops made in the block go into the inner graph."""
-    before = INNERMOST.get()
-    try:
-        INNERMOST.set(graph)
-        yield graph
-    finally:
-        INNERMOST.set(before)
+    yield from stay(graph, INNERMOST, graph)
 
 
 def new_graph(name: str) -> Graph:
@@ -259,12 +251,8 @@ def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[rg.Tensor | None]) -> list[An
     return [next(found) if _is_float(x) else None for x in xs]
 
 
-def _op(type: str, name: str, kernel: Callable[..., Any], attrs: str, *first: Input) -> Op:
-    """An op that runs regions. Its rules conjugate where needed, so the walk must not."""
-    return Op(
-        type, name, kernel, [*first, Input("xs", "many")], attrs.split(),
-        several=True, stateful=True, holomorphic=False,
-    )  # fmt: skip
+# An op that runs regions. Its rules conjugate where needed, so the walk must not.
+_op = partial(graph_op, several=True, stateful=True, holomorphic=False)
 
 
 # -- cond ----------------------------------------------------------------------------------------
@@ -272,9 +260,6 @@ def _op(type: str, name: str, kernel: Callable[..., Any], attrs: str, *first: In
 
 def _if(run: Run, pred: np.ndarray, xs: Values, branches: Sequence[GraphRegion]) -> Any:
     return tuple(run.through(branches[0 if bool(pred) else 1], xs))
-
-
-IF = _op("If", "cond", _if, "branches", Input("pred", "one"))
 
 
 def cond_node(
@@ -330,8 +315,7 @@ class CondRule(WholeRule):
         return [(0, None), (1, _placed(xs, found))]
 
 
-IF.rule = CondRule()
-OPS[IF.type] = IF
+IF = _op("If", _if, "pred xs*", "branches", name="cond", rule=CondRule())
 
 
 # -- while_loop ----------------------------------------------------------------------------------
@@ -347,9 +331,7 @@ class Loop:
         self.body = body
         self.limit = limit
         self.count: int = len(body.arguments)
-        self.wrt: list[bool] = [
-            _is_float(x) for x in body.captured
-        ]  # whether a capture has a gradient
+        self.wrt: list[bool] = [_is_float(x) for x in body.captured]  # which have a gradient
         self.gradient: GraphRegion | None = None
 
     def steps(self, call: Call, values: Values, captured: Values) -> Iterator[Values]:
@@ -358,9 +340,8 @@ class Loop:
         while True:
             yield values
             inputs = [*values, *captured]
-            if (self.limit is not None and number >= self.limit) or not bool(
-                call(self.cond, inputs, number)[0]
-            ):
+            over = self.limit is not None and number >= self.limit
+            if over or not bool(call(self.cond, inputs, number)[0]):
                 return
             values, number = call(self.body, inputs, number), number + 1
 
@@ -432,9 +413,6 @@ def _calls(run: Run) -> Call:
     return call
 
 
-WHILE = _op("While", "while", _while, "loop")
-
-
 def while_node(
     cond: GraphRegion, body: GraphRegion, start: Sequence[rg.Tensor], specs: Sequence[Spec],
     limit: int | None,
@@ -471,15 +449,11 @@ class WhileRule(WholeRule):
         return [(0, _placed(xs, found))]
 
 
-WHILE.rule = WhileRule()
-OPS[WHILE.type] = WHILE
+WHILE = _op("While", _while, "xs*", "loop", name="while", rule=WhileRule())
 
 
 def _while_grad(run: Run, xs: Values, loop: Loop, floats: int) -> Any:
     return tuple(loop.pull(_calls(run), xs, floats))
-
-
-WHILE_GRAD = _op("WhileGrad", "while_grad", _while_grad, "loop floats")
 
 
 class WhileGradRule(WholeRule):
@@ -497,5 +471,6 @@ class WhileGradRule(WholeRule):
         return pull_call(call, record, dy, floats_in)
 
 
-WHILE_GRAD.rule = WhileGradRule()
-OPS[WHILE_GRAD.type] = WHILE_GRAD
+WHILE_GRAD = _op(
+    "WhileGrad", _while_grad, "xs*", "loop floats", name="while_grad", rule=WhileGradRule()
+)

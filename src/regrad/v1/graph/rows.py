@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from regrad.core.generated import define as compiled
 from regrad.core.registry import Op
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
-from regrad.v1.graph.forms import as_sizes, axes_of, one_op, renamed
+from regrad.v1.graph.conversion import as_sizes
+from regrad.v1.graph.forms import axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
 from regrad.v1.graph.row_docs import Row, complete
 
@@ -173,16 +174,4 @@ def _parse(declaration: str) -> tuple[str, inspect.Signature]:
     """Read `tf.f(x, axis=None, dtype=tf.int64)`."""
     path, _, listed = declaration.removesuffix(")").partition("(")
     listed = listed if "name=" in listed else f"{listed}, name=None"
-    expression = ast.parse(f"lambda {listed}: 0", mode="eval").body
-    assert isinstance(expression, ast.Lambda)
-    arguments = expression.args
-    empty = [MISSING] * (len(arguments.args) - len(arguments.defaults))
-    defaults = [
-        getattr(dtypes, node.attr) if isinstance(node, ast.Attribute) else ast.literal_eval(node)
-        for node in arguments.defaults
-    ]
-    parameters = [
-        inspect.Parameter(argument.arg, EITHER, default=default)
-        for argument, default in zip(arguments.args, empty + defaults, strict=True)
-    ]
-    return path, inspect.Signature(parameters)
+    return path, inspect.signature(compiled("f", f"def f({listed}): ...", {"tf": dtypes}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -338,6 +339,7 @@ def rg_read(value: TensorLike) -> rg.Tensor:
     return value if isinstance(value, rg.Tensor) else type(value)._read(value)
 
 
+@dataclass(eq=False, repr=False)
 class IndexedSlices:
     """Rows of a tensor: `values[i]` belongs to row `indices[i]`. A rule may return one.
 
@@ -357,12 +359,9 @@ class IndexedSlices:
     [[2.0], [0.0], [1.0]]
     """
 
-    def __init__(
-        self, values: TensorLike, indices: TensorLike, dense_shape: TensorLike = None
-    ) -> None:
-        self.values: TensorLike = values
-        self.indices: TensorLike = indices
-        self.dense_shape: TensorLike = dense_shape
+    values: TensorLike
+    indices: TensorLike
+    dense_shape: TensorLike = None
 
 
 class AllAxes(NamedTuple):

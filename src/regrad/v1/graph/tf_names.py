@@ -185,10 +185,8 @@ def sizes(node: Node) -> list[Any] | None:
 
 def _bounds(node: Node) -> list[tuple[Any, Any, Any]]:
     """`(begin, end, step)` of each entry of a strided slice; masks tell of whole axes."""
-    return [
-        (0, 0, 1) if _is_whole(node, i, entry) else _bound(entry)
-        for i, entry in enumerate(node.attrs["index"])
-    ]
+    entries = enumerate(node.attrs["index"])
+    return [(0, 0, 1) if _is_whole(node, i, entry) else _bound(entry) for i, entry in entries]
 
 
 def _bound(entry: Any) -> tuple[Any, Any, Any]:
@@ -265,16 +263,11 @@ def data_format(node: Node) -> bytes:
 
 
 WINDOWS: dict[str, Any] = {
-    "T": T,
-    "strides": window("strides"),
-    "padding": padding,
-    "data_format": data_format,
-}
+    "T": T, "strides": window("strides"), "padding": padding, "data_format": data_format,
+}  # fmt: skip
 CONV: dict[str, Any] = {
-    **WINDOWS,
-    "dilations": window("dilations"),
-    "explicit_paddings": explicit_paddings,
-}
+    **WINDOWS, "dilations": window("dilations"), "explicit_paddings": explicit_paddings,
+}  # fmt: skip
 CONV2D: dict[str, Any] = {**CONV, "use_cudnn_on_gpu": True}
 POOL: dict[str, Any] = {**WINDOWS, "ksize": window("filter_size")}
 RESIZE: dict[str, Any] = {"T": T, "align_corners": at("align"), "half_pixel_centers": at("half")}
@@ -351,10 +344,8 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     "EnsureShape": row(shape=sizes),
     "Range": typed(Tidx=T),
     "LinSpace": row(XS, ints("num"), Tidx=INT32),
-    **each(
-        "AssignAdd AssignSub ApplyGradientDescent ApplyAdagrad ApplyAdadelta ApplyAdam "
-        "ApplyRMSProp ApplyCenteredRMSProp ApplyFtrlV2", row(use_locking=False),
-    ),
+    **each("AssignAdd AssignSub ApplyGradientDescent ApplyAdagrad ApplyAdadelta ApplyAdam "
+           "ApplyRMSProp ApplyCenteredRMSProp ApplyFtrlV2", row(use_locking=False)),
     "ApplyMomentum": row(use_locking=False, use_nesterov=at("use_nesterov")),
     # dtypes and lists
     "Cast": typed(SrcT=T, DstT=result, Truncate=False),
@@ -401,23 +392,18 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     "SelectV2": row(T=dtype_of(1)),
     "SparseSoftmaxCrossEntropyWithLogits": row(Tlabels=dtype_of(1)),
     # random numbers
-    **each(
-        "RandomStandardNormal TruncatedNormal RandomUniform",
-        typed(ints("shape"), dtype=result, T=INT32, **SEEDS),
-    ),
+    **each("RandomStandardNormal TruncatedNormal RandomUniform",
+           typed(ints("shape"), dtype=result, T=INT32, **SEEDS)),
     "RandomUniformInt": typed(ints("shape"), XS, Tout=result, T=INT32, **SEEDS),
     "RandomShuffle": row(**SEEDS),
     "Multinomial": row(XS, ints("num_samples", "count"), output_dtype=result, **SEEDS),
     # reductions and scans
     **each("Sum Mean Prod Max Min", row(*REDUCED, **REDUCTION)),
     **each("Any All", typed(*REDUCED, **REDUCTION)),
-    **each(
-        "ArgMax ArgMin", row(XS, ints("dimension", "axis"), Tidx=INT32, output_type=result)
-    ),
-    **each(
-        "Cumsum Cumprod",
-        row(XS, ints("axis"), exclusive=at("exclusive"), reverse=at("reverse"), Tidx=INT32),
-    ),
+    **each("ArgMax ArgMin",
+           row(XS, ints("dimension", "axis"), Tidx=INT32, output_type=result)),
+    **each("Cumsum Cumprod",
+           row(XS, ints("axis"), exclusive=at("exclusive"), reverse=at("reverse"), Tidx=INT32)),
     # matrices
     "MatMul": _matmul,
     "MatrixInverse": row(adjoint=False),
@@ -430,14 +416,10 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     "Conv2D": row(**CONV2D),
     "Conv2DBackpropInput": row(ints("input_sizes", "shape"), 1, 0, **CONV2D),
     "Conv2DBackpropFilter": row(0, ints("filter_sizes", "shape"), 1, **CONV2D),
-    **each(
-        "Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
-        row(ints("input_sizes", "shape"), 1, 0, **CONV),
-    ),
-    **each(
-        "Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter",
-        row(0, ints("filter_sizes", "shape"), 1, **CONV),
-    ),
+    **each("Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
+           row(ints("input_sizes", "shape"), 1, 0, **CONV)),
+    **each("Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter",
+           row(0, ints("filter_sizes", "shape"), 1, **CONV)),
     **each("Conv3D DepthwiseConv2dNative", row(**CONV)),
     "Dilation2D": row(strides=window("strides"), rates=window("dilations"), padding=padding),
     **each("MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolGrad", row(**POOL)),

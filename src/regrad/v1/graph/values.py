@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from regrad.core import dims
-from regrad.core.registry import OPS, Input, Op
-from regrad.core.rule import NoGradient, PerInput
+from regrad.core.registry import Op
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import IndexRangeError, ShapeError
-from regrad.graph.graph import CONST, defer, is_symbolic
+from regrad.graph.graph import CONST, defer, graph_op, is_symbolic
 from regrad.shapes.infer import Spec
 from regrad.shapes.sizes import merge
 from regrad.v1.graph.conversion import convert_to_tensor, same_dtype
@@ -42,11 +41,7 @@ def _check_shape(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
     return x
 
 
-ENSURE_SHAPE = OPS.setdefault(
-    "EnsureShape", Op("EnsureShape", "ensure_shape", _check_shape, [Input("x", "one")], ["shape"])
-)
-ENSURE_SHAPE.rule = PerInput(ENSURE_SHAPE, "EnsureShape")
-ENSURE_SHAPE.rule.add("x", lambda dy: dy)
+ENSURE_SHAPE = graph_op("EnsureShape", _check_shape, "x", "shape", name="ensure_shape", rule=None)
 
 
 def ensure(what: str, x: Tensor, shape: dims.Shape) -> Tensor:
@@ -75,9 +70,7 @@ def _check_divisor(xp: Any, x: Any, what: str) -> Any:
 
 def _check(type: str, kernel: Callable[..., Any]) -> Op:
     """A private op that passes its input on if it may."""
-    op = Op(type, type.lstrip("_"), kernel, [Input("x", "one")], ["what"])
-    op.rule = NoGradient()
-    return op
+    return graph_op(type, kernel, "x", "what", name=type.lstrip("_"))
 
 
 INDICES, DIVISOR = _check("_Indices", _check_indices), _check("_Divisor", _check_divisor)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import INNERMOST, NO_RULE, chain
+from regrad.graph.graph import INNERMOST, NO_RULE, Graph, chain, graph_op
+from regrad.graph.plan import Run
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType, DTypeLike
@@ -22,6 +24,7 @@ from regrad.v1.graph.control import cond, group
 from regrad.v1.graph.conversion import convert_to_tensor
 from regrad.v1.graph.graphs import (
     GraphKeys,
+    add_op,
     control_dependencies,
     current_graph,
     get_collection,
@@ -30,11 +33,6 @@ from regrad.v1.graph.graphs import (
 from regrad.v1.graph.open_sessions import Runs, default_session
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import Operation, Tensor, face, operation
-
-if TYPE_CHECKING:
-    from regrad.graph.graph import Graph
-    from regrad.graph.plan import Run
-
 
 __all__ = [
     "Variable", "all_variables", "assign", "assign_add", "assign_sub", "global_variables",
@@ -63,6 +61,10 @@ def _write(run: Run, ref: Any, value: np.ndarray, key: str, shape: tuple[int, ..
     return run.write(key, value)
 
 
+def _is_set(run: Run, ref: Any, key: str) -> np.ndarray:
+    return np.asarray(key in run.written or key in run.variables)
+
+
 def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def kernel(run: Run, ref: Any, value: np.ndarray, key: str) -> Any:
         old = read_state(run, ref, key)
@@ -71,26 +73,12 @@ def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return kernel
 
 
-def state_op(
-    type: str, kernel: Callable[..., Any], inputs: Iterable[str], attrs: Sequence[str],
-    lists: Sequence[Input] = (),
-) -> Op:  # fmt: skip
-    """Make an op on the state of a run, without a gradient; `lists` are inputs after the others."""
-    op = Op(type, type, kernel, [*[Input(n, "one") for n in inputs], *lists], attrs, stateful=True)
-    op.rule = NO_RULE
-    return OPS.setdefault(type, op)
-
-
-VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, [], ["dtype", "shape"])
-ASSIGN = state_op("Assign", _write, ["ref", "value"], ["key", "shape"])
-ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), ["ref", "value"], ["key"])
-ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), ["ref", "value"], ["key"])
-IS_INITIALIZED = state_op(
-    "IsVariableInitialized",
-    lambda run, ref, key: np.asarray(key in run.written or key in run.variables),
-    ["ref"],
-    ["key"],
-)
+state_op = partial(graph_op, stateful=True)  # on the state of a run
+VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, attrs="dtype shape")
+ASSIGN = state_op("Assign", _write, "ref value", "key shape")
+ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), "ref value", "key")
+ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), "ref value", "key")
+IS_INITIALIZED = state_op("IsVariableInitialized", _is_set, "ref", "key")
 # A read is an Identity to rules and overrides, as in TensorFlow; only its kernel is another.
 READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
 READ.rule = OPS["Identity"].rule
@@ -268,12 +256,9 @@ class Variable(Readable):
     def _add_write(
         self, op: Op, value: Tensor, name: str, attrs: Mapping[str, Any] | None = None
     ) -> Tensor:
-        graph = current_graph()
-        xs = graph.entering(self._variable._tensor), graph.entering(value._tensor)
         spec = (self._variable if self._validate else value)._symbol.spec
-        with graph.naming(op.type, name):
-            y = graph.add(op, NO_RULE, xs, {"key": self._key, **(attrs or {})}, specs=[spec])
-        return face(y)
+        xs, attrs = [self._variable._tensor, value._tensor], {"key": self._key, **(attrs or {})}
+        return face(add_op(op, name, xs, attrs, [spec], NO_RULE))
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -605,6 +590,5 @@ def is_variable_initialized(variable: Readable) -> Tensor:
     False None True
     """
     found = variable_of(variable)
-    graph = current_graph()
-    xs, attrs = (graph.entering(found._variable._tensor),), {"key": found._key}
-    return face(graph.add(IS_INITIALIZED, NO_RULE, xs, attrs, specs=[Spec((), np.dtype(bool))]))
+    xs, attrs = [found._variable._tensor], {"key": found._key}
+    return face(add_op(IS_INITIALIZED, None, xs, attrs, [Spec((), np.dtype(bool))], NO_RULE))

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core.backends import JAX
-from regrad.graph.graph import CONST, Symbol
+from regrad.graph.graph import CONST, Node, Symbol
 from regrad.graph.plan import Plan, Run
 from regrad.transforms.donation import compile_donating, may_donate, set_apart
 from regrad.transforms.traces import find_jax
 from regrad.v1.run import traced_control  # noqa: F401 (registers how branches and loops are traced)
 from regrad.v1.run.tracing import (
+    Touched,
     TraceRun,
     all_nodes,
     check,
@@ -27,11 +28,6 @@ from regrad.v1.run.tracing import (
     settle,
     settle_all,
 )
-
-if TYPE_CHECKING:
-    from regrad.graph.graph import Node
-    from regrad.v1.run.tracing import Touched
-
 
 LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
 DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})

@@ -103,27 +103,18 @@ class RunMetadata:
 # -- values as they are handed out ---------------------------------------------------------------
 
 
+NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "c8", "c16")
+
+
 def _plain_scalar(base: type) -> type:
     """NumPy's scalar type with the printing that TensorFlow's users know: `1.5`, not
     `np.float32(1.5)`."""
-    return type(
-        base.__name__,
-        (base,),
-        {
-            "__slots__": (),
-            "__repr__": base.__str__,
-            "__reduce__": lambda self: (base, (self.item(),)),
-        },
-    )
+    reduced = lambda self: (base, (self.item(),))  # noqa: E731
+    own = {"__slots__": (), "__repr__": base.__str__, "__reduce__": reduced}
+    return type(base.__name__, (base,), own)
 
 
-SCALARS = {
-    np.dtype(base): _plain_scalar(base)
-    for base in (
-        np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64,
-        np.uint8, np.uint16, np.uint32, np.uint64, np.complex64, np.complex128,
-    )
-}  # fmt: skip
+SCALARS = {np.dtype(code): _plain_scalar(np.dtype(code).type) for code in NUMBERS}
 
 
 def _handed_out(value: np.ndarray, owned: bool) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +31,7 @@ __all__ = [
 TRUNCATED_STDDEV = 0.87962566103423978
 _Shape = tuple[int, ...]
 _FLOAT = dtypes.float32
+DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
 
 
 class Initializer:
@@ -50,7 +52,11 @@ class Initializer:
     """
 
     def __init__(self, dtype: dtypes.DTypeLike = _FLOAT) -> None:
-        self.dtype: dtypes.DType = dtypes.as_dtype(dtype)
+        self.dtype: dtypes.DTypeLike = dtype
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        self.dtype = dtypes.as_dtype(self.dtype)
 
     def __call__(
         self, shape: ShapeLike, dtype: dtypes.DTypeLike | None = None, partition_info: None = None
@@ -59,7 +65,7 @@ class Initializer:
         sizes: Any = TensorShape(shape)
         if not sizes.is_fully_defined():
             raise ShapeError(f"an initial value needs a fully defined shape, got {sizes}")
-        dtype = self.dtype if dtype is None else dtypes.as_dtype(dtype)
+        dtype = dtypes.as_dtype(self.dtype if dtype is None else dtype)
         return self.values(tuple(sizes.as_list()), dtype)
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
@@ -103,6 +109,7 @@ class Ones(Initializer):
         return as_constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
 
 
+@dataclass(eq=False, repr=False)
 class Constant(Initializer):
     """One value everywhere, or a list of values in order (the last of which is repeated).
 
@@ -119,17 +126,15 @@ class Constant(Initializer):
     [1. 2. 2.]
     """
 
-    def __init__(
-        self, value: TensorLike = 0, dtype: dtypes.DTypeLike = _FLOAT, verify_shape: bool = False
-    ) -> None:
-        super().__init__(dtype)
-        self.value: TensorLike = value
-        self.verify_shape: bool = verify_shape
+    value: TensorLike = 0
+    dtype: dtypes.DTypeLike = _FLOAT
+    verify_shape: bool = False
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         return as_constant(self.value, dtype, shape, verify_shape=self.verify_shape)
 
 
+@dataclass(eq=False, repr=False)
 class RandomUniform(Initializer):
     """Uniform numbers from `[minval, maxval)`.
 
@@ -148,19 +153,16 @@ class RandomUniform(Initializer):
     True
     """
 
-    def __init__(
-        self, minval: TensorLike = 0, maxval: TensorLike = None, seed: int | None = None,
-        dtype: dtypes.DTypeLike = _FLOAT,
-    ) -> None:  # fmt: skip
-        super().__init__(dtype)
-        self.minval: TensorLike = minval
-        self.maxval: TensorLike = maxval
-        self.seed: int | None = seed
+    minval: TensorLike = 0
+    maxval: TensorLike = None
+    seed: int | None = None
+    dtype: dtypes.DTypeLike = _FLOAT
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, seed=self.seed)
 
 
+@dataclass(eq=False, repr=False)
 class RandomNormal(Initializer):
     """Normal numbers.
 
@@ -178,16 +180,11 @@ class RandomNormal(Initializer):
     [5. 5.]
     """
 
-    draw: Callable[..., Any] = staticmethod(random_ops.random_normal)
-
-    def __init__(
-        self, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed: int | None = None,
-        dtype: dtypes.DTypeLike = _FLOAT,
-    ) -> None:  # fmt: skip
-        super().__init__(dtype)
-        self.mean: TensorLike = mean
-        self.stddev: TensorLike = stddev
-        self.seed: int | None = seed
+    mean: TensorLike = 0.0
+    stddev: TensorLike = 1.0
+    seed: int | None = None
+    dtype: dtypes.DTypeLike = _FLOAT
+    draw: ClassVar[Callable[..., Any]] = staticmethod(random_ops.random_normal)
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         return self.draw(shape, self.mean, self.stddev, dtype, seed=self.seed)
@@ -211,9 +208,10 @@ class TruncatedNormal(RandomNormal):
     True
     """
 
-    draw: Callable[..., Any] = staticmethod(random_ops.truncated_normal)
+    draw: ClassVar[Callable[..., Any]] = staticmethod(random_ops.truncated_normal)
 
 
+@dataclass(eq=False, repr=False)
 class VarianceScaling(Initializer):
     """Random numbers whose variance is `scale / n`, n being a layer's number of units.
 
@@ -237,21 +235,20 @@ class VarianceScaling(Initializer):
     (3, 3, 16, 32)
     """
 
-    def __init__(
-        self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal",
-        seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT,
-    ) -> None:  # fmt: skip
-        super().__init__(dtype)
-        if scale <= 0:
-            raise GraphError(f"`scale` must be positive float, got {scale!r}")
-        if mode not in ("fan_in", "fan_out", "fan_avg"):
-            raise GraphError(f"Invalid `mode` argument: {mode!r}")
-        if distribution not in ("normal", "truncated_normal", "untruncated_normal", "uniform"):
-            raise GraphError(f"Invalid `distribution` argument: {distribution!r}")
-        self.scale: float = scale
-        self.mode = mode
-        self.distribution = distribution
-        self.seed: int | None = seed
+    scale: float = 1.0
+    mode: str = "fan_in"
+    distribution: str = "truncated_normal"
+    seed: int | None = None
+    dtype: dtypes.DTypeLike = _FLOAT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale <= 0:
+            raise GraphError(f"`scale` must be positive float, got {self.scale!r}")
+        if self.mode not in ("fan_in", "fan_out", "fan_avg"):
+            raise GraphError(f"Invalid `mode` argument: {self.mode!r}")
+        if self.distribution not in DISTRIBUTIONS:
+            raise GraphError(f"Invalid `distribution` argument: {self.distribution!r}")
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         fan_in, fan_out = fans(shape)
@@ -319,6 +316,7 @@ LecunUniform: Any = _scaling("LecunUniform", "initializers.lecun_uniform", "unif
 LecunNormal: Any = _scaling("LecunNormal", "initializers.lecun_normal", NORMAL)
 
 
+@dataclass(eq=False, repr=False)
 class UniformUnitScaling(Initializer):
     """Uniform numbers that keep the scale of the input.
 
@@ -336,18 +334,16 @@ class UniformUnitScaling(Initializer):
     True
     """
 
-    def __init__(
-        self, factor: float = 1.0, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT
-    ) -> None:
-        super().__init__(dtype)
-        self.factor: float = factor
-        self.seed: int | None = seed
+    factor: float = 1.0
+    seed: int | None = None
+    dtype: dtypes.DTypeLike = _FLOAT
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         limit = math.sqrt(3 / max(1, math.prod(shape[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
 
 
+@dataclass(eq=False, repr=False)
 class Orthogonal(Initializer):
     """A matrix with orthonormal rows or columns, times `gain`; more axes are taken together.
 
@@ -365,12 +361,9 @@ class Orthogonal(Initializer):
     [[1.0, 0.0], [0.0, 1.0]]
     """
 
-    def __init__(
-        self, gain: float = 1.0, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT
-    ) -> None:
-        super().__init__(dtype)
-        self.gain: float = gain
-        self.seed: int | None = seed
+    gain: float = 1.0
+    seed: int | None = None
+    dtype: dtypes.DTypeLike = _FLOAT
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         if len(shape) < 2:
@@ -388,6 +381,7 @@ def _orthonormal(noise: rg.Tensor, *, shape: tuple[int, ...], turned: bool, gain
     return gain * rg.reshape(rg.matrix_transpose(q) if turned else q, shape)
 
 
+@dataclass(eq=False, repr=False)
 class Identity(Initializer):
     """The identity matrix, times `gain`.
 
@@ -403,9 +397,8 @@ class Identity(Initializer):
     [[2.0, 0.0], [0.0, 2.0]]
     """
 
-    def __init__(self, gain: float = 1.0, dtype: dtypes.DTypeLike = _FLOAT) -> None:
-        super().__init__(dtype)
-        self.gain = gain
+    gain: float = 1.0
+    dtype: dtypes.DTypeLike = _FLOAT
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> Tensor:
         if len(shape) != 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import regrad as rg
@@ -24,7 +25,6 @@ from regrad.v1.training.variable_scopes import Initial, get_variable, variable_s
 
 if TYPE_CHECKING:
     from regrad.v1.training.variable_scopes import AutoReuse
-
 
 Function = Callable[..., Any] | None
 Options = tuple[Any, Function, Function, bool] | None
@@ -334,10 +334,8 @@ def batch_normalization(
         vectors = [*_moments(x, axis, moving, training, momentum, fused), offset, factor]
         if axis < rank - 1:
             shape = tuple([-1 if i == axis else 1 for i in range(rank)])
-            vectors = [
-                v if v is None else build("Reshape", None, rg.reshape, v, shape=shape)
-                for v in vectors
-            ]
+            reshape = partial(build, "Reshape", None, rg.reshape, shape=shape)
+            vectors = [v if v is None else reshape(v) for v in vectors]
         return nn.batch_normalization(x, *vectors, variance_epsilon=epsilon)
 
 

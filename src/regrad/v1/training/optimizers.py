@@ -7,7 +7,7 @@ as they were, for ops run in the order of their making.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +20,16 @@ from regrad.v1.functions.math import cast
 from regrad.v1.graph.control import group
 from regrad.v1.graph.conversion import constant, convert_to_tensor
 from regrad.v1.graph.gradients import gradients
-from regrad.v1.graph.graphs import GraphKeys, control_dependencies, current_graph, get_default_graph
+from regrad.v1.graph.graphs import (
+    Graph,
+    GraphKeys,
+    control_dependencies,
+    current_graph,
+    get_default_graph,
+)
 from regrad.v1.graph.tensors import IndexedSlices, Operation, Tensor, is_tensor
 from regrad.v1.graph.variables import Variable, assign_add, trainable_variables, variable_of
 from regrad.v1.training.updates import add_update, find_rows, update_op
-
-if TYPE_CHECKING:
-    from regrad.v1.graph.graphs import Graph
 
 __all__ = [
     "AdadeltaOptimizer", "AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer",
@@ -351,7 +354,7 @@ class _FormulaOptimizer(Optimizer):
         states = [var, *[self._slots[name][var] for name in self._fills]]
         names = [i.name for i in self.op.inputs[len(states) : -1]]
         values = [grad if n == "grad" else self._number(n, dtype) for n in names]
-        return add_update(self.op, states, [*values, *indices], len(indices), self._options)
+        return add_update(self.op, states, [*values, *indices], self._options)
 
 
 _LONG = {"lr": "learning_rate", "alpha": "learning_rate"}

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.registry import Input, Op
+from regrad.core.registry import Op
 from regrad.graph.graph import NO_RULE, Node
+from regrad.graph.plan import Run
 from regrad.shapes.infer import Spec
 from regrad.v1.errors import InvalidArgumentError
-from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.graphs import add_op
 from regrad.v1.graph.tensors import Tensor, face
 from regrad.v1.graph.variables import Variable, read_state, state_op
-
-if TYPE_CHECKING:
-    from regrad.graph.plan import Run
-
 
 # -- ops made of formulas --------------------------------------------------------------------------
 
@@ -37,7 +34,7 @@ def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
         names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         attrs = ["keys", *[p.name for p in parameters if p.kind is p.KEYWORD_ONLY]]
         kernel = _kernel(formula, states, names.index("grad"))
-        return state_op(type, kernel, names, attrs, [Input("indices", "many")])
+        return state_op(type, kernel, " ".join([*names, "indices*"]), " ".join(attrs))
 
     return make
 
@@ -123,16 +120,10 @@ def _adds_rows(node: Node) -> bool:
 
 
 def add_update(
-    op: Op, states: Sequence[Variable], values: Sequence[Tensor], rows: int,
-    options: Mapping[str, Any],
-) -> Tensor:  # fmt: skip
+    op: Op, states: Sequence[Variable], values: Sequence[Tensor], options: Mapping[str, Any]
+) -> Tensor:
     """Add an op that changes variables to the graph; its value is that of the first one."""
-    graph = current_graph()
-    xs = [graph.entering(v._ref()._tensor) for v in states]
-    xs += [graph.entering(x._read()) for x in values]
-    places = list(range(len(xs)))
-    layout = (*places[: len(xs) - rows], tuple(places[len(xs) - rows :]))
+    xs = [*[v._ref()._tensor for v in states], *[x._read() for x in values]]
     ref = states[0]._ref()._symbol
     attrs = {"keys": tuple([v._key for v in states]), **options}
-    spec = Spec(ref.shape, ref.dtype)
-    return face(graph.add(op, NO_RULE, tuple(xs), attrs, layout, specs=[spec]))
+    return face(add_op(op, None, xs, attrs, [Spec(ref.shape, ref.dtype)], NO_RULE))

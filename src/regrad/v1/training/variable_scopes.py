@@ -279,11 +279,8 @@ def _make(
     initializer = initializer if initializer is not None else scope.initializer
     regularizer = regularizer or scope.regularizer
     value = _initial_value(full, shape, dtype or scope.dtype, initializer, dtype is not None)
-    before, graph.scope = graph.scope, ""  # the variable's scope is in its name already
-    try:
+    with graph.name_scope(None):  # the variable's scope is in its name already
         variable = Variable(value, trainable is not False, name=full, **options)
-    finally:
-        graph.scope = before
     graph.variables_by_name[full] = variable
     if regularizer is not None:
         with graph.name_scope(f"{full}/Regularizer/"):
