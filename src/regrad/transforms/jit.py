@@ -38,10 +38,10 @@ from regrad.core.tensor import Tensor
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, RetraceWarning, StateError
 from regrad.graph.graph import Symbol
-from regrad.transforms.arguments import OpenedArguments, Static, argument, returned
+from regrad.transforms.arguments import OpenedArguments, Static, returned
 from regrad.transforms.closures import Closure, Method
 from regrad.transforms.program import Body, Program, find_jax
-from regrad.transforms.shortcuts import Shortcuts
+from regrad.transforms.shortcuts import MISS, Shortcuts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-ndarray = np.ndarray
 VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
 MANY = 8  # traces after which a function that is traced once more gets a warning
 KEPT = 512  # traces of one function whose programs are kept (of one or two MB, if they are small)
@@ -240,7 +239,6 @@ class Jitted(Generic[P, R]):
         self.dropped: int = 0
         self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
         self.closure = Closure(f)
-        self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
         self.version: int | None = None  # of the registry, when a program was found
         self.default: np.dtype | None = None  # the default dtype, when a program was found
         self.stamp: Any = None  # of the registry, when the closure was made
@@ -292,29 +290,18 @@ class Jitted(Generic[P, R]):
         self.calls += 1
         try:
             state = current()
-            if state is not None:
-                if state.region is not None and state.region.traced:
-                    return self.f(*args, **kwargs)
-                return self._call(state, args, kwargs)
-            program, arrays = None, []
-            if not kwargs:
-                for x in args:
-                    if type(x) is not Tensor:
-                        break
-                    data = x._data
-                    arrays.append(data if type(data) is not ndarray else argument(x))
-                else:
-                    program = self.plain.get(len(args))
-            if program is None and (found := self.shortcuts.open(args, kwargs)) is not None:
-                program, arrays = self.shortcuts.programs.get(found[0]), found[1]
-            if (
-                program is None
-                or registry.version != self.version
-                or get_default_dtype() is not self.default
-                or not self.closure.is_current()
-            ):
-                return self._call(None, args, kwargs)
-            return program.call_quick(arrays, self.closure)
+            if state is None:
+                if (
+                    registry.version == self.version
+                    and get_default_dtype() is self.default
+                    and self.closure.is_current()
+                ):
+                    for road in self.shortcuts.roads.get(len(args), ()):
+                        if (y := road(args, kwargs, self.closure)) is not MISS:
+                            return y
+            elif state.region is not None and state.region.traced:
+                return self.f(*args, **kwargs)
+            return self._call(state, args, kwargs)
         except Exception as error:
             self._fold(error, args, kwargs)
             raise
@@ -382,16 +369,8 @@ class Jitted(Generic[P, R]):
         program = self._program(given, closure, overrides)
         ys, note = program(given.tensors, closure, overrides)
         if not (overrides or reaching or program.reads or self.verify or self.full):
-            if not kwargs and all(type(x) is Tensor for x in args):
-                self.plain[len(args)] = program
-            else:
-                self.shortcuts.keep(args, kwargs, given, program)
+            self.shortcuts.keep(args, kwargs, program)
         return note(ys)
-
-    def _forget(self) -> None:
-        """Let the next calls come by `_program`."""
-        self.plain.clear()
-        self.shortcuts.clear()
 
     def _closure(self, overrides: Overrides, reaching: Sequence[object]) -> Closure:
         """Return the closure of the function, the rules in force and functions among arguments."""
@@ -400,7 +379,7 @@ class Jitted(Generic[P, R]):
             if stamp != self.stamp or not self.closure.is_current():
                 self.closure: Closure = Closure(self.f, *registered(*stamp))
                 self.stamp = stamp
-                self._forget()
+                self.shortcuts.clear()
             return self.closure
         known = self.under
         same = known[0] is overrides and known[2] == stamp and len(known[1]) == len(reaching)
@@ -415,7 +394,7 @@ class Jitted(Generic[P, R]):
         self.version, default = registry.version, get_default_dtype()
         if default is not self.default:
             self.default = default
-            self._forget()
+            self.shortcuts.clear()
         known = given.key, closure.key, rules, self.version, default
         with UPDATES:  # as the call of a program
             if self.full:
@@ -442,7 +421,7 @@ class Jitted(Generic[P, R]):
         self.dropped += len(gone)
         states = {known for known, _ in self.programs}
         self.read = {known: places for known, places in self.read.items() if known in states}
-        self._forget()
+        self.shortcuts.clear()
         self.full = False
 
     def _kept(self) -> int:
@@ -471,7 +450,7 @@ class Jitted(Generic[P, R]):
         def traced(arrays: Sequence[Array], plainly: Sequence[int]) -> None:
             """Find the program by the content of the arrays that the trace read."""
             if plainly:
-                self._forget()
+                self.shortcuts.clear()
                 assert program.closure is not None
                 read = self.read.setdefault(known, set())
                 read.update(plainly)
@@ -500,7 +479,7 @@ class Jitted(Generic[P, R]):
         self.traces = n = self.traces + 1
         if n >= KEPT and self._kept() >= KEPT:  # (the trace that ends now is not counted yet)
             self.full = True
-            self._forget()
+            self.shortcuts.clear()
         if n >= MANY and n & (n - 1) == 0:
             warnings.warn(
                 f"{self.name} was traced and compiled for the {n}th time. What changed last: "
