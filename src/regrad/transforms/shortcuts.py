@@ -164,7 +164,9 @@ class _Writer:
         Others may have static fields. And a list of numbers is not a container to us, but a Tensor.
         """
         kind = type(value)
-        plain = kind in (dict, list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields"))
+        plain = kind in (dict, list, tuple) or (
+            isinstance(value, tuple) and hasattr(kind, "_fields")
+        )
         if not depth or not plain or is_number_list(value):
             raise _Unusual
         self.require(f"type({name}) is c{len(self.classes)} and len({name}) == {len(value)}")
