@@ -146,8 +146,8 @@ class _Writer:
         if fixed or kind is str or value is None:
             self.static(value, name)
         elif kind in NUMBERS:
-            condition, dtypes = NUMBERS[kind]
-            self.require(f"type({name}) is {kind.__name__} and {condition.format(name)}")
+            condition = NUMBERS[kind][0].format(name)
+            self.require(f"type({name}) is {kind.__name__} and {condition}")
             wide = f"NUMBERS[{kind.__name__}][1][config.jax_enable_x64]"
             self.lines.append(f"{name} = array({name}, {wide})")
             self.arrays.append(name)
