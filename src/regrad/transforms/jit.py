@@ -33,7 +33,7 @@ from regrad.core.name_scopes import PATH
 from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
 from regrad.core.signatures import check_call, public
-from regrad.core.state import State, current, is_held
+from regrad.core.state import current, is_held
 from regrad.core.tensor import Tensor
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, RetraceWarning, StateError
@@ -41,7 +41,7 @@ from regrad.graph.graph import Symbol
 from regrad.transforms.arguments import OpenedArguments, Static, returned
 from regrad.transforms.closures import Closure, Method
 from regrad.transforms.program import Body, Program, find_jax
-from regrad.transforms.shortcuts import MISS, Shortcuts
+from regrad.transforms.shortcuts import Road, Shortcuts, generally
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -253,6 +253,7 @@ class Jitted(Generic[P, R]):
         places = _places(f, options["static_argnums"])
         self.static: Statics = Statics(self.parameters, names, places)
         self.shortcuts: Shortcuts = Shortcuts(self.static.places, self.static.names)
+        self.roads: dict[int, Road] = self.shortcuts.roads
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
@@ -289,19 +290,7 @@ class Jitted(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self.calls += 1
         try:
-            state = current()
-            if state is None:
-                if (
-                    registry.version == self.version
-                    and get_default_dtype() is self.default
-                    and self.closure.is_current()
-                ):
-                    for road in self.shortcuts.roads.get(len(args), ()):
-                        if (y := road(args, kwargs, self.closure)) is not MISS:
-                            return y
-            elif state.region is not None and state.region.traced:
-                return self.f(*args, **kwargs)
-            return self._call(state, args, kwargs)
+            return self.roads.get(len(args), generally)(args, kwargs, self)
         except Exception as error:
             self._fold(error, args, kwargs)
             raise
@@ -357,7 +346,11 @@ class Jitted(Generic[P, R]):
         given = OpenedArguments(*marked, numbers="weak")
         return given, given.open_to_change(self.parameters)
 
-    def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_at_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call of any kind; `shortcuts` has roads for the usual ones."""
+        state = current()
+        if state is not None and state.region is not None and state.region.traced:
+            return self.f(*args, **kwargs)
         given, reaching = self._opened(args, kwargs)
         if any(type(x._data) is Symbol for x in given.tensors):
             return self.f(*args, **kwargs)
@@ -369,7 +362,8 @@ class Jitted(Generic[P, R]):
         program = self._program(given, closure, overrides)
         ys, note = program(given.tensors, closure, overrides)
         if not (overrides or reaching or program.reads or self.verify or self.full):
-            self.shortcuts.keep(args, kwargs, program)
+            made_for = {"closure": closure, "version": self.version, "default": self.default}
+            self.shortcuts.keep(args, kwargs, program, **made_for)
         return note(ys)
 
     def _closure(self, overrides: Overrides, reaching: Sequence[object]) -> Closure:

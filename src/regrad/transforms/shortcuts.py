@@ -6,38 +6,45 @@ which says what it is, and does at length what is done here in few steps.
 
 For `f(x, {"w": w}, k=2)`, with k static, a *road* is written that reads
 
-    def road(args, kwargs, closure):
-        v0, v1 = args
-        if not (len(kwargs) == 1): return MISS
-        v2 = kwargs.get('k', MISS)
-        if type(v0) is Tensor: v0 = v0._data
-        if type(v0) is not Array and (v0 := admitted(v0)) is None: return MISS
-        if not (type(v1) is dict and len(v1) == 1): return MISS
-        v3 = v1.get('w', MISS)
-        …                                       # as for v0
-        if not (type(v2) is c0): return MISS    # c0: int
-        call = programs.get((v2,))
-        return MISS if call is None else call([v0, v3], closure)
+    def road(args, kwargs, f):
+        if not (current() is None and …): return other(args, kwargs, f)
+        v1, v2, = args
+        if not (len(kwargs) == 1): return other(args, kwargs, f)
+        v3 = kwargs.get('k', other)
+        if type(v1) is Tensor: v1 = v1._data
+        if not (type(v1) is Array or (v1 := admitted(v1)) is not None): return other(…)
+        if not (type(v2) is c0 and len(v2) == 1): return other(…)    # c0: dict
+        v4 = v2.get('w', other)
+        …                                                            # as for v1
+        if not (type(v3) is c1): return other(…)                     # c1: int
+        program = programs.get((v3, ))
+        if not (program is not None): return other(…)
+        return program.call_quick([v1, v4], closure)
+
+`other` is the road of another kind with as many arguments, and at last the general road.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regrad.core import registry
 from regrad.core.containers import is_number_list
+from regrad.core.promotion import get_default_dtype
 from regrad.core.sharding import to_jax
+from regrad.core.state import current
 from regrad.core.tensor import Tensor
 from regrad.transforms.traces import find_jax
 
 if TYPE_CHECKING:
     from regrad.transforms.program import Program
 
-array, ndarray = np.array, np.ndarray
-MISS: Any = object()  # what a road returns of calls of another kind
+ndarray = np.ndarray
 EXACT: set[type[Any]] = {int, bool, str, type(None), type}  # types whose equal values are the same
 # How a Python number is asked whether it has 32 bits, and its dtypes: without JAX's x64 mode, and
 # with it. (JAX takes an array without axes in less time than one of NumPy's scalars.)
@@ -48,7 +55,12 @@ NUMBERS: dict[type, tuple[str, tuple[np.dtype, np.dtype]]] = {
 ROADS = 8  # kept for one number of arguments
 DEPTH = 16  # of containers
 
-Road = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
+Road = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]  # of a call, and of the function
+
+
+def generally(args: tuple[Any, ...], kwargs: dict[str, Any], f: Any) -> Any:
+    """Call a compiled function by the general road."""
+    return f.call_at_length(args, kwargs)
 
 
 class Shortcuts:
@@ -57,16 +69,24 @@ class Shortcuts:
     def __init__(self, places: set[int], names: set[str]) -> None:
         self.places = places  # of static arguments
         self.names = names
-        self.roads: dict[int, tuple[Road, ...]] = {}  # by the number of arguments without a name
-        self.kinds: dict[Any, dict[Any, Any]] = {}  # programs by static values, by kind of call
+        self.roads: dict[int, Road] = {}  # the first, by the number of arguments without a name
+        self.lengths: Counter[int] = Counter()  # how many there are
+        self.kinds: dict[Any, dict[Any, Program]] = {}  # by kind of call, and by static values
 
     def clear(self) -> None:
         """Let the next calls come by the general road."""
         self.roads.clear()
+        self.lengths.clear()
         self.kinds.clear()
 
-    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any], program: Program) -> None:
-        """Keep the program of a call, if it is a usual one."""
+    def keep(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], program: Program, **state: Any
+    ) -> None:
+        """Keep the program of a call, if it is a usual one.
+
+        `state` is what it was made for, as long as that lasts: the `closure`, the `version` of the
+        registry and the `default` dtype. The caller clears what is kept when one has changed.
+        """
         writer = _Writer()
         try:
             names = writer.unpacked("args", len(args))
@@ -78,11 +98,22 @@ class Shortcuts:
         except _Unusual:
             return
         kind = writer.source(), *writer.classes
-        if kind not in self.kinds:
+        if kind not in self.kinds and self.lengths[len(args)] < ROADS:
             self.kinds[kind] = {}
-            road = writer.made(self.kinds[kind])
-            self.roads[len(args)] = (road, *self.roads.get(len(args), ())[: ROADS - 1])
-        self.kinds[kind][tuple(writer.values)] = program.call_quick
+            self.lengths[len(args)] += 1
+            other = self.roads.get(len(args), generally)
+            state |= {"other": other, "programs": self.kinds[kind]}
+            self.roads[len(args)] = writer.made(state)
+        if kind in self.kinds:
+            self.kinds[kind][tuple(writer.values)] = program
+
+
+OTHER = "return other(args, kwargs, f)"
+HEAD = (
+    "def road(args, kwargs, f):",
+    "if not (current() is None and registry.version == version and get_default_dtype() is default"
+    f" and closure.is_current()): {OTHER}",
+)
 
 
 class _Unusual(Exception):
@@ -101,16 +132,18 @@ class _Writer:
         self.classes: list[type] = []
 
     def source(self) -> str:
+        statics = "".join(f"{name}, " for name in self.statics)
         end = (
-            f"call = programs.get(({''.join(f'{name}, ' for name in self.statics)}))",
-            f"return MISS if call is None else call([{', '.join(self.arrays)}], closure)",
+            f"program = programs.get(({statics}))",
+            f"if not (program is not None): {OTHER}",
+            f"return program.call_quick([{', '.join(self.arrays)}], closure)",
         )
-        return "\n ".join(["def road(args, kwargs, closure):", *self.lines, *end])
+        return "\n ".join([*HEAD, *self.lines, *end])
 
-    def made(self, programs: dict[Any, Any]) -> Road:
-        scope = {f"c{i}": found for i, found in enumerate(self.classes)}
-        scope |= {"programs": programs, "config": find_jax().config, "Array": _array_type()}
-        exec(self.source(), scope := {**globals(), **scope})
+    def made(self, scope: dict[str, Any]) -> Road:
+        classes = {f"c{i}": found for i, found in enumerate(self.classes)}
+        scope |= {"config": find_jax().config, "Array": _array_type()}
+        exec(self.source(), scope := {**SCOPE, **classes, **scope})
         return scope["road"]
 
     def name(self) -> str:
@@ -118,7 +151,7 @@ class _Writer:
         return f"v{self.count}"
 
     def require(self, condition: str) -> None:
-        self.lines.append(f"if not ({condition}): return MISS")
+        self.lines.append(f"if not ({condition}): {OTHER}")
 
     def unpacked(self, name: str, count: int) -> list[str]:
         """Write that a sequence is taken apart."""
@@ -129,7 +162,7 @@ class _Writer:
 
     def entry(self, name: str, key: str) -> str:
         """Write that an entry of a dict is read."""
-        self.lines.append(f"{(entry := self.name())} = {name}.get({key!r}, MISS)")
+        self.lines.append(f"{(entry := self.name())} = {name}.get({key!r}, other)")
         return entry
 
     def static(self, value: object, name: str) -> None:
@@ -148,8 +181,8 @@ class _Writer:
         elif kind in NUMBERS:
             condition = NUMBERS[kind][0].format(name)
             self.require(f"type({name}) is {kind.__name__} and {condition}")
-            wide = f"NUMBERS[{kind.__name__}][1][config.jax_enable_x64]"
-            self.lines.append(f"{name} = array({name}, {wide})")
+            dtype = f"{kind.__name__}s[config.jax_enable_x64]"
+            self.lines.append(f"{name} = array({name}, {dtype})")
             self.arrays.append(name)
         elif kind is Tensor or kind is ndarray or kind is _array_type():
             self.lines.append(f"if type({name}) is Tensor: {name} = {name}._data")
@@ -186,6 +219,13 @@ def admitted(data: Any) -> Any:
     if type(data) is not ndarray:
         return None
     return data if data.dtype.itemsize <= 4 else to_jax(data)
+
+
+SCOPE = {
+    "current": current, "registry": registry, "get_default_dtype": get_default_dtype,
+    "Tensor": Tensor, "admitted": admitted, "array": np.array,
+    **{f"{kind.__name__}s": dtypes for kind, (_, dtypes) in NUMBERS.items()},
+}  # fmt: skip
 
 
 @functools.cache
