@@ -1,5 +1,6 @@
 """The shortcut to a compiled program: each kind of call, again and again, as if uncompiled."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -252,6 +253,21 @@ def test_a_quick_call_does_not_pass_by_what_is_in_force():
         np.testing.assert_allclose(rg.grad(f)({"x": X})["x"].numpy(), [10.0] * 3)
     used.assert_fired()
     f({"x": X})
+
+
+def test_an_error_of_the_function_leaves_out_what_is_written_for_the_call():
+    def body(p):
+        if p["x"].shape == (2,):
+            raise ValueError("two")
+        return p["x"] * 2.0
+
+    f = rg.jit(body)
+    for _ in range(3):
+        f({"x": X})
+    with pytest.raises(ValueError, match="two") as caught:
+        f({"x": X[:2]})
+    names = {Path(entry.path).name for entry in caught.traceback}
+    assert Path(__file__).name in names and not names & {"<string>", "shortcuts.py"}
 
 
 def test_other_shapes_and_dtypes():

@@ -361,7 +361,7 @@ class Jitted(Generic[P, R]):
         closure = self._closure(overrides, reaching)
         program = self._program(given, closure, overrides)
         ys, note = program(given.tensors, closure, overrides)
-        if not (overrides or reaching or program.reads or self.verify or self.full):
+        if state is None and not (reaching or program.reads or self.verify or self.full):
             made_for = {"closure": closure, "version": self.version, "default": self.default}
             self.shortcuts.keep(args, kwargs, program, **made_for)
         return note(ys)

@@ -143,7 +143,8 @@ class _Writer:
     def made(self, scope: dict[str, Any]) -> Road:
         classes = {f"c{i}": found for i, found in enumerate(self.classes)}
         scope |= {"config": find_jax().config, "Array": _array_type()}
-        exec(self.source(), scope := {**SCOPE, **classes, **scope})
+        code = compile(self.source(), __file__, "exec")  # whose frames are ours
+        exec(code, scope := {**SCOPE, **classes, **scope})
         return scope["road"]
 
     def name(self) -> str:
