@@ -61,7 +61,7 @@ def rows_of(body: str) -> list[Row]:
     # (tables of before the 26th of November 2026 lack the ratio of the peer to itself)
     whole = [c if len(c) == len(HEADER) else [*c[:5], "", *c[5:]] for c in split if len(c) > 6]
     figures = [cells for cells in whole if len(cells) == len(HEADER) and cells[-1] in VERDICTS]
-    return named([Row(*c[:5], c[6], VERDICTS[c[7]], c[5]) for c in figures])
+    return named([Row(*c[:5], bound=c[6], met=VERDICTS[c[7]], again=c[5]) for c in figures])
 
 
 def named(rows: list[Row]) -> list[Row]:
