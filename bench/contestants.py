@@ -122,6 +122,10 @@ def multiply_chain() -> Contestants:
     return three(*[chain(times_itself)] * 3, TEN)
 
 
+def cubes() -> Contestants:
+    return three(*[lambda x: x**3] * 3, np.linspace(-2.0, 2.0, 50))
+
+
 def no_tape() -> Contestants:
     """A thousand products, in a loop without a call around each."""
     x, a, multiply = rg.tensor(SMALL), SMALL, np.multiply

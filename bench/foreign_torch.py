@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import regrad as rg
 import regrad.torch
@@ -220,6 +221,26 @@ def tiny() -> Contestants:
     })  # fmt: skip
 
 
+def tiny_in_regrad() -> Contestants:
+    return alike({
+        "regrad": relus(torch.relu, under(rg.rules.guided_relu)), "Function": relus(Guided.apply),
+    })  # fmt: skip
+
+
+class Empty(TorchFunctionMode):
+    """The least that a scope can cost: a mode that runs each function as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def function_as_key() -> Contestants:
+    """Twenty calls of somebody's Function under a rule for it, and in an empty mode."""
+    rules = {Guided: guided_in_torch}
+    ours = relus(Guided.apply, lambda: regrad.torch.gradient_override_map(rules))
+    return alike({"regrad": ours, "empty mode": relus(Guided.apply, Empty)})
+
+
 def fresh() -> Contestants:
     """A rule that is another function at each step, and one that is kept."""
     kept = under(guided_in_torch)
@@ -278,17 +299,21 @@ def _measures() -> Iterator[tuple[str, Measure]]:
     yield "torch-in-place", Speed(title + "in place", in_place, pair)
     yield "torch-scope", Speed(title + "nothing matched", unmatched, {"no scope": 1.05})
     yield "torch-path", Speed(title + "rule by path", at_a_path, {"by op type": 1.1})
-    yield "torch-dense", Speed("DenseNet-121 step in torch, 32 px", dense, {"Function": 1.15})
+    yield "torch-dense", Speed("DenseNet-121 step in torch, 32 px", dense, {"Function": 1.08})
     yield (
         "torch-lstm",
-        Speed("LSTM of 100 steps in torch, rule for Tanh", recurrent, {"Function": 1.1}),
+        Speed("LSTM of 100 steps in torch, rule for Tanh", recurrent, {"Function": 1.15}),
     )
-    yield "torch-relus", Speed("20 ReLUs of 16 floats in torch", tiny, {"Function": 1.8})
+    few = "20 ReLUs of 16 floats in torch"
+    yield "torch-relus", Speed(few, tiny, {"Function": 1.35})
+    yield "torch-rules", Speed(f"{few}, regrad's rule", tiny_in_regrad, {"Function": 1.6})
+    key = "20 calls of a Function in torch that is a key"
+    yield "torch-key", Speed(key, function_as_key, {"empty mode": 1.3})
     yield "torch-fresh", Speed("20 ReLUs in torch, a new rule each time", fresh, {"kept": 1.1})
-    few = lambda: unmatched(perceptron, 4)  # noqa: E731
+    small = lambda: unmatched(perceptron, 4)  # noqa: E731
     yield (
         "torch-tiny",
-        Speed("Step of a tiny MLP in torch, nothing matched", few, {"no scope": 1.35}),
+        Speed("Step of a tiny MLP in torch, nothing matched", small, {"no scope": 1.35}),
     )
 
 

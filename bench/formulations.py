@@ -101,7 +101,7 @@ class Formulations:
     def __call__(self, effort: Effort) -> Iterator[Row]:
         samplers = {name: sampler(call, effort.seconds) for name, call in self.calls().items()}
         samples = interleaved(samplers, min(self.rounds, effort.rounds))
-        bounds = {n: None if n == "torch" else BOUND for n in samples if n != "regrad"}
+        bounds = {n: None if n == "torch" else BOUND for n in samplers if n != "regrad"}
         yield from compared(self.title, samples, bounds)
 
 

@@ -21,8 +21,6 @@ START, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 
 # The README's rows: suite, measure and peer, and how it calls them.
 CHOSEN = [
-    ("tape", "program 7: a custom op of 4 elements", "torch",
-     "program 1, value and gradient", "`torch.autograd.Function`"),
     ("tape", "100 custom ops", "autograd",
      "100 custom ops, forward and backward", "HIPS autograd's `primitive`, `defvjp`"),
     ("jit", "step of a transformer", "torch",
@@ -32,6 +30,8 @@ CHOSEN = [
     ("torch", "ResNet-18 step in torch, guided ReLU", "Function",
      "a training step of ResNet-18 in PyTorch, guided ReLU by `regrad.rules`",
      "a hand-written `autograd.Function`"),
+    ("torch", "Step of a tiny MLP in torch, nothing matched", "no scope",
+     "a step of a tiny MLP in PyTorch, in a scope whose rules match nothing", "no scope"),
 ]  # fmt: skip
 
 Results = Mapping[str, list[Result]]

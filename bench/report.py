@@ -14,10 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.timing import Effort, Ratio, ratio
+from bench.timing import AGAIN, Effort, Ratio, ratio
 
-HEADER = ("measure", "regrad", "against", "", "ratio (quartiles)", "bound", "met")
-WIDTHS = (40, 8, 15, 8, 22, 9, 3)
+HEADER = ("measure", "regrad", "against", "", "ratio (quartiles)", "peer : peer", "bound", "met")
+WIDTHS = (40, 8, 15, 8, 22, 22, 9, 8)
+STEADY = 0.05  # so far a peer may lie from itself where a verdict is given
+UNSTEADY = "unsteady"
 LIBRARIES = ("regrad", "numpy", "autograd", "torch", "tensorflow", "jax")
 
 
@@ -30,7 +32,8 @@ class Row(NamedTuple):
     theirs: str
     ratio: str
     bound: str
-    met: bool | None  # None: for information, without a bound
+    met: bool | None  # None: for information, without a bound or with an unsteady peer
+    again: str = ""  # the ratio of the peer to itself
 
 
 Measure = Callable[[Effort], Iterator[Row]]
@@ -39,23 +42,31 @@ Measure = Callable[[Effort], Iterator[Row]]
 def compared(
     title: str, samples: Mapping[str, list[float]], bounds: Mapping[str, float | None]
 ) -> Iterator[Row]:
-    """One row per peer: the median of each, and the median of the ratios."""
+    """One row per peer: the median of each, and the median of the ratios.
+
+    There is a verdict only where the peer, measured twice in each round, agrees with itself.
+    """
     ours = samples["regrad"]
     for peer, bound in bounds.items():
         r: Ratio = ratio(ours, samples[peer])
+        twice: Ratio = ratio(samples[peer + AGAIN], samples[peer])
+        steady = abs(twice.median - 1) <= STEADY
         yield Row(
             title,
             time(median(ours)),
             peer,
             time(median(samples[peer])),
-            f"{times(r.median)} ({r.low:.2f} to {r.high:.2f})",
+            quartiles(r),
             "" if bound is None else f"≤ {times(bound)}",
-            None if bound is None else r.median <= bound,
+            r.median <= bound if bound is not None and steady else None,
+            quartiles(twice),
         )
 
 
 def cells(row: Row) -> Sequence[str]:
-    return (*row[:-1], {True: "yes", False: "NO", None: ""}[row.met])
+    unknown = UNSTEADY if row.again and row.bound else ""
+    verdict = {True: "yes", False: "NO", None: unknown}[row.met]
+    return (*row[:5], row.again, row.bound, verdict)
 
 
 def line(texts: Sequence[str]) -> str:
@@ -66,7 +77,9 @@ def line(texts: Sequence[str]) -> str:
 
 def summary(rows: Sequence[Row]) -> str:
     verdicts = [row.met for row in rows if row.met is not None]
-    return f"{sum(verdicts)} of {len(verdicts)} bounds are met."
+    unsteady = sum(cells(row)[-1] == UNSTEADY for row in rows)
+    more = f" No verdict for {unsteady} with an unsteady peer." if unsteady else ""
+    return f"{sum(verdicts)} of {len(verdicts)} bounds are met.{more}"
 
 
 def markdown(suites: Mapping[str, Sequence[Row]], load: float) -> str:
@@ -92,7 +105,7 @@ def markdown(suites: Mapping[str, Sequence[Row]], load: float) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a table in Markdown."""
-    rule = ["---", "--:", "---", "--:", "--:", "--:", "---"]
+    rule = ["---", "--:", "---", "--:", "--:", "--:", "--:", "---"]
     return "\n".join(map(table_line, [HEADER, rule, *map(cells, rows)]))
 
 
@@ -182,6 +195,10 @@ def time(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def quartiles(r: Ratio) -> str:
+    return f"{times(r.median)} ({r.low:.2f} to {r.high:.2f})"
 
 
 def times(factor: float) -> str:

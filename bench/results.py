@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.report import HEADER, Row
+from bench.report import HEADER, UNSTEADY, Row
 
 RESULTS = Path(__file__).parent / "results"
-VERDICTS = {"yes": True, "NO": False, "": None}
+VERDICTS = {"yes": True, "NO": False, "": None, UNSTEADY: None}
 
 
 class Result(NamedTuple):
@@ -58,8 +58,10 @@ def rows_of(body: str) -> list[Row]:
     """The rows of the tables of figures in a text."""
     lines = [line for line in body.splitlines() if line.startswith("|")]
     split = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    figures = [cells for cells in split if len(cells) == len(HEADER) and cells[-1] in VERDICTS]
-    return named([Row(*cells[:-1], VERDICTS[cells[-1]]) for cells in figures])
+    # (tables of before the 26th of November 2026 lack the ratio of the peer to itself)
+    whole = [c if len(c) == len(HEADER) else [*c[:5], "", *c[5:]] for c in split if len(c) > 6]
+    figures = [cells for cells in whole if len(cells) == len(HEADER) and cells[-1] in VERDICTS]
+    return named([Row(*c[:5], bound=c[6], met=VERDICTS[c[7]], again=c[5]) for c in figures])
 
 
 def named(rows: list[Row]) -> list[Row]:

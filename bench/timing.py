@@ -12,6 +12,8 @@ from typing import NamedTuple
 Call = Callable[[], object]
 Sampler = Callable[[], float]  # takes one sample, in seconds
 
+AGAIN = ", again"
+
 
 class Effort(NamedTuple):
     """How much to measure."""
@@ -30,10 +32,15 @@ class Ratio(NamedTuple):
 
 
 def interleaved(samplers: Mapping[str, Sampler], rounds: int) -> dict[str, list[float]]:
-    """Samples A B C A B C …, so that what disturbs the machine disturbs all alike."""
-    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    """Samples A B C A B C …, so that what disturbs the machine disturbs all alike.
+
+    Each peer is sampled twice in a round: against itself it tells what such a ratio is worth.
+    """
+    peers = {name + AGAIN: sample for name, sample in samplers.items() if name != "regrad"}
+    turns = {**samplers, **peers}
+    samples: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
-        for name, sample in samplers.items():
+        for name, sample in turns.items():
             gc.collect()  # nobody pays for another's garbage
             samples[name].append(sample())
     return samples

@@ -4,6 +4,7 @@ A message says what failed, where, what was expected, what came, and what to cal
 Each class also derives from the built-in class that Python code expects there.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from itertools import chain, islice
@@ -286,6 +287,11 @@ def _has_words(name: str, part: str) -> bool:
 
 def alike(name: str, names: Iterable[str]) -> list[str]:
     """Return up to three names that are close to one, the closest first."""
+    return list(_alike(name, tuple(names)))
+
+
+@functools.lru_cache(maxsize=64)  # (a scope that hits nothing asks in each step of a training)
+def _alike(name: str, names: tuple[str, ...]) -> list[str]:
     import difflib
 
     known = {n.lower(): n for n in names}

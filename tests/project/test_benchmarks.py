@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import page, report, results
+from bench import page, report, results, timing
 from bench.plot import draw
 from bench.report import Row
 
@@ -10,6 +10,7 @@ ROWS = [
     Row("100 sin", "2 µs", "torch", "1 µs", "2.00 × (1.90 to 2.10)", "≤ 1.50 ×", False),
     Row("memory", "1 MB", "", "", "", "≤ 2 MB", True),
     Row("sort", "1 µs", "torch", "2 µs", "0.50 ×", "", None),
+    Row("exp", "1 µs", "torch", "1 µs", "1.00 ×", "≤ 2.00 ×", None, "1.10 × (0.90 to 1.20)"),
 ]
 AGAIN = "run python -m bench page"
 
@@ -32,6 +33,31 @@ def test_reports_are_read_as_they_were_written(tmp_path):
     assert tape.verdict == "1 of 2 bounds are met"
 
 
+def test_there_is_a_verdict_only_where_the_peer_agrees_with_itself():
+    samples = {"regrad": [1.0] * 9, "torch": [2.0] * 9, "torch, again": [2.08] * 9}
+    (row,) = report.compared("exp", samples, {"torch": 1.0})
+    assert row.met is True and row.again.startswith("1.04 ×") and report.cells(row)[-1] == "yes"
+    samples["torch, again"] = [2.12] * 9
+    (row,) = report.compared("exp", samples, {"torch": 1.0})
+    assert row.met is None and report.cells(row)[-1] == report.UNSTEADY
+    assert report.summary([row, *ROWS]) == (
+        "1 of 2 bounds are met. No verdict for 2 with an unsteady peer."
+    )
+
+
+def test_a_peer_is_measured_twice_in_each_round():
+    order = []
+    samplers = {n: lambda n=n: order.append(n) or 1.0 for n in ("regrad", "torch")}
+    samples = timing.interleaved(samplers, 2)
+    assert order == ["regrad", "torch", "torch"] * 2
+    assert set(samples) == {"regrad", "torch", "torch, again"}
+
+
+def test_tables_without_the_ratio_of_the_peer_to_itself_are_read():
+    (row,) = results.rows_of("| 100 sin | 2 µs | torch | 1 µs | 2.00 × | ≤ 1.50 × | NO |")
+    assert row == ROWS[0]._replace(ratio="2.00 ×")
+
+
 def test_the_newest_result_of_each_machine_counts(tmp_path, monkeypatch):
     def record(name, date, suites, machine="One"):
         text = report.markdown(dict.fromkeys(suites, ROWS), 0.5)
@@ -49,7 +75,7 @@ def test_the_newest_result_of_each_machine_counts(tmp_path, monkeypatch):
 
 def test_titles_need_no_other_row():
     titles = "pool, 2×2", "its gradient", "x"
-    rows = [row._replace(title=t) for row, t in zip(ROWS, titles, strict=True)]
+    rows = [row._replace(title=t) for row, t in zip(ROWS[:3], titles, strict=True)]
     assert [row.title for row in results.named(rows)] == ["pool, 2×2", "pool: its gradient", "x"]
 
 

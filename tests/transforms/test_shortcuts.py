@@ -1,5 +1,6 @@
 """The shortcut to a compiled program: each kind of call, again and again, as if uncompiled."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -69,6 +70,8 @@ CALLS = {
     "minus zero": ((X, -0.0), {}),
     "infinity": ((X, float("inf")), {}),
     "an integer": ((X, 2), {}),
+    "a large integer": ((X, 10**9), {}),
+    "a small float": ((X, 1e-30), {}),
     "a bool": ((X, True), {}),
     "a string": ((X, "abcd"), {}),
     "another string": ((X, "ab"), {}),
@@ -113,6 +116,90 @@ def test_static_arguments_by_place_and_by_name():
                 due = (X * k + len(m)).numpy()
                 for y in f(X, k, m), f(X, k, m=m), f(X, m=m, k=k), f(x=X, k=k, m=m):
                     np.testing.assert_allclose(y.numpy(), due)
+
+
+class Loud(dict):
+    """A dict of another class, which is not a container of regrad's."""
+
+
+def test_a_call_of_another_kind_between_two_of_one_kind():
+    """What a road is written for is asked of each part: type, length, keys, values."""
+    f = rg.jit(lambda p: rg.sum(rg.asarray(p["w"][0])) * 2.0)
+    usual = {"w": [X, N]}
+    others = (
+        ({"w": [N, X]}, 30.0),
+        ({"w": [X]}, 4.0),
+        ({"w": (X, N)}, 4.0),
+        ({"w": [X, N], "b": X}, 4.0),
+        ({"w": Pair(N, X)}, 30.0),
+        ({"w": [2.5, X]}, 5.0),
+        ({"w": [2, X]}, 4.0),
+    )
+    for _ in range(2):
+        for other, due in others:
+            for _ in range(2):
+                assert f(usual).item() == 4.0
+            assert f(other).item() == due
+    with pytest.raises(KeyError):
+        f({"b": [X, N]})
+    with pytest.raises(ArgumentError, match="Loud"):
+        f(Loud(w=[X, N]))
+
+
+def test_the_keys_of_a_dict_may_come_in_any_order():
+    f = rg.jit(lambda p, **named: p["a"] - p["b"] + named["y"] - named["x"])
+    a, b = rg.asarray(N), X
+    for _ in range(3):
+        for p in ({"a": a, "b": b}, {"b": b, "a": a}):
+            np.testing.assert_array_equal(f(p, x=b, y=a), (a - b + a - b).numpy())
+            np.testing.assert_array_equal(f(p, y=a, x=b), (a - b + a - b).numpy())
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
+def test_static_values_of_one_type_and_of_others():
+    f = rg.jit(lambda x, k: x * float(k), static_argnames="k")
+    values = 1, True, 1.0, 0.0, -0.0, 2, False, 0
+    for _ in range(3):
+        for k in values:
+            np.testing.assert_array_equal(f(X, k).numpy(), (X * float(k)).numpy())
+            assert np.signbit(f(X, k).numpy()[0]) == np.signbit(float(k))
+    assert f.cache_info().traces == len(values)
+
+
+def test_float64_is_never_halved_in_silence():
+    f = rg.jit(lambda p, x: p["w"] + x)
+    for _ in range(3):
+        assert f({"w": N}, 1.0).dtype == np.float32
+    with jax.enable_x64(False), pytest.raises(DTypeError, match="JAX cannot hold float64"):
+        f({"w": np.full(3, 0.1)}, 1.0)
+    with jax.enable_x64(True):
+        for _ in range(3):
+            y = f({"w": np.full(3, 0.1)}, 1.0)
+            assert y.dtype == np.float64 and y.numpy()[0] == 1.1
+
+
+def test_results_of_each_kind_again_and_again():
+    """One Tensor alone, with a Variable read, with one assigned, in a container, and a number."""
+    v = rg.Variable(rg.asarray(jnp.ones(3)))
+
+    def counted(x):
+        v.assign_add(1.0)
+        return x * v
+
+    bodies = {
+        "alone": lambda x: x * 2.0, "read": lambda x: x * v, "assigned": counted,
+        "a list": lambda x: [x * 2.0], "nothing": lambda x: None, "a number": lambda x: (x, 3),
+    }  # fmt: skip
+    for name, body in bodies.items():
+        f = rg.jit(body)
+        for x in (X, rg.asarray(N), X[:2]) if name == "alone" else (X,):
+            v.assign([1.0] * 3)
+            due = body(x)
+            for _ in range(3):
+                v.assign([1.0] * 3)
+                got = f(x)
+                for a, b in zip(optree.tree_leaves(got), optree.tree_leaves(due), strict=True):
+                    np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=name)
 
 
 def test_what_is_refused_is_refused_every_time():
@@ -166,6 +253,21 @@ def test_a_quick_call_does_not_pass_by_what_is_in_force():
         np.testing.assert_allclose(rg.grad(f)({"x": X})["x"].numpy(), [10.0] * 3)
     used.assert_fired()
     f({"x": X})
+
+
+def test_an_error_of_the_function_leaves_out_what_is_written_for_the_call():
+    def body(p):
+        if p["x"].shape == (2,):
+            raise ValueError("two")
+        return p["x"] * 2.0
+
+    f = rg.jit(body)
+    for _ in range(3):
+        f({"x": X})
+    with pytest.raises(ValueError, match="two") as caught:
+        f({"x": X[:2]})
+    names = {Path(entry.path).name for entry in caught.traceback}
+    assert Path(__file__).name in names and not names & {"<string>", "shortcuts.py"}
 
 
 def test_other_shapes_and_dtypes():

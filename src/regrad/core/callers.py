@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import warnings
@@ -29,10 +30,24 @@ def warn_caller(
     warnings.warn_explicit(message, category, file, int(line), registry=REGISTRIES[file])
 
 
+class _Within(dict[str, bool]):
+    """Whether files are in some folders: asked of the same few again and again."""
+
+    def __init__(self, folders: str | tuple[str, ...]) -> None:
+        self.folders = folders
+
+    def __missing__(self, file: str) -> bool:
+        self[file] = found = file.startswith(self.folders)
+        return found
+
+
+_within = functools.cache(_Within)
+
+
 def find_caller(ours: str | tuple[str, ...] = PACKAGE) -> str:
     """Return the innermost line that runs outside of these folders: `model.py:12`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+    within, frame = _within(ours), sys._getframe(1)
+    while frame.f_back is not None and within[frame.f_code.co_filename]:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

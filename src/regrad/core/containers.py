@@ -64,7 +64,7 @@ def opened(
         raise ArgumentError(f"{NESTED}, got {kind(value)}") from None
     if not LEAVES.issuperset(map(type, leaves)) and adopted(leaves):
         return opened(value, is_leaf)
-    return leaves, lambda new: optree.tree_unflatten(spec, new), spec
+    return leaves, spec.unflatten, spec
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:

@@ -18,6 +18,7 @@ tested they run once, before the feature is first used (see `Host.check`).
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -259,6 +260,7 @@ def _run_all(features: list[Feature]) -> None:
         feature.run()
 
 
+@functools.cache  # (each scope asks)
 def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 

@@ -18,7 +18,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -194,8 +193,8 @@ class KnownCall:
 
     def with_hit(self, hit: Any) -> RuleCall:
         """Return the call as the general road knows it."""
-        call = copy(self.call)
-        call.hit = hit
+        call = RuleCall.__new__(RuleCall)  # (`copy.copy` takes five times as long)
+        call.__dict__.update(self.call.__dict__, hit=hit)
         return call
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -403,7 +403,7 @@ class Plan:
             for rule in [rule for fit, rule in fits.items() if not fit.predicates][:1]:
                 rule.check(module, path)
 
-    @property
+    @cached_property
     def functions(self) -> dict[Any, None]:
         """The autograd.Functions that any key names."""
         return {key: None for key in self.named_as.values() if functions.is_function(key)}

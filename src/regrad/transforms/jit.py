@@ -33,15 +33,15 @@ from regrad.core.name_scopes import PATH
 from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
 from regrad.core.signatures import check_call, public
-from regrad.core.state import State, current, is_held
+from regrad.core.state import current, is_held
 from regrad.core.tensor import Tensor
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, RetraceWarning, StateError
 from regrad.graph.graph import Symbol
-from regrad.transforms.arguments import OpenedArguments, Static, argument, returned
+from regrad.transforms.arguments import OpenedArguments, Static, returned
 from regrad.transforms.closures import Closure, Method
 from regrad.transforms.program import Body, Program, find_jax
-from regrad.transforms.shortcuts import Shortcuts
+from regrad.transforms.shortcuts import Road, Shortcuts, generally
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-ndarray = np.ndarray
 VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
 MANY = 8  # traces after which a function that is traced once more gets a warning
 KEPT = 512  # traces of one function whose programs are kept (of one or two MB, if they are small)
@@ -240,7 +239,6 @@ class Jitted(Generic[P, R]):
         self.dropped: int = 0
         self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
         self.closure = Closure(f)
-        self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
         self.version: int | None = None  # of the registry, when a program was found
         self.default: np.dtype | None = None  # the default dtype, when a program was found
         self.stamp: Any = None  # of the registry, when the closure was made
@@ -255,6 +253,7 @@ class Jitted(Generic[P, R]):
         places = _places(f, options["static_argnums"])
         self.static: Statics = Statics(self.parameters, names, places)
         self.shortcuts: Shortcuts = Shortcuts(self.static.places, self.static.names)
+        self.roads: dict[int, Road] = self.shortcuts.roads
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
@@ -291,30 +290,7 @@ class Jitted(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self.calls += 1
         try:
-            state = current()
-            if state is not None:
-                if state.region is not None and state.region.traced:
-                    return self.f(*args, **kwargs)
-                return self._call(state, args, kwargs)
-            program, arrays = None, []
-            if not kwargs:
-                for x in args:
-                    if type(x) is not Tensor:
-                        break
-                    data = x._data
-                    arrays.append(data if type(data) is not ndarray else argument(x))
-                else:
-                    program = self.plain.get(len(args))
-            if program is None and (found := self.shortcuts.open(args, kwargs)) is not None:
-                program, arrays = self.shortcuts.programs.get(found[0]), found[1]
-            if (
-                program is None
-                or registry.version != self.version
-                or get_default_dtype() is not self.default
-                or not self.closure.is_current()
-            ):
-                return self._call(None, args, kwargs)
-            return program.call_quick(arrays, self.closure)
+            return self.roads.get(len(args), generally)(args, kwargs, self)
         except Exception as error:
             self._fold(error, args, kwargs)
             raise
@@ -370,7 +346,11 @@ class Jitted(Generic[P, R]):
         given = OpenedArguments(*marked, numbers="weak")
         return given, given.open_to_change(self.parameters)
 
-    def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_at_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call of any kind; `shortcuts` has roads for the usual ones."""
+        state = current()
+        if state is not None and state.region is not None and state.region.traced:
+            return self.f(*args, **kwargs)
         given, reaching = self._opened(args, kwargs)
         if any(type(x._data) is Symbol for x in given.tensors):
             return self.f(*args, **kwargs)
@@ -381,17 +361,10 @@ class Jitted(Generic[P, R]):
         closure = self._closure(overrides, reaching)
         program = self._program(given, closure, overrides)
         ys, note = program(given.tensors, closure, overrides)
-        if not (overrides or reaching or program.reads or self.verify or self.full):
-            if not kwargs and all(type(x) is Tensor for x in args):
-                self.plain[len(args)] = program
-            else:
-                self.shortcuts.keep(args, kwargs, given, program)
+        if state is None and not (reaching or program.reads or self.verify or self.full):
+            made_for = {"closure": closure, "version": self.version, "default": self.default}
+            self.shortcuts.keep(args, kwargs, program, **made_for)
         return note(ys)
-
-    def _forget(self) -> None:
-        """Let the next calls come by `_program`."""
-        self.plain.clear()
-        self.shortcuts.clear()
 
     def _closure(self, overrides: Overrides, reaching: Sequence[object]) -> Closure:
         """Return the closure of the function, the rules in force and functions among arguments."""
@@ -400,7 +373,7 @@ class Jitted(Generic[P, R]):
             if stamp != self.stamp or not self.closure.is_current():
                 self.closure: Closure = Closure(self.f, *registered(*stamp))
                 self.stamp = stamp
-                self._forget()
+                self.shortcuts.clear()
             return self.closure
         known = self.under
         same = known[0] is overrides and known[2] == stamp and len(known[1]) == len(reaching)
@@ -415,7 +388,7 @@ class Jitted(Generic[P, R]):
         self.version, default = registry.version, get_default_dtype()
         if default is not self.default:
             self.default = default
-            self._forget()
+            self.shortcuts.clear()
         known = given.key, closure.key, rules, self.version, default
         with UPDATES:  # as the call of a program
             if self.full:
@@ -442,7 +415,7 @@ class Jitted(Generic[P, R]):
         self.dropped += len(gone)
         states = {known for known, _ in self.programs}
         self.read = {known: places for known, places in self.read.items() if known in states}
-        self._forget()
+        self.shortcuts.clear()
         self.full = False
 
     def _kept(self) -> int:
@@ -471,7 +444,7 @@ class Jitted(Generic[P, R]):
         def traced(arrays: Sequence[Array], plainly: Sequence[int]) -> None:
             """Find the program by the content of the arrays that the trace read."""
             if plainly:
-                self._forget()
+                self.shortcuts.clear()
                 assert program.closure is not None
                 read = self.read.setdefault(known, set())
                 read.update(plainly)
@@ -500,7 +473,7 @@ class Jitted(Generic[P, R]):
         self.traces = n = self.traces + 1
         if n >= KEPT and self._kept() >= KEPT:  # (the trace that ends now is not counted yet)
             self.full = True
-            self._forget()
+            self.shortcuts.clear()
         if n >= MANY and n & (n - 1) == 0:
             warnings.warn(
                 f"{self.name} was traced and compiled for the {n}th time. What changed last: "

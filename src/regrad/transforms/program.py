@@ -43,7 +43,7 @@ from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
 from regrad.core.state import LIVE, State, current, next_id
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
-from regrad.transforms.arguments import ONE, can_go_in
+from regrad.transforms.arguments import can_go_in
 from regrad.transforms.bodies import BodyFunction, pullback, pushforward
 from regrad.transforms.closures import Closure
 from regrad.transforms.donation import may_donate
@@ -61,7 +61,7 @@ from regrad.transforms.region import (
     watched_by,
     watched_places,
 )
-from regrad.transforms.traces import Body, SourceFound, Trace, find_jax
+from regrad.transforms.traces import Body, SourceFound, Trace, find_jax, split
 from regrad.transforms.variants import Variant
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Program:
                    and, for a walk back, what the rules keep and neither row has yet
 
     The compiled function returns a `Mark` before the results: it tells to which trace they belong.
+    The only result of a trace of which nothing else is to be known (`is_plain`) comes as it is.
     """
 
     def __init__(
@@ -168,12 +169,11 @@ class Program:
             raise
         if results is None:
             return self._call_plainly(arrays, closure)
-        # the mark says which trace this is: JAX chose among several, by shapes and dtypes
-        trace = results[0].trace()
-        if trace.note is not ONE:
-            return trace.note([*map(wrap, results[1 : trace.count + 1])])
+        if type(results) is tuple:
+            trace, results = split(results)
+            return trace.note([*map(wrap, results[: trace.count])])
         y = Tensor()
-        y._data = results[1]
+        y._data = results
         y._id = next_id() if LIVE else 0
         return y
 
@@ -202,8 +202,8 @@ class Program:
                 variable._away = True  # from now on other threads wait to read it
                 given.append(data.copy() if variable._lent else data)
             results = variant.compiled(kept, tuple(given))
-            trace = results[0].trace()
-            for variable, data in zip(trace.assigned, results[trace.count + 1 :], strict=False):
+            trace, found = split(results)
+            for variable, data in zip(trace.assigned, found[trace.count :], strict=False):
                 variable._tensor, variable._lent = wrap(data), False
         finally:
             for variable in self.assigned:
@@ -255,8 +255,7 @@ class Program:
     ) -> tuple[list[Tensor], Any]:
         """Run the program, report its hits, record it, and assign its Variables, in this order."""
         variant, layouts = self._variant(n, wanted, strict)
-        mark, *results = variant(inputs)
-        trace = mark.trace()
+        trace, results = split(variant(inputs))
         if not (wanted or variant.lent or any(layouts)):
             self.quick = variant  # the next such call need not come this way
         if trace.bindings:

@@ -11,6 +11,7 @@ from regrad.core.extras import needed
 from regrad.core.reports import Hit
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
+from regrad.transforms.arguments import ONE
 from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ class Trace:
         self.flat: Captured = Captured(self._values, name, expected)
         self.derivatives: dict[Any, Any] = {}  # each a Program
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all there is to know of a call is its one result, a Tensor."""
+        known = self.bindings or self.passage or self.assigned
+        return self.note is ONE and not known
+
     def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         ys, self.note = self.body(xs)
         return ys
@@ -80,6 +87,10 @@ class Trace:
         return [*ys, *[region.read(v) for v in self.assigned]]
 
 
+PLAIN = Trace(lambda xs: (xs, ONE), "any", None)  # stands for all that are
+PLAIN.note, PLAIN.count = ONE, 1
+
+
 class SourceFound(Exception):
     """A trace came upon something from outside that was not an input yet."""
 
@@ -100,6 +111,14 @@ class Mark:
 
     def open(self) -> tuple[tuple[()], _Structure]:
         return (), self.structure
+
+
+def split(results: Any) -> tuple[Trace, Sequence[Any]]:
+    """Return the trace to which the results of a program belong, and the results without a mark.
+
+    JAX chose it among several, by shapes and dtypes.
+    """
+    return (results[0].trace(), results[1:]) if type(results) is tuple else (PLAIN, [results])
 
 
 class _Structure(dict[tuple[()], Mark]):

@@ -88,7 +88,7 @@ class Variant:
         self.verifying: list[Trace] | None = None  # the trace that is compared with the program
         self.compiled: Any = compile_donating(program.jax, self._results)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    def __call__(self, inputs: Sequence[Tensor]) -> Any:
         return self._run(inputs, [self._donate(i, inputs[i]) for i in self.places], self.compiled)
 
     def lower(self, inputs: Sequence[Tensor]) -> Any:
@@ -163,10 +163,11 @@ class Variant:
 
     # -- tracing -----------------------------------------------------------------------------
 
-    def _results(self, kept: list[Array], given: tuple[Array, ...]) -> tuple[Any, ...]:
+    def _results(self, kept: list[Array], given: tuple[Array, ...]) -> Any:
         """Trace the body, and the walk back if tapes watch; this is the function that JAX compiles.
 
-        Return the mark, the results, the new values of Variables, and what the rules keep.
+        Return the mark, the results, the new values of Variables, and what the rules keep; of a
+        plain trace its only result.
         """
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
@@ -221,6 +222,8 @@ class Variant:
         for i, variable in enumerate(trace.assigned, trace.count):
             if (sharding := layout(variable._tensor._data)) is not None:
                 outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
+        if trace.is_plain and not program.verify:
+            return outputs[0]
         return Mark(trace), *outputs
 
     def _stand_in(self, region: Region, source: CapturedValue | Array, x: Tensor) -> None:
