@@ -582,6 +582,17 @@ def _in_norm(site: Any) -> bool:
     return "norm" in getattr(site.module_class, "__name__", "").lower()
 
 
+def _in_activation(site: Any) -> bool:
+    """Return whether a module that is called an activation runs."""
+    name = getattr(site.module_class, "__name__", "").lower()
+    return any(word in name for word in ("gelu", "silu", "swish", "mish", "activation"))
+
+
+# What gates an activation that is written out as `x * gate(x)`. If the gate is a constant, and the
+# product has its own gradient, then relevance passes: x · dx = x · dy · gate(x) = y · dy.
+_GATES = at(_in_activation, ("Tanh", "Sigmoid", "Erf"))
+
+
 def _own(dy: Any, builtin: Any) -> Any:
     return builtin(dy)
 
@@ -594,6 +605,7 @@ def _others() -> dict[Any, Any]:
     every = {
         **norms, F.layer_norm: frozen_norm, "MatMul": uniform, "Mul": uniform,
         **{at(_in_norm, op_type): rule for op_type, rule in written.items()},
+        at(_in_activation, "Mul"): _own, _GATES: no_gradient,
     }  # fmt: skip
     return {**_activations(pass_), **{key: optional(rule) for key, rule in every.items()}}
 
@@ -775,8 +787,9 @@ def attn_lrp() -> dict[Any, Any]:
     Products of two values are shared in halves, activations pass relevance on, and the scale of a
     norm is a constant, in modules that are called norms if it is written out. The gradient of a
     softmax is the rule that the paper derives for it, by Taylor: it does not keep relevance, as
-    a softmax is not of degree 1 (`cp_lrp` does). Activations that are written out
-    (`x * torch.sigmoid(1.702 * x)`) are products here.
+    a softmax is not of degree 1 (`cp_lrp` does). An activation that is written out as `x * gate(x)`
+    passes relevance on if its module is called one (`NewGELUActivation`), and is a product
+    elsewhere.
 
     Returns:
         A map of overrides for PyTorch, for `relevance`, which has parameters require no grad.
