@@ -145,7 +145,7 @@ class Run:
 
     Args:
         model: The model.
-        inputs: Its arguments, as the user gave them.
+        inputs: Its arguments, as they came from the user.
         reference: What is run next to them, in one batch; None for nothing.
         move: Returns what is run in the place of the n-th input or embedding.
     """
@@ -228,10 +228,10 @@ class Run:
         """A block in which layers, what projects heads, and embeddings tell of their values."""
         modules = dict(self.model.named_modules())
         layers, heads = named(layers, modules), named(heads, modules)
-        handles = [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
-        handles += [modules[n].register_forward_pre_hook(partial(self._heads, n)) for n in heads]
         embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
-        handles += [m.register_forward_hook(self._embedded) for m in embeddings]
+        handles = [m.register_forward_hook(self._embedded) for m in embeddings]
+        handles += [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
+        handles += [modules[n].register_forward_pre_hook(partial(self._heads, n)) for n in heads]
         try:
             yield
         finally:
