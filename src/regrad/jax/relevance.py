@@ -3,38 +3,43 @@
 JAX has one product for dense layers and for attention, and adds a bias apart. Which operand is a
 weight follows from the program: the one that does not depend on the inputs. So the program is
 traced, and each linear map of one value, with its bias, each product of two values, becomes a call
-of a function whose name is a key: those in `MAPS`.
+of a function whose name is a key: `MAPS` in `rules.lrp` has them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from regrad.core.foreign import nonzero
-from regrad.core.places import at, entries
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Relevance
+from regrad.jax.boundaries import was_running
+from regrad.jax.closed import name_and_place
 from regrad.jax.equations import find_line
 from regrad.jax.host import programs
+from regrad.jax.keys import key_for
 from regrad.jax.modules import module_types
 from regrad.jax.override import override
 from regrad.jax.where import JITS
-from regrad.rules.lrp import MAPS
 
-PRODUCTS = ("dot_general", "conv_general_dilated", "mul")
+MAPS_OF = {"dot_general": "dense", "conv_general_dilated": "convolution"}
+SHAPES = ("squeeze", "reshape", "transpose", "broadcast_in_dim")
+CALLS = (*JITS, "closed_call", "regrad_vmap")
 
 
 def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) -> Relevance:
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
     if not callable(model):
-        raise ArgumentError(f"relevance expected a torch.nn.Module or a callable, got {kind(model)}")
+        raise ArgumentError(
+            f"relevance expected a torch.nn.Module or a callable, got {kind(model)}"
+        )
     values, others = _by_name(inputs), None if reference is None else _by_name(reference)
     xs = {name: x for name, x in values.items() if _is_float(x)}
     if not xs or (others is not None and others.keys() != xs.keys()):
@@ -42,13 +47,16 @@ def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) ->
             "relevance: in JAX it comes to arrays of floats, the embedded tokens of a text, and a "
             f"reference is for each of them; got {[kind(x) for x in values.values()]}"
         )
-    half = None
+    half: int | None = None
     if others is not None:
-        half = len(next(iter(xs.values())))
-        both = {n: (x, jnp.broadcast_to(jnp.asarray(others[n], x.dtype), x.shape)) for n, x in xs.items()}
+        half = next(iter(xs.values())).shape[0]
+        both = {
+            n: (x, jnp.broadcast_to(jnp.asarray(others[n], x.dtype), x.shape))
+            for n, x in xs.items()
+        }
         xs = {n: jnp.concatenate(pair) for n, pair in both.items()}
 
-    def run(*given: Any) -> Any:
+    def run(*given: Any) -> tuple[Any, Any]:
         held = values | dict(zip(xs, given, strict=True))
         named = {k: v for k, v in held.items() if isinstance(k, str)}
         y = model(*[v for k, v in held.items() if k not in named], **named)
@@ -57,12 +65,10 @@ def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) ->
         chosen = _chosen(y[:half], target)
         return chosen, chosen - _chosen(y[half:], target)
 
-    found = {e.params.get("name") for e in _equations(_with_maps(run, xs.values()))}
-    there = {name for name in MAPS if name in found}
     module = model if isinstance(model, module_types("flax.nnx", "equinox", "flax.linen")) else None
     used = override(
         lambda *given: core.jaxpr_as_fun(_with_maps(run, given))(*given),
-        _present(rules, there), model=module,
+        rules, model=module,
     )  # fmt: skip
     (value, total), pull = jax.vjp(used, *xs.values())
     dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
@@ -102,32 +108,17 @@ def _chosen(y: Any, target: Any) -> Any:
             f"relevance: the target {target!r:.40} is a class, so the model should return an array "
             f"of (examples, classes), got {kind(y)}. Give a function of the output as target"
         )
-    places = jnp.asarray(target)
-    if places.dtype.kind not in "iu" or bool(((places < -y.shape[1]) | (places >= y.shape[1])).any()):
+    count = y.shape[1]
+    places = np.asarray(target)
+    if places.dtype.kind not in "iu" or ((places < -count) | (places >= count)).any():
         raise ArgumentError(
-            f"relevance: target expected a function, or classes among {y.shape[1]}, got {target!r:.40}"
+            f"relevance: there are {count} classes, got the target {target!r:.40}; expected an "
+            "int, an array of ints or a function"
         )
-    return jnp.take_along_axis(y, jnp.broadcast_to(places, len(y))[:, None] % y.shape[1], 1)[:, 0]
-
-
-def _present(rules: Mapping[Any, Any], there: set[str]) -> dict[Any, Any]:
-    """Return a map without the maps and products that the program lacks."""
-    made: dict[Any, Any] = {}
-    for key, rule in rules.items():
-        what = key.what if isinstance(key, at) else key
-        kept = tuple(e for e in entries(what) if e not in MAPS or e in there)
-        if kept == entries(what):
-            made[key] = rule
-        elif kept:
-            made[replace(key, what=kept) if isinstance(key, at) else kept[0]] = rule
-    return made
+    return y[np.arange(len(y)), places]
 
 
 # -- maps and products as calls --------------------------------------------------------------------
-
-
-def _equations(closed: Any) -> Iterator[Any]:
-    return programs.equations(closed.jaxpr)
 
 
 def _with_maps(run: Callable[..., Any], xs: Any) -> Any:
@@ -136,72 +127,107 @@ def _with_maps(run: Callable[..., Any], xs: Any) -> Any:
     return closed.replace(jaxpr=_rewritten(closed.jaxpr, [True] * len(closed.jaxpr.invars))[0])
 
 
-def _rewritten(jaxpr: Any, given: list[bool]) -> tuple[Any, list[bool]]:
-    """Return a program with such calls, and which of its results depend on the inputs."""
+def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
+    """Return a program with such calls, and which of its results depend on the inputs.
+
+    Args:
+        jaxpr: The program.
+        given: Which of its inputs depend on those that are explained.
+    """
     active = {v for v, is_active in zip(jaxpr.invars, given, strict=True) if is_active}
-    depends = lambda v: not isinstance(v, core.Literal) and v in active  # noqa: E731
-    reads = Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal))
-    reads.update(v for v in jaxpr.outvars if not isinstance(v, core.Literal))
-    made: list[Any] = []
-    pending: dict[Any, Any] = {}  # linear maps that wait for their bias, by their result
+    readers: dict[Any, list[Any]] = {}
     for eqn in jaxpr.eqns:
-        flags = [depends(v) for v in eqn.invars]
-        bias = [v for v in eqn.invars if not isinstance(v, core.Literal) and v in pending]
-        if not any(flags):
-            made.append(eqn)
-            continue
-        name, results = eqn.primitive.name, [True] * len(eqn.outvars)
-        if name in JITS:
+        for v in _variables(eqn):
+            readers.setdefault(v, []).append(eqn)
+    for v in jaxpr.outvars:
+        readers.setdefault(v if isinstance(v, core.Var) else None, []).append(None)
+    made: list[Any] = []
+    maps: dict[int, list[Any]] = {}  # the equations of each map, by the last of them
+    within: set[int] = set()  # the others of them
+    for eqn in jaxpr.eqns:
+        flags = [isinstance(v, core.Var) and v in active for v in eqn.invars]
+        name, new, results = eqn.primitive.name, eqn, [any(flags)] * len(eqn.outvars)
+        if name in CALLS and any(flags):
             body = programs.called(eqn)
             inner, results = _rewritten(body.jaxpr, flags)
-            new = body.replace(jaxpr=inner)
-            made.append(eqn.replace(params={**eqn.params, "jaxpr": new}) if inner is not body.jaxpr else eqn)
-        elif name in PRODUCTS[:2] and sum(flags) == 1:
-            x, w = eqn.invars if flags[0] else eqn.invars[::-1]
-            y = eqn.outvars[0]
-            if reads[y] == 1 and _adds_bias(jaxpr, y, depends):
-                pending[y] = eqn, x, w
-            else:
-                made.append(_call(eqn, [x, w], [y], _map(eqn, flags[0])))
-        elif name == "add" and len(bias) == 1 and sum(flags) == 1:
-            of, x, w = pending[bias[0]]
-            b = eqn.invars[1] if eqn.invars[0] is bias[0] else eqn.invars[0]
-            made.append(_call(of, [x, w, b], eqn.outvars, _map_with_bias(of, of.invars[0] is x)))
-        elif name in PRODUCTS and all(flags):
-            made.append(_call(eqn, eqn.invars, eqn.outvars, _product(eqn)))
-        else:
+            if inner is not body.jaxpr:
+                new = eqn.replace(params={**eqn.params, "jaxpr": body.replace(jaxpr=inner)})
+        elif name in MAPS_OF and sum(flags) == 1:
+            chain = _chain(eqn, readers, active, {v: e for e in jaxpr.eqns for v in e.outvars})
+            maps[id(chain[-1])] = chain
+            within |= {id(each) for each in chain[:-1]}
+        elif all(flags) and (name in MAPS_OF or (name == "mul" and not _is_of_jax(jaxpr, eqn))):
+            new = _call(eqn, eqn.invars, eqn.outvars, _product(eqn))
+        elif any(flags):
             _check(eqn, name)
-            made.append(eqn)
+        if id(eqn) in maps:
+            new = _map_call(maps[id(eqn)], active)
+        made += [] if id(eqn) in within else [new]
         active |= {v for v, is_active in zip(eqn.outvars, results, strict=True) if is_active}
-    same = len(made) == len(jaxpr.eqns) and all(a is b for a, b in zip(made, jaxpr.eqns, strict=True))
-    new = jaxpr if same else jaxpr.replace(eqns=made)
-    return new, [depends(v) for v in jaxpr.outvars]
+    same = len(made) == len(jaxpr.eqns) and all(map(operator.is_, made, jaxpr.eqns))
+    depends = [isinstance(v, core.Var) and v in active for v in jaxpr.outvars]
+    return (jaxpr if same else jaxpr.replace(eqns=made)), depends
 
 
-def _adds_bias(jaxpr: Any, y: Any, depends: Callable[[Any], bool]) -> bool:
-    """Return whether what reads the result of a linear map adds a constant along one axis to it."""
-    (reader,) = [e for e in jaxpr.eqns if y in [v for v in e.invars if not isinstance(v, core.Literal)]] or [None]
-    if reader is None or reader.primitive.name != "add":
-        return False
-    (other,) = [v for v in reader.invars if v is not y]
-    if isinstance(other, core.Literal) or depends(other) or other.aval.shape != y.aval.shape:
-        return False
-    made = {v: e for e in jaxpr.eqns for v in e.outvars}
-    while other in made and made[other].primitive.name in ("broadcast_in_dim", "reshape"):
-        other = made[other].invars[0]
-    return max(other.aval.shape, default=1) == other.aval.size
+def _variables(eqn: Any) -> list[Any]:
+    return [v for v in eqn.invars if isinstance(v, core.Var)]
 
 
-def _check(eqn: Any, name: str) -> None:
-    """Refuse linear maps and products of two values where no rule would see them."""
-    for body in programs.bodies(eqn.params.values()):
-        for inner in programs.equations(body):
-            if inner.primitive.name in PRODUCTS[:2]:
-                raise ArgumentError(
-                    f"relevance: a {inner.primitive.name} runs in the body of a {name} "
-                    f"({find_line(eqn, 'unknown')}), in which rules of linear maps have no place. "
-                    "Write the loop in Python, without a checkpoint or a derivative of its own"
-                )
+def _is_of_jax(jaxpr: Any, eqn: Any) -> bool:
+    """Return whether an activation of JAX's makes a product, which is one op to its users."""
+    return name_and_place(jaxpr)[1].startswith(programs.JAX) or was_running(key_for("Gelu"), eqn)  # pyright: ignore
+
+
+def _chain(eqn: Any, readers: Any, active: set[Any], makers: Any) -> list[Any]:
+    """Return the equations of a linear map: itself, and its bias, if one is added to the result.
+
+    A bias is a constant along one axis at most. Shapes may change in between.
+    """
+    chain = [eqn]
+    while True:
+        y = chain[-1].outvars[0]
+        (reader, *others) = readers.get(y, [None])
+        if reader is None or others:
+            return [eqn]
+        chain.append(reader)
+        if reader.primitive.name not in SHAPES:
+            break
+    rest = [v for v in reader.invars if v is not y]
+    if reader.primitive.name != "add" or len(rest) != 1 or not isinstance(rest[0], core.Var):
+        return [eqn]
+    (bias,) = rest
+    if bias in active or reader.outvars[0].aval.shape != y.aval.shape:
+        return [eqn]
+    while bias in makers and makers[bias].primitive.name in SHAPES:
+        bias = makers[bias].invars[0]
+    return chain if max(bias.aval.shape, default=1) == bias.aval.size else [eqn]
+
+
+def _map_call(chain: Sequence[Any], active: set[Any]) -> Any:
+    """Return the call of a linear map, and of its bias."""
+    eqn, last = chain[0], chain[-1]
+    first = eqn.invars[0] in active
+    x, w = eqn.invars if first else eqn.invars[::-1]
+
+    def linear(x: Any, w: Any, bias: Any) -> Any:
+        y = _run(eqn, (x, w) if first else (w, x))
+        for each in chain[1:-1]:
+            y = _run(each, (y,))
+        return y + bias
+
+    linear.__name__ = f"lrp_{MAPS_OF[eqn.primitive.name]}"
+    ys = [each.outvars[0] for each in chain]
+    zero = core.Literal(np.zeros((), x.aval.dtype), jax.typeof(np.zeros((), x.aval.dtype)))
+    bias = [v for v in last.invars if v is not ys[-2]] if len(chain) > 1 else [zero]
+    return _call(eqn, [x, w, *bias], last.outvars, linear)
+
+
+def _product(eqn: Any) -> Callable[..., Any]:
+    def product(a: Any, b: Any) -> Any:
+        return _run(eqn, (a, b))
+
+    product.__name__ = "lrp_mul" if eqn.primitive.name == "mul" else "lrp_matmul"
+    return product
 
 
 def _call(eqn: Any, xs: Any, ys: Any, function: Callable[..., Any]) -> Any:
@@ -217,31 +243,13 @@ def _run(eqn: Any, xs: Any) -> Any:
     return eqn.primitive.bind(*xs, **eqn.params)
 
 
-def _map(eqn: Any, first: bool) -> Callable[..., Any]:
-    def lrp_dense(x: Any, w: Any) -> Any:
-        return _run(eqn, (x, w) if first else (w, x))
-
-    def lrp_convolution(x: Any, w: Any) -> Any:
-        return _run(eqn, (x, w) if first else (w, x))
-
-    return lrp_dense if eqn.primitive.name == "dot_general" else lrp_convolution
-
-
-def _map_with_bias(eqn: Any, first: bool) -> Callable[..., Any]:
-    def lrp_dense_bias(x: Any, w: Any, bias: Any) -> Any:
-        return _run(eqn, (x, w) if first else (w, x)) + bias
-
-    def lrp_convolution_bias(x: Any, w: Any, bias: Any) -> Any:
-        return _run(eqn, (x, w) if first else (w, x)) + bias
-
-    return lrp_dense_bias if eqn.primitive.name == "dot_general" else lrp_convolution_bias
-
-
-def _product(eqn: Any) -> Callable[..., Any]:
-    def lrp_matmul(a: Any, b: Any) -> Any:
-        return _run(eqn, (a, b))
-
-    def lrp_mul(a: Any, b: Any) -> Any:
-        return _run(eqn, (a, b))
-
-    return lrp_mul if eqn.primitive.name == "mul" else lrp_matmul
+def _check(eqn: Any, name: str) -> None:
+    """Refuse linear maps and products of two values where no rule would see them."""
+    for body in programs.bodies(eqn.params.values()):
+        for inner in programs.equations(body):
+            if inner.primitive.name in MAPS_OF:
+                raise ArgumentError(
+                    f"relevance: a {inner.primitive.name} runs in the body of a {name} "
+                    f"({find_line(eqn, 'unknown')}), in which rules of linear maps have no place. "
+                    "Write the loop in Python, without a checkpoint or a derivative of its own"
+                )
