@@ -336,3 +336,25 @@ def test_what_does_not_fit_is_refused():
     wrong("layers and check are for PyTorch", layers=["a"])
     with pytest.raises(ArgumentError, match='expected library="torch" or "jax", got \'tf\''):
         lrp.attn_lrp("tf")
+
+
+# -- what the composites ask of `override` ---------------------------------------------------------
+
+
+def test_an_optional_name_of_a_function_may_be_in_no_program():
+    rules = {"nobody": rg.rules.optional(lambda dy: dy), "Tanh": lambda dy: 7 * dy}
+    assert jax.grad(rg.jax.override(jnp.tanh, rules))(0.5) == 7.0
+    with pytest.raises(rg.errors.UnknownOpError, match="nobody"):
+        jax.grad(rg.jax.override(jnp.tanh, {"nobody": lambda dy: dy}))(0.5)
+
+
+def test_nth_counts_the_calls_of_all_ops_of_a_key():
+    def f(x):
+        return jnp.sin(jnp.tanh(jnp.sin(x)))
+
+    rules = {rg.at(None, ("Tanh", "Sin"), nth=1): lambda dy: 7 * dy}
+    ours = rg.jax.override(f, rules)
+    x = 0.3
+    due = math.cos(x) * 7 * math.cos(math.tanh(math.sin(x)))
+    close(jax.grad(ours)(x), due)
+    assert [(hit.op_type, hit.count) for hit in ours.hits if hit.ran] == [("Tanh", 1)]

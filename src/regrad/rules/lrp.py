@@ -13,7 +13,9 @@ by the input, the derivative of a relevance is that of the rules, too.
 
 A composite is a map of such rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
 dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. What a model lacks of it is
-not missed.
+not missed. With `library="jax"` it is for `relevance` of a function of JAX. There a norm or an
+activation that is written out is known by the module or `jax.named_scope` that is called so: name
+the modules of NNX and Equinox by calling `relevance` on the model itself.
 
 >>> import torch
 >>> from regrad.rules import lrp
