@@ -20,7 +20,8 @@ PAGES = Path(__file__).parents[1] / "reference" / "api"
 PACKAGES = (
     "regrad", "regrad.errors", "regrad.extend", "regrad.fft", "regrad.jax", "regrad.linalg",
     "regrad.losses", "regrad.nn", "regrad.plot", "regrad.random", "regrad.rules",
-    "regrad.rules.lrp", "regrad.testing", "regrad.torch", "regrad.train",
+    "regrad.rules.attribution", "regrad.rules.lrp", "regrad.testing", "regrad.torch",
+    "regrad.train",
 )  # fmt: skip
 V1 = Path(__file__).parents[1] / "tf1.md"
 

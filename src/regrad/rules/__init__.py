@@ -5,7 +5,8 @@ from its parameters (and names it, for reports). Then functions of a tensor whos
 is the tensor and whose gradient is changed, for code of one's own: `reverse_gradient(x)`,
 `scale_gradient`, `clip_gradient` and `clip_gradient_norm`. The rules that do the same to the
 gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`. Those of layer-wise relevance
-propagation are in `regrad.rules.lrp`.
+propagation are in `regrad.rules.lrp`, those of transformers in
+`regrad.rules.attribution`.
 
 >>> import regrad as rg
 >>> with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}):
@@ -41,6 +42,7 @@ from regrad.ops.casting import identity
 from regrad.ops.elementwise import abs as absolute
 from regrad.ops.elementwise import exp, square
 from regrad.ops.reduction import vector_norm
+from regrad.rules import attribution as attribution
 from regrad.rules import lrp as lrp
 from regrad.rules.saliency import deconvnet_relu as deconvnet_relu
 from regrad.rules.saliency import guided_relu as guided_relu

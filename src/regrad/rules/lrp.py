@@ -13,7 +13,9 @@ by the input, the derivative of a relevance is that of the rules, too.
 
 A composite is a map of such rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
 dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. What a model lacks of it is
-not missed.
+not missed. With `library="jax"` it is for `relevance` of a function of JAX. There a norm or an
+activation that is written out is known by the module or `jax.named_scope` that is called so: name
+the modules of NNX and Equinox by calling `relevance` on the model itself.
 
 >>> import torch
 >>> from regrad.rules import lrp
@@ -25,7 +27,9 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple, ParamSpec
 
@@ -34,7 +38,7 @@ from regrad.core.foreign import nonzero
 from regrad.core.made import remade
 from regrad.core.places import at
 from regrad.core.rule import no_gradient
-from regrad.core.scopes import optional
+from regrad.core.scopes import Optional, optional
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, brief
 from regrad.rules.saliency import guided_relu
@@ -132,6 +136,7 @@ def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
         found = sum(s.sign * x_ * dx for s, x_, dx in zip(shares, xs, dxs, strict=True))
         return (found / nonzero(x), None, *([] if bias is ABSENT else [None]))
 
+    rule.along = rule  # pyright: ignore  (by which `merge_norms` knows it)
     return _named(rule, name)
 
 
@@ -179,6 +184,7 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
     def rule(dy: Any, y: Any, builtin: Any, bias: Any = None) -> Any:
         return builtin(nonzero(y) * dy / _stable(y, epsilon))
 
+    rule.along = _along("epsilon", (_Group((_Share(_same, _same, _same),)),), epsilon)  # pyright: ignore
     return _named(rule, "epsilon")
 
 
@@ -515,6 +521,66 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     return dx.reshape(dy.shape)
 
 
+def reveal_cancel(
+    dy: Any, x: Any, w: Any, y: Any, forward: Any, vjp_: Any, bias: Any = None
+) -> Any:
+    """Return the gradient of DeepLift's reveal-cancel rule, of a linear map and the ReLU behind it.
+
+    What adds to the difference from the reference has a slope of its own, and so has what takes. It
+    is for a linear map that a ReLU follows, which gets `rules.straight_through` then, by place:
+    `{**deep_lift(), rg.at("head.0", F.linear): reveal_cancel, rg.at("head.1", "Relu"):
+    straight_through}`. The differences from the reference are kept.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input, of which the second half of the batch are the references.
+        w: The weight.
+        y: The output.
+        forward: The op itself.
+        vjp_: What differentiates a function.
+        bias: The bias, or None.
+
+    Returns:
+        The gradient by x, and None for others.
+
+    Raises:
+        RuleError: (where it is put in force) for an op without these inputs.
+
+    Source: Shrikumar et al. (2017), as for `rescale`, section 3.5.3.
+
+    >>> import torch, torch.nn.functional as F
+    >>> from regrad import rules
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU()).double()
+    >>> made = {F.linear: rules.lrp.reveal_cancel, "Relu": rules.straight_through}
+    >>> x, base = torch.ones(1, 2).double(), torch.zeros(1, 2).double()
+    >>> found = rules.lrp.relevance(net, x, 0, made, reference=base)
+    >>> bool(abs(found.missing) < 1e-9)
+    True
+    """
+    half, none = len(x) // 2, None if bias is None else bias * 0
+    change, start = x[:half] - x[half:], y[half:]
+    parts = [(a(change), b(w)) for a, b in _AGREE + _DIFFER]
+
+    def seeds(zs: Any) -> list[Any]:
+        plus, minus = zs[0] + zs[1], zs[2] + zs[3]
+        ends = [_positive(start + z) for z in (0 * plus, plus, minus, plus + minus)]
+        up, down = (ends[i] - ends[0] + ends[3] - ends[3 - i] for i in (1, 2))
+        slopes = [rise / (2 * nonzero(run)) for rise, run in ((up, plus), (down, minus))]
+        return [slope * dy[:half] for slope in slopes for _ in range(2)]
+
+    def maps(given: Any) -> list[Any]:
+        return [forward(part, w, none) for part, (_, w) in zip(given, parts, strict=True)]
+
+    xs = tuple(part for part, _ in parts)
+    dxs = vjp_(maps, xs, seeds)
+    dx = sum(part * d for part, d in zip(xs, dxs, strict=True)) / nonzero(change)
+    return (x * 0 + dx.repeat(2, *[1] * (dx.ndim - 1)), None, None)
+
+
+_AGREE = ((_positive, _positive), (_negative, _negative))
+_DIFFER = ((_positive, _negative), (_negative, _positive))
+
+
 @_maker
 def beta_smooth(beta: float = 10.0) -> Rule:
     """Return the gradient of a softplus, `dy · sigmoid(beta · x)`, for ReLU.
@@ -546,79 +612,126 @@ def beta_smooth(beta: float = 10.0) -> Rule:
     return _named(rule, "beta_smooth")
 
 
-# -- composites, for PyTorch -----------------------------------------------------------------------
+# -- composites ------------------------------------------------------------------------------------
 
 # (PReLU has two inputs, and passes relevance on by its own gradient.)
 ACTIVATIONS = (
     "Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign", "Tanh",
 )  # fmt: skip
-CALLABLES = (
-    "hardtanh", "hardswish", "hardshrink", "softshrink", "tanhshrink", "celu", "mish", "threshold",
-)  # fmt: skip
+
+# What `relevance` calls the linear maps of one value and the products of two in a JAX program.
+MAPS = ("lrp_dense", "lrp_convolution", "lrp_matmul", "lrp_mul")
 
 
-def _torch() -> Any:
-    return needed("torch.nn.functional", "torch", API)
+class _Keys(NamedTuple):
+    """The keys of a library for what composites have rules for."""
+
+    dense: tuple[Any, ...]
+    convolution: tuple[Any, ...]
+    activations: tuple[Any, ...]
+    matmul: Any
+    mul: Any
+    norms: dict[Any, Any]
 
 
-def _activations(rule: Any) -> dict[Any, Any]:
-    F = _torch()
-    keys = [*ACTIVATIONS, *[getattr(F, name) for name in CALLABLES]]
-    return {key: optional(rule) for key in keys}
-
-
-def _convolutions() -> tuple[Any, ...]:
-    F = _torch()
+def _keys(library: str) -> _Keys:
+    if library == "jax":
+        nn = needed("jax.nn", "jax", API)
+        others = [getattr(nn, n) for n in ("hard_tanh", "hard_swish", "celu", "mish")]
+        shifted = {at(_in_shifted_norm, op_type): pass_ for op_type in ("Sub", "AddV2")}
+        return _Keys(MAPS[:1], MAPS[1:2], (*ACTIVATIONS, *others), *MAPS[2:], shifted)
+    if library != "torch":
+        raise ArgumentError(f'expected library="torch" or "jax", got {brief(library)}')
+    F = needed("torch.nn.functional", "torch", API)
+    others = [
+        getattr(F, n) for n in (
+            "hardtanh", "hardswish", "hardshrink", "softshrink", "tanhshrink", "celu", "mish",
+            "threshold",
+        )
+    ]  # fmt: skip
     transposed = [getattr(F, f"conv_transpose{n}d") for n in (1, 2, 3)]
-    return (F.conv1d, "Conv2D", "Conv3D", *transposed)
+    norms = dict.fromkeys((F.batch_norm, F.instance_norm, F.group_norm, F.rms_norm), pass_)
+    return _Keys(
+        (F.linear,), (F.conv1d, "Conv2D", "Conv3D", *transposed), (*ACTIVATIONS, *others),
+        "MatMul", "Mul", {**norms, F.layer_norm: frozen_norm},
+    )  # fmt: skip
 
 
-def _linear() -> tuple[Any, ...]:
-    return (_torch().linear, *_convolutions())
+def _is_called(site: Any, *words: str) -> bool:
+    """Return whether the module that runs has one of these in the name of its class.
+
+    (Where the class is not known, of a module of Flax's without `model=`, its path has it.)
+    """
+    known = getattr(site.module_class, "__name__", None) or site.path.rpartition(".")[2]
+    return any(word in known.lower() for word in words)
 
 
 def _in_norm(site: Any) -> bool:
-    """Return whether a module that is called a norm runs."""
-    return "norm" in getattr(site.module_class, "__name__", "").lower()
+    return _is_called(site, "norm")
+
+
+def _in_shifted_norm(site: Any) -> bool:
+    return _is_called(site, "batchnorm", "groupnorm", "instancenorm")
+
+
+def _in_activation(site: Any) -> bool:
+    return _is_called(site, "gelu", "silu", "swish", "mish", "activation")
+
+
+# What gates an activation that is written out as `x * gate(x)`. If the gate is a constant, and the
+# product has its own gradient, then relevance passes: x · dx = x · dy · gate(x) = y · dy.
+_GATES = at(_in_activation, ("Tanh", "Sigmoid", "Erf"))
 
 
 def _own(dy: Any, builtin: Any) -> Any:
     return builtin(dy)
 
 
-def _others() -> dict[Any, Any]:
+def _all_optional(rules: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {key: optional(rule) for key, rule in rules.items()}
+
+
+def _others(keys: _Keys) -> dict[Any, Any]:
     """Rules of all but linear layers: activations, norms, products."""
-    F = _torch()
-    norms = dict.fromkeys((F.batch_norm, F.instance_norm, F.group_norm, F.rms_norm), pass_)
-    written = {"Rsqrt": no_gradient, "Sqrt": no_gradient, "Mul": _own, "RealDiv": _own}
-    every = {
-        **norms, F.layer_norm: frozen_norm, "MatMul": uniform, "Mul": uniform,
-        **{at(_in_norm, op_type): rule for op_type, rule in written.items()},
-    }  # fmt: skip
-    return {**_activations(pass_), **{key: optional(rule) for key, rule in every.items()}}
+    return _all_optional({
+        **dict.fromkeys(keys.activations, pass_), **keys.norms,
+        keys.matmul: uniform, keys.mul: uniform,
+        at(_in_norm, "Rsqrt"): no_gradient, at(_in_norm, "Sqrt"): no_gradient,
+        at(_in_norm, keys.mul): _own, at(_in_norm, "RealDiv"): _own,
+        at(_in_activation, keys.mul): _own, _GATES: no_gradient,
+    })  # fmt: skip
 
 
-def _composite(dense: Rule, convolution: Rule, first: Any = None, firsts: Any = ()) -> Any:
-    """The map of rules of all ops, and of one for the first that runs of some linear layers."""
-    rules: dict[Any, Any] = {**dict.fromkeys(_linear(), convolution), _torch().linear: dense}
+def _composite(
+    library: str, dense: Rule, convolution: Rule, first: Any = None, flat: bool = True
+) -> dict[Any, Any]:
+    """The map of rules of all ops, and of one for the first linear map that runs."""
+    keys = _keys(library)
+    rules: dict[Any, Any] = dict.fromkeys(keys.convolution, convolution)
+    rules |= dict.fromkeys(keys.dense, dense)
     if first is not None:
-        rules[at(None, firsts, nth=0)] = first
-    return {**_others(), **{key: optional(rule) for key, rule in rules.items()}}
+        rules[at(None, (*keys.dense, *keys.convolution) if flat else keys.convolution, nth=0)] = (
+            first
+        )
+    return {**_others(keys), **_all_optional(rules)}
 
 
-def epsilon_plus(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+def epsilon_plus(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
     """Return the composite of z⁺ for convolutions and ε for dense layers.
 
     Args:
         epsilon: That of `lrp.epsilon`.
         stabilizer: That of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonPlus`.
 
@@ -626,22 +739,25 @@ def epsilon_plus(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, A
     >>> lrp.epsilon_plus()["Conv2D"].rule.__name__
     'z_plus'
     """
-    return _composite(EPSILON(epsilon), z_plus(stabilizer))
+    return _composite(library, EPSILON(epsilon), z_plus(stabilizer))
 
 
-def epsilon_plus_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+def epsilon_plus_flat(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
     """Return `epsilon_plus` with the flat rule in the first linear layer that runs.
 
     Args:
         epsilon: That of `lrp.epsilon`.
         stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonPlusFlat`, whose first layer is the first of `named_modules()`.
 
@@ -649,11 +765,16 @@ def epsilon_plus_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[A
     >>> len(lrp.epsilon_plus_flat()) - len(lrp.epsilon_plus())
     1
     """
-    return _composite(EPSILON(epsilon), z_plus(stabilizer), flat(stabilizer), _linear())
+    return _composite(library, EPSILON(epsilon), z_plus(stabilizer), flat(stabilizer))
 
 
 def epsilon_gamma_box(
-    low: Any, high: Any, epsilon: float = 1e-6, gamma: float = 0.25, stabilizer: float = 1e-6
+    low: Any,
+    high: Any,
+    epsilon: float = 1e-6,
+    gamma: float = 0.25,
+    stabilizer: float = 1e-6,
+    library: str = "torch",
 ) -> dict[Any, Any]:
     """Return the composite of z^B in the first convolution, γ in others, ε for dense layers.
 
@@ -663,13 +784,14 @@ def epsilon_gamma_box(
         epsilon: That of `lrp.epsilon`.
         gamma: That of `lrp.gamma`.
         stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: low is above high, or a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: low is above high, or a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonGammaBox`.
 
@@ -678,22 +800,25 @@ def epsilon_gamma_box(
     'gamma'
     """
     rules = EPSILON(epsilon), GAMMA(gamma, stabilizer)
-    return _composite(*rules, z_box(low, high, stabilizer), _convolutions())
+    return _composite(library, *rules, z_box(low, high, stabilizer), flat=False)
 
 
-def epsilon_alpha2_beta1(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+def epsilon_alpha2_beta1(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
     """Return the composite of αβ (2 and 1) for convolutions and ε for dense layers.
 
     Args:
         epsilon: That of `lrp.epsilon`.
         stabilizer: That of `lrp.alpha_beta`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonAlpha2Beta1`.
 
@@ -701,22 +826,25 @@ def epsilon_alpha2_beta1(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dic
     >>> lrp.epsilon_alpha2_beta1()["Conv2D"].rule.__name__
     'alpha_beta'
     """
-    return _composite(EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer))
+    return _composite(library, EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer))
 
 
-def epsilon_alpha2_beta1_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+def epsilon_alpha2_beta1_flat(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
     """Return `epsilon_alpha2_beta1` with the flat rule in the first linear layer that runs.
 
     Args:
         epsilon: That of `lrp.epsilon`.
         stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonAlpha2Beta1Flat`.
 
@@ -725,21 +853,22 @@ def epsilon_alpha2_beta1_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -
     1
     """
     rules = EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer)
-    return _composite(*rules, flat(stabilizer), _linear())
+    return _composite(library, *rules, flat(stabilizer))
 
 
-def excitation(stabilizer: float = 1e-6) -> dict[Any, Any]:
+def excitation(stabilizer: float = 1e-6, library: str = "torch") -> dict[Any, Any]:
     """Return the composite of z⁺ for all linear layers.
 
     Args:
         stabilizer: That of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: stabilizer is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: stabilizer is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: Zhang, Lin, Brandt, Shen and Sclaroff, "Top-Down Neural Attention by Excitation
     Backprop" (2016); zennit's `ExcitationBackprop`.
@@ -748,14 +877,14 @@ def excitation(stabilizer: float = 1e-6) -> dict[Any, Any]:
     >>> lrp.excitation()["Conv2D"].rule.__name__
     'z_plus'
     """
-    return _composite(z_plus(stabilizer), z_plus(stabilizer))
+    return _composite(library, z_plus(stabilizer), z_plus(stabilizer))
 
 
 def guided() -> dict[Any, Any]:
     """Return the composite of guided backprop. It does not keep relevance.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
         Nothing.
@@ -769,20 +898,25 @@ def guided() -> dict[Any, Any]:
     return {"Relu": guided_relu}
 
 
-def attn_lrp() -> dict[Any, Any]:
+def attn_lrp(library: str = "torch") -> dict[Any, Any]:
     """Return the composite for transformers: the own gradient of linear layers and of softmax.
 
     Products of two values are shared in halves, activations pass relevance on, and the scale of a
     norm is a constant, in modules that are called norms if it is written out. The gradient of a
     softmax is the rule that the paper derives for it, by Taylor: it does not keep relevance, as
-    a softmax is not of degree 1 (`cp_lrp` does). Activations that are written out
-    (`x * torch.sigmoid(1.702 * x)`) are products here.
+    a softmax is not of degree 1 (`cp_lrp` does). An activation that is written out as `x * gate(x)`
+    passes relevance on if its module is called one (`NewGELUActivation`), and is a product
+    elsewhere.
+
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch, for `relevance`, which has parameters require no grad.
+        A map of overrides for the library, for `relevance`, which has parameters require no grad.
 
     Raises:
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: Achtibat et al. (2024), as for `pass_`; lxt's `attnLRP`.
 
@@ -790,20 +924,28 @@ def attn_lrp() -> dict[Any, Any]:
     >>> lrp.attn_lrp()["MatMul"].rule.__name__
     'uniform'
     """
-    return {**_others(), _torch().linear: optional(_own)}  # (which "MatMul" would reach)
+    keys = _keys(library)
+    return {
+        **_others(keys),
+        **dict.fromkeys(keys.dense, optional(_own)),
+    }  # ("MatMul" reaches torch's)
 
 
-def cp_lrp() -> dict[Any, Any]:
+def cp_lrp(library: str = "torch") -> dict[Any, Any]:
     """Return the composite for transformers in which attention is a constant.
 
     As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the
     softmax. It keeps all relevance but that of biases.
 
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
     Returns:
-        A map of overrides for PyTorch, for `relevance`, which has parameters require no grad.
+        A map of overrides for the library, for `relevance`, which has parameters require no grad.
 
     Raises:
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: Ali et al. (2022), as for `frozen_norm`; lxt's `cp_LRP`.
 
@@ -811,20 +953,25 @@ def cp_lrp() -> dict[Any, Any]:
     >>> lrp.cp_lrp()["Softmax"].rule.__name__
     'no_gradient'
     """
-    return {**attn_lrp(), "Softmax": optional(no_gradient), "MatMul": optional(_own)}
+    rules = {"Softmax": no_gradient, _keys(library).matmul: _own}
+    return {**attn_lrp(library), **_all_optional(rules)}
 
 
-def deep_lift() -> dict[Any, Any]:
+def deep_lift(library: str = "torch") -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
     Activations are rescaled; linear layers, sums and average pools need no rule. Of other ops
     (max pools, PReLU, products, softmax) it is the gradient, which does not keep relevance.
 
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: Shrikumar et al. (2017), as for `rescale`; Captum's `DeepLift`.
 
@@ -832,7 +979,88 @@ def deep_lift() -> dict[Any, Any]:
     >>> lrp.deep_lift()["Relu"].rule.__name__
     'rescale'
     """
-    return {**_activations(rescale), "Sigmoid": optional(rescale)}
+    return dict.fromkeys((*_keys(library).activations, "Sigmoid"), optional(rescale))
+
+
+def merge_norms(model: Any, rules: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a map in which linear maps count as merged with the batch norm behind them.
+
+    The model is not changed: the rules of a linear map see the weight and bias that it would have.
+    Batch norms are those that follow a linear map in `model.modules()`, and are to have `pass_`, as
+    in the composites.
+
+    Args:
+        model: A `torch.nn.Module`, whose batch norms are in the mode of evaluation.
+        rules: A composite, or any map with rules of linear maps.
+
+    Returns:
+        The map, for `relevance` of this model.
+
+    Raises:
+        ArgumentError: a batch norm is not in the mode of evaluation, or follows a transposed
+            convolution with groups.
+        MissingPackageError: PyTorch is not installed.
+
+    Source: zennit's `SequentialMergeBatchNorm`; Guillemot et al., "Breaking Batch Normalization for
+    Better Explainability of Deep Neural Networks through Layer-wise Relevance Propagation" (2020).
+
+    >>> import torch
+    >>> from regrad.rules import lrp
+    >>> net = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.BatchNorm1d(2)).eval()
+    >>> found = lrp.relevance(
+    ...     net, torch.ones(1, 1, 3), lambda y: y[:, 0, 0], lrp.merge_norms(net, lrp.epsilon_plus())
+    ... )
+    >>> sorted({hit.rule for hit in found.used.hits})
+    ['pass_', 'z_plus']
+    """
+    nn = needed("torch.nn", "torch", API)
+    convolutions = [getattr(nn, f"Conv{t}{n}d") for t in ("", "Transpose") for n in (1, 2, 3)]
+    linear, batch_norms = (
+        (nn.Linear, *convolutions),
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    )
+    leaves = [m for m in model.modules() if not [*m.children()]]
+    norms = {id(a): b for a, b in pairwise(leaves) if isinstance(a, linear)}
+    norms = {key: b for key, b in norms.items() if isinstance(b, batch_norms)}
+    if any(b.training or b.running_mean is None for b in norms.values()):
+        raise ArgumentError(
+            "merge_norms: a batch norm uses the statistics of the batch; put the "
+            "model in eval() first"
+        )
+    if any(getattr(m, "transposed", 0) and m.groups > 1 and id(m) in norms for m in leaves):
+        raise ArgumentError("merge_norms: a transposed convolution with groups cannot be merged")
+
+    def merged(rule: Any) -> Any:
+        inner = rule.rule if isinstance(rule, Optional) else rule
+        along = getattr(inner, "along", None)
+        made = rule if along is None else _named(_merged(inner, along, norms), inner.__name__)
+        return optional(made) if isinstance(rule, Optional) and made is not rule else made
+
+    return {key: merged(rule) for key, rule in rules.items()}
+
+
+def _merged(plain: Rule, along: Rule, norms: Mapping[int, Any]) -> Rule:
+    """The rule of a linear map, of weights that are merged with the norm behind it, if one is."""
+
+    def rule(dy: Any, y: Any, forward: Any, vjp_: Any, site: Any, x: Any, w: Any, bias: Any) -> Any:
+        norm = norms.get(id(site.module))
+        if norm is None:
+            return along(dy, y, forward, vjp_, x, w, bias=bias)
+        scale = (norm.running_var + norm.eps).rsqrt()
+        scale = scale if norm.weight is None else scale * norm.weight
+        shift = -norm.running_mean * scale + (0 if norm.bias is None else norm.bias)
+        ones = [1] * (y.ndim - 2)  # (the channels of y are its axis 1, those of w its first or 1)
+        merged = y * scale.reshape(-1, *ones) + shift.reshape(-1, *ones)
+        w = w * scale.reshape(-1, *[1] * (w.ndim - 1 - getattr(site.module, "transposed", 0)))
+        none = None if bias is None else bias * 0  # (a call without a bias has no place for one)
+        bias = shift if bias is None else shift + bias * scale
+
+        def shifted(x: Any, w: Any, bias: Any) -> Any:
+            return forward(x, w, none) + bias.reshape(-1, *ones)
+
+        return along(nonzero(y) * dy / nonzero(merged), merged, shifted, vjp_, x, w, bias=bias)
+
+    return rule
 
 
 EPSILON, GAMMA = epsilon, gamma  # (parameters have these names)
@@ -848,22 +1076,28 @@ def relevance(
     reference: Any = None,
     check: str | None = None,
 ) -> Any:
-    """Return the relevance of the inputs of a PyTorch model for one of its outputs.
+    """Return the relevance of the inputs of a model for one of its outputs.
 
-    The model is run once, under the rules, and is left as it was found: `.grad`, what requires
-    grad, buffers, the random state and the mode of training. Put it in `eval()` first.
+    A PyTorch model is run once, under the rules, and is left as it was found: `.grad`, what
+    requires grad, buffers, the random state and the mode of training. Put it in `eval()` first.
+
+    Of JAX it is any function of arrays: a module of NNX or Equinox, a bound one of Linen,
+    `lambda x: net.apply(params, x)`. In its program the linear maps of one value, with their bias,
+    are calls of `"lrp_dense"` and `"lrp_convolution"`, products of two values of `"lrp_matmul"` and
+    `"lrp_mul"`: these are keys of the map, as in `attn_lrp(library="jax")`.
 
     Args:
-        model: A `torch.nn.Module`.
+        model: A `torch.nn.Module`, or a function of JAX.
         inputs: Its argument; a tuple of them, or a dict of keyword arguments. Relevance comes to
             tensors of floats, and by the `nn.Embedding` that reads them to those of integers.
         target: Which output is explained: a class, a tensor of one for each example, or a function
             of what the model returns, for anything else. Its sum is differentiated.
         rules: A map of overrides, such as `epsilon_plus()`.
-        layers: Paths of modules that return one tensor, whose relevance is wanted as well.
+        layers: Paths of modules, or patterns of such as for `rg.at`, whose relevance is wanted as
+            well; of one that returns a tuple, that of the first. For PyTorch.
         reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
             example. Inputs are then batches.
-        check: `"ops"` to have the record say where relevance is lost.
+        check: `"ops"` to have the record say where relevance is lost. For PyTorch.
 
     Returns:
         A `Relevance`: of the inputs, of the layers, the total that there was to share, and what is
@@ -873,7 +1107,7 @@ def relevance(
         ArgumentError: an argument is of the wrong kind, no input is differentiated, a layer does
             not run once or returns no tensor, or the target is not one of the outputs.
         PassedOverError: an op would keep its own gradient, where a rule is for it.
-        MissingPackageError: PyTorch is not installed.
+        MissingPackageError: The library is not installed.
 
     >>> import torch
     >>> from regrad.rules import lrp
@@ -883,6 +1117,17 @@ def relevance(
     >>> found.inputs.round(), found.layers["0"].round(), found.total
     (tensor([[1., 3.]]), tensor([[4., 0.]]), tensor([4.]))
     """
+    torch = sys.modules.get("torch")
+    if (
+        "jax" in sys.modules
+        and callable(model)
+        and not (torch and isinstance(model, torch.nn.Module))
+    ):
+        if layers or check:
+            raise ArgumentError("relevance: layers and check are for PyTorch models, as yet")
+        from regrad.jax.relevance import explain as explain_function
+
+        return explain_function(model, inputs, target, rules, reference)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
 

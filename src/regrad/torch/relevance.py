@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +16,9 @@ from torch.autograd.graph import get_gradient_edge
 from regrad.core.callers import find_caller
 from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
-from regrad.core.reports import Table
+from regrad.core.places import Step, matches
 from regrad.errors import ArgumentError, kind, near
+from regrad.inspection.relevances import Loss, Relevance
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -26,60 +26,6 @@ from regrad.torch.overriding import gradient_override_map
 from regrad.torch.seeing.modules import ModulePaths
 from regrad.torch.seeing.names import function_name, op_type_of
 from regrad.torch.seeing.watching import GETTER, writes
-
-
-class Loss(NamedTuple):
-    """An op that did not pass on all relevance: a row of `Relevance.losses`.
-
-    Attributes:
-        path: The module that it ran in.
-        op: Its op type, or torch's function.
-        line: The line of the user's code.
-        arrived: The relevance of its outputs.
-        left: That of its inputs.
-    """
-
-    path: str
-    op: str
-    line: str
-    arrived: float
-    left: float
-
-    @property
-    def lost(self) -> float:
-        """The relevance that was lost; below 0 if more left than arrived."""
-        return self.arrived - self.left
-
-
-@dataclass(frozen=True)
-class Relevance:
-    """The answer of `rules.lrp.relevance`.
-
-    Attributes:
-        inputs: The relevance of the inputs, as they were given: a tensor, a tuple or a dict. That
-            of a token is the sum over its embedding. None for what is not differentiated.
-        layers: That of the outputs of modules, by path.
-        total: What there was to share: the explained output, for each example where it has one
-            element for each, else one number. With a reference, the difference from that.
-        missing: The total less the relevance of all inputs: what biases, constants and rules kept.
-        losses: With `check="ops"`, the ops by how much they lost, the most first.
-        used: The scope of overrides, with its `table()` and `untouched()`.
-    """
-
-    inputs: Any
-    layers: dict[str, torch.Tensor]
-    total: torch.Tensor
-    missing: torch.Tensor
-    losses: tuple[Loss, ...] = ()
-    used: Any = field(default=None, repr=False)
-
-    def table(self) -> Table:
-        """The losses as a table: module, op, relevance that arrived and that left, line."""
-        rows = [
-            (r.path, r.op, f"{r.arrived:.4g}", f"{r.left:.4g}", f"{r.lost:+.3g}", r.line)
-            for r in self.losses
-        ]
-        return Table(("module", "op", "arrived", "left", "lost", "source line"), rows)
 
 
 def explain(
@@ -92,28 +38,26 @@ def explain(
         raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
     if check and reference is not None:
         raise ArgumentError('relevance: check="ops" is for runs without a reference')
-    run = _Run(model, inputs, reference)
-    ops = _Ops(model, check is not None)
-    with (
-        _as_found(model), torch.inference_mode(False), torch.enable_grad(), run.watching(layers),
-        gradient_override_map(rules, model=model) as used,
-    ):  # fmt: skip
-        value, total = ops.around(run, target)
-        points = [*run.leaves, *run.points.values()]
-        edges = [*[point.edge for point in points], *ops.edges]
-        found = torch.autograd.grad(value.sum(), edges, allow_unused=True)
-    known = [p.relevance(dx, run.half) for p, dx in zip(points, found, strict=False)]
+    run = Run(model, inputs, reference)
+    ops = Ops(model, check is not None)
+    with as_found(model), gradient_override_map(rules, model=model) as used:
+        total, found = run.differentiated(target, ops, layers)
+    known = [p.relevance(dx, run.half) for p, dx in zip(run.points, found, strict=False)]
     at_inputs = known[: len(run.leaves)]
-    total = total.detach()
-    alike = total.dim() == 1 and all(r.shape[:1] == total.shape for r in at_inputs)
-    total = total if alike else total.sum()
-    missing = total - sum(r.reshape(*total.shape, -1).sum(-1) for r in at_inputs)
-    losses = ops.losses(found[len(points) :], float(missing.sum())) if check else ()
-    by_layer = dict(zip(run.points, known[len(run.leaves) :], strict=True))
+    total, missing = balance(total, at_inputs)
+    losses = ops.losses(found[len(run.points) :], float(missing.sum())) if check else ()
+    by_layer = dict(zip(run.layers, known[len(run.leaves) :], strict=True))
     return Relevance(run.as_given(at_inputs), by_layer, total, missing, losses, used)
 
 
-class _Point(NamedTuple):
+def balance(total: torch.Tensor, shares: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+    """Return what there is to share, for each example where it can be, and what is missing."""
+    alike = total.dim() == 1 and all(r.shape[:1] == total.shape for r in shares)
+    total = total if alike else total.sum()
+    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
+
+
+class Point(NamedTuple):
     """A value whose relevance is wanted, and where its gradient comes to."""
 
     edge: Any
@@ -127,33 +71,51 @@ class _Point(NamedTuple):
         dx = torch.zeros_like(x) if dx is None else dx
         if half is not None:
             x, dx = x[:half] - x[half:], dx[:half]
-        found = (nonzero(x) * dx).masked_fill(dx == 0, 0).detach()  # (of a mask's infinities none)
+        return self.share(nonzero(x), dx)
+
+    def share(self, x: torch.Tensor, dx: torch.Tensor) -> torch.Tensor:
+        """Return a value times a gradient: of a token the sum, of a mask's infinities nothing."""
+        found = (x * dx).masked_fill(dx == 0, 0).detach()
         return found.sum(-1) if self.is_embedded else found
 
 
-def _point(x: torch.Tensor, name: Any = None, is_embedded: bool = False) -> _Point:
+def point_of(x: torch.Tensor, name: Any = None, is_embedded: bool = False) -> Point:
+    """Return the place of a value in the graph of autograd."""
     with DisableTorchFunction():  # (no mode is to see what is done here)
-        return _Point(get_gradient_edge(x), x.detach().clone(), name, is_embedded)
+        return Point(get_gradient_edge(x), x.detach().clone(), name, is_embedded)
 
 
-class _Run:
-    """A run of a model whose inputs are differentiated."""
+class Run:
+    """A run of a model whose inputs are differentiated.
 
-    def __init__(self, model: nn.Module, inputs: Any, reference: Any) -> None:
+    Args:
+        model: The model.
+        inputs: Its arguments, as they came from the user.
+        reference: What is run next to them, in one batch; None for nothing.
+        move: Returns what is run in the place of the n-th input or embedding.
+    """
+
+    def __init__(
+        self, model: nn.Module, inputs: Any, reference: Any = None,
+        move: Callable[[int, torch.Tensor], torch.Tensor] = lambda n, x: x,
+    ) -> None:  # fmt: skip
         self.model = model
         self.inputs = inputs
+        self.move = move
         self.values: dict[Any, Any] = _by_name(inputs)
         self.half: int | None = None
         if reference is not None:
             self._refer(_by_name(reference))
-        self.leaves: list[_Point] = []
-        self.points: dict[str, _Point] = {}
+        self.leaves: list[Point] = []
+        self.layers: dict[str, Point] = {}
+        self.heads: dict[str, Point] = {}
         for name, x in self.values.items():
             if isinstance(x, torch.Tensor) and is_differentiable(x):
                 if x.dtype == torch.float16:
                     raise ArgumentError("relevance: float16 is too coarse; use bfloat16 or float32")
-                self.values[name] = leaf = x.detach().clone().requires_grad_()
-                self.leaves.append(_point(leaf, name))
+                leaf = self.move(len(self.leaves), x.detach()).clone().requires_grad_()
+                self.values[name] = leaf
+                self.leaves.append(point_of(leaf, name))
 
     def _refer(self, others: dict[Any, Any]) -> None:
         for name, x in self.values.items():
@@ -191,34 +153,53 @@ class _Run:
         value = _chosen(y[: self.half], target)
         return value, value - _chosen(y[self.half :], target)
 
+    @property
+    def points(self) -> list[Point]:
+        """The places whose gradients are asked for."""
+        return [*self.leaves, *self.layers.values(), *self.heads.values()]
+
+    def differentiated(
+        self, target: Any, ops: Ops, layers: Any = (), heads: Any = ()
+    ) -> tuple[torch.Tensor, Any]:
+        """Run the model; return what there is to share, and the gradients at points and ops."""
+        with torch.inference_mode(False), torch.enable_grad(), self._watching(layers, heads):
+            value, total = ops.around(self, target)
+            edges = [*[point.edge for point in self.points], *ops.edges]
+            found = torch.autograd.grad(value.sum(), edges, allow_unused=True)
+        return total.detach(), found
+
     @contextmanager
-    def watching(self, layers: Iterable[str]) -> Generator[None]:
-        """A block in which layers and embeddings tell of their outputs."""
+    def _watching(self, layers: Any, heads: Any) -> Generator[None]:
+        """A block in which layers, what projects heads, and embeddings tell of their values."""
         modules = dict(self.model.named_modules())
-        layers = [layers] if isinstance(layers, str) else list(layers)
-        if unknown := [name for name in layers if name not in modules]:
-            hint = near(unknown[0], modules)
-            raise ArgumentError(f"relevance: no module of the model is {unknown[0]!r}.{hint}")
-        handles = [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
+        layers, heads = named(layers, modules), named(heads, modules)
         embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
-        handles += [m.register_forward_hook(self._embedded) for m in embeddings]
+        handles = [m.register_forward_hook(self._embedded) for m in embeddings]
+        handles += [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
+        handles += [modules[n].register_forward_pre_hook(partial(self._heads, n)) for n in heads]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-        if idle := [name for name in layers if name not in self.points]:
+        if idle := [*({*layers} - {*self.layers}), *({*heads} - {*self.heads})]:
             raise ArgumentError(f"relevance: the module {idle[0]!r} did not run")
 
     def _layer(self, name: str, module: Any, args: Any, y: Any) -> None:
-        if name in self.points:
+        self._note(self.layers, name, "returned", y[0] if isinstance(y, tuple | list) and y else y)
+
+    def _heads(self, name: str, module: Any, args: Any) -> None:
+        self._note(self.heads, name, "was called with", args[0] if args else None)
+
+    def _note(self, where: dict[str, Point], name: str, did: str, x: Any) -> None:
+        if name in where:
             raise ArgumentError(f"relevance: the module {name!r} ran more than once")
-        if not isinstance(y, torch.Tensor) or not y.requires_grad:
+        if not isinstance(x, torch.Tensor) or not x.requires_grad:
             raise ArgumentError(
-                f"relevance: the module {name!r} returned {kind(y)} that no input leads to, "
-                "expected one tensor that depends on them"
+                f"relevance: the module {name!r} {did} {kind(x)} that no input leads to, "
+                "expected a tensor that depends on them"
             )
-        self.points[name] = _point(y)
+        where[name] = point_of(x)
 
     def _embedded(self, module: Any, args: Any, y: torch.Tensor) -> torch.Tensor | None:
         given = args[0].data_ptr(), args[0].numel()
@@ -226,10 +207,23 @@ class _Run:
             # (the same tokens, in any shape)
             if isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given:
                 with DisableTorchFunction():
-                    leaf = y.detach().requires_grad_()
-                self.leaves.append(_point(leaf, name, True))
+                    leaf = self.move(len(self.leaves), y.detach()).requires_grad_()
+                self.leaves.append(point_of(leaf, name, True))
                 return leaf
         return None
+
+
+def named(paths: Any, modules: Mapping[str, Any]) -> list[str]:
+    """Return the paths of modules that paths or patterns name."""
+    found: dict[str, None] = {}
+    for path in [paths] if isinstance(paths, str) else paths:
+        fits = [n for n in modules if n == path or matches(path, Step((n,)))]
+        if not fits:
+            raise ArgumentError(
+                f"relevance: no module of the model is {path!r}.{near(path, modules)}"
+            )
+        found |= dict.fromkeys(fits)
+    return list(found)
 
 
 def _by_name(inputs: Any) -> dict[Any, Any]:
@@ -267,7 +261,7 @@ def _of_class(y: Any, target: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _as_found(model: nn.Module) -> Generator[None]:
+def as_found(model: nn.Module) -> Generator[None]:
     """A block in which parameters require no grad, and which leaves a model as it was."""
     free = [p for p in model.parameters() if p.requires_grad]
     held = [
@@ -295,7 +289,7 @@ def _as_found(model: nn.Module) -> Generator[None]:
 # -- where relevance is lost -----------------------------------------------------------------------
 
 
-class _Ops(torch.overrides.TorchFunctionMode):
+class Ops(torch.overrides.TorchFunctionMode):
     """Has models change outputs in place that rules name, and notes what torch functions pass on.
 
     What a rule keeps is not what the model gets, but a copy of it.
@@ -305,9 +299,9 @@ class _Ops(torch.overrides.TorchFunctionMode):
         super().__init__()
         self.checks = checks
         self.paths = ModulePaths({"": model})
-        self.seen: list[tuple[tuple[str, str, str], list[_Point], list[_Point]]] = []
+        self.seen: list[tuple[tuple[str, str, str], list[Point], list[Point]]] = []
 
-    def around(self, run: _Run, target: Any) -> Any:
+    def around(self, run: Run, target: Any) -> Any:
         """Return what a run does, looked on at."""
         handles = self.paths.install()
         try:
@@ -330,22 +324,22 @@ class _Ops(torch.overrides.TorchFunctionMode):
             return func(*args, **options)
         if not self.checks:
             return _copied(func(*args, **options), args)
-        xs: list[_Point] = []
+        xs: list[Point] = []
         args, options = tree_map(partial(self._alias, xs), (args, options))
         y = _copied(func(*args, **options), args)
-        ys = [_point(each) for each in tensors((y,)) if each.requires_grad]
+        ys = [point_of(each) for each in tensors((y,)) if each.requires_grad]
         if ys and xs:
             name = op_type_of(func) or function_name(func)
             self.seen.append(((self.paths.path, name, find_caller(LIBRARIES)), ys, xs))
         return y
 
-    def _alias(self, xs: list[_Point], x: Any) -> Any:
+    def _alias(self, xs: list[Point], x: Any) -> Any:
         """A tensor of this call alone, so that the gradient is that of this use."""
         if not isinstance(x, torch.Tensor) or not x.requires_grad:
             return x
         with DisableTorchFunction():
             mine = x.view_as(x)
-        xs.append(_point(mine))
+        xs.append(point_of(mine))
         return mine
 
     def losses(self, found: Sequence[Any], missing: float) -> tuple[Loss, ...]:

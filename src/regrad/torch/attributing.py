@@ -1,0 +1,127 @@
+"""Attribution in a PyTorch model: runs at places between two inputs, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from regrad.errors import ArgumentError, kind
+from regrad.inspection.relevances import Relevance
+from regrad.rules.attribution import Path
+from regrad.torch.overriding import gradient_override_map
+from regrad.torch.relevance import Ops, Run, as_found, balance, named
+
+
+@dataclass(frozen=True)
+class Attribution(Relevance):
+    """The answer of `rules.attribution.attribute`: a `Relevance`, and
+
+    Attributes:
+        heads: What each head adds, by the path of the module that they are given to.
+        gradients: The gradients by the inputs (by the embeddings of tokens), averaged.
+    """
+
+    heads: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: Any = None
+
+
+def attributed(
+    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, heads: Any, reference: Any,
+    along: Any,
+) -> Attribution:  # fmt: skip
+    """Return what parts of a model add to an output; see `rules.attribution.attribute`."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"attribute expected a torch.nn.Module, got {kind(model)}")
+    if along is not None and not isinstance(along, Path):
+        raise ArgumentError(
+            f"attribute: along expected a Path such as integrated(), got {kind(along)}"
+        )
+    counts = _counts(heads, dict(model.named_modules()))
+    with (
+        as_found(model),
+        gradient_override_map(rules, model=model) if rules else nullcontext() as used,
+    ):
+
+        def run(given: Any, move: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
+            made = Run(model, given, move=move)
+            total, dxs = made.differentiated(target, Ops(model, False), layers, counts)
+            return made, total, dxs
+
+        contrasts = reference is not None or (along and set(along.places) != {1.0})
+        clean, total, dxs = run(inputs, lambda n, x: x)
+        xs = [point.value for point in clean.points]
+        zs: list[Any] = [0.0] * len(xs)
+        if contrasts:
+            zero = reference is None
+            other, rest, _ = run(inputs if zero else reference, lambda n, x: x * 0 if zero else x)
+            zs = _alike(xs, [point.value for point in other.points])
+            total = total - rest
+        if along:
+            runs = [run(inputs, move)[2] for move in _moves(along, zs)]
+            dxs = [_mean(each, along.weights) for each in zip(*runs, strict=True)]
+    dxs = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(xs, dxs, strict=True)]
+    shares = [p.share(x - z, dx) for p, x, z, dx in zip(clean.points, xs, zs, dxs, strict=True)]
+    n, m = len(clean.leaves), len(clean.leaves) + len(clean.layers)
+    total, missing = balance(total, shares[:n])
+    return Attribution(
+        clean.as_given(shares[:n]), dict(zip(clean.layers, shares[n:m], strict=True)), total,
+        missing, (), used,
+        {k: _by_head(k, s, counts[k]) for k, s in zip(clean.heads, shares[m:], strict=True)},
+        clean.as_given(dxs[:n]),
+    )  # fmt: skip
+
+
+def _counts(heads: Any, modules: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of heads by the path of the module that they are given to."""
+    if heads is not None and not isinstance(heads, Mapping):
+        raise ArgumentError(
+            "attribute: heads expected a dict from paths to numbers of heads, such as "
+            f'{{"layers.*.attention.output": 12}}, got {kind(heads)}'
+        )
+    return {name: count for path, count in (heads or {}).items() for name in named(path, modules)}
+
+
+def _by_head(name: str, share: torch.Tensor, count: int) -> torch.Tensor:
+    """Sum over the width of each head."""
+    if type(count) is not int or count < 1 or share.shape[-1] % count:
+        raise ArgumentError(
+            f"attribute: heads of {name!r} expected a number that divides its width of "
+            f"{share.shape[-1]}, got {count!r:.40}"
+        )
+    return share.unflatten(-1, (count, -1)).sum(-1)
+
+
+def _alike(xs: list[Any], zs: list[Any]) -> list[Any]:
+    shapes = [[tuple(x.shape) for x in each] for each in (xs, zs)]
+    if shapes[0] != shapes[1]:
+        raise ArgumentError(
+            "attribute: a reference has the form and the shapes of the inputs; got values of "
+            f"shapes {shapes[0]} and {shapes[1]}"
+        )
+    return zs
+
+
+def _moves(along: Any, zs: list[Any]) -> list[Callable[[int, torch.Tensor], torch.Tensor]]:
+    """Return what puts the inputs of each run at its place."""
+    generator = torch.Generator().manual_seed(along.seed)
+
+    def move(place: float) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        def moved(n: int, x: torch.Tensor) -> torch.Tensor:
+            moved = zs[n] + place * (x - zs[n])
+            if not along.noise:
+                return moved
+            noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+            return moved + along.noise * (x.max() - x.min()) * noise
+
+        return moved
+
+    return [move(place) for place in along.places]
+
+
+def _mean(dxs: tuple[Any, ...], weights: tuple[float, ...]) -> Any:
+    return sum(w * dx for w, dx in zip(weights, dxs, strict=True) if dx is not None)
