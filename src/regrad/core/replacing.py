@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from regrad.core import dims
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import own_rule
-from regrad.core.dispatch import alias_of, lift, run
+from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
 from regrad.core.registry import Attrs, Input, Op, resolve
@@ -257,24 +257,29 @@ def _shape(y: Any) -> Any:
 
 
 class ReplacingRule(Rule):
-    """A rule of regrad's ops that replaces their values: the op is run as another one."""
+    """A rule under which regrad's ops are run as others: it replaces values, or it `learns`."""
 
     replaces = True
+    forward: Forward | None = None
 
-    def __init__(self, value: Replace, op: Op) -> None:
+    def __init__(self, value: Any, op: Op) -> None:
+        self.name: str = value.__name__
         if op.several or op.stateful or not op.inputs:
             raise RuleError(
-                f"replace: the op type {op.type!r} returns several results, or has a state or no "
-                "inputs, and its value cannot be replaced"
+                f"{self.name}: the op type {op.type!r} returns several results, or has a state or "
+                "no inputs, and a rule that replaces its value or learns cannot hold for it"
             )
-        self.name: str = value.__name__
         self.op = op
-        self.forward: Forward = Forward(value.forward, op)
-        self.gradient: Rule | None = value.gradient and resolve(value.gradient, op)
-        parts = [self.gradient.function, *getattr(self.gradient, "functions", {}).values()] if (
-            self.gradient
-        ) else []  # fmt: skip
-        found = {id(f): f for f in (value.forward, *parts) if f is not None}
+        gradient, parts = value, []
+        if isinstance(value, Replace):
+            self.forward, gradient = Forward(value.forward, op), value.gradient
+            parts = [value.forward]
+        self.gradient: Rule | None = gradient and resolve(gradient, op)
+        # tensors that the rule learns: they are the last inputs of the op that is run instead
+        self.learned: dict[str, Any] = getattr(gradient, "parameters", {})
+        if self.gradient:
+            parts += [self.gradient.function, *getattr(self.gradient, "functions", {}).values()]
+        found = {id(f): f for f in (*parts, *self.learned.values()) if f is not None}
         self.functions: dict[int, Any] = found  # whose code, and what that reads, counts
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
@@ -283,6 +288,7 @@ class ReplacingRule(Rule):
     def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Any:
         """Return what the function computes."""
         with masked():
+            assert self.forward is not None
             y = run(self.op, tuple(xs), attrs, layout) if self.forward.keeps_y else None
             specs = [(x._data.shape, x._data.dtype) for x in xs]
             ids = tuple([x._id for x in xs])
@@ -293,14 +299,22 @@ class ReplacingRule(Rule):
     def run(
         self, counted: CountedRule, xs: tuple[Tensor, ...], attrs: Attrs, own: Any, layout: Layout
     ) -> Tensor:
-        """Return the replaced value of a call whose own value is known, with its gradient."""
-        given = () if self.gradient is None else xs
-        inside = [alias_of(x) for x in xs] if given else xs  # (no gradient goes through it then)
-        y = self.value(inside, attrs, layout)
-        self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
+        """Return the value of a call whose own value is known, with its gradient."""
+        y, given, places = own, () if self.gradient is None else xs, layout
+        if self.forward is not None:
+            inside = [alias_of(x) for x in xs] if given else xs  # (no gradient goes through it then)
+            y = self.value(inside, attrs, layout)
+            self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
+        learned = [*map(lift, self.learned.values())]
+        for name, x in zip(self.learned, learned, strict=True):
+            check_differentiable(x, f"{self.name}: {name}")
+        n = len(given)
+        if learned:
+            given = (*given, *learned)
+            places = (*(layout or range(n)), *range(n, len(given)))
         inputs = [Input(f"x{i}", "one") for i in range(len(given) + 1)]
         op = Op("_Replaced", "replaced", lambda xp, *xs: xs[-1], inputs, holomorphic=False)
-        op.rule = CountedLink(Link(self, attrs, layout, len(given)), counted.hit, counted.key)
+        op.rule = CountedLink(Link(self, attrs, places, len(given)), counted.hit, counted.key)
         with masked():
             return run(op, (*given, y), {})
 
@@ -322,7 +336,7 @@ class Link(Rule):
             return frozenset(), False
         reached = [p for p, at in enumerate(self.layout) if wanted.intersection(positions(at))]
         kept, keeps_y = self.rule.keeps(frozenset(reached))
-        if self.rule.extras:
+        if self.rule.extras and self.replacing.forward:
             return frozenset(range(self.count)), keeps_y
         return frozenset([i for p in kept for i in positions(self.layout[p])]), keeps_y
 
@@ -336,14 +350,14 @@ class Link(Rule):
         return None if plain else self.layout
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
-        n, op = self.count, self.replacing.op
         if self.rule is None:
             return [(0, dy)]
+        n, op = self.count, getattr(self.rule, "op", self.replacing.op)
         xs = list(record.xs or [None] * n)[:n]
         one = record_of(
             op, effective(op, self.rule, record.specs, dy), self.attrs, tuple(record.inputs[:n]),
             list(record.specs)[:n], xs, record.outputs, record.y, self.given, None,
-            record.rule.hit, OwnFunction(self),
+            record.rule.hit, OwnFunction(self) if self.replacing.forward else None,
         )  # fmt: skip
         reached = [i for i in wanted if i < n]
         found = leaf_gradients(one, dy, {record.inputs[i] for i in reached})
@@ -355,12 +369,16 @@ class OwnFunction:
     """The function itself, as `builtin` and `forward` in the gradient's rule ask for it."""
 
     def __init__(self, link: Link) -> None:
-        self.value: Any = partial(link.replacing.value, attrs=link.attrs, layout=link.given)
+        rule, n = link.replacing, link.count - len(link.replacing.learned)
+        layout = link.given and link.given[: len(rule.op.inputs)]
+        self.value: Any = partial(rule.value, attrs=link.attrs, layout=layout)
+        self.count = n
 
     def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
         """Return the gradients of the function by the inputs; None for integers."""
-        moving = [i for i, x in enumerate(xs) if x.dtype.kind in "fc"]
-        found = iter(pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1])
+        own = xs[: self.count]
+        moving = [i for i, x in enumerate(own) if x.dtype.kind in "fc"]
+        found = iter(pulled(lambda xs: [self.value(xs)], own, moving, dys)[1])
         return [next(found) if i in moving else None for i in range(len(xs))]
 
     def value_at(self, inputs: Sequence[Any]) -> Tensor:

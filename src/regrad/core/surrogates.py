@@ -10,11 +10,11 @@ from typing import Any
 from regrad.core.dispatch import lift
 from regrad.core.foreign import OwnOfLearning, asks_for
 from regrad.core.pullback import or_zeros, pulled
-from regrad.core.registry import Input, Op, bind
+from regrad.core.registry import Input, Op, bind, resolve
 from regrad.core.rule import EXTRAS, Extra, Rule, called, identity_of, parameters, place
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Readable, Tensor
 from regrad.errors import ArgumentError, RuleError, kind
 
 
@@ -203,19 +203,21 @@ class Learns:
             )
 
     def extended(self, op: Op) -> Op:
-        """Return an op of another library with the parameters as further inputs."""
+        """Return an op with the parameters as further inputs."""
         inputs = [*op.inputs, *[Input(name, "one") for name in self.parameters]]
-        made = Op(op.type, op.name, op.function, inputs, op.attrs)
-        made.several, made.holomorphic = op.several, op.holomorphic
-        made.rule = OwnOfLearning(op, [*self.parameters])
+        made = Op(op.type, op.name, op.function, inputs, op.attrs, broadcasts=op.broadcasts)
+        made.several, made.holomorphic, made.function = op.several, op.holomorphic, op.function
+        made.rule, made.replaced = OwnOfLearning(op, [*self.parameters]), op.shipped
         return made
 
     def bound_to(self, op: Op) -> Rule:
-        """Refuse: an op of regrad's."""
-        raise ArgumentError(
-            f"learns: {op.type!r} is an op of regrad's, whose parameters are inputs of functions. "
-            "Write a function with custom_grad that takes them, and returns their gradients."
-        )
+        """The rule for an op of regrad's with the parameters as further inputs."""
+        for name, x in self.parameters.items():
+            if not isinstance(x, Tensor | Readable):
+                raise ArgumentError(
+                    f"learns: {name} expected a Variable or a Tensor of regrad's, got {kind(x)}"
+                )
+        return resolve(self.rule, self.extended(op))
 
     def __call__(self, *args: Any, **names: Any) -> Any:
         raise RuleError(f"{self!r} is a value in a map of rules, and cannot be called.")
