@@ -177,6 +177,11 @@ class gradient_override_map(Scope[OpBinding]):
     def _resolve(self, value: Any, op: Op) -> Rule:
         """The rule that an entry of the map stands for."""
         if op is placed.CALL:
+            if isinstance(value, Learns):
+                raise ArgumentError(
+                    f"{value!r} is for a whole call here, whose parameters are the Variables that "
+                    "it reads. Read the parameter in the function, and return its gradient by name."
+                )
             return placed.WholeCallRule(value)
         is_run_as_another = isinstance(value, Replace | Learns)
         return ReplacingRule(value, op) if is_run_as_another else resolve(value, op)

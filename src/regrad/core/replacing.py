@@ -39,8 +39,8 @@ from regrad.core.rule import (
     place,
 )
 from regrad.core.signatures import parameters_of
-from regrad.core.state import masked
-from regrad.core.tape import Layout, Record, effective, positions, record_of
+from regrad.core.state import current, masked
+from regrad.core.tape import CUT, Layout, Record, effective, positions, record_of
 from regrad.core.tensor import Tensor
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import ArgumentError, RuleError, kind, near
@@ -305,6 +305,8 @@ class ReplacingRule(Rule):
             inside = [alias_of(x) for x in xs] if given else xs  # (no gradient goes through it then)
             y = self.value(inside, attrs, layout)
             self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
+        elif (state := current()) is not None and state.region is not None:
+            state.region.did(self.op, CUT, xs, attrs, own, layout)
         learned = [*map(lift, self.learned.values())]
         for name, x in zip(self.learned, learned, strict=True):
             check_differentiable(x, f"{self.name}: {name}")
