@@ -199,9 +199,11 @@ def test_against_differences():
 
     def ours(p):
         learning = rg.rules.learns(rg.rules.vjp_of(value), alpha=p)
-        forward = lambda x: value(x, p)  # noqa: E731
-        with override({"Tanh": rg.replace(forward, learning)}, values=True):
-            return rg.sum(rg.tanh(x) ** 2)
+        closed = lambda x: value(x, p)  # noqa: E731
+        for forward in (value, closed):
+            with override({"Tanh": rg.replace(forward, learning)}, values=True):
+                y = rg.sum(rg.tanh(x) ** 2)
+        return y
 
     found = rg.grad(ours)(rg.tensor(np.float64(p)))
     up, down = (ours(rg.tensor(np.float64(q))) for q in (p + h, p - h))
@@ -234,7 +236,7 @@ def test_lsq_whole(way):
         return quantise(x, step), gradients
 
     def ours(x, step):
-        learning = rg.replace(lambda x: quantise(x, step), rg.rules.learns(rule, step=step))
+        learning = rg.replace(quantise, rg.rules.learns(rule, step=step))
         with override({"Identity": learning}, values=True):
             return twice(rg.identity, x)
 
@@ -242,6 +244,20 @@ def test_lsq_whole(way):
     theirs = lambda x, step: twice(lambda z: by_hand(z, step), x)  # noqa: E731
     check([ours(x, step)], [theirs(x, step)])
     check(to_second_order(WAYS[way](ours), x, step), to_second_order(theirs, x, step))
+
+
+def test_builtin_and_forward_of_a_replaced_value():
+    """Both are those of the function: x * step, whose derivative is the step."""
+
+    def rule(dy, builtin, forward, x, step):
+        return builtin(dy), {"step": rg.sum(dy * forward(2 * x))}
+
+    step = rg.Variable(np.float64(3.0), name="step")
+    learning = rg.replace(lambda x, step: x * step, rg.rules.learns(rule, step=step))
+    with override({"Tanh": learning}, values=True):
+        dx = rg.grad(lambda x: rg.sum(rg.tanh(x)))(rg.tensor(X))
+        found = rg.variable_grads(lambda: rg.sum(rg.tanh(rg.tensor(X)))).grads
+    check([dx, found["step"]], [np.full(X.shape, 3.0), np.sum(6 * X)])
 
 
 def test_several_inputs_builtin_and_broadcasting():

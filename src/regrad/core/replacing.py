@@ -270,13 +270,14 @@ class ReplacingRule(Rule):
                 "no inputs, and a rule that replaces its value or learns cannot hold for it"
             )
         self.op = op
-        gradient, parts = value, []
-        if isinstance(value, Replace):
-            self.forward, gradient = Forward(value.forward, op), value.gradient
-            parts = [value.forward]
+        gradient = value.gradient if isinstance(value, Replace) else value
         self.gradient: Rule | None = gradient and resolve(gradient, op)
         # tensors that the rule learns: they are the last inputs of the op that is run instead
         self.learned: dict[str, Any] = getattr(gradient, "parameters", {})
+        self.extended: Op = getattr(self.gradient, "op", op) if self.learned else op
+        parts = []
+        if isinstance(value, Replace):
+            self.forward, parts = Forward(value.forward, self.extended), [value.forward]
         if self.gradient:
             parts += [self.gradient.function, *getattr(self.gradient, "functions", {}).values()]
         found = {id(f): f for f in (*parts, *self.learned.values()) if f is not None}
@@ -287,12 +288,14 @@ class ReplacingRule(Rule):
 
     def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Any:
         """Return what the function computes."""
+        assert self.forward is not None
+        n, own = len(xs) - len(self.learned), layout and layout[: len(self.op.inputs)]
         with masked():
-            assert self.forward is not None
-            y = run(self.op, tuple(xs), attrs, layout) if self.forward.keeps_y else None
+            y = run(self.op, tuple(xs[:n]), attrs, own) if self.forward.keeps_y else None
             specs = [(x._data.shape, x._data.dtype) for x in xs]
             ids = tuple([x._id for x in xs])
-            record = record_of(self.op, self.op.rule, attrs, ids, specs, xs, 0, y, layout)
+            op = self.extended
+            record = record_of(op, self.op.rule, attrs, ids, specs, xs, 0, y, layout)
             made = self.forward(record)
             return made if isinstance(made, list | tuple) or made is None else lift(made)
 
@@ -300,20 +303,18 @@ class ReplacingRule(Rule):
         self, counted: CountedRule, xs: tuple[Tensor, ...], attrs: Attrs, own: Any, layout: Layout
     ) -> Tensor:
         """Return the value of a call whose own value is known, with its gradient."""
-        y, given, places = own, () if self.gradient is None else xs, layout
-        if self.forward is not None:
-            inside = [alias_of(x) for x in xs] if given else xs  # (no gradient goes through it then)
-            y = self.value(inside, attrs, layout)
-            self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
-        elif (state := current()) is not None and state.region is not None:
-            state.region.did(self.op, CUT, xs, attrs, own, layout)
         learned = [*map(lift, self.learned.values())]
         for name, x in zip(self.learned, learned, strict=True):
             check_differentiable(x, f"{self.name}: {name}")
-        n = len(given)
+        every, n, y, places = (*xs, *learned), len(xs), own, layout
+        given = every if self.gradient else ()
         if learned:
-            given = (*given, *learned)
-            places = (*(layout or range(n)), *range(n, len(given)))
+            places = (*(layout or range(n)), *range(n, len(every)))
+        if self.forward is not None:  # (no gradient goes through it if there is a rule)
+            y = self.value([*map(alias_of, every)] if given else every, attrs, places)
+            self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
+        elif (state := current()) is not None and state.region is not None:
+            state.region.did(self.op, CUT, xs, attrs, own, layout)
         inputs = [Input(f"x{i}", "one") for i in range(len(given) + 1)]
         op = Op("_Replaced", "replaced", lambda xp, *xs: xs[-1], inputs, holomorphic=False)
         op.rule = CountedLink(Link(self, attrs, places, len(given)), counted.hit, counted.key)
@@ -359,7 +360,7 @@ class Link(Rule):
         one = record_of(
             op, effective(op, self.rule, record.specs, dy), self.attrs, tuple(record.inputs[:n]),
             list(record.specs)[:n], xs, record.outputs, record.y, self.given, None,
-            record.rule.hit, OwnFunction(self) if self.replacing.forward else None,
+            record.rule.hit, OwnFunction(self, xs) if self.replacing.forward else None,
         )  # fmt: skip
         reached = [i for i in wanted if i < n]
         found = leaf_gradients(one, dy, {record.inputs[i] for i in reached})
@@ -370,23 +371,20 @@ class Link(Rule):
 class OwnFunction:
     """The function itself, as `builtin` and `forward` in the gradient's rule ask for it."""
 
-    def __init__(self, link: Link) -> None:
-        rule, n = link.replacing, link.count - len(link.replacing.learned)
-        layout = link.given and link.given[: len(rule.op.inputs)]
-        self.value: Any = partial(rule.value, attrs=link.attrs, layout=layout)
-        self.count = n
+    def __init__(self, link: Link, xs: Sequence[Any]) -> None:
+        self.value: Any = partial(link.replacing.value, attrs=link.attrs, layout=link.given)
+        self.learned = xs[len(xs) - len(link.replacing.learned) :]
 
     def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
         """Return the gradients of the function by the inputs; None for integers."""
-        own = xs[: self.count]
-        moving = [i for i, x in enumerate(own) if x.dtype.kind in "fc"]
-        found = iter(pulled(lambda xs: [self.value(xs)], own, moving, dys)[1])
+        moving = [i for i, x in enumerate(xs) if x.dtype.kind in "fc"]
+        found = iter(pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1])
         return [next(found) if i in moving else None for i in range(len(xs))]
 
     def value_at(self, inputs: Sequence[Any]) -> Tensor:
         """Return what the function computes of other inputs, by parameter."""
         every = [x if isinstance(x, list | tuple) else [x] for x in inputs if x is not None]
-        return self.value([lift(leaf) for leaves in every for leaf in leaves])
+        return self.value([*[lift(leaf) for leaves in every for leaf in leaves], *self.learned])
 
 
 class CountedLink(CountedRule):
