@@ -129,7 +129,7 @@ def test_training():
     x, minimize = rg.tensor(20 * X), rg.train.Optimizer(optax.sgd(0.01)).minimize
     for _ in range(2):
         before = clip.numpy()
-        due = np.sum(20 * X >= before)
+        due = (20 * X >= before).sum()
         with override({"Relu": rg.rules.learns(pact, alpha=clip)}):
             minimize(lambda: -rg.sum(rg.nn.relu(x)))
         np.testing.assert_allclose(clip.numpy() - before, 0.01 * due, rtol=1e-12)
@@ -308,7 +308,7 @@ def test_a_custom_function_around():
         with override({"Relu": rg.rules.learns(pact, alpha=p)}):
             return rg.nn.relu(x), lambda dy, saved: dy
 
-    with pytest.raises(GradientError, match="around .* closes over the Variable 'alpha'"):
+    with pytest.raises(GradientError, match=r"around .* closes over the Variable 'alpha'"):
         rg.variable_grads(lambda: rg.sum(around(rg.tensor(X))) * p.value)
 
 
@@ -331,7 +331,7 @@ def test_what_is_refused():
     ):
         pass
     with (
-        pytest.raises(RuleError, match="lsq asks for|'lsq'.* asks for 'x'"),
+        pytest.raises(RuleError, match=r"'lsq'.* asks for 'x'"),
         override({"MatMul": rg.rules.learns(lsq, step=p)}),
     ):
         pass
@@ -355,13 +355,17 @@ def test_what_is_refused():
 )
 def test_answers_without_the_parameter(answer):
     p = rg.Variable(2.0, name="step")
-    with override({"Relu": rg.rules.learns(lambda dy, step: answer(dy), step=p)}):
-        with pytest.raises(RuleError, match="learns step, and did not return gradients by name"):
-            rg.variable_grads(lambda: rg.sum(rg.nn.relu(rg.ones(2)) * p.value))
+    with (
+        override({"Relu": rg.rules.learns(lambda dy, step: answer(dy), step=p)}),
+        pytest.raises(RuleError, match="learns step, and did not return gradients by name"),
+    ):
+        rg.variable_grads(lambda: rg.sum(rg.nn.relu(rg.ones(2)) * p.value))
 
 
 def test_a_gradient_of_another_shape():
     p = rg.Variable(2.0, name="step")
-    with override({"Cumsum": rg.rules.learns(lambda dy, step: (dy, {"step": dy}), step=p)}):
-        with pytest.raises(RuleError, match=r"input 'step', returned the shape \(2,\), expected"):
-            rg.variable_grads(lambda: rg.sum(rg.cumulative_sum(rg.ones(2))))
+    with (
+        override({"Cumsum": rg.rules.learns(lambda dy, step: (dy, {"step": dy}), step=p)}),
+        pytest.raises(RuleError, match=r"input 'step', returned the shape \(2,\), expected"),
+    ):
+        rg.variable_grads(lambda: rg.sum(rg.cumulative_sum(rg.ones(2))))

@@ -229,5 +229,5 @@ def test_where_a_parameter_cannot_be_handed():
     spec = jax.sharding.PartitionSpec("i")
     f = jax.shard_map(jnp.round, mesh=mesh, in_specs=spec, out_specs=spec)
     ours = override(f, {"Round": learns(lsq, step=jnp.asarray(1.0))})
-    with pytest.raises(GradientError, match="inside shard_map .*, into which its parameters"):
+    with pytest.raises(GradientError, match=r"inside shard_map .*, into which its parameters"):
         ours(jnp.ones(2))

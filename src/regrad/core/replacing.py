@@ -53,8 +53,9 @@ def replace(forward: Callable[..., Any], gradient: Any = None) -> Replace:
         forward: The function that is computed in the op's place. It names what it takes, as a rule
             does after `dy`: the op's inputs (`x`; `a`, `b`; `x`, `w`, `bias`), attributes, shapes
             and dtypes, the `site` of the call; and also `y`, the op's own value, and `forward`, the
-            op itself as a function of its inputs. It must return the shape and dtype of the op's
-            own result. It is written with the library's functions, or with regrad's.
+            op itself as a function of its inputs; and the parameters that the gradient
+            `rules.learns`. It must return the shape and dtype of the op's own result. It is written
+            with the library's functions, or with regrad's.
         gradient: A rule in the usual sense, for which `y` is the replaced value, and `builtin` and
             `forward` are of the function `forward`. None: the derivative of `forward`, as its
             library differentiates it.
