@@ -60,7 +60,8 @@ def reading(jaxpr: core.Jaxpr, eqns: Sequence[Any], more: Sequence[core.Var]) ->
 
 def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where: str) -> Any:
     """Return an equation with these parameters, whose programs take more inputs than they did."""
-    k, like = len(more), [v.aval for v in (*more, *eqn.invars)]
+    k = len(more)
+    like: list[Any] = [v.aval for v in (*more, *eqn.invars)]
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in like]
     run = _runner(eqn.replace(params=params), k)
     if run is None:
