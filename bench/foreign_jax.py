@@ -56,6 +56,14 @@ def steps() -> Contestants:
     return alike({"regrad": step(guided), "custom_vjp": step(loss(by_hand))})
 
 
+def by_builtin() -> Contestants:
+    """The same rule by JAX's own gradient, and as a formula."""
+    net = loss(jnp.tanh)
+    builtin = rg.jax.override(net, {"Tanh": lambda dy, builtin: 0.5 * builtin(dy)})
+    formula = rg.jax.override(net, {"Tanh": lambda dy, y: 0.5 * dy * (1 - y * y)})
+    return alike({"regrad": step(builtin), "formula": step(formula)})
+
+
 def traces() -> Contestants:
     """The time until the first result: tracing and compiling."""
     guided = loss(jax.nn.relu)
@@ -72,5 +80,6 @@ def traces() -> Contestants:
 
 MEASURES: dict[str, Measure] = {
     "jax-step": Speed("a jitted step, guided ReLU in JAX", steps, {"custom_vjp": 1.2}),
+    "jax-builtin": Speed("a jitted step in JAX, rule by builtin", by_builtin, {"formula": 1.2}),
     "jax-trace": Speed("the same, traced and compiled", traces, {"custom_vjp": 2.0}, rounds=5),
 }

@@ -215,7 +215,7 @@ def test_what_is_refused():
     with pytest.raises(RuleError, match="cannot be called"):
         learning(p)
     with (
-        pytest.raises(ArgumentError, match="'Relu' is an op of regrad's"),
+        pytest.raises(ArgumentError, match="expected a Variable or a Tensor of regrad's, got Par"),
         rg.gradient_override_map({"Relu": learning}),
     ):
         pass
@@ -244,14 +244,6 @@ def test_compiled_code_is_refused():
         compiled(x)
 
 
-def test_jax_refuses():
-    jax = pytest.importorskip("jax")
-    pytest.importorskip("regrad.jax")
-    learning = rg.rules.learns(lambda dy, step: dy, step=2.0)
-    with pytest.raises(ArgumentError, match="parameters are arguments of JAX's functions"):
-        rg.jax.override(jax.numpy.tanh, {"Tanh": learning})
-
-
 def test_a_layer_is_quantised_by_a_step_that_learns():
     """LSQ whole: the value is replaced, and the step has a gradient (Esser 2020)."""
 
@@ -278,7 +270,7 @@ def test_a_layer_is_quantised_by_a_step_that_learns():
     ours, theirs = (torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64)) for _ in range(2))
     x = torch.linspace(-2, 2, 9, dtype=torch.float64)
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    quantise = lambda x: torch.round(x / ours.detach()).clamp(-4, 3) * ours.detach()  # noqa: E731
+    quantise = lambda x, step: torch.round(x / step).clamp(-4, 3) * step  # noqa: E731
     rules = {"Tanh": rg.replace(quantise, rg.rules.learns(rule, step=ours))}
     for _ in range(2):
         with rg.torch.gradient_override_map(rules, values=True):

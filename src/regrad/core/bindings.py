@@ -80,7 +80,7 @@ class OpBinding(Binding):
         super().__init__(op.type, rule.name, place if named else None)
         self.op = op
         self.rule = rule
-        self.replaces: bool = rule.replaces
+        self.replaces: bool = getattr(rule, "forward", None) is not None  # the values of ops
         self.depth = depth  # how many scopes are around; the innermost wins
         self.key: Any = key or op.type
         self.at_site = at_site

@@ -19,6 +19,7 @@ from regrad.core.rule import Rule, identity_of
 from regrad.core.scopes import Scope, check_order, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.core.state import STATE, State, current, tell_followers
+from regrad.core.surrogates import Learns
 from regrad.errors import ArgumentError, alike
 
 
@@ -176,8 +177,14 @@ class gradient_override_map(Scope[OpBinding]):
     def _resolve(self, value: Any, op: Op) -> Rule:
         """The rule that an entry of the map stands for."""
         if op is placed.CALL:
+            if isinstance(value, Learns):
+                raise ArgumentError(
+                    f"{value!r} is for a whole call here, whose parameters are the Variables that "
+                    "it reads. Read the parameter in the function, and return its gradient by name."
+                )
             return placed.WholeCallRule(value)
-        return ReplacingRule(value, op) if isinstance(value, Replace) else resolve(value, op)
+        is_run_as_another = isinstance(value, Replace | Learns)
+        return ReplacingRule(value, op) if is_run_as_another else resolve(value, op)
 
     def _key(self, op_type: str) -> Any:
         """Under what key a binding is found; a graph's own scope is found for its ops only."""

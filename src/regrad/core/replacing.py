@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from regrad.core import dims
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import own_rule
-from regrad.core.dispatch import alias_of, lift, run
+from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
 from regrad.core.registry import Attrs, Input, Op, resolve
@@ -39,8 +39,8 @@ from regrad.core.rule import (
     place,
 )
 from regrad.core.signatures import parameters_of
-from regrad.core.state import masked
-from regrad.core.tape import Layout, Record, effective, positions, record_of
+from regrad.core.state import current, masked
+from regrad.core.tape import CUT, Layout, Record, effective, positions, record_of
 from regrad.core.tensor import Tensor
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import ArgumentError, RuleError, kind, near
@@ -53,8 +53,9 @@ def replace(forward: Callable[..., Any], gradient: Any = None) -> Replace:
         forward: The function that is computed in the op's place. It names what it takes, as a rule
             does after `dy`: the op's inputs (`x`; `a`, `b`; `x`, `w`, `bias`), attributes, shapes
             and dtypes, the `site` of the call; and also `y`, the op's own value, and `forward`, the
-            op itself as a function of its inputs. It must return the shape and dtype of the op's
-            own result. It is written with the library's functions, or with regrad's.
+            op itself as a function of its inputs; and the parameters that the gradient
+            `rules.learns`. It must return the shape and dtype of the op's own result. It is written
+            with the library's functions, or with regrad's.
         gradient: A rule in the usual sense, for which `y` is the replaced value, and `builtin` and
             `forward` are of the function `forward`. None: the derivative of `forward`, as its
             library differentiates it.
@@ -257,24 +258,30 @@ def _shape(y: Any) -> Any:
 
 
 class ReplacingRule(Rule):
-    """A rule of regrad's ops that replaces their values: the op is run as another one."""
+    """A rule under which regrad's ops are run as others: it replaces values, or it `learns`."""
 
     replaces = True
+    forward: Forward | None = None
 
-    def __init__(self, value: Replace, op: Op) -> None:
+    def __init__(self, value: Any, op: Op) -> None:
+        self.name: str = value.__name__
         if op.several or op.stateful or not op.inputs:
             raise RuleError(
-                f"replace: the op type {op.type!r} returns several results, or has a state or no "
-                "inputs, and its value cannot be replaced"
+                f"{self.name}: the op type {op.type!r} returns several results, or has a state or "
+                "no inputs, and a rule that replaces its value or learns cannot hold for it"
             )
-        self.name: str = value.__name__
         self.op = op
-        self.forward: Forward = Forward(value.forward, op)
-        self.gradient: Rule | None = value.gradient and resolve(value.gradient, op)
-        parts = [self.gradient.function, *getattr(self.gradient, "functions", {}).values()] if (
-            self.gradient
-        ) else []  # fmt: skip
-        found = {id(f): f for f in (value.forward, *parts) if f is not None}
+        gradient = value.gradient if isinstance(value, Replace) else value
+        self.gradient: Rule | None = gradient and resolve(gradient, op)
+        # tensors that the rule learns: they are the last inputs of the op that is run instead
+        self.learned: dict[str, Any] = getattr(gradient, "parameters", {})
+        self.extended: Op = getattr(self.gradient, "op", op) if self.learned else op
+        parts = []
+        if isinstance(value, Replace):
+            self.forward, parts = Forward(value.forward, self.extended), [value.forward]
+        if self.gradient:
+            parts += [self.gradient.function, *getattr(self.gradient, "functions", {}).values()]
+        found = {id(f): f for f in (*parts, *self.learned.values()) if f is not None}
         self.functions: dict[int, Any] = found  # whose code, and what that reads, counts
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
@@ -282,25 +289,36 @@ class ReplacingRule(Rule):
 
     def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Any:
         """Return what the function computes."""
+        assert self.forward is not None
+        n, own = len(xs) - len(self.learned), layout and layout[: len(self.op.inputs)]
         with masked():
-            y = run(self.op, tuple(xs), attrs, layout) if self.forward.keeps_y else None
+            y = run(self.op, tuple(xs[:n]), attrs, own) if self.forward.keeps_y else None
             specs = [(x._data.shape, x._data.dtype) for x in xs]
             ids = tuple([x._id for x in xs])
-            record = record_of(self.op, self.op.rule, attrs, ids, specs, xs, 0, y, layout)
+            op = self.extended
+            record = record_of(op, self.op.rule, attrs, ids, specs, xs, 0, y, layout)
             made = self.forward(record)
             return made if isinstance(made, list | tuple) or made is None else lift(made)
 
     def run(
         self, counted: CountedRule, xs: tuple[Tensor, ...], attrs: Attrs, own: Any, layout: Layout
     ) -> Tensor:
-        """Return the replaced value of a call whose own value is known, with its gradient."""
-        given = () if self.gradient is None else xs
-        inside = [alias_of(x) for x in xs] if given else xs  # (no gradient goes through it then)
-        y = self.value(inside, attrs, layout)
-        self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
+        """Return the value of a call whose own value is known, with its gradient."""
+        learned = [*map(lift, self.learned.values())]
+        for name, x in zip(self.learned, learned, strict=True):
+            check_differentiable(x, f"{self.name}: {name}")
+        every, n, y, places = (*xs, *learned), len(xs), own, layout
+        given = every if self.gradient else ()
+        if learned:
+            places = (*(layout or range(n)), *range(n, len(every)))
+        if self.forward is not None:  # (no gradient goes through it if there is a rule)
+            y = self.value([*map(alias_of, every)] if given else every, attrs, places)
+            self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
+        elif (state := current()) is not None and state.region is not None:
+            state.region.did(self.op, CUT, xs, attrs, own, layout)
         inputs = [Input(f"x{i}", "one") for i in range(len(given) + 1)]
         op = Op("_Replaced", "replaced", lambda xp, *xs: xs[-1], inputs, holomorphic=False)
-        op.rule = CountedLink(Link(self, attrs, layout, len(given)), counted.hit, counted.key)
+        op.rule = CountedLink(Link(self, attrs, places, len(given)), counted.hit, counted.key)
         with masked():
             return run(op, (*given, y), {})
 
@@ -322,7 +340,7 @@ class Link(Rule):
             return frozenset(), False
         reached = [p for p, at in enumerate(self.layout) if wanted.intersection(positions(at))]
         kept, keeps_y = self.rule.keeps(frozenset(reached))
-        if self.rule.extras:
+        if self.rule.extras and self.replacing.forward:
             return frozenset(range(self.count)), keeps_y
         return frozenset([i for p in kept for i in positions(self.layout[p])]), keeps_y
 
@@ -336,14 +354,14 @@ class Link(Rule):
         return None if plain else self.layout
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
-        n, op = self.count, self.replacing.op
         if self.rule is None:
             return [(0, dy)]
+        n, op = self.count, getattr(self.rule, "op", self.replacing.op)
         xs = list(record.xs or [None] * n)[:n]
         one = record_of(
             op, effective(op, self.rule, record.specs, dy), self.attrs, tuple(record.inputs[:n]),
             list(record.specs)[:n], xs, record.outputs, record.y, self.given, None,
-            record.rule.hit, OwnFunction(self),
+            record.rule.hit, OwnFunction(self, xs) if self.replacing.forward else None,
         )  # fmt: skip
         reached = [i for i in wanted if i < n]
         found = leaf_gradients(one, dy, {record.inputs[i] for i in reached})
@@ -354,8 +372,9 @@ class Link(Rule):
 class OwnFunction:
     """The function itself, as `builtin` and `forward` in the gradient's rule ask for it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, xs: Sequence[Any]) -> None:
         self.value: Any = partial(link.replacing.value, attrs=link.attrs, layout=link.given)
+        self.learned = xs[len(xs) - len(link.replacing.learned) :]
 
     def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
         """Return the gradients of the function by the inputs; None for integers."""
@@ -366,7 +385,7 @@ class OwnFunction:
     def value_at(self, inputs: Sequence[Any]) -> Tensor:
         """Return what the function computes of other inputs, by parameter."""
         every = [x if isinstance(x, list | tuple) else [x] for x in inputs if x is not None]
-        return self.value([lift(leaf) for leaves in every for leaf in leaves])
+        return self.value([*[lift(leaf) for leaves in every for leaf in leaves], *self.learned])
 
 
 class CountedLink(CountedRule):

@@ -10,11 +10,11 @@ from typing import Any
 from regrad.core.dispatch import lift
 from regrad.core.foreign import OwnOfLearning, asks_for
 from regrad.core.pullback import or_zeros, pulled
-from regrad.core.registry import Input, Op, bind
+from regrad.core.registry import Input, Op, bind, resolve
 from regrad.core.rule import EXTRAS, Extra, Rule, called, identity_of, parameters, place
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Readable, Tensor
 from regrad.errors import ArgumentError, RuleError, kind
 
 
@@ -152,25 +152,46 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
         rule: The rule: a function that asks for the parameters by their names here, and returns,
             after the gradients by the inputs, a dict of theirs: `(dx, {"step": dstep})`. Or a
             `vjp_of(g)` whose g takes them: their gradients are those of g.
-        parameters: Tensors of PyTorch that require a gradient, by name.
+        parameters: The parameters, by name: in regrad Variables or Tensors (in a graph, its
+            variables and tensors), in PyTorch tensors that require a gradient, in JAX arrays. There
+            they are arguments of the function that is differentiated, which makes the override.
 
-    The parameters are inputs of the op then, at every order, in checkpoints as well.
+    The parameters are inputs of the op then, at every order, in checkpoints, loops and branches as
+    well. A value that `rg.replace` replaces may read them: its `forward` names them, too.
 
     Returns:
-        A rule for `regrad.torch.gradient_override_map`.
+        A rule for `gradient_override_map` (also that of `regrad.torch`) and `rg.jax.override`.
 
     Raises:
         ArgumentError: no parameter is given, or one is something else (where the rule is put in
-            force). In regrad and JAX, where parameters are arguments: give the function a gradient
-            with `custom_grad`, which takes them.
-        RuleError: the rule does not ask for a parameter, or does not return its gradient.
+            force); the key is for whole calls (in regrad), or an `autograd.Function`.
+        RuleError: the rule does not ask for a parameter, or does not return its gradient; the op
+            type returns several results (in regrad).
+        GradientError: a parameter is an integer; a `custom_grad` function around the op, whose
+            gradient is its own, closes over the parameter; the op is inside of something that
+            takes no further inputs (in JAX: `shard_map`, a linear solve).
         PassedOverError: torch.compile meets the rule.
 
     Source: Esser et al., "Learned Step Size Quantization" (2020); Choi et al., "PACT: Parameterized
     Clipping Activation for Quantized Neural Networks" (2018).
 
-    >>> import torch
+    The clip of PACT, whose value is that of `minimum(relu(x), alpha)`:
+
     >>> import regrad as rg
+    >>> alpha = rg.Variable(2.0, name="alpha")
+    >>> def clipped(x, alpha):
+    ...     return rg.minimum(rg.nn.relu(x), alpha)
+    >>> def pact(dy, x, alpha):
+    ...     dx = rg.where((x > 0) & (x < alpha), dy, 0.0)
+    ...     return dx, {"alpha": rg.sum(rg.where(x >= alpha, dy, 0.0))}
+    >>> rules = {"Relu": rg.replace(clipped, rg.rules.learns(pact, alpha=alpha))}
+    >>> with rg.gradient_override_map(rules, values=True):
+    ...     rg.variable_grads(lambda: rg.sum(rg.nn.relu(rg.tensor([1.0, 3.0, 5.0])))).grads
+    {'alpha': Tensor(2., dtype=float32)}
+
+    In PyTorch, the slope of a surrogate:
+
+    >>> import torch
     >>> import regrad.torch
     >>> slope = torch.nn.Parameter(torch.tensor(2.0))
     >>> smooth = rg.rules.vjp_of(lambda x, slope: torch.tanh(slope * x))
@@ -180,6 +201,16 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
     ...     torch.sign(x).sum().backward()
     >>> x.grad, slope.grad
     (tensor([2.0000, 0.8399]), tensor(0.2100))
+
+    In JAX the parameter is an argument:
+
+    >>> import jax, jax.numpy as jnp
+    >>> smooth = rg.rules.vjp_of(lambda x, slope: jnp.tanh(slope * x))
+    >>> def loss(slope, x):
+    ...     rules = {"Sign": rg.rules.learns(smooth, slope=slope)}
+    ...     return rg.jax.override(jnp.sign, rules)(x).sum()
+    >>> print(jax.grad(loss)(2.0, jnp.array([0.0, 0.5])).round(4))
+    0.21
     """
     if not (callable(rule) and not isinstance(rule, type)) or isinstance(rule, Learns):
         raise ArgumentError(f"learns expected a rule, got {kind(rule)}")
@@ -203,19 +234,21 @@ class Learns:
             )
 
     def extended(self, op: Op) -> Op:
-        """Return an op of another library with the parameters as further inputs."""
+        """Return an op with the parameters as further inputs."""
         inputs = [*op.inputs, *[Input(name, "one") for name in self.parameters]]
-        made = Op(op.type, op.name, op.function, inputs, op.attrs)
-        made.several, made.holomorphic = op.several, op.holomorphic
-        made.rule = OwnOfLearning(op, [*self.parameters])
+        made = Op(op.type, op.name, op.function, inputs, op.attrs, broadcasts=op.broadcasts)
+        made.several, made.holomorphic, made.function = op.several, op.holomorphic, op.function
+        made.rule, made.replaced = OwnOfLearning(op, [*self.parameters]), op.shipped
         return made
 
     def bound_to(self, op: Op) -> Rule:
-        """Refuse: an op of regrad's."""
-        raise ArgumentError(
-            f"learns: {op.type!r} is an op of regrad's, whose parameters are inputs of functions. "
-            "Write a function with custom_grad that takes them, and returns their gradients."
-        )
+        """The rule for an op of regrad's with the parameters as further inputs."""
+        for name, x in self.parameters.items():
+            if not isinstance(x, Tensor | Readable):
+                raise ArgumentError(
+                    f"learns: {name} expected a Variable or a Tensor of regrad's, got {kind(x)}"
+                )
+        return resolve(self.rule, self.extended(op))
 
     def __call__(self, *args: Any, **names: Any) -> Any:
         raise RuleError(f"{self!r} is a value in a map of rules, and cannot be called.")

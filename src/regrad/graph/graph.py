@@ -321,8 +321,8 @@ class Graph:
             raise FinalizedError("Graph is finalized and cannot be modified.")
         if rule.bare.replaces:
             raise GraphError(
-                f"replace: the value of {op.type!r} cannot be replaced as TensorFlow 1 makes it. "
-                "Use regrad's own function."
+                f"{rule.name}: the value of {op.type!r} cannot be replaced as TensorFlow 1 makes "
+                "it, nor its rule learn. Use regrad's own function."
             )
         if self.outer is not None and op is not PLACEHOLDER and dims.sources(attrs.values()):
             attrs = {k: dims.moved(v, self._own_symbol) for k, v in attrs.items()}

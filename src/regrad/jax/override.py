@@ -38,7 +38,6 @@ from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import check_order, unmarked
 from regrad.core.signatures import helpful
-from regrad.core.surrogates import Learns
 from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
 from regrad.jax.equations import has_batches
@@ -206,11 +205,6 @@ class override(Report[KeyBinding]):
             self.__signature__: inspect.Signature = inspect.signature(f)
 
     def _bind(self, key: Any, rule: Any, place: at | None) -> KeyBinding:
-        if isinstance(rule, Learns):
-            raise ArgumentError(
-                f"override: {rule!r}: parameters are arguments of JAX's functions. Write one with "
-                "rg.jax.custom_grad that takes them, and returns their gradients."
-            )
         meant = WholeKey(rule) if key is None else self._keys.get(key) or key_for(key)
         # of two rules for one op (`"Relu"` and `jax.nn.relu`) one would be passed over silently
         for label, other in self._bindings.items():
@@ -254,6 +248,8 @@ class override(Report[KeyBinding]):
         self._warn(found)
         self._note(found)
         arrays = call.arrays
+        if len(program.in_avals) > len(arrays):  # what rules learn is used
+            arrays = [*self._surgery.parameters, *arrays]
         if self._order == 1:
             count, every = len(arrays), tied([*arrays, *program.consts])
             arrays, program = every[:count], program.replace(consts=every[count:])

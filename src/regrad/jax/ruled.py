@@ -27,6 +27,7 @@ from regrad.jax.equations import constant_of, may_carry_gradient, operands_of, p
 from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import programs
 from regrad.jax.keys import Key, key_for, make_op, same_thing
+from regrad.jax.learned import learned_arrays, taking_more
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import EquationGradient, op_p, run_op
 from regrad.jax.replacing import replaced_program
@@ -45,6 +46,8 @@ class KeyBinding(Binding):
         self.place: at | None = at(what=key.label) if self.asks and place is None else place
         self.value: Any = with_site(value, None) if self.asks else value
         lent = lender(value)
+        self.parameters: Any = learned_arrays(gradient_of(value))
+        self.learned: list[core.Var] = [core.Var(jax.typeof(x)) for x in self.parameters]
         self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
 
@@ -89,13 +92,14 @@ def put_rule(eqn: Any, binding: KeyBinding, hit: Hit) -> Any:
         return in_form(eqn, form, binding, hit)
     scale = binding.key.scale(eqn)
     gradient: EquationGradient = _gradient(eqn, binding, hit, operands, scale)
-    program = program_of(eqn)
+    program = taking_more(program_of(eqn), binding.learned)
     if binding.replaces:
         program = replaced_program(gradient, program)
     if scale is not None:
         gradient = ScaledGradient(gradient, scale)
     params = {"jaxpr": program, "gradient": gradient}
     effects = program.effects if binding.replaces else eqn.effects
+    operands = [*operands, *binding.learned]
     return eqn.replace(invars=operands, primitive=op_p, params=params, effects=effects)
 
 
@@ -117,16 +121,19 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     body = inside(*jax.eval_shape(lambda *xs: [*map(form.operand, xs, (0, 1))], *like))
     attrs = binding.key.attrs(eqn)
     rule = binding.bind(binding.key.op(eqn))
-    gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
-    gradient.equation = Equation(body, [0, 1], [None, None])
+    equation, more = Equation(body, [0, 1], [None, None]), binding.learned
+    body, places = taking_more(body, more), [*range(2 + len(more))]
+    gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, places, {}, attrs)
+    gradient.equation = equation
     if binding.replaces:
         body = replaced_program(gradient, body)
 
     def whole(*xs: Any) -> Any:
-        (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
+        (y,) = run_op([*map(form.operand, xs, (0, 1)), *xs[2:]], body, gradient)
         return y.reshape(eqn.outvars[0].aval.shape)
 
-    return programs.as_call(eqn, jax.make_jaxpr(whole)(*like))
+    made = jax.make_jaxpr(whole)(*like, *body.in_avals[2:])
+    return programs.as_call(eqn, made, invars=[*eqn.invars, *more])
 
 
 def count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
@@ -169,7 +176,8 @@ def _gradient(
             fixed[place] = constant_of(v)
         elif place is not None:
             attrs[place] = v.val
-    avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
+    places += range(len(names), len(names) + len(binding.learned))
+    avals, outs = [v.aval for v in (*operands, *binding.learned)], [v.aval for v in eqn.outvars]
     gradient = RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
     if gradient.rule.asks_own or binding.replaces:
         held = [constant_of(v) if isinstance(v, core.Literal) else None for v in eqn.invars]

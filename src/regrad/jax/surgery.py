@@ -58,6 +58,7 @@ from regrad.jax.closed import (
 from regrad.jax.equations import call_site, find_line, is_differentiable
 from regrad.jax.host import OVERRIDES, programs, refuse
 from regrad.jax.keys import FunctionKey, Key, NamedKey, WholeKey
+from regrad.jax.learned import handing_on, reading, takes_more
 from regrad.jax.primitives import op_p, tie_p
 from regrad.jax.ruled import KeyBinding, count_passes, put_rule
 from regrad.jax.where import Around, Whereabouts
@@ -166,6 +167,8 @@ class Surgery:
         self.ruled: list[Key] = [b.key for b in bindings if not b.native]
         # Values are replaced in all code, also where no gradient passes. A function that reads what
         # may be another at the next call is put into the program anew.
+        self.learned: list[Any] = [v for b in bindings for v in b.learned]
+        self.parameters: list[Any] = [x for b in bindings for x in b.parameters]
         self.values: list[Key] = [b.key for b in bindings if b.replaces]
         given = [b.value.forward for b in bindings if b.replaces]
         self.is_new: bool = bool(given) and reads_state(*given)
@@ -213,7 +216,7 @@ class Surgery:
         finally:
             self.programs.pop()
         same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
-        return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
+        return (jaxpr if same else reading(jaxpr, eqns, self.learned)), found
 
     def with_boundaries(self, given: Any, around: Context) -> Sequence[Any]:
         """Return the equations, with a boundary around those of keys that JAX inlines."""
@@ -280,6 +283,8 @@ class Surgery:
         if name == programs.REMAT:
             new, inner = self.program(programs.remat_body(eqn), around)
             found.add(inner)
+            if takes_more(new, programs.remat_body(eqn)):
+                return handing_on(eqn, eqn.params, self.learned, self.lines[-1])
             return eqn if new is programs.remat_body(eqn) else programs.with_remat_body(eqn, new)
         is_custom = name in CUSTOM or eqn.primitive is op_p
         if is_custom or (programs.is_high(eqn) and is_differentiable(eqn)):
@@ -357,14 +362,25 @@ class Surgery:
         if held < (2 if eqn.primitive.name == "while" else 1):
             refuse(OVERRIDES, f"the programs that {eqn.primitive.name!r} runs are out of sight")
 
+        more = False
+
         def changed(program: Any) -> Any:
+            nonlocal more
             new, inner = self.program(program, around)
             found.add(inner)
+            more |= takes_more(new, program)
             return new
 
         params = {key: programs.mapped(value, changed) for key, value in eqn.params.items()}
+        if more:
+            return handing_on(eqn, params, self.learned, self.lines[-1])
         same = all(params[key] is eqn.params[key] for key in params)
         return eqn if same else eqn.replace(params=params)
+
+    def called(self, eqn: core.JaxprEqn, new: Any, program: Any) -> Any:
+        """Return a call of a program with rules in it, in the place of an equation."""
+        more = self.learned if takes_more(new, program) else ()
+        return programs.as_call(eqn, new, invars=[*more, *eqn.invars])
 
     def linear_solve(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         """Return a linear solve with the rules in its map, which is what JAX differentiates.
@@ -375,6 +391,8 @@ class Surgery:
         new, inner = self.program(matvec, around)
         check_solve([seen.binding for seen in inner.hits], self.lines[-1])
         found.add(inner)
+        if takes_more(new, matvec):
+            return handing_on(eqn, eqn.params, self.learned, self.lines[-1])
         replaced = [seen.hit for seen in inner.hits if seen.binding.replaces]
         if replaced and not around.closed:
             raise GradientError(
@@ -388,14 +406,15 @@ class Surgery:
 
     def composite(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         """Return an equation that computes what others compute as these, if a rule is inside."""
-        new, inner = self.program(programs.expanded(eqn), around)
+        body = programs.expanded(eqn)
+        new, inner = self.program(body, around)
         if not inner.hits:
             found.untouched[programs.name_of(eqn), self.lines[-1]] += is_differentiable(eqn)
             return eqn
         by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
         inner.hits = [seen._replace(of_jax=by_jax) for seen in inner.hits]
         found.add(inner)
-        return programs.as_call(eqn, new)
+        return self.called(eqn, new, body)
 
     def custom(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> Any:
         """Return a function with a derivative of its own: opened if the user says so.
@@ -417,7 +436,7 @@ class Surgery:
             if any(not seen.binding.native for seen in inner.hits):
                 found.add(inner)
                 found.notes[name, "opened", self.lines[-1]] += 1
-                return programs.as_call(eqn, new)
+                return self.called(eqn, new, body)
         inside = Context(where=around.where, closed=True, ours=ours or around.ours)
         _, inner = self.program(body, inside)
         hidden = [seen for seen in inner.hits if not seen.binding.native]

@@ -1,0 +1,136 @@
+"""Parameters of rules, as inputs of the programs whose operations have these rules.
+
+An operation under a rule that `learns` takes the parameters as operands, so that JAX differentiates
+by them as by any other. What holds it (a loop, a branch, a call) hands them on: an equation whose
+program takes more inputs than it did is written anew, by JAX's own functions, around that program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+
+from regrad.core.surrogates import Learns
+from regrad.errors import ArgumentError, GradientError, kind
+from regrad.jax.host import programs
+from regrad.jax.primitives import is_float
+
+
+def learned_arrays(rule: Any) -> list[Any]:
+    """Return the parameters of a rule: arrays of JAX, to be differentiated by or not."""
+    if not isinstance(rule, Learns):
+        return []
+    for name, x in rule.parameters.items():
+        if not (isinstance(x, jax.Array) and is_float(jax.typeof(x))):
+            raise ArgumentError(
+                f"learns: {name} expected an array of JAX's, of floats (an argument of the "
+                f"function that is differentiated), got {kind(x)}"
+            )
+    return [*rule.parameters.values()]
+
+
+def taking_more(program: Any, more: Sequence[core.Var]) -> Any:
+    """Return a program that takes more inputs, which it does not read."""
+    if not more:
+        return program
+    jaxpr = getattr(program, "jaxpr", program)
+    invars = [*jaxpr.invars, *[core.Var(v.aval) for v in more]]
+    made = jaxpr.replace(invars=invars, debug_info=programs.unnamed(program))
+    return made if jaxpr is program else program.replace(jaxpr=made)
+
+
+def takes_more(new: Any, program: Any) -> bool:
+    """Return whether a program takes more inputs than the one that it was made of."""
+    return len(getattr(new, "jaxpr", new).invars) > len(getattr(program, "jaxpr", program).invars)
+
+
+def reading(jaxpr: core.Jaxpr, eqns: Sequence[Any], more: Sequence[core.Var]) -> core.Jaxpr:
+    """Return a program of these equations, which takes more inputs first if they read any."""
+    read = {v for eqn in eqns for v in eqn.invars if isinstance(v, core.Var)}
+    if read.isdisjoint(more):
+        return jaxpr.replace(eqns=eqns)
+    invars = [*more, *jaxpr.invars]
+    return jaxpr.replace(eqns=eqns, invars=invars, debug_info=programs.unnamed(jaxpr))
+
+
+def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where: str) -> Any:
+    """Return an equation with these parameters, whose programs take more inputs than they did."""
+    k = len(more)
+    like: list[Any] = [v.aval for v in (*more, *eqn.invars)]
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in like]
+    run = _runner(eqn.replace(params=params), k)
+    if run is None:
+        raise GradientError(
+            f"override: a rule that learns is for an operation inside {eqn.primitive.name} "
+            f"({where}), into which its parameters cannot be handed. Put the override inside."
+        )
+    try:
+        made = jax.make_jaxpr(lambda *xs: run(xs[:k], xs[k:]))(*given)
+    except NameError as error:
+        raise GradientError(
+            f"override: a rule that learns is for an operation inside {eqn.primitive.name} "
+            f"({where}) in a vmap with named axes, whose program cannot be written anew. Put the "
+            "override inside."
+        ) from error
+    return programs.as_call(eqn, made, invars=[*more, *eqn.invars], effects=made.effects)
+
+
+def _runner(eqn: Any, k: int) -> Callable[[Any, Any], Any] | None:
+    """Return what an equation computes, of the further inputs of its programs and of its own."""
+    name, p = eqn.primitive.name, programs.Params(eqn)
+    fs = [_function(f) for f in programs.runs(eqn)] if name in _RUN else []
+    if name == "scan":
+        body = programs.scan(eqn)
+        n, m = body.consts, body.consts + body.carried
+
+        def scan(more: Any, xs: Any) -> Any:
+            def step(carry: Any, x: Any) -> Any:
+                ys = fs[0](more, [*xs[:n], *carry, *x])
+                return ys[: body.carried], ys[body.carried :]
+
+            last, ys = lax.scan(
+                step, [*xs[n:m]], [*xs[m:]], body.length, body.reverse, p.get("unroll", 1)
+            )
+            return [*last, *ys]
+
+        return scan
+    if name == "while":
+        n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        return lambda more, xs: lax.while_loop(
+            lambda carry: fs[0](more, [*xs[:n], *carry])[0],
+            lambda carry: fs[1](more, [*xs[n:m], *carry]),
+            [*xs[m:]],
+        )
+    if name == "cond":
+        return lambda more, xs: lax.switch(xs[0], [partial(f, more, xs[1:]) for f in fs])
+    if name in ("remat", "remat2", "checkpoint"):
+        options = {"policy": p["policy"], "prevent_cse": p["prevent_cse"]}
+        return lambda more, xs: jax.checkpoint(fs[0], **options)(more, xs)
+    if name in ("jit", "pjit"):
+        return lambda more, xs: jax.jit(fs[0])(more, xs)
+    if name == "regrad_vmap":
+        params = {**p, "in_dims": (*[None] * k, *p["in_dims"])}
+        return lambda more, xs: eqn.primitive.bind(*more, *xs, **params)
+    return fs[0] if fs else None
+
+
+_RUN = frozenset({
+    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "scan", "while", "cond", "remat",
+    "remat2", "checkpoint",
+})  # fmt: skip
+
+
+def _function(program: Any) -> Callable[[Any, Any], Any]:
+    """Return a program as a function of what it takes more than it did, if it does, and its own."""
+    closed = program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ())
+    run = core.jaxpr_as_fun(closed)
+
+    def f(more: Any, xs: Any) -> Any:
+        return run(*more, *xs) if len(closed.in_avals) > len(xs) else run(*xs)
+
+    return f
