@@ -401,19 +401,14 @@ def test_modules_under_nn_jit_are_refused():
             ours(params, X)
 
 
-def test_a_model_that_is_none():
+def test_a_model_is_a_module_and_whole_calls_need_one():
     with pytest.raises(ArgumentError, match=r"model= expected a module of Flax"):
         rg.jax.override(loss, {"Tanh": times7}, model=lambda x: x)
-
-
-def test_whole_calls_are_refused():
     with pytest.raises(ArgumentError, match="whole calls as one op"):
         rg.jax.override(loss, {rg.at("head"): times7})
 
 
 def test_modules_that_never_ran_are_named():
-    net = NnxNet()
-
     def f(net, x):
         return jnp.sum(net(x))
 
