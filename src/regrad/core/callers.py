@@ -31,7 +31,7 @@ def warn_caller(
 
 
 class _Within(dict[str, bool]):
-    """Whether files are in some folders: asked of the same few again and again."""
+    """The files that are known to be in some folders, or not: the same few again and again."""
 
     def __init__(self, folders: str | tuple[str, ...]) -> None:
         self.folders = folders

@@ -51,7 +51,7 @@ class Trace:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all there is to know of a call is its one result, a Tensor."""
+        """True if all there is to know of a call is its one result, a Tensor."""
         known = self.bindings or self.passage or self.assigned
         return self.note is ONE and not known
 
