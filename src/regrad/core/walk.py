@@ -98,7 +98,7 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
     pop, get = grads.pop, grads.get
     step = records if callable(records) else chain(records, (END,)).__next__
     while (record := step()) is not END:
-        found: Any = None
+        found = UNUSED
         if type(record) is int:  # columns (see `Tape`)
             rule: Any = step()
             if inspect is not None:
@@ -141,8 +141,8 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
             continue
         if inspect is not None:
             inspect.before(record)
-        pulls = record.rule.pulls if record.plain and found is None else None
-        if not pulls and found is None:
+        pulls = record.rule.pulls if record.plain and found is UNUSED else None
+        if not pulls and found is UNUSED:
             found = leaf_gradients(record, dy, watched)
         for leaf, key in enumerate(record.inputs):
             if key not in watched:
