@@ -6,13 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from regrad.autodiff.custom_functions import (
-    ONLY_INPUT,
-    CustomFunction,
-    SavedValues,
-    pull_only,
-    unpack,
-)
+from regrad.autodiff.custom_functions import CustomFunction, SavedValues, only_input, unpack
 from regrad.autodiff.custom_nodes import custom_node
 from regrad.autodiff.guards import UNSEEN, Guard
 from regrad.core import containers, dispatch
@@ -34,7 +28,7 @@ class CustomRule(SavedValues, Rule):
     Where nothing else is in force, a call makes no more than this.
     """
 
-    __slots__ = ("count", "custom", "grad_func", "pulls", "running", "saved", "short")
+    __slots__ = ("count", "custom", "grad_func", "running", "saved", "short")
 
     op = CUSTOM
 
@@ -48,7 +42,7 @@ class CustomRule(SavedValues, Rule):
         # (not by SavedValues: a second call, at every call of a custom function)
         self.custom: CustomFunction = custom
         self.count: int = count  # of inputs
-        self.pulls, self.short = (ONLY_INPUT, pull_only) if count == 1 else (None, None)
+        self.short: Any = only_input if count == 1 else None
         self.saved: Any = ()
         self.running: bool = True
 

@@ -107,7 +107,7 @@ class OpaqueFunction(CustomFunction):
     __slots__ = ()
 
 
-def pull_only(rule: Any, dy: Any, x: object = None, y: object = None) -> Any:
+def only_input(rule: Any, dy: Any, x: object = None, y: object = None) -> Any:
     """The gradient by the only input of a call (as `Rule.short`).
 
     This is `CustomFunction.pull` and the usual answers in one frame; the rule reads the others.
@@ -131,10 +131,6 @@ def pull_only(rule: Any, dy: Any, x: object = None, y: object = None) -> Any:
         if type(answer) is list and len(answer) == 1 and type(answer[0]) is Tensor:
             return answer[0]
     return rule.per_input(answer)[0]
-
-
-# the `pulls` of a rule for one input
-ONLY_INPUT = (lambda record, dy: pull_only(record.rule, dy),)
 
 
 class SavedValues:

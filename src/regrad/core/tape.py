@@ -6,8 +6,9 @@ All records are made here: by a tape's `write_unary` and its kin for what the fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -181,19 +182,17 @@ def record_of(
     return record
 
 
-def restored(y_id: int, rule: Any, step: Callable[[], Any]) -> Record:
-    """Return the record that was written as columns; `step` returns those before the last two."""
-    y, i, x = step(), step(), step()
-    y = None if y is None else known(y, y_id)
-    spec, xs = (x, ()) if type(x) is tuple else ((x.shape, x.dtype), (known(x, i),))
-    return Record(rule.op, rule, NO_ATTRS, (i,), (spec,), xs, y_id, y)
+def restored(n: int, rule: Any, y: Any, i: int, p: Any) -> Record:
+    """Return the record of which these are the columns, the last one first."""
+    spec, xs = (p, ()) if type(p) is tuple else ((p.shape, p.dtype), (known(p, i),))
+    y = None if y is None else known(y, n)
+    return Record(rule.op, rule, NO_ATTRS, (i,), (spec,), xs, n, y)
 
 
 def made(entries: Iterator[Any]) -> Iterator[Record]:
     """The records that stand in entries, which come newest first."""
     for entry in entries:
-        whole = type(entry) is not int
-        yield entry if whole else restored(entry, next(entries), entries.__next__)
+        yield restored(entry, *islice(entries, 4)) if type(entry) is int else entry
 
 
 class Tape:

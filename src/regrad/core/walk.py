@@ -21,7 +21,7 @@ from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.registry import OPS
 from regrad.core.rule import NO_GRADIENT, Cotangent, OpView, describe_pull, wrong_gradient
 from regrad.core.state import STATE, current, masked, tell_followers
-from regrad.core.tape import NO_ATTRS, GroupedRecord, Record, positions, restored
+from regrad.core.tape import GroupedRecord, Record, positions, restored
 from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, known, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
 
@@ -98,25 +98,20 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
     pop, get = grads.pop, grads.get
     step = records if callable(records) else chain(records, (END,)).__next__
     while (record := step()) is not END:
-        found = UNUSED
+        found = dx = UNUSED
         if type(record) is int:  # columns (see `Tape`)
-            rule: Any = step()
-            if inspect is not None:
-                record = restored(record, rule, step)
-            else:
-                y, key, x = step(), step(), step()
-                dy = pop(record, UNUSED)
-                if dy is UNUSED:
+            n, rule, y, key, p = columns = record, step(), step(), step(), step()
+            if inspect is None:
+                if (dy := pop(n, UNUSED)) is UNUSED:
                     continue
-                if type(x) is tuple:
-                    (shape, dtype), x = x, None
+                if type(p) is tuple:
+                    x, (shape, dtype) = None, p
                 else:
-                    data, x = x, Tensor()  # (not by `known`: a second call, at every op)
-                    x._data, x._id, shape, dtype = data, key, data.shape, data.dtype
-                y, dx = None if y is None else known(y, record), UNUSED
+                    x = Tensor()  # (not by `known`: a second call, at every op)
+                    x._data, x._id, shape, dtype = p, key, p.shape, p.dtype
                 try:
                     if dy is not None:
-                        dx = rule.short(rule, dy, x, y)
+                        dx = rule.short(rule, dy, x, None if y is None else known(y, n))
                         if (
                             type(dx) is Tensor
                             and (data := dx._data).dtype is dtype
@@ -127,11 +122,9 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
                             continue
                 except UnknownShapeError:
                     pass
-                grads[record] = dy
-                specs = ((shape, dtype),)
-                record = Record(rule.op, rule, NO_ATTRS, (key,), specs, (x,), record, y)
-                if dx is not UNUSED:
-                    found = {0: dx}
+                found = dx if dx is UNUSED else (dx,)
+                grads[n] = dy
+            record = restored(*columns)
         dy = pop(record.outputs, UNUSED) if record.plain else collect(record, grads)
         if dy is UNUSED:
             continue
