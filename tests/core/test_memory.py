@@ -53,6 +53,42 @@ def test_records_keep_what_rules_name(name, op, megabytes):
     assert kept_bytes(chain(op), x) <= megabytes * 1e6 + 1000
 
 
+def test_records_of_ops_of_one_input_are_made_when_they_are_asked_for():
+    x = rg.asarray(np.array([0.3, 0.5, -2.0]))
+    y, back = rg.vjp(lambda x: rg.reciprocal(-rg.tanh(rg.sin(x))) * x, x)
+    linearized = back.__closure__[0].cell_contents
+    records = linearized.tape.records
+    assert [r.op.type for r in records] == ["Sin", "Tanh", "Neg", "Reciprocal", "Mul"]
+    assert [len(r.xs) for r in records] == [1, 0, 0, 0, 2]
+    assert [r.y is not None for r in records] == [False, True, False, True, False]
+    assert all(spec == ((3,), np.float64) for r in records for spec in r.specs)
+    before = [linearized.inputs[0][0]._id, *(r.outputs for r in records)]
+    assert [r.inputs[0] for r in records] == before[:-1]
+    assert records[0].xs[0]._id == before[0]
+    assert records[1].y._id == before[2]
+    z = x.numpy() + 1e-30j
+    expected = (-z / np.tanh(np.sin(z))).imag / 1e-30
+    for _ in range(2):
+        np.testing.assert_allclose(back(rg.ones_like(y))[0].numpy(), expected, rtol=1e-12)
+
+
+def test_ops_of_one_input_leave_the_garbage_collector_nothing_to_follow():
+    def followed(n):
+        seen = []
+
+        def f(x):
+            for _ in range(n):
+                x = rg.tanh(rg.sin(x))
+            gc.collect()
+            seen.append(len(gc.get_objects()))
+            return x
+
+        rg.grad(f)(rg.tensor([1.0]))
+        return seen[0]
+
+    assert followed(1000) - followed(10) < 500
+
+
 def test_only_the_wanted_gradients_inputs_are_kept():
     a, b = rg.ones((10, 10)), rg.ones((10, 10))
     _, back = rg.vjp(lambda a: rg.matmul(a, b), a)

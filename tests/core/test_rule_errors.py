@@ -143,3 +143,17 @@ def test_what_a_rule_raises_is_noted_with_its_lines():
         rf"in the rule 'failing' \(failing, {re.escape(__file__)}:\d+\) for the op type 'Sign' at "
         rf"{re.escape(__file__)}:\d+", note,
     )  # fmt: skip
+
+
+def of_none(dy):
+    pass
+
+
+@pytest.mark.parametrize("rule", [*ANSWERS, of_none])
+def test_a_wrong_answer_of_the_rule_of_an_op_itself_is_refused(rule, monkeypatch):
+    for name in ("rule", "replaced"):
+        monkeypatch.setattr(rg.find_op("Sign"), name, getattr(rg.find_op("Sign"), name))
+    rg.gradient("Sign", "x", overwrite=True)(rule)
+    message = ANSWERS.get(rule, "input 'x', returned None, expected a Tensor. Did it forget")
+    with pytest.raises(RuleError, match=message):
+        rg.grad(lambda x: rg.sum(rg.sign(x)))(rg.tensor(np.ones(3)))

@@ -40,6 +40,20 @@ def test_the_power_zero_is_a_constant(library):
     np.testing.assert_array_equal(da, 0)
 
 
+@pytest.mark.parametrize("power", [0, 1, 2, 3, -1, 0.5])
+def test_the_gradient_of_a_power_by_a_number_is_that_of_jax(power):
+    import jax
+
+    a = np.array([0.0, -0.0, 1e-300, 2.5, -2.5, np.inf, -np.inf, np.nan])
+    ours, theirs = lambda a: a**power, lambda a: a**power
+    with jax.enable_x64(True):
+        for _ in range(3):
+            ours, theirs = rg.grad(ours), jax.grad(theirs)
+            found = ours(rg.asarray(a)).numpy()
+            expected = np.array([theirs(value) for value in a])
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 @libraries
 def test_logaddexp_of_infinity(library):
     a, b = [np.inf, 0.0, -np.inf, 800.0, 1.0], [0.0, np.inf, 0.0, -800.0, 1.0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from regrad.autodiff.custom_functions import ONLY_INPUT, CustomFunction, SavedValues, unpack
+from regrad.autodiff.custom_functions import CustomFunction, SavedValues, only_input, unpack
 from regrad.autodiff.custom_nodes import custom_node
 from regrad.autodiff.guards import UNSEEN, Guard
 from regrad.core import containers, dispatch
@@ -28,7 +28,9 @@ class CustomRule(SavedValues, Rule):
     Where nothing else is in force, a call makes no more than this.
     """
 
-    __slots__ = ("count", "custom", "grad_func", "pulls", "running", "saved")
+    __slots__ = ("count", "custom", "grad_func", "running", "saved", "short")
+
+    op = CUSTOM
 
     grad_func: Callable[..., Any]
     scopes: Any = None  # the overrides in force at the call
@@ -40,7 +42,7 @@ class CustomRule(SavedValues, Rule):
         # (not by SavedValues: a second call, at every call of a custom function)
         self.custom: CustomFunction = custom
         self.count: int = count  # of inputs
-        self.pulls: Any = ONLY_INPUT if count == 1 else None
+        self.short: Any = only_input if count == 1 else None
         self.saved: Any = ()
         self.running: bool = True
 
@@ -142,7 +144,7 @@ class CustomCall(CustomRule):
                 outer = outer[:i]
                 break
         if outer:
-            self.seen = {tape: len(tape.records) for tape in outer}
+            self.seen = {tape: len(tape.entries) for tape in outer}
         guard = Guard()
         guard.outer = state.guard
         self.mark = guard.begin(self.custom, xs, state.tapes, self.seen)
@@ -220,7 +222,7 @@ class CustomCall(CustomRule):
             return
         own = twin(y)
         for tape, begin in self.seen.items():
-            for record in tape.records[begin:]:
+            for record in tape.entries[begin:]:
                 record.replace(y, own)
 
 

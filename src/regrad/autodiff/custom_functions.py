@@ -107,12 +107,11 @@ class OpaqueFunction(CustomFunction):
     __slots__ = ()
 
 
-def pull_only(record: Any, dy: Any) -> Any:
-    """The gradient by the only input of a call, whose rule is that of the record.
+def only_input(rule: Any, dy: Any, x: object = None, y: object = None) -> Any:
+    """The gradient by the only input of a call (as `Rule.short`).
 
     This is `CustomFunction.pull` and the usual answers in one frame; the rule reads the others.
     """
-    rule = record.rule
     custom, grad_func = rule.custom, rule.grad_func
     if rule.scopes is None and type(grad_func) is FunctionType:
         known = grad_func.__code__ is custom.code
@@ -132,9 +131,6 @@ def pull_only(record: Any, dy: Any) -> Any:
         if type(answer) is list and len(answer) == 1 and type(answer[0]) is Tensor:
             return answer[0]
     return rule.per_input(answer)[0]
-
-
-ONLY_INPUT = (pull_only,)  # the `pulls` of a rule for one input
 
 
 class SavedValues:

@@ -23,6 +23,7 @@ from regrad.core.tracebacks import fold
 from regrad.errors import NumberRangeError, prefixed
 
 ndarray = np.ndarray
+DOUBLE = REAL[1]  # asked for first: dtypes that differ are compared slowly
 
 
 def unary(op: Op) -> Callable[..., Any]:
@@ -58,7 +59,7 @@ def unary(op: Op) -> Callable[..., Any]:
                     to = state.recorder
                     if (rules := state.overrides) is not None and op.type in rules:
                         to = None
-                    if to is None or BESIDE or p.dtype not in REAL:
+                    if to is None or BESIDE or (p.dtype is not DOUBLE and p.dtype not in REAL):
                         return record(op, (x,), NO_ATTRS, y)
                     if x._id in to.watched:
                         to.write_unary(op, x, y)
@@ -101,18 +102,22 @@ def binary(op: Op) -> Callable[..., Any]:
                     to = state.recorder
                     if (rules := state.overrides) is not None and op.type in rules:
                         to = None
-                    if to is None or BESIDE or p.dtype not in REAL:
+                    if to is None or BESIDE or (p.dtype is not DOUBLE and p.dtype not in REAL):
                         return record(op, (a, b), NO_ATTRS, y)
                     if a._id in to.watched or b._id in to.watched:
                         to.write_binary(op, a, b, y)
                 return y
-        elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
+        elif (
+            type(a) is Tensor and type(b) in WEAK and ((d := a._data.dtype) is DOUBLE or d in REAL)
+        ):
             try:
                 b = constant(b, d)  # pyright: ignore[reportArgumentType] (a number)
             except NumberRangeError as error:
                 raise prefixed(error, op.name) from None
             return function(a, b)
-        elif type(b) is Tensor and type(a) in WEAK and (d := b._data.dtype) in REAL:
+        elif (
+            type(b) is Tensor and type(a) in WEAK and ((d := b._data.dtype) is DOUBLE or d in REAL)
+        ):
             try:
                 a = constant(a, d)  # pyright: ignore[reportArgumentType] (a number)
             except NumberRangeError as error:

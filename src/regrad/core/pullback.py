@@ -45,14 +45,14 @@ def pull_back(
     """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
     if y._id not in watched:
         return {}
-    records = reversed(tape.records) if again else drain(tape.records)
+    records = reversed(tape.entries) if again else drain(tape.entries)
     return walk(records, {y._id: seed(y, dy)}, watched)
 
 
 def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Grads:
     """The gradients of `sum(y * dy)` over all ys by what the tape watches."""
     watched = tape.close()
-    return walk_from(reversed(tape.records), [y._id for y in ys], dys, watched)
+    return walk_from(reversed(tape.entries), [y._id for y in ys], dys, watched)
 
 
 def pulled(

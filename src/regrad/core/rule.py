@@ -109,6 +109,8 @@ class Rule:
     hit: Any = None  # a Hit: where the op under it was called, if it was put in force by a scope
     plans: Mapping[frozenset[int], Kept] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
+    # `pulls[0](record, dy)` as `short(rule, dy, x, y)`, if it asks for no more of a record
+    short: Callable[..., Any] | None = None
     extras: frozenset[str] = frozenset()  # the names among EXTRAS that it asks for
 
     @property
@@ -201,7 +203,7 @@ class NoGradient(Rule):
 class BoundFunction:
     """A rule function in the native form, its names resolved against one op."""
 
-    __slots__ = ("extras", "inputs", "output", "pull")
+    __slots__ = ("extras", "inputs", "output", "pull", "short")
 
     def __init__(self, function: RuleFunction, op: Op, rule_name: str) -> None:
         names, by_place = asked(function, op)
@@ -223,6 +225,18 @@ class BoundFunction:
             self.pull: Callable[..., Any] = partial(
                 _call_by_keyword, function, dict(zip(names, getters, strict=True))
             )
+        given = {op.inputs[0].name: "x", "y": "y"} if op.single and by_place else {}
+        self.short = SHORT.get("".join([given.get(n, "?") for n in names])) if given else None
+        self.short: Any = self.short and self.short(function)
+
+
+# By what a rule of one input asks for.
+SHORT: Mapping[str, Callable[[RuleFunction], Callable[..., Any]]] = {
+    "": lambda function: lambda rule, dy, x, y: function(dy),
+    "x": lambda function: lambda rule, dy, x, y: function(dy, x),
+    "y": lambda function: lambda rule, dy, x, y: function(dy, y),
+    "xy": lambda function: lambda rule, dy, x, y: function(dy, x, y),
+}
 
 
 def _call_with(
@@ -326,6 +340,7 @@ class PerInput(Rule):
             self.parts[i].pull if i in self.parts else partial(self.missing, i)
             for i in range(len(self.op.inputs))
         ]
+        self.short: Any = self.parts[index].short
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
         plan = self.plans.get(wanted)

@@ -6,8 +6,9 @@ All records are made here: by a tape's `write_unary` and its kin for what the fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from regrad.core.registry import OPS, Attrs, Op
 from regrad.core.reports import Hit
 from regrad.core.rule import Conjugated, NoGradient, OpView, Rule
 from regrad.core.state import BESIDE, OPEN, State, current, open_tapes, refuse_elsewhere
-from regrad.core.tensor import Tensor, wrap
+from regrad.core.tensor import Tensor, known, wrap
 from regrad.errors import GradientError
 
 NO_ATTRS: Attrs = {}  # shared, never written to
@@ -32,7 +33,6 @@ Place = int | tuple[int, ...] | None
 Layout: TypeAlias = tuple[Place, ...] | None  # None: each parameter has one tensor
 Spec: TypeAlias = tuple[Any, Any]  # a shape and a dtype, as the array has them
 Result: TypeAlias = Tensor | tuple[Tensor, ...]  # of an op: one output, or several
-
 
 _blank = object.__new__
 
@@ -182,10 +182,23 @@ def record_of(
     return record
 
 
+def restored(n: int, rule: Any, y: Any, i: int, p: Any) -> Record:
+    """Return the record of which these are the columns, the last one first."""
+    spec, xs = (p, ()) if type(p) is tuple else ((p.shape, p.dtype), (known(p, i),))
+    y = None if y is None else known(y, n)
+    return Record(rule.op, rule, NO_ATTRS, (i,), (spec,), xs, n, y)
+
+
+def made(entries: Iterator[Any]) -> Iterator[Record]:
+    """The records that stand in entries, which come newest first."""
+    for entry in entries:
+        yield restored(entry, *islice(entries, 4)) if type(entry) is int else entry
+
+
 class Tape:
     """The records that lead from what is watched, oldest first."""
 
-    __slots__ = ("lost", "records", "watched")
+    __slots__ = ("entries", "lost", "watched")
 
     plain = True  # admits any record and keeps what the rules name
     keeps_all = False  # its records keep all inputs and outputs, for inspection
@@ -194,8 +207,20 @@ class Tape:
 
     def __init__(self, watched: Iterable[int] = ()) -> None:
         self.watched: set[int] = set(watched)
-        self.records: list[Record] = []
+        self.entries: list[Any] = []  # records, or in their place their columns
         self.lost: set[int] | None = None  # ids of what left a custom function by a Variable
+
+    @property
+    def records(self) -> list[Record]:
+        """The records, oldest first; those that are columns are made whole, and stay so."""
+        entries = self.entries
+        if int in map(type, entries):
+            entries[:] = [*made(reversed(entries))][::-1]
+        return entries
+
+    # An op of one input whose rule is `short` is written as columns, which the garbage collector
+    # does not follow: the array of the input, or its spec if the rule does not ask for it; its id;
+    # the output's array, if the rule asks for that; the rule; the output's id (see `restored`).
 
     def write_unary(self, op: Op, x: Tensor, y: Tensor) -> None:
         """Write the record of `y = op(x)` under the op's own rule; x is watched and real."""
@@ -203,18 +228,15 @@ class Tape:
         if not rule.watches:
             return
         kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
-        data = x._data
-        record = _blank(Record)  # not by its constructor: a second call, at every op that is taped
-        record.op = op
-        record.rule = rule
-        record.attrs = NO_ATTRS
-        record.inputs = (x._id,)
-        record.specs = ((data.shape, data.dtype),)
-        record.xs = (x,) if kept else ()
-        record.outputs = n = y._id
-        record.y = y if keeps_y else None
+        p, i, n = x._data, x._id, y._id
         self.watched.add(n)
-        self.records.append(record)
+        if rule.short is not None:
+            of_x = p if kept else (p.shape, p.dtype)
+            self.entries += (of_x, i, y._data if keeps_y else None, rule, n)
+        else:
+            specs, xs = ((p.shape, p.dtype),), (x,) if kept else ()
+            entry = Record(op, rule, NO_ATTRS, (i,), specs, xs, n, y if keeps_y else None)
+            self.entries.append(entry)
 
     def write_binary(self, op: Op, a: Tensor, b: Tensor, y: Tensor) -> None:
         """Write the record of `y = op(a, b)` under the op's own rule, of real numbers."""
@@ -225,7 +247,7 @@ class Tape:
         wanted = (BOTH if i in watched else SECOND) if j in watched else ONLY
         kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
         p, q = a._data, b._data
-        record = _blank(Record)
+        record = _blank(Record)  # not by its constructor: a second call, at every op that is taped
         record.op = op
         record.rule = rule
         record.attrs = NO_ATTRS
@@ -235,26 +257,19 @@ class Tape:
         record.outputs = n = y._id
         record.y = y if keeps_y else None
         watched.add(n)
-        self.records.append(record)
+        self.entries.append(record)
 
     def write_call(self, op: Op, rule: Rule, xs: tuple[Tensor, ...], y: Tensor) -> None:
         """Write the record of a call whose rule keeps for itself what it needs."""
-        record = _blank(Record)
-        record.op = op
-        record.rule = rule
-        record.attrs = NO_ATTRS
-        if len(xs) == 1:
-            data = xs[0]._data
-            record.inputs = (xs[0]._id,)
-            record.specs = ((data.shape, data.dtype),)
-        else:
-            record.inputs = tuple([x._id for x in xs])
-            record.specs = [(x._data.shape, x._data.dtype) for x in xs]
-        record.xs = ()
-        record.outputs = n = y._id
-        record.y = None
+        n = y._id
         self.watched.add(n)
-        self.records.append(record)
+        if rule.short is not None:
+            data = xs[0]._data
+            self.entries += ((data.shape, data.dtype), xs[0]._id, None, rule, n)
+        else:
+            ids = tuple([x._id for x in xs])
+            specs = [(x._data.shape, x._data.dtype) for x in xs]
+            self.entries.append(Record(op, rule, NO_ATTRS, ids, specs, (), n, None))
 
     def close(self) -> set[int]:
         """Watch nothing from now on (an asyncio task may still hold a copy of the state).
@@ -422,14 +437,14 @@ def _put(
         entry = Record(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
         for tape in tapes:
             tape.watched.add(y._id)
-            tape.records.append(entry)
+            tape.entries.append(entry)
     else:
         entry, watches = _grouped(op, rule, attrs, ids, specs, xs, kept, y, keeps_y, layout)
         for tape in tapes:
             if rule.each:
                 pairs = zip(ids, entry.outputs, strict=True)
                 watches = [output for i, output in pairs if i in tape.watched]
-            tape.records.append(entry)
+            tape.entries.append(entry)
             tape.watched.update(watches)
 
 

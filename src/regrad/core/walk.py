@@ -7,10 +7,10 @@ shape for ops that declare that they broadcast, and adds where paths meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import repeat
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,18 +21,23 @@ from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.registry import OPS
 from regrad.core.rule import NO_GRADIENT, Cotangent, OpView, describe_pull, wrong_gradient
 from regrad.core.state import STATE, current, masked, tell_followers
-from regrad.core.tape import GroupedRecord, Record, positions
-from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, wrap
+from regrad.core.tape import GroupedRecord, Record, positions, restored
+from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, known, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
 
 # Gradients by id. None says that a path leads here, but a rule on it answered None.
 Grads = dict[int, Tensor | None]
 UNUSED: Any = object()
+END: Any = object()  # comes after the oldest record
+
+# What a tape holds, newest first: an iterable, or what `drain` returns.
+Entries: TypeAlias = Iterable[Any] | Callable[[], Any]
 
 
-def drain(records: list[Record]) -> Iterator[Record]:
-    """Newest first, letting go of each record (and what it keeps) as the walk passes it."""
-    return map(records.pop, repeat(-1, len(records)))
+def drain(entries: list[Any]) -> Callable[[], Any]:
+    """What a tape holds, newest first; the walk lets go of each record as it passes it."""
+    entries.insert(0, END)
+    return entries.pop
 
 
 class Inspector(Protocol):
@@ -46,7 +51,7 @@ class Inspector(Protocol):
 
 
 def walk(
-    records: Iterable[Record], grads: Grads, watched: set[int], inspect: Inspector | None = None
+    records: Entries, grads: Grads, watched: set[int], inspect: Inspector | None = None
 ) -> Grads:
     """Carry the gradients in `grads` (by id) back through `records`, which come newest first.
 
@@ -71,7 +76,7 @@ def walk(
 
 
 def walk_from(
-    records: Iterable[Record],
+    records: Entries,
     ys: Sequence[int],
     dys: Sequence[Tensor],
     watched: set[int],
@@ -88,13 +93,38 @@ def walk_from(
 
 # a gradient may be infinite or NaN at a kink; that is not worth a warning
 @np.errstate(all="ignore")  # (as a decorator it takes half the time that it takes as a block)
-def _walk(
-    records: Iterable[Record], grads: Grads, watched: set[int], inspect: Inspector | None
-) -> None:
+def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector | None) -> None:
     add = OPS["AddV2"].function
-    found: Any = None
     pop, get = grads.pop, grads.get
-    for record in records:
+    step = records if callable(records) else chain(records, (END,)).__next__
+    while (record := step()) is not END:
+        found = dx = UNUSED
+        if type(record) is int:  # columns (see `Tape`)
+            n, rule, y, key, p = columns = record, step(), step(), step(), step()
+            if inspect is None:
+                if (dy := pop(n, UNUSED)) is UNUSED:
+                    continue
+                if type(p) is tuple:
+                    x, (shape, dtype) = None, p
+                else:
+                    x = Tensor()  # (not by `known`: a second call, at every op)
+                    x._data, x._id, shape, dtype = p, key, p.shape, p.dtype
+                try:
+                    if dy is not None:
+                        dx = rule.short(rule, dy, x, None if y is None else known(y, n))
+                        if (
+                            type(dx) is Tensor
+                            and (data := dx._data).dtype is dtype
+                            and data.shape == shape
+                        ):
+                            old = get(key)
+                            grads[key] = dx if old is None else add(old, dx)
+                            continue
+                except UnknownShapeError:
+                    pass
+                found = dx if dx is UNUSED else (dx,)
+                grads[n] = dy
+            record = restored(*columns)
         dy = pop(record.outputs, UNUSED) if record.plain else collect(record, grads)
         if dy is UNUSED:
             continue
@@ -104,8 +134,8 @@ def _walk(
             continue
         if inspect is not None:
             inspect.before(record)
-        pulls = record.rule.pulls if record.plain else None
-        if not pulls:
+        pulls = record.rule.pulls if record.plain and found is UNUSED else None
+        if not pulls and found is UNUSED:
             found = leaf_gradients(record, dy, watched)
         for leaf, key in enumerate(record.inputs):
             if key not in watched:

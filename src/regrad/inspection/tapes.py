@@ -70,7 +70,7 @@ class SeenTape(VariableTape):
 
     def __init__(self, only: list[Variable] | None = None) -> None:
         super().__init__(only)
-        self.records: Any = Lines()
+        self.entries: Any = Lines()
         self.cuts: list[SeenOp] = []  # ops that pass no gradient on
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
@@ -80,7 +80,7 @@ class SeenTape(VariableTape):
 
     def place(self, record: Record) -> tuple[str, str]:
         """The line of the user's code that ran the op, and the path of its named scope."""
-        return self.records.places.get(id(record), ("", ""))
+        return self.entries.places.get(id(record), ("", ""))
 
 
 class KeepingTape(SeenTape):

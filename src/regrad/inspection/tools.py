@@ -242,9 +242,9 @@ class ScopedTape(SeenTape):
 
     def __init__(self) -> None:
         super().__init__()
-        self.records: Any = _Scoped()
+        self.entries: Any = _Scoped()
         # what runs outside of the function that is drawn is not a scope of the picture
-        self.records.outermost = sys._getframe(1)
+        self.entries.outermost = sys._getframe(1)
 
 
 def _drawing(run: TapeRecorder, title: str) -> Drawing:
@@ -255,7 +255,7 @@ def _drawing(run: TapeRecorder, title: str) -> Drawing:
         sketch.add_source(x._id, name, spec_of(x.dtype, x.shape), kind)
     for i, op in enumerate(run.ops):
         record = op.record
-        scope = run.tape.records.scopes[id(record)]  # pyright: ignore[reportAttributeAccessIssue]
+        scope = run.tape.entries.scopes[id(record)]  # pyright: ignore[reportAttributeAccessIssue]
         inputs = [(name_of(record, leaf), *spec) for leaf, spec in enumerate(record.specs)]
         details = {"line": op.line}
         details.update((name, spec_of(numpy_dtype(d), shape)) for name, shape, d in inputs)

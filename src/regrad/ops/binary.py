@@ -229,8 +229,9 @@ entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
 
 
 def _pow_a(dy, a, b):
-    if b._id == OURS and (n := b._data.item()) not in (0, 1):
-        return dy * (n * pow(a, n - 1))  # a Python number, on which no gradient can depend
+    if b._id == OURS:  # a Python number, on which no gradient can depend
+        n = b._data.item()
+        return dy * (n * pow(a, n - 1 if n else 0))  # (a ** 0 is a constant, also at 0)
     # a ** 0 is a constant: its gradient is 0, also at 0⁰
     none = logical_and(a == 0, b == 0)
     return dy * where(none, 0, b * pow(where(none, 1, a), b - 1))

@@ -314,7 +314,7 @@ class DependenceTape(RegionTape):
 
     def __init__(self, outer: Sequence[Tape]) -> None:
         super().__init__(outer)
-        self.records: Any = Dependences(self.watched)
+        self.entries: Any = Dependences(self.watched)
 
 
 class ForwardingTape(DependenceTape):
@@ -491,7 +491,7 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
         leading = [i for i, key in keys.items() if key in tape.watched]
         if leading:
             tape.admit(REGION, rule, frozenset({0}))
-            tape.records.append(entry)
+            tape.entries.append(entry)
             # not all outputs: a loop may carry an index next to the weights
             tape.watched.update(ys[j]._id for i in leading for j in passage.edges[i])
 
