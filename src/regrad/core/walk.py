@@ -35,7 +35,7 @@ Entries: TypeAlias = Iterable[Any] | Callable[[], Any]
 
 
 def drain(entries: list[Any]) -> Callable[[], Any]:
-    """What a tape holds, newest first; the walk lets go of each record as it passes it."""
+    """Return the records of a tape, newest first; the walk lets go of each as it passes it."""
     entries.insert(0, END)
     return entries.pop
 
