@@ -33,6 +33,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple, ParamSpec
 
+from regrad.core.containers import flatten
 from regrad.core.extras import needed
 from regrad.core.foreign import nonzero
 from regrad.core.made import remade
@@ -1118,11 +1119,11 @@ def relevance(
     (tensor([[1., 3.]]), tensor([[4., 0.]]), tensor([4.]))
     """
     torch = sys.modules.get("torch")
-    if (
-        "jax" in sys.modules
-        and callable(model)
-        and not (torch and isinstance(model, torch.nn.Module))
-    ):
+    of_torch = torch and (
+        isinstance(model, torch.nn.Module)
+        or any(isinstance(x, torch.Tensor) for x in flatten(inputs)[0])
+    )
+    if "jax" in sys.modules and callable(model) and not of_torch:
         if layers or check:
             raise ArgumentError("relevance: layers and check are for PyTorch models, as yet")
         from regrad.jax.relevance import explain as explain_function
