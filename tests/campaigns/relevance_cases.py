@@ -561,8 +561,8 @@ def lxt_cases() -> Iterator[Case]:
 
 def wrong_cases() -> Iterator[Case]:
     smooth = GRADIENTS.replace("model", "{}", 1)
-    yield Case("VGG", "beta_smooth", "zennit", gradient("lrp.beta_smooth(10.0)"),
-               smooth.format("model", "BetaSmooth(10.0)"), smooth.format("twin", "BetaSmooth(10.0)"),
+    theirs, due = (smooth.format(net, "BetaSmooth(10.0)") for net in ("model", "twin"))
+    yield Case("VGG", "beta_smooth", "zennit", gradient("lrp.beta_smooth(10.0)"), theirs, due,
                "what `nn.ReLU(inplace=True)` was given: it has been written over")  # fmt: skip
     plus, small = "epsilon_plus", "1e-12, 1e-12"
     ours, theirs = relevance(f"lrp.{plus}({small})"), of_zennit(f"EpsilonPlus({small})")

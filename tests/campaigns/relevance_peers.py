@@ -40,7 +40,7 @@ from regrad.rules import lrp
 from tests.campaigns import public_table, records
 from tests.campaigns.proof_page import table
 from tests.campaigns.relevance_cases import (
-    MODELS,
+    STUBS,
     Case,
     built,
     cases,
@@ -83,12 +83,14 @@ def judged(case: Case, scope: Mapping[str, Any], rounds: int = ROUNDS) -> dict[s
     except Exception as error:
         other, text = None, f"{type(error).__name__}: {error}".strip().splitlines()[0][:160]
         found |= {"outcome": RAISES, "detail": text}
-    due = answer(function(case.due, dict(scope))) if case.due else other
+    due = answer(function(case.due, dict(scope))) if case.due not in ("", "sum") else other
     found["ours"] = apart(mine, due) if due is not None else None
     found["share"] = per_cent(mine, total)
     if other is not None and due is not None:
         found["theirs"] = apart(other, due) if case.due else 0.0
         found["their share"] = per_cent(other, total)
+        if case.due == "sum":
+            found["ours"], found["theirs"] = (abs(1 - found[k]) for k in ("share", "their share"))
         is_right = found["theirs"] <= BOUND and (case.due or found["ours"] <= BOUND)
         found["outcome"] = AGREES if is_right else SILENT
     found |= {"lines": lines(case.ours), "their lines": lines(case.theirs), "note": case.note}
@@ -100,7 +102,7 @@ def judged(case: Case, scope: Mapping[str, Any], rounds: int = ROUNDS) -> dict[s
 def shared(case: Case, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """What there is to share for each example."""
     y = model(x)[:, 3].detach()
-    return y - model(0 * x)[:, 3].detach() if case.name == "deep_lift" else y
+    return y - model(x.flip(0))[:, 3].detach() if case.name == "deep_lift" else y
 
 
 def per_cent(relevance: torch.Tensor, total: torch.Tensor) -> float:
@@ -215,9 +217,7 @@ def page(content: Mapping[str, Any]) -> str:
         "facts": facts(content),
         "agreement": agreement(same),
         "differences": differences(other),
-        "kept": table(["", "composite", "missing, of the output"],
-                      [[e["model"], f"`{e['rules']}`", number(e["missing"])] for e in content["kept"]],
-                      numbers=1),
+        "kept": kept_table(content["kept"]),
         "lost": losses(content["lost"]),
     }  # fmt: skip
     return report.filled(PROSE.read_text(encoding="utf-8"), blocks)
@@ -257,6 +257,11 @@ def differences(found: Sequence[Mapping[str, Any]]) -> str:
     return table(header, rows)
 
 
+def kept_table(found: Sequence[Mapping[str, Any]]) -> str:
+    rows = [[e["model"], f"`{e['rules']}`", number(e["missing"])] for e in found]
+    return table(["", "composite", "missing, of the output"], rows, numbers=1)
+
+
 def losses(found: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for e in sorted(found, key=lambda e: abs(e.get("missing") or 0)):
@@ -287,9 +292,7 @@ def recorded() -> dict[str, Any]:
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.relevance_peers")
-    parser.add_argument(
-        "page", nargs="?", choices=["page"], help="write docs/peers.md, run nothing"
-    )
+    parser.add_argument("page", nargs="?", choices=["page"], help="write docs/peers.md only")
     parser.add_argument("--only", default="", help="models whose name begins like this")
     parser.add_argument("--show", action="store_true", help="print the programs")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is timed")
@@ -317,6 +320,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     content = {
         **records.facts("tests.campaigns.relevance_peers", versions()),
+        "stubs for lxt": STUBS,
         "cases": entries,
         "kept": [kept(name) for name in KEPT],
         "lost": [lost(row) for row in tqdm.tqdm(public_rows(), unit="model")],
