@@ -23,6 +23,7 @@ from regrad.ops.creation import asarray
 from regrad.ops.reduction import sum as sum_of
 
 STEP = 1e-4  # of the differences, relative to the range that is drawn
+LINE = 60  # characters of a line of tokens
 
 
 def rule(
@@ -215,6 +216,155 @@ def saliency(image: Any, gradients: Mapping[str, Any]) -> Any:
     return axes
 
 
+def relevance(found: Any, *, image: Any = None, tokens: Any = None, ax: Any = None) -> Any:
+    """Draw relevance: a heat map of an image or of tokens, or a bar for each layer.
+
+    Args:
+        found: Of one image, shape `(height, width)`, with an axis of up to four channels in front
+            or behind, which are summed; of one text, shape `(tokens,)`. (An axis of one example in
+            front does not matter.) Or arrays by name, as `layers` and `heads` of what
+            `rules.lrp.relevance` and `rules.attribution.attribute` return.
+        image: The image, to be drawn in grey below.
+        tokens: The tokens, as texts.
+        ax: The matplotlib Axes to draw into; by default new ones.
+
+    Returns:
+        The Axes. Red adds to the output, blue takes from it, white is 0; of a layer the bars are
+        the sums of both, and the dot that of all.
+
+    Raises:
+        ArgumentError: a shape is not one of these, there are not as many tokens, there are no
+            layers, or relevance is not finite.
+        MissingPackageError: matplotlib is not installed.
+
+    >>> import numpy as np
+    >>> import regrad as rg
+    >>> ax = rg.plot.relevance(np.array([0.5, -0.2]), tokens=["not", "bad"])
+    >>> [text.get_text() for text in ax.texts]
+    ['not', 'bad']
+    """
+    if isinstance(found, Mapping):
+        return _relevance_bars({name: _finite(each) for name, each in found.items()}, ax)
+    values = _finite(found)
+    if tokens is not None:
+        return _token_map(_example(values, 1), [str(token) for token in tokens], ax)
+    return _pixel_map(_gray(_example(values, 2)), image, ax)
+
+
+def _finite(x: Any) -> np.ndarray:
+    values = _array(x)
+    if not np.isfinite(values).all():
+        raise ArgumentError("plot.relevance: expected finite relevance, got NaN or infinity")
+    return values
+
+
+def _example(values: np.ndarray, rank: int) -> np.ndarray:
+    """Return the relevance of the one example, of a text (rank 1) or an image (rank 2 or 3)."""
+    ranks = (1,) if rank == 1 else (2, 3)
+    shape = values.shape
+    if len(shape) == ranks[-1] + 1 and shape[0] == 1:
+        return values[0]
+    if len(shape) not in ranks:
+        what = "one text, (tokens,), without tokens= one image" if rank == 1 else (
+            "one image, (height, width) with or without channels; a text needs tokens="
+        )  # fmt: skip
+        raise ArgumentError(f"plot.relevance: expected the relevance of {what}; got shape {shape}")
+    return values
+
+
+def _gray(values: np.ndarray, join: Callable[..., Any] = np.sum) -> np.ndarray:
+    """Return an image without its axis of channels, which comes first or last."""
+    if values.ndim == 2:
+        return values
+    axes = [axis for axis in (0, -1) if values.shape[axis] <= 4]
+    if values.ndim != 3 or not axes:
+        raise ArgumentError(
+            f"plot.relevance: no axis of shape {values.shape} is one of up to four channels; sum "
+            "over them first"
+        )
+    return join(values, axis=axes[0])
+
+
+def _scale(ax: Any, values: np.ndarray) -> tuple[Any, Any]:
+    """Draw a bar of colours; return them, and the numbers that they stand for."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    bound = float(np.abs(values).max(initial=0.0)) or 1.0
+    mapped = ScalarMappable(Normalize(-bound, bound), "RdBu_r")
+    ax.figure.colorbar(mapped, ax=ax, shrink=0.8, label="relevance")
+    return mapped, bound
+
+
+def _pixel_map(values: np.ndarray, image: Any, ax: Any) -> Any:
+    ax = axes_of(ax, 4.0, 3.2)
+    mapped, bound = _scale(ax, values)
+    alpha = None
+    if image is not None:
+        below = _gray(_example(_array(image), 2), np.mean)
+        if below.shape != values.shape:
+            raise ArgumentError(
+                f"plot.relevance: expected an image of the size of the relevance, {values.shape}, "
+                f"got {below.shape}"
+            )
+        ax.imshow(below, cmap="gray")
+        alpha = np.sqrt(np.abs(values) / bound)
+    ax.imshow(mapped.to_rgba(values, alpha=alpha))
+    ax.set_axis_off()
+    return ax
+
+
+def _token_map(values: np.ndarray, tokens: list[str], ax: Any) -> Any:
+    if len(tokens) != len(values):
+        raise ArgumentError(
+            f"plot.relevance: expected {len(values)} tokens, one for each value, got {len(tokens)}"
+        )
+    texts = [token.replace("\n", "\\n") for token in tokens]
+    places, across, line = [], 0, 0
+    for text in texts:
+        if across and across + len(text) + 1 > LINE:
+            across, line = 0, line + 1
+        places.append((across, line))
+        across += len(text) + 1
+    width = max([x + len(text) + 1 for (x, _), text in zip(places, texts, strict=True)], default=1)
+    ax = axes_of(ax, max(0.1 * width + 1.2, 3.0), 0.35 * line + 1.0)
+    mapped, _ = _scale(ax, values)
+    for (x, y), text, value in zip(places, texts, values, strict=True):
+        red, green, blue, _ = colour = mapped.to_rgba(value)
+        ax.add_patch(_box(x, y, len(text) + 0.9, colour))
+        light = 0.3 * red + 0.6 * green + 0.1 * blue > 0.5
+        ax.text(
+            x + (len(text) + 0.9) / 2, y, text, ha="center", va="center", family="monospace",
+            fontsize=9, color="black" if light else "white", parse_math=False,
+        )  # fmt: skip
+    ax.set_xlim(0, width)
+    ax.set_ylim(line + 0.6, -0.6)
+    ax.set_axis_off()
+    return ax
+
+
+def _box(x: float, y: float, width: float, colour: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x, y - 0.42), width, 0.84, facecolor=colour, edgecolor="#ced4da", lw=0.5)
+
+
+def _relevance_bars(layers: Mapping[str, np.ndarray], ax: Any) -> Any:
+    if not layers:
+        raise ArgumentError("plot.relevance: there are no layers to draw")
+    ax = axes_of(ax, 6.0, 0.3 * len(layers) + 1.0)
+    names, arrays = list(layers), list(layers.values())
+    for clip, colour in ((np.maximum, "#b2182b"), (np.minimum, "#2166ac")):
+        ax.barh(names, [clip(each, 0).sum() for each in arrays], color=colour, alpha=0.75)
+    ax.plot([each.sum() for each in arrays], names, "o", color="black", ms=4, label="sum")
+    ax.axvline(0, color="#868e96", lw=0.8)
+    ax.invert_yaxis()
+    ax.tick_params(labelsize=8)
+    ax.set_xlabel("relevance")
+    ax.legend(fontsize=8)
+    return ax
+
+
 def trace(trace: GradientTrace, ax: Any = None) -> Any:
     """Draw a trace of the backward pass; the same as `trace.plot(ax)`.
 
@@ -264,4 +414,4 @@ def _array(x: Any) -> np.ndarray:
     return np.asarray(detached, float)
 
 
-__all__ = ["comparison", "histograms", "rule", "saliency", "trace"]
+__all__ = ["comparison", "histograms", "relevance", "rule", "saliency", "trace"]

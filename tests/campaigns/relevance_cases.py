@@ -92,7 +92,11 @@ class Averaged(nn.Module):
 
     def __init__(self, of_modules: bool = False) -> None:
         super().__init__()
-        self.conv, self.relu, self.head = nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Linear(16, 10)
+        self.conv, self.relu, self.head = (
+            nn.Conv2d(3, 16, 3, bias=False),
+            nn.ReLU(),
+            nn.Linear(16, 10, bias=False),
+        )
         self.mean = nn.AdaptiveAvgPool2d(1) if of_modules else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -121,13 +125,14 @@ class Weighted(nn.Module):
 
     def __init__(self, of_modules: bool = False) -> None:
         super().__init__()
-        self.conv, self.relu, self.flat = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()
-        self.head = nn.Linear(3600, 10)
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+        self.relu, self.flat = nn.ReLU(), nn.Flatten()
+        self.head = nn.Linear(3600, 10, bias=False)
         self.of_modules = of_modules
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.flat(self.relu(self.conv(x)))
-        return self.head(x) if self.of_modules else F.linear(x, self.head.weight, self.head.bias)
+        return self.head(x) if self.of_modules else F.linear(x, self.head.weight)
 
 
 class LastFirst(nn.Module):
@@ -136,15 +141,12 @@ class LastFirst(nn.Module):
     def __init__(self, of_modules: bool = False) -> None:
         super().__init__()
         self.relu, self.flat = nn.ReLU(), nn.Flatten()
-        make = [lambda: nn.Conv2d(4, 4, 3), lambda: nn.Conv2d(3, 4, 3)]
-        torch.manual_seed(1)
-        later, first = (f() for f in make)
+        later, first = (nn.Conv2d(i, 4, 3, bias=False) for i in (4, 3))
         if of_modules:
             self.first, self.later = first, later
         else:
             self.later, self.first = later, first
-        self.head = nn.Linear(3136, 10)
-        nn.init.constant_(self.head.weight, 0.01)
+        self.head = nn.Linear(3136, 10, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.flat(self.relu(self.later(self.relu(self.first(x))))))

@@ -111,3 +111,49 @@ def test_a_comparison():
         assert (colour == "black") == (not row.differs())
     same = rg.compare_gradients(f)(args).plot()
     assert all(label.get_color() == "black" for label in same.get_xticklabels())
+
+
+def test_relevance_of_images():
+    relevance = np.zeros((2, 5, 6))
+    relevance[:, 0, 0], relevance[0, 4, 5] = 1.0, -2.0
+    for given in (relevance, relevance[None], relevance.transpose(1, 2, 0), relevance.sum(0)):
+        (drawn,) = rg.plot.relevance(given).get_images()
+        red, _, blue, _ = np.moveaxis(drawn.get_array(), -1, 0)
+        assert red.shape == (5, 6) and np.isclose(red[1, 1], blue[1, 1], atol=0.01)
+        assert red[0, 0] > 2 * blue[0, 0] and red[4, 5] < blue[4, 5] / 2
+    below, above = rg.plot.relevance(relevance, image=np.ones((3, 5, 6))).get_images()
+    assert below.get_array().shape == (5, 6)
+    assert np.allclose(above.get_array()[..., 3], np.sqrt(np.abs(relevance.sum(0)) / 2))
+    with pytest.raises(ArgumentError, match=r"image of the size of the relevance, \(5, 6\), got"):
+        rg.plot.relevance(relevance, image=np.ones((3, 3)))
+    with pytest.raises(ArgumentError, match="a text needs tokens="):
+        rg.plot.relevance(np.ones(3))
+    with pytest.raises(ArgumentError, match="is one of up to four channels"):
+        rg.plot.relevance(np.ones((5, 6, 7)))
+    with pytest.raises(ArgumentError, match="expected finite relevance"):
+        rg.plot.relevance(np.full((2, 2), np.nan))
+
+
+def test_relevance_of_tokens():
+    tokens = ["not", "$a$", "\n"] * 9
+    ax = rg.plot.relevance(np.linspace(-1, 1, 27)[None], tokens=tokens)
+    assert [text.get_text() for text in ax.texts] == ["not", "$a$", "\\n"] * 9
+    first, *_, last = ax.patches
+    assert first.get_facecolor()[2] > first.get_facecolor()[0]
+    assert last.get_facecolor()[0] > last.get_facecolor()[2]
+    assert len({text.get_position()[1] for text in ax.texts}) == 2  # lines
+    assert rg.plot.relevance(np.zeros(2), tokens=["a", "b"]).texts[0].get_color() == "black"
+    with pytest.raises(ArgumentError, match="expected 2 tokens, one for each value, got 1"):
+        rg.plot.relevance(np.zeros(2), tokens=["a"])
+    with pytest.raises(ArgumentError, match=r"relevance of one text.*got shape \(2, 2\)"):
+        rg.plot.relevance(np.zeros((2, 2)), tokens=["a", "b"])
+
+
+def test_relevance_of_layers():
+    layers = {"a": np.array([[1.0, -3.0]]), "b": rg.tensor([2.0])}
+    ax = rg.plot.relevance(layers)
+    assert [bar.get_width() for bar in ax.patches] == [1.0, 2.0, -3.0, 0.0]
+    assert list(ax.get_lines()[0].get_xdata()) == [-2.0, 2.0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
+    with pytest.raises(ArgumentError, match="there are no layers"):
+        rg.plot.relevance({})

@@ -70,6 +70,7 @@ KNOTS = {
     ("core.tensor", ""),  # the namespace that the Array API standard asks a Tensor for
     ("ops.numpy_protocol", ""),  # NumPy's functions are those of the package of that name
     ("rules.lrp", "torch.relevance"),  # runs models of PyTorch
+    ("rules.lrp", "jax.relevance"),  # runs functions of JAX
     ("rules.attribution", "torch.attributing"),  # so does it
     ("jax.override", "jax.vmaps"),  # stands on JAX's insides
     ("v1.run.session", "v1.run.compiled_plans"),  # needs JAX

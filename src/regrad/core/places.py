@@ -64,6 +64,9 @@ class at:
     what: Any = None
     nth: int | None = None
     _within: tuple[at, ...] = field(default=(), kw_only=True)  # selects around it, outermost first
+    _given: at | None = field(
+        default=None, kw_only=True, compare=False
+    )  # the one it is an entry of
 
     def __post_init__(self) -> None:
         if self.where is None and self.what is None:
@@ -97,6 +100,15 @@ class at:
     def counts(self) -> bool:
         """Return whether `nth` counts calls (it counts modules in a key for whole modules)."""
         return self.nth is not None and self.what is not None
+
+    def entries(self) -> list[at]:
+        """Return a key for each entry of `what`; they count calls together."""
+        return [replace(self, what=what, _given=self) for what in entries(self.what)]
+
+    @property
+    def counted(self) -> at:
+        """Return the key whose calls `nth` counts."""
+        return self._given or self
 
     def inside(self, outer: at | None) -> at:
         """Return the key that holds where both do."""
@@ -413,10 +425,10 @@ def pick(
     held: list[tuple[Fit, int]] = []
     for fit in fits:
         if fit.predicates:
-            here = site(counts.meet((fit.key, "asked")))
+            here = site(counts.meet((fit.key.counted, "asked")))
             if not all(any(ask(here) for ask in asked) for asked in fit.predicates):
                 continue
-        n = counts.meet(fit.key)
+        n = counts.meet(fit.key.counted)
         if not fit.key.counts or fit.key.nth == n:
             held.append((fit, n))
     best = [pair for pair in held if pair[0].order == held[0][0].order]

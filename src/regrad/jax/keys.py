@@ -257,7 +257,7 @@ class NamedKey(FunctionKey):
         self.ops: dict[Any, Op] = {}
         self.parameters: list[str] = []
 
-    def find(self, program: Any) -> None:
+    def find(self, program: Any, optional: bool = False) -> None:
         """Find the function in a program; refuse a name that no function has, or several."""
         calls = [*_calls(program.jaxpr)]
         found = {place: eqn for name, place, eqn in calls if name == self.name}
@@ -267,7 +267,9 @@ class NamedKey(FunctionKey):
                 f"override: the name {self.name!r} stands for functions from different places "
                 f"({', '.join(places)}). Give the function itself as the key."
             )
-        if not found and not self.place:
+        if not found and not self.place and optional:
+            self.targets, self.codes, self.call = [], [], None
+        elif not found and not self.place:
             raise UnknownOpError(_unknown(self.name, {name for name, _, _ in calls}))
         for self.place, eqn in found.items():
             self.targets: Sequence[Target] = [Target(f"{self.name} at {self.place}")]

@@ -25,7 +25,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import jax
@@ -34,7 +33,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, warn_caller
-from regrad.core.places import at, entries, spread
+from regrad.core.places import at, spread
 from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import check_order, unmarked
@@ -186,9 +185,8 @@ class override(Report[KeyBinding]):
         self._keys: dict[Any, Key] = {}
         for key, rule in rules.items():
             sisters: list[KeyBinding] = []
-            for what in entries(key.what) if isinstance(key, at) else (key,):
-                place = replace(key, what=what) if isinstance(key, at) else None
-                sisters.append(self._bind(what, rule, place))
+            for place in key.entries() if isinstance(key, at) else (None,):
+                sisters.append(self._bind(key if place is None else place.what, rule, place))
                 sisters[-1].marked, sisters[-1].sisters = key in marked, sisters
         policy = ClosedFunctionPolicy(open, [k for k in keep if k not in kept] if kept else keep)
         self._surgery = Surgery([*self._bindings.values()], policy, model, kept)

@@ -178,7 +178,7 @@ class Surgery:
         """Return a whole program with the rules in it, or itself, and what was found."""
         for binding in self.bindings:
             if isinstance(binding.key, NamedKey):
-                binding.key.find(closed)
+                binding.key.find(closed, binding.marked)
                 self.codes |= dict.fromkeys(binding.key.codes, binding)
         hiding = any(b.key.call is not None for b in self.bindings)
         self.calls = self._calls(closed) if hiding else set()

@@ -133,7 +133,9 @@ class Whereabouts:
                 "say for which. Compile the whole with jax.jit, and leave nn.jit out."
             )
         fits = self.places.fits(chain, keys) if keys else []
-        waiting = [f.key for f in fits if f.key.counts and self.counts.get(f.key, -1) < f.key.nth]  # pyright: ignore
+        waiting = [
+            f.key for f in fits if f.key.counts and self.counts.get(f.key.counted, -1) < f.key.nth
+        ]  # pyright: ignore
         if waiting and around.where.shared:
             raise GradientError(
                 f"override: {waiting[0]!r} counts calls, which cannot be done in the body of a "

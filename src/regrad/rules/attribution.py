@@ -102,7 +102,7 @@ def gim(temperature: float = 2.0) -> dict[Any, Any]:
 
 
 class Path(NamedTuple):
-    """Where gradients are taken, between a reference (0) and the input (1), and their weights.
+    """Places between a reference (0) and the input (1) at which gradients are taken, and weights.
 
     Attributes:
         places: Where.
@@ -216,7 +216,7 @@ def attribute(
 
     Raises:
         ArgumentError: an argument is of the wrong kind or shape, no input is differentiated, a
-            module does not run once or gives no tensor, the heads do not divide the width, or the
+            module does not run once or has no tensor, the heads do not divide the width, or the
             target is not one of the outputs.
         PassedOverError: an op would keep its own gradient, where a rule is for it.
         MissingPackageError: PyTorch is not installed.

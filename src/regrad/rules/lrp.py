@@ -25,7 +25,8 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from math import inf
 from operator import mul
@@ -598,46 +599,72 @@ def beta_smooth(beta: float = 10.0) -> Rule:
     return _named(rule, "beta_smooth")
 
 
-# -- composites, for PyTorch -----------------------------------------------------------------------
+# -- composites ------------------------------------------------------------------------------------
 
 # (PReLU has two inputs, and passes relevance on by its own gradient.)
 ACTIVATIONS = (
     "Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign", "Tanh",
 )  # fmt: skip
-CALLABLES = (
-    "hardtanh", "hardswish", "hardshrink", "softshrink", "tanhshrink", "celu", "mish", "threshold",
-)  # fmt: skip
+
+# What `relevance` calls the linear maps of one value and the products of two in a JAX program.
+MAPS = ("lrp_dense", "lrp_convolution", "lrp_matmul", "lrp_mul")
 
 
-def _torch() -> Any:
-    return needed("torch.nn.functional", "torch", API)
+class _Keys(NamedTuple):
+    """The keys of a library for what composites have rules for."""
+
+    dense: tuple[Any, ...]
+    convolution: tuple[Any, ...]
+    activations: tuple[Any, ...]
+    matmul: Any
+    mul: Any
+    norms: dict[Any, Any]
+    pools: tuple[Any, ...] = ()  # max pools
 
 
-def _activations(rule: Any) -> dict[Any, Any]:
-    F = _torch()
-    keys = [*ACTIVATIONS, *[getattr(F, name) for name in CALLABLES]]
-    return {key: optional(rule) for key in keys}
-
-
-def _convolutions() -> tuple[Any, ...]:
-    F = _torch()
+def _keys(library: str) -> _Keys:
+    if library == "jax":
+        nn = needed("jax.nn", "jax", API)
+        others = [getattr(nn, n) for n in ("hard_tanh", "hard_swish", "celu", "mish")]
+        shifted = {at(_in_shifted_norm, op_type): pass_ for op_type in ("Sub", "AddV2")}
+        return _Keys(MAPS[:1], MAPS[1:2], (*ACTIVATIONS, *others), *MAPS[2:], shifted)
+    if library != "torch":
+        raise ArgumentError(f'expected library="torch" or "jax", got {brief(library)}')
+    F = needed("torch.nn.functional", "torch", API)
+    others = [
+        getattr(F, n) for n in (
+            "hardtanh", "hardswish", "hardshrink", "softshrink", "tanhshrink", "celu", "mish",
+            "threshold",
+        )
+    ]  # fmt: skip
     transposed = [getattr(F, f"conv_transpose{n}d") for n in (1, 2, 3)]
-    return (F.conv1d, "Conv2D", "Conv3D", *transposed)
+    pools = [getattr(F, f"{kind}max_pool{n}d") for kind in ("", "adaptive_") for n in (1, 2, 3)]
+    norms = dict.fromkeys((F.batch_norm, F.instance_norm, F.group_norm, F.rms_norm), pass_)
+    return _Keys(
+        (F.linear,), (F.conv1d, "Conv2D", "Conv3D", *transposed), (*ACTIVATIONS, *others),
+        "MatMul", "Mul", {**norms, F.layer_norm: frozen_norm}, tuple(pools),
+    )  # fmt: skip
 
 
-def _linear() -> tuple[Any, ...]:
-    return (_torch().linear, *_convolutions())
+def _is_called(site: Any, *words: str) -> bool:
+    """Return whether the module that runs has one of these in the name of its class.
+
+    (Where the class is not known, of a module of Flax's without `model=`, its path has it.)
+    """
+    known = getattr(site.module_class, "__name__", None) or site.path.rpartition(".")[2]
+    return any(word in known.lower() for word in words)
 
 
 def _in_norm(site: Any) -> bool:
-    """Return whether a module that is called a norm runs."""
-    return "norm" in getattr(site.module_class, "__name__", "").lower()
+    return _is_called(site, "norm")
+
+
+def _in_shifted_norm(site: Any) -> bool:
+    return _is_called(site, "batchnorm", "groupnorm", "instancenorm")
 
 
 def _in_activation(site: Any) -> bool:
-    """Return whether a module that is called an activation runs."""
-    name = getattr(site.module_class, "__name__", "").lower()
-    return any(word in name for word in ("gelu", "silu", "swish", "mish", "activation"))
+    return _is_called(site, "gelu", "silu", "swish", "mish", "activation")
 
 
 # What gates an activation that is written out as `x * gate(x)`. If the gate is a constant, and the
@@ -649,40 +676,51 @@ def _own(dy: Any, builtin: Any) -> Any:
     return builtin(dy)
 
 
-def _others() -> dict[Any, Any]:
+def _all_optional(rules: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {key: optional(rule) for key, rule in rules.items()}
+
+
+def _others(keys: _Keys) -> dict[Any, Any]:
     """Rules of all but linear layers: activations, norms, products."""
-    F = _torch()
-    norms = dict.fromkeys((F.batch_norm, F.instance_norm, F.group_norm, F.rms_norm), pass_)
-    written = {"Rsqrt": no_gradient, "Sqrt": no_gradient, "Mul": _own, "RealDiv": _own}
-    every = {
-        **norms, F.layer_norm: frozen_norm, "MatMul": uniform, "Mul": uniform,
-        **{at(_in_norm, op_type): rule for op_type, rule in written.items()},
-        at(_in_activation, "Mul"): _own, _GATES: no_gradient,
-    }  # fmt: skip
-    return {**_activations(pass_), **{key: optional(rule) for key, rule in every.items()}}
+    return _all_optional({
+        **dict.fromkeys(keys.activations, pass_), **keys.norms,
+        keys.matmul: uniform, keys.mul: uniform,
+        at(_in_norm, "Rsqrt"): no_gradient, at(_in_norm, "Sqrt"): no_gradient,
+        at(_in_norm, keys.mul): _own, at(_in_norm, "RealDiv"): _own,
+        at(_in_activation, keys.mul): _own, _GATES: no_gradient,
+    })  # fmt: skip
 
 
-def _composite(dense: Rule, convolution: Rule, first: Any = None, firsts: Any = ()) -> Any:
-    """The map of rules of all ops, and of one for the first that runs of some linear layers."""
-    rules: dict[Any, Any] = {**dict.fromkeys(_linear(), convolution), _torch().linear: dense}
+def _composite(
+    library: str, dense: Rule, convolution: Rule, first: Any = None, flat: bool = True
+) -> dict[Any, Any]:
+    """The map of rules of all ops, and of one for the first linear map that runs."""
+    keys = _keys(library)
+    rules: dict[Any, Any] = dict.fromkeys(keys.convolution, convolution)
+    rules |= dict.fromkeys(keys.dense, dense)
     if first is not None:
-        rules[at(None, firsts, nth=0)] = first
-    return {**_others(), **{key: optional(rule) for key, rule in rules.items()}}
+        rules[at(None, (*keys.dense, *keys.convolution) if flat else keys.convolution, nth=0)] = (
+            first
+        )
+    return {**_others(keys), **_all_optional(rules)}
 
 
-def epsilon_plus(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+def epsilon_plus(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
     """Return the composite of z⁺ for convolutions and ε for dense layers.
 
     Args:
         epsilon: That of `lrp.epsilon`.
         stabilizer: That of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonPlus`.
 
@@ -690,22 +728,25 @@ def epsilon_plus(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, A
     >>> lrp.epsilon_plus()["Conv2D"].rule.__name__
     'z_plus'
     """
-    return _composite(EPSILON(epsilon), z_plus(stabilizer))
+    return _composite(library, EPSILON(epsilon), z_plus(stabilizer))
 
 
-def epsilon_plus_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+def epsilon_plus_flat(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
     """Return `epsilon_plus` with the flat rule in the first linear layer that runs.
 
     Args:
         epsilon: That of `lrp.epsilon`.
         stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonPlusFlat`, whose first layer is the first of `named_modules()`.
 
@@ -713,11 +754,16 @@ def epsilon_plus_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[A
     >>> len(lrp.epsilon_plus_flat()) - len(lrp.epsilon_plus())
     1
     """
-    return _composite(EPSILON(epsilon), z_plus(stabilizer), flat(stabilizer), _linear())
+    return _composite(library, EPSILON(epsilon), z_plus(stabilizer), flat(stabilizer))
 
 
 def epsilon_gamma_box(
-    low: Any, high: Any, epsilon: float = 1e-6, gamma: float = 0.25, stabilizer: float = 1e-6
+    low: Any,
+    high: Any,
+    epsilon: float = 1e-6,
+    gamma: float = 0.25,
+    stabilizer: float = 1e-6,
+    library: str = "torch",
 ) -> dict[Any, Any]:
     """Return the composite of z^B in the first convolution, γ in others, ε for dense layers.
 
@@ -727,13 +773,14 @@ def epsilon_gamma_box(
         epsilon: That of `lrp.epsilon`.
         gamma: That of `lrp.gamma`.
         stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: low is above high, or a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: low is above high, or a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonGammaBox`.
 
@@ -742,22 +789,25 @@ def epsilon_gamma_box(
     'gamma'
     """
     rules = EPSILON(epsilon), GAMMA(gamma, stabilizer)
-    return _composite(*rules, z_box(low, high, stabilizer), _convolutions())
+    return _composite(library, *rules, z_box(low, high, stabilizer), flat=False)
 
 
-def epsilon_alpha2_beta1(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+def epsilon_alpha2_beta1(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
     """Return the composite of αβ (2 and 1) for convolutions and ε for dense layers.
 
     Args:
         epsilon: That of `lrp.epsilon`.
         stabilizer: That of `lrp.alpha_beta`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonAlpha2Beta1`.
 
@@ -765,22 +815,25 @@ def epsilon_alpha2_beta1(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dic
     >>> lrp.epsilon_alpha2_beta1()["Conv2D"].rule.__name__
     'alpha_beta'
     """
-    return _composite(EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer))
+    return _composite(library, EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer))
 
 
-def epsilon_alpha2_beta1_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -> dict[Any, Any]:
+def epsilon_alpha2_beta1_flat(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
     """Return `epsilon_alpha2_beta1` with the flat rule in the first linear layer that runs.
 
     Args:
         epsilon: That of `lrp.epsilon`.
         stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: a number is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: zennit's `EpsilonAlpha2Beta1Flat`.
 
@@ -789,21 +842,22 @@ def epsilon_alpha2_beta1_flat(epsilon: float = 1e-6, stabilizer: float = 1e-6) -
     1
     """
     rules = EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer)
-    return _composite(*rules, flat(stabilizer), _linear())
+    return _composite(library, *rules, flat(stabilizer))
 
 
-def excitation(stabilizer: float = 1e-6) -> dict[Any, Any]:
+def excitation(stabilizer: float = 1e-6, library: str = "torch") -> dict[Any, Any]:
     """Return the composite of z⁺ for all linear layers.
 
     Args:
         stabilizer: That of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        ArgumentError: stabilizer is not above 0.
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: stabilizer is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: Zhang, Lin, Brandt, Shen and Sclaroff, "Top-Down Neural Attention by Excitation
     Backprop" (2016); zennit's `ExcitationBackprop`.
@@ -812,14 +866,14 @@ def excitation(stabilizer: float = 1e-6) -> dict[Any, Any]:
     >>> lrp.excitation()["Conv2D"].rule.__name__
     'z_plus'
     """
-    return _composite(z_plus(stabilizer), z_plus(stabilizer))
+    return _composite(library, z_plus(stabilizer), z_plus(stabilizer))
 
 
 def guided() -> dict[Any, Any]:
     """Return the composite of guided backprop. It does not keep relevance.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
         Nothing.
@@ -833,7 +887,7 @@ def guided() -> dict[Any, Any]:
     return {"Relu": guided_relu}
 
 
-def attn_lrp() -> dict[Any, Any]:
+def attn_lrp(library: str = "torch") -> dict[Any, Any]:
     """Return the composite for transformers: the own gradient of linear layers and of softmax.
 
     Products of two values are shared in halves, activations pass relevance on, and the scale of a
@@ -843,11 +897,15 @@ def attn_lrp() -> dict[Any, Any]:
     passes relevance on if its module is called one (`NewGELUActivation`), and is a product
     elsewhere.
 
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
     Returns:
-        A map of overrides for PyTorch, for `relevance`, which has parameters require no grad.
+        A map of overrides for the library, for `relevance`, which has parameters require no grad.
 
     Raises:
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: Achtibat et al. (2024), as for `pass_`; lxt's `attnLRP`.
 
@@ -855,20 +913,28 @@ def attn_lrp() -> dict[Any, Any]:
     >>> lrp.attn_lrp()["MatMul"].rule.__name__
     'uniform'
     """
-    return {**_others(), _torch().linear: optional(_own)}  # (which "MatMul" would reach)
+    keys = _keys(library)
+    return {
+        **_others(keys),
+        **dict.fromkeys(keys.dense, optional(_own)),
+    }  # ("MatMul" reaches torch's)
 
 
-def cp_lrp() -> dict[Any, Any]:
+def cp_lrp(library: str = "torch") -> dict[Any, Any]:
     """Return the composite for transformers in which attention is a constant.
 
     As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the
     softmax. It keeps all relevance but that of biases.
 
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
     Returns:
-        A map of overrides for PyTorch, for `relevance`, which has parameters require no grad.
+        A map of overrides for the library, for `relevance`, which has parameters require no grad.
 
     Raises:
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: Ali et al. (2022), as for `frozen_norm`; lxt's `cp_LRP`.
 
@@ -876,21 +942,26 @@ def cp_lrp() -> dict[Any, Any]:
     >>> lrp.cp_lrp()["Softmax"].rule.__name__
     'no_gradient'
     """
-    return {**attn_lrp(), "Softmax": optional(no_gradient), "MatMul": optional(_own)}
+    rules = {"Softmax": no_gradient, _keys(library).matmul: _own}
+    return {**attn_lrp(library), **_all_optional(rules)}
 
 
-def deep_lift() -> dict[Any, Any]:
+def deep_lift(library: str = "torch") -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
-    Activations are rescaled, and max pools share what they rise and fall; linear layers, sums and
-    average pools need no rule. Of other ops (PReLU, products, softmax) it is the gradient, which
-    does not keep relevance.
+    Activations are rescaled, and max pools (of PyTorch) share what they rise and fall; linear
+    layers, sums and average pools need no rule. Of other ops (PReLU, products, softmax) it is the
+    gradient, which does not keep relevance.
+
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
 
     Returns:
-        A map of overrides for PyTorch.
+        A map of overrides for the library.
 
     Raises:
-        MissingPackageError: PyTorch is not installed.
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
 
     Source: Shrikumar et al. (2017), as for `rescale`; Captum's `DeepLift`.
 
@@ -898,10 +969,9 @@ def deep_lift() -> dict[Any, Any]:
     >>> lrp.deep_lift()["Relu"].rule.__name__
     'rescale'
     """
-    F = _torch()
-    names = [f"{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)]
-    pools = {getattr(F, name): optional(rescale_max) for name in names}
-    return {**_activations(rescale), "Sigmoid": optional(rescale), **pools}
+    keys = _keys(library)
+    rules = dict.fromkeys((*keys.activations, "Sigmoid"), rescale)
+    return _all_optional({**rules, **dict.fromkeys(keys.pools, rescale_max)})
 
 
 EPSILON, GAMMA = epsilon, gamma  # (parameters have these names)
@@ -917,22 +987,28 @@ def relevance(
     reference: Any = None,
     check: str | None = None,
 ) -> Any:
-    """Return the relevance of the inputs of a PyTorch model for one of its outputs.
+    """Return the relevance of the inputs of a model for one of its outputs.
 
-    The model is run once, under the rules, and is left as it was found: `.grad`, what requires
-    grad, buffers, the random state and the mode of training. Put it in `eval()` first.
+    A PyTorch model is run once, under the rules, and is left as it was found: `.grad`, what
+    requires grad, buffers, the random state and the mode of training. Put it in `eval()` first.
+
+    Of JAX it is any function of arrays: a module of NNX or Equinox, a bound one of Linen,
+    `lambda x: net.apply(params, x)`. In its program the linear maps of one value, with their bias,
+    are calls of `"lrp_dense"` and `"lrp_convolution"`, products of two values of `"lrp_matmul"` and
+    `"lrp_mul"`: these are keys of the map, as in `attn_lrp(library="jax")`.
 
     Args:
-        model: A `torch.nn.Module`.
+        model: A `torch.nn.Module`, or a function of JAX.
         inputs: Its argument; a tuple of them, or a dict of keyword arguments. Relevance comes to
             tensors of floats, and by the `nn.Embedding` that reads them to those of integers.
         target: Which output is explained: a class, a tensor of one for each example, or a function
             of what the model returns, for anything else. Its sum is differentiated.
         rules: A map of overrides, such as `epsilon_plus()`.
-        layers: Paths of modules that return one tensor, whose relevance is wanted as well.
+        layers: Paths of modules, or patterns of such as for `rg.at`, whose relevance is wanted as
+            well; of one that returns a tuple, that of the first. For PyTorch.
         reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
             example. Inputs are then batches.
-        check: `"ops"` to have the record say where relevance is lost.
+        check: `"ops"` to have the record say where relevance is lost. For PyTorch.
 
     Returns:
         A `Relevance`: of the inputs, of the layers, the total that there was to share, and what is
@@ -942,7 +1018,7 @@ def relevance(
         ArgumentError: an argument is of the wrong kind, no input is differentiated, a layer does
             not run once or returns no tensor, or the target is not one of the outputs.
         PassedOverError: an op would keep its own gradient, where a rule is for it.
-        MissingPackageError: PyTorch is not installed.
+        MissingPackageError: The library is not installed.
 
     >>> import torch
     >>> from regrad.rules import lrp
@@ -952,6 +1028,17 @@ def relevance(
     >>> found.inputs.round(), found.layers["0"].round(), found.total
     (tensor([[1., 3.]]), tensor([[4., 0.]]), tensor([4.]))
     """
+    torch = sys.modules.get("torch")
+    if (
+        "jax" in sys.modules
+        and callable(model)
+        and not (torch and isinstance(model, torch.nn.Module))
+    ):
+        if layers or check:
+            raise ArgumentError("relevance: layers and check are for PyTorch models, as yet")
+        from regrad.jax.relevance import explain as explain_function
+
+        return explain_function(model, inputs, target, rules, reference)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
 

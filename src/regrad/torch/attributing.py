@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from regrad.errors import ArgumentError, kind
+from regrad.inspection.relevances import Relevance
+from regrad.rules.attribution import Path
 from regrad.torch.overriding import gradient_override_map
-from regrad.torch.relevance import Ops, Relevance, Run, as_found, balance, named
+from regrad.torch.relevance import Ops, Run, as_found, balance, named
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ def attributed(
     """Return what parts of a model add to an output; see `rules.attribution.attribute`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attribute expected a torch.nn.Module, got {kind(model)}")
+    if along is not None and not isinstance(along, Path):
+        raise ArgumentError(
+            f"attribute: along expected a Path such as integrated(), got {kind(along)}"
+        )
     counts = _counts(heads, dict(model.named_modules()))
     with (
         as_found(model),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ from regrad.core.callers import find_caller
 from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
 from regrad.core.places import Step, matches
-from regrad.core.reports import Table
 from regrad.errors import ArgumentError, kind, near
+from regrad.inspection.relevances import Loss, Relevance
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -27,60 +26,6 @@ from regrad.torch.overriding import gradient_override_map
 from regrad.torch.seeing.modules import ModulePaths
 from regrad.torch.seeing.names import function_name, op_type_of
 from regrad.torch.seeing.watching import GETTER, writes
-
-
-class Loss(NamedTuple):
-    """An op that did not pass on all relevance: a row of `Relevance.losses`.
-
-    Attributes:
-        path: The module that it ran in.
-        op: Its op type, or torch's function.
-        line: The line of the user's code.
-        arrived: The relevance of its outputs.
-        left: That of its inputs.
-    """
-
-    path: str
-    op: str
-    line: str
-    arrived: float
-    left: float
-
-    @property
-    def lost(self) -> float:
-        """The relevance that was lost; below 0 if more left than arrived."""
-        return self.arrived - self.left
-
-
-@dataclass(frozen=True)
-class Relevance:
-    """The answer of `rules.lrp.relevance`.
-
-    Attributes:
-        inputs: The relevance of the inputs, as they were given: a tensor, a tuple or a dict. That
-            of a token is the sum over its embedding. None for what is not differentiated.
-        layers: That of the outputs of modules, by path.
-        total: What there was to share: the explained output, for each example where it has one
-            element for each, else one number. With a reference, the difference from that.
-        missing: The total less the relevance of all inputs: what biases, constants and rules kept.
-        losses: With `check="ops"`, the ops by how much they lost, the most first.
-        used: The scope of overrides, with its `table()` and `untouched()`.
-    """
-
-    inputs: Any
-    layers: dict[str, torch.Tensor]
-    total: torch.Tensor
-    missing: torch.Tensor
-    losses: tuple[Loss, ...] = ()
-    used: Any = field(default=None, repr=False)
-
-    def table(self) -> Table:
-        """The losses as a table: module, op, relevance that arrived and that left, line."""
-        rows = [
-            (r.path, r.op, f"{r.arrived:.4g}", f"{r.left:.4g}", f"{r.lost:+.3g}", r.line)
-            for r in self.losses
-        ]
-        return Table(("module", "op", "arrived", "left", "lost", "source line"), rows)
 
 
 def explain(
@@ -145,7 +90,7 @@ class Run:
 
     Args:
         model: The model.
-        inputs: Its arguments, as the user gave them.
+        inputs: Its arguments, as they came from the user.
         reference: What is run next to them, in one batch; None for nothing.
         move: Returns what is run in the place of the n-th input or embedding.
     """
@@ -228,10 +173,10 @@ class Run:
         """A block in which layers, what projects heads, and embeddings tell of their values."""
         modules = dict(self.model.named_modules())
         layers, heads = named(layers, modules), named(heads, modules)
-        handles = [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
-        handles += [modules[n].register_forward_pre_hook(partial(self._heads, n)) for n in heads]
         embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
-        handles += [m.register_forward_hook(self._embedded) for m in embeddings]
+        handles = [m.register_forward_hook(self._embedded) for m in embeddings]
+        handles += [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
+        handles += [modules[n].register_forward_pre_hook(partial(self._heads, n)) for n in heads]
         try:
             yield
         finally:

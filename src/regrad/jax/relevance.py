@@ -1,0 +1,255 @@
+"""Relevance of a JAX function: its linear maps and products as ops of their own, under rules.
+
+JAX has one product for dense layers and for attention, and adds a bias apart. Which operand is a
+weight follows from the program: the one that does not depend on the inputs. So the program is
+traced, and each linear map of one value, with its bias, each product of two values, becomes a call
+of a function whose name is a key: `MAPS` in `rules.lrp` has them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from regrad.core.foreign import nonzero
+from regrad.errors import ArgumentError, kind
+from regrad.inspection.relevances import Relevance
+from regrad.jax.boundaries import was_running
+from regrad.jax.closed import name_and_place
+from regrad.jax.equations import find_line
+from regrad.jax.host import programs
+from regrad.jax.keys import key_for
+from regrad.jax.modules import module_types
+from regrad.jax.override import override
+from regrad.jax.where import JITS
+
+MAPS_OF = {"dot_general": "dense", "conv_general_dilated": "convolution"}
+SHAPES = ("squeeze", "reshape", "transpose", "broadcast_in_dim")
+CALLS = (*JITS, "closed_call", "regrad_vmap")
+
+
+def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) -> Relevance:
+    """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
+    if not callable(model):
+        raise ArgumentError(
+            f"relevance expected a torch.nn.Module or a callable, got {kind(model)}"
+        )
+    values, others = _by_name(inputs), None if reference is None else _by_name(reference)
+    xs = {name: x for name, x in values.items() if _is_float(x)}
+    if not xs or (others is not None and others.keys() != xs.keys()):
+        raise ArgumentError(
+            "relevance: in JAX it comes to arrays of floats, the embedded tokens of a text, and a "
+            f"reference is for each of them; got {[kind(x) for x in values.values()]}"
+        )
+    half: int | None = None
+    if others is not None:
+        half = next(iter(xs.values())).shape[0]
+        both = {
+            n: (x, jnp.broadcast_to(jnp.asarray(others[n], x.dtype), x.shape))
+            for n, x in xs.items()
+        }
+        xs = {n: jnp.concatenate(pair) for n, pair in both.items()}
+
+    def run(*given: Any) -> tuple[Any, Any]:
+        held = values | dict(zip(xs, given, strict=True))
+        named = {k: v for k, v in held.items() if isinstance(k, str)}
+        y = model(*[v for k, v in held.items() if k not in named], **named)
+        if half is None:
+            return (_chosen(y, target),) * 2
+        chosen = _chosen(y[:half], target)
+        return chosen, chosen - _chosen(y[half:], target)
+
+    module = model if isinstance(model, module_types("flax.nnx", "equinox", "flax.linen")) else None
+    used = override(
+        lambda *given: core.jaxpr_as_fun(_with_maps(run, given))(*given),
+        rules, model=module,
+    )  # fmt: skip
+    (value, total), pull = jax.vjp(used, *xs.values())
+    dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
+    known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
+    alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in known)
+    total = total if alike else total.sum()
+    missing = total - sum(r.reshape(*total.shape, -1).sum(-1) for r in known)
+    by_name = dict.fromkeys(values) | dict(zip(xs, known, strict=True))
+    if not isinstance(inputs, Mapping):
+        by_name = tuple(by_name.values()) if isinstance(inputs, tuple) else by_name[0]
+    return Relevance(by_name, {}, total, missing, (), used)
+
+
+def _by_name(inputs: Any) -> dict[Any, Any]:
+    given = inputs if isinstance(inputs, Mapping) else dict(
+        enumerate(inputs if isinstance(inputs, tuple) else (inputs,))
+    )  # fmt: skip
+    return {name: jnp.asarray(x) if hasattr(x, "__array__") else x for name, x in given.items()}
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _share(x: Any, dx: Any, half: int | None) -> Any:
+    if half is not None:
+        x, dx = x[:half] - x[half:], dx[:half]
+    return jnp.where(dx == 0, 0, nonzero(x) * dx)
+
+
+def _chosen(y: Any, target: Any) -> Any:
+    """Return the outputs that are explained."""
+    if callable(target):
+        return target(y)
+    if not _is_float(y) or y.ndim != 2:
+        raise ArgumentError(
+            f"relevance: the target {target!r:.40} is a class, so the model should return an array "
+            f"of (examples, classes), got {kind(y)}. Give a function of the output as target"
+        )
+    count = y.shape[1]
+    places = np.asarray(target)
+    if places.dtype.kind not in "iu" or ((places < -count) | (places >= count)).any():
+        raise ArgumentError(
+            f"relevance: there are {count} classes, got the target {target!r:.40}; expected an "
+            "int, an array of ints or a function"
+        )
+    return y[np.arange(len(y)), places]
+
+
+# -- maps and products as calls --------------------------------------------------------------------
+
+
+def _with_maps(run: Callable[..., Any], xs: Any) -> Any:
+    """Return the program of a function, with calls for its linear maps and products."""
+    closed = jax.make_jaxpr(run)(*xs)
+    return closed.replace(jaxpr=_rewritten(closed.jaxpr, [True] * len(closed.jaxpr.invars))[0])
+
+
+def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
+    """Return a program with such calls, and which of its results depend on the inputs.
+
+    Args:
+        jaxpr: The program.
+        given: Which of its inputs depend on those that are explained.
+    """
+    active = {v for v, is_active in zip(jaxpr.invars, given, strict=True) if is_active}
+    readers: dict[Any, list[Any]] = {}
+    for eqn in jaxpr.eqns:
+        for v in _variables(eqn):
+            readers.setdefault(v, []).append(eqn)
+    for v in jaxpr.outvars:
+        readers.setdefault(v if isinstance(v, core.Var) else None, []).append(None)
+    made: list[Any] = []
+    maps: dict[int, list[Any]] = {}  # the equations of each map, by the last of them
+    within: set[int] = set()  # the others of them
+    for eqn in jaxpr.eqns:
+        flags = [isinstance(v, core.Var) and v in active for v in eqn.invars]
+        name, new, results = eqn.primitive.name, eqn, [any(flags)] * len(eqn.outvars)
+        if name in CALLS and any(flags):
+            body = programs.called(eqn)
+            inner, results = _rewritten(body.jaxpr, flags)
+            if inner is not body.jaxpr:
+                new = eqn.replace(params={**eqn.params, "jaxpr": body.replace(jaxpr=inner)})
+        elif name in MAPS_OF and sum(flags) == 1:
+            chain = _chain(eqn, readers, active, {v: e for e in jaxpr.eqns for v in e.outvars})
+            maps[id(chain[-1])] = chain
+            within |= {id(each) for each in chain[:-1]}
+        elif all(flags) and (name in MAPS_OF or (name == "mul" and not _is_of_jax(jaxpr, eqn))):
+            new = _call(eqn, eqn.invars, eqn.outvars, _product(eqn))
+        elif any(flags):
+            _check(eqn, name)
+        if id(eqn) in maps:
+            new = _map_call(maps[id(eqn)], active)
+        made += [] if id(eqn) in within else [new]
+        active |= {v for v, is_active in zip(eqn.outvars, results, strict=True) if is_active}
+    same = len(made) == len(jaxpr.eqns) and all(map(operator.is_, made, jaxpr.eqns))
+    depends = [isinstance(v, core.Var) and v in active for v in jaxpr.outvars]
+    return (jaxpr if same else jaxpr.replace(eqns=made)), depends
+
+
+def _variables(eqn: Any) -> list[Any]:
+    return [v for v in eqn.invars if isinstance(v, core.Var)]
+
+
+def _is_of_jax(jaxpr: Any, eqn: Any) -> bool:
+    """Return whether an activation of JAX's makes a product, which is one op to its users."""
+    return name_and_place(jaxpr)[1].startswith(programs.JAX) or was_running(key_for("Gelu"), eqn)  # pyright: ignore
+
+
+def _chain(eqn: Any, readers: Any, active: set[Any], makers: Any) -> list[Any]:
+    """Return the equations of a linear map: itself, and its bias, if one is added to the result.
+
+    A bias is a constant along one axis at most. Shapes may change in between.
+    """
+    chain = [eqn]
+    while True:
+        y = chain[-1].outvars[0]
+        (reader, *others) = readers.get(y, [None])
+        if reader is None or others:
+            return [eqn]
+        chain.append(reader)
+        if reader.primitive.name not in SHAPES:
+            break
+    rest = [v for v in reader.invars if v is not y]
+    if reader.primitive.name != "add" or len(rest) != 1 or not isinstance(rest[0], core.Var):
+        return [eqn]
+    (bias,) = rest
+    if bias in active or reader.outvars[0].aval.shape != y.aval.shape:
+        return [eqn]
+    while bias in makers and makers[bias].primitive.name in SHAPES:
+        bias = makers[bias].invars[0]
+    return chain if max(bias.aval.shape, default=1) == bias.aval.size else [eqn]
+
+
+def _map_call(chain: Sequence[Any], active: set[Any]) -> Any:
+    """Return the call of a linear map, and of its bias."""
+    eqn, last = chain[0], chain[-1]
+    first = eqn.invars[0] in active
+    x, w = eqn.invars if first else eqn.invars[::-1]
+
+    def linear(x: Any, w: Any, bias: Any) -> Any:
+        y = _run(eqn, (x, w) if first else (w, x))
+        for each in chain[1:-1]:
+            y = _run(each, (y,))
+        return y + bias
+
+    linear.__name__ = f"lrp_{MAPS_OF[eqn.primitive.name]}"
+    ys = [each.outvars[0] for each in chain]
+    zero = core.Literal(np.zeros((), x.aval.dtype), jax.typeof(np.zeros((), x.aval.dtype)))
+    bias = [v for v in last.invars if v is not ys[-2]] if len(chain) > 1 else [zero]
+    return _call(eqn, [x, w, *bias], last.outvars, linear)
+
+
+def _product(eqn: Any) -> Callable[..., Any]:
+    def product(a: Any, b: Any) -> Any:
+        return _run(eqn, (a, b))
+
+    product.__name__ = "lrp_mul" if eqn.primitive.name == "mul" else "lrp_matmul"
+    return product
+
+
+def _call(eqn: Any, xs: Any, ys: Any, function: Callable[..., Any]) -> Any:
+    """Return an equation that calls a compiled function, where another one stood."""
+    like = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in xs]
+    (call,) = jax.make_jaxpr(jax.jit(function))(*like).eqns
+    return eqn.replace(
+        primitive=call.primitive, params=call.params, invars=list(xs), outvars=list(ys)
+    )
+
+
+def _run(eqn: Any, xs: Any) -> Any:
+    return eqn.primitive.bind(*xs, **eqn.params)
+
+
+def _check(eqn: Any, name: str) -> None:
+    """Refuse linear maps and products of two values where no rule would see them."""
+    for body in programs.bodies(eqn.params.values()):
+        for inner in programs.equations(body):
+            if inner.primitive.name in MAPS_OF:
+                raise ArgumentError(
+                    f"relevance: a {inner.primitive.name} runs in the body of a {name} "
+                    f"({find_line(eqn, 'unknown')}), in which rules of linear maps have no place. "
+                    "Write the loop in Python, without a checkpoint or a derivative of its own"
+                )
