@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import re
 import statistics
 import sys
 import time
@@ -136,13 +137,13 @@ def timed(
 
 
 KEPT = ("VGG", "ResNet-18", "DenseNet-121", "ViT", "GPT-2", "Llama")
-FLOAT = (torch.float32, torch.float64)
+ADDED = r"bias$|pos|wpe|class_token|cls_token|token_type"  # parameters that are added
 
 
 def without_biases(model: nn.Module) -> nn.Module:
-    """A model whose biases are 0: they keep relevance."""
+    """A model in which what is added, as biases and positions, is 0: it keeps relevance."""
     for name, p in model.named_parameters():
-        if name.rpartition(".")[2].endswith("bias"):
+        if re.search(ADDED, name):
             p.data.zero_()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
