@@ -3,6 +3,7 @@
     python -m tests.campaigns.relevance_peers                 all of it (some minutes)
     python -m tests.campaigns.relevance_peers --only ViT      models whose name begins like this
     python -m tests.campaigns.relevance_peers --show          the programs
+    python -m tests.campaigns.relevance_peers --lost          what public models lose
     python -m tests.campaigns.relevance_peers page            docs/peers.md anew, from the record
 
 For each case of `relevance_cases` the program of regrad's and that of the peer's run on one model
@@ -10,8 +11,8 @@ with random weights of a fixed seed, in float64. The answer that is due is the p
 peer does not see a part of the model, its answer for the same model rewritten for it. Times are
 processor times of one thread in float32, in turn, and their medians.
 
-After that, `lrp.relevance` runs on the models of `public_table`, and what is lost of the relevance
-is written down, with the ops that lose most.
+With `--lost`, `lrp.relevance` runs on the models of `public_table`, and what is lost of the
+relevance is written down, with the ops that lose most, in `results/relevance_lost.json`.
 
 None of the packages is a dependency of this project; tests/campaigns/public_models.py says how to
 install them, and `pip install --no-deps lxt` is the last. A whole run writes
@@ -55,6 +56,7 @@ from tests.campaigns.relevance_cases import (
 from tests.helpers.paths import ROOT
 
 PATH = records.RESULTS / "relevance_peers.json"
+LOST = records.RESULTS / "relevance_lost.json"
 PROSE, PAGE = Path(__file__).with_name("relevance_page.md"), ROOT / "docs" / "peers.md"
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "zennit", "captum", "lxt")
 AGREES, SILENT, RAISES = "agrees", "silently wrong", "raises"
@@ -183,6 +185,8 @@ def lost(row: public_table.Row) -> dict[str, Any]:
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         return {**entry, "outcome": RAISES, "detail": text[:200]}
     total = float(found.total.sum())
+    if not total:
+        return {**entry, "outcome": RAISES, "detail": "the output is 0 (its last weights are)"}
     losses = [
         {"op": loss.op, "module": loss.path, "share": float(f"{loss.lost / total:.1e}")}
         for loss in found.losses[:3]
@@ -219,7 +223,7 @@ def page(content: Mapping[str, Any]) -> str:
         "agreement": agreement(same),
         "differences": differences(other),
         "kept": kept_table(content["kept"]),
-        "lost": losses(content["lost"]),
+        "lost": losses(recorded(LOST)["lost"]),
     }  # fmt: skip
     return report.filled(PROSE.read_text(encoding="utf-8"), blocks)
 
@@ -283,12 +287,22 @@ def versions() -> Iterator[str]:
 
 
 def public_rows() -> list[public_table.Row]:
-    return [row for row in public_table.rows() if not row.name.endswith("/train")]
+    kinds = ("/train", "/eager", "/padded")
+    return [row for row in public_table.rows() if not row.name.endswith(kinds)]
 
 
-def recorded() -> dict[str, Any]:
+def recorded(path: Path = PATH) -> dict[str, Any]:
     """What the last run has written down."""
-    return json.loads(PATH.read_text(encoding="utf-8"))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_lost() -> None:
+    """Run the public models, and write down what each loses as it comes."""
+    found: list[Any] = []
+    for row in tqdm.tqdm(public_rows(), unit="model"):
+        found.append(lost(row))
+        known = records.facts("tests.campaigns.relevance_peers", versions())
+        records.write(LOST, {**known, "lost": found})
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -296,6 +310,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("page", nargs="?", choices=["page"], help="write docs/peers.md only")
     parser.add_argument("--only", default="", help="models whose name begins like this")
     parser.add_argument("--show", action="store_true", help="print the programs")
+    parser.add_argument("--lost", action="store_true", help="what public models lose")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is timed")
     options = parser.parse_args(given)
     wanted = [case for case in cases() if case.model.startswith(options.only)]
@@ -310,6 +325,9 @@ def main(given: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if options.lost:
+        write_lost()
+        return 0
     public_table.prepared("torchvision")
     scope = {**names(), **lxt_names()}
     entries = []
@@ -324,11 +342,9 @@ def main(given: Sequence[str] | None = None) -> int:
         "stubs for lxt": STUBS,
         "cases": entries,
         "kept": [kept(name) for name in KEPT],
-        "lost": [lost(row) for row in tqdm.tqdm(public_rows(), unit="model")],
         "seconds": round(time.perf_counter() - start),
     }
     records.write(PATH, content)
-    PAGE.write_text(page(content), encoding="utf-8")
     return 0
 
 
