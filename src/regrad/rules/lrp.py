@@ -564,8 +564,10 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     greatest = 2 * ys - ys[0] - ys[1] > 0  # of the input, or of the reference
     routed = builtin((dys[0] * rise * greatest * (abs(rise) >= 1e-10)).reshape(dy.shape))
     routed = routed.reshape(xs.shape)
-    dx = (routed[0] + routed[1]) / (run + (run == 0) * _ones(run))
-    return (dx * _ones(xs)).reshape(x.shape) + builtin((dys * still).reshape(dy.shape))
+    near = abs(run) < 1e-10
+    dx = (routed[0] + routed[1]) / (run + near * _ones(run))
+    own = builtin((dys * still).reshape(dy.shape)).reshape(xs.shape)
+    return (dx * _ones(xs) + own * near).reshape(x.shape)
 
 
 @_maker
