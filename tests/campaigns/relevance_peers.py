@@ -139,7 +139,7 @@ def timed(
 
 
 KEPT = ("VGG", "ResNet-18", "DenseNet-121", "ViT", "GPT-2", "Llama")
-ADDED = r"bias$|pos|wpe|class_token|cls_token|token_type"  # parameters that are added
+ADDED = r"bias$|pos(?!_conv)|wpe|class_token|cls_token|token_type"  # parameters that are added
 
 
 def without_biases(model: nn.Module) -> nn.Module:
@@ -173,6 +173,8 @@ def lost(row: public_table.Row) -> dict[str, Any]:
     given = row.build()
     model = without_biases(given.module.to(given.dtype))
     options = {k: v for k, v in given.options.items() if k != "labels"}
+    if "decoder" in dict(model.named_modules()) or "model.decoder" in dict(model.named_modules()):
+        options["decoder_input_ids"] = public_table.tokens(5)
     options = {k: v.to(given.dtype) if v.is_floating_point() else v for k, v in options.items()}
     args = tuple(x.to(given.dtype) if x.is_floating_point() else x for x in given.args)
     rules = "cp_lrp" if uses_attention(model) else "epsilon_plus"
