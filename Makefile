@@ -5,6 +5,7 @@
 #   make hosts   the suite on every version of PyTorch, JAX, NumPy and Python (hours)
 #   make proof   that rules fire or raise, everywhere (some hours; ARGS=--quick: two minutes)
 #   make public  overrides in public models (PYTHON: one that has them; ten minutes)
+#   make peers   relevance next to zennit, Captum and lxt (PYTHON: one that has them; half an hour)
 #   make docs    the documentation site, in out/site
 #   make bench   timings and memory against autograd, torch, NumPy and TensorFlow
 
@@ -16,7 +17,7 @@ ARGS ?=
 PINS ?= --constraint .github/newest.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check proof hosts public docs bench clean
+.PHONY: demo test check proof hosts public peers docs bench clean
 
 # (One BLAS thread: the matrices are small, and threads would only wait for each other.)
 demo: $(VENV)/.demo
@@ -39,6 +40,12 @@ hosts: $(VENV)/.test
 # The packages must be installed beforehand: tests/campaigns/public_models.py says how.
 public:
 	$(PYTHON) -m tests.campaigns.public_models $(ARGS)
+
+# The same packages, and lxt.
+peers:
+	$(PYTHON) -m tests.campaigns.relevance_peers $(ARGS)
+	$(PYTHON) -m tests.campaigns.relevance_peers --lost
+	$(PYTHON) -m tests.campaigns.relevance_peers page
 
 # (Its pages are executed, one process for each core.)
 docs: $(VENV)/.docs

@@ -168,6 +168,29 @@ def test_deep_lift_is_the_slope_to_the_reference():
     close(lrp.relevance(one, x, 0, lrp.deep_lift(), reference=base).inputs, due.detach())
 
 
+POOLS = [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.AdaptiveMaxPool2d(3)]
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_deep_lift_shares_the_difference_of_max_pools(pool):
+    layers = nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(inplace=True), pool, nn.Conv2d(4, 3, 2)
+    model = fill(nn.Sequential(*layers, nn.ReLU(), nn.Flatten()))
+    x, base = numbers(2, 2, 8, 8, seed=3), numbers(1, 2, 8, 8, seed=4)
+    found = lrp.relevance(model, x, lambda y: y.sum(1), lrp.deep_lift(), reference=base)
+    close(found.total, (model(x) - model(base)).sum(1).detach())
+    assert abs(found.total).min() > 1e-3 and abs(found.missing).max() < 1e-12
+
+
+def test_a_max_pool_gives_to_the_greatest_of_the_input_or_of_the_reference():
+    x = torch.tensor([[[[3.0, 1.0, 2.0, 0.0, 4.0, 1.0]]]])
+    base = torch.tensor([[[[0.0, 2.0, 2.0, 5.0, 1.0, 4.0]]]])  # (the last two are equal)
+    found = lrp.relevance(
+        nn.MaxPool2d((1, 2)), x, lambda y: 10 * y[..., 0] + y[..., 1:].sum(-1), lrp.deep_lift(),
+        reference=base,
+    )  # fmt: skip
+    close(found.inputs.flatten(), [10.0, 0.0, 0.0, -3.0, 0.0, 0.0])
+
+
 def test_beta_smooth_is_the_gradient_of_a_softplus():
     x = numbers(7, seed=1).requires_grad_()
     with override({"Relu": lrp.beta_smooth(3.0)}):

@@ -28,9 +28,11 @@ True
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
 from math import inf
+from operator import mul
 from typing import Any, NamedTuple, ParamSpec
 
 from regrad.core.containers import flatten
@@ -66,6 +68,8 @@ def _named(rule: Any, name: str) -> Any:
 
 def _stable(z: Any, by: float) -> Any:
     """An array moved away from 0 by so much."""
+    if (number := getattr(z, "new_tensor", None)) is not None:  # (torch's, in two passes)
+        return z + number(by).copysign(z)
     return z - by + (z >= 0) * (z.clip(0, 0) + 2 * by)
 
 
@@ -126,19 +130,25 @@ def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
         xs, maps = zip(*[_changed(s, x, w, bias, forward) for s in shares], strict=True)
 
         def seeds(zs: Any) -> list[Any]:
-            found, rest = [], iter(zs)
+            found, rest, arrived = [], iter(zs), nonzero(y) * dy
             for mine, factor, where in groups:
-                z = sum(share.sign * next(rest) for share in mine)
-                seed = factor * nonzero(y) * dy / _stable(z, stabilizer)
+                seed = arrived / _stable(_sum(mine, rest), stabilizer)
+                seed = seed if factor == 1 else seed * factor
                 found += [seed if where is None else seed * where(y)] * len(mine)
             return found
 
         dxs = vjp_(lambda given: [f(x) for f, x in zip(maps, given, strict=True)], xs, seeds)
-        found = sum(s.sign * x_ * dx for s, x_, dx in zip(shares, xs, dxs, strict=True))
+        found = _sum(shares, map(mul, xs, dxs))
         return (found / nonzero(x), None, *([] if bias is ABSENT else [None]))
 
     rule.along = rule  # pyright: ignore  (by which `merge_norms` knows it)
     return _named(rule, name)
+
+
+def _sum(shares: Sequence[_Share], terms: Iterable[Any]) -> Any:
+    """Return the sum of the terms of shares, of which the first is added."""
+    first, *rest = zip(shares, terms, strict=False)
+    return reduce(lambda z, each: z + each[1] if each[0].sign > 0 else z - each[1], rest, first[1])
 
 
 def _changed(share: _Share, x: Any, w: Any, bias: Any, forward: Any) -> tuple[Any, Any]:
@@ -582,6 +592,50 @@ _AGREE = ((_positive, _positive), (_negative, _negative))
 _DIFFER = ((_positive, _negative), (_negative, _positive))
 
 
+def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
+    """Return the gradient of a max pool that shares the difference of two outputs.
+
+    What an output rises above that of the reference goes to the input that is the greatest, and
+    what it falls below to the one that is the greatest of the reference, both over the difference
+    of that input. In a batch as for `rescale`; the differences from the reference are kept.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input of the pool.
+        y: The output.
+        builtin: The op's own gradient.
+
+    Returns:
+        The gradient by x.
+
+    Raises:
+        Nothing. It fits every op that selects, of a batch of even size.
+
+    Source: Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions" (2017), in the
+    code of DeepSHAP; Captum's `DeepLift`.
+
+    >>> import torch, regrad.torch
+    >>> from regrad.rules import lrp
+    >>> x = torch.tensor([[[[3.0, 1.0]]], [[[0.0, 2.0]]]], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({"MaxPool": lrp.rescale_max}):
+    ...     y = torch.nn.functional.max_pool2d(x, (1, 2))
+    >>> (dx,) = torch.autograd.grad(y.sum(), x)
+    >>> ((x[0] - x[1]) * dx[0]).sum().item(), (y[0] - y[1]).item()
+    (1.0, 1.0)
+    """
+    half = len(x) // 2
+    (xs, ys, dys) = (v.reshape((2, half, *v.shape[1:])) for v in (x, y, dy))
+    run, rise = xs[0] - xs[1], ys[0] - ys[1]
+    still = abs(rise) < 1e-10
+    greatest = 2 * ys - ys[0] - ys[1] > 0  # of the input, or of the reference
+    routed = builtin((dys[0] * rise * greatest * (abs(rise) >= 1e-10)).reshape(dy.shape))
+    routed = routed.reshape(xs.shape)
+    near = abs(run) < 1e-10
+    dx = (routed[0] + routed[1]) / (run + near * _ones(run))
+    own = builtin((dys * still).reshape(dy.shape)).reshape(xs.shape)
+    return (dx * _ones(xs) + own * near).reshape(x.shape)
+
+
 @_maker
 def beta_smooth(beta: float = 10.0) -> Rule:
     """Return the gradient of a softplus, `dy · sigmoid(beta · x)`, for ReLU.
@@ -633,6 +687,7 @@ class _Keys(NamedTuple):
     matmul: Any
     mul: Any
     norms: dict[Any, Any]
+    pools: tuple[Any, ...] = ()  # max pools
 
 
 def _keys(library: str) -> _Keys:
@@ -651,10 +706,11 @@ def _keys(library: str) -> _Keys:
         )
     ]  # fmt: skip
     transposed = [getattr(F, f"conv_transpose{n}d") for n in (1, 2, 3)]
+    pools = [getattr(F, f"{kind}max_pool{n}d") for kind in ("", "adaptive_") for n in (1, 2, 3)]
     norms = dict.fromkeys((F.batch_norm, F.instance_norm, F.group_norm, F.rms_norm), pass_)
     return _Keys(
         (F.linear,), (F.conv1d, "Conv2D", "Conv3D", *transposed), (*ACTIVATIONS, *others),
-        "MatMul", "Mul", {**norms, F.layer_norm: frozen_norm},
+        "MatMul", "Mul", {**norms, F.layer_norm: frozen_norm}, tuple(pools),
     )  # fmt: skip
 
 
@@ -961,8 +1017,9 @@ def cp_lrp(library: str = "torch") -> dict[Any, Any]:
 def deep_lift(library: str = "torch") -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
-    Activations are rescaled; linear layers, sums and average pools need no rule. Of other ops
-    (max pools, PReLU, products, softmax) it is the gradient, which does not keep relevance.
+    Activations are rescaled, and max pools (of PyTorch) share what they rise and fall; linear
+    layers, sums and average pools need no rule. Of other ops (PReLU, products, softmax) it is the
+    gradient, which does not keep relevance.
 
     Args:
         library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
@@ -980,7 +1037,9 @@ def deep_lift(library: str = "torch") -> dict[Any, Any]:
     >>> lrp.deep_lift()["Relu"].rule.__name__
     'rescale'
     """
-    return dict.fromkeys((*_keys(library).activations, "Sigmoid"), optional(rescale))
+    keys = _keys(library)
+    rules = dict.fromkeys((*keys.activations, "Sigmoid"), rescale)
+    return _all_optional({**rules, **dict.fromkeys(keys.pools, rescale_max)})
 
 
 def merge_norms(model: Any, rules: Mapping[Any, Any]) -> dict[Any, Any]:
