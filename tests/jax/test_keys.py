@@ -27,6 +27,7 @@ def test_a_function_of_that_name_is_another_function():
     with pytest.warns(UnusedOverrideWarning, match="no .relu. through which"):
         np.testing.assert_array_equal(jax.grad(f)(X), X > 0)
     assert "max" in str(f.untouched())
+    assert [row[0] for row in f.untouched(only=("Maximum", "MatMul")).rows] == ["max"]
 
 
 def test_two_functions_of_one_decorator_are_told_apart_or_refused():

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import regrad.torch as rt
-from regrad.errors import PassedOverError
+from regrad.errors import PassedOverError, UnknownOpError
 
 pytestmark = pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 
@@ -261,3 +261,20 @@ def test_a_difference_is_seen():
             return torch.einsum("ij,jk->ik", *xs)
 
     assert differs(Case("hides", hides, [(3, 3), (3, 3)])) == "MatMul: 0 hits, and the record has 1"
+
+
+def test_untouched_of_one_type_shows_all_that_compute_it():
+    x = torch.randn(2, 1, 3, 4, requires_grad=True)
+    with rt.gradient_override_map({"Tanh": lambda dy: dy}) as used:
+        y = torch.tanh(F.scaled_dot_product_attention(x, x, x))
+        F.mse_loss(torch.einsum("bhij,bhkj->bhik", y, y), x @ x.mT).backward()
+    names = [row[0].partition(" ")[0] for row in used.untouched(only="MatMul").rows]
+    assert names == [
+        "MatMul", "torch.einsum", "torch.nn.functional.scaled_dot_product_attention"
+    ]  # fmt: skip
+    others = used.untouched(only=(F.mse_loss, "Tanh", "Softmax"))
+    assert [row[0].rpartition(".")[2].partition(" ")[0] for row in others.rows] == [
+        "mse_loss", "scaled_dot_product_attention"
+    ]  # fmt: skip
+    with pytest.raises(UnknownOpError, match="Did you mean 'MatMul'"):
+        used.untouched(only="Matmull")

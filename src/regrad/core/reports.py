@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -233,9 +234,12 @@ class Untouched:
         """Each name, and how often it was noted at a line."""
         return ((name, count) for (name, *_), count in self.counts.items())
 
-    def table(self) -> Table:
-        """The ops as a table: name, calls, source line."""
+    def table(self, only: Iterable[str] | None = None) -> Table:
+        """The ops as a table: name, calls, source line; or those that have one of some names."""
         rows = sorted(self.counts.items(), key=lambda item: (item[0][0].lower(), *item[0][1:]))
+        if only is not None:  # (a name may be `torch.einsum (MatMul, Reshape)`)
+            wanted = {name.rpartition(".")[2] for name in only}
+            rows = [row for row in rows if wanted & set(re.findall(r"[^\s(),.]+", row[0][0]))]
         cells = [(path, name, str(n), where) for (name, where, path), n in rows]
         return without_empty(("module", "op", "calls", "source line"), cells)
 

@@ -33,7 +33,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, warn_caller
-from regrad.core.places import at, spread
+from regrad.core.places import at, entries, spread
 from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import check_order, unmarked
@@ -322,9 +322,18 @@ class override(Report[KeyBinding]):
 
     # -- the report ----------------------------------------------------------------------------
 
-    def untouched(self) -> Table:
-        """Return the differentiable operations that kept their gradient: name, calls, line."""
-        return self._untouched.table()
+    def untouched(self, only: Any = None) -> Table:
+        """Return the differentiable operations that kept their gradient: name, calls, line.
+
+        Args:
+            only: An op type, a primitive, a function, or a tuple of them: the operations to list,
+                by the names of their primitives. By default all are.
+        """
+        if only is None:
+            return self._untouched.table()
+        keys = [key_for(each) for each in entries(only)]
+        names = {target.name for key in keys for target in key.targets}
+        return self._untouched.table({*names, *[key.label for key in keys]})
 
     def table(self) -> Table:
         """Return the hits; then what was opened, was left closed, or kept a rule of its own."""

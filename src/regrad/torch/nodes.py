@@ -159,6 +159,8 @@ def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
         return name_of(func)
     named = [(node, t) for node in nodes for t in types_of(node.name().rstrip("0123456789"))]
     types = {op_type for node, op_type in named if holds(op_type, node)}
+    # (the one node of a fused kernel does not tell all that a rule would find in its parts)
+    types |= {t for form in fused().get(func, ()) if form.when is None for t in form.contains}
     return f"{name_of(func)} ({', '.join(sorted(types))})" if types else name_of(func)
 
 

@@ -14,7 +14,7 @@ from regrad.core.blocks import Refusal
 from regrad.core.callers import warn_of_open_scope
 from regrad.core.interrupts import Deferred
 from regrad.core.placed import asks_site
-from regrad.core.places import Counts, at, spread
+from regrad.core.places import Counts, at, entries, spread
 from regrad.core.replacing import check_values
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Scope, check_order, left_out_of_turn, unmarked
@@ -273,12 +273,20 @@ class gradient_override_map(Scope[Binding]):
         intercepts.remove()
         functions.remove(mode.ruleset.plan.functions)
 
-    def untouched(self) -> Table:
-        """The differentiable ops that ran in the scope and kept their own gradient.
+    def untouched(self, only: Any = None) -> Table:
+        """Return the differentiable ops that ran in the scope and kept their own gradient.
 
-        A table of op (or torch callable), calls and source line.
+        Args:
+            only: An op type, a torch callable, or a tuple of them: the ops to list, those that
+                compute one among others included. By default all are.
+
+        Returns:
+            A table of op (or torch callable), calls and source line. It has no rows if nothing was
+            forgotten: `assert not used.untouched(only="MatMul").rows`.
         """
-        return self._untouched.table()
+        if only is None:
+            return self._untouched.table()
+        return self._untouched.table(family_of(each).type for each in entries(only))
 
     def assert_fired(self, *op_types: Any, group: Any = None) -> None:
         """Raise NotFiredError unless the rule of each of these op types (by default all) ran.
