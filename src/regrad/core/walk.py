@@ -157,8 +157,8 @@ def _pull_columns(
     returned, in a tuple (UNUSED, if the rule is still to be asked).
     """
     rule, y, key, p = step(), step(), step(), step()
-    dy, dx = grads.get(n, UNUSED), UNUSED
-    if dy is UNUSED:
+    dx = UNUSED
+    if (dy := grads.pop(n, UNUSED)) is UNUSED:
         return None
     if type(p) is tuple:
         x, (shape, dtype) = None, p
@@ -171,10 +171,10 @@ def _pull_columns(
             if type(dx) is Tensor and (data := dx._data).dtype is dtype and data.shape == shape:
                 old = grads.get(key)
                 grads[key] = dx if old is None else add(old, dx)
-                del grads[n]
                 return None
     except UnknownShapeError:
         pass
+    grads[n] = dy
     return restored(n, rule, y, key, p), dx if dx is UNUSED else (dx,)
 
 
