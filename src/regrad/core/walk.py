@@ -35,7 +35,7 @@ Entries: TypeAlias = Iterable[Any] | Callable[[], Any]
 
 
 def drain(entries: list[Any]) -> Callable[[], Any]:
-    """Return the records of a tape, newest first; the walk lets go of each as it passes it."""
+    """Return a function that takes the newest record off a tape, each time that it is called."""
     entries.insert(0, END)
     return entries.pop
 
@@ -98,33 +98,12 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
     pop, get = grads.pop, grads.get
     step = records if callable(records) else chain(records, (END,)).__next__
     while (record := step()) is not END:
-        found = dx = UNUSED
+        found: Any = UNUSED
         if type(record) is int:  # columns (see `Tape`)
-            n, rule, y, key, p = columns = record, step(), step(), step(), step()
-            if inspect is None:
-                if (dy := pop(n, UNUSED)) is UNUSED:
-                    continue
-                if type(p) is tuple:
-                    x, (shape, dtype) = None, p
-                else:
-                    x = Tensor()  # (not by `known`: a second call, at every op)
-                    x._data, x._id, shape, dtype = p, key, p.shape, p.dtype
-                try:
-                    if dy is not None:
-                        dx = rule.short(rule, dy, x, None if y is None else known(y, n))
-                        if (
-                            type(dx) is Tensor
-                            and (data := dx._data).dtype is dtype
-                            and data.shape == shape
-                        ):
-                            old = get(key)
-                            grads[key] = dx if old is None else add(old, dx)
-                            continue
-                except UnknownShapeError:
-                    pass
-                found = dx if dx is UNUSED else (dx,)
-                grads[n] = dy
-            record = restored(*columns)
+            odd = _pull_columns(record, step, grads, add, inspect)
+            if odd is None:
+                continue
+            record, found = odd
         dy = pop(record.outputs, UNUSED) if record.plain else collect(record, grads)
         if dy is UNUSED:
             continue
@@ -167,6 +146,36 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
                 grads[key] = dx
             elif dx is not None:
                 grads[key] = add(old, dx)
+
+
+def _pull_columns(
+    n: int, step: Callable[[], Any], grads: Grads, add: Callable[..., Tensor], inspect: object
+) -> tuple[Record, Any] | None:
+    """Carry the gradient through an op of one input whose record is columns; `n` is the last.
+
+    What is not usual is left to the walk: it gets the record, and the gradient that the rule has
+    returned, in a tuple (UNUSED, if the rule is still to be asked).
+    """
+    rule, y, key, p = step(), step(), step(), step()
+    dx = UNUSED
+    if (dy := grads.pop(n, UNUSED)) is UNUSED:
+        return None
+    if type(p) is tuple:
+        x, (shape, dtype) = None, p
+    else:
+        x = Tensor()  # (not by `known`: a second call, at every op)
+        x._data, x._id, shape, dtype = p, key, p.shape, p.dtype
+    try:
+        if dy is not None and inspect is None:
+            dx = rule.short(rule, dy, x, None if y is None else known(y, n))
+            if type(dx) is Tensor and (data := dx._data).dtype is dtype and data.shape == shape:
+                old = grads.get(key)
+                grads[key] = dx if old is None else add(old, dx)
+                return None
+    except UnknownShapeError:
+        pass
+    grads[n] = dy
+    return restored(n, rule, y, key, p), dx if dx is UNUSED else (dx,)
 
 
 def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
