@@ -31,7 +31,8 @@ from regrad.jax.where import JITS
 
 MAPS_OF = {"dot_general": "dense", "conv_general_dilated": "convolution"}
 SHAPES = ("squeeze", "reshape", "transpose", "broadcast_in_dim")
-CALLS = (*JITS, "closed_call", "regrad_vmap")
+VMAP = "regrad_vmap"  # (of `vmaps`, while a program waits for its rules)
+CALLS = (*JITS, "closed_call", VMAP)
 
 
 def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) -> Relevance:
@@ -59,17 +60,25 @@ def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) ->
     def run(*given: Any) -> tuple[Any, Any]:
         held = values | dict(zip(xs, given, strict=True))
         named = {k: v for k, v in held.items() if isinstance(k, str)}
-        y = model(*[v for k, v in held.items() if k not in named], **named)
+        y: Any = model(*[v for k, v in held.items() if k not in named], **named)
         if half is None:
             return (_chosen(y, target),) * 2
         chosen = _chosen(y[:half], target)
         return chosen, chosen - _chosen(y[half:], target)
 
     module = model if isinstance(model, module_types("flax.nnx", "equinox", "flax.linen")) else None
-    used = override(
-        lambda *given: core.jaxpr_as_fun(_with_maps(run, given))(*given),
-        rules, model=module,
-    )  # fmt: skip
+
+    def program(*given: Any) -> Any:
+        closed = jax.make_jaxpr(run)(*given)
+        if half and any(e.primitive.name == VMAP for e in programs.equations(closed.jaxpr)):
+            raise ArgumentError(
+                "relevance: a reference is compared in one batch, and jax.vmap shows rules one "
+                "example of it. Write the model for batches"
+            )
+        jaxpr, _ = _rewritten(closed.jaxpr, [True] * len(given))
+        return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
+
+    used = override(program, rules, model=module)
     (value, total), pull = jax.vjp(used, *xs.values())
     dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
     known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
@@ -119,12 +128,6 @@ def _chosen(y: Any, target: Any) -> Any:
 
 
 # -- maps and products as calls --------------------------------------------------------------------
-
-
-def _with_maps(run: Callable[..., Any], xs: Any) -> Any:
-    """Return the program of a function, with calls for its linear maps and products."""
-    closed = jax.make_jaxpr(run)(*xs)
-    return closed.replace(jaxpr=_rewritten(closed.jaxpr, [True] * len(closed.jaxpr.invars))[0])
 
 
 def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:

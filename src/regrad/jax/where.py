@@ -133,9 +133,8 @@ class Whereabouts:
                 "say for which. Compile the whole with jax.jit, and leave nn.jit out."
             )
         fits = self.places.fits(chain, keys) if keys else []
-        waiting = [
-            f.key for f in fits if f.key.counts and self.counts.get(f.key.counted, -1) < f.key.nth
-        ]  # pyright: ignore
+        counting = [f.key for f in fits if f.key.counts]
+        waiting = [k for k in counting if self.counts.get(k.counted, -1) < (k.nth or 0)]
         if waiting and around.where.shared:
             raise GradientError(
                 f"override: {waiting[0]!r} counts calls, which cannot be done in the body of a "

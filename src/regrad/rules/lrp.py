@@ -13,7 +13,9 @@ by the input, the derivative of a relevance is that of the rules, too.
 
 A composite is a map of such rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
 dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. What a model lacks of it is
-not missed.
+not missed. With `library="jax"` it is for `relevance` of a function of JAX. There a norm or an
+activation that is written out is known by the module or `jax.named_scope` that is called so: name
+the modules of NNX and Equinox by calling `relevance` on the model itself.
 
 >>> import torch
 >>> from regrad.rules import lrp
@@ -28,16 +30,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 from math import inf
 from operator import mul
 from typing import Any, NamedTuple, ParamSpec
 
+from regrad.core.containers import flatten
 from regrad.core.extras import needed
 from regrad.core.foreign import nonzero
 from regrad.core.made import remade
 from regrad.core.places import at
 from regrad.core.rule import no_gradient
-from regrad.core.scopes import optional
+from regrad.core.scopes import Optional, optional
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, brief
 from regrad.rules.saliency import guided_relu
@@ -137,6 +141,7 @@ def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
         found = _sum(shares, map(mul, xs, dxs))
         return (found / nonzero(x), None, *([] if bias is ABSENT else [None]))
 
+    rule.along = rule  # pyright: ignore  (by which `merge_norms` knows it)
     return _named(rule, name)
 
 
@@ -190,6 +195,7 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
     def rule(dy: Any, y: Any, builtin: Any, bias: Any = None) -> Any:
         return builtin(nonzero(y) * dy / _stable(y, epsilon))
 
+    rule.along = _along("epsilon", (_Group((_Share(_same, _same, _same),)),), epsilon)  # pyright: ignore
     return _named(rule, "epsilon")
 
 
@@ -568,6 +574,66 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     dx = (routed[0] + routed[1]) / (run + near * _ones(run))
     own = builtin((dys * still).reshape(dy.shape)).reshape(xs.shape)
     return (dx * _ones(xs) + own * near).reshape(x.shape)
+
+
+def reveal_cancel(
+    dy: Any, x: Any, w: Any, y: Any, forward: Any, vjp_: Any, bias: Any = None
+) -> Any:
+    """Return the gradient of DeepLift's reveal-cancel rule, of a linear map and the ReLU behind it.
+
+    What adds to the difference from the reference has a slope of its own, and so has what takes. It
+    is for a linear map that a ReLU follows, which gets `rules.straight_through` then, by place:
+    `{**deep_lift(), rg.at("head.0", F.linear): reveal_cancel, rg.at("head.1", "Relu"):
+    straight_through}`. The differences from the reference are kept.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input, of which the second half of the batch are the references.
+        w: The weight.
+        y: The output.
+        forward: The op itself.
+        vjp_: What differentiates a function.
+        bias: The bias, or None.
+
+    Returns:
+        The gradient by x, and None for others.
+
+    Raises:
+        RuleError: (where it is put in force) for an op without these inputs.
+
+    Source: Shrikumar et al. (2017), as for `rescale`, section 3.5.3.
+
+    >>> import torch, torch.nn.functional as F
+    >>> from regrad import rules
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU()).double()
+    >>> made = {F.linear: rules.lrp.reveal_cancel, "Relu": rules.straight_through}
+    >>> x, base = torch.ones(1, 2).double(), torch.zeros(1, 2).double()
+    >>> found = rules.lrp.relevance(net, x, 0, made, reference=base)
+    >>> bool(abs(found.missing) < 1e-9)
+    True
+    """
+    half, none = len(x) // 2, None if bias is None else bias * 0
+    change, start = x[:half] - x[half:], y[half:]
+    parts = [(a(change), b(w)) for a, b in _AGREE + _DIFFER]
+
+    def seeds(zs: Any) -> list[Any]:
+        plus, minus = zs[0] + zs[1], zs[2] + zs[3]
+        ends = [_positive(start + z) for z in (0 * plus, plus, minus, plus + minus)]
+        up, down = (ends[i] - ends[0] + ends[3] - ends[3 - i] for i in (1, 2))
+        slopes = [rise / (2 * nonzero(run)) for rise, run in ((up, plus), (down, minus))]
+        return [slope * dy[:half] for slope in slopes for _ in range(2)]
+
+    def maps(given: Any) -> list[Any]:
+        return [forward(part, w, none) for part, (_, w) in zip(given, parts, strict=True)]
+
+    xs = tuple(part for part, _ in parts)
+    dxs = vjp_(maps, xs, seeds)
+    dx = sum(part * d for part, d in zip(xs, dxs, strict=True)) / nonzero(change)
+    return (x * 0 + dx.repeat(2, *[1] * (dx.ndim - 1)), None, None)
+
+
+_AGREE = ((_positive, _positive), (_negative, _negative))
+_DIFFER = ((_positive, _negative), (_negative, _positive))
 
 
 @_maker
@@ -976,6 +1042,87 @@ def deep_lift(library: str = "torch") -> dict[Any, Any]:
     return _all_optional({**rules, **dict.fromkeys(keys.pools, rescale_max)})
 
 
+def merge_norms(model: Any, rules: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a map in which linear maps count as merged with the batch norm behind them.
+
+    The model is not changed: the rules of a linear map see the weight and bias that it would have.
+    Batch norms are those that follow a linear map in `model.modules()`, and are to have `pass_`, as
+    in the composites.
+
+    Args:
+        model: A `torch.nn.Module`, whose batch norms are in the mode of evaluation.
+        rules: A composite, or any map with rules of linear maps.
+
+    Returns:
+        The map, for `relevance` of this model.
+
+    Raises:
+        ArgumentError: a batch norm is not in the mode of evaluation, or follows a transposed
+            convolution with groups.
+        MissingPackageError: PyTorch is not installed.
+
+    Source: zennit's `SequentialMergeBatchNorm`; Guillemot et al., "Breaking Batch Normalization for
+    Better Explainability of Deep Neural Networks through Layer-wise Relevance Propagation" (2020).
+
+    >>> import torch
+    >>> from regrad.rules import lrp
+    >>> net = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.BatchNorm1d(2)).eval()
+    >>> found = lrp.relevance(
+    ...     net, torch.ones(1, 1, 3), lambda y: y[:, 0, 0], lrp.merge_norms(net, lrp.epsilon_plus())
+    ... )
+    >>> sorted({hit.rule for hit in found.used.hits})
+    ['pass_', 'z_plus']
+    """
+    nn = needed("torch.nn", "torch", API)
+    convolutions = [getattr(nn, f"Conv{t}{n}d") for t in ("", "Transpose") for n in (1, 2, 3)]
+    linear, batch_norms = (
+        (nn.Linear, *convolutions),
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    )
+    leaves = [m for m in model.modules() if not [*m.children()]]
+    norms = {id(a): b for a, b in pairwise(leaves) if isinstance(a, linear)}
+    norms = {key: b for key, b in norms.items() if isinstance(b, batch_norms)}
+    if any(b.training or b.running_mean is None for b in norms.values()):
+        raise ArgumentError(
+            "merge_norms: a batch norm uses the statistics of the batch; put the "
+            "model in eval() first"
+        )
+    if any(getattr(m, "transposed", 0) and m.groups > 1 and id(m) in norms for m in leaves):
+        raise ArgumentError("merge_norms: a transposed convolution with groups cannot be merged")
+
+    def merged(rule: Any) -> Any:
+        inner = rule.rule if isinstance(rule, Optional) else rule
+        along = getattr(inner, "along", None)
+        made = rule if along is None else _named(_merged(inner, along, norms), inner.__name__)
+        return optional(made) if isinstance(rule, Optional) and made is not rule else made
+
+    return {key: merged(rule) for key, rule in rules.items()}
+
+
+def _merged(plain: Rule, along: Rule, norms: Mapping[int, Any]) -> Rule:
+    """The rule of a linear map, of weights that are merged with the norm behind it, if one is."""
+
+    def rule(dy: Any, y: Any, forward: Any, vjp_: Any, site: Any, x: Any, w: Any, bias: Any) -> Any:
+        norm = norms.get(id(site.module))
+        if norm is None:
+            return along(dy, y, forward, vjp_, x, w, bias=bias)
+        scale = (norm.running_var + norm.eps).rsqrt()
+        scale = scale if norm.weight is None else scale * norm.weight
+        shift = -norm.running_mean * scale + (0 if norm.bias is None else norm.bias)
+        ones = [1] * (y.ndim - 2)  # (the channels of y are its axis 1, those of w its first or 1)
+        merged = y * scale.reshape(-1, *ones) + shift.reshape(-1, *ones)
+        w = w * scale.reshape(-1, *[1] * (w.ndim - 1 - getattr(site.module, "transposed", 0)))
+        none = None if bias is None else bias * 0  # (a call without a bias has no place for one)
+        bias = shift if bias is None else shift + bias * scale
+
+        def shifted(x: Any, w: Any, bias: Any) -> Any:
+            return forward(x, w, none) + bias.reshape(-1, *ones)
+
+        return along(nonzero(y) * dy / nonzero(merged), merged, shifted, vjp_, x, w, bias=bias)
+
+    return rule
+
+
 EPSILON, GAMMA = epsilon, gamma  # (parameters have these names)
 
 
@@ -1031,11 +1178,11 @@ def relevance(
     (tensor([[1., 3.]]), tensor([[4., 0.]]), tensor([4.]))
     """
     torch = sys.modules.get("torch")
-    if (
-        "jax" in sys.modules
-        and callable(model)
-        and not (torch and isinstance(model, torch.nn.Module))
-    ):
+    of_torch = torch and (
+        isinstance(model, torch.nn.Module)
+        or any(isinstance(x, torch.Tensor) for x in flatten(inputs)[0])
+    )
+    if "jax" in sys.modules and callable(model) and not of_torch:
         if layers or check:
             raise ArgumentError("relevance: layers and check are for PyTorch models, as yet")
         from regrad.jax.relevance import explain as explain_function

@@ -1,0 +1,360 @@
+"""`rules.lrp` on functions of JAX: the relevance that the same network has in PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import regrad as rg
+from regrad.errors import ArgumentError
+from regrad.rules import lrp
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from tests.helpers.relevance_networks import fill, numbers  # noqa: E402
+
+COMPOSITES = {
+    "epsilon_plus": (), "epsilon_plus_flat": (), "epsilon_gamma_box": (-3.0, 3.0),
+    "epsilon_alpha2_beta1": (), "epsilon_alpha2_beta1_flat": (), "excitation": (),
+    "attn_lrp": (), "cp_lrp": (), "deep_lift": (),
+}  # fmt: skip
+WIDE = {"param_dtype": jnp.float64}
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def close(got, expected, tolerance=1e-10):
+    got, expected = np.asarray(got), np.asarray(expected)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def array(x):
+    return jnp.asarray(x.detach().numpy())
+
+
+# -- dense layers and a layer norm, in three libraries ---------------------------------------------
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.n, self.b = nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 4)
+        self.c = nn.Linear(4, 3, bias=False)
+
+    def forward(self, x):
+        return self.c(nn.functional.gelu(self.b(self.n(torch.relu(self.a(x)))), approximate="tanh"))
+
+
+class NnxMlp(nnx.Module):
+    def __init__(self, of):
+        r = nnx.Rngs(0)
+        self.a, self.b = nnx.Linear(6, 5, rngs=r, **WIDE), nnx.Linear(5, 4, rngs=r, **WIDE)
+        self.n = nnx.LayerNorm(5, rngs=r, epsilon=1e-5, **WIDE)
+        self.c = nnx.Linear(4, 3, use_bias=False, rngs=r, **WIDE)
+        for mine, theirs in ((self.a, of.a), (self.b, of.b), (self.c, of.c)):
+            mine.kernel[...] = array(theirs.weight).T
+            if theirs.bias is not None:
+                mine.bias[...] = array(theirs.bias)
+        self.n.scale[...], self.n.bias[...] = array(of.n.weight), array(of.n.bias)
+
+    def __call__(self, x):
+        return self.c(jax.nn.gelu(self.b(self.n(jax.nn.relu(self.a(x))))))
+
+
+class EqxMlp(eqx.Module):
+    a: eqx.nn.Linear
+    n: eqx.nn.LayerNorm
+    b: eqx.nn.Linear
+    c: eqx.nn.Linear
+
+    def __call__(self, x):
+        return jax.vmap(lambda x: self.c(jax.nn.gelu(self.b(self.n(jax.nn.relu(self.a(x)))))))(x)
+
+
+def eqx_mlp(of):
+    key = jax.random.key(0)
+    made = EqxMlp(
+        eqx.nn.Linear(6, 5, key=key), eqx.nn.LayerNorm(5), eqx.nn.Linear(5, 4, key=key),
+        eqx.nn.Linear(4, 3, use_bias=False, key=key),
+    )  # fmt: skip
+    where = lambda m: (  # noqa: E731
+        m.a.weight, m.a.bias, m.n.weight, m.n.bias, m.b.weight, m.b.bias, m.c.weight,
+    )  # fmt: skip
+    return eqx.tree_at(where, made, tuple(map(array, of.parameters())))
+
+
+class LinenMlp(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.relu(linen.Dense(5, **WIDE)(x))
+        x = linen.LayerNorm(epsilon=1e-5, **WIDE)(x)
+        x = linen.gelu(linen.Dense(4, **WIDE)(x))
+        return linen.Dense(3, use_bias=False, **WIDE)(x)
+
+
+def linen_variables(of):
+    a, b, n, m, c, d, e = map(array, of.parameters())
+    return {"params": {
+        "Dense_0": {"kernel": a.T, "bias": b}, "LayerNorm_0": {"scale": n, "bias": m},
+        "Dense_1": {"kernel": c.T, "bias": d}, "Dense_2": {"kernel": e.T},
+    }}  # fmt: skip
+
+
+MLPS = {
+    "nnx": NnxMlp,
+    "equinox": eqx_mlp,
+    "linen, bound": lambda of: LinenMlp().bind(linen_variables(of)),
+    "linen, a function": lambda of: lambda x: LinenMlp().apply(linen_variables(of), x),
+    "linen, compiled": lambda of: jax.jit(lambda x: LinenMlp().apply(linen_variables(of), x)),
+}
+
+
+DENSE = [(c, n) for c in COMPOSITES for n in MLPS if (c, n) != ("deep_lift", "equinox")]
+DENSE = [(c, n) for c, n in DENSE if c != "epsilon_gamma_box"]  # (which is for convolutions)
+
+
+@pytest.mark.parametrize(("composite", "library"), DENSE)
+def test_dense_networks(composite, library):
+    of, x = fill(Mlp()), numbers(2, 6, seed=1)
+    base = numbers(1, 6, seed=2) if composite == "deep_lift" else None
+    make = getattr(lrp, composite)
+    due = lrp.relevance(of, x, 1, make(), reference=base)
+    found = lrp.relevance(
+        MLPS[library](of), array(x), 1, make(library="jax"),
+        reference=None if base is None else array(base),
+    )  # fmt: skip
+    assert abs(due.inputs).max() > 1e-3
+    close(found.inputs, due.inputs)
+    close(found.total, due.total)
+    close(found.missing, due.missing, 1e-9)
+
+
+# -- convolutions, batch norm and a residual sum ---------------------------------------------------
+
+
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.n = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)
+        self.b = nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=2)
+        self.c, self.d = nn.ConvTranspose2d(4, 2, 2, 2), nn.Linear(2 * 4 * 4, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.n(self.a(x)))
+        x = nn.functional.max_pool2d(torch.relu(self.b(x) + x), 3)
+        return self.d(torch.relu(self.c(x)).permute(0, 2, 3, 1).flatten(1))
+
+
+class NnxCnn(nnx.Module):
+    def __init__(self, of):
+        r, no = nnx.Rngs(0), {"padding": "VALID"}
+        self.a = nnx.Conv(2, 4, (3, 3), rngs=r, **no, **WIDE)
+        self.n = nnx.BatchNorm(4, use_running_average=True, epsilon=1e-5, rngs=r, **WIDE)
+        self.b = nnx.Conv(
+            4, 4, (3, 3), padding=2, kernel_dilation=2, feature_group_count=2, rngs=r, **WIDE
+        )
+        self.c = nnx.ConvTranspose(
+            4, 2, (2, 2), (2, 2), transpose_kernel=True, rngs=r, **no, **WIDE
+        )
+        self.d = nnx.Linear(32, 3, rngs=r, **WIDE)
+        for mine, theirs in ((self.a, of.a), (self.b, of.b), (self.c, of.c)):
+            mine.kernel[...] = array(theirs.weight).transpose(2, 3, 1, 0)
+            mine.bias[...] = array(theirs.bias)
+        self.d.kernel[...], self.d.bias[...] = array(of.d.weight).T, array(of.d.bias)
+        self.n.scale[...], self.n.bias[...] = array(of.n.weight), array(of.n.bias)
+        self.n.mean = nnx.BatchStat(array(of.n.running_mean))
+        self.n.var = nnx.BatchStat(array(of.n.running_var))
+
+    def __call__(self, x):
+        x = jax.nn.relu(self.n(self.a(x)))
+        x = nnx.max_pool(jax.nn.relu(self.b(x) + x), (3, 3), (3, 3))
+        return self.d(jax.nn.relu(self.c(x)).reshape(len(x), -1))
+
+
+class EqxCnn(eqx.Module):
+    a: eqx.nn.Conv2d
+    b: eqx.nn.Conv2d
+    c: eqx.nn.ConvTranspose2d
+    d: eqx.nn.Linear
+    n: nnx.Module
+
+    def __init__(self, of):
+        key = jax.random.key(0)
+        made = (
+            eqx.nn.Conv2d(2, 4, 3, key=key),
+            eqx.nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=2, key=key),
+            eqx.nn.ConvTranspose2d(4, 2, 2, 2, key=key),
+            eqx.nn.Linear(32, 3, key=key),
+        )
+        weights = [(m.weight, m.bias) for m in (of.a, of.b, of.c, of.d)]
+        self.a, self.b, self.c, self.d = (
+            eqx.tree_at(
+                lambda m: (m.weight, m.bias), m,
+                (array(w) if i != 2 else array(w).transpose(1, 0, 2, 3)[:, :, ::-1, ::-1],
+                 array(b).reshape(m.bias.shape)),
+            ) for i, (m, (w, b)) in enumerate(zip(made, weights, strict=True))
+        )  # fmt: skip
+        self.n = NnxCnn(of).n
+
+    def __call__(self, x):
+        x = jax.vmap(self.a)(x)
+        x = jax.nn.relu(self.n(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2))
+        x = jax.nn.relu(jax.vmap(self.b)(x) + x)
+        x = jax.vmap(eqx.nn.MaxPool2d(3, 3))(x)
+        x = jax.nn.relu(jax.vmap(self.c)(x)).transpose(0, 2, 3, 1)
+        return jax.vmap(self.d)(x.reshape(len(x), -1))
+
+
+CASES = [
+    (c, n) for c in COMPOSITES for n in ("nnx", "equinox") if (c, n) != ("deep_lift", "equinox")
+]
+
+
+@pytest.mark.parametrize(("composite", "library"), CASES)
+def test_convolutional_networks(composite, library):
+    of, x = fill(Cnn()), numbers(2, 2, 8, 8, seed=1)
+    base = numbers(1, 2, 8, 8, seed=2) if composite == "deep_lift" else None
+    make, given = getattr(lrp, composite), COMPOSITES[composite]
+    due = lrp.relevance(of, x, 1, make(*given), reference=base)
+    turn = (lambda v: v) if library == "equinox" else (lambda v: v.transpose(0, 2, 3, 1))
+    found = lrp.relevance(
+        (NnxCnn if library == "nnx" else EqxCnn)(of), turn(array(x)), 1,
+        make(*given, library="jax"), reference=None if base is None else turn(array(base)),
+    )  # fmt: skip
+    assert abs(due.inputs).max() > 1e-3
+    close(found.total, due.total)
+    close(found.inputs, turn(array(due.inputs)))
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.n, self.q, self.k, self.v, self.o = (
+            nn.RMSNorm(width, 1e-6), *(nn.Linear(width, width) for _ in range(4)),
+        )  # fmt: skip
+        self.gate, self.up, self.down = (nn.Linear(*s) for s in ((4, 6), (4, 6), (6, 4)))
+
+    def forward(self, x):
+        n = self.n(x)
+        q, k, v = (f(n).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        z = torch.softmax(q @ k.mT / math.sqrt(2.0), -1) @ v
+        x = x + self.o(z.transpose(1, 2).flatten(-2))
+        return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self, of):
+        r = nnx.Rngs(0)
+        self.n = nnx.RMSNorm(4, epsilon=1e-6, rngs=r, **WIDE)
+        self.n.scale[...] = array(of.n.weight)
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            theirs = getattr(of, name)
+            mine = nnx.Linear(theirs.in_features, theirs.out_features, rngs=r, **WIDE)
+            mine.kernel[...], mine.bias[...] = array(theirs.weight).T, array(theirs.bias)
+            setattr(self, name, mine)
+
+    def __call__(self, x):
+        n = self.n(x)
+        q, k, v = (f(n).reshape(*n.shape[:-1], 2, 2) for f in (self.q, self.k, self.v))
+        z = self.attend(q, k, v)
+        x = x + self.o(z.reshape(x.shape))
+        return x + self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+    def attend(self, q, k, v):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(2.0)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v)
+
+
+class Fused(NnxBlock):
+    def attend(self, q, k, v):
+        return nnx.dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("make", [NnxBlock, Fused])
+@pytest.mark.parametrize("composite", ["attn_lrp", "cp_lrp", "epsilon_plus"])
+def test_attention(composite, make):
+    of, x = fill(Block()), numbers(2, 3, 4, seed=1)
+    target = lambda y: y[:, 0, 1]  # noqa: E731
+    due = lrp.relevance(of, x, target, getattr(lrp, composite)())
+    found = lrp.relevance(make(of), array(x), target, getattr(lrp, composite)(library="jax"))
+    # (the softmax of the fused one is computed in single precision)
+    close(found.inputs, due.inputs, 1e-10 if make is NnxBlock else 1e-6)
+
+
+def test_rules_by_place_and_named_inputs():
+    of, x = fill(Mlp()), numbers(2, 6, seed=1)
+    rules = {**lrp.epsilon_plus(), rg.at("b", nn.functional.linear): lrp.gamma()}
+    due = lrp.relevance(of, {"x": x}, lambda y: y.sum(), rules)
+    ours = {**lrp.epsilon_plus(library="jax"), rg.at("b", "lrp_dense"): lrp.gamma()}
+    found = lrp.relevance(NnxMlp(of), {"x": array(x)}, lambda y: y.sum(), ours)
+    close(found.inputs["x"], due.inputs["x"])
+    assert {hit.path: hit.rule for hit in found.used.hits if hit.op_type == "lrp_dense"} == {
+        "a": "epsilon", "b": "gamma", "c": "epsilon",
+    }  # fmt: skip
+    mixed = lrp.relevance(
+        lambda x, n: n * x @ jnp.ones((6, 3)), (array(x), 2), 0, lrp.cp_lrp("jax")
+    )
+    close(mixed.inputs[0], 2 * array(x))
+    assert mixed.inputs[1] is None
+
+
+def wrong(words, **given):
+    usual = {"model": NnxMlp(fill(Mlp())), "inputs": array(numbers(2, 6)), "target": 0,
+             "rules": lrp.epsilon_plus(library="jax"), **given}  # fmt: skip
+    with pytest.raises(ArgumentError, match=words):
+        lrp.relevance(**usual)
+
+
+def test_what_does_not_fit_is_refused():
+    def loop(x):
+        return jax.lax.scan(lambda h, w: (h @ w, None), x, jnp.ones((3, 6, 6)))[0]
+
+    wrong("there are 3 classes, got the target 3", target=3)
+    wrong("expected an int, an array of ints or a function", target="cat")
+    wrong(r"an array of \(examples, classes\), got", model=lambda x: x.sum())
+    wrong("it comes to arrays of floats", inputs=jnp.ones((2, 6), int))
+    wrong("it comes to arrays of floats", reference=(1.0, 2.0))
+    wrong(
+        "compared in one batch, and jax.vmap shows rules one example", model=eqx_mlp(fill(Mlp())),
+        reference=array(numbers(1, 6)), rules=lrp.deep_lift(library="jax"),
+    )  # fmt: skip
+    wrong("a dot_general runs in the body of a scan .*test_relevance.py", model=loop)
+    wrong("layers and check are for PyTorch", layers=["a"])
+    with pytest.raises(ArgumentError, match='expected library="torch" or "jax", got \'tf\''):
+        lrp.attn_lrp("tf")
+
+
+# -- what the composites ask of `override` ---------------------------------------------------------
+
+
+def test_an_optional_name_of_a_function_may_be_in_no_program():
+    rules = {"nobody": rg.rules.optional(lambda dy: dy), "Tanh": lambda dy: 7 * dy}
+    assert jax.grad(rg.jax.override(jnp.tanh, rules))(0.5) == 7.0
+    with pytest.raises(rg.errors.UnknownOpError, match="nobody"):
+        jax.grad(rg.jax.override(jnp.tanh, {"nobody": lambda dy: dy}))(0.5)
+
+
+def test_nth_counts_the_calls_of_all_ops_of_a_key():
+    def f(x):
+        return jnp.sin(jnp.tanh(jnp.sin(x)))
+
+    rules = {rg.at(None, ("Tanh", "Sin"), nth=1): lambda dy: 7 * dy}
+    ours = rg.jax.override(f, rules)
+    x = 0.3
+    due = math.cos(x) * 7 * math.cos(math.tanh(math.sin(x)))
+    close(jax.grad(ours)(x), due)
+    assert [(hit.op_type, hit.count) for hit in ours.hits if hit.ran] == [("Tanh", 1)]
