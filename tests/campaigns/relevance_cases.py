@@ -298,7 +298,6 @@ def settled(model: nn.Module) -> nn.Module:
 
 def built(name: str, twin: bool = False) -> nn.Module:
     """A model with the weights of its seed, in float64; its twin has the same weights."""
-    public_table.prepared("torchvision")
     torch.manual_seed(0)
     model = MODELS[name]()
     model = (model if name.endswith("merged") else settled(model)).double().eval()

@@ -532,6 +532,50 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     return dx.reshape(dy.shape)
 
 
+def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
+    """Return the gradient of a max pool that shares the difference of two outputs.
+
+    What an output rises above that of the reference goes to the input that is the greatest, and
+    what it falls below to the one that is the greatest of the reference, both over the difference
+    of that input. In a batch as for `rescale`; the differences from the reference are kept.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input of the pool.
+        y: The output.
+        builtin: The op's own gradient.
+
+    Returns:
+        The gradient by x.
+
+    Raises:
+        Nothing. It fits every op that selects, of a batch of even size.
+
+    Source: Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions" (2017), in the
+    code of DeepSHAP; Captum's `DeepLift`.
+
+    >>> import torch, regrad.torch
+    >>> from regrad.rules import lrp
+    >>> x = torch.tensor([[[[3.0, 1.0]]], [[[0.0, 2.0]]]], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({"MaxPool": lrp.rescale_max}):
+    ...     y = torch.nn.functional.max_pool2d(x, (1, 2))
+    >>> (dx,) = torch.autograd.grad(y.sum(), x)
+    >>> ((x[0] - x[1]) * dx[0]).sum().item(), (y[0] - y[1]).item()
+    (1.0, 1.0)
+    """
+    half = len(x) // 2
+    (xs, ys, dys) = (v.reshape((2, half, *v.shape[1:])) for v in (x, y, dy))
+    run, rise = xs[0] - xs[1], ys[0] - ys[1]
+    still = abs(rise) < 1e-10
+    greatest = 2 * ys - ys[0] - ys[1] > 0  # of the input, or of the reference
+    routed = builtin((dys[0] * rise * greatest * (abs(rise) >= 1e-10)).reshape(dy.shape))
+    routed = routed.reshape(xs.shape)
+    near = abs(run) < 1e-10
+    dx = (routed[0] + routed[1]) / (run + near * _ones(run))
+    own = builtin((dys * still).reshape(dy.shape)).reshape(xs.shape)
+    return (dx * _ones(xs) + own * near).reshape(x.shape)
+
+
 def reveal_cancel(
     dy: Any, x: Any, w: Any, y: Any, forward: Any, vjp_: Any, bias: Any = None
 ) -> Any:
@@ -590,50 +634,6 @@ def reveal_cancel(
 
 _AGREE = ((_positive, _positive), (_negative, _negative))
 _DIFFER = ((_positive, _negative), (_negative, _positive))
-
-
-def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
-    """Return the gradient of a max pool that shares the difference of two outputs.
-
-    What an output rises above that of the reference goes to the input that is the greatest, and
-    what it falls below to the one that is the greatest of the reference, both over the difference
-    of that input. In a batch as for `rescale`; the differences from the reference are kept.
-
-    Args:
-        dy: The gradient that arrives.
-        x: The input of the pool.
-        y: The output.
-        builtin: The op's own gradient.
-
-    Returns:
-        The gradient by x.
-
-    Raises:
-        Nothing. It fits every op that selects, of a batch of even size.
-
-    Source: Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions" (2017), in the
-    code of DeepSHAP; Captum's `DeepLift`.
-
-    >>> import torch, regrad.torch
-    >>> from regrad.rules import lrp
-    >>> x = torch.tensor([[[[3.0, 1.0]]], [[[0.0, 2.0]]]], requires_grad=True)
-    >>> with regrad.torch.gradient_override_map({"MaxPool": lrp.rescale_max}):
-    ...     y = torch.nn.functional.max_pool2d(x, (1, 2))
-    >>> (dx,) = torch.autograd.grad(y.sum(), x)
-    >>> ((x[0] - x[1]) * dx[0]).sum().item(), (y[0] - y[1]).item()
-    (1.0, 1.0)
-    """
-    half = len(x) // 2
-    (xs, ys, dys) = (v.reshape((2, half, *v.shape[1:])) for v in (x, y, dy))
-    run, rise = xs[0] - xs[1], ys[0] - ys[1]
-    still = abs(rise) < 1e-10
-    greatest = 2 * ys - ys[0] - ys[1] > 0  # of the input, or of the reference
-    routed = builtin((dys[0] * rise * greatest * (abs(rise) >= 1e-10)).reshape(dy.shape))
-    routed = routed.reshape(xs.shape)
-    near = abs(run) < 1e-10
-    dx = (routed[0] + routed[1]) / (run + near * _ones(run))
-    own = builtin((dys * still).reshape(dy.shape)).reshape(xs.shape)
-    return (dx * _ones(xs) + own * near).reshape(x.shape)
 
 
 @_maker
