@@ -44,15 +44,14 @@ from tests.campaigns.proof_page import table
 from tests.campaigns.relevance_cases import (
     STUBS,
     Case,
-    built,
     cases,
     function,
-    inputs,
     lines,
     lxt_names,
     names,
     unpatched,
 )
+from tests.campaigns.relevance_models import built, inputs
 from tests.helpers.paths import ROOT
 
 PATH = records.RESULTS / "relevance_peers.json"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.campaigns import relevance_cases, relevance_peers
+from tests.campaigns import relevance_cases, relevance_models, relevance_peers
 from tests.campaigns.relevance_peers import AGREES, BOUND, KEPT, RAISES, SILENT
 
 FOUND = relevance_peers.recorded()
@@ -37,8 +37,8 @@ def test_what_is_apart_is_seen():
 
 @pytest.mark.parametrize("name", ["a layer that runs twice", "attention, written out"])
 def test_a_twin_is_the_same_function(name):
-    x = relevance_cases.inputs(name)
-    models = [relevance_cases.built(name, twin=twin) for twin in (False, True)]
+    x = relevance_models.inputs(name)
+    models = [relevance_models.built(name, twin=twin) for twin in (False, True)]
     ys = [model(x) for model in models]
     torch.testing.assert_close(*ys)
 
