@@ -295,3 +295,30 @@ def test_a_gradient_that_is_the_root_of_the_pass(several):
     torch.autograd.backward([g, g] if several else g)
     y = x.detach().tanh()
     torch.testing.assert_close(x.grad, (1 + several) * 4 * y * (1 - y**2))
+
+
+@pytest.mark.parametrize("name", ["epsilon_plus", "epsilon_alpha2_beta1", "cp_lrp", "excitation"])
+def test_the_derivative_of_relevance(name):
+    """That of the composites: to train an explanation, or to see how stable it is."""
+    net = torch.nn.Sequential(
+        torch.nn.Conv1d(1, 3, 3), torch.nn.ReLU(), torch.nn.AvgPool1d(2), torch.nn.Flatten(),
+        torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2),
+    ).to(D)  # fmt: skip
+    for p in net.parameters():
+        p.data = draw(p.shape)
+    weights = draw(X.shape)
+
+    def weighed(x, create_graph=False):
+        with override(getattr(rg.rules.lrp, name)(), model=net, order=1):
+            y = net(x)[:, 1].sum()
+        (dx,) = torch.autograd.grad(y, x, create_graph=create_graph)
+        return (x * dx * weights).sum()
+
+    def plain(x):
+        return weighed(torch.tensor(x, requires_grad=True)).detach().numpy()
+
+    x = torch.tensor(X, requires_grad=True)
+    (found,) = torch.autograd.grad(weighed(x, create_graph=True), x)
+    expected = jacobian(plain, X)
+    assert found.abs().max() > 1e-3
+    assert error(found.numpy(), expected.reshape(found.shape)) < 1e-6
