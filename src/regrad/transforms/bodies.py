@@ -40,7 +40,7 @@ from regrad.transforms.region import (
     run_inside,
     watched_places,
 )
-from regrad.transforms.steps import distinct
+from regrad.transforms.steps import distinct, replaying
 from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class BodyRun:
         wanted = watched_places(inputs) if self.tapes else ()
         rule = None
         if wanted:
-            rule = RegionRule(self.kind, inputs, self.passage(wanted, loops), answer, push)
+            ways = replaying(answer), replaying(push)
+            rule = RegionRule(self.kind, inputs, self.passage(wanted, loops), *ways)
         capture = capturing()
         if capture is not None:
             capture.region(self.kind, inputs, results, repeat, rule)

@@ -262,6 +262,22 @@ def inside(env: Env, run: Callable[[], Any]) -> Any:
         return run()
 
 
+def replaying(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the way of gradients through a region: what it refers to is found as it is here.
+
+    The walk comes later, when no replay is running that knows the Tensors of a first run.
+    """
+    state, run = current(), answer
+    region: Any = None if state is None else state.region
+    while isinstance(region, ReplayRegion):
+        run, region = partial(_inside_with, region.env, run), region.region
+    return run
+
+
+def _inside_with(env: Env, run: Callable[..., Any], *args: Any) -> Any:
+    return inside(env, partial(run, *args))
+
+
 class ReplayRule(WrappedRule):
     """A rule of the user's, which may refer to Tensors of the first run."""
 
