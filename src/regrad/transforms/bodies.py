@@ -122,11 +122,11 @@ class BodyRun:
         wanted = watched_places(inputs) if self.tapes else ()
         rule = None
         if wanted:
-            ways = replaying(answer), replaying(push)
-            rule = RegionRule(self.kind, inputs, self.passage(wanted, loops), *ways)
+            passage = self.passage(wanted, loops)
+            rule = RegionRule(self.kind, inputs, passage, replaying(answer), replaying(push))
         capture = capturing()
         if capture is not None:
-            capture.region(self.kind, inputs, results, repeat, rule)
+            capture.region(self.kind, inputs, results, replaying(repeat), rule)
         if rule is not None:
             record_region(rule, results)
         return results

@@ -262,12 +262,13 @@ def inside(env: Env, run: Callable[[], Any]) -> Any:
         return run()
 
 
-def replaying(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the way of gradients through a region: what it refers to is found as it is here.
+def replaying(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a region that is run now: what it refers to is found as it is here.
 
-    The walk comes later, when no replay is running that knows the Tensors of a first run.
+    It may run later (in the walk, in the replay of this replay), when none of the replays that are
+    running here is there to know the Tensors of the first run.
     """
-    state, run = current(), answer
+    state = current()
     region: Any = None if state is None else state.region
     while isinstance(region, ReplayRegion):
         run, region = partial(_inside_with, region.env, run), region.region
