@@ -1,5 +1,6 @@
 """The library's own rules, called and put in force: they give what no override gives."""
 
+import operator
 from dataclasses import replace
 
 import jax
@@ -414,3 +415,31 @@ def test_the_modules_are_imported_as_tensorflows_are():
 
     assert nn_grad is tf.nn_grad
     assert _SquareGrad.__name__ == "_SquareGrad"
+
+
+SCALE = np.float32([3.0, 5.0])
+RULES = {  # of dy, g = builtin(dy) and k, and what they make of one gradient
+    "k g": (lambda dy, g, k: k * g, lambda dy, dx, k: k * dx),
+    "g k": (lambda dy, g, k: g * k, lambda dy, dx, k: k * dx),
+    "k + g": (lambda dy, g, k: k + g, lambda dy, dx, k: k + dx),
+    "g + k": (lambda dy, g, k: g + k, lambda dy, dx, k: k + dx),
+    "k - g": (lambda dy, g, k: k - g, lambda dy, dx, k: k - dx),
+    "g - k": (lambda dy, g, k: g - k, lambda dy, dx, k: dx - k),
+    "g / k": (lambda dy, g, k: g / k, lambda dy, dx, k: dx / k),
+    "dy g": (lambda dy, g, k: dy * g, lambda dy, dx, k: dy * dx),
+    "dy - g": (lambda dy, g, k: dy - g, lambda dy, dx, k: dy - dx),
+    "(dy, dy) + g": (lambda dy, g, k: operator.add((dy, dy), g), lambda dy, dx, k: dy + dx),
+    "sum": (lambda dy, g, k: sum([g, k * g, -g]), lambda dy, dx, k: k * dx),
+}
+
+
+@pytest.mark.parametrize(("ours", "each"), RULES.values(), ids=RULES)
+@pytest.mark.parametrize("k", [2, 2.0, np.float32(2), SCALE, rg.tensor(SCALE), rg.scalar(2.0)])
+def test_gradients_of_several_inputs_take_operators_in_both_orders(ours, each, k):
+    a, b, dy = np.float32([1.0, 2.0]), np.float32([7.0, 11.0]), np.float32([0.5, 0.25])
+    with rg.gradient_override_map({"Mul": lambda dy, builtin: ours(dy, builtin(dy), k)}):
+        pull = rg.vjp(rg.multiply, a, b)[1]
+    by_a, by_b = pull(dy)
+    k = k.numpy() if isinstance(k, rg.Tensor) else k
+    np.testing.assert_allclose(by_a.numpy(), np.broadcast_to(each(dy, dy * b, k), 2))
+    np.testing.assert_allclose(by_b.numpy(), np.broadcast_to(each(dy, dy * a, k), 2))

@@ -95,3 +95,24 @@ def test_the_rule_sees_the_argument_of_now(loss, computed, second):
     due = by_b(f)(B).numpy()
     for g in (by_b(rg.jit(f)), rg.jit(by_b(f))):
         np.testing.assert_allclose(g(B).numpy(), due, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "loss", [in_scan, in_cond, in_while, in_vmap, in_checkpoint, in_jit, in_two_scans]
+)
+def test_gradients_of_gradients_of_a_compiled_function(loss):
+    """By programs of programs, which replay the region, and the region in its gradient."""
+
+    def f(w, b):
+        with rg.gradient_override_map({"Sin": lambda dy, x: dy * b * b * x}):
+            return loss(w)
+
+    def derivatives(f):
+        by_w = lambda w, b: rg.grad(lambda w: f(w, b))(w)  # noqa: E731
+        by_w_b = lambda w, b: rg.grad(lambda b: rg.sum(by_w(w, b) * W))(b)  # noqa: E731
+        yield by_w_b(W, B)
+        yield rg.grad(lambda w: by_w_b(w, B))(W)
+        yield rg.grad(lambda b: by_w_b(W, b))(B)
+
+    for got, expected in zip(derivatives(rg.jit(f)), derivatives(f), strict=True):
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), 1e-4, 1e-5)

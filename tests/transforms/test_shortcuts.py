@@ -178,6 +178,19 @@ def test_float64_is_never_halved_in_silence():
             assert y.dtype == np.float64 and y.numpy()[0] == 1.1
 
 
+def test_arrays_in_another_byte_order_are_what_they_say():
+    """JAX, as of 0.10, reads such an array as if it were in the machine's, where it is warm."""
+    f = rg.jit(lambda x, p: x * p["w"])
+    for _ in range(3):
+        for x in (N, N.astype(">f4"), N.astype("<f4")):
+            np.testing.assert_array_equal(f(X, {"w": x}).numpy(), X.numpy() * N)
+    whole = rg.jit(lambda x: x + 1)
+    for dtype in (">i2", ">i4", "<i2", ">f2", ">f4", ">i2", ">f4"):
+        np.testing.assert_array_equal(whole(np.array([1, 300], dtype)).numpy(), [2, 301])
+    with jax.enable_x64(False), pytest.raises(DTypeError, match="JAX cannot hold float64"):
+        whole(np.array([0.1], ">f8"))
+
+
 def test_results_of_each_kind_again_and_again():
     """One Tensor alone, with a Variable read, with one assigned, in a container, and a number."""
     v = rg.Variable(rg.asarray(jnp.ones(3)))

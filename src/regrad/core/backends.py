@@ -195,6 +195,7 @@ class JaxBackend(Backend):
     def from_numpy(self, array: np.ndarray, like: Array = None) -> Any:
         if array.dtype not in HELD:
             check_dtype(array.dtype)
+            array = array.astype(array.dtype.newbyteorder("="), copy=False)
         self.native_dtype(array.dtype)
         made = self.xp.asarray(array)
         if made.dtype != array.dtype and made.dtype.itemsize < array.dtype.itemsize:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -235,31 +236,42 @@ class Gradients(tuple[Any, ...]):
     None, for an input that has no gradient, stays None.
     """
 
-    __array_ufunc__ = None  # (NumPy's numbers leave `k * g` to us)
-
-    def _each(self, function: Callable[..., Any], *others: Any) -> Gradients:
-        rows = zip(self, *others, strict=True)
-        return Gradients(
-            [None if any(dx is None for dx in row) else function(*row) for row in rows]
-        )
+    __array_ufunc__ = None  # (NumPy's arrays leave `k * g` to us)
 
     def __mul__(self, factor: Any) -> Any:
-        return self._each(lambda dx: dx * factor)
+        return each(operator.mul, self, factor)
 
     def __rmul__(self, factor: Any) -> Any:
-        return self._each(lambda dx: factor * dx)
+        return each(operator.mul, factor, self)
 
     def __truediv__(self, divisor: Any) -> Any:
-        return self._each(lambda dx: dx / divisor)
+        return each(operator.truediv, self, divisor)
 
     def __neg__(self) -> Any:
-        return self._each(lambda dx: -dx)
+        return to_each(operator.neg, self)
 
-    def __add__(self, others: Any) -> Any:
-        return self._each(lambda dx, other: dx + other, others)
+    def __add__(self, other: Any) -> Any:
+        return each(operator.add, self, _paired(other))
 
-    def __sub__(self, others: Any) -> Any:
-        return self._each(lambda dx, other: dx - other, others)
+    def __radd__(self, other: Any) -> Any:
+        return each(operator.add, _paired(other), self)
+
+    def __sub__(self, other: Any) -> Any:
+        return each(operator.sub, self, _paired(other))
+
+    def __rsub__(self, other: Any) -> Any:
+        return each(operator.sub, _paired(other), self)
+
+
+def _paired(other: Any) -> Any:
+    return Gradients(other) if isinstance(other, list | tuple) else other
+
+
+def each(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Gradients:
+    """Return a function of each gradient of `Gradients` and of what goes with all, or with each."""
+    n = len(a if isinstance(a, Gradients) else b)
+    rows = zip(*[x if isinstance(x, Gradients) else [x] * n for x in (a, b)], strict=True)
+    return Gradients([None if x is None or y is None else function(x, y) for x, y in rows])
 
 
 def to_each(function: Callable[[Any], Any], dx: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from regrad.core.backends import Array
+from regrad.core.builtin import Gradients, each
 from regrad.core.dispatch import WEAK, array_of, call, constant, wrap_results
 from regrad.core.kernel_errors import explain
 from regrad.core.registry import Op
@@ -123,6 +124,8 @@ def binary(op: Op) -> Callable[..., Any]:
             except NumberRangeError as error:
                 raise prefixed(error, op.name) from None
             return function(a, b)
+        elif type(b) is Gradients or type(a) is Gradients:
+            return each(function, a, b)
         return call(op, (a, b), NO_ATTRS)
 
     return function

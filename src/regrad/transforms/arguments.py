@@ -232,9 +232,13 @@ def can_go_in(array: Array) -> bool:
 def argument(x: Tensor) -> Any:
     """An argument as compiled programs take it: small NumPy arrays go in as they are."""
     data = x._data
-    if type(data) is not np.ndarray or data.dtype.itemsize <= 4:
-        return data
-    return to_jax(data)
+    return data if type(data) is not np.ndarray else admitted(data)
+
+
+def admitted(array: np.ndarray) -> Any:
+    """Return an array as compiled programs take it; JAX misreads one in another byte order."""
+    usual = array.dtype.itemsize <= 4 and array.dtype.isnative
+    return array if usual else to_jax(array)
 
 
 def is_key(leaf: Any) -> bool:

@@ -40,7 +40,7 @@ from regrad.transforms.region import (
     run_inside,
     watched_places,
 )
-from regrad.transforms.steps import distinct
+from regrad.transforms.steps import distinct, replaying
 from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:
@@ -122,10 +122,11 @@ class BodyRun:
         wanted = watched_places(inputs) if self.tapes else ()
         rule = None
         if wanted:
-            rule = RegionRule(self.kind, inputs, self.passage(wanted, loops), answer, push)
+            passage = self.passage(wanted, loops)
+            rule = RegionRule(self.kind, inputs, passage, replaying(answer), replaying(push))
         capture = capturing()
         if capture is not None:
-            capture.region(self.kind, inputs, results, repeat, rule)
+            capture.region(self.kind, inputs, results, replaying(repeat), rule)
         if rule is not None:
             record_region(rule, results)
         return results

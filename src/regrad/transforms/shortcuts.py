@@ -12,7 +12,7 @@ For `f(x, {"w": w}, k=2)`, with k static, a *road* is written that reads
         if not (len(kwargs) == 1): return other(args, kwargs, f)
         v3 = kwargs.get('k', other)
         if type(v1) is Tensor: v1 = v1._data
-        if not (type(v1) is Array or (v1 := admitted(v1)) is not None): return other(…)
+        if not (type(v1) is Array or (v1 := taken(v1)) is not None): return other(…)
         if not (type(v2) is c0 and len(v2) == 1): return other(…)    # c0: dict
         v4 = v2.get('w', other)
         …                                                            # as for v1
@@ -36,9 +36,9 @@ import numpy as np
 from regrad.core import registry
 from regrad.core.containers import is_number_list
 from regrad.core.promotion import get_default_dtype
-from regrad.core.sharding import to_jax
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
+from regrad.transforms.arguments import admitted
 from regrad.transforms.traces import find_jax
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class _Writer:
             self.arrays.append(name)
         elif kind is Tensor or kind is ndarray or kind is _array_type():
             self.lines.append(f"if type({name}) is Tensor: {name} = {name}._data")
-            self.require(f"type({name}) is Array or ({name} := admitted({name})) is not None")
+            self.require(f"type({name}) is Array or ({name} := taken({name})) is not None")
             self.arrays.append(name)
         else:
             self.container(value, name, depth)
@@ -215,16 +215,14 @@ class _Writer:
                 self.value(part, own, depth=depth - 1)
 
 
-def admitted(data: Any) -> Any:
+def taken(data: Any) -> Any:
     """Return an array that is not one of JAX's as a program takes it, or None."""
-    if type(data) is not ndarray:
-        return None
-    return data if data.dtype.itemsize <= 4 else to_jax(data)
+    return admitted(data) if type(data) is ndarray else None
 
 
 SCOPE = {
     "current": current, "registry": registry, "get_default_dtype": get_default_dtype,
-    "Tensor": Tensor, "admitted": admitted, "array": np.array,
+    "Tensor": Tensor, "taken": taken, "array": np.array,
     **{f"{kind.__name__}s": dtypes for kind, (_, dtypes) in NUMBERS.items()},
 }  # fmt: skip
 

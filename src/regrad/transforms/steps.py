@@ -24,8 +24,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regrad.core import containers, dispatch
@@ -36,6 +36,7 @@ from regrad.core.rule import Rule
 from regrad.core.state import State, current, in_state, next_id
 from regrad.core.tape import Place, Tape
 from regrad.core.tensor import Tensor, twin, wrap
+from regrad.transforms.region import OpenRegion
 
 if TYPE_CHECKING:
     from jax.extend.core import Jaxpr
@@ -105,7 +106,7 @@ def _rule_of_now(rule: Rule, op: Op, env: Env) -> Rule:
     state = current()
     if isinstance(rule, CountedRule) and state is not None and (scopes := state.scopes):
         rule = rule.under(scopes)
-    return ReplayRule(rule, env)
+    return reduce(ReplayRule, replays(), ReplayRule(rule, env))
 
 
 def computed(
@@ -260,6 +261,33 @@ def inside(env: Env, run: Callable[[], Any]) -> Any:
     region: Any = ReplayRegion(state.region, env)
     with in_state(State(state.tapes, state.overrides, state.guard, region)):
         return run()
+
+
+def replaying(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a region that is run now: what it refers to is found as it is here.
+
+    It may run later (in the walk, in the replay of this replay), when none of the replays that are
+    running here is there to know the Tensors of the first run.
+    """
+    for env in replays():
+        run = partial(_inside_with, env, run)
+    return run
+
+
+def _inside_with(env: Env, run: Callable[..., Any], *args: Any) -> Any:
+    return inside(env, partial(run, *args))
+
+
+def replays() -> Iterator[Env]:
+    """The replays that are running, the inner ones first, as far as tapes see what runs here."""
+    state = current()
+    region: Any = None if state is None else state.region
+    while isinstance(region, ReplayRegion | OpenRegion):
+        if isinstance(region, ReplayRegion):
+            yield region.env
+            region = region.region
+        else:
+            region = region.outer
 
 
 class ReplayRule(WrappedRule):
