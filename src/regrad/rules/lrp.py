@@ -695,7 +695,8 @@ def _keys(library: str) -> _Keys:
         nn = needed("jax.nn", "jax", API)
         others = [getattr(nn, n) for n in ("hard_tanh", "hard_swish", "celu", "mish")]
         shifted = {at(_in_shifted_norm, op_type): pass_ for op_type in ("Sub", "AddV2")}
-        return _Keys(MAPS[:1], MAPS[1:2], (*ACTIVATIONS, *others), *MAPS[2:], shifted)
+        pools = ("reduce_window_max",)
+        return _Keys(MAPS[:1], MAPS[1:2], (*ACTIVATIONS, *others), *MAPS[2:], shifted, pools)
     if library != "torch":
         raise ArgumentError(f'expected library="torch" or "jax", got {brief(library)}')
     F = needed("torch.nn.functional", "torch", API)
@@ -1017,9 +1018,9 @@ def cp_lrp(library: str = "torch") -> dict[Any, Any]:
 def deep_lift(library: str = "torch") -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
-    Activations are rescaled, and max pools (of PyTorch) share what they rise and fall; linear
-    layers, sums and average pools need no rule. Of other ops (PReLU, products, softmax) it is the
-    gradient, which does not keep relevance.
+    Activations are rescaled, and max pools share what they rise and fall; linear layers, sums and
+    average pools need no rule. Of other ops (PReLU, products, softmax) it is the gradient, which
+    does not keep relevance.
 
     Args:
         library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
