@@ -41,6 +41,7 @@ from regrad.jax.keys import BOUNDARY
 from regrad.transforms.arguments import replaced
 
 MARK = "regrad:"  # what the scopes of modules begin with
+CLASS = "regrad::"  # … and of those that are known by their class alone
 LIBRARIES = ("equinox", "flax.nnx", "flax.linen")
 
 NAMING: ContextVar[Any] = ContextVar("regrad_naming", default=None)  # of the trace that is open
@@ -114,7 +115,7 @@ class Naming:
 
     def name_of(self, kind: type) -> str:
         """Return the name of a class in scopes, which is not the path of any module."""
-        name = self.classes.setdefault(kind, f"{kind.__name__}:{len(self.classes)}")
+        name = self.classes.setdefault(kind, f":{len(self.classes)}.{kind.__name__}")
         self.by_path.setdefault(name, Step((), kind=kind))
         return name
 

@@ -19,7 +19,7 @@ from jax.extend import core
 
 from regrad.core.foreign import nonzero
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.relevances import Relevance
+from regrad.inspection.relevances import Loss, Relevance, most_first
 from regrad.jax.boundaries import was_running
 from regrad.jax.closed import name_and_place
 from regrad.jax.equations import find_line
@@ -27,15 +27,19 @@ from regrad.jax.host import programs
 from regrad.jax.keys import key_for
 from regrad.jax.modules import module_types
 from regrad.jax.override import override
+from regrad.jax.primitives import is_float
+from regrad.jax.running import ProgramRun
 from regrad.jax.where import JITS
 
 MAPS_OF = {"dot_general": "dense", "conv_general_dilated": "convolution"}
 SHAPES = ("squeeze", "reshape", "transpose", "broadcast_in_dim")
 VMAP = "regrad_vmap"  # (of `vmaps`, while a program waits for its rules)
-CALLS = (*JITS, "closed_call", VMAP)
+OPENED = (*JITS, "closed_call", VMAP, "remat", "remat2", "checkpoint", "scan", programs.REMAT)
 
 
-def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) -> Relevance:
+def explain(
+    model: Any, inputs: Any, target: Any, rules: Any, reference: Any, check: Any
+) -> Relevance:
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
     if not callable(model):
         raise ArgumentError(
@@ -79,8 +83,12 @@ def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) ->
         return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
 
     used = override(program, rules, model=module)
-    (value, total), pull = jax.vjp(used, *xs.values())
-    dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
+    losses: list[Loss] = []
+    if check:
+        total, dxs = _op_by_op(used, list(xs.values()), losses)
+    else:
+        (value, total), pull = jax.vjp(used, *xs.values())
+        dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
     known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
     alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in known)
     total = total if alike else total.sum()
@@ -88,7 +96,20 @@ def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) ->
     by_name = dict.fromkeys(values) | dict(zip(xs, known, strict=True))
     if not isinstance(inputs, Mapping):
         by_name = tuple(by_name.values()) if isinstance(inputs, tuple) else by_name[0]
-    return Relevance(by_name, {}, total, missing, (), used)
+    lost = most_first(losses, float(missing.sum())) if check else ()
+    return Relevance(by_name, {}, total, missing, lost, used)
+
+
+def _op_by_op(used: Any, xs: list[Any], losses: list[Loss]) -> tuple[Any, list[Any]]:
+    """Run a function op by op; return its total and the gradients, and note what ops lost."""
+    run = ProgramRun(jax.make_jaxpr(used)(*xs), xs, range(len(xs)), [0], keeps=True)
+    for op, dys, dxs in run.backward():
+        ys = [y for y in op.outs if is_float(jax.typeof(y))]
+        ends = [sum(float(_share(v, dv, None).sum()) for v, dv in zip(*pair, strict=True))
+                for pair in ((ys, dys), (op.xs, dxs))]  # fmt: skip
+        losses.append(Loss(op.path, op.op_type, op.line, *ends))
+    gradients = zip(xs, run.gradients, strict=True)
+    return run.values[1], [jnp.zeros_like(x) if dx is None else dx for x, dx in gradients]
 
 
 def _by_name(inputs: Any) -> dict[Any, Any]:
@@ -150,11 +171,8 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
     for eqn in jaxpr.eqns:
         flags = [isinstance(v, core.Var) and v in active for v in eqn.invars]
         name, new, results = eqn.primitive.name, eqn, [any(flags)] * len(eqn.outvars)
-        if name in CALLS and any(flags):
-            body = programs.called(eqn)
-            inner, results = _rewritten(body.jaxpr, flags)
-            if inner is not body.jaxpr:
-                new = eqn.replace(params={**eqn.params, "jaxpr": body.replace(jaxpr=inner)})
+        if any(flags) and programs.name_of(eqn) in OPENED:
+            new, results = _opened(eqn, flags)
         elif name in MAPS_OF and sum(flags) == 1:
             chain = _chain(eqn, readers, active, {v: e for e in jaxpr.eqns for v in e.outvars})
             maps[id(chain[-1])] = chain
@@ -170,6 +188,28 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
     same = len(made) == len(jaxpr.eqns) and all(map(operator.is_, made, jaxpr.eqns))
     depends = [isinstance(v, core.Var) and v in active for v in jaxpr.outvars]
     return (jaxpr if same else jaxpr.replace(eqns=made)), depends
+
+
+def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
+    """Return what runs a program with such calls in that, and which of its results depend."""
+    is_remat = programs.name_of(eqn) == programs.REMAT
+    body = programs.remat_body(eqn) if is_remat else programs.called(eqn)
+    scans = eqn.primitive.name == "scan"
+    fixed, carried = programs.scan(eqn)[-2:] if scans else (len(flags), 0)
+    while True:  # a round of a scan hands on to the next one what depends
+        inner, results = _rewritten(jaxpr := getattr(body, "jaxpr", body), flags)
+        end = fixed + carried
+        carry = [*map(operator.or_, flags[fixed:end], results)]
+        if carry == flags[fixed:end]:
+            break
+        flags = [*flags[:fixed], *carry, *flags[end:]]
+    if inner is jaxpr:
+        return eqn, results
+    new = inner if body is jaxpr else body.replace(jaxpr=inner)
+    if is_remat:
+        return programs.with_remat_body(eqn, new), results
+    params = {key: new if value is body else value for key, value in eqn.params.items()}
+    return eqn.replace(params=params), results
 
 
 def _variables(eqn: Any) -> list[Any]:
@@ -248,11 +288,12 @@ def _run(eqn: Any, xs: Any) -> Any:
 
 def _check(eqn: Any, name: str) -> None:
     """Refuse linear maps and products of two values where no rule would see them."""
-    for body in programs.bodies(eqn.params.values()):
+    held = [programs.called(eqn)] if programs.is_high(eqn) else eqn.params.values()
+    for body in programs.bodies(held):
         for inner in programs.equations(body):
             if inner.primitive.name in MAPS_OF:
                 raise ArgumentError(
                     f"relevance: a {inner.primitive.name} runs in the body of a {name} "
                     f"({find_line(eqn, 'unknown')}), in which rules of linear maps have no place. "
-                    "Write the loop in Python, without a checkpoint or a derivative of its own"
+                    "Write the loop as a jax.lax.scan or in Python, without a derivative of its own"
                 )

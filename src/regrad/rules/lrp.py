@@ -1158,7 +1158,8 @@ def relevance(
             well; of one that returns a tuple, that of the first. For PyTorch.
         reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
             example. Inputs are then batches.
-        check: `"ops"` to have the record say where relevance is lost. For PyTorch.
+        check: `"ops"` to have the record say where relevance is lost. (A norm that is written out
+            where no module is called so has no rule, and is seen here.)
 
     Returns:
         A `Relevance`: of the inputs, of the layers, the total that there was to share, and what is
@@ -1178,17 +1179,21 @@ def relevance(
     >>> found.inputs.round(), found.layers["0"].round(), found.total
     (tensor([[1., 3.]]), tensor([[4., 0.]]), tensor([4.]))
     """
+    if check not in (None, "ops"):
+        raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
+    if check and reference is not None:
+        raise ArgumentError('relevance: check="ops" is for runs without a reference')
     torch = sys.modules.get("torch")
     of_torch = torch and (
         isinstance(model, torch.nn.Module)
         or any(isinstance(x, torch.Tensor) for x in flatten(inputs)[0])
     )
     if "jax" in sys.modules and callable(model) and not of_torch:
-        if layers or check:
-            raise ArgumentError("relevance: layers and check are for PyTorch models, as yet")
+        if layers:
+            raise ArgumentError("relevance: layers are for PyTorch models, as yet")
         from regrad.jax.relevance import explain as explain_function
 
-        return explain_function(model, inputs, target, rules, reference)
+        return explain_function(model, inputs, target, rules, reference, check)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
 

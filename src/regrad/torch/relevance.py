@@ -18,7 +18,7 @@ from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
 from regrad.core.places import Step, matches
 from regrad.errors import ArgumentError, kind, near
-from regrad.inspection.relevances import Loss, Relevance
+from regrad.inspection.relevances import Loss, Relevance, most_first
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -34,10 +34,6 @@ def explain(
     """Return the relevance of a model's inputs; see `regrad.rules.lrp.relevance`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
-    if check not in (None, "ops"):
-        raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
-    if check and reference is not None:
-        raise ArgumentError('relevance: check="ops" is for runs without a reference')
     run = Run(model, inputs, reference)
     ops = Ops(model, check is not None)
     with as_found(model), gradient_override_map(rules, model=model) as used:
@@ -350,9 +346,7 @@ class Ops(torch.overrides.TorchFunctionMode):
             rows.append(
                 Loss(*where, *[sum(float(p.relevance(dx).sum()) for p, dx in e) for e in pairs])
             )
-        rest = missing - sum(row.lost for row in rows)
-        rows.append(Loss("", "what is not seen (in place)", "", rest, 0.0))
-        return tuple(sorted(rows, key=lambda row: -abs(row.lost)))
+        return most_first(rows, missing)
 
 
 def _copied(y: Any, args: Any) -> Any:
