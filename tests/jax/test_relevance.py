@@ -432,6 +432,81 @@ def test_losses_add_up(library):
     }.get(library, {f"LinenMlp/Dense_{i}" for i in range(3)})  # fmt: skip
 
 
+# -- layers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["nnx", "equinox", "linen, bound"])
+@pytest.mark.parametrize("composite", ["attn_lrp", "epsilon_plus", "deep_lift"])
+def test_layers_of_dense_networks(composite, library):
+    of, x = fill(Mlp()), numbers(2, 6, seed=1)
+    base = numbers(1, 6, seed=2) if composite == "deep_lift" else None
+    if composite == "deep_lift" and library == "equinox":
+        base, composite = None, "excitation"
+    make, paths = getattr(lrp, composite), {"a": "Dense_0", "n": "LayerNorm_0", "b": "Dense_1"}
+    names = [paths[n] if "linen" in library else n for n in paths]
+    due = lrp.relevance(of, x, 1, make(), [*paths], reference=base)
+    found = lrp.relevance(
+        MLPS[library](of), array(x), 1, make(library="jax"), names,
+        reference=None if base is None else array(base),
+    )  # fmt: skip
+    close(found.inputs, due.inputs)
+    assert [*found.layers] == names
+    for ours, theirs in zip(found.layers.values(), due.layers.values(), strict=True):
+        assert abs(theirs).max() > 1e-3
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("library", ["nnx", "equinox"])
+def test_layers_of_convolutional_networks(library):
+    of, x = fill(Cnn()), numbers(2, 2, 8, 8, seed=1)
+    turn = (lambda v: v) if library == "equinox" else (lambda v: v.transpose(0, 2, 3, 1))
+    due = lrp.relevance(of, x, 1, lrp.epsilon_plus(), "*")
+    model = (NnxCnn if library == "nnx" else EqxCnn)(of)
+    found = lrp.relevance(
+        model, turn(array(x)), 1, lrp.epsilon_plus(library="jax"), "*", check="ops"
+    )
+    close(found.inputs, turn(array(due.inputs)))
+    for name in ("a", "b", "c"):
+        assert abs(due.layers[name]).max() > 1e-3
+        close(found.layers[name], turn(array(due.layers[name])))
+    close(found.layers["d"], due.layers["d"])
+    assert {*found.layers} == {"a", "n", "b", "c", "d"}
+    close(sum(row.lost for row in found.losses), float(found.missing.sum()), 1e-9)
+
+
+class Tied(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Linear(3, 3, rngs=nnx.Rngs(0), **WIDE)
+        self.pair, self.idle, self.count = Pair(), nnx.Dropout(0.0), Count()
+
+    def __call__(self, x):
+        y, twice = self.pair(self.a(self.a(x)))
+        return y * self.count(x) + twice
+
+
+class Pair(nnx.Module):
+    def __call__(self, x):
+        return x, 2 * x
+
+
+class Count(nnx.Module):
+    def __call__(self, x):
+        return len(x)
+
+
+def test_layers_that_return_tuples_run_twice_or_not_at_all():
+    x, rules = array(numbers(2, 3, seed=1)), lrp.attn_lrp(library="jax")
+    found = lrp.relevance(Tied(), x, 1, rules, ["pair", ""])
+    assert [*found.layers] == ["pair", ""]
+    close(2 * found.layers["pair"], found.layers[""])  # y is 2 x + 2 x
+    with pytest.raises(ArgumentError, match="the module 'a' ran more than once"):
+        lrp.relevance(Tied(), x, 1, rules, ["a"])
+    with pytest.raises(ArgumentError, match="no module 'idle' ran"):
+        lrp.relevance(Tied(), x, 1, rules, ["idle"])
+    with pytest.raises(ArgumentError, match="'count' returned int, expected an array of floats"):
+        lrp.relevance(Tied(), x, 1, rules, ["count"])
+
+
 # -- checkpoints and loops -------------------------------------------------------------------------
 
 
@@ -526,7 +601,9 @@ def test_what_does_not_fit_is_refused():
         reference=array(numbers(1, 6)), rules=lrp.deep_lift(library="jax"),
     )  # fmt: skip
     wrong("a dot_general runs in the body of a while .*test_relevance.py", model=loop)
-    wrong("layers are for PyTorch", layers=["a"])
+    wrong("no module 'z' ran and passed on what the target depends on", layers=["a", "z"])
+    wrong("layers are paths in a module of Flax or Equinox", model=lambda x: x, layers=["a"])
+    wrong("takes a dict of op types", rules=3, layers=["a"])
     wrong('check expected None or "ops", got True', check=True)
     wrong('check="ops" is for runs without a reference', check="ops", reference=jnp.ones((1, 6)))
     with pytest.raises(ArgumentError, match='expected library="torch" or "jax", got \'tf\''):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +30,13 @@ class Loss(NamedTuple):
     def lost(self) -> float:
         """The relevance that was lost; below 0 if more left than arrived."""
         return self.arrived - self.left
+
+
+def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:
+    """Return what there is to share, for each example where it can be, and what is missing."""
+    alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in shares)
+    total = total if alike else total.sum()
+    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
 
 
 def most_first(rows: Iterable[Loss], missing: float) -> tuple[Loss, ...]:

@@ -110,6 +110,8 @@ class Naming:
         # what keys for whole calls may mean the call of some modules, the innermost last
         self.whole: Callable[[Sequence[Step]], Any] = lambda chain: None
         self.by_path: dict[str, Step] = {p: step for step in made.values() for p in step.paths}
+        # what becomes of the result of a module of the model, by its path
+        self.tap: Callable[[str, Any], Any] = lambda path, y: y
         self.by_class = by_class
         self.classes: dict[type, str] = {}
 
@@ -153,7 +155,8 @@ class Naming:
                 self.by_path.setdefault(path, Step((path,), kind=type(module)))
             elif self.by_class:
                 stack.enter_context(_scope(self.number, self.name_of(type(module))))
-            return call(*args, **kwargs)
+            y = call(*args, **kwargs)
+            return self.tap(path, y) if named and context.method_name == "__call__" else y
 
     def _root(self, module: Any) -> Any:
         types = module_types("flax.linen")
@@ -279,8 +282,7 @@ def _owners() -> Iterator[type]:
     while waiting:
         found = waiting.pop()
         waiting += type.__subclasses__(found)
-        is_wrapper = re.match(r"equinox\.(_|internal)", found.__module__)
-        if "__call__" in vars(found) and not is_wrapper:
+        if "__call__" in vars(found) and not re.match(r"equinox\.(_|internal)", found.__module__):
             yield found
 
 
@@ -314,13 +316,13 @@ def _named_call(old: Callable[..., Any]) -> Any:
         if step is None and not naming.by_class:
             return run(*args, **kwargs)
         name = naming.name_of(type(self)) if step is None else step.path
-        around = trace.running[-1][1] if trace.running else Step(())
-        trace.running.append((self, step or around))
+        trace.running.append((self, step or Step(())))
         naming.called.add(name)
         try:
             with _scope(naming.number, name):
                 key = step and naming.whole([step for _, step in trace.running])
-                return run(*args, **kwargs) if key is None else _bounded(key, run, args, kwargs)
+                y = run(*args, **kwargs) if key is None else _bounded(key, run, args, kwargs)
+                return y if step is None else naming.tap(name, y)
         finally:
             trace.running.pop()
 

@@ -9,7 +9,8 @@ of a function whose name is a key: `MAPS` in `rules.lrp` has them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ import numpy as np
 from jax.extend import core
 
 from regrad.core.foreign import nonzero
+from regrad.core.places import Step, matches
+from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.relevances import Loss, Relevance, most_first
+from regrad.inspection.relevances import Loss, Relevance, balance, most_first
 from regrad.jax.boundaries import was_running
 from regrad.jax.closed import name_and_place
 from regrad.jax.equations import find_line
@@ -31,6 +34,7 @@ from regrad.jax.primitives import is_float
 from regrad.jax.running import ProgramRun
 from regrad.jax.where import JITS
 
+LAYER = "lrp_layer"
 MAPS_OF = {"dot_general": "dense", "conv_general_dilated": "convolution"}
 SHAPES = ("squeeze", "reshape", "transpose", "broadcast_in_dim")
 VMAP = "regrad_vmap"  # (of `vmaps`, while a program waits for its rules)
@@ -38,7 +42,7 @@ OPENED = (*JITS, "closed_call", VMAP, "remat", "remat2", "checkpoint", "scan", p
 
 
 def explain(
-    model: Any, inputs: Any, target: Any, rules: Any, reference: Any, check: Any
+    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any
 ) -> Relevance:
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
     if not callable(model):
@@ -82,34 +86,94 @@ def explain(
         jaxpr, _ = _rewritten(closed.jaxpr, [True] * len(given))
         return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
 
+    ops: list[Any] = []
+    layers = [layers] if isinstance(layers, str) else layers
+    if layers and isinstance(rules, Mapping):
+        rules = {**rules, LAYER: optional(lambda dy: dy)}
     used = override(program, rules, model=module)
-    losses: list[Loss] = []
-    if check:
-        total, dxs = _op_by_op(used, list(xs.values()), losses)
+    if layers:
+        if module is None:
+            raise ArgumentError(
+                "relevance: layers are paths in a module of Flax or Equinox, which is then called "
+                f"itself: relevance(model, …), got {kind(model)}"
+            )
+        used._surgery.where.naming.tap = partial(_tapped, layers)  # pyright: ignore
+    if check or layers:
+        total, dxs, ops = _op_by_op(used, list(xs.values()))
     else:
         (value, total), pull = jax.vjp(used, *xs.values())
         dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
     known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
-    alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in known)
-    total = total if alike else total.sum()
-    missing = total - sum(r.reshape(*total.shape, -1).sum(-1) for r in known)
+    total, missing = balance(total, known)
     by_name = dict.fromkeys(values) | dict(zip(xs, known, strict=True))
     if not isinstance(inputs, Mapping):
         by_name = tuple(by_name.values()) if isinstance(inputs, tuple) else by_name[0]
-    lost = most_first(losses, float(missing.sum())) if check else ()
-    return Relevance(by_name, {}, total, missing, lost, used)
+    losses = most_first(_lost(ops), float(missing.sum())) if check else ()
+    return Relevance(by_name, _layers(layers, ops, half), total, missing, losses, used)
 
 
-def _op_by_op(used: Any, xs: list[Any], losses: list[Loss]) -> tuple[Any, list[Any]]:
-    """Run a function op by op; return its total and the gradients, and note what ops lost."""
+# -- op by op --------------------------------------------------------------------------------------
+
+
+def _op_by_op(used: Any, xs: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+    """Run a function op by op.
+
+    Return its total, the gradients by the inputs, and each op with the gradients of its outputs
+    and of its inputs, in order.
+    """
     run = ProgramRun(jax.make_jaxpr(used)(*xs), xs, range(len(xs)), [0], keeps=True)
-    for op, dys, dxs in run.backward():
-        ys = [y for y in op.outs if is_float(jax.typeof(y))]
-        ends = [sum(float(_share(v, dv, None).sum()) for v, dv in zip(*pair, strict=True))
-                for pair in ((ys, dys), (op.xs, dxs))]  # fmt: skip
-        losses.append(Loss(op.path, op.op_type, op.line, *ends))
+    ops = [*run.backward()][::-1]
     gradients = zip(xs, run.gradients, strict=True)
-    return run.values[1], [jnp.zeros_like(x) if dx is None else dx for x, dx in gradients]
+    dxs = [jnp.zeros_like(x) if dx is None else dx for x, dx in gradients]
+    return run.values[1], dxs, ops
+
+
+def _lost(ops: Sequence[Any]) -> Iterator[Loss]:
+    for op, dys, dxs in ops:
+        if op.op_type == LAYER:
+            continue
+        ys = [y for y in op.outs if is_float(jax.typeof(y))]
+        ends = [
+            sum(float(_share(v, dv, None).sum()) for v, dv in zip(*pair, strict=True))
+            for pair in ((ys, dys), (op.xs, dxs))
+        ]
+        yield Loss(op.path, op.op_type, op.line, *ends)
+
+
+def lrp_layer(x: Any) -> Any:
+    """Return the output of a module, as an op of its own."""
+    return jnp.copy(x)
+
+
+def _naming(layers: Sequence[Any], path: str) -> list[Any]:
+    return [layer for layer in layers if layer == path or matches(layer, Step((path,)))]
+
+
+def _tapped(layers: Sequence[Any], path: str, y: Any) -> Any:
+    """Return the result of a module, the first array of it by an op that is found again."""
+    if not _naming(layers, path):
+        return y
+    leaves, structure = jax.tree.flatten(y)
+    if not leaves or not _is_float(leaves[0]):
+        raise ArgumentError(
+            f"relevance: the module {path!r} returned {kind(y)}, expected an array of floats"
+        )
+    return jax.tree.unflatten(structure, [jax.jit(lrp_layer)(leaves[0]), *leaves[1:]])
+
+
+def _layers(layers: Sequence[Any], ops: Sequence[Any], half: int | None) -> dict[str, Any]:
+    """Return the relevance of the outputs of modules."""
+    found: dict[str, Any] = {}
+    for op, (dy, *_), _ in ops:
+        if op.op_type == LAYER:
+            if op.path in found:
+                raise ArgumentError(f"relevance: the module {op.path!r} ran more than once")
+            found[op.path] = _share(op.outs[0], dy, half)
+    if idle := [x for x in layers if not any(_naming([x], path) for path in found)]:
+        raise ArgumentError(
+            f"relevance: no module {idle[0]!r} ran and passed on what the target depends on"
+        )
+    return found
 
 
 def _by_name(inputs: Any) -> dict[Any, Any]:

@@ -107,8 +107,7 @@ class Whereabouts:
                 if name.startswith(MARK):
                     path = name.removeprefix(MARK)
                     step = self.naming.by_path[path]
-                    if step.paths:
-                        parts = path.split(".") if path else []
+                    parts = [*filter(None, path.split("."))] if step.paths else parts
                     found.append(step if step.paths else step._replace(paths=(".".join(parts),)))
                 elif "->" not in name and not (self.naming.steps and name.startswith("eqx.")):
                     more = re.split("[./]", name)

@@ -1189,11 +1189,9 @@ def relevance(
         or any(isinstance(x, torch.Tensor) for x in flatten(inputs)[0])
     )
     if "jax" in sys.modules and callable(model) and not of_torch:
-        if layers:
-            raise ArgumentError("relevance: layers are for PyTorch models, as yet")
         from regrad.jax.relevance import explain as explain_function
 
-        return explain_function(model, inputs, target, rules, reference, check)
+        return explain_function(model, inputs, target, rules, layers, reference, check)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
 

@@ -18,7 +18,7 @@ from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
 from regrad.core.places import Step, matches
 from regrad.errors import ArgumentError, kind, near
-from regrad.inspection.relevances import Loss, Relevance, most_first
+from regrad.inspection.relevances import Loss, Relevance, balance, most_first
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -44,13 +44,6 @@ def explain(
     losses = ops.losses(found[len(run.points) :], float(missing.sum())) if check else ()
     by_layer = dict(zip(run.layers, known[len(run.leaves) :], strict=True))
     return Relevance(run.as_given(at_inputs), by_layer, total, missing, losses, used)
-
-
-def balance(total: torch.Tensor, shares: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-    """Return what there is to share, for each example where it can be, and what is missing."""
-    alike = total.dim() == 1 and all(r.shape[:1] == total.shape for r in shares)
-    total = total if alike else total.sum()
-    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
 
 
 class Point(NamedTuple):
