@@ -14,8 +14,9 @@ by the input, the derivative of a relevance is that of the rules, too.
 A composite is a map of such rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
 dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. What a model lacks of it is
 not missed. With `library="jax"` it is for `relevance` of a function of JAX. There a norm or an
-activation that is written out is known by the module or `jax.named_scope` that is called so: name
-the modules of NNX and Equinox by calling `relevance` on the model itself.
+activation that is written out is known by the class of the module, or by the `jax.named_scope`,
+that is called so; one that is written out elsewhere has no rule, and `check="ops"` says what it
+loses.
 
 >>> import torch
 >>> from regrad.rules import lrp
@@ -1145,7 +1146,8 @@ def relevance(
     Of JAX it is any function of arrays: a module of NNX or Equinox, a bound one of Linen,
     `lambda x: net.apply(params, x)`. In its program the linear maps of one value, with their bias,
     are calls of `"lrp_dense"` and `"lrp_convolution"`, products of two values of `"lrp_matmul"` and
-    `"lrp_mul"`: these are keys of the map, as in `attn_lrp(library="jax")`.
+    `"lrp_mul"`: these are keys of the map, as in `attn_lrp(library="jax")`. The state that a
+    `jax.lax.scan` begins with counts as a value, which takes its share, even if it is a constant.
 
     Args:
         model: A `torch.nn.Module`, or a function of JAX.
@@ -1155,7 +1157,8 @@ def relevance(
             of what the model returns, for anything else. Its sum is differentiated.
         rules: A map of overrides, such as `epsilon_plus()`.
         layers: Paths of modules, or patterns of such as for `rg.at`, whose relevance is wanted as
-            well; of one that returns a tuple, that of the first. For PyTorch.
+            well; of one that returns a tuple, that of the first. In JAX they are paths in a model
+            of Flax or Equinox, which is then what is given, and not a function that calls it.
         reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
             example. Inputs are then batches.
         check: `"ops"` to have the record say where relevance is lost. (A norm that is written out
