@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ class Loss(NamedTuple):
 
     Attributes:
         path: The module that it ran in.
-        op: Its op type, or torch's function.
+        op: Its op type, torch's function, or JAX's primitive.
         line: The line of the user's code.
         arrived: The relevance of its outputs.
         left: That of its inputs.
@@ -29,6 +30,21 @@ class Loss(NamedTuple):
     def lost(self) -> float:
         """The relevance that was lost; below 0 if more left than arrived."""
         return self.arrived - self.left
+
+
+def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:
+    """Return what there is to share, for each example where it can be, and what is missing."""
+    alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in shares)
+    total = total if alike else total.sum()
+    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
+
+
+def most_first(rows: Iterable[Loss], missing: float) -> tuple[Loss, ...]:
+    """Return ops by how much they lost, and with them what is missing and none of them lost."""
+    rows = list(rows)
+    rest = missing - sum(row.lost for row in rows)
+    rows.append(Loss("", "what is not seen (in place)", "", rest, 0.0))
+    return tuple(sorted(rows, key=lambda row: -abs(row.lost)))
 
 
 @dataclass(frozen=True)

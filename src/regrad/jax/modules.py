@@ -3,7 +3,8 @@
 Programs of NNX say nothing of modules, and those of Equinox their classes. So for the time of a
 trace the `__call__` of each class in the model is replaced, and opens a name scope, `regrad:` and
 the path of the module, around the call. Modules of Linen know their paths; there Flax has a way to
-intercept calls.
+intercept calls. Where keys ask for classes (a predicate may do so), so do the calls of all other
+modules, with the class for a name: a function may close over them, or `nnx.jit` have made them.
 
 Modules are known by identity. `TracedCall` makes copies of those among the arguments, and jit, scan
 and `tree_map` make more: all of them are walked along with what they are copies of. Where only the
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import sys
 import threading
 from collections import Counter
@@ -39,6 +41,7 @@ from regrad.jax.keys import BOUNDARY
 from regrad.transforms.arguments import replaced
 
 MARK = "regrad:"  # what the scopes of modules begin with
+CLASS = "regrad::"  # … and of those that are known by their class alone
 LIBRARIES = ("equinox", "flax.nnx", "flax.linen")
 
 NAMING: ContextVar[Any] = ContextVar("regrad_naming", default=None)  # of the trace that is open
@@ -79,9 +82,12 @@ class Naming:
     Args:
         model: A module of Flax or Equinox; None where only Flax's own names count.
         tells_apart: Returns whether keys that are in force tell two modules apart.
+        by_class: Whether keys ask for classes, so that those of all other modules count, too.
     """
 
-    def __init__(self, model: Any, tells_apart: Callable[[Step, Step], bool]) -> None:
+    def __init__(
+        self, model: Any, tells_apart: Callable[[Step, Step], bool], by_class: bool = False
+    ) -> None:
         need(VMAPS)
         self.model = model
         self.tells_apart = tells_apart
@@ -104,6 +110,16 @@ class Naming:
         # what keys for whole calls may mean the call of some modules, the innermost last
         self.whole: Callable[[Sequence[Step]], Any] = lambda chain: None
         self.by_path: dict[str, Step] = {p: step for step in made.values() for p in step.paths}
+        # what becomes of the result of a module of the model, by its path
+        self.tap: Callable[[str, Any], Any] = lambda path, y: y
+        self.by_class = by_class
+        self.classes: dict[type, str] = {}
+
+    def name_of(self, kind: type) -> str:
+        """Return the name of a class in scopes, which is not the path of any module."""
+        name = self.classes.setdefault(kind, f":{len(self.classes)}.{kind.__name__}")
+        self.by_path.setdefault(name, Step((), kind=kind))
+        return name
 
     # -- a trace -----------------------------------------------------------------------------------
 
@@ -123,7 +139,8 @@ class Naming:
                 if "flax.linen" in sys.modules:
                     linen: Any = sys.modules["flax.linen"]
                     stack.enter_context(linen.intercept_methods(self._intercept))
-                stack.enter_context(_replacing({*map(owner, self.steps or ())} - {None}))
+                owners = {*map(owner, self.steps or ())} - {None}
+                stack.enter_context(_replacing(owners.union(_owners() if self.by_class else ())))
                 yield
         finally:
             NAMING.reset(token)
@@ -131,10 +148,15 @@ class Naming:
     def _intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         """Name a call of a module of Linen's."""
         module = context.module
-        path = ".".join(module.path)
-        with _scope(self.number, path, isinstance(self._root(module), type(self.model))):
-            self.by_path.setdefault(path, Step((path,), kind=type(module)))
-            return call(*args, **kwargs)
+        path, named = ".".join(module.path), isinstance(self._root(module), type(self.model))
+        with ExitStack() as stack:
+            stack.enter_context(_scope(self.number, path, named))
+            if named:
+                self.by_path.setdefault(path, Step((path,), kind=type(module)))
+            elif self.by_class:
+                stack.enter_context(_scope(self.number, self.name_of(type(module))))
+            y = call(*args, **kwargs)
+            return self.tap(path, y) if named and context.method_name == "__call__" else y
 
     def _root(self, module: Any) -> Any:
         types = module_types("flax.linen")
@@ -254,6 +276,16 @@ def owner(step: Step) -> type | None:
     return next((c for c in type(step.module).__mro__ if "__call__" in vars(c)), None)
 
 
+def _owners() -> Iterator[type]:
+    """Yield all classes of modules that define a `__call__`, but not Equinox's wrappers."""
+    waiting = [*module_types("flax.nnx", "equinox")]
+    while waiting:
+        found = waiting.pop()
+        waiting += type.__subclasses__(found)
+        if "__call__" in vars(found) and not re.match(r"equinox\.(_|internal)", found.__module__):
+            yield found
+
+
 @block
 def _replacing(owners: Any) -> Generator[None]:
     """Replace the `__call__`s of these classes, and put them back after the last of all traces."""
@@ -278,15 +310,19 @@ def _named_call(old: Callable[..., Any]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         trace: _Trace | None = NAMING.get()
         run = old.__get__(self, type(self))  # pyright: ignore
-        step = None if trace is None or _runs(trace, self) else trace.step(self)
-        if trace is None or step is None:
+        if trace is None or _runs(trace, self):
             return run(*args, **kwargs)
-        trace.running.append((self, step))
-        trace.naming.called.add(step.path)
+        naming, step = trace.naming, trace.step(self)
+        if step is None and not naming.by_class:
+            return run(*args, **kwargs)
+        name = naming.name_of(type(self)) if step is None else step.path
+        trace.running.append((self, step or Step(())))
+        naming.called.add(name)
         try:
-            with _scope(trace.naming.number, step.path):
-                key = trace.naming.whole([step for _, step in trace.running])
-                return run(*args, **kwargs) if key is None else _bounded(key, run, args, kwargs)
+            with _scope(naming.number, name):
+                key = step and naming.whole([step for _, step in trace.running])
+                y = run(*args, **kwargs) if key is None else _bounded(key, run, args, kwargs)
+                return y if step is None else naming.tap(name, y)
         finally:
             trace.running.pop()
 

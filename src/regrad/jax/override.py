@@ -73,9 +73,9 @@ class override(Report[KeyBinding]):
             their names, that are to be differentiated op by op where they hold an overridden op.
         keep: those that are to keep their derivative, so that nothing is refused.
         model: a module of Flax (linen or nnx) or Equinox, whose parts have the names of its
-            attributes: `rg.at("layers.0", "Tanh")`. Without it `jax.named_scope`s count, and what
-            Linen and Haiku call their modules. f is called with it, with copies of it (as
-            `jax.grad` makes them) or closes over it.
+            attributes: `rg.at("layers.0", "Tanh")`. Without it the classes of modules and
+            `jax.named_scope`s count, and what Linen and Haiku call their modules. f is called with
+            it, with copies of it (as `jax.grad` makes them) or closes over it.
         values: whether rules may replace values, as `rg.replace(forward)` does.
         order: By default the rules hold at every order. With `order=1` they give the first
             derivative alone: what differentiates that (`jax.grad` of `jax.grad`) differentiates the

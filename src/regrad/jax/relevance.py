@@ -9,7 +9,8 @@ of a function whose name is a key: `MAPS` in `rules.lrp` has them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ import numpy as np
 from jax.extend import core
 
 from regrad.core.foreign import nonzero
+from regrad.core.places import Step, matches
+from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.relevances import Relevance
+from regrad.inspection.relevances import Loss, Relevance, balance, most_first
 from regrad.jax.boundaries import was_running
 from regrad.jax.closed import name_and_place
 from regrad.jax.equations import find_line
@@ -27,15 +30,20 @@ from regrad.jax.host import programs
 from regrad.jax.keys import key_for
 from regrad.jax.modules import module_types
 from regrad.jax.override import override
+from regrad.jax.primitives import is_float
+from regrad.jax.running import ProgramRun
 from regrad.jax.where import JITS
 
+LAYER = "lrp_layer"
 MAPS_OF = {"dot_general": "dense", "conv_general_dilated": "convolution"}
 SHAPES = ("squeeze", "reshape", "transpose", "broadcast_in_dim")
 VMAP = "regrad_vmap"  # (of `vmaps`, while a program waits for its rules)
-CALLS = (*JITS, "closed_call", VMAP)
+OPENED = (*JITS, "closed_call", VMAP, "remat", "remat2", "checkpoint", "scan", programs.REMAT)
 
 
-def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) -> Relevance:
+def explain(
+    model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any
+) -> Relevance:
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
     if not callable(model):
         raise ArgumentError(
@@ -78,17 +86,94 @@ def explain(model: Any, inputs: Any, target: Any, rules: Any, reference: Any) ->
         jaxpr, _ = _rewritten(closed.jaxpr, [True] * len(given))
         return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
 
+    ops: list[Any] = []
+    layers = [layers] if isinstance(layers, str) else layers
+    if layers and isinstance(rules, Mapping):
+        rules = {**rules, LAYER: optional(lambda dy: dy)}
     used = override(program, rules, model=module)
-    (value, total), pull = jax.vjp(used, *xs.values())
-    dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
+    if layers:
+        if module is None:
+            raise ArgumentError(
+                "relevance: layers are paths in a module of Flax or Equinox, which is then called "
+                f"itself: relevance(model, …), got {kind(model)}"
+            )
+        used._surgery.where.naming.tap = partial(_tapped, layers)  # pyright: ignore
+    if check or layers:
+        total, dxs, ops = _op_by_op(used, list(xs.values()))
+    else:
+        (value, total), pull = jax.vjp(used, *xs.values())
+        dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
     known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
-    alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in known)
-    total = total if alike else total.sum()
-    missing = total - sum(r.reshape(*total.shape, -1).sum(-1) for r in known)
+    total, missing = balance(total, known)
     by_name = dict.fromkeys(values) | dict(zip(xs, known, strict=True))
     if not isinstance(inputs, Mapping):
         by_name = tuple(by_name.values()) if isinstance(inputs, tuple) else by_name[0]
-    return Relevance(by_name, {}, total, missing, (), used)
+    losses = most_first(_lost(ops), float(missing.sum())) if check else ()
+    return Relevance(by_name, _layers(layers, ops, half), total, missing, losses, used)
+
+
+# -- op by op --------------------------------------------------------------------------------------
+
+
+def _op_by_op(used: Any, xs: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+    """Run a function op by op.
+
+    Return its total, the gradients by the inputs, and each op with the gradients of its outputs
+    and of its inputs, in order.
+    """
+    run = ProgramRun(jax.make_jaxpr(used)(*xs), xs, range(len(xs)), [0], keeps=True)
+    ops = [*run.backward()][::-1]
+    gradients = zip(xs, run.gradients, strict=True)
+    dxs = [jnp.zeros_like(x) if dx is None else dx for x, dx in gradients]
+    return run.values[1], dxs, ops
+
+
+def _lost(ops: Sequence[Any]) -> Iterator[Loss]:
+    for op, dys, dxs in ops:
+        if op.op_type == LAYER:
+            continue
+        ys = [y for y in op.outs if is_float(jax.typeof(y))]
+        ends = [
+            sum(float(_share(v, dv, None).sum()) for v, dv in zip(*pair, strict=True))
+            for pair in ((ys, dys), (op.xs, dxs))
+        ]
+        yield Loss(op.path, op.op_type, op.line, *ends)
+
+
+def lrp_layer(x: Any) -> Any:
+    """Return the output of a module, as an op of its own."""
+    return jnp.copy(x)
+
+
+def _naming(layers: Sequence[Any], path: str) -> list[Any]:
+    return [layer for layer in layers if layer == path or matches(layer, Step((path,)))]
+
+
+def _tapped(layers: Sequence[Any], path: str, y: Any) -> Any:
+    """Return the result of a module, the first array of it by an op that is found again."""
+    if not _naming(layers, path):
+        return y
+    leaves, structure = jax.tree.flatten(y)
+    if not leaves or not _is_float(leaves[0]):
+        raise ArgumentError(
+            f"relevance: the module {path!r} returned {kind(y)}, expected an array of floats"
+        )
+    return jax.tree.unflatten(structure, [jax.jit(lrp_layer)(leaves[0]), *leaves[1:]])
+
+
+def _layers(layers: Sequence[Any], ops: Sequence[Any], half: int | None) -> dict[str, Any]:
+    """Return the relevance of the outputs of modules."""
+    found: dict[str, Any] = {}
+    for op, (dy, *_), _ in ops:
+        if op.op_type == LAYER:
+            if op.path in found:
+                raise ArgumentError(f"relevance: the module {op.path!r} ran more than once")
+            found[op.path] = _share(op.outs[0], dy, half)
+    if idle := [x for x in layers if not any(_naming([x], path) for path in found)]:
+        raise ArgumentError(
+            f"relevance: no module {idle[0]!r} ran and passed on what the target depends on"
+        )
+    return found
 
 
 def _by_name(inputs: Any) -> dict[Any, Any]:
@@ -150,11 +235,8 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
     for eqn in jaxpr.eqns:
         flags = [isinstance(v, core.Var) and v in active for v in eqn.invars]
         name, new, results = eqn.primitive.name, eqn, [any(flags)] * len(eqn.outvars)
-        if name in CALLS and any(flags):
-            body = programs.called(eqn)
-            inner, results = _rewritten(body.jaxpr, flags)
-            if inner is not body.jaxpr:
-                new = eqn.replace(params={**eqn.params, "jaxpr": body.replace(jaxpr=inner)})
+        if any(flags) and programs.name_of(eqn) in OPENED:
+            new, results = _opened(eqn, flags)
         elif name in MAPS_OF and sum(flags) == 1:
             chain = _chain(eqn, readers, active, {v: e for e in jaxpr.eqns for v in e.outvars})
             maps[id(chain[-1])] = chain
@@ -170,6 +252,28 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
     same = len(made) == len(jaxpr.eqns) and all(map(operator.is_, made, jaxpr.eqns))
     depends = [isinstance(v, core.Var) and v in active for v in jaxpr.outvars]
     return (jaxpr if same else jaxpr.replace(eqns=made)), depends
+
+
+def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
+    """Return what runs a program with such calls in that, and which of its results depend."""
+    is_remat = programs.name_of(eqn) == programs.REMAT
+    body = programs.remat_body(eqn) if is_remat else programs.called(eqn)
+    scans = eqn.primitive.name == "scan"
+    fixed, carried = programs.scan(eqn)[-2:] if scans else (len(flags), 0)
+    while True:  # a round of a scan hands on to the next one what depends
+        inner, results = _rewritten(jaxpr := getattr(body, "jaxpr", body), flags)
+        end = fixed + carried
+        carry = [*map(operator.or_, flags[fixed:end], results)]
+        if carry == flags[fixed:end]:
+            break
+        flags = [*flags[:fixed], *carry, *flags[end:]]
+    if inner is jaxpr:
+        return eqn, results
+    new = inner if body is jaxpr else body.replace(jaxpr=inner)
+    if is_remat:
+        return programs.with_remat_body(eqn, new), results
+    params = {key: new if value is body else value for key, value in eqn.params.items()}
+    return eqn.replace(params=params), results
 
 
 def _variables(eqn: Any) -> list[Any]:
@@ -248,11 +352,12 @@ def _run(eqn: Any, xs: Any) -> Any:
 
 def _check(eqn: Any, name: str) -> None:
     """Refuse linear maps and products of two values where no rule would see them."""
-    for body in programs.bodies(eqn.params.values()):
+    held = [programs.called(eqn)] if programs.is_high(eqn) else eqn.params.values()
+    for body in programs.bodies(held):
         for inner in programs.equations(body):
             if inner.primitive.name in MAPS_OF:
                 raise ArgumentError(
                     f"relevance: a {inner.primitive.name} runs in the body of a {name} "
                     f"({find_line(eqn, 'unknown')}), in which rules of linear maps have no place. "
-                    "Write the loop in Python, without a checkpoint or a derivative of its own"
+                    "Write the loop as a jax.lax.scan or in Python, without a derivative of its own"
                 )

@@ -20,6 +20,7 @@ from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient
 from regrad.jax.host.functions import rule_note
 from regrad.jax.host.programs import COMPOSED, JAX, arg_names, called, codes, lines, scopes
+from regrad.jax.modules import CLASS, MARK
 from regrad.jax.primitives import EquationGradient, op_p, tie_p
 
 # Libraries that models are written with: a line of theirs says less than the one that called it.
@@ -191,9 +192,16 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def path_of(eqn: core.JaxprEqn, around: CallSite) -> str:
-    """The name scopes around an equation, without what JAX's transformations and einsum add."""
-    parts = [name for name in scopes(eqn) if "->" not in name]
-    return "/".join([around.path, *parts] if around.path else parts)
+    """The module and the name scopes around an equation, without what einsum adds."""
+    path = around.path
+    for name in scopes(eqn):
+        if name.startswith((CLASS, "eqx.")):
+            kind = name.rpartition(".")[2]
+            name = "" if kind in path.rpartition("/")[2] else kind
+        elif name.startswith(MARK):
+            path, name = name.removeprefix(MARK), ""
+        path = "/".join(filter(None, (path, "" if "->" in name else name)))
+    return path
 
 
 # -- operands --------------------------------------------------------------------------------------

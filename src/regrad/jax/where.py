@@ -61,7 +61,8 @@ class Whereabouts:
         wheres = [s.where for key in self.placed for s in key.selectors]
         self.entries: list[Any] = [e for where in wheres for e in entries(where)]
         self.codes: dict[Any, Any] = dict(map(_function, filter(_is_function, self.entries)))
-        self.naming: Naming = Naming(model, self._tells_apart)
+        by_class = any(is_predicate(e) or isinstance(e, type) for e in self.entries)
+        self.naming: Naming = Naming(model, self._tells_apart, by_class)
         self.places: Places = Places(self.placed, self.naming.steps)
         self.naming.whole = self._whole_key
         # what is counted is gone through at each call of a program, and not once for all
@@ -105,8 +106,9 @@ class Whereabouts:
             for name in around.scopes:
                 if name.startswith(MARK):
                     path = name.removeprefix(MARK)
-                    parts = path.split(".") if path else []
-                    found.append(self.naming.by_path[path])
+                    step = self.naming.by_path[path]
+                    parts = [*filter(None, path.split("."))] if step.paths else parts
+                    found.append(step if step.paths else step._replace(paths=(".".join(parts),)))
                 elif "->" not in name and not (self.naming.steps and name.startswith("eqx.")):
                     more = re.split("[./]", name)
                     # Flax calls the method f of its module m `m.f`, within m
@@ -114,7 +116,7 @@ class Whereabouts:
                     for part in more:
                         parts = [*parts, part]
                         found.append(Step((".".join(parts),)))
-            self.seen |= {(step.paths, id(step.module)): step for step in found}
+            self.seen |= {(step.paths, step.kind, id(step.module)): step for step in found}
             self.chains[around] = found
         return self.chains[around]
 

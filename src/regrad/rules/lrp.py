@@ -14,8 +14,9 @@ by the input, the derivative of a relevance is that of the rules, too.
 A composite is a map of such rules, for `regrad.torch.gradient_override_map` or `relevance`. It is a
 dict: `{**lrp.epsilon_plus(), rg.at("head", F.linear): lrp.gamma()}`. What a model lacks of it is
 not missed. With `library="jax"` it is for `relevance` of a function of JAX. There a norm or an
-activation that is written out is known by the module or `jax.named_scope` that is called so: name
-the modules of NNX and Equinox by calling `relevance` on the model itself.
+activation that is written out is known by the class of the module, or by the `jax.named_scope`,
+that is called so; one that is written out elsewhere has no rule, and `check="ops"` says what it
+loses.
 
 >>> import torch
 >>> from regrad.rules import lrp
@@ -695,7 +696,8 @@ def _keys(library: str) -> _Keys:
         nn = needed("jax.nn", "jax", API)
         others = [getattr(nn, n) for n in ("hard_tanh", "hard_swish", "celu", "mish")]
         shifted = {at(_in_shifted_norm, op_type): pass_ for op_type in ("Sub", "AddV2")}
-        return _Keys(MAPS[:1], MAPS[1:2], (*ACTIVATIONS, *others), *MAPS[2:], shifted)
+        pools = ("reduce_window_max",)
+        return _Keys(MAPS[:1], MAPS[1:2], (*ACTIVATIONS, *others), *MAPS[2:], shifted, pools)
     if library != "torch":
         raise ArgumentError(f'expected library="torch" or "jax", got {brief(library)}')
     F = needed("torch.nn.functional", "torch", API)
@@ -1017,9 +1019,9 @@ def cp_lrp(library: str = "torch") -> dict[Any, Any]:
 def deep_lift(library: str = "torch") -> dict[Any, Any]:
     """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
 
-    Activations are rescaled, and max pools (of PyTorch) share what they rise and fall; linear
-    layers, sums and average pools need no rule. Of other ops (PReLU, products, softmax) it is the
-    gradient, which does not keep relevance.
+    Activations are rescaled, and max pools share what they rise and fall; linear layers, sums and
+    average pools need no rule. Of other ops (PReLU, products, softmax) it is the gradient, which
+    does not keep relevance.
 
     Args:
         library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
@@ -1144,7 +1146,8 @@ def relevance(
     Of JAX it is any function of arrays: a module of NNX or Equinox, a bound one of Linen,
     `lambda x: net.apply(params, x)`. In its program the linear maps of one value, with their bias,
     are calls of `"lrp_dense"` and `"lrp_convolution"`, products of two values of `"lrp_matmul"` and
-    `"lrp_mul"`: these are keys of the map, as in `attn_lrp(library="jax")`.
+    `"lrp_mul"`: these are keys of the map, as in `attn_lrp(library="jax")`. The state that a
+    `jax.lax.scan` begins with counts as a value, which takes its share, even if it is a constant.
 
     Args:
         model: A `torch.nn.Module`, or a function of JAX.
@@ -1154,10 +1157,12 @@ def relevance(
             of what the model returns, for anything else. Its sum is differentiated.
         rules: A map of overrides, such as `epsilon_plus()`.
         layers: Paths of modules, or patterns of such as for `rg.at`, whose relevance is wanted as
-            well; of one that returns a tuple, that of the first. For PyTorch.
+            well; of one that returns a tuple, that of the first. In JAX they are paths in a model
+            of Flax or Equinox, which is then what is given, and not a function that calls it.
         reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
             example. Inputs are then batches.
-        check: `"ops"` to have the record say where relevance is lost. For PyTorch.
+        check: `"ops"` to have the record say where relevance is lost. (A norm that is written out
+            where no module is called so has no rule, and is seen here.)
 
     Returns:
         A `Relevance`: of the inputs, of the layers, the total that there was to share, and what is
@@ -1177,17 +1182,19 @@ def relevance(
     >>> found.inputs.round(), found.layers["0"].round(), found.total
     (tensor([[1., 3.]]), tensor([[4., 0.]]), tensor([4.]))
     """
+    if check not in (None, "ops"):
+        raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
+    if check and reference is not None:
+        raise ArgumentError('relevance: check="ops" is for runs without a reference')
     torch = sys.modules.get("torch")
     of_torch = torch and (
         isinstance(model, torch.nn.Module)
         or any(isinstance(x, torch.Tensor) for x in flatten(inputs)[0])
     )
     if "jax" in sys.modules and callable(model) and not of_torch:
-        if layers or check:
-            raise ArgumentError("relevance: layers and check are for PyTorch models, as yet")
         from regrad.jax.relevance import explain as explain_function
 
-        return explain_function(model, inputs, target, rules, reference)
+        return explain_function(model, inputs, target, rules, layers, reference, check)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.relevances import Relevance
+from regrad.inspection.relevances import Relevance, balance
 from regrad.rules.attribution import Path
 from regrad.torch.overriding import gradient_override_map
-from regrad.torch.relevance import Ops, Run, as_found, balance, named
+from regrad.torch.relevance import Ops, Run, as_found, named
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
 from regrad.core.places import Step, matches
 from regrad.errors import ArgumentError, kind, near
-from regrad.inspection.relevances import Loss, Relevance
+from regrad.inspection.relevances import Loss, Relevance, balance, most_first
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -34,10 +34,6 @@ def explain(
     """Return the relevance of a model's inputs; see `regrad.rules.lrp.relevance`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
-    if check not in (None, "ops"):
-        raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
-    if check and reference is not None:
-        raise ArgumentError('relevance: check="ops" is for runs without a reference')
     run = Run(model, inputs, reference)
     ops = Ops(model, check is not None)
     with as_found(model), gradient_override_map(rules, model=model) as used:
@@ -48,13 +44,6 @@ def explain(
     losses = ops.losses(found[len(run.points) :], float(missing.sum())) if check else ()
     by_layer = dict(zip(run.layers, known[len(run.leaves) :], strict=True))
     return Relevance(run.as_given(at_inputs), by_layer, total, missing, losses, used)
-
-
-def balance(total: torch.Tensor, shares: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-    """Return what there is to share, for each example where it can be, and what is missing."""
-    alike = total.dim() == 1 and all(r.shape[:1] == total.shape for r in shares)
-    total = total if alike else total.sum()
-    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
 
 
 class Point(NamedTuple):
@@ -350,9 +339,7 @@ class Ops(torch.overrides.TorchFunctionMode):
             rows.append(
                 Loss(*where, *[sum(float(p.relevance(dx).sum()) for p, dx in e) for e in pairs])
             )
-        rest = missing - sum(row.lost for row in rows)
-        rows.append(Loss("", "what is not seen (in place)", "", rest, 0.0))
-        return tuple(sorted(rows, key=lambda row: -abs(row.lost)))
+        return most_first(rows, missing)
 
 
 def _copied(y: Any, args: Any) -> Any:
