@@ -204,6 +204,7 @@ class KnownCall:
         self.function: Any = call.rule.rule.function
         self.order: list[int] | None = _order(call) if len(places) == 1 else None
         self.attrs: Sequence[Any] = tuple(call.attrs.values())
+        self.fixed: Any = call.fixed
 
     def inputs(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         """Return the tensors among the arguments of a call."""
@@ -260,8 +261,7 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
         saved = ctx.saved_tensors
         with DisableTorchFunction():  # (first: a mode would be asked about `dy.dtype`, too)
             if (
-                known.order is not None
-                and type(dy) is torch.Tensor
+                type(dy) is torch.Tensor
                 and dy.dtype is specs[0][1]
                 and known.rule.writes is False
                 and not is_traced()
@@ -270,8 +270,15 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
                 and current() is None
             ):
                 dxs: list[Any] = [None] * known.call.total
-                dxs[known.call.at[0]] = _pull(known, hit, specs[0], saved, dy)
-                return tuple(dxs)
+                at: Any = known.call.at
+                if known.order is not None:
+                    dxs[at[0]] = _pull(known, hit, specs[0], saved, dy)
+                    return tuple(dxs)
+                wanted = [n for n, i in enumerate(at) if ctx.needs_input_grad[i]]
+                if (found := _replay(known, hit, specs, wanted, [*saved, dy])) is not None:
+                    for n, dx in zip(wanted, found, strict=True):
+                        dxs[at[n]] = dx
+                    return tuple(dxs)
         whole = known.with_hit(hit), [(tuple(s), d) for s, d in specs], None, known.kept
         return pull_back(_Context(whole, ctx.needs_input_grad), saved, dys)
 
@@ -297,6 +304,19 @@ def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch
     if [*map(version_of, saved), version_of(dy)] != before:
         raise wrote_into(known.with_hit(hit).describe())
     return dx
+
+
+def _replay(
+    known: KnownCall, hit: Any, specs: Any, wanted: Sequence[int], arrays: Sequence[Any]
+) -> Any:
+    """Return the gradients by a rule in regrad's functions, if it was recorded."""
+    if known.rule.recordings is None or known.fixed is None or is_grad_enabled():
+        return None
+    fixed = known.fixed, tuple(wanted), tuple(specs), None
+    found = known.rule.recordings.replay(fixed, arrays)
+    if found is not None:
+        hit.ran += 1
+    return found
 
 
 _apply: Any = raw_apply(KnownOverride)

@@ -127,7 +127,7 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
 
 
 def _kinds(ctx: Any, args: Sequence[Any], y: Any) -> Any:
-    """Return what a call has in common with others that are known like it; None if it is unusual."""
+    """Return what a call has in common with others; None if it is unusual."""
     if (
         type(y) is torch.Tensor
         and y.is_floating_point()
