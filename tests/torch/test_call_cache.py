@@ -44,7 +44,7 @@ def of_two(dy, a, b):
 def used(monkeypatch):
     """Return the calls that took the short road, forward and backward."""
     found = []
-    for module, name in ((call_cache, "_pull"), (call_cache, "_replay")):
+    for module, name in ((call_cache, "_pull"), (recorded.Recordings, "replay")):
         old = getattr(module, name)
 
         def run(*args, old=old, name=name):
@@ -432,7 +432,7 @@ def test_both_roads_of_a_function_agree(name, known, monkeypatch):
     short, hits = gradients(call, {function: rule})
     assert len(known) >= 2
     del known[:]
-    monkeypatch.setattr(functions, "_kinds", lambda *args: None)
+    monkeypatch.setattr(functions, "kinds_of", lambda *args: None)
     general, expected = gradients(call, {function: rule})
     assert not known
     assert hits == expected

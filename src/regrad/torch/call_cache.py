@@ -48,6 +48,7 @@ from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import LOOKED_AT, OWN, WITHIN
 from regrad.torch.places import path_here
 from regrad.torch.run_time import is_traced
+from regrad.transforms.arguments import replaced
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _EXACT = {
@@ -111,7 +112,7 @@ class CallCache:
         known = self.known.get(kinds)
         if known is None:
             return self._learn(kinds, args, options)
-        xs = known.inputs(args)
+        xs = args if known.is_flat else [args[i] for i in known.places]
         root = mode.scope._root
         binding, where = root._bindings[known.key], find_caller(LIBRARIES)
         if root._modules is None:
@@ -205,10 +206,7 @@ class KnownCall:
         self.order: list[int] | None = _order(call) if len(places) == 1 else None
         self.attrs: Sequence[Any] = tuple(call.attrs.values())
         self.fixed: Any = call.fixed
-
-    def inputs(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """Return the tensors among the arguments of a call."""
-        return args if self.is_flat else [args[i] for i in self.places]
+        self.nothing: Sequence[Any] = (None,) * call.total  # pyright: ignore
 
     def keep(self, ctx: Any, hit: Any, xs: Sequence[torch.Tensor], y: torch.Tensor) -> None:
         """Keep for the backward pass what the rule names."""
@@ -269,16 +267,17 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
                 and not is_autocast_open()
                 and current() is None
             ):
-                dxs: list[Any] = [None] * known.call.total
                 at: Any = known.call.at
+                found = None
                 if known.order is not None:
-                    dxs[at[0]] = _pull(known, hit, specs[0], saved, dy)
-                    return tuple(dxs)
-                wanted = [n for n, i in enumerate(at) if ctx.needs_input_grad[i]]
-                if (found := _replay(known, hit, specs, wanted, [*saved, dy])) is not None:
-                    for n, dx in zip(wanted, found, strict=True):
-                        dxs[at[n]] = dx
-                    return tuple(dxs)
+                    found = [_pull(known, hit, specs[0], saved, dy)]
+                elif known.rule.recordings is not None and not is_grad_enabled():
+                    wanted = [n for n, i in enumerate(at) if ctx.needs_input_grad[i]]
+                    at, fixed = [at[n] for n in wanted], (known.fixed, (*wanted,), (*specs,), None)
+                    found = known.rule.recordings.replay(fixed, [*saved, dy])
+                    hit.ran += found is not None
+                if found is not None:
+                    return tuple(replaced(known.nothing, at, found))
         whole = known.with_hit(hit), [(tuple(s), d) for s, d in specs], None, known.kept
         return pull_back(_Context(whole, ctx.needs_input_grad), saved, dys)
 
@@ -296,7 +295,7 @@ def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch
     before = [*map(version_of, saved), version_of(dy)]
     try:
         given = (*saved, *known.attrs)
-        dx = known.function(dy, *[given[n] for n in known.order])  # pyright: ignore
+        dx = known.function(dy, *map(given.__getitem__, known.order))  # pyright: ignore
     except Exception as error:
         raise noted(error, known.with_hit(hit).describe()) from error.__cause__
     if type(dx) is not torch.Tensor or dx.shape != spec[0] or dx.dtype is not spec[1]:
@@ -304,19 +303,6 @@ def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch
     if [*map(version_of, saved), version_of(dy)] != before:
         raise wrote_into(known.with_hit(hit).describe())
     return dx
-
-
-def _replay(
-    known: KnownCall, hit: Any, specs: Any, wanted: Sequence[int], arrays: Sequence[Any]
-) -> Any:
-    """Return the gradients by a rule in regrad's functions, if it was recorded."""
-    if known.rule.recordings is None or known.fixed is None or is_grad_enabled():
-        return None
-    fixed = known.fixed, tuple(wanted), tuple(specs), None
-    found = known.rule.recordings.replay(fixed, arrays)
-    if found is not None:
-        hit.ran += 1
-    return found
 
 
 _apply: Any = raw_apply(KnownOverride)

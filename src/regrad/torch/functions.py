@@ -117,42 +117,27 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
         return y
     rule, hit = found
     with DisableTorchFunction():  # (or a mode would be asked about each attribute)
-        kinds = _kinds(ctx, args, y)
+        usual = type(y) is torch.Tensor and y.is_floating_point() and not in_forward_mode()
+        usual = usual and PLACE.get() is None and not LOOKED_AT.get()
+        kinds = kinds_of((*args, *ctx.needs_input_grad), {}) if usual else None
         if (known := rule.known.get(kinds)) is not None:
             redirect(ctx, KnownOverride)
             ctx.set_materialize_grads(True)
-            known.keep(ctx, hit, known.inputs(args), y)
+            known.keep(ctx, hit, args if known.is_flat else [args[i] for i in known.places], y)
             return y
-    return _bind_anew(ctx, function, rule, hit, args, y, kinds)
-
-
-def _kinds(ctx: Any, args: Sequence[Any], y: Any) -> Any:
-    """Return what a call has in common with others; None if it is unusual."""
-    if (
-        type(y) is torch.Tensor
-        and y.is_floating_point()
-        and not (LOOKED_AT.get() or in_forward_mode())
-        and PLACE.get() is None
-        and (kinds := kinds_of(args, {})) is not None
-    ):
-        return kinds, ctx.needs_input_grad
-    return None
-
-
-def _bind_anew(
-    ctx: Any, function: Any, rule: FunctionRule, hit: Hit, args: Sequence[Any], y: Any, kinds: Any
-) -> Any:
-    """Have a rule answer for a call, whatever it is, and know the next ones of its kinds."""
     places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    xs, moves = [args[i] for i in places], ctx.needs_input_grad
-    one = rule.for_call(args, [i for i in places if moves[i]])
+    xs = [args[i] for i in places]
+    one = rule.for_call(args, [i for i in places if ctx.needs_input_grad[i]])
     layout = None if one.op.flat else (tuple(range(len(xs))),)
-    call = RuleCall(one, xs, layout, rule.attrs(args), _applied(function, args), hit)
+    call = RuleCall(one, xs, layout, rule.attrs(args), _applied(function, args, places), hit)
     call.once, call.at, call.total = rule.once, places, len(args)
     if kinds is not None and kinds not in rule.known and one.writes is False:
-        usual = one.op.flat and not is_special(rule)
-        known = KnownCall(call, rule.key, hit.op_type, places, len(args)) if usual else None
-        learn(rule.known, kinds, known)
+        special = layout is not None or is_special(rule)
+        learn(
+            rule.known,
+            kinds,
+            None if special else KnownCall(call, rule.key, hit.op_type, places, len(args)),
+        )
     if call.rule.replaces:
         if ctx.dirty_tensors:
             raise PassedOverError(
@@ -160,7 +145,7 @@ def _bind_anew(
                 "replaces its value (rg.replace), which others may read there."
             )
         y = call.forward.answer(xs, y)  # pyright: ignore
-        if not any(moves):
+        if not moves:
             return y
     if in_forward_mode():
         raise GradientError(
@@ -183,10 +168,9 @@ def _bind_anew(
     return y
 
 
-def _applied(function: Any, args: Sequence[Any]) -> Callable[..., Any]:
+def _applied(function: Any, args: Sequence[Any], places: Sequence[int]) -> Callable[..., Any]:
     """Return an `autograd.Function` as a function of the tensors among these arguments."""
-    held = [None if isinstance(x, torch.Tensor) else x for x in args]
-    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    held = replaced([*args], places, [None] * len(places))
 
     def apply(*xs: torch.Tensor) -> Any:
         token = OWN.set(True)  # with its own gradient

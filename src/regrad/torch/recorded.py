@@ -59,10 +59,7 @@ _OF_KIND = frozenset({
     "shape", "dtype", "device", "ndim", "layout", "requires_grad", "numel", "size", "dim",
     "__len__", "is_floating_point", "is_complex", "is_signed", "result_type",
 })  # fmt: skip
-_FIXED = (
-    *_PLAIN, slice, type(...), torch.Tensor, torch.Size, torch.dtype, torch.device, torch.layout,
-    torch.memory_format,
-)  # fmt: skip
+_FIXED = (*_PLAIN, slice, type(...), torch.Tensor, torch.Size, torch.dtype, torch.device)
 Program = Callable[..., Sequence[torch.Tensor]]
 # Instructions that change something outside of the call, or bring something in.
 _EFFECTS = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "DELETE_", "IMPORT_", "YIELD_", "SEND")
@@ -216,27 +213,22 @@ class _Writer(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        given = [*tensors((args, kwargs))]
+        options, given = kwargs or {}, [*tensors((args, kwargs))]
         with DisableTorchFunction():
             versions = [*map(version_of, given)]
-            y = func(*args, **(kwargs or {}))
+            y = func(*args, **options)
             self.complete &= [*map(version_of, given)] == versions
-        several = isinstance(y, tuple | list) and all(isinstance(z, torch.Tensor) for z in y)
-        if isinstance(y, torch.Tensor) or (y and several):
-            if id(y) not in self.names or _name(func) != "to":  # (to its own dtype: x itself)
-                self._write(func, args, kwargs or {}, y)
-        elif _name(func) not in _OF_KIND:
-            self.complete = False
+        parts = y if isinstance(y, tuple | list) else ()
+        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        if not (isinstance(y, torch.Tensor) or (parts and [*tensors(parts)] == [*parts])):
+            self.complete &= name in _OF_KIND
+        elif id(y) not in self.names or name != "to":  # (to its own dtype: x itself)
+            texts = [*map(self._text, args), *(f"{k}={self._text(v)}" for k, v in options.items())]
+            at = f"y{len(self.lines)}"
+            self.lines.append(f"    {at} = {self._constant(func)}({', '.join(texts)})\n")
+            self.names |= {id(y): at} | {id(z): f"{at}[{n}]" for n, z in enumerate(parts)}
+            self.alive.append(y)
         return y
-
-    def _write(self, func: Any, args: Sequence[Any], options: Any, y: Any) -> None:
-        given = [*map(self._text, args), *(f"{k}={self._text(v)}" for k, v in options.items())]
-        name = f"y{len(self.lines)}"
-        self.lines.append(f"    {name} = {self._constant(func)}({', '.join(given)})\n")
-        self.alive.append(y)
-        self.names |= {id(y): name} | {
-            id(z): f"{name}[{n}]" for n, z in enumerate(y if isinstance(y, tuple | list) else ())
-        }
 
     def _text(self, value: Any) -> str:
         if id(value) in self.names and isinstance(value, torch.Tensor):
@@ -257,15 +249,9 @@ class _Writer(TorchFunctionMode):
         found = [self.names.get(id(y._data), "") for y in ys]
         if not self.complete or "" in found:
             return None  # (a constant is an answer, say)
-        lines = "".join(self.lines)
-        exec(f"def program({self.inputs}):\n{lines}    return {', '.join(found)},", self.values)
+        lines = [f"def program({self.inputs}):\n", *self.lines, f"    return {', '.join(found)},"]
+        exec("".join(lines), self.values)
         return self.values["program"]
-
-
-def _name(func: Any) -> str:
-    """Return the name of a function of torch, or of the attribute that it reads."""
-    name = getattr(func, "__name__", "")
-    return func.__self__.__name__ if name == "__get__" else name
 
 
 class _RuleRegion(Region):
