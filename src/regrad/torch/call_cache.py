@@ -206,7 +206,7 @@ class KnownCall:
         self.order: list[int] | None = _order(call) if len(places) == 1 else None
         self.attrs: Sequence[Any] = tuple(call.attrs.values())
         self.fixed: Any = call.fixed
-        self.nothing: Sequence[Any] = (None,) * call.total  # pyright: ignore
+        self.total: Any = call.total
 
     def keep(self, ctx: Any, hit: Any, xs: Sequence[torch.Tensor], y: torch.Tensor) -> None:
         """Keep for the backward pass what the rule names."""
@@ -268,16 +268,17 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
                 and current() is None
             ):
                 at: Any = known.call.at
-                found = None
+                dxs: list[Any] = [None] * known.total
                 if known.order is not None:
-                    found = [_pull(known, hit, specs[0], saved, dy)]
-                elif known.rule.recordings is not None and not is_grad_enabled():
-                    wanted = [n for n, i in enumerate(at) if ctx.needs_input_grad[i]]
-                    at, fixed = [at[n] for n in wanted], (known.fixed, (*wanted,), (*specs,), None)
+                    dxs[at[0]] = _pull(known, hit, specs[0], saved, dy)
+                    return tuple(dxs)
+                if known.rule.recordings is not None and not is_grad_enabled():
+                    wanted = tuple([n for n, i in enumerate(at) if ctx.needs_input_grad[i]])
+                    fixed = known.fixed, wanted, tuple(specs), None
                     found = known.rule.recordings.replay(fixed, [*saved, dy])
-                    hit.ran += found is not None
-                if found is not None:
-                    return tuple(replaced(known.nothing, at, found))
+                    if found is not None:
+                        hit.ran += 1
+                        return tuple(replaced(dxs, [at[n] for n in wanted], found))
         whole = known.with_hit(hit), [(tuple(s), d) for s, d in specs], None, known.kept
         return pull_back(_Context(whole, ctx.needs_input_grad), saved, dys)
 

@@ -119,7 +119,7 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     with DisableTorchFunction():  # (or a mode would be asked about each attribute)
         usual = type(y) is torch.Tensor and y.is_floating_point() and not in_forward_mode()
         usual = usual and PLACE.get() is None and not LOOKED_AT.get()
-        kinds = kinds_of((*args, *ctx.needs_input_grad), {}) if usual else None
+        kinds = kinds_of(args, {}) if usual else None, ctx.needs_input_grad
         if (known := rule.known.get(kinds)) is not None:
             redirect(ctx, KnownOverride)
             ctx.set_materialize_grads(True)
@@ -131,13 +131,10 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     layout = None if one.op.flat else (tuple(range(len(xs))),)
     call = RuleCall(one, xs, layout, rule.attrs(args), _applied(function, args, places), hit)
     call.once, call.at, call.total = rule.once, places, len(args)
-    if kinds is not None and kinds not in rule.known and one.writes is False:
-        special = layout is not None or is_special(rule)
-        learn(
-            rule.known,
-            kinds,
-            None if special else KnownCall(call, rule.key, hit.op_type, places, len(args)),
-        )
+    if kinds[0] is not None and kinds not in rule.known and one.writes is False:
+        usual = layout is None and not is_special(rule)
+        known = KnownCall(call, rule.key, hit.op_type, places, len(args)) if usual else None
+        learn(rule.known, kinds, known)
     if call.rule.replaces:
         if ctx.dirty_tensors:
             raise PassedOverError(

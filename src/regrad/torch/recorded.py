@@ -220,7 +220,7 @@ class _Writer(TorchFunctionMode):
             self.complete &= [*map(version_of, given)] == versions
         parts = y if isinstance(y, tuple | list) else ()
         name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
-        if not (isinstance(y, torch.Tensor) or (parts and [*tensors(parts)] == [*parts])):
+        if {*map(type, parts or [y])} != {torch.Tensor}:
             self.complete &= name in _OF_KIND
         elif id(y) not in self.names or name != "to":  # (to its own dtype: x itself)
             texts = [*map(self._text, args), *(f"{k}={self._text(v)}" for k, v in options.items())]
