@@ -385,6 +385,29 @@ class Scaled(torch.autograd.Function):
         return None, dy, (dy * x).sum().reshape(scale.shape)
 
 
+class Doubled(torch.autograd.Function):
+    """It changes its input in place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
 def by_slope(dy, x, slope):
     return dy / (1 + slope * x.abs())
 
@@ -407,6 +430,8 @@ FUNCTIONS = {
     "regrad": (Step, by_slope_in_regrad, lambda x: Step.apply(x, 3.0)),
     "value": (Step, by_value, lambda x: Step.apply(x, 3.0, "up")),
     "newer": (NewerStep, by_slope, lambda x: NewerStep.apply(x, 3.0)),
+    "in place": (Doubled, lambda dy, y: dy * y, lambda x: Doubled.apply(x * 1)),
+    "its input": (Same, of_torch, Same.apply),
     "two tensors": (Scaled, of_scale, lambda x: Scaled.apply(4, x, SCALE_OF * 1)),
     "both move": (Scaled, of_scale, lambda x: Scaled.apply(4, x, x[:1, :1].sum(0))),
 }

@@ -219,7 +219,8 @@ class _Writer(TorchFunctionMode):
             y = func(*args, **options)
             self.complete &= [*map(version_of, given)] == versions
         parts = y if isinstance(y, tuple | list) else ()
-        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        name = getattr(func, "__name__", "")
+        name = getattr(func.__self__, "__name__", "") if name == "__get__" else name
         if {*map(type, parts or [y])} != {torch.Tensor}:
             self.complete &= name in _OF_KIND
         elif id(y) not in self.names or name != "to":  # (to its own dtype: x itself)
