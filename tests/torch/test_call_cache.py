@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 import regrad.torch as rt
 from regrad.errors import RuleError
-from regrad.torch import call_cache, calls, recorded
+from regrad.torch import call_cache, functions, recorded
 
 CALLS = {
     "relu": (F.relu, "Relu", {"inplace": False}),
@@ -44,7 +44,7 @@ def of_two(dy, a, b):
 def used(monkeypatch):
     """Return the calls that took the short road, forward and backward."""
     found = []
-    for module, name in ((call_cache, "_pull"), (calls, "_replayed")):
+    for module, name in ((call_cache, "_pull"), (recorded.Recordings, "replay")):
         old = getattr(module, name)
 
         def run(*args, old=old, name=name):
@@ -57,13 +57,13 @@ def used(monkeypatch):
     return found
 
 
-def gradients(f, rules, steps=4, dtype=torch.float64, shape=(3, 4)):
+def gradients(f, rules, steps=4, dtype=torch.float64, shape=(3, 4), count=12):
     """Return the gradients of a few steps, each on inputs of its own, and the hits."""
     found = []
     with rt.gradient_override_map(rules) as scope:
         for step in range(steps):
-            x = torch.linspace(-1, 1 + step, 12, dtype=dtype).reshape(shape).requires_grad_()
-            (f(x) * torch.arange(12.0).reshape(shape)).sum().backward()
+            x = torch.linspace(-1, 1 + step, count, dtype=dtype).reshape(shape).requires_grad_()
+            (f(x) * torch.arange(float(count)).reshape(shape)).sum().backward()
             found.append(x.grad)
     return found, [(h.op_type, h.where, h.count, h.ran, h.shapes) for h in scope.hits]
 
@@ -252,6 +252,288 @@ def test_the_default_dtype_is_part_of_it():
                 x32.grad = None
                 torch.tanh(x32).sum().backward()
                 assert x32.grad.dtype == torch.float32
+
+
+# -- recorded rules: the functions of torch that they called ---------------------------------------
+
+RECORDED = {
+    "one tensor of several": lambda dy, x: dy * rg.split(x, 2, axis=0)[1],
+    "a list of tensors": lambda dy, x: rg.concat([dy[:1], x[1:2]], axis=0),
+    "a view": lambda dy, x: rg.matrix_transpose(rg.flip(dy, axis=0)),
+    "an input twice": lambda dy, x: rg.multiply(dy, dy) + rg.exp(x),
+    "a reduction": lambda dy, x: dy / (rg.sqrt(rg.sum(x * x, axis=-1, keepdims=True)) + 1),
+    "the gradient itself": lambda dy, x: rg.positive(rg.astype(dy, dy.dtype)),
+}
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Return the recordings that were made, None for each run that could not be recorded."""
+    found, old = [], recorded._record
+
+    def record(*args):
+        ys, program = old(*args)
+        found.append(program)
+        return ys, program
+
+    monkeypatch.setattr(recorded, "_record", record)
+    return found
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_rule_runs_what_its_python_runs(name, written, monkeypatch):
+    short, _ = gradients(torch.tanh, {"Tanh": RECORDED[name]}, shape=(2, 2), count=4)
+    assert len(written) == 1
+    assert written[0] is not None
+    monkeypatch.setattr(recorded.Recordings, "are_possible", lambda self: False)
+    python, _ = gradients(torch.tanh, {"Tanh": RECORDED[name]}, shape=(2, 2), count=4)
+    for a, b in zip(short, python, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_inputs_that_were_one_tensor_when_recorded_are_told_apart(written):
+    def rule(dy, a, b):
+        return rg.multiply(dy, b), rg.multiply(dy, a)
+
+    a = torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    b = torch.tensor([5.0, 7.0], dtype=torch.float64, requires_grad=True)
+    with rt.gradient_override_map({"Mul": rule}):
+        for _ in range(4):
+            torch.mul(a, a).sum().backward()
+        a.grad = None
+        torch.mul(a, b).sum().backward()
+    assert len(written) == 1
+    assert written[0] is not None
+    assert (a.grad.tolist(), b.grad.tolist()) == ([5.0, 7.0], [2.0, 3.0])
+
+
+def test_a_gradient_that_is_laid_out_differently(written):
+    rule = lambda dy, x: rg.reshape(rg.reshape(dy, (-1,)) * 2, x.shape)  # noqa: E731
+    with rt.gradient_override_map({"Tanh": rule}):
+        for layout in ("rows", "rows", "rows", "columns"):
+            x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+            dy = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+            torch.tanh(x).backward(dy if layout == "rows" else dy.T.contiguous().T)
+            assert x.grad.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+    assert written[0] is not None
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x * x.item(),
+        lambda x: x * x.numpy().item(),
+        lambda x: x * (2 if x > 0 else 3),
+        lambda x: torch.add(x, 1, out=torch.empty_like(x)),
+        lambda x: x.clone().mul_(2),
+        lambda x: x.contiguous() if x.is_contiguous() else x,
+        lambda x: torch.ones(()),
+    ],
+    ids=["item", "numpy", "bool", "out", "in place", "layout", "constant"],
+)
+def test_what_depends_on_more_than_the_kinds_is_not_written_down(run):
+    x = torch.tensor(2.0)
+    with recorded._Writer([x]) as writer:
+        y = run(x)
+    program = writer.program([rg.asarray(y)])
+    assert (
+        program is None or program(torch.tensor(3.0))[0].tolist() == run(torch.tensor(3.0)).tolist()
+    )
+
+
+# -- a Function as a key ---------------------------------------------------------------------------
+
+
+class Step(torch.autograd.Function):
+    """A spike with a surrogate, as libraries of spiking networks write it."""
+
+    @staticmethod
+    def forward(ctx, x, slope=25.0, how=None):
+        ctx.save_for_backward(x)
+        ctx.slope = slope
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy / (ctx.slope * x.abs() + 1) ** 2, None, None
+
+
+class NewerStep(torch.autograd.Function):
+    @staticmethod
+    def forward(x, slope=25.0, how=None):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+        ctx.slope = inputs[1]
+
+    backward = Step.backward
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, bits, x, scale):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, scale)
+        return (x / scale).round() * scale
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, scale = ctx.saved_tensors
+        return None, dy, (dy * x).sum().reshape(scale.shape)
+
+
+class Doubled(torch.autograd.Function):
+    """It changes its input in place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+def by_slope(dy, x, slope):
+    return dy / (1 + slope * x.abs())
+
+
+def by_slope_in_regrad(dy, x, slope):
+    return dy / (1 + slope * rg.abs(x))
+
+
+def by_value(dy, y):
+    return dy * (y + 2)
+
+
+def of_scale(dy, x, scale, bits):
+    return dy * bits, (dy * x.cos()).sum().reshape(scale.shape)
+
+
+SCALE_OF = torch.tensor([0.5], dtype=torch.float64)
+FUNCTIONS = {
+    "torch": (Step, by_slope, lambda x: Step.apply(x, 3.0)),
+    "regrad": (Step, by_slope_in_regrad, lambda x: Step.apply(x, 3.0)),
+    "value": (Step, by_value, lambda x: Step.apply(x, 3.0, "up")),
+    "newer": (NewerStep, by_slope, lambda x: NewerStep.apply(x, 3.0)),
+    "in place": (Doubled, lambda dy, y: dy * y, lambda x: Doubled.apply(x * 1)),
+    "its input": (Same, of_torch, Same.apply),
+    "two tensors": (Scaled, of_scale, lambda x: Scaled.apply(4, x, SCALE_OF * 1)),
+    "both move": (Scaled, of_scale, lambda x: Scaled.apply(4, x, x[:1, :1].sum(0))),
+}
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Return how many calls of Functions were known, and a way to have none known."""
+    found = []
+    old = call_cache.KnownCall.keep
+
+    def keep(self, ctx, *args):
+        found.append(type(ctx).__name__)
+        old(self, ctx, *args)
+
+    monkeypatch.setattr(call_cache.KnownCall, "keep", keep)
+    return found
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_both_roads_of_a_function_agree(name, known, monkeypatch):
+    function, rule, call = FUNCTIONS[name]
+    short, hits = gradients(call, {function: rule})
+    assert len(known) >= 2
+    del known[:]
+    monkeypatch.setattr(functions, "kinds_of", lambda *args: None)
+    general, expected = gradients(call, {function: rule})
+    assert not known
+    assert hits == expected
+    for a, b in zip(short, general, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_a_number_given_to_a_function_is_part_of_its_kind(known):
+    x = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    with rt.gradient_override_map({Step: by_slope}):
+        for slope in (1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0):
+            (g,) = torch.autograd.grad(Step.apply(x, slope), x)
+            assert g.tolist() == [1 / (1 + slope * 2)]
+    assert len(known) >= 3
+
+
+@pytest.mark.parametrize("rule", [lambda dy, x: dy * x**3, lambda dy, x: rg.multiply(dy, x**3)])
+def test_third_order_of_a_function(rule, known):
+    x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    with warmed({Step: rule}, Step.apply):
+        del known[:]
+        (g,) = torch.autograd.grad(Step.apply(x).sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
+        (k,) = torch.autograd.grad(h.sum(), x)
+    assert known
+    torch.testing.assert_close(g, x**3)
+    torch.testing.assert_close(h, 3 * x**2)
+    torch.testing.assert_close(k, 6 * x)
+
+
+def test_a_known_function_in_checkpoints_threads_and_subclasses(known):
+    class Named(torch.Tensor):
+        pass
+
+    x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    expected = 1 / (1 + 3 * x.detach())
+    call = lambda x: Step.apply(x, 3.0)  # noqa: E731
+    with warmed({Step: by_slope}, call):
+        del known[:]
+        for reentrant in (False, True):
+            x.grad = None
+            checkpoint(call, x, use_reentrant=reentrant).sum().backward()
+            torch.testing.assert_close(x.grad, expected)
+        x.grad = None
+        runs = [threading.Thread(target=lambda: call(x).sum().backward()) for _ in range(3)]
+        for run in runs:
+            run.start()
+            run.join()
+        torch.testing.assert_close(x.grad, 3 * expected)
+        (g,) = torch.autograd.grad(call(x), x, torch.eye(2).double(), is_grads_batched=True)
+        torch.testing.assert_close(g, torch.diag(expected))
+        assert known
+        y = x.detach().as_subclass(Named).requires_grad_()
+        call(y).sum().backward()
+        torch.testing.assert_close(y.grad.as_subclass(torch.Tensor), expected)
+
+
+def test_a_function_that_returns_something_else_for_arguments_of_a_kind():
+    class Either(torch.autograd.Function):
+        several = False
+
+        @staticmethod
+        def forward(ctx, x):
+            return (x * 2, x > 0) if Either.several else x * 2
+
+        @staticmethod
+        def backward(ctx, *dys):
+            return dys[0]
+
+    x = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
+    with rt.gradient_override_map({Either: lambda dy, x: (dy[0] if Either.several else dy) * 3}):
+        for _ in range(4):
+            assert torch.autograd.grad(Either.apply(x), x)[0].tolist() == [3.0]
+        Either.several = True
+        y, _ = Either.apply(x)
+        assert torch.autograd.grad(y, x)[0].tolist() == [3.0]
 
 
 # -- what is unusual -------------------------------------------------------------------------------

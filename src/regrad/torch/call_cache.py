@@ -48,6 +48,7 @@ from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import LOOKED_AT, OWN, WITHIN
 from regrad.torch.places import path_here
 from regrad.torch.run_time import is_traced
+from regrad.transforms.arguments import replaced
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _EXACT = {
@@ -92,7 +93,7 @@ class CallCache:
         self.call = call  # the general road
         self.known: dict[Any, KnownCall | None] = {}  # None: of a kind that it is not for
         rule = ruleset.rules[spelling.family.type]
-        self.rule: Any = None if _is_special(rule) else rule
+        self.rule: Any = None if is_special(rule) else rule
 
     def __call__(self, mode: Any, func: Any, args: Sequence[Any], options: Any) -> Any:
         if (
@@ -127,9 +128,7 @@ class CallCache:
         """Return the result of a call, and know the next ones of its kind."""
         y = self.call(*args, **options)
         if kinds is not None and kinds not in self.known and self.rule.writes is False:
-            if len(self.known) >= KEPT:
-                self.known.clear()
-            self.known[kinds] = self._understood(args, options, y)
+            learn(self.known, kinds, self._understood(args, options, y))
         return y
 
     def _understood(
@@ -156,10 +155,18 @@ class CallCache:
             return None
         forward = filled.bind(self.spelling.function)
         call = RuleCall(rule, filled.values, None, filled.attrs, forward, None)
+        call.at, call.total = range(2, len(places) + 2), len(places) + 2
         return KnownCall(call, self.rule.key, family.type, places, len(args))
 
 
-def _is_special(rule: Any) -> bool:
+def learn(known: dict[Any, KnownCall | None], kinds: Any, call: KnownCall | None) -> None:
+    """Note how calls of a kind are made."""
+    if len(known) >= KEPT:
+        known.clear()
+    known[kinds] = call
+
+
+def is_special(rule: Any) -> bool:
     """Return whether a rule needs more for each call than is kept of it."""
     if CHECKPOINTS.losses or rule.chooses or rule.at_site is not None:
         return True
@@ -171,14 +178,21 @@ def _is_special(rule: Any) -> bool:
 class KnownCall:
     """All that calls of a kind have in common.
 
-    `order` says where the arguments of the rule, after `dy`, are among what was saved; None if it
-    takes several inputs or anything else.
+    Args:
+        call: one of them, as the general road has it.
+        key: that of the rule, in the map.
+        op_type: what its hits are of.
+        places: where the tensors stand among the arguments.
+        count: how many arguments there are.
+
+    `order` says where the arguments of the rule, after `dy`, are among what was saved and the
+    attributes; None if it takes several inputs or anything else.
     """
 
     def __init__(
         self, call: RuleCall, key: Any, op_type: str, places: Sequence[int], count: int
     ) -> None:
-        self.call = call  # as the general road has it, without a hit
+        self.call = call
         self.key = key
         self.op_type = op_type
         self.places = places
@@ -190,6 +204,18 @@ class KnownCall:
         self.rule: Any = call.rule
         self.function: Any = call.rule.rule.function
         self.order: list[int] | None = _order(call) if len(places) == 1 else None
+        self.attrs: Sequence[Any] = tuple(call.attrs.values())
+        self.fixed: Any = call.fixed
+        self.total: Any = call.total
+
+    def keep(self, ctx: Any, hit: Any, xs: Sequence[torch.Tensor], y: torch.Tensor) -> None:
+        """Keep for the backward pass what the rule names."""
+        saved = xs if self.keeps_all else [xs[n] for n in self.kept]
+        if self.keeps_y:
+            ctx.save_for_backward(*saved, y)
+        else:
+            ctx.save_for_backward(*saved)
+        ctx.known = self, hit, [(x.shape, x.dtype) for x in xs]
 
     def with_hit(self, hit: Any) -> RuleCall:
         """Return the call as the general road knows it."""
@@ -205,14 +231,17 @@ def _order(call: RuleCall) -> list[int] | None:
     ):
         return None
     names, by_place = asked(rule.function, rule.op)
-    known = [rule.op.inputs[0].name] * len(call.kept) + ["y"] * call.keeps_y
+    known = [rule.op.inputs[0].name] * len(call.kept) + ["y"] * call.keeps_y + [*call.attrs]
     if not by_place or not set(names) <= set(known):
         return None
     return [known.index(name) for name in names]
 
 
 class KnownOverride(torch.autograd.Function, metaclass=Silent):
-    """Carries one call: `apply(known, hit, *xs)`."""
+    """Carries one call: `apply(known, hit, *xs)`.
+
+    The node of a Function that is a key asks it for the backward pass (see `functions`).
+    """
 
     @staticmethod
     def forward(ctx: Any, known: KnownCall, hit: Any, *xs: torch.Tensor) -> Any:
@@ -220,12 +249,7 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
         for x in xs:
             if y is x:  # (a dropout that drops nothing)
                 y = y.view_as(y)
-        saved = xs if known.keeps_all else [xs[n] for n in known.kept]
-        if known.keeps_y:
-            ctx.save_for_backward(*saved, y)
-        else:
-            ctx.save_for_backward(*saved)
-        ctx.known = known, hit, [(x.shape, x.dtype) for x in xs]
+        known.keep(ctx, hit, xs, y)
         return y
 
     @staticmethod
@@ -235,8 +259,7 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
         saved = ctx.saved_tensors
         with DisableTorchFunction():  # (first: a mode would be asked about `dy.dtype`, too)
             if (
-                known.order is not None
-                and type(dy) is torch.Tensor
+                type(dy) is torch.Tensor
                 and dy.dtype is specs[0][1]
                 and known.rule.writes is False
                 and not is_traced()
@@ -244,14 +267,24 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
                 and not is_autocast_open()
                 and current() is None
             ):
-                return None, None, _pull(known, hit, specs[0], saved, dy)
+                at: Any = known.call.at
+                dxs: list[Any] = [None] * known.total
+                if known.order is not None:
+                    dxs[at[0]] = _pull(known, hit, specs[0], saved, dy)
+                    return tuple(dxs)
+                if known.rule.recordings is not None and not is_grad_enabled():
+                    wanted = tuple([n for n, i in enumerate(at) if ctx.needs_input_grad[i]])
+                    fixed = known.fixed, wanted, tuple(specs), None
+                    found = known.rule.recordings.replay(fixed, [*saved, dy])
+                    if found is not None:
+                        hit.ran += 1
+                        return tuple(replaced(dxs, [at[n] for n in wanted], found))
         whole = known.with_hit(hit), [(tuple(s), d) for s, d in specs], None, known.kept
-        _, *dxs = pull_back(_Context(whole, ctx.needs_input_grad[1:]), saved, dys)
-        return None, None, *dxs
+        return pull_back(_Context(whole, ctx.needs_input_grad), saved, dys)
 
 
 class _Context(NamedTuple):
-    """The context of a known call as that of a general one, which has an argument less."""
+    """The context of a known call as that of a general one."""
 
     known: Any
     needs_input_grad: Sequence[bool]
@@ -262,7 +295,8 @@ def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch
     hit.ran += 1
     before = [*map(version_of, saved), version_of(dy)]
     try:
-        dx = known.function(dy, *[saved[n] for n in known.order])  # pyright: ignore
+        given = (*saved, *known.attrs)
+        dx = known.function(dy, *map(given.__getitem__, known.order))  # pyright: ignore
     except Exception as error:
         raise noted(error, known.with_hit(hit).describe()) from error.__cause__
     if type(dx) is not torch.Tensor or dx.shape != spec[0] or dx.dtype is not spec[1]:

@@ -55,6 +55,7 @@ class FunctionRule(ForeignRule):
         self.value = value
         self.parameters: list[str] = parameters_of(function)
         self.by_call: dict[Any, ForeignRule] = {}
+        self.known: dict[Any, Any] = {}  # (see `call_cache`)
         known = dict.fromkeys([*self.parameters, "x", "a", "b", "xs"])
         super().__init__(value, _op_named(op.type, [Input(n, "one") for n in known], ()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -74,6 +74,14 @@ class RuleCall:
     specs: Sequence[Any] = ()  # shapes and dtypes of its tensors, once its rule runs
     once = False  # whether the rule is for the first derivative alone
     record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
+
+    @cached_property
+    def fixed(self) -> Any:
+        """What the run of its rule depends on besides its tensors; None if not on that alone."""
+        try:
+            return exact((self.layout, self.values, self.attrs))
+        except TypeError:
+            return None
 
     def __call__(self, *xs: torch.Tensor) -> Any:
         if OWN.get():
@@ -332,13 +340,13 @@ def _replayed(
     rule = call.rule
     if rule.recordings is None:
         rule.recordings = Recordings(rule.functions)
-    if any(dtype is not arrays[-1].dtype for _, dtype in specs):
+    if call.fixed is None or any(dtype is not arrays[-1].dtype for _, dtype in specs):
         return None  # (what the rule sees, and returns, is converted: see `Pull`)
-    try:
-        fixed = exact((wanted, specs, outputs, call.layout, call.values, call.attrs))
-    except TypeError:
-        return None
-    return rule.recordings.run(Pull(call, specs, wanted, outputs).flat, fixed, arrays)
+    fixed = call.fixed, tuple(wanted), tuple(specs), outputs and tuple(outputs)
+    found = rule.recordings.replay(fixed, arrays)
+    if found is None:
+        found = rule.recordings.run(Pull(call, specs, wanted, outputs).flat, fixed, arrays)
+    return found
 
 
 def _pull_simply(

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import PassedOverError
 from regrad.torch.below import Below, join_types
-from regrad.torch.host import CHECKPOINTS, FUNCTIONS, running
+from regrad.torch.host import CHECKPOINTS, FUNCTIONS, is_scripted, running
 from regrad.torch.nodes import name_of, tensors
 
 
@@ -66,14 +66,15 @@ def find_decider(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
     That is a custom op itself, or the Function in whose forward pass it runs. A program of
     torch.compile has the rules of all built in that it calls, but for custom ops.
     """
-    is_custom = running.body_of(func) is not None
     if torch.is_grad_enabled():
-        return func if is_custom else None
+        return None if running.body_of(func) is None else func
     FUNCTIONS.require()
     found = running.applied()
     if found is None or found.function in keep or is_checkpoint(found.function):
         return None
-    if not found.wants_gradient() or (running.is_program(found.function) and not is_custom):
+    if not found.wants_gradient():
+        return None
+    if running.is_program(found.function) and running.body_of(func) is None:
         return None
     return found.function
 
@@ -88,10 +89,12 @@ def call_within(
     """A call of a torch function; refused if what decides on its gradient hides an overridden op.
 
     Args:
-        function: what decides; None for autograd.
+        function: what decides.
+        rules: those in force, by op type.
+        func: the function of torch.
+        args: its arguments by place.
+        options: its arguments by name.
     """
-    if function is None:
-        return func(*args, **options)
     with Below() as below:
         result = func(*args, **options)
     types = below.types & rules.keys()
@@ -109,7 +112,7 @@ def refuse_to_be_written(op_type: str) -> None:
             "torch.export writes forward programs, which have no gradient: the rule for "
             f"{op_type!r} would be lost. Export outside the scope; torch.compile works in it."
         )
-    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+    if is_scripted():
         raise PassedOverError(
             "torch.jit.trace writes programs that serve outside the scope as well: the rule for "
             f"{op_type!r} would stay in them. Trace outside the scope; torch.compile works in it."

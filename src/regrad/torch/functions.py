@@ -17,18 +17,24 @@ import torch
 
 from regrad.core.blocks import block
 from regrad.core.replacements import ABSENT, put_back
+from regrad.core.reports import Hit
 from regrad.errors import ArgumentError, GradientError, PassedOverError
+from regrad.torch.call_cache import KnownCall, KnownOverride, is_special, kinds_of, learn
+from regrad.torch.callable_rules import FunctionRule
 from regrad.torch.calls import Overridden, RuleCall, pull_back
-from regrad.torch.host import in_forward_mode, is_transformed
+from regrad.torch.compiled_code import PLACE
+from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, redirect
+from regrad.torch.open_scopes import LOOKED_AT, OWN
+from regrad.transforms.arguments import replaced
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
 _before: dict[Any, tuple[str, Any]] = {}  # the name replaced in it, and the old value
 
-# Given a Function, its inputs, and whether a gradient is wanted, the call under the rule that is in
-# force here, if there is one. Without a gradient only a rule that replaces values counts.
-Binder = Callable[[Any, Sequence[Any], bool], RuleCall | None]
+# Given a Function, its inputs, and whether a gradient is wanted, the rule that is in force here, if
+# there is one, and the hit. Without a gradient only a rule that replaces values counts.
+Binder = Callable[[Any, Sequence[Any], bool], tuple[FunctionRule, Hit] | None]
 
 
 def is_function(key: Any) -> bool:
@@ -106,16 +112,36 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     moves = any(ctx.needs_input_grad)
     if function_of(ctx) is not function:
         return y  # (a subclass is another Function)
-    call = bind(function, args, moves)
-    if call is None:
+    found = bind(function, args, moves)
+    if found is None:
         return y
+    rule, hit = found
+    with DisableTorchFunction():  # (or a mode would be asked about each attribute)
+        usual = type(y) is torch.Tensor and y.is_floating_point() and not in_forward_mode()
+        usual = usual and PLACE.get() is None and not LOOKED_AT.get()
+        kinds = kinds_of(args, {}) if usual else None, ctx.needs_input_grad
+        if (known := rule.known.get(kinds)) is not None:
+            redirect(ctx, KnownOverride)
+            ctx.set_materialize_grads(True)
+            known.keep(ctx, hit, args if known.is_flat else [args[i] for i in known.places], y)
+            return y
+    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    xs = [args[i] for i in places]
+    one = rule.for_call(args, [i for i in places if ctx.needs_input_grad[i]])
+    layout = None if one.op.flat else (tuple(range(len(xs))),)
+    call = RuleCall(one, xs, layout, rule.attrs(args), _applied(function, args, places), hit)
+    call.once, call.at, call.total = rule.once, places, len(args)
+    if kinds[0] is not None and kinds not in rule.known and one.writes is False:
+        usual = layout is None and not is_special(rule)
+        known = KnownCall(call, rule.key, hit.op_type, places, len(args)) if usual else None
+        learn(rule.known, kinds, known)
     if call.rule.replaces:
         if ctx.dirty_tensors:
             raise PassedOverError(
                 f"{function.__name__} changes its input in place, and is overridden by a rule that "
                 "replaces its value (rg.replace), which others may read there."
             )
-        y = call.forward.answer([x for x in args if isinstance(x, torch.Tensor)], y)  # pyright: ignore
+        y = call.forward.answer(xs, y)  # pyright: ignore
         if not moves:
             return y
     if in_forward_mode():
@@ -123,22 +149,34 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
             f"forward mode: {function.__name__} has a rule for its gradient, and its own jvp would "
             "be used instead. Use reverse mode (backward, autograd.grad)."
         )
-    xs = [(i, x) for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
     redirect(ctx, Ruled)  # whose backward pass the node then asks for
     ctx.set_materialize_grads(True)
-    call.at, call.total = [i for i, _ in xs], len(args)
     saved: Sequence[Any] = ()
     if call.rule.asks_builtin or call.once:
         own = None if call.rule.replaces else OwnGradient  # (see `Ruled`)
         saved = () if own is None else ctx.to_save or ()
-        call.prepare([x for _, x in xs], own)
+        call.prepare(xs, own)
     if call.once:
         call.kept = list(range(len(xs)))  # (for `orders`)
-    Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
+    Overridden.setup_context(ctx, (call, *xs), y)
     if saved:
         ctx.save_for_backward(*ctx.to_save, *saved)
     call.theirs = function, len(saved)
     return y
+
+
+def _applied(function: Any, args: Sequence[Any], places: Sequence[int]) -> Callable[..., Any]:
+    """Return an `autograd.Function` as a function of the tensors among these arguments."""
+    held = replaced([*args], places, [None] * len(places))
+
+    def apply(*xs: torch.Tensor) -> Any:
+        token = OWN.set(True)  # with its own gradient
+        try:
+            return function.apply(*replaced(held, places, xs))
+        finally:
+            OWN.reset(token)
+
+    return apply
 
 
 def refuse_unreplaceable(function: Any) -> None:

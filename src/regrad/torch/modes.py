@@ -247,7 +247,10 @@ def _run_decided(
 ) -> Any:
     """Run a function on whose gradient something else than autograd may decide."""
     ruleset, start = mode.ruleset, sequence_nr()
-    result = call_within(find_decider(func, ruleset.keep), ruleset.rules, func, args, options)
+    if (decider := find_decider(func, ruleset.keep)) is None:
+        result = func(*args, **options)
+    else:
+        result = call_within(decider, ruleset.rules, func, args, options)
     if sequence_nr() != start and func not in ruleset.coverage.left:
         ruleset.coverage.watch.look(func, start, result, mode.scope._untouched)
     return result

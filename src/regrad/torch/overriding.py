@@ -26,7 +26,7 @@ from regrad.torch.host import OVERRIDES, check_promises
 from regrad.torch.modes import Mode
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
-from regrad.torch.rulesets import RuleSet, family_of, find_call, rule_set
+from regrad.torch.rulesets import RuleSet, family_of, find_rule, rule_set
 
 
 class gradient_override_map(Scope[Binding]):
@@ -204,7 +204,7 @@ class gradient_override_map(Scope[Binding]):
             jobs.SCOPES[id(mode)] = None
             jobs.settle()
             mode.__enter__()
-            functions.install(ruleset.plan.functions, find_call)
+            functions.install(ruleset.plan.functions, find_rule)
             if modules is not None:
                 modules.plan = ruleset.plan
             self._modules, self._views = modules, {}

@@ -1,11 +1,13 @@
-"""Rules written in regrad's functions, as the kernels that they called: run anew at less cost.
+"""Rules written in regrad's functions, as the functions of torch that they called.
 
-The idea: a rule such as `lambda dy, x: rg.where(x > 0, dy, 0)` runs, for tensors of given shapes,
-the same kernels each time. Its Python, the promotion of dtypes and the checks of its answer take
-several times as long as the kernels. So a run is recorded, as steps, and the next ones are these:
+The idea: a rule such as `lambda dy, x: rg.where(x > 0, dy, 0)` calls, for tensors of given shapes,
+the same functions of torch each time. Its Python, the promotion of dtypes and the checks of its
+answer take several times as long as these. So a run is recorded, and the next ones are this:
 
-    steps: Greater(0, 2) -> 3, SelectV2(3, 1, 4) -> 5        results: 5
-    0 and 1: the arrays given (x, dy)    2 and 4: constants    3 and 5: results of steps
+    def program(x0, x1):        # x, dy
+        y0 = c0(x0, c1)         # torch.greater(x, 0)
+        y1 = c2(y0, x1, c3)     # torch.where(…, dy, 0)
+        return y1,
 
 Invariants:
 
@@ -24,20 +26,21 @@ import dis
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from regrad.core import registry
-from regrad.core.backends import BACKENDS
 from regrad.core.promotion import get_default_dtype
 from regrad.core.registry import Op
 from regrad.core.rule import Rule
 from regrad.core.state import current
-from regrad.core.tape import Place, placed
+from regrad.core.tape import Place
 from regrad.core.tensor import Tensor, wrap
 from regrad.torch.bridge import to_torch
-from regrad.torch.host import DisableTorchFunction, is_autocast_open, is_transformed
+from regrad.torch.host import DisableTorchFunction, is_autocast_open, is_transformed, version_of
+from regrad.torch.nodes import tensors
 from regrad.torch.run_time import is_traced
 from regrad.transforms.closures import MISSING, Closure
 from regrad.transforms.region import Flat, Region, results, run_inside
@@ -51,6 +54,13 @@ _SAFE = frozenset({
     "sum", "tuple", "type", "zip",
 })  # fmt: skip
 _UNSAFE = frozenset(dir(builtins)) - _SAFE
+# What does not depend on values, of tensors of a kind.
+_OF_KIND = frozenset({
+    "shape", "dtype", "device", "ndim", "layout", "requires_grad", "numel", "size", "dim",
+    "__len__", "is_floating_point", "is_complex", "is_signed", "result_type",
+})  # fmt: skip
+_FIXED = (*_PLAIN, slice, type(...), torch.Tensor, torch.Size, torch.dtype, torch.device)
+Program = Callable[..., Sequence[torch.Tensor]]
 # Instructions that change something outside of the call, or bring something in.
 _EFFECTS = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "DELETE_", "IMPORT_", "YIELD_", "SEND")
 
@@ -90,34 +100,6 @@ def _has_effects(code: CodeType) -> bool:
     return any(i.opname.startswith(_EFFECTS) for i in dis.get_instructions(code))
 
 
-class _Step(NamedTuple):
-    kernel: Callable[..., Any]
-    attrs: dict[str, Any]
-    layout: tuple[Place, ...] | None
-    xs: Sequence[int]
-
-
-class Recording(NamedTuple):
-    """The kernels that a run called, on what is numbered: the arrays given, constants, results."""
-
-    constants: Sequence[torch.Tensor]
-    steps: Sequence[_Step]
-    results: Sequence[int]
-
-    def __call__(self, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        env: list[Any] = [*arrays, *self.constants]
-        for kernel, attrs, layout, refs in self.steps:
-            xs = [env[i] for i in refs]
-            if layout is not None:
-                xs = [placed(xs, place) for place in layout]
-            y = kernel(*xs, **attrs)
-            if isinstance(y, tuple | list):
-                env.extend(y)
-            else:
-                env.append(y)
-        return [env[i] for i in self.results]
-
-
 def is_usual(dys: Sequence[Any]) -> bool:
     """Return whether a backward pass is one of tensors as they are, that nothing else looks at."""
     with DisableTorchFunction():
@@ -135,7 +117,7 @@ class Recordings:
     def __init__(self, functions: Sequence[Any]) -> None:
         self.functions = functions
         self.closure: Closure | None = pure_closure(functions)
-        self.known: dict[Any, Recording | None] = {}  # None: it ran once, or cannot be recorded
+        self.known: dict[Any, Program | None] = {}  # None: it ran once, or cannot be recorded
 
     def are_possible(self) -> bool:
         """Return whether the rule is pure, as its globals and cells are now."""
@@ -144,29 +126,37 @@ class Recordings:
             self.known.clear()
         return self.closure is not None
 
-    def run(self, flat: Flat, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[Any] | None:
-        """Return the results for arrays; None if the rule has to run on the general road.
+    def replay(self, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        """Return the results for arrays by a recording; None if there is none.
 
         `fixed` is what the run depends on besides the arrays.
         """
-        like = arrays[-1]
-        # (regrad's functions convert what has another dtype; bfloat16 is none of regrad's)
-        if any(x.dtype is not like.dtype for x in arrays) or like.dtype is torch.bfloat16:
-            return None
         if not self.are_possible():
             return None
-        default = get_default_dtype(), registry.version, len(registry.OPS)
-        shapes = tuple([x.shape for x in arrays])
-        key = fixed, shapes, like.dtype, like.device, default
-        found = self.known.get(key, self)
-        if found is None:
+        with DisableTorchFunction():
+            program = self.known.get(_key(fixed, arrays))
+            return None if program is None else program(*arrays)
+
+    def run(self, flat: Flat, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[Any] | None:
+        """Return the results for arrays, and record the run; None if it has been recorded.
+
+        So do rules that cannot be recorded, which have to run on the general road.
+        """
+        with DisableTorchFunction():
+            like, key = arrays[-1], _key(fixed, arrays)
+            # (regrad's functions convert what has another dtype; bfloat16 is none of regrad's)
+            usual = like.dtype is not torch.bfloat16 and all(x.dtype is like.dtype for x in arrays)
+        if not usual or key in self.known or not self.are_possible():
             return None
-        if isinstance(found, Recording):
-            return found(arrays)
         if len(self.known) >= KEPT:  # (shapes that never come again)
             self.known.clear()
         ys, self.known[key] = _record(flat, arrays)
         return [to_torch(y, like.device) for y in ys]
+
+
+def _key(fixed: Any, arrays: Sequence[torch.Tensor]) -> Any:
+    kinds = tuple([(x.shape, x.dtype) for x in arrays])
+    return fixed, kinds, arrays[-1].device, get_default_dtype(), registry.version, len(registry.OPS)
 
 
 def exact(value: Any) -> Any:
@@ -188,24 +178,81 @@ def exact(value: Any) -> Any:
 
 
 class _Recorder(Trail):
-    """Notes the ops of a run; whatever is more than an op of Tensors leaves it incomplete."""
+    """Sees that a run is of ops of Tensors alone, all of which torch computes."""
 
     def __init__(self, xs: Sequence[Tensor]) -> None:
         super().__init__("a rule", xs)
         self.complete = True
-        self.ops: list[tuple[Op, dict[str, Any], Any, Sequence[Tensor], Sequence[Tensor]]] = []
 
     def did(
         self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: Any, y: Any,
         layout: tuple[Place, ...] | None = None,
     ) -> None:  # fmt: skip
-        self.ops.append((op, dict(attrs), layout, xs, y if isinstance(y, tuple) else (y,)))
+        ys = y if isinstance(y, tuple) else (y,)
+        self.complete &= all(type(each._data) is torch.Tensor for each in ys)
 
     def went(self, label: str, xs: Any, ys: Any, attrs: Any = None) -> None:
         self.complete = False
 
     def reach(self, source: Any, number: float) -> None:
         self.complete = False
+
+
+class _Writer(TorchFunctionMode):
+    """Writes down the functions of torch that run, as the lines of a function of these arrays."""
+
+    def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.complete = True
+        self.names: dict[int, str] = {id(x): f"x{n}" for n, x in enumerate(arrays)}
+        self.inputs: str = ", ".join(self.names.values())
+        self.alive: list[Any] = [arrays]  # (so that no id comes twice)
+        self.values: dict[str, Any] = {}
+        self.lines: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        options, given = kwargs or {}, [*tensors((args, kwargs))]
+        with DisableTorchFunction():
+            versions = [*map(version_of, given)]
+            y = func(*args, **options)
+            self.complete &= [*map(version_of, given)] == versions
+        parts = y if isinstance(y, tuple | list) else ()
+        name = getattr(func, "__name__", "")
+        name = getattr(func.__self__, "__name__", "") if name == "__get__" else name
+        if {*map(type, parts or [y])} != {torch.Tensor}:
+            self.complete &= name in _OF_KIND
+        elif id(y) not in self.names or name != "to":  # (to its own dtype: x itself)
+            texts = [*map(self._text, args), *(f"{k}={self._text(v)}" for k, v in options.items())]
+            at = f"y{len(self.lines)}"
+            self.lines.append(f"    {at} = {self._constant(func)}({', '.join(texts)})\n")
+            self.names |= {id(y): at} | {id(z): f"{at}[{n}]" for n, z in enumerate(parts)}
+            self.alive.append(y)
+        return y
+
+    def _text(self, value: Any) -> str:
+        if id(value) in self.names and isinstance(value, torch.Tensor):
+            return self.names[id(value)]
+        if type(value) in (tuple, list):
+            inner = "".join(f"{self._text(x)}, " for x in value)
+            return f"({inner})" if type(value) is tuple else f"[{inner}]"
+        self.complete &= isinstance(value, _FIXED)
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def program(self, ys: Sequence[Tensor]) -> Program | None:
+        """Return the function; None if there is more to the run than it does."""
+        found = [self.names.get(id(y._data), "") for y in ys]
+        if not self.complete or "" in found:
+            return None  # (a constant is an answer, say)
+        lines = [f"def program({self.inputs}):\n", *self.lines, f"    return {', '.join(found)},"]
+        exec("".join(lines), self.values)
+        return self.values["program"]
 
 
 class _RuleRegion(Region):
@@ -219,40 +266,12 @@ class _RuleRegion(Region):
         return super().array(value)
 
 
-def _record(
-    flat: Flat, arrays: Sequence[torch.Tensor]
-) -> tuple[Sequence[Tensor], Recording | None]:
+def _record(flat: Flat, arrays: Sequence[torch.Tensor]) -> tuple[Sequence[Tensor], Program | None]:
     """Run a function of Tensors on arrays; return the results, and a recording if possible."""
+    arrays = [x.detach() for x in arrays]  # (one may be given twice)
     region = _RuleRegion("a rule")
     xs = [region.make_stand_in(wrap(x)) for x in arrays]
     region.capture = recorder = _Recorder(xs)
-    ys = run_inside(partial(results, flat, xs, region), region, None)
-    return ys, _recording(recorder, xs, ys, arrays[-1]) if recorder.complete else None
-
-
-def _recording(
-    recorder: _Recorder, xs: Sequence[Tensor], ys: Sequence[Tensor], like: torch.Tensor
-) -> Recording | None:
-    made = [y for *_, outputs in recorder.ops for y in outputs]
-    known = {x._id: n for n, x in enumerate(xs)}
-    known |= {y._id: -1 for y in made}  # (their numbers come after those of the constants)
-    constants: dict[int, Tensor] = {}
-    for *_, inputs, _ in recorder.ops:
-        constants |= {id(x): x for x in inputs if x._id not in known}
-    numbers = {key: len(xs) + n for n, key in enumerate(constants)}
-    known |= {y._id: len(xs) + len(constants) + n for n, y in enumerate(made)}
-    steps: list[_Step] = []
-    for op, attrs, layout, inputs, _ in recorder.ops:
-        refs = [known.get(x._id, numbers.get(id(x), -1)) for x in inputs]
-        steps.append(_Step(op.kernels[torch.Tensor], attrs, layout, refs))
-    found = [known.get(y._id, -1) for y in ys]
-    arrays = [_as_torch(x._data, like) for x in constants.values()]
-    if -1 in found or not all(type(y._data) is torch.Tensor for y in made):
-        return None  # a constant is an answer, or something was computed by NumPy
-    return Recording(arrays, steps, found)
-
-
-def _as_torch(array: Any, like: torch.Tensor) -> torch.Tensor:
-    return (
-        array if isinstance(array, torch.Tensor) else BACKENDS[type(like)].from_numpy(array, like)
-    )
+    with _Writer(arrays) as writer:
+        ys = run_inside(partial(results, flat, xs, region), region, None)
+    return ys, writer.program(ys) if recorder.complete else None

@@ -48,6 +48,7 @@ from regrad.core.places import (
 )  # fmt: skip
 from regrad.core.registry import find_op, meant_by, refuse_function
 from regrad.core.replacing import Replace, gradient_of
+from regrad.core.reports import Hit
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
 from regrad.torch import compiled_code, functions, optypes
@@ -72,7 +73,6 @@ from regrad.torch.places import Modules, path_here
 from regrad.torch.replacing import refuse_undelivered
 from regrad.torch.subclasses import as_given
 from regrad.torch.whole_calls import WholeRule, call_whole
-from regrad.transforms.arguments import replaced
 
 Trail = tuple[tuple[Any, Step], ...]  # the modules that run and that keys name (see `places`)
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
@@ -568,8 +568,8 @@ def refuse_compiled(rule: ForeignRule) -> None:
         )
 
 
-def find_call(function: Any, args: Sequence[Any], moves: bool = True) -> RuleCall | None:
-    """A call of an `autograd.Function` under the rule that is in force for it here.
+def find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hit] | None:
+    """Return the rule that is in force for a call of an `autograd.Function`, and count the call.
 
     If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
     """
@@ -586,35 +586,15 @@ def find_call(function: Any, args: Sequence[Any], moves: bool = True) -> RuleCal
             continue
         refuse_to_be_written(key)
         xs = [x for x in args if isinstance(x, torch.Tensor)]
-        moving = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
         if held.chooses and (held := held.pick(scope, xs)) is None:
             continue
         if held.at_site is not None:
             held = at_its_site(held, scope, key, xs)
         if not (moves or held.replaces):
             return None
-        rule = held.for_call(args, moving)
-        layout = None if rule.op.flat else (tuple(range(len(xs))),)
-        hit = bind_call(scope, held.key, key, tuple(xs[0].shape))
-        call = RuleCall(rule, xs, layout, held.attrs(args), _applied(function, args), hit)
-        call.once = held.once
-        return call
+        with DisableTorchFunction():  # (or a mode would be asked about `shape`)
+            return held, bind_call(scope, held.key, key, tuple(xs[0].shape))
     return None
-
-
-def _applied(function: Any, args: Sequence[Any]) -> Callable[..., Any]:
-    """Return an `autograd.Function` as a function of the tensors among these arguments."""
-    held = [None if isinstance(x, torch.Tensor) else x for x in args]
-    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
-
-    def apply(*xs: torch.Tensor) -> Any:
-        token = OWN.set(True)  # with its own gradient
-        try:
-            return function.apply(*replaced(held, places, xs))
-        finally:
-            OWN.reset(token)
-
-    return apply
 
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
