@@ -98,13 +98,13 @@ def broken(site: Site, mutant: Function) -> Iterator[None]:
     else:
         assert isinstance(rule, PerInput)
         index = [entry.name for entry in op.inputs].index(site.wrt)
-        parts, pulls = dict(rule.parts), rule.pulls
-        rule.parts[index] = part
+        parts, pulls, short = dict(rule.parts), rule.pulls, rule.short
+        rule.parts[index], rule.short = part, part.short
         if pulls is not None:
             rule.pulls = [part.pull if i == index else pull for i, pull in enumerate(pulls)]
 
         def put_back() -> None:
-            rule.parts, rule.pulls = parts, pulls
+            rule.parts, rule.pulls, rule.short = parts, pulls, short
 
         rule.made.clear()
     registry._count_change()
