@@ -231,3 +231,19 @@ def test_where_a_parameter_cannot_be_handed():
     ours = override(f, {"Round": learns(lsq, step=jnp.asarray(1.0))})
     with pytest.raises(GradientError, match=r"inside shard_map .*, into which its parameters"):
         ours(jnp.ones(2))
+
+
+def test_a_rule_that_closes_over_an_argument_is_told_to_learn_it():
+    def loss(p, x, make):
+        return jnp.sum(p * override(jnp.tanh, {"tanh": make(p)})(x))
+
+    p, x = jnp.float32(2.0), jnp.array([0.3, 0.5])
+    by_both = jax.grad(loss, argnums=(0, 1))
+    with pytest.raises(GradientError, match=r"closes over an array .*learns\(rule, name=array\)"):
+        by_both(p, x, lambda p: lambda dy: dy * p)
+    parameter = lambda p: learns(lambda dy, p: (dy * p, {"p": 0 * p}), p=p)  # noqa: E731
+    constant = lambda p, q=jax.lax.stop_gradient: (lambda q: lambda dy: dy * q)(q(p))  # noqa: E731
+    for make in (parameter, constant):
+        by_p, by_x = by_both(p, x, make)
+        np.testing.assert_allclose(by_p, np.tanh(x).sum(), 1e-6)
+        np.testing.assert_allclose(by_x, [4.0, 4.0])

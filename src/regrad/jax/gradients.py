@@ -76,7 +76,14 @@ class RuleGradient(EquationGradient):
         if rule.plain is None and rule.named is None:
             rule.named = names_in(rule.functions)
         by_regrad = partial(self._by_regrad, call, given, y, dy, inputs)
-        dxs = call.pull_either(given, y, dy, inputs, by_regrad)
+        try:
+            dxs = call.pull_either(given, y, dy, inputs, by_regrad)
+        except jax.errors.UnexpectedTracerError as error:
+            raise GradientError(
+                f"{self.name} closes over an array that JAX is differentiating, or that was made "
+                "in a function that JAX has traced. Give it to the rule as a parameter, "
+                "rg.rules.learns(rule, name=array), or close over jax.lax.stop_gradient(array)."
+            ) from error
         pairs = zip(wanted, dxs, strict=True)
         return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]
 
