@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch as rt
+from regrad.core.tensor import wrap
 from regrad.errors import RuleError
 from regrad.torch import call_cache, functions, recorded
 
@@ -335,10 +336,28 @@ def test_what_depends_on_more_than_the_kinds_is_not_written_down(run):
     x = torch.tensor(2.0)
     with recorded._Writer([x]) as writer:
         y = run(x)
-    program = writer.program([rg.asarray(y)])
+    program = writer.program([wrap(y)])
     assert (
         program is None or program(torch.tensor(3.0))[0].tolist() == run(torch.tensor(3.0)).tolist()
     )
+
+
+def test_a_copy_that_only_some_layouts_need_is_written_down():
+    x = torch.arange(6.0).reshape(2, 3)
+    with recorded._Writer([x]) as writer:
+        y = x.contiguous().view(-1)
+    program = writer.program([wrap(y)])
+    assert program(x.T.contiguous().T)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_the_second_derivative_of_a_recorded_rule_is_that_of_regrad(written):
+    rule = lambda dy, x: rg.multiply(dy, x * rg.stop_gradient(x))  # noqa: E731
+    x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    with warmed({"Tanh": rule}):
+        (g,) = torch.autograd.grad(torch.tanh(x).sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x)
+    assert written[0] is not None
+    assert h.tolist() == [0.5, 2.0]
 
 
 # -- a Function as a key ---------------------------------------------------------------------------
@@ -534,6 +553,30 @@ def test_a_function_that_returns_something_else_for_arguments_of_a_kind():
         Either.several = True
         y, _ = Either.apply(x)
         assert torch.autograd.grad(y, x)[0].tolist() == [3.0]
+
+
+def test_a_gradient_that_does_not_arrive_is_zero_for_a_known_function(known):
+    class Cut(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, dy):
+            return None
+
+    class Quiet(Step):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_materialize_grads(False)
+            return x * 1
+
+    x = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
+    with warmed({Quiet: lambda dy, x: dy * 3 + 1}, Quiet.apply):
+        del known[:]
+        Cut.apply(Quiet.apply(x)).sum().backward()
+    assert known
+    assert x.grad.tolist() == [1.0]
 
 
 # -- what is unusual -------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ answer is checked. `rulesets` and `calls` find that out, for any call whatever. 
 the kinds of the arguments (`kinds_of`), once a call of that kind has run forward and backward, and
 the next ones do no more than must be done each time.
 
+A call of an `autograd.Function` that is a key is known by its kinds, too. Its forward pass remains
+the Function's own, and so what that returns is looked at each time (see `functions`).
+
 Invariants:
 
 * What is kept depends on the rule, the function and the kinds alone. All that may differ otherwise
