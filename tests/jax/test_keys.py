@@ -30,6 +30,39 @@ def test_a_function_of_that_name_is_another_function():
     assert [row[0] for row in f.untouched(only=("Maximum", "MatMul")).rows] == ["max"]
 
 
+@jax.custom_vjp
+def doubled(x):
+    return 2 * x
+
+
+doubled.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy,))
+
+
+@pytest.mark.parametrize(
+    ("f", "only", "listed"),
+    [
+        (jax.nn.relu, "Relu", "relu"),
+        (jax.nn.relu, jax.nn.relu, "relu"),
+        (jax.nn.relu6, ("MatMul", "Relu6"), "relu6"),
+        (doubled, doubled, "doubled"),
+        (doubled, "doubled", "doubled"),
+    ],
+)
+def test_untouched_lists_a_function_with_a_derivative_of_its_own(f, only, listed):
+    f = rg.jax.override(lambda x, f=f: jnp.tanh(f(x)), {"Tanh": seven})
+    f(X)
+    assert [row[0] for row in f.untouched(only=only).rows] == [listed]
+    assert not f.untouched(only="Exp").rows
+
+
+@pytest.mark.parametrize("only", ["Gelu", "Softmax", "Mean", jax.nn.silu, ("Exp", "LeakyRelu")])
+def test_untouched_refuses_a_function_of_which_the_parts_are_listed(only):
+    f = rg.jax.override(lambda x: jnp.tanh(jax.nn.gelu(x)), {"Tanh": seven})
+    f(X)
+    with pytest.raises(ArgumentError, match="is a function in JAX, without a derivative of its"):
+        f.untouched(only=only)
+
+
 def test_two_functions_of_one_decorator_are_told_apart_or_refused():
     def plain(f):
         return jax.jit(lambda_named(f))

@@ -328,12 +328,25 @@ class override(Report[KeyBinding]):
         Args:
             only: An op type, a primitive, a function, or a tuple of them: the operations to list,
                 by the names of their primitives. By default all are.
+
+        Raises:
+            ArgumentError: a function (or an op type that is one in JAX, `"Gelu"`) has no derivative
+                of its own. Then the operations that it is made of are listed, not the function.
         """
         if only is None:
             return self._untouched.table()
         keys = [key_for(each) for each in entries(only)]
+        for key in keys:
+            function = getattr(key, "function", None)
+            if function and not isinstance(function, jax.custom_jvp | jax.custom_vjp):
+                raise ArgumentError(
+                    f"untouched: {key.label!r} is a function in JAX, without a derivative of its "
+                    "own, so the operations that it is made of are listed. Name those; "
+                    "untouched() lists all."
+                )
         names = {target.name for key in keys for target in key.targets}
-        return self._untouched.table({*names, *[key.label for key in keys]})
+        labels = [getattr(key, "name", key.label) for key in keys]
+        return self._untouched.table({*names, *labels})
 
     def table(self) -> Table:
         """Return the hits; then what was opened, was left closed, or kept a rule of its own."""
