@@ -77,7 +77,7 @@ class RuleCall:
 
     @cached_property
     def fixed(self) -> Any:
-        """What the run of its rule depends on besides its tensors; None if not on that alone."""
+        """Return all that its rule depends on besides tensors, as a key; None if not known."""
         try:
             return exact((self.layout, self.values, self.attrs))
         except TypeError:
