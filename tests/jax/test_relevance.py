@@ -322,6 +322,24 @@ class OddlyNamed(linen.Module):
         return linen.Dense(3, use_bias=False, name="Dense_2", **WIDE)(x)
 
 
+class Compiled(NnxMlp):
+    @nnx.jit
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+class Counting(NnxMlp):
+    """A model that changes while it runs."""
+
+    def __init__(self, of):
+        super().__init__(of)
+        self.calls = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return super().__call__(x)
+
+
 def oddly_named(of):
     params = linen_variables(of)["params"]
     variables = {"params": {**params, "one": params["LayerNorm_0"]}}
@@ -353,6 +371,7 @@ OTHERS = {
     "compiled around it": closed_over(jax.jit),
     "nnx.jit around it": lambda of: nnx.jit(NnxMlp(of)),
     "nnx.jit inside": inside,
+    "a call under nnx.jit": Compiled,
     "a checkpoint around it": closed_over(jax.checkpoint),
     "a class of one's own": own_class,
     "a name of one's own": oddly_named,
@@ -369,6 +388,18 @@ def test_norms_are_known_by_their_class(composite, name):
     found = lrp.relevance(OTHERS[name](of), array(x), 1, getattr(lrp, composite)(library="jax"))
     close(found.inputs, due.inputs)
     close(found.missing, due.missing, 1e-9)
+
+
+@pytest.mark.parametrize("make", [Compiled, Counting])
+def test_a_model_is_left_as_it_was(make):
+    of, x = fill(Mlp()), numbers(2, 6, seed=1)
+    model = make(of)
+    state = jax.tree.map(lambda v: v, nnx.state(model))
+    due = lrp.relevance(of, x, 1, lrp.attn_lrp(), ["n"])
+    found = lrp.relevance(model, array(x), 1, lrp.attn_lrp(library="jax"), ["n"])
+    close(found.layers["n"], due.layers["n"])
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, state, nnx.state(model)))
+    close(model(array(x)), array(of(x)))
 
 
 def test_a_class_that_is_not_called_a_norm_has_no_rule_of_one():
