@@ -59,11 +59,7 @@ def explain(
     half: int | None = None
     if others is not None:
         half = next(iter(xs.values())).shape[0]
-        both = {
-            n: (x, jnp.broadcast_to(jnp.asarray(others[n], x.dtype), x.shape))
-            for n, x in xs.items()
-        }
-        xs = {n: jnp.concatenate(pair) for n, pair in both.items()}
+        xs = {name: _with_reference(x, others[name]) for name, x in xs.items()}
 
     def run(*given: Any) -> tuple[Any, Any]:
         held = values | dict(zip(xs, given, strict=True))
@@ -86,7 +82,6 @@ def explain(
         jaxpr, _ = _rewritten(closed.jaxpr, [True] * len(given))
         return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
 
-    ops: list[Any] = []
     layers = [layers] if isinstance(layers, str) else layers
     if layers and isinstance(rules, Mapping):
         rules = {**rules, LAYER: optional(lambda dy: dy)}
@@ -97,11 +92,7 @@ def explain(
                 f"relevance: layers are paths in a model of Flax or Equinox, got {kind(model)}"
             )
         used._surgery.where.naming.tap = partial(_tapped, layers)  # pyright: ignore
-    if check or layers:
-        total, dxs, ops = _op_by_op(used, list(xs.values()))
-    else:
-        (value, total), pull = jax.vjp(used, *xs.values())
-        dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
+    total, dxs, ops = _differentiated(used, list(xs.values()), bool(check or layers))
     known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
     total, missing = balance(total, known)
     shares = dict.fromkeys(values) | dict(zip(xs, known, strict=True))
@@ -114,12 +105,14 @@ def explain(
 # -- op by op --------------------------------------------------------------------------------------
 
 
-def _op_by_op(used: Any, xs: list[Any]) -> tuple[Any, list[Any], list[Any]]:
-    """Run a function op by op.
+def _differentiated(used: Any, xs: list[Any], by_op: bool) -> tuple[Any, Sequence[Any], list[Any]]:
+    """Return the total of a function, the gradients by its inputs, and its ops if it runs by them.
 
-    Return its total, the gradients by the inputs, and each op with the gradients of its outputs
-    and of its inputs, in order.
+    (Each op is there with the gradients of its outputs and of its inputs.)
     """
+    if not by_op:
+        (value, total), pull = jax.vjp(used, *xs)
+        return total, pull([jnp.ones_like(value), jnp.zeros_like(total)]), []
     run = ProgramRun(jax.make_jaxpr(used)(*xs), xs, range(len(xs)), [0], keeps=True)
     ops = [*run.backward()][::-1]
     pairs = zip(xs, run.gradients, strict=True)
@@ -177,6 +170,10 @@ def _layers(layers: Sequence[Any], ops: Sequence[Any], half: int | None) -> dict
 def _arrays(inputs: Any) -> dict[Any, Any]:
     given = by_name(inputs).items()
     return {name: jnp.asarray(x) if hasattr(x, "__array__") else x for name, x in given}
+
+
+def _with_reference(x: Any, other: Any) -> Any:
+    return jnp.concatenate([x, jnp.broadcast_to(jnp.asarray(other, x.dtype), x.shape)])
 
 
 def _is_float(x: Any) -> bool:
