@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +30,13 @@ class Loss(NamedTuple):
     def lost(self) -> float:
         """The relevance that was lost; below 0 if more left than arrived."""
         return self.arrived - self.left
+
+
+def by_name(inputs: Any) -> dict[Any, Any]:
+    """Return inputs by the names of arguments, or by their places."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
 def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:

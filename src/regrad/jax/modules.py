@@ -82,12 +82,9 @@ class Naming:
     Args:
         model: A module of Flax or Equinox; None where only Flax's own names count.
         tells_apart: Returns whether keys that are in force tell two modules apart.
-        by_class: Whether keys ask for classes, so that those of all other modules count, too.
     """
 
-    def __init__(
-        self, model: Any, tells_apart: Callable[[Step, Step], bool], by_class: bool = False
-    ) -> None:
+    def __init__(self, model: Any, tells_apart: Callable[[Step, Step], bool]) -> None:
         need(VMAPS)
         self.model = model
         self.tells_apart = tells_apart
@@ -112,7 +109,7 @@ class Naming:
         self.by_path: dict[str, Step] = {p: step for step in made.values() for p in step.paths}
         # what becomes of the result of a module of the model, by its path
         self.tap: Callable[[str, Any], Any] = lambda path, y: y
-        self.by_class = by_class
+        self.by_class: bool = False  # keys ask for classes: those of all other modules count, too
         self.classes: dict[type, str] = {}
 
     def name_of(self, kind: type) -> str:
@@ -185,12 +182,12 @@ class _Trace:
                     "them is meant (jax.grad and others make copies). Let the function close over "
                     "the others, or use jax.named_scope without model=."
                 )
-            self._note(naming.model, same[0] if same else None)
+            self.note(naming.model, same[0] if same else None)
         for path, a in walk(given):
             if id(a) in self.known:
-                self._note(a, among[path])
+                self.note(a, among[path])
 
-    def _note(self, module: Any, copy: Any) -> None:
+    def note(self, module: Any, copy: Any) -> None:
         """Note that a module is a copy of one that is known, and so are those in it."""
         inside = dict(walk(module))
         for path, each in walk(copy):
@@ -235,7 +232,7 @@ class _Trace:
                 "leave model= out."
             )
         self.naming.called |= {s.path for s in found}
-        self._note(found[0].module, module)
+        self.note(found[0].module, module)
         self.alike += [f"{found[0].path}."] if found[1:] else []
         return found[0]
 
@@ -243,6 +240,15 @@ class _Trace:
         """Return whether an array was there before the trace, and so was what holds it."""
         trace = trace_of(array)
         return trace is None or any(trace is each for each in self.outside)
+
+
+def copied(model: Any) -> Any:
+    """Return a copy of a module of NNX that this trace may change, and that has its names."""
+    if not isinstance(model, module_types("flax.nnx")):
+        return model
+    copy = sys.modules["flax.nnx"].clone(model)
+    NAMING.get().note(model, copy)
+    return copy
 
 
 def _arrays(module: Any) -> list[Any]:

@@ -22,13 +22,13 @@ from regrad.core.foreign import nonzero
 from regrad.core.places import Step, matches
 from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.relevances import Loss, Relevance, balance, most_first
+from regrad.inspection.relevances import Loss, Relevance, balance, by_name, most_first
 from regrad.jax.boundaries import was_running
 from regrad.jax.closed import name_and_place
 from regrad.jax.equations import find_line
 from regrad.jax.host import programs
 from regrad.jax.keys import key_for
-from regrad.jax.modules import module_types
+from regrad.jax.modules import copied, module_types
 from regrad.jax.override import override
 from regrad.jax.primitives import is_float
 from regrad.jax.running import ProgramRun
@@ -49,7 +49,7 @@ def explain(
         raise ArgumentError(
             f"relevance expected a torch.nn.Module or a callable, got {kind(model)}"
         )
-    values, others = _by_name(inputs), None if reference is None else _by_name(reference)
+    values, others = _arrays(inputs), None if reference is None else _arrays(reference)
     xs = {name: x for name, x in values.items() if _is_float(x)}
     if not xs or (others is not None and others.keys() != xs.keys()):
         raise ArgumentError(
@@ -59,16 +59,12 @@ def explain(
     half: int | None = None
     if others is not None:
         half = next(iter(xs.values())).shape[0]
-        both = {
-            n: (x, jnp.broadcast_to(jnp.asarray(others[n], x.dtype), x.shape))
-            for n, x in xs.items()
-        }
-        xs = {n: jnp.concatenate(pair) for n, pair in both.items()}
+        xs = {name: _with_reference(x, others[name]) for name, x in xs.items()}
 
     def run(*given: Any) -> tuple[Any, Any]:
         held = values | dict(zip(xs, given, strict=True))
         named = {k: v for k, v in held.items() if isinstance(k, str)}
-        y: Any = model(*[v for k, v in held.items() if k not in named], **named)
+        y: Any = copied(model)(*[v for k, v in held.items() if k not in named], **named)
         if half is None:
             return (_chosen(y, target),) * 2
         chosen = _chosen(y[:half], target)
@@ -86,7 +82,6 @@ def explain(
         jaxpr, _ = _rewritten(closed.jaxpr, [True] * len(given))
         return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
 
-    ops: list[Any] = []
     layers = [layers] if isinstance(layers, str) else layers
     if layers and isinstance(rules, Mapping):
         rules = {**rules, LAYER: optional(lambda dy: dy)}
@@ -94,38 +89,34 @@ def explain(
     if layers:
         if module is None:
             raise ArgumentError(
-                "relevance: layers are paths in a module of Flax or Equinox, which is then called "
-                f"itself: relevance(model, …), got {kind(model)}"
+                f"relevance: layers are paths in a model of Flax or Equinox, got {kind(model)}"
             )
         used._surgery.where.naming.tap = partial(_tapped, layers)  # pyright: ignore
-    if check or layers:
-        total, dxs, ops = _op_by_op(used, list(xs.values()))
-    else:
-        (value, total), pull = jax.vjp(used, *xs.values())
-        dxs = pull([jnp.ones_like(value), jnp.zeros_like(total)])
+    total, dxs, ops = _differentiated(used, list(xs.values()), bool(check or layers))
     known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
     total, missing = balance(total, known)
-    by_name = dict.fromkeys(values) | dict(zip(xs, known, strict=True))
+    shares = dict.fromkeys(values) | dict(zip(xs, known, strict=True))
     if not isinstance(inputs, Mapping):
-        by_name = tuple(by_name.values()) if isinstance(inputs, tuple) else by_name[0]
+        shares = tuple(shares.values()) if isinstance(inputs, tuple) else shares[0]
     losses = most_first(_lost(ops), float(missing.sum())) if check else ()
-    return Relevance(by_name, _layers(layers, ops, half), total, missing, losses, used)
+    return Relevance(shares, _layers(layers, ops, half), total, missing, losses, used)
 
 
 # -- op by op --------------------------------------------------------------------------------------
 
 
-def _op_by_op(used: Any, xs: list[Any]) -> tuple[Any, list[Any], list[Any]]:
-    """Run a function op by op.
+def _differentiated(used: Any, xs: list[Any], by_op: bool) -> tuple[Any, Sequence[Any], list[Any]]:
+    """Return the total of a function, the gradients by its inputs, and its ops if it runs by them.
 
-    Return its total, the gradients by the inputs, and each op with the gradients of its outputs
-    and of its inputs, in order.
+    (Each op is there with the gradients of its outputs and of its inputs.)
     """
+    if not by_op:
+        (value, total), pull = jax.vjp(used, *xs)
+        return total, pull([jnp.ones_like(value), jnp.zeros_like(total)]), []
     run = ProgramRun(jax.make_jaxpr(used)(*xs), xs, range(len(xs)), [0], keeps=True)
     ops = [*run.backward()][::-1]
-    gradients = zip(xs, run.gradients, strict=True)
-    dxs = [jnp.zeros_like(x) if dx is None else dx for x, dx in gradients]
-    return run.values[1], dxs, ops
+    pairs = zip(xs, run.gradients, strict=True)
+    return run.values[1], [jnp.zeros_like(x) if dx is None else dx for x, dx in pairs], ops
 
 
 def _lost(ops: Sequence[Any]) -> Iterator[Loss]:
@@ -176,11 +167,13 @@ def _layers(layers: Sequence[Any], ops: Sequence[Any], half: int | None) -> dict
     return found
 
 
-def _by_name(inputs: Any) -> dict[Any, Any]:
-    given = inputs if isinstance(inputs, Mapping) else dict(
-        enumerate(inputs if isinstance(inputs, tuple) else (inputs,))
-    )  # fmt: skip
-    return {name: jnp.asarray(x) if hasattr(x, "__array__") else x for name, x in given.items()}
+def _arrays(inputs: Any) -> dict[Any, Any]:
+    given = by_name(inputs).items()
+    return {name: jnp.asarray(x) if hasattr(x, "__array__") else x for name, x in given}
+
+
+def _with_reference(x: Any, other: Any) -> Any:
+    return jnp.concatenate([x, jnp.broadcast_to(jnp.asarray(other, x.dtype), x.shape)])
 
 
 def _is_float(x: Any) -> bool:
@@ -256,10 +249,9 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
 
 def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
     """Return what runs a program with such calls in that, and which of its results depend."""
-    is_remat = programs.name_of(eqn) == programs.REMAT
-    body = programs.remat_body(eqn) if is_remat else programs.called(eqn)
-    scans = eqn.primitive.name == "scan"
-    fixed, carried = programs.scan(eqn)[-2:] if scans else (len(flags), 0)
+    name = programs.name_of(eqn)
+    body = programs.remat_body(eqn) if name == programs.REMAT else programs.called(eqn)
+    fixed, carried = programs.scan(eqn)[-2:] if name == "scan" else (len(flags), 0)
     while True:  # a round of a scan hands on to the next one what depends
         inner, results = _rewritten(jaxpr := getattr(body, "jaxpr", body), flags)
         end = fixed + carried
@@ -270,7 +262,7 @@ def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
     if inner is jaxpr:
         return eqn, results
     new = inner if body is jaxpr else body.replace(jaxpr=inner)
-    if is_remat:
+    if name == programs.REMAT:
         return programs.with_remat_body(eqn, new), results
     params = {key: new if value is body else value for key, value in eqn.params.items()}
     return eqn.replace(params=params), results

@@ -61,8 +61,8 @@ class Whereabouts:
         wheres = [s.where for key in self.placed for s in key.selectors]
         self.entries: list[Any] = [e for where in wheres for e in entries(where)]
         self.codes: dict[Any, Any] = dict(map(_function, filter(_is_function, self.entries)))
-        by_class = any(is_predicate(e) or isinstance(e, type) for e in self.entries)
-        self.naming: Naming = Naming(model, self._tells_apart, by_class)
+        self.naming: Naming = Naming(model, self._tells_apart)
+        self.naming.by_class = any(is_predicate(e) or isinstance(e, type) for e in self.entries)
         self.places: Places = Places(self.placed, self.naming.steps)
         self.naming.whole = self._whole_key
         # what is counted is gone through at each call of a program, and not once for all

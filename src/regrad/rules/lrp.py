@@ -1158,7 +1158,7 @@ def relevance(
         rules: A map of overrides, such as `epsilon_plus()`.
         layers: Paths of modules, or patterns of such as for `rg.at`, whose relevance is wanted as
             well; of one that returns a tuple, that of the first. In JAX they are paths in a model
-            of Flax or Equinox, which is then what is given, and not a function that calls it.
+            of Flax or Equinox: give that, and not a function that calls it.
         reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
             example. Inputs are then batches.
         check: `"ops"` to have the record say where relevance is lost. (A norm that is written out

@@ -18,7 +18,7 @@ from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
 from regrad.core.places import Step, matches
 from regrad.errors import ArgumentError, kind, near
-from regrad.inspection.relevances import Loss, Relevance, balance, most_first
+from regrad.inspection.relevances import Loss, Relevance, balance, by_name, most_first
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -91,10 +91,10 @@ class Run:
         self.model = model
         self.inputs = inputs
         self.move = move
-        self.values: dict[Any, Any] = _by_name(inputs)
+        self.values: dict[Any, Any] = by_name(inputs)
         self.half: int | None = None
         if reference is not None:
-            self._refer(_by_name(reference))
+            self._refer(by_name(reference))
         self.leaves: list[Point] = []
         self.layers: dict[str, Point] = {}
         self.heads: dict[str, Point] = {}
@@ -119,13 +119,13 @@ class Run:
 
     def as_given(self, found: Sequence[torch.Tensor]) -> Any:
         """Return relevances in the form of the inputs; of an input in several places, the sum."""
-        by_name: dict[Any, Any] = dict.fromkeys(self.values)
+        shares: dict[Any, Any] = dict.fromkeys(self.values)
         for point, relevance in zip(self.leaves, found, strict=True):
-            known = by_name[point.name]
-            by_name[point.name] = relevance if known is None else known + relevance
+            known = shares[point.name]
+            shares[point.name] = relevance if known is None else known + relevance
         if isinstance(self.inputs, Mapping):
-            return by_name
-        return tuple(by_name.values()) if isinstance(self.inputs, tuple) else by_name[0]
+            return shares
+        return tuple(shares.values()) if isinstance(self.inputs, tuple) else shares[0]
 
     def explained(self, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the model; return what is differentiated, and what there is to share."""
@@ -213,12 +213,6 @@ def named(paths: Any, modules: Mapping[str, Any]) -> list[str]:
             )
         found |= dict.fromkeys(fits)
     return list(found)
-
-
-def _by_name(inputs: Any) -> dict[Any, Any]:
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
 def _chosen(y: Any, target: Any) -> torch.Tensor:
