@@ -104,7 +104,7 @@ def gim(temperature: float = 2.0) -> dict[Any, Any]:
 class Path(NamedTuple):
     """Places between a reference (0) and the input (1) at which gradients are taken, and weights.
 
-    Attributes:
+    Args:
         places: Where.
         weights: The weight of each gradient.
         noise: The standard deviation of Gaussian noise, as a share of the range of each input.
