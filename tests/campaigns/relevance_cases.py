@@ -22,7 +22,7 @@ from tests.campaigns import public_table
 
 
 class Case(NamedTuple):
-    """A model, and two programs for one answer; or a third that says which answer is due."""
+    """A model, and two programs for one answer; or a third that returns the expected one."""
 
     model: str
     name: str
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 def names() -> dict[str, Any]:
-    """What a program sees: the libraries, with lxt made importable."""
+    """The names that programs use: the libraries, with lxt made importable."""
     import captum.attr
     import captum.attr._utils.lrp_rules as captum_rules
     import zennit.composites

@@ -7,7 +7,7 @@
     python -m tests.campaigns.relevance_peers page            docs/peers.md anew, from the record
 
 For each case of `relevance_cases` the program of regrad's and that of the peer's run on one model
-with random weights of a fixed seed, in float64. The answer that is due is the peer's, or, where the
+with random weights of a fixed seed, in float64. The expected answer is the peer's, or, where the
 peer does not see a part of the model, its answer for the same model rewritten for it. Times are
 processor times of one thread in float32, in turn, and their medians.
 
@@ -67,7 +67,7 @@ ROUNDS = 15
 
 
 def judged(case: Case, scope: Mapping[str, Any], rounds: int = ROUNDS) -> dict[str, Any]:
-    """What came of a case, as it is written down."""
+    """The outcome of a case, as it is recorded."""
     ours, theirs = (function(text, dict(scope)) for text in (case.ours, case.theirs))
     model = built(case.model)
     twin = built(case.model, twin=True) if "twin" in case.due else None
@@ -102,7 +102,7 @@ def judged(case: Case, scope: Mapping[str, Any], rounds: int = ROUNDS) -> dict[s
 
 
 def shared(case: Case, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What there is to share for each example."""
+    """The output of each example, which its inputs share."""
     y = model(x)[:, 3].detach()
     return y - model(x.flip(0))[:, 3].detach() if case.name == "deep_lift" else y
 
@@ -166,7 +166,7 @@ def worst(found: Any) -> float:
 
 
 def lost(row: public_table.Row) -> dict[str, Any]:
-    """What is lost of relevance in a public model, and where most of it."""
+    """The relevance that a public model loses, and where most of it is lost."""
     torch.manual_seed(0)
     public_table.prepared(row.package)
     given = row.build()

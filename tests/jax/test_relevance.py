@@ -187,6 +187,8 @@ def test_what_does_not_fit_is_refused():
         layers=["a"],
     )
     wrong("takes a dict of op types", rules=3, layers=["a"])
+    wrong('has keys of PyTorch. Composites for JAX are made with library="jax"',
+          rules=lrp.epsilon_plus())  # fmt: skip
     wrong('check expected None or "ops", got True', check=True)
     wrong('check="ops" is for runs without a reference', check="ops", reference=jnp.ones((1, 6)))
     with pytest.raises(ArgumentError, match='expected library="torch" or "jax", got \'tf\''):

@@ -516,6 +516,7 @@ def test_what_does_not_fit_is_refused():
     )
     wrong("the module 'idle' did not run", model=Twice(), inputs=numbers(1, 2), layers=["idle"])
     wrong('check expected None or "ops"', check="modules")
+    wrong("to rules, such as epsilon_plus\\(\\); got function", rules=lrp.epsilon_plus)
     ids = torch.tensor([[1]])
     wrong("no input is a tensor of floats", model=Sum(), inputs=ids)
     wrong("is for runs without a reference", check="ops", reference=numbers(1, 2, 8, 8))

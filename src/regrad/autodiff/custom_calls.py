@@ -222,7 +222,7 @@ class CustomCall(CustomRule):
             return
         own = twin(y)
         for tape, begin in self.seen.items():
-            for record in tape.entries[begin:]:
+            for record in tape.entries[begin:]:  # (under a guard none of them are columns)
                 record.replace(y, own)
 
 

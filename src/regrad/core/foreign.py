@@ -40,7 +40,11 @@ TINY = 1e-19  # its square is above 0 in float32
 
 
 def nonzero(v: Any) -> Any:
-    """Return a Tensor, or an array of any library, with `TINY` for 0: others round it off."""
+    """Return a Tensor, or an array of any library, moved away from 0 by `TINY`.
+
+    All but the smallest numbers round it off. For those it cancels: what is divided by the result
+    here is multiplied by it there. (It is one pass over memory, which a choice by `v == 0` is not.)
+    """
     return v + TINY
 
 

@@ -64,9 +64,8 @@ class at:
     what: Any = None
     nth: int | None = None
     _within: tuple[at, ...] = field(default=(), kw_only=True)  # selects around it, outermost first
-    _given: at | None = field(
-        default=None, kw_only=True, compare=False
-    )  # the one it is an entry of
+    # The key that this one is an entry of.
+    _given: at | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         if self.where is None and self.what is None:

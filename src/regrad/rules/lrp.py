@@ -31,6 +31,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
+from inspect import isroutine
 from itertools import pairwise
 from math import inf
 from operator import mul
@@ -44,7 +45,7 @@ from regrad.core.places import at
 from regrad.core.rule import no_gradient
 from regrad.core.scopes import Optional, optional
 from regrad.core.signatures import helpful
-from regrad.errors import ArgumentError, brief
+from regrad.errors import ArgumentError, brief, kind
 from regrad.rules.saliency import guided_relu
 
 P = ParamSpec("P")
@@ -1186,6 +1187,9 @@ def relevance(
         raise ArgumentError(f'relevance: check expected None or "ops", got {check!r:.40}')
     if check and reference is not None:
         raise ArgumentError('relevance: check="ops" is for runs without a reference')
+    if not isinstance(rules, Mapping):
+        call = f", such as {rules.__name__}()" if isroutine(rules) else ""
+        raise ArgumentError(f"relevance takes a dict of op types to rules{call}; got {kind(rules)}")
     torch = sys.modules.get("torch")
     of_torch = torch and (
         isinstance(model, torch.nn.Module)
@@ -1194,6 +1198,11 @@ def relevance(
     if "jax" in sys.modules and callable(model) and not of_torch:
         from regrad.jax.relevance import explain as explain_function
 
+        if any(getattr(key, "__module__", "").startswith("torch.") for key in rules):
+            raise ArgumentError(
+                "relevance: the model is a function of JAX, and the map has keys of PyTorch. "
+                'Composites for JAX are made with library="jax"'
+            )
         return explain_function(model, inputs, target, rules, layers, reference, check)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
