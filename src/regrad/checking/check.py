@@ -276,9 +276,11 @@ class OrderCheck:
         if key not in self.trembling:
             now = self.gradient(weights)
             moved = [pull(self.shaped(weights)) for pull in self.shaken]
-            gaps = lambda i, g: [np.abs(reals(m[i]) - g) for m in moved]  # noqa: E731
             self.trembling[key] = [
-                np.zeros(0) if g is None else np.max(gaps(i, g), axis=0) for i, g in enumerate(now)
+                np.zeros(0)
+                if g is None
+                else np.max([np.abs(reals(m[i]) - g) for m in moved], axis=0)
+                for i, g in enumerate(now)
             ]
         moving = column.v != 0
         change = self.trembling[key][column.input]

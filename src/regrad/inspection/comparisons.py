@@ -208,8 +208,10 @@ class GradientComparison:
     def worst(self) -> list[Compared]:
         """The differences, undeclared ones first, then ops, then by the angle between the two."""
         undeclared = list(map(id, self.undeclared))
-        order = lambda row: (id(row) not in undeclared, row.kind != "op", _angle(row))  # noqa: E731
-        return sorted(self.differences, key=order)
+        return sorted(
+            self.differences,
+            key=lambda row: (id(row) not in undeclared, row.kind != "op", _angle(row)),
+        )
 
     def assert_same(self) -> None:
         """Raise GradientError if there is a difference that is not declared."""
