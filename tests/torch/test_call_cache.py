@@ -292,6 +292,40 @@ def test_a_recorded_rule_runs_what_its_python_runs(name, written, monkeypatch):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("rule", [rg.rules.guided_relu, rg.rules.arctan_surrogate()])
+def test_rules_are_recorded_at_the_size_of_networks(rule, written, monkeypatch):
+    def run():
+        return gradients(torch.relu, {"Relu": rule}, shape=(4, 64, 8, 8), count=4 * 64 * 64)[0]
+
+    short = run()  # (`where` of so many writes into arrays that it has made)
+    assert len(written) == 1
+    assert written[0] is not None
+    monkeypatch.setattr(recorded.Recordings, "are_possible", lambda self: False)
+    for a, b in zip(short, run(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_a_gradient_whose_sign_is_a_flag_is_told_apart(written):
+    x = torch.ones(2, 8192, dtype=torch.float64, requires_grad=True)
+    dy = torch.complex(x.detach(), -2 * x.detach()).conj().imag  # 2, by a flag on -2
+    assert dy.is_neg()
+    with rt.gradient_override_map({"Relu": rg.rules.guided_relu}):
+        for arrived in (dy.resolve_neg(), dy.resolve_neg(), dy, -dy):
+            (found,) = torch.autograd.grad(torch.relu(x), x, arrived)
+            assert found.unique().tolist() == [2.0 if arrived[0, 0] > 0 else 0.0]
+    assert written[0] is not None
+
+
+def test_a_recording_writes_into_nothing_that_it_was_given():
+    x = torch.ones(3)
+    with recorded._Writer([x]) as writer:
+        y = x * 2
+        y.view(3).add_(1)
+        assert writer.complete
+        x.view(3).add_(1)
+    assert not writer.complete
+
+
 def test_inputs_that_were_one_tensor_when_recorded_are_told_apart(written):
     def rule(dy, a, b):
         return rg.multiply(dy, b), rg.multiply(dy, a)

@@ -57,7 +57,7 @@ _UNSAFE = frozenset(dir(builtins)) - _SAFE
 # What does not depend on values, of tensors of a kind.
 _OF_KIND = frozenset({
     "shape", "dtype", "device", "ndim", "layout", "requires_grad", "numel", "size", "dim",
-    "__len__", "is_floating_point", "is_complex", "is_signed", "result_type",
+    "__len__", "is_floating_point", "is_complex", "is_signed", "result_type", "is_neg",
 })  # fmt: skip
 _FIXED = (*_PLAIN, slice, type(...), torch.Tensor, torch.Size, torch.dtype, torch.device)
 Program = Callable[..., Sequence[torch.Tensor]]
@@ -155,7 +155,7 @@ class Recordings:
 
 
 def _key(fixed: Any, arrays: Sequence[torch.Tensor]) -> Any:
-    kinds = tuple([(x.shape, x.dtype) for x in arrays])
+    kinds = tuple([(x.shape, x.dtype, x.is_neg()) for x in arrays])
     return fixed, kinds, arrays[-1].device, get_default_dtype(), registry.version, len(registry.OPS)
 
 
@@ -198,6 +198,11 @@ class _Recorder(Trail):
         self.complete = False
 
 
+def _storage(x: torch.Tensor) -> int:
+    """Return the address of what a tensor stands on; 0 if it has none of its own kind."""
+    return x.untyped_storage().data_ptr() if x.layout is torch.strided else 0
+
+
 class _Writer(TorchFunctionMode):
     """Writes down the functions of torch that run, as the lines of a function of these arrays."""
 
@@ -206,7 +211,8 @@ class _Writer(TorchFunctionMode):
         self.complete = True
         self.names: dict[int, str] = {id(x): f"x{n}" for n, x in enumerate(arrays)}
         self.inputs: str = ", ".join(self.names.values())
-        self.alive: list[Any] = [arrays]  # (so that no id comes twice)
+        self.alive: list[Any] = [arrays]  # (so that no id, and no storage, comes twice)
+        self.own: set[int] = set()  # the storages of what the lines make, which they may write into
         self.values: dict[str, Any] = {}
         self.lines: list[str] = []
 
@@ -217,7 +223,11 @@ class _Writer(TorchFunctionMode):
         with DisableTorchFunction():
             versions = [*map(version_of, given)]
             y = func(*args, **options)
-            self.complete &= [*map(version_of, given)] == versions
+            written = {
+                _storage(x) for x, v in zip(given, versions, strict=True) if version_of(x) != v
+            }
+            self.complete &= written <= self.own
+            self.own |= {*map(_storage, tensors((y,)))} - {0, *map(_storage, given)}
         parts = y if isinstance(y, tuple | list) else ()
         name = getattr(func, "__name__", "")
         name = getattr(func.__self__, "__name__", "") if name == "__get__" else name
