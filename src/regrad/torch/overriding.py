@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from contextvars import Token
 from threading import get_ident
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +27,7 @@ from regrad.torch.host import OVERRIDES, check_promises
 from regrad.torch.modes import Mode
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
-from regrad.torch.rulesets import RuleSet, family_of, find_rule, rule_set
+from regrad.torch.rulesets import KEPT, RuleSet, family_of, find_rule, identity_of_map, rule_set
 
 
 class gradient_override_map(Scope[Binding]):
@@ -101,22 +102,20 @@ class gradient_override_map(Scope[Binding]):
         values: bool = False,
         order: int | None = None,
     ) -> None:
-        if not isinstance(rules, Mapping):
+        if type(rules) is not dict and not isinstance(rules, Mapping):  # (which takes its time)
             raise ArgumentError(
                 "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._order = check_order("gradient_override_map", order)
-        self._rules, self._marked = unmarked(_spread(rules))
-        check_values(self._rules, values, order, "gradient_override_map(rules, values=True)")
+        self._map = _checked(rules, values, self._order)
+        self._rules, self._marked = self._map.rules, self._map.marked
         self._values = values
-        asked = any(asks_site(rule, None) for rule in self._rules.values())
-        self._places: bool = asked or any(isinstance(key, at) for key in self._rules)
         self._model = model
         check_model(model, self._rules)
         self._modules: Modules | None = None
         self._views: dict[RuleSet, View] = {}
-        self._keep = tuple(map(as_called, check_keep(keep, self._rules)))
+        self._keep = () if keep == () else tuple(map(as_called, check_keep(keep, self._rules)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
@@ -132,8 +131,9 @@ class gradient_override_map(Scope[Binding]):
         self._note_entry()
         outer = open_here()
         around = outer[-1]._ruleset if outer else None
-        modules = Modules(self._model) if self._places else None
-        ruleset = rule_set(self._rules, self._keep, around, modules, self._order)
+        modules = Modules(self._model) if self._map.has_places else None
+        same = self._map.identity, self._keep
+        ruleset = rule_set(self._rules, *same, around, modules, self._order)
         if modules is not None:
             ruleset.plan.check_whole(modules)
         try:
@@ -340,6 +340,45 @@ class gradient_override_map(Scope[Binding]):
                 "compiled, or run the model once without compiling it"
             )
         return super()._why_not(binding)
+
+
+class _Map(NamedTuple):
+    """A map of rules that was checked: without marks, without maps inside.
+
+    Args:
+        rules: its rules, by key.
+        marked: the keys that may match nothing.
+        has_places: whether keys name places, or rules ask about them.
+        identity: the value that it shares with all that mean the same.
+    """
+
+    rules: dict[Any, Any]
+    marked: list[Any]
+    has_places: bool
+    identity: Any
+
+
+_PLAIN = {FunctionType, str}
+_MAPS: dict[Any, _Map] = {}  # of plain functions and names, which a loop comes with again and again
+
+
+def _checked(rules: Mapping[Any, Any], values: bool, order: int | None) -> _Map:
+    """Return a map in the form in which it is opened; raise for one that cannot be."""
+    key = None
+    if {*map(type, rules.values())} <= _PLAIN:
+        key = identity_of_map(rules), bool(values), order
+        if key in _MAPS:
+            return _MAPS[key]
+    bare, marked = unmarked(_spread(rules))
+    check_values(bare, values, order, "gradient_override_map(rules, values=True)")
+    asked = any(asks_site(rule, None) for rule in bare.values())
+    places = asked or any(isinstance(key, at) for key in bare)
+    found = _Map(bare, marked, places, identity_of_map(bare))
+    if key is not None:
+        if len(_MAPS) >= KEPT:
+            _MAPS.clear()
+        _MAPS[key] = found
+    return found
 
 
 def _bind(key: Any, name: str) -> Binding:

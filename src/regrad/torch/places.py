@@ -150,8 +150,8 @@ def stand(scopes: Sequence[Any], around: Any = None) -> tuple[Any, ...]:
         around: the spot, or tuple, that tells where the program is for those in it.
     """
     roots = [scope._root for scope in scopes]
-    held = around.node_of if isinstance(around, Spot) else lambda _: None
-    nodes = [held(root) or (root._modules and Node()) for root in roots]
+    held = around.node_of if isinstance(around, Spot) else None
+    nodes = [(held and held(root)) or (root._modules and Node()) for root in roots]
     return spot_at(roots, nodes) if any(nodes) else tuple(scopes)
 
 

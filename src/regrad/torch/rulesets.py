@@ -433,14 +433,17 @@ _SETS: OrderedDict[Any, RuleSet] = OrderedDict()
 _LOCK = threading.Lock()
 
 
+def identity_of_map(rules: Mapping[Any, Any]) -> Any:
+    """Return the value that maps share which mean the same; it holds while the rules are held."""
+    return frozenset([(identity_of_key(key), identity_of(rule)) for key, rule in rules.items()])
+
+
 def rule_set(
-    rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None,
+    rules: Mapping[Any, Any], identity: Any, keep: tuple[Any, ...], outer: RuleSet | None = None,
     modules: Modules | None = None, order: int | None = None,
 ) -> RuleSet:  # fmt: skip
     """The set of these rules, made once for all scopes with the same ones."""
-    layout = () if modules is None else modules.layout
-    pairs = frozenset((identity_of_key(key), identity_of(rule)) for key, rule in rules.items())
-    key = pairs, keep, outer, layout, order
+    key = identity, keep, outer, () if modules is None else modules.layout, order
     with _LOCK:
         if key not in _SETS:
             _SETS[key] = RuleSet(Plan(rules, modules and modules.steps, order), keep, outer)

@@ -114,7 +114,8 @@ pop_mode: Any = OVERRIDES.part("torch.overrides._pop_mode", "as `_push_mode`", t
 
 def top_mode() -> Any:
     """Return the mode that torch asks first; None if there is none."""
-    return next(reversed(mode_stack()), None)
+    stack = mode_stack()
+    return stack[-1] if stack else None
 
 
 # -- autograd's record -----------------------------------------------------------------------------
