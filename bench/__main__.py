@@ -25,6 +25,7 @@ SUITES = {
     "torch": "bench.foreign_torch",
     "compiled": "bench.compiled_torch",
     "jax": "bench.foreign_jax",
+    "applied": "bench.applied",  # by its name only: it has an extra of its own
 }
 FULL = Effort(rounds=31, seconds=0.02, calls=10_000)
 QUICK = Effort(rounds=7, seconds=0.005, calls=1_000)
@@ -64,7 +65,7 @@ def arguments() -> argparse.Namespace:
 
 def chosen(suite: str | None, names: list[str] | None) -> dict[str, list[Measure]]:
     """The measures of these names, or all, of one suite or of all; by suite."""
-    asked = [suite] if suite else SUITES
+    asked = [suite] if suite else [name for name in SUITES if name != "applied"]
     found = {s: importlib.import_module(SUITES[s]).MEASURES for s in asked}
     known = [name for measures in found.values() for name in measures]
     unknown = [n for n in names or () if n not in known]
