@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from regrad.core.replacing import replace
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError
+from regrad.rules import optional
 from tests.helpers.torch_calls import IMAGE, D, X, both, override
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -143,3 +145,33 @@ def test_a_new_rule_for_a_known_key_is_the_one_that_runs():
         ):
             y = torch.sign(x) + torch.relu(torch.sign(x))
         assert torch.autograd.grad(y.sum(), x)[0].tolist() == [k - k * k] * 2
+
+
+def test_a_map_is_read_anew_by_each_scope():
+    k = 2.0
+
+    def scaled(dy):
+        return k * dy
+
+    def gradient(rules, **options):
+        x = torch.ones(1, requires_grad=True)
+        with override(rules, **options):
+            y = torch.relu(torch.sign(x)) + torch.tanh(torch.sign(x)) * 0
+        return torch.autograd.grad(y.sum(), x)[0].item()
+
+    rules = {"Sign": lambda dy: dy}
+    found = [gradient(rules)]
+    rules["Relu"] = scaled
+    found += [gradient(rules), gradient(rules)]
+    k = 3.0  # (in the same cell)
+    found.append(gradient(rules))
+    rules["Relu"] = optional(scaled)
+    rules["Cos"] = optional(scaled)
+    found += [gradient(rules), gradient({key: each for key, each in rules.items() if key != "Cos"})]
+    assert found == [1.0, 2.0, 2.0, 3.0, 3.0, 3.0]
+    for _ in range(2):  # what is refused is refused again
+        with pytest.raises(ArgumentError, match="order"):
+            override({"Sign": scaled}, order=2)
+        with pytest.raises(ArgumentError, match="replaces the values"):
+            override({"Sign": replace(lambda x: x)})
+        assert gradient({"Sign": scaled}, order=1) == 3.0
