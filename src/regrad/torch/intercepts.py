@@ -91,12 +91,12 @@ def install(follow: bool = False) -> None:
     """A scope opens, which may have to follow the modules that run (see `places`)."""
     global _open
     with _LOCK:
-        if follow:
-            _FOLLOWING.make()
         if _open == 0:
-            _REPLACED.make()
+            _REPLACED.make()  # (first: Dynamo, once it is imported, knows the call of modules)
             if COMPILING.losses:
                 _no_compiling.append(dynamo.refuse_to_compile())
+        if follow:
+            _FOLLOWING.make()
         _open += 1
 
 
@@ -303,7 +303,10 @@ def _entrances() -> Sequence[Entrance]:
 
 _CHECKPOINT = "torch.utils.checkpoint"
 _REPLACED = Replacements(_entrances)
-_FOLLOWING = Replacements(lambda: [(torch.nn.Module, "__call__", places.follow)])
+_FOLLOWING = Replacements(lambda: [
+    (torch.nn.Module, "_call_impl", places.follow),
+    (torch.nn.Module, "_compiled_call_impl", lambda _: places.Compiled()),
+])  # fmt: skip
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 
 

@@ -2,7 +2,7 @@
 
 The idea: a rule in a module holds as if a scope with it were open while the module runs. So what
 holds anywhere is a `RuleSet` (see `rulesets`), and a module that some key names leads from one to
-another. While such scopes are open, `nn.Module.__call__` is replaced (`follow`). It moves from one
+another. While such scopes are open, the call of modules is replaced (`follow`). It moves from one
 `Spot` to the next and back: the tuple of the scopes that are open, each as it is there.
 
     with gradient_override_map({at("encoder", "Relu"): rule}, model=model):
@@ -327,44 +327,77 @@ def check_model(model: Any, keys: Iterable[Any]) -> None:
 
 
 def follow(old: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that replaces the call of modules."""
+    """Return the function that replaces `nn.Module._call_impl`, which each call of a module is.
+
+    (Python would tell all classes of modules of a new `__call__`, which takes milliseconds.)
+    """
 
     @wraps(old)
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if is_dynamo_compiling():
             return old(self, *args, **options)
-        spot = SCOPES.get()
-        if type(spot) is not Spot:
-            return old(self, *args, **options)
-        within = WITHIN.get()
-        if within is not None and within.starts(self):
-            return old(self, *args, **options)
-        to = spot.enter(self)
-        if to is spot:
-            return old(self, *args, **options)
-        counts = COUNTS.get()
-        try:
-            _move(to, to.moves)
-            if to.begins:
-                COUNTS.set({**counts, **{root: Counts() for root in to.begins}})
-            if to.whole and not (within is not None and within.kept):
-                plan = to.whole[0][0]._modules.plan
-                return plan.call_whole(to.whole, old, self, args, options)
-            return old(self, *args, **options)
-        finally:
-            now = SCOPES.get()
-            if now is to:
-                _move(spot, to.moves and moves(to, spot))
-            else:  # scopes were opened in the module, or left, or we never got there
-                back = stand(now, spot)
-                _move(back, moves(now, back))
-            if to.begins:
-                COUNTS.set(counts)
+        return _call_followed(old, self, args, options)
 
-    dynamo.leave_alone(call, inside=False)
+    for each in (call, _call_followed):
+        dynamo.leave_alone(each, inside=False)
     for ours in (Spot.enter, Within.starts, stand, moves, _move):
         dynamo.leave_alone(ours)
     return call
+
+
+class Compiled:
+    """`nn.Module._compiled_call_impl`, which is called instead in modules that were compiled.
+
+    (Python asks this one first, although modules have an attribute of the name, for it has a
+    `__set__`.)
+    """
+
+    def __get__(self, module: Any, owner: Any = None) -> Any:
+        made = None if module is None else module.__dict__.get("_compiled_call_impl")
+        if made is None or is_dynamo_compiling():
+            return made
+        spot = SCOPES.get()
+        if type(spot) is Spot and spot.enter(module).whole:
+            return None  # (a rule for the whole call is not for a program)
+
+        def call(*args: Any, **options: Any) -> Any:
+            return _call_followed(lambda _, *xs, **named: made(*xs, **named), module, args, options)
+
+        return call
+
+    def __set__(self, module: Any, made: Any) -> None:
+        module.__dict__["_compiled_call_impl"] = made
+
+
+def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) -> Any:
+    """Return the result of a module, with the scopes as they are inside of it."""
+    spot = SCOPES.get()
+    if type(spot) is not Spot:
+        return old(self, *args, **options)
+    within = WITHIN.get()
+    if within is not None and within.starts(self):
+        return old(self, *args, **options)
+    to = spot.enter(self)
+    if to is spot:
+        return old(self, *args, **options)
+    counts = COUNTS.get()
+    try:
+        _move(to, to.moves)
+        if to.begins:
+            COUNTS.set({**counts, **{root: Counts() for root in to.begins}})
+        if to.whole and not (within is not None and within.kept):
+            plan = to.whole[0][0]._modules.plan
+            return plan.call_whole(to.whole, old, self, args, options)
+        return old(self, *args, **options)
+    finally:
+        now = SCOPES.get()
+        if now is to:
+            _move(spot, to.moves and moves(to, spot))
+        else:  # scopes were opened in the module, or left, or we never got there
+            back = stand(now, spot)
+            _move(back, moves(now, back))
+        if to.begins:
+            COUNTS.set(counts)
 
 
 def moves(here: Sequence[Any], there: Sequence[Any]) -> Mapping[Any, Any]:
