@@ -22,7 +22,6 @@ from regrad.ops import (
     getitem,
     indexing,
     joining,
-    numpy_protocol,
     printing,
     reduction,
     scan,
@@ -223,11 +222,6 @@ class Methods:
             raise ArgumentError(f"to_device: expected None for 'stream', got {stream!r}")
         return creation.on_device(dispatch.lift(self), device)
 
-    # -- NumPy's functions, see regrad.ops.numpy_protocol ----------------------------------------
-
-    __array_ufunc__ = numpy_protocol.array_ufunc
-    __array_function__ = numpy_protocol.array_function
-
     # -- functions of PyTorch and JAX, see regrad.ops.torch_and_jax --------------------------------
 
     __torch_function__ = classmethod(torch_and_jax.torch_function)
@@ -386,20 +380,20 @@ class Methods:
 
 
 class Late:
-    """A method that is a function of an op sheet, which is loaded when the method is first used."""
+    """A method that is a function of a module, which is loaded when the method is first used."""
 
-    def __init__(self, sheet: str, name: str, method: str) -> None:
-        self.sheet, self.name, self.method = sheet, name, method
+    def __init__(self, module: str, name: str, method: str) -> None:
+        self.module, self.name, self.method = module, name, method
 
     def __get__(self, instance: object, owner: type) -> Any:
-        function = getattr(import_module(f"regrad.ops.{self.sheet}"), self.name)
+        function = getattr(import_module(f"regrad.ops.{self.module}"), self.name)
         for each in (Methods, Tensor):
             if vars(each).get(self.method) is self:
                 setattr(each, self.method, function)
         return function.__get__(instance, owner)
 
 
-LATE = {  # by the op sheet: `function` or `method=function`
+LATE = {  # by the module: `function` or `method=function`
     "activation": "relu relu6 leaky_relu prelu elu selu sigmoid log_sigmoid softplus softmax "
     "log_softmax",
     "convolution": "conv1d conv2d conv2d_transpose depthwise_conv2d separable_conv2d",
@@ -407,13 +401,14 @@ LATE = {  # by the op sheet: `function` or `method=function`
     "space_to_batch_nd=space_to_batch batch_to_space_nd=batch_to_space",
     "indices": "one_hot",
     "normalization": "batch_norm",
+    "numpy_protocol": "__array_ufunc__=array_ufunc __array_function__=array_function",
     "pooling": "max_pool avg_pool local_response_normalization",
     "special": "nan_to_num sinc xlogy",
 }
-for _sheet, _names in LATE.items():
+for _module, _names in LATE.items():
     for _name in _names.split():
         _called, _, _function = _name.partition("=")
-        setattr(Methods, _called, Late(_sheet, _function or _called, _called))
+        setattr(Methods, _called, Late(_module, _function or _called, _called))
 
 # What users of other libraries look for is absent, and says what to use instead: TensorFlow.js's
 # own spelling of our names, too. A __getattr__ would slow down every attribute.
