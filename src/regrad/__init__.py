@@ -7,14 +7,13 @@ Array operations carry the names and signatures of the Array API standard.
 # isort: skip_file
 import typing as _typing
 
-from regrad import fft, linalg, losses, nn, random, rules
 from regrad.autodiff.custom import custom_grad
 from regrad.autodiff.gradients import grad, grads, value_and_grad, value_and_grads, variable_grads
 from regrad.autodiff.modules import Module
 from regrad.autodiff.variables import Variable
 from regrad.core.containers import tree_map
 from regrad.core.extras import needed as _needed
-from regrad.core.hints import hint_in as _hint_in, of_name as _of_name, unknown as _unknown
+from regrad.core.hints import of_name as _of_name, unknown as _unknown
 from regrad.core.name_scopes import name_scope
 from regrad.core.op import Indices, op
 from regrad.core.overrides import gradient_override_map
@@ -54,9 +53,6 @@ from regrad.ops.elementwise import (
 )  # fmt: skip
 from regrad.ops.getitem import at_add, at_set
 from regrad.ops.indexing import gather_nd, repeat, scatter_nd, segment_sum, take, take_along_axis
-from regrad.ops.indices import (
-    nonzero, one_hot, unique_all, unique_counts, unique_inverse, unique_values,
-)  # fmt: skip
 from regrad.ops.joining import concat, split, stack, unstack
 from regrad.ops.matmul import einsum, matmul, tensordot, vecdot
 from regrad.ops.namespace_info import __array_namespace_info__ as __array_namespace_info__
@@ -70,38 +66,51 @@ from regrad.ops.scan import (
 )  # fmt: skip
 from regrad.ops.slicing import pad, slice
 from regrad.ops.sorting import argsort, median, quantile, searchsorted, sort, top_k
-from regrad.ops.special import multigammaln, nan_to_num, sinc, xdivy, xlogy
-from regrad.transforms.checkpoint import checkpoint
-from regrad.transforms.control_flow import cond, fori_loop, map, scan, while_loop
-from regrad.transforms.derivatives import hessian, jacobian, jacrev, jvp, vjp
-from regrad.transforms.devices import block_until_ready, device_put
-from regrad.transforms.directions import hvp, jacfwd, linearize
-from regrad.transforms.jit import jit
-from regrad.transforms.vmap import vmap
-import regrad.transforms.whole_calls as _whole_calls  # noqa: F401 (name_scope calls by it)
 
 if _typing.TYPE_CHECKING:
-    from regrad import extend as extend, jax as jax, plot as plot, testing as testing
-    from regrad import torch as torch, train as train, v1 as v1
+    from regrad import extend as extend, fft, jax as jax, linalg, losses, nn, plot as plot
+    from regrad import random, rules, testing as testing, torch as torch, train as train, v1 as v1
     from regrad.inspection.tools import compare_gradients as compare_gradients, draw as draw
     from regrad.inspection.tools import find_nan as find_nan, gradient_path as gradient_path
     from regrad.inspection.tools import saved_bytes as saved_bytes
     from regrad.inspection.tools import trace_gradients as trace_gradients
     from regrad.jax.exporting import Exported as Exported, eval_shape as eval_shape
     from regrad.jax.exporting import export as export
+    from regrad.ops.indices import (
+        nonzero, one_hot, unique_all, unique_counts, unique_inverse, unique_values,
+    )  # fmt: skip
+    from regrad.ops.special import multigammaln, nan_to_num, sinc, xdivy, xlogy
+    from regrad.transforms.checkpoint import checkpoint
+    from regrad.transforms.control_flow import cond, fori_loop, map, scan, while_loop
+    from regrad.transforms.derivatives import hessian, jacobian, jacrev, jvp, vjp
+    from regrad.transforms.devices import block_until_ready, device_put
+    from regrad.transforms.directions import hvp, jacfwd, linearize
+    from regrad.transforms.jit import jit
+    from regrad.transforms.vmap import vmap
 
-_PARTS = "extend", "jax", "plot", "testing", "torch", "train", "v1"  # modules imported likewise
-_TOOLS = {  # by the module from which they are imported when they are first used
-    "Exported": "jax.exporting", "compare_gradients": "inspection.tools",
-    "draw": "inspection.tools", "eval_shape": "jax.exporting", "export": "jax.exporting",
-    "find_nan": "inspection.tools", "gradient_path": "inspection.tools",
-    "saved_bytes": "inspection.tools", "trace_gradients": "inspection.tools",
-}  # fmt: skip
-_hint_in(*[f"regrad.{part}" for part in ("fft", "linalg", "losses", "nn", "random", "rules")])
+# What is imported when it is first used: modules, and names by the modules that have them.
+_PARTS = (
+    "extend", "fft", "jax", "linalg", "losses", "nn", "plot", "random", "rules", "testing", "torch",
+    "train", "v1",
+)  # fmt: skip
+_LATER = {
+    "inspection.tools": "compare_gradients draw find_nan gradient_path saved_bytes trace_gradients",
+    "jax.exporting": "Exported eval_shape export",
+    "ops.indices": "nonzero one_hot unique_all unique_counts unique_inverse unique_values",
+    "ops.special": "multigammaln nan_to_num sinc xdivy xlogy",
+    "transforms.checkpoint": "checkpoint",
+    "transforms.control_flow": "cond fori_loop map scan while_loop",
+    "transforms.derivatives": "hessian jacobian jacrev jvp vjp",
+    "transforms.devices": "block_until_ready device_put",
+    "transforms.directions": "hvp jacfwd linearize",
+    "transforms.jit": "jit",
+    "transforms.vmap": "vmap",
+}
+_TOOLS = {name: module for module, names in _LATER.items() for name in names.split()}
 variable = Variable
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
-# (Without the parts and tools above, which are imported when they are first used.)
+# (Without the parts and tools that need other packages, or are for tests and new ops.)
 __all__ = [
     "Indices", "Module", "RegisterGradient", "Site", "Tensor", "Variable", "abs", "acos", "acosh",
     "add", "add_n", "all", "allclose", "any", "arange", "argmax", "argmin", "argsort", "asarray",
@@ -149,10 +158,15 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is a
             if _TOOLS.get(name) == "jax.exporting":
                 _needed("jax", "export", f"rg.{name}")
             if name in _TOOLS:
-                return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
+                value = getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
+                return globals().setdefault(name, value)  # from now on found without this function
         except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no
             raise _MissingPartError(str(error), obj=__name__) from error
         if name.startswith("__"):  # Python asks for such names, and so does code that looks around
             raise AttributeError(f"module 'regrad' has no attribute {name!r}")
         hint = _of_name(name, [*__all__, *_PARTS, *_TOOLS])
         raise _unknown(f"module 'regrad' has no attribute {name!r}.{hint}", __name__)
+
+    def __dir__() -> list[str]:
+        """Return what there is, and what is imported when it is first used."""
+        return sorted({*globals(), *_PARTS, *_TOOLS})

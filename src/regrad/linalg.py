@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from regrad.core import dispatch
+from regrad.core.hints import hint_in
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, kind
@@ -443,3 +444,6 @@ def matrix_power(x: TensorLike, n: int, /) -> Tensor:
         y = (x if y is None else matmul(y, x)) if n % 2 else y
         x, n = matmul(x, x) if n > 1 else x, n // 2
     return diag(ones_like(diagonal(x))) if y is None else y
+
+
+hint_in(__name__)

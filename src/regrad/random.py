@@ -23,6 +23,7 @@ import numpy as np
 
 from regrad.core.backends import BACKENDS, FLOAT, Array, DTypeLike, is_array
 from regrad.core.dispatch import lift
+from regrad.core.hints import hint_in
 from regrad.core.promotion import get_default_dtype, promote
 from regrad.core.shapes import Shape, as_shape, normalized_axis
 from regrad.core.signatures import public
@@ -538,3 +539,6 @@ def _check_not_traced() -> None:
             "every call would see the same ones. Pass a JAX key (jax.random.key(0)) as an "
             "argument of the compiled function, and split it for each draw."
         )
+
+
+hint_in(__name__)

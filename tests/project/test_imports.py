@@ -21,10 +21,15 @@ SOURCE = pathlib.Path(regrad.__file__).parent
 
 def loaded(code):
     script = f"import sys\n{code}\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
+    return printed(script).split()
+
+
+def printed(script):
+    """Return what a new interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
-    return done.stdout.split()
+    return done.stdout
 
 
 def test_import_regrad_loads_nothing_heavy():
@@ -49,13 +54,24 @@ PACKAGES = [
 
 
 def test_all_names_are_listed():
-    """Those that the package imports, and what it defines."""
+    """Those that the package imports, at once or for type checkers, and what it defines."""
     tree = ast.parse((SOURCE / "__init__.py").read_text())
-    lines = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    names = {alias.asname or alias.name for node in lines for alias in node.names}
-    public = {name for name in names if not name.startswith("_")} | {"variable"}
+    lines = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    found = [alias for node in lines for alias in node.names]
+    shown = {alias.name for alias in found if alias.asname == alias.name}  # without being listed
+    public = {a.asname or a.name for a in found} - shown - {"import_module"} | {"variable"}
+    public = {name for name in public if not name.startswith("_")}
     assert set(regrad.__all__) == public and len(public) == len(regrad.__all__)
     assert set(extend.__all__) < set(dir(extend))
+    assert {*regrad.__all__, *shown} <= set(dir(regrad))
+
+
+def test_type_checkers_are_told_of_what_is_imported_late():
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    [block] = [node for node in tree.body if ast.unparse(node).startswith("if _typing.TYPE")]
+    told = {alias.name: node.module for node in block.body for alias in node.names}
+    late = {name: f"regrad.{module}" for name, module in regrad._TOOLS.items()}
+    assert told == {**dict.fromkeys(regrad._PARTS, "regrad"), **late}
 
 
 @pytest.mark.parametrize("name", [name for name in PACKAGES if name in vars(regrad)])

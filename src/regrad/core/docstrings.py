@@ -25,11 +25,17 @@ from regrad.core.protocols import OpLike
 F = TypeVar("F", bound=Callable[..., Any])
 
 INDENT = " " * 4
-END = re.compile(r"^(Source:|Op types?:|A composition|>>> )", re.M)  # where the prose ends
+# (All run as the library is imported: a pattern that begins with a line break is found fast.)
+END = re.compile(r"\n(?=Source:|Op types?:|A composition|>>> )")  # where the prose ends
 ENTRY = re.compile(r"\n(?= {4}[\w*])")  # before an argument's line
-ARGS = re.compile(r"^Args:\n((?: {4}.*\n?|\n(?= {4}))+)", re.M)
-RESULT = re.compile(r"^(Returns|Yields|Raises)\b", re.M)
-IMPORTS = {"rg.": "import regrad as rg", "tf.": "import regrad.v1 as tf"}  # of examples
+ARGS = re.compile(r"\nArgs:\n((?: {4}.*\n?|\n(?= {4}))+)")
+RESULT = re.compile(r"\n(?=(?:Returns|Yields|Raises)\b)")
+RAISES = re.compile(r"\nRaises \w")  # errors in prose
+NAMES = re.compile(r"[\w*]+")
+EXAMPLE = re.compile(r"\n(?:>>>|\.\.\.) .*")
+IMPORTS = {  # of examples
+    re.compile(r"\brg\."): "import regrad as rg", re.compile(r"\btf\."): "import regrad.v1 as tf",
+}  # fmt: skip
 
 
 class Texts(NamedTuple):
@@ -61,7 +67,7 @@ def complete(doc: str, op: OpLike, annotations: Mapping[str, Any], *, boolean: b
     doc = inspect.cleandoc(doc)
     if op.elementwise:
         errors = _errors(op)
-        results = "" if RESULT.search(doc) else _results(op, boolean)
+        results = "" if RESULT.search(f"\n{doc}") else _results(op, boolean)
         texts = TENSORS._replace(numbers=_numbers(op))
         doc = _with_sections(doc, texts, annotations, results, errors)
     else:
@@ -106,17 +112,18 @@ def _with_sections(
 
 def _importing(doc: str) -> str:
     """Return a docstring whose example begins with the imports of regrad."""
-    example = "\n".join(re.findall(r"^(?:>>>|\.\.\.) .*", doc, re.M))
-    lines = [line for name, line in IMPORTS.items() if re.search(rf"\b{re.escape(name)}", example)]
+    prose, mark, _ = f"\n{doc}".partition("\n>>> ")
+    example = "".join(EXAMPLE.findall(doc, len(prose) - 1)) if mark else ""
+    lines = [line for name, line in IMPORTS.items() if name.search(example)]
     if not lines or "import regrad" in example:
         return doc
     head = "".join(f">>> {line}\n" for line in lines)
-    return re.sub(r"^>>> ", f"{head}>>> ", doc, count=1, flags=re.M)
+    return f"{doc[: len(prose)]}{head}{doc[len(prose) :]}"
 
 
 def _parted(doc: str) -> tuple[str, str]:
     """Return the prose and sections of a docstring; and its op type, source and example."""
-    found = END.search(doc)
+    found = END.search(f"\n{doc}")
     end = found.start() if found else len(doc)
     return doc[:end].strip(), doc[end:].strip()
 
@@ -124,8 +131,9 @@ def _parted(doc: str) -> tuple[str, str]:
 def _with_arguments(head: str, texts: Texts, annotations: Mapping[str, Any]) -> str:
     section = ARGS.search(head)
     written = ENTRY.split("\n" + section[1].rstrip())[1:] if section else []
-    entries = {re.findall(r"[\w*]+", line)[0]: line for line in written}
-    known = {name for line in written for name in re.findall(r"\w+", line.partition(":")[0])}
+    told = [NAMES.findall(line.partition(":")[0]) for line in written]
+    entries = {names[0]: line for names, line in zip(told, written, strict=True)}
+    known = {name.lstrip("*") for names in told for name in names}
     names = [name for name in annotations if name not in ("xp", "return")]
     numbers = texts.numbers
     missing = {name: _shared(name, annotations[name], texts) for name in names}
@@ -140,10 +148,10 @@ def _with_arguments(head: str, texts: Texts, annotations: Mapping[str, Any]) -> 
         return head
     text = "\n".join(["Args:", *[line for _, line in found]])
     if section:
-        return f"{head[: section.start()]}{text}\n{head[section.end() :]}".strip()
+        return f"{head[: section.start()]}\n{text}\n{head[section.end() :]}".strip()
     result = RESULT.search(head)
-    place = result.start() if result and result.start() > 0 else len(head)
-    return f"{head[:place].strip()}\n\n{text}\n\n{head[place:]}".strip()
+    place = result.start() if result else len(head)
+    return f"{head[:place].strip()}\n\n{text}\n\n{head[place:].strip()}".strip()
 
 
 def _shared(name: str, annotation: Any, texts: Texts) -> str:
@@ -153,7 +161,7 @@ def _shared(name: str, annotation: Any, texts: Texts) -> str:
 
 
 def _with_errors(head: str, errors: list[str]) -> str:
-    if re.search(r"^Raises \w", head, re.M) or not errors:
+    if not errors or RAISES.search(head):
         return head
     if "\nRaises:\n" not in head:
         return f"{head}\n\n{_section('Raises', *errors)}"

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 from regrad.core.names import FUNCTIONS, NAMES, OPTIMIZERS, SAME, SEARCHED
@@ -171,8 +172,8 @@ def _place_of(plain: str) -> str | None:
 
 
 def public_in(module: str) -> Sequence[str]:
-    """Return the names of what users call in a module, if it is loaded."""
-    names = vars(sys.modules[module]) if module in sys.modules else {}
+    """Return the names of what users call in a module of ours, which is loaded for that."""
+    names = vars(import_module(module))
     engine = ("regrad.core", "regrad.errors")
     own = [n for n, v in names.items() if n[0] != "_" and _home(v).startswith("regrad.")]
     own = [n for n in own if not _home(names[n]).startswith(engine)]

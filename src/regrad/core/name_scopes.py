@@ -29,7 +29,7 @@ VALID = re.compile(r"[A-Za-z0-9][\w\-]*([./][A-Za-z0-9][\w\-]*)*")
 AROUND: list[Callable[[Path, Generator[Any]], Generator[Any]]] = []
 
 # What calls functions that scopes decorate, of which a key may mean the whole call (see `placed`),
-# and what refuses such keys for blocks.
+# and what refuses such keys for blocks. Empty until the first scope that has such a key.
 CALLERS: list[tuple[Callable[..., Any], Callable[[Path], None]]] = []
 
 

@@ -112,7 +112,7 @@ def op(
             several=_annotation(kernel.__annotations__.get("return")).startswith("tuple"),
         )
         entry.function = _public(entry, kernel)
-        OPS[type] = entry
+        OPS.add(entry)
         return entry.function
 
     return decorate
@@ -133,7 +133,7 @@ def _check_name(name: str, type: str) -> None:
 
 
 def _check_free(type: str) -> None:
-    if type in OPS:
+    if not OPS.is_free(type):
         raise RegistrationError(
             f"the op type {type!r} exists already (regrad.{OPS[type].name}); "
             "choose another name for yours"
@@ -315,7 +315,7 @@ def elementwise(
     """
     names = inputs.split()
     _check_free(type)
-    entry = OPS[type] = Op(
+    entry = Op(
         type,
         name,
         kernel,
@@ -327,6 +327,7 @@ def elementwise(
         holomorphic=holomorphic,
         real=real,
     )
+    OPS.add(entry)
     function = (unary if len(names) == 1 else binary)(entry)
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]

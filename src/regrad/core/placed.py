@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -291,6 +292,7 @@ def op_types(key: Any) -> tuple[Any, ...]:
                 "name_scope decorates: write @rg.name_scope('block1') above the function, and "
                 "rg.at('block1'). Or say for which op type the key holds, rg.at(where, 'Relu')."
             )
+        import_module("regrad.transforms.whole_calls")  # what `name_scope` then calls by
         return (CALL,)
     for entry in [e for selector in key.selectors for e in entries(selector.where)]:
         routine = inspect.isroutine(inspect.unwrap(entry)) and not is_predicate(entry)

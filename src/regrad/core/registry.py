@@ -6,9 +6,11 @@ An `Op` is an op type: its kernel, its inputs and attributes by name, and its ru
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cache, partial
+from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from regrad.core import backends
@@ -40,7 +42,53 @@ F = TypeVar("F", bound=Callable[..., Any])
 Attrs: TypeAlias = dict[str, Any]  # the attributes of one op, by name
 Kernel: TypeAlias = Callable[..., backends.Array] | str  # or its name in the standard
 
-OPS: dict[str, Op] = {}
+
+class Ops(dict[str, "Op"]):
+    """The op types by name: those of sheets that are loaded late are found as the others are.
+
+    `late` has their modules from the start, so that which op types there are, and how many, does
+    not depend on what is loaded. They stay apart, in `sheets`: the only way to one is the import
+    of its module, which waits for a thread that has begun it. So none is found without its rule.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: dict[str, str] = {}
+        self.sheets: dict[str, Op] = {}
+
+    def __missing__(self, op_type: str) -> Op:
+        import_module(self.late[op_type])
+        return self.sheets[op_type]
+
+    def __contains__(self, op_type: object) -> bool:
+        return super().__contains__(op_type) or op_type in self.late
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.late, *super().__iter__()])
+
+    def __len__(self) -> int:
+        return len(self.late) + super().__len__()
+
+    get: Any = Mapping.get  # (those of dict know nothing of the sheets)
+    keys: Any = Mapping.keys
+    values: Any = Mapping.values
+    items: Any = Mapping.items
+
+    def loaded(self) -> list[Op]:
+        """Return the ops that somebody may hold: sheets that are not loaded have none."""
+        return [*super().values(), *self.sheets.values()]
+
+    def add(self, op: Op) -> None:
+        (self.sheets if op.type in self.late else self)[op.type] = op
+
+    def is_free(self, op_type: str) -> bool:
+        """Return whether there is no such op type, but for one whose own sheet is being loaded."""
+        if super().__contains__(op_type) or op_type in self.sheets:
+            return False
+        return op_type not in self.late or self.late[op_type] in sys.modules
+
+
+OPS = Ops()
 RULES: dict[str, RuleFunction | Rule] = {}  # registered under a free name, for maps
 
 CACHED = type(cache(id))
@@ -174,11 +222,11 @@ def meant_by(key: object) -> str:
 
 def refuse_function(key: object) -> None:
     """Refuse a function of regrad as a key: it is an op type in a place."""
-    for op_type, op in OPS.items():
+    for op in OPS.loaded():
         if op.function is key:
             raise ArgumentError(
                 f"a key is an op type, a string, got the function {op.name}. Did you mean "
-                f"{op_type!r}?"
+                f"{op.type!r}?"
             )
 
 
@@ -250,26 +298,31 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
     op = find_op(type)
 
     def register(function: F) -> F:
-        taken = not isinstance(op.rule, NoRule)
-        if taken and not overwrite and not (wrt and _lacks(op.rule, wrt)):
+        first = isinstance(op.rule, NoRule) or bool(wrt and _lacks(op.rule, wrt))
+        if not (first or overwrite):
             raise RegistrationError(
                 f"the op type {op.type!r} has a rule already"
                 f"{f' for its input {wrt!r}' if wrt else ''}. To change it within a scope use "
                 f"gradient_override_map({{{op.type!r}: rule}}); to replace it everywhere pass "
                 "overwrite=True."
             )
-        if taken and op.replaced is None and not (wrt and _lacks(op.rule, wrt)):
+        if not first and op.replaced is None:
             op.replaced = op.rule
         op.rule = _extend(op, wrt, function) if wrt else bind(function, op, op.type)
-        _count_change()
+        _count_change(op, first)
         return function
 
     return register
 
 
-def _count_change() -> None:
+def _count_change(op: Op, first: bool) -> None:
+    """Count a change of rules, but for the first ones that an op gets as its sheet is loaded late.
+
+    No program has built in that there were none: who asks for the op waits for its sheet.
+    """
     global version
-    version += 1
+    if not (first and op.type in OPS.late):
+        version += 1
 
 
 def _lacks(rule: Rule, wrt: str) -> bool:
@@ -364,8 +417,9 @@ def not_differentiable(*op_types: str) -> None:
     2
     """
     for op_type in op_types:
-        find_op(op_type).rule = NoGradient()
-        _count_change()
+        op = find_op(op_type)
+        first, op.rule = isinstance(op.rule, NoRule), NoGradient()
+        _count_change(op, first)
 
 
 @public

@@ -7,7 +7,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Any, Generic, TypeVar
 
 from regrad.core.dims import Shape
@@ -270,6 +269,8 @@ class Table:
 
     def html(self, notes: Iterable[str] = ()) -> str:
         """The table as a piece of HTML, as notebooks show it, with notes below it."""
+        from html import escape
+
         head = "".join(f"<th>{escape(heading)}</th>" for heading in self.headings)
         cells = [[f"<td>{escape(_short(cell))}</td>" for cell in row] for row in self.rows]
         body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)

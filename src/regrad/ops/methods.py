@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 from regrad.core import dispatch
@@ -21,7 +22,6 @@ from regrad.ops import (
     getitem,
     indexing,
     joining,
-    numpy_protocol,
     printing,
     reduction,
     scan,
@@ -222,11 +222,6 @@ class Methods:
             raise ArgumentError(f"to_device: expected None for 'stream', got {stream!r}")
         return creation.on_device(dispatch.lift(self), device)
 
-    # -- NumPy's functions, see regrad.ops.numpy_protocol ----------------------------------------
-
-    __array_ufunc__ = numpy_protocol.array_ufunc
-    __array_function__ = numpy_protocol.array_function
-
     # -- functions of PyTorch and JAX, see regrad.ops.torch_and_jax --------------------------------
 
     __torch_function__ = classmethod(torch_and_jax.torch_function)
@@ -253,19 +248,12 @@ class Methods:
 
     # -- TensorFlow.js's methods: ops as they are --------------------------------------------
 
-    from regrad.ops.activation import (
-        relu, relu6, leaky_relu, prelu, elu, selu, sigmoid, log_sigmoid, softplus, softmax,
-        log_softmax,
-    )  # fmt: skip
     from regrad.ops.array import expand_dims, squeeze, swapaxes, broadcast_to, tile
     from regrad.ops.binary import (
         isclose, clip, clip as clip_by_value, add, subtract as sub, multiply as mul, divide as div,
         floor_divide as floor_div, remainder as mod, pow, maximum, minimum, squared_difference,
         atan2, equal, not_equal, less, less_equal, greater, greater_equal, logical_and, logical_or,
         logical_xor,
-    )  # fmt: skip
-    from regrad.ops.convolution import (
-        conv1d, conv2d, conv2d_transpose, depthwise_conv2d, separable_conv2d,
     )  # fmt: skip
     from regrad.ops.creation_like import zeros_like, ones_like
     from regrad.ops.casting import (
@@ -276,20 +264,12 @@ class Methods:
         cos, tan, asin, acos, atan, sinh, cosh, tanh, asinh, acosh, atanh, erf, ceil, floor, round,
         step, isnan, isinf, isfinite, logical_not,
     )  # fmt: skip
-    from regrad.ops.image import (
-        resize_bilinear, resize_nearest as resize_nearest_neighbor,
-        space_to_batch as space_to_batch_nd, batch_to_space as batch_to_space_nd,
-    )  # fmt: skip
     from regrad.ops.indexing import segment_sum as unsorted_segment_sum
-    from regrad.ops.indices import one_hot
     from regrad.ops.joining import split
     from regrad.ops.matmul import matmul, matmul as dot
-    from regrad.ops.normalization import batch_norm
-    from regrad.ops.pooling import max_pool, avg_pool, local_response_normalization
     from regrad.ops.reduction import allclose
     from regrad.ops.slicing import slice, pad
     from regrad.ops.sorting import quantile
-    from regrad.ops.special import nan_to_num, sinc, xlogy
 
     # -- elementwise, with the tensor in another place ---------------------------------------
 
@@ -398,6 +378,37 @@ class Methods:
 
     # -- linear algebra and networks ---------------------------------------------------------------
 
+
+class Late:
+    """A method that is a function of a module, which is loaded when the method is first used."""
+
+    def __init__(self, module: str, name: str, method: str) -> None:
+        self.module, self.name, self.method = module, name, method
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        function = getattr(import_module(f"regrad.ops.{self.module}"), self.name)
+        for each in (Methods, Tensor):
+            if vars(each).get(self.method) is self:
+                setattr(each, self.method, function)
+        return function.__get__(instance, owner)
+
+
+LATE = {  # by the module: `function` or `method=function`
+    "activation": "relu relu6 leaky_relu prelu elu selu sigmoid log_sigmoid softplus softmax "
+    "log_softmax",
+    "convolution": "conv1d conv2d conv2d_transpose depthwise_conv2d separable_conv2d",
+    "image": "resize_bilinear resize_nearest_neighbor=resize_nearest "
+    "space_to_batch_nd=space_to_batch batch_to_space_nd=batch_to_space",
+    "indices": "one_hot",
+    "normalization": "batch_norm",
+    "numpy_protocol": "__array_ufunc__=array_ufunc __array_function__=array_function",
+    "pooling": "max_pool avg_pool local_response_normalization",
+    "special": "nan_to_num sinc xlogy",
+}
+for _module, _names in LATE.items():
+    for _name in _names.split():
+        _called, _, _function = _name.partition("=")
+        setattr(Methods, _called, Late(_module, _function or _called, _called))
 
 # What users of other libraries look for is absent, and says what to use instead: TensorFlow.js's
 # own spelling of our names, too. A __getattr__ would slow down every attribute.

@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -161,8 +162,9 @@ def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
 
 def _op_named_as(ufunc: np.ufunc, *places: ModuleType | None) -> Callable[..., Any] | None:
     """Return the elementwise op whose name one of these modules has for a ufunc."""
-    ops = [op for op in OPS.values() if op.elementwise and len(op.inputs) == ufunc.nin]
-    named = (op for op in ops for place in places if getattr(place, op.name, None) is ufunc)
+    ops = chain(OPS.loaded(), OPS.values())  # (most are found among those that are loaded)
+    fits = (op for op in ops if op.elementwise and len(op.inputs) == ufunc.nin)
+    named = (op for op in fits for place in places if getattr(place, op.name, None) is ufunc)
     return next((op.function for op in named), None)
 
 

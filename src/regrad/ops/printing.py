@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,6 +134,8 @@ def to_html(t: TensorLike) -> str:
     Of an axis longer than 20 the first and last three entries are shown; more than two axes as
     text.
     """
+    from html import escape
+
     t = _held(t)
     head = f"<p>{escape(type(t).__name__)}: {t.dtype}, shape {tuple(t.shape)}</p>"
     if is_traced(t._data) or not is_here(t._data) or not 1 <= t.ndim <= 2 or not t.size:

@@ -27,6 +27,7 @@ from regrad.autodiff.custom import custom_grad
 from regrad.core.backends import is_array
 from regrad.core.builtin import builtin as builtin
 from regrad.core.builtin import to_each
+from regrad.core.hints import hint_in as _hint_in
 from regrad.core.made import remade
 from regrad.core.rule import no_gradient as no_gradient
 from regrad.core.scopes import optional as optional
@@ -525,3 +526,6 @@ def clip_gradient_norm(x: TensorLike, max_norm: float) -> Tensor:
         return dy * (max_norm / maximum(norm, max_norm))
 
     return _with_gradient(x, rule)
+
+
+_hint_in(__name__)

@@ -515,8 +515,9 @@ class CompiledMethod(Jitted[..., Any]):
 @functools.lru_cache(maxsize=1)
 def registered(version: int, ops: int) -> list[Any]:
     """Return the code of users' op types, rules and kernels, at a version of the registry."""
-    code = [op.kernels.kernel for op in registry.OPS.values()]
-    for op in registry.OPS.values():
+    known = registry.OPS.loaded()  # (all that others have is the library's own)
+    code = [op.kernels.kernel for op in known]
+    for op in known:
         code += [op.rule.function, *getattr(op.rule, "functions", {}).values()]
     return [f for f in code if callable(f) and not (f.__module__ or "").startswith("regrad.")]
 

@@ -179,7 +179,8 @@ def _dtype_shown(elements: str) -> str:
 
 
 def _elementwise(row: Row) -> bool:
-    return row.plain and row.op_type in OPS and OPS[row.op_type].elementwise
+    op = OPS.get(row.op_type)
+    return row.plain and op is not None and op.elementwise
 
 
 def _broadcasting(row: Row) -> str:
