@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from functools import partial, update_wrapper
+from inspect import signature
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -40,6 +41,8 @@ from regrad.inspection.tapes import KeepingTape, bare_rule, like, with_tensors
 from regrad.transforms.arguments import replaced
 from regrad.transforms.derivatives import Linearized
 
+P = ParamSpec("P")
+
 
 class GradientCheckError(GradientError, AssertionError):
     """A gradient that differs from its numerical counterpart; `report` says all that was found."""
@@ -53,48 +56,31 @@ class GradientCheckError(GradientError, AssertionError):
         self.report = report
 
 
-def raise_if_wrong(report: GradientReport) -> None:
-    """Raise for a report with findings, and for one without a single comparison."""
-    if not report.ok:
-        raise GradientCheckError(report)
-    if not report.comparisons:
-        why = report.inconclusive[0].kind
-        raise ArgumentError(f"check_gradients: nothing was checked: {why}; give other arguments")
+def raising(
+    report: Callable[P, GradientReport],
+) -> Callable[[Callable[[], None]], Callable[P, None]]:
+    """Have a function, of which only the name and the docstring count, take what a report takes.
 
-
-@helpful("check_gradients")
-def check_gradients(
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    order: int = 1,
-    *,
-    method: Method = "central",
-    step: float | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    seed: int = 0,
-) -> None:
-    """Check the gradients of `f` at `args` against differences, to the given order.
-
-    Args:
-        f, args, order, method, step, rtol, atol, seed: As in `gradient_report`.
-
-    Raises GradientCheckError if `gradient_report`, which takes the same arguments, finds
-    something. The message names order, input, element and numbers, and the rules or custom
-    gradients that disagree with differences of their op alone. What differences cannot judge
-    (a kink, rounding) is not an error; the report has it. Raises ArgumentError if there was
-    nothing to compare: no elements, or no finite value.
-
-    Source: `check_grads` of HIPS autograd and JAX.
-
-    >>> import regrad as rg
-    >>> from regrad.testing import check_gradients
-    >>> check_gradients(lambda x: rg.sin(x) * x, [[0.5, 1.0]], order=3)
+    It raises for a report with findings, and for one without a single comparison.
     """
-    report = gradient_report(
-        f, args, order, method=method, step=step, rtol=rtol, atol=atol, seed=seed
-    )
-    raise_if_wrong(report)
+
+    def decorate(named: Callable[[], None]) -> Callable[P, None]:
+        def check(*args: P.args, **options: P.kwargs) -> None:
+            found = report(*args, **options)
+            if not found.ok:
+                raise GradientCheckError(found)
+            if not found.comparisons:
+                why = found.inconclusive[0].kind
+                raise ArgumentError(
+                    f"check_gradients: nothing was checked: {why}; give other arguments"
+                )
+
+        made: Any = update_wrapper(check, named)
+        del made.__wrapped__
+        made.__signature__ = signature(report).replace(return_annotation="None")
+        return helpful(named.__name__)(made)
+
+    return decorate
 
 
 @helpful("gradient_report")
@@ -179,6 +165,27 @@ def gradient_report(
     return explained(
         report, lambda order: by_order(TENSORS, of_floats, floats, order, partial(_found, settings))
     )
+
+
+@raising(gradient_report)
+def check_gradients() -> None:
+    """Check the gradients of `f` at `args` against differences, to the given order.
+
+    Args:
+        f, args, order, method, step, rtol, atol, seed: As in `gradient_report`.
+
+    Raises GradientCheckError if `gradient_report`, which takes the same arguments, finds
+    something. The message names order, input, element and numbers, and the rules or custom
+    gradients that disagree with differences of their op alone. What differences cannot judge
+    (a kink, rounding) is not an error; the report has it. Raises ArgumentError if there was
+    nothing to compare: no elements, or no finite value.
+
+    Source: `check_grads` of HIPS autograd and JAX.
+
+    >>> import regrad as rg
+    >>> from regrad.testing import check_gradients
+    >>> check_gradients(lambda x: rg.sin(x) * x, [[0.5, 1.0]], order=3)
+    """
 
 
 def _check_options(order: int, method: str) -> None:

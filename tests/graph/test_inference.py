@@ -397,7 +397,7 @@ OVER = {"axis": None, "keepdims": False}
         ("Cholesky", [(N, 2, 3)], {}, ShapeError, "square"),
         ("MatrixSolve", [(3, 3), (4, 1)], {"transpose": False}, ShapeError, "as many rows"),
         ("SpaceToBatchND", [(N, 3, 4)], {"block_shape": (2,), "paddings": ((0, 0),)}, ShapeError,
-         "do not divide"),
+         "does not divide"),
         ("BatchToSpaceND", [(3, 3, N)], {"block_shape": (2,), "crops": ((0, 0),)}, ShapeError,
          "multiple"),
     ],

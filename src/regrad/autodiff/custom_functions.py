@@ -240,12 +240,6 @@ def _takes_saved(grad_func: Callable[..., Any]) -> bool:
     return takes
 
 
-def _is_from_deeper(error: Exception) -> bool:
-    """Return whether an error was raised in what the gradient function calls, not in itself."""
-    trace = error.__traceback__
-    return trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
-
-
 def _described(saved: Any) -> str:
     if isinstance(saved, SimpleNamespace):
         return f"by name ({', '.join(vars(saved))})"

@@ -144,7 +144,7 @@ class gradient_override_map(Scope[OpBinding]):
             for name in placed.op_types(key):
                 op = name if name is placed.CALL else OPS.get(name) or find_op(name)
                 place = placed.place_of(key, op, value)
-                stands = placed.Placed(self._key(op.type), placed.told(place), depth)
+                stands = placed.Placed(self._key(op.type), place and place.identity, depth)
                 known = given.setdefault(stands, value)
                 if known is not value and identity_of(known) != identity_of(value):
                     # (Add and AddV2 with one rule is what portable code says)

@@ -46,7 +46,7 @@ from regrad.core.places import (
 )
 from regrad.core.registry import Input, Op
 from regrad.core.replacing import Replace
-from regrad.core.rule import NoGradient, Rule, called, identity_of, parameters
+from regrad.core.rule import NoGradient, Rule, called, parameters
 from regrad.core.state import State, current
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, PassedOverError, alike
@@ -62,20 +62,8 @@ class Placed(NamedTuple):
     """The key of a rule that holds in one place, among the overrides of a state."""
 
     op_type: Any  # (in a graph's own scope, with the graph)
-    place: Any  # as `told` tells it; None: what holds where no place of the scope fits
+    place: Any  # its `identity`; None: what holds where no place of the scope fits
     depth: int
-
-
-def told(place: at | None) -> Any:
-    """Return what tells a place from others: predicates that are made anew are the same."""
-    if place is None:
-        return None
-    wheres = [(s.nth, tuple(map(_told, entries(s.where)))) for s in place.selectors]
-    return *wheres, place.nth
-
-
-def _told(entry: Any) -> Any:
-    return identity_of(entry) if is_predicate(entry) else entry
 
 
 class Chooser(OpBinding):
@@ -91,8 +79,7 @@ class Chooser(OpBinding):
         self.op = op
         self.key = key
         self.places = places
-        wheres = [s.where for key in places.keys for s in key.selectors]
-        named = [e for where in wheres for e in entries(where)]
+        named = [e for key in places.keys for e in key.named]
         self.asked: list[Any] = [e for e in named if is_predicate(e)]
         # the functions, modules and classes among them, with the code of the functions
         owners = [e for e in named if not (isinstance(e, str) or is_predicate(e))]
@@ -162,7 +149,7 @@ class Chooser(OpBinding):
             fits = self._fits()
             self._refuse_shared(fits, state.region)
             fit, n = pick(fits, self.counts, lambda n: self._site(op, xs, n))
-            found = told(fit and fit.key), n
+            found = fit and fit.key.identity, n
         for trail in trails:
             trail.places_chosen.append(found)
         return found
@@ -294,7 +281,7 @@ def op_types(key: Any) -> tuple[Any, ...]:
             )
         import_module("regrad.transforms.whole_calls")  # what `name_scope` then calls by
         return (CALL,)
-    for entry in [e for selector in key.selectors for e in entries(selector.where)]:
+    for entry in key.named:
         routine = inspect.isroutine(inspect.unwrap(entry)) and not is_predicate(entry)
         if routine and _code(entry) is None:
             raise ArgumentError(f"{key!r}: nothing tells when {entry!r:.60}, which is C code, runs")
@@ -357,7 +344,7 @@ def elsewhere(binding: OpBinding) -> str:
     """Say where ops of a type were created, if their rule held for none."""
     if binding.hits or binding.kind or not (binding.paths and binding.place):
         return ""
-    patterns = [e for s in binding.place.selectors for e in entries(s.where)]
-    near = [path for e in patterns if isinstance(e, str) for path in alike(e, binding.paths)]
+    named = binding.place.named
+    near = [path for e in named if isinstance(e, str) for path in alike(e, binding.paths)]
     paths = [repr(path) if path else "no scope" for path in (near or list(binding.paths)[:3])]
     return f"{binding.shown} held for no op; {binding.op_type!r} ran in {', '.join(paths)}"

@@ -25,6 +25,7 @@ from inspect import isroutine, signature
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, kind, near
 
 INSTANCE, PATH, CLASS, PREDICATE, EVERYWHERE = range(5)  # the ranks, best first
@@ -94,6 +95,17 @@ class at:
     def selectors(self) -> tuple[at, ...]:
         """The places that all have to be in the chain; the last one ranks the key."""
         return (*self._within, self) if self.where is not None else self._within
+
+    @property
+    def named(self) -> list[Any]:
+        """The entries of all its places: paths, classes, modules, predicates."""
+        return [entry for place in self.selectors for entry in entries(place.where)]
+
+    @property
+    def identity(self) -> Any:
+        """The value that equal places share, also if they ask predicates that are made anew."""
+        places = [(s.nth, *map(_identity_of_entry, entries(s.where))) for s in self.selectors]
+        return *places, self.nth
 
     @property
     def counts(self) -> bool:
@@ -236,6 +248,10 @@ class Counts(dict[Any, int]):
 def entries(where: Any) -> tuple[Any, ...]:
     """Return the alternatives of a `where`."""
     return where if isinstance(where, tuple) else (where,)
+
+
+def _identity_of_entry(entry: Any) -> Any:
+    return identity_of(entry) if is_predicate(entry) else entry
 
 
 def rank_of(entry: Any) -> int:

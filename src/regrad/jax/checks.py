@@ -26,51 +26,7 @@ from regrad.inspection.checks import (
 from regrad.jax.bridge import conjugate
 from regrad.jax.running import CLOSES_OVER, ProgramCall, ProgramOp, ProgramRun, wide
 from regrad.jax.sites import is_custom
-from regrad.testing import raise_if_wrong
-
-
-@helpful("check_gradients")
-def check_gradients(
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    order: int = 1,
-    *,
-    argnums: int | Sequence[int] | None = None,
-    has_aux: bool = False,
-    step: float | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    seed: int = 0,
-) -> None:
-    """Check the gradients of a JAX function at `args` against differences, to the given order.
-
-    Args:
-        f: A function as `trace_gradients` takes it.
-        args: Its arguments.
-        order: See `gradient_report`.
-        argnums: See `trace_gradients`.
-        has_aux: See `trace_gradients`.
-        step: See `gradient_report`.
-        rtol: See `gradient_report`.
-        atol: See `gradient_report`.
-        seed: See `gradient_report`.
-
-    Raises:
-        GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
-            The message names order, mode, input, element and numbers, and the rules that
-            disagree with differences of their op alone. What differences cannot judge (a kink,
-            rounding) is not an error; the report has it.
-        ArgumentError: nothing could be compared: there are no elements, or no finite values.
-
-    Source: `check_grads` of HIPS autograd and JAX.
-
-    >>> import jax, jax.numpy as jnp, regrad as rg
-    >>> rg.jax.check_gradients(lambda x: jnp.sin(x) * x, [jnp.array([0.5, 1.0])], order=2)
-    """
-    report = gradient_report(
-        f, args, order, argnums=argnums, has_aux=has_aux, step=step, rtol=rtol, atol=atol, seed=seed
-    )
-    raise_if_wrong(report)
+from regrad.testing import raising
 
 
 @helpful("gradient_report")
@@ -131,6 +87,35 @@ def gradient_report(
             checked(JAX_ARRAYS, flat, floats, given.asked, order, settings),
             lambda order: by_order(JAX_ARRAYS, flat, floats, order, partial(_found, settings)),
         )
+
+
+@raising(gradient_report)
+def check_gradients() -> None:
+    """Check the gradients of a JAX function at `args` against differences, to the given order.
+
+    Args:
+        f: A function as `trace_gradients` takes it.
+        args: Its arguments.
+        order: See `gradient_report`.
+        argnums: See `trace_gradients`.
+        has_aux: See `trace_gradients`.
+        step: See `gradient_report`.
+        rtol: See `gradient_report`.
+        atol: See `gradient_report`.
+        seed: See `gradient_report`.
+
+    Raises:
+        GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
+            The message names order, mode, input, element and numbers, and the rules that
+            disagree with differences of their op alone. What differences cannot judge (a kink,
+            rounding) is not an error; the report has it.
+        ArgumentError: nothing could be compared: there are no elements, or no finite values.
+
+    Source: `check_grads` of HIPS autograd and JAX.
+
+    >>> import jax, jax.numpy as jnp, regrad as rg
+    >>> rg.jax.check_gradients(lambda x: jnp.sin(x) * x, [jnp.array([0.5, 1.0])], order=2)
+    """
 
 
 @contextmanager

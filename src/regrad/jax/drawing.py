@@ -10,7 +10,6 @@ from jax.extend import core
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.inspection.drawings import BoxKind, Drawing, Sketch, scopes_of, spec_of
-from regrad.inspection.recorder import SeenOp
 from regrad.jax.host import SIGHT, need
 from regrad.jax.host.programs import runs
 from regrad.jax.primitives import op_p
@@ -108,7 +107,7 @@ class _ProgramSketch(Sketch):
         lines = [site.op_type, ", ".join(_spec(v.aval) for v in eqn.outvars)]
         scope = (*scope, *scopes_of(site.path, "/"))
         takes = [(v, _spec(v.aval)) for v in eqn.invars if not isinstance(v, core.Literal)]
-        self.add_op(SeenOp(*site[:5]), lines, scope, details, takes, eqn.outvars)
+        self.add_op(site, lines, scope, details, takes, eqn.outvars)
 
 
 def _bodies(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:

@@ -69,7 +69,7 @@ class ProgramOp(SeenOp):
     __slots__ = ("by_jax", "eqn", "given", "like", "operands", "outs", "pull", "wanted")
 
     def __init__(self, site: Site, eqn: Any = None) -> None:
-        super().__init__(*site[:5])
+        super().__init__(site.op_type, site.kind, site.rule, site.line, site.path)
         self.operands: Sequence[str] = site.names
         self.by_jax: bool = site.by_jax
         self.eqn: Any = eqn

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jax.extend import core
 
 from regrad.core.callers import PACKAGE
 from regrad.core.rule import place
-from regrad.inspection.recorder import RuleKind
+from regrad.inspection.recorder import RuleKind, SeenOp
 from regrad.jax.closed import name_and_place
 from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient
@@ -35,14 +36,10 @@ OPERANDS = {
 }
 
 
-class Site(NamedTuple):
-    """An op at its place. One without a type is not an op of the user's."""
+@dataclass(slots=True, eq=False)
+class Site(SeenOp):
+    """An op at its place, with the names of its operands. One without a type is not the user's."""
 
-    op_type: str
-    kind: RuleKind = "built-in"
-    rule: str = ""
-    line: str = ""
-    path: str = ""
     names: Sequence[str] = ()
     by_jax: bool = False  # whether a function of JAX's (a softmax) made it, and not the user
 
@@ -69,7 +66,8 @@ def site_of(eqn: core.JaxprEqn, around: CallSite) -> Site:
     op_type, kind, rule = _rule_of(eqn)
     names = _operand_names(eqn)
     line, by_jax = line_of(eqn, around), _is_by_jax(eqn, around)
-    return Site(op_type, kind, rule, line, path_of(eqn, around), names, by_jax)
+    path = path_of(eqn, around)
+    return Site(op_type, kind, rule, line, path, names=names, by_jax=by_jax)
 
 
 def is_custom(eqn: core.JaxprEqn) -> bool:

@@ -16,7 +16,7 @@ from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
 from regrad.inspection.nonfinite import CURES, NonFinite
 from regrad.inspection.paths import GradientPath
-from regrad.inspection.recorder import Kept, Leaf, Named, Recording, RunRecorder, SeenOp, Tool
+from regrad.inspection.recorder import Kept, Leaf, Named, Recording, RunRecorder, Tool
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.jax.bridge import conjugate
@@ -274,7 +274,7 @@ class JaxRecorder(RunRecorder):
         pairs = zip(call.leaves(run.gradients), run.sources, strict=True)
         leaves = [leaf._replace(key=key) for leaf, key in pairs]
         ys = [y.x for y in run.ys]
-        cuts = [(SeenOp(*site[:5]), "") for site in run.cuts]
+        cuts = [(site, "") for site in run.cuts]
         return Recording(call.value(run.values), ys, leaves, cuts, run.ran, [y.key for y in run.ys])
 
     def given(self, run: Recording) -> Named:

@@ -20,7 +20,6 @@ from regrad.core.places import (
     Site,
     Step,
     at,
-    entries,
     is_predicate,
     pick,
     site_of,
@@ -58,8 +57,7 @@ class Whereabouts:
     def __init__(self, bindings: Sequence[Any], model: Any) -> None:
         need(SIGHT)
         self.placed: dict[at, Any] = {b.place: b for b in bindings if b.place is not None}
-        wheres = [s.where for key in self.placed for s in key.selectors]
-        self.entries: list[Any] = [e for where in wheres for e in entries(where)]
+        self.entries: list[Any] = [e for key in self.placed for e in key.named]
         self.codes: dict[Any, Any] = dict(map(_function, filter(_is_function, self.entries)))
         self.naming: Naming = Naming(model, self._tells_apart)
         self.naming.by_class = any(is_predicate(e) or isinstance(e, type) for e in self.entries)

@@ -25,6 +25,8 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.ops.rows import _sums, _zeros
+from regrad.shapes.arrays import order_of, squeezed
+from regrad.shapes.matrices import matrices, sizes_around
 
 # -- reshaping -----------------------------------------------------------------------------------
 
@@ -106,15 +108,7 @@ def squeeze(xp, x: TensorLike, /, axis: Axis = None) -> Tensor:
     >>> rg.squeeze(rg.ones((1, 3, 1))).shape
     (3,)
     """
-    shape = tuple(x.shape)
-    axes = (
-        [i for i, n in enumerate(shape) if n == 1]
-        if axis is None
-        else normalized_axes(axis, x.ndim)
-    )
-    if any(shape[i] != 1 for i in axes):
-        raise ShapeError(f"squeeze: only axes of size 1 can be left out; axis {axis} of {shape}")
-    return xp.reshape(x, tuple(n for i, n in enumerate(shape) if i not in axes))
+    return xp.reshape(x, squeezed(tuple(x.shape), axis))
 
 
 gradient("Squeeze")(lambda dy, x_shape: reshape(dy, x_shape))
@@ -291,13 +285,7 @@ def permute_dims(xp, x: TensorLike, /, axes: tuple[int, ...] | None = None) -> T
     >>> rg.permute_dims(rg.ones((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
     """
-    every = list(range(x.ndim))
-    order = every[::-1] if axes is None else [a + x.ndim if a < 0 else a for a in axes]
-    if sorted(order) != every:
-        raise ShapeError(
-            f"permute_dims: expected each axis of {tuple(x.shape)} once, got the axes {axes}"
-        )
-    return xp.permute_dims(x, tuple(order))
+    return xp.permute_dims(x, order_of(tuple(x.shape), axes))
 
 
 @gradient("Transpose")
@@ -460,7 +448,7 @@ def tril(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
     >>> rg.tril(rg.ones((2, 2))).tolist()
     [[1.0, 0.0], [1.0, 1.0]]
     """
-    _check_matrices("tril", x)
+    matrices("tril", tuple(x.shape))
     return xp.tril(x, k=k)
 
 
@@ -485,16 +473,11 @@ def triu(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
     >>> rg.triu(rg.ones((2, 2))).tolist()
     [[1.0, 1.0], [0.0, 1.0]]
     """
-    _check_matrices("triu", x)
+    matrices("triu", tuple(x.shape))
     return xp.triu(x, k=k)
 
 
 gradient("Triu")(lambda dy, k: triu(dy, k=k))
-
-
-def _check_matrices(name: str, x: Array) -> None:
-    if x.ndim < 2:
-        raise ShapeError(f"{name} takes matrices (rank 2 or more), got {tuple(x.shape)}")
 
 
 @op("MatrixDiagPart")
@@ -515,7 +498,7 @@ def diagonal(xp, x: TensorLike, /, *, offset: int = 0) -> Tensor:
     >>> rg.linalg.diagonal([[1.0, 2.0], [3.0, 4.0]])
     Tensor([1., 4.], dtype=float32)
     """
-    _check_matrices("diagonal", x)
+    matrices("diagonal", tuple(x.shape))
     rows, columns = _diagonal_places(xp, tuple(x.shape[-2:]), offset, x)
     return x[..., rows, columns]
 
@@ -554,16 +537,9 @@ def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None
     >>> rg.linalg.diag([1.0, 2.0]).tolist()
     [[1.0, 0.0], [0.0, 2.0]]
     """
-    if x.ndim == 0:
-        raise ShapeError("diag takes vectors (rank 1 or more), got a Tensor of rank 0")
-    n = x.shape[-1] + abs(offset)
-    sizes = as_shape((n, n) if shape is None else shape)
+    given = None if shape is None else as_shape(shape)
+    sizes = sizes_around(tuple(x.shape), offset, given)
     places = _diagonal_places(xp, sizes, offset, x)
-    if len(places[0]) != x.shape[-1]:
-        raise ShapeError(
-            f"diag: the diagonal {offset} of a matrix of shape {sizes} has {len(places[0])} "
-            f"elements, got {x.shape[-1]}"
-        )
     y = _zeros(xp, (*x.shape[:-1], *sizes), x)
     if hasattr(y, "at"):
         return y.at[(..., *places)].set(x)

@@ -27,9 +27,9 @@ from regrad.ops.windows import (
     NumPyKernels,
     Padding,
     Sizes,
-    check_filter,
     plan_of,
 )
+from regrad.shapes.images import check_filter
 
 # -- the kernels of the ops ----------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ def conv1d(x: TensorLike, w: TensorLike, /, stride: int, pad: Padding, dilation:
     pad = windows.as_padding(pad, 1, "conv1d: pad")
     x, single = windows.as_batch("conv1d", x, 1)
     w = lift(w)
-    check_filter("conv1d", x.shape, w.shape, 1, "in, out")
+    check_filter("conv1d", x.shape, w.shape)
     y = _conv2d(
         expand_dims(x, axis=1),
         expand_dims(w, axis=0),

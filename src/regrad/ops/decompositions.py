@@ -20,13 +20,14 @@ from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient, not_differentiable
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
-from regrad.errors import GradientError, ShapeError
+from regrad.errors import GradientError
 from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, tril, triu
 from regrad.ops.casting import conj, imag
 from regrad.ops.creation_like import zeros_like
 from regrad.ops.joining import concat, split
 from regrad.ops.matmul import matmul
 from regrad.ops.reduction import trace
+from regrad.shapes.matrices import matrices, squares
 
 # -- small tools for rules and kernels -------------------------------------------------------------
 
@@ -41,7 +42,7 @@ def _hermitian(x: Tensor) -> Tensor:
 
 def _symmetrized(xp: Namespace, x: Array) -> Array:
     """The Hermitian part of an array; exactly the array, if it is Hermitian."""
-    _check_square(x)
+    squares(tuple(x.shape))
     return (x + xp.conj(xp.matrix_transpose(x))) / 2
 
 
@@ -70,11 +71,6 @@ gradient("QuotientOrZero", "a")(lambda dy, b: _quotient(dy, b))
 gradient("QuotientOrZero", "b")(lambda dy, b, y: -_quotient(dy * y, b))
 
 
-def _check_square(x: Array) -> None:
-    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"expected square matrices (over the last two axes), got {tuple(x.shape)}")
-
-
 # -- linear systems --------------------------------------------------------------------------------
 
 
@@ -96,7 +92,7 @@ def inv(xp, x: TensorLike, /) -> Tensor:
     >>> rg.linalg.inv([[2.0, 0.0], [0.0, 4.0]]).tolist()
     [[0.5, 0.0], [0.0, 0.25]]
     """
-    _check_square(x)
+    squares(tuple(x.shape))
     return xp.linalg.inv(x)
 
 
@@ -185,7 +181,7 @@ def det(xp, x: TensorLike, /) -> Tensor:
     >>> rg.linalg.det([[2.0, 0.0], [0.0, 4.0]])
     Tensor(8., dtype=float32)
     """
-    _check_square(x)
+    squares(tuple(x.shape))
     return xp.linalg.det(x)
 
 
@@ -260,7 +256,7 @@ def _products_without_pairs(xp: Namespace, s: Array) -> Array:
 @op("LogMatrixDeterminant", to_float=True, holomorphic=False)
 def slogdet(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
     """The sign (phase) of the determinant and the logarithm of its size."""
-    _check_square(x)
+    squares(tuple(x.shape))
     return tuple(xp.linalg.slogdet(x))
 
 
@@ -299,7 +295,7 @@ def expm(xp, x: TensorLike, /) -> Tensor:
         [[1, 1],
          [0, 1]]
     """
-    _check_square(x)
+    squares(tuple(x.shape))
     return _exponential(xp, x)
 
 
@@ -365,8 +361,7 @@ def _(dy, y):
 @op("Qr", to_float=True, holomorphic=False)
 def qr(xp, x: TensorLike, /, *, mode: str) -> tuple[Tensor, Tensor]:
     """Orthonormal columns and an upper triangle."""
-    if x.ndim < 2:
-        raise ShapeError(f"qr takes matrices (over the last two axes), got {tuple(x.shape)}")
+    matrices("qr", tuple(x.shape))
     return tuple(xp.linalg.qr(x, mode=mode))
 
 

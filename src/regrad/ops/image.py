@@ -26,6 +26,7 @@ from regrad.ops.creation import asarray
 from regrad.ops.creation_like import zeros_like
 from regrad.ops.reduction import sum
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
+from regrad.shapes.images import cells_of, check_dilation, cropped_sizes
 
 # -- dilation ------------------------------------------------------------------------------------
 # The gradients are linear once it is known which tap of each window is the maximum.
@@ -34,11 +35,7 @@ from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 def _dilation_windows(
     x: Sequence[int], w: Sequence[int], strides: Sizes, pad: str | Pairs, dilations: Sizes
 ) -> Windows:
-    if len(w) != 3 or x[-1] != w[-1]:
-        raise ShapeError(
-            f"dilation2d: the filter must have the shape (height, width, {x[-1]}) for images of "
-            f"shape {tuple(x)} (batch, height, width, channels), got {tuple(w)}"
-        )
+    check_dilation(tuple(x), tuple(w))
     return windows.windows("dilation2d", tuple(x[1:3]), tuple(w[:2]), strides, pad, dilations)
 
 
@@ -173,17 +170,10 @@ def dilation2d(
 
 @op("SpaceToBatchND")
 def _space_to_batch(xp, x: TensorLike, /, block_shape: Sizes, paddings: Pairs) -> Tensor:
-    x = windows.pad_spatial(xp, x, paddings)
     n = len(block_shape)
     batch, *sizes = x.shape[: n + 1]
-    for size, block in zip(sizes, block_shape, strict=True):
-        if size % block:
-            raise ShapeError(
-                f"space_to_batch: the block {block} does not divide the padded size {size} "
-                f"(spatial shape {tuple(sizes)} with paddings {paddings}, blocks {block_shape})"
-            )
-    cells = [s // b for s, b in zip(sizes, block_shape, strict=True)]
-    rest = tuple(x.shape[n + 1 :])
+    cells, rest = cells_of(sizes, block_shape, paddings), tuple(x.shape[n + 1 :])
+    x = windows.pad_spatial(xp, x, paddings)
     split = itertools.chain(*zip(cells, block_shape, strict=True))
     x = xp.reshape(x, (batch, *split, *rest))
     blocks, places = range(2, 2 * n + 1, 2), range(1, 2 * n, 2)
@@ -196,14 +186,7 @@ def _batch_to_space(xp, x: TensorLike, /, block_shape: Sizes, crops: Pairs) -> T
     n, blocks = len(block_shape), math.prod(block_shape)
     batch, *cells = x.shape[: n + 1]
     sizes = [c * b for c, b in zip(cells, block_shape, strict=True)]
-    if batch % blocks:
-        raise ShapeError(
-            f"batch_to_space: the batch of {batch} is not a multiple of the {blocks} elements "
-            f"of a block of shape {block_shape}"
-        )
-    for size, (lo, hi) in zip(sizes, crops, strict=True):
-        if lo + hi > size:
-            raise ShapeError(f"batch_to_space: crops {crops} are larger than the image {sizes}")
+    cropped_sizes(batch, sizes, block_shape, crops)  # checks that they fit
     rest = tuple(x.shape[n + 1 :])
     x = xp.reshape(x, (*block_shape, batch // blocks, *cells, *rest))
     axes = [n, *itertools.chain(*((n + 1 + i, i) for i in range(n)))]

@@ -39,6 +39,7 @@ from regrad.ops.rows import (
     _pick,
     _zeros,
 )
+from regrad.shapes.arrays import check_updates, index_depth, slice_of_segments
 
 # -- along one axis, each line by its own indices ------------------------------------------------
 
@@ -284,22 +285,12 @@ def gather_nd(xp, x: TensorLike, indices: Indices, /) -> Tensor:
     >>> rg.gather_nd([[1.0, 2.0], [3.0, 4.0]], [[0, 1], [1, 0]])
     Tensor([2., 3.], dtype=float32)
     """
-    depth = _depth("gather_nd", tuple(x.shape), tuple(indices.shape))
+    depth = index_depth("gather_nd", tuple(x.shape), tuple(indices.shape))
     ids = _as_index(xp, indices)
     if depth == 0:
         return xp.broadcast_to(x, (*ids.shape[:-1], *x.shape))
     index = tuple(ids[..., i] for i in range(depth))
     return _at(xp, x, index)
-
-
-def _depth(name: str, shape: tuple[int, ...], indices: tuple[int, ...]) -> int:
-    """The length of the index vectors."""
-    if not indices or indices[-1] > len(shape):
-        raise ShapeError(
-            f"{name}: the last axis of indices holds index vectors of up to {len(shape)} entries "
-            f"for the shape {shape}; got indices of shape {indices}"
-        )
-    return indices[-1]
 
 
 gradient("GatherNd", "x")(lambda dy, indices, x_shape: scatter_nd(indices, dy, x_shape))
@@ -330,8 +321,7 @@ def scatter_nd(xp, indices: Indices, updates: TensorLike, /, shape: Shape) -> Te
         [0, 12, 0, 6]
     """
     shape = as_shape(shape)
-    depth = _depth("scatter_nd", shape, tuple(indices.shape))
-    rows = _rows_for("scatter_nd", xp, indices, updates, shape)
+    rows, depth = _rows_for("scatter_nd", xp, indices, updates, shape), indices.shape[-1]
     y = _add_rows(xp, math.prod(shape[:depth]), _linear(xp, indices, shape[:depth]), rows)
     return xp.reshape(y, shape)
 
@@ -343,20 +333,15 @@ def _rows_for(
     name: str, xp: Namespace, indices: Array, updates: Array, shape: tuple[int, ...]
 ) -> Array:
     """Updates as one row per index vector."""
-    depth = indices.shape[-1]
-    expected = (*indices.shape[:-1], *shape[depth:])
-    if tuple(updates.shape) != expected:
-        raise ShapeError(
-            f"{name}: for indices of shape {tuple(indices.shape)} into {shape} the updates must "
-            f"have the shape {expected}, got {tuple(updates.shape)}"
-        )
-    return xp.reshape(updates, (math.prod(indices.shape[:-1]), math.prod(shape[depth:])))
+    check_updates(name, shape, tuple(indices.shape), tuple(updates.shape))
+    *batch, depth = indices.shape
+    return xp.reshape(updates, (math.prod(batch), math.prod(shape[depth:])))
 
 
 @op("TensorScatterUpdate")
 def _scatter_update(xp, x: TensorLike, indices: Indices, updates: TensorLike, /) -> Tensor:
-    shape, depth = tuple(x.shape), indices.shape[-1]
-    rows = _rows_for("at_set", xp, indices, updates, shape)
+    shape = tuple(x.shape)
+    rows, depth = _rows_for("at_set", xp, indices, updates, shape), indices.shape[-1]
     if rows.shape[0] == 0:
         return x
     n, ids = math.prod(shape[:depth]), _linear(xp, indices, shape[:depth])
@@ -435,12 +420,8 @@ def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
         [4, 0, 2]
     """
     num_segments = as_count(num_segments, "num_segments")
-    lead, rest = tuple(x.shape[: ids.ndim]), tuple(x.shape[ids.ndim :])
-    if lead != tuple(ids.shape):
-        raise ShapeError(
-            f"segment_sum: ids must have the shape of x's leading axes, got x of {tuple(x.shape)} "
-            f"and ids of {tuple(ids.shape)}"
-        )
+    lead = tuple(ids.shape)
+    rest = slice_of_segments(tuple(x.shape), lead)
     ids = xp.reshape(_as_index(xp, ids), (-1,))
     if not _is_jax(xp) and math.prod(lead) and int(ids.max()) >= num_segments:
         raise IndexRangeError(

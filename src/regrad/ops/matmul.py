@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.core import dims, dispatch
+from regrad.core import dispatch
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
 from regrad.core.shapes import normalized_axis
@@ -20,6 +20,7 @@ from regrad.ops.array import broadcast_to, diag, expand_dims, moveaxis, permute_
 from regrad.ops.binary import multiply
 from regrad.ops.casting import astype, conj
 from regrad.ops.reduction import sum as sum_
+from regrad.shapes.matrices import check_inner
 
 # -- matmul ------------------------------------------------------------------------------------
 
@@ -97,7 +98,7 @@ def matmul(
     a, b = dispatch.lift(a), dispatch.lift(b)
     m, n = a.ndim, b.ndim
     if m > 1 < n:
-        _check_inner(a, b, transpose_a, transpose_b)
+        check_inner(a.shape, b.shape, transpose_a, transpose_b)
         return _matmul(a, b, transpose_a, transpose_b)
     if not m or not n or (transpose_a and m == 1) or (transpose_b and n == 1):
         raise ShapeError(
@@ -113,16 +114,6 @@ def matmul(
     )
     *batch, rows, columns = y.shape
     return reshape(y, (*batch, *((rows,) if m > 1 else ()), *((columns,) if n > 1 else ())))
-
-
-def _check_inner(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> None:
-    left, right = a.shape[-2 if transpose_a else -1], b.shape[-1 if transpose_b else -2]
-    if dims.differ(left, right):
-        how = f" with transpose_a={transpose_a}, transpose_b={transpose_b}"
-        raise ShapeError(
-            f"matmul: the inner sizes differ, {left} and {right}: got {a.shape} and {b.shape}"
-            + (how if transpose_a or transpose_b else "")
-        )
 
 
 # -- products made of others -------------------------------------------------------------------

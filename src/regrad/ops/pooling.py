@@ -15,12 +15,13 @@ from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
 from regrad.core.shapes import Shape, as_shape
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError, ShapeError
+from regrad.errors import ArgumentError
 from regrad.graph.deferred import deferrable
 from regrad.ops import windows
 from regrad.ops.binary import pow
 from regrad.ops.elementwise import square
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
+from regrad.shapes.images import check_pool_padding
 
 # Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window
 # takes 14 steps, not 49.
@@ -30,12 +31,7 @@ Kernel = Callable[..., Any]
 
 def _windows(name: str, shape: Sizes, size: Sizes, strides: Sizes, pad: str | Pairs) -> Windows:
     win = windows.windows(name, tuple(shape[1:-1]), size, strides, pad, (1,) * len(size))
-    for k, (lo, hi) in zip(size, win.padding, strict=True):
-        if max(lo, hi) >= k:
-            raise ShapeError(
-                f"{name}: a padding of {max(lo, hi)} is as wide as the window ({k}), so a window "
-                "would lie in the padding alone. Use a smaller pad."
-            )
+    check_pool_padding(name, size, win.padding)
     return win
 
 

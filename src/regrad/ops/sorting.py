@@ -23,6 +23,7 @@ from regrad.ops.creation_like import zeros_like
 from regrad.ops.elementwise import ceil, floor, isfinite, isnan, logical_not, round
 from regrad.ops.indexing import scatter_along_axis, take
 from regrad.ops.scan import _between
+from regrad.shapes.arrays import axis_of_top
 
 # -- sorting -------------------------------------------------------------------------------------
 
@@ -114,12 +115,7 @@ def top_k(xp, x: TensorLike, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, 
     >>> values.tolist(), indices.tolist()
     ([4.0, 2.0], [1, 2])
     """
-    axis = normalized_axis(axis, x.ndim)
-    if not 0 <= k <= x.shape[axis]:
-        raise ShapeError(
-            f"top_k: x has {x.shape[axis]} elements along axis {axis} of {tuple(x.shape)}, and k "
-            f"is {k}; it must be from 0 to {x.shape[axis]}"
-        )
+    axis = axis_of_top(tuple(x.shape), axis, k)
     if xp.__name__ == "jax.numpy":
         import jax
 

@@ -22,18 +22,13 @@ from regrad.core.dispatch import lift
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.array import expand_dims, squeeze
+from regrad.shapes.images import SPATIAL, check_filter, window_counts
 
 Sizes = tuple[int, ...]
 Ints = int | Sequence[int]
 Pairs = tuple[tuple[int, int], ...]
 Padding = str | int | Sequence[Sequence[int]]
 Places = Sequence[tuple[slice, ...]]
-
-SPATIAL: dict[int, tuple[str, ...]] = {
-    1: ("width",),
-    2: ("height", "width"),
-    3: ("depth", "height", "width"),
-}
 
 
 # -- what users write ----------------------------------------------------------------------------
@@ -166,24 +161,14 @@ def windows(
     `"same"` makes `ceil(n / stride)` windows and puts the smaller half of the padding first;
     otherwise as many as fit. Raises ShapeError if not one fits.
     """
-    reach = [(k - 1) * d + 1 for k, d in zip(size, dilations, strict=True)]
+    outputs = tuple(window_counts(name, inputs, size, strides, pad, dilations))
     if pad == "same":
-        outputs = tuple(-(-n // s) for n, s in zip(inputs, strides, strict=True))
         padding = tuple(
-            _halves((o - 1) * s + r - n)
-            for n, o, s, r in zip(inputs, outputs, strides, reach, strict=True)
+            _halves((o - 1) * s + (k - 1) * d + 1 - n)
+            for n, o, s, k, d in zip(inputs, outputs, strides, size, dilations, strict=True)
         )
-        return Windows(size, strides, dilations, padding, inputs, outputs)
-    padding = ((0, 0),) * len(size) if isinstance(pad, str) else pad
-    padded = [n + lo + hi for n, (lo, hi) in zip(inputs, padding, strict=True)]
-    for n, r, axis in zip(padded, reach, SPATIAL[len(size)], strict=True):
-        if n < r:
-            raise ShapeError(
-                f"{name}: a window that spans {r} elements of the {axis} does not fit into {n} "
-                f"(the spatial shape is {inputs}, with padding {tuple(padded)}). Use a smaller "
-                "window or dilation, or pad='same'."
-            )
-    outputs = tuple((n - r) // s + 1 for n, r, s in zip(padded, reach, strides, strict=True))
+    else:
+        padding = ((0, 0),) * len(size) if isinstance(pad, str) else pad
     return Windows(size, strides, dilations, padding, inputs, outputs)
 
 
@@ -327,26 +312,12 @@ def plan_of(
     """The plan of a convolution; ShapeError where filter and images do not fit."""
     images, filter = tuple(images), tuple(filter)
     n = len(images) - 2
-    check_filter(name, images, filter, n, "channels, multiplier" if depthwise else "in, out")
+    check_filter(name, images, filter, depthwise)
     win = windows(name, images[1:-1], filter[:n], strides, pad, dilations)
     groups = images[-1] if depthwise else 1
     if depthwise:
         filter = (*filter[:n], 1, filter[-2] * filter[-1])
     return ConvolutionPlan(win, groups, images, filter, (images[0], *win.outputs, filter[-1]))
-
-
-def check_filter(name: str, images: Sizes, filter: Sizes, n: int, last: str) -> None:
-    """The filter must have n + 2 axes and take as many channels as the images have."""
-    axes = ", ".join(SPATIAL[n])
-    if len(filter) != n + 2:
-        raise ShapeError(
-            f"{name}: the filter must have rank {n + 2}, ({axes}, {last}), got the shape {filter}"
-        )
-    if images[-1] != filter[-2]:
-        raise ShapeError(
-            f"{name}: the images have {images[-1]} channels (shape {images}, layout batch, {axes}, "
-            f"channels), and the filter takes {filter[-2]} (shape {filter}, layout {axes}, {last})"
-        )
 
 
 # -- convolution in NumPy: windows as the rows of a matrix, and BLAS -----------------------------

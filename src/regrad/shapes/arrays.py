@@ -1,4 +1,7 @@
-"""Forms of ops on arrays: element by element, along axes, reshaping, slices, gathers."""
+"""Forms of ops on arrays: element by element, along axes, reshaping, slices, gathers.
+
+The kernels call the functions without a leading underscore, for what they check.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from regrad.core.dims import Dim
-from regrad.core.shapes import normalized_axes, normalized_axis
+from regrad.core.shapes import Axis, normalized_axes, normalized_axis
 from regrad.errors import DTypeError, ShapeError
 from regrad.shapes.sizes import (
     Clash,
@@ -126,13 +129,21 @@ def _recurrence(arguments: Arguments, attrs: Attrs) -> Shape:
 @form("TopKV2")
 def _top_k(arguments: Arguments, attrs: Attrs) -> Any:
     (shape, dtype), k = arguments[0], attrs["k"]
-    axis = normalized_axis(attrs["axis"], len(shape))
-    if type(k) is type(shape[axis]) is int and not 0 <= k <= shape[axis]:
-        raise ShapeError(
-            f"top_k: x has {shape[axis]} elements along axis {axis} of {shape}, and k is {k}"
-        )
+    axis = axis_of_top(shape, attrs["axis"], k)
     found = (*shape[:axis], k, *shape[axis + 1 :])
     return [Spec(found, dtype), Spec(found, INDEX)]
+
+
+def axis_of_top(shape: Sequence[Size], axis: int, k: Size) -> int:
+    """Return the axis, from 0 on, of which k elements are taken; it must have them."""
+    axis = normalized_axis(axis, len(shape))
+    n = shape[axis]
+    if type(k) is int and type(n) is int and not 0 <= k <= n:
+        raise ShapeError(
+            f"top_k: x has {n} elements along axis {axis} of {shape}, and k is {k}; it must be "
+            f"from 0 to {n}"
+        )
+    return axis
 
 
 form("SearchSorted", dtype=INDEX)(lambda arguments, attrs: arguments[1].shape)
@@ -214,9 +225,14 @@ def _expand_dims(arguments: Arguments, attrs: Attrs) -> Shape:
 @form("Squeeze")
 def _squeeze(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, axis = arguments[0].shape, attrs["axis"]
+    unknown = axis is None and any(isinstance(n, Dim) for n in shape)
+    return None if unknown else squeezed(shape, axis)
+
+
+def squeezed(shape: Sequence[Size], axis: Axis) -> tuple[Size, ...]:
+    """Return a shape without some axes of size 1, or without all of them."""
     if axis is None:
-        unknown = any(isinstance(n, Dim) for n in shape)
-        return None if unknown else tuple([n for n in shape if n != 1])
+        return tuple([n for n in shape if n != 1])
     axes = normalized_axes(axis, len(shape))
     if any(differ(shape[i], 1) for i in axes):
         raise ShapeError(f"squeeze: only axes of size 1 can be left out; axis {axis} of {shape}")
@@ -226,13 +242,18 @@ def _squeeze(arguments: Arguments, attrs: Attrs) -> Shape:
 @form("Transpose")
 def _transpose(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, axes = arguments[0].shape, attrs["axes"]
-    if axes is None:
-        return shape and shape[::-1]
-    n = len(axes) if shape is None else len(shape)
-    order = [a + n if a < 0 else a for a in axes]
+    if shape is None and axes is not None:
+        shape = (None,) * len(axes)
+    return shape and tuple([shape[a] for a in order_of(shape, axes)])
+
+
+def order_of(shape: Sequence[Size], axes: Sequence[int] | None) -> tuple[int, ...]:
+    """Return axes, from 0 on, among which each of a shape is once; None reverses them."""
+    n = len(shape)
+    order = range(n)[::-1] if axes is None else [a + n if a < 0 else a for a in axes]
     if sorted(order) != list(range(n)):
         raise ShapeError(f"permute_dims: expected each axis of {shape} once, got the axes {axes}")
-    return tuple([shape and shape[a] for a in order])
+    return tuple(order)
 
 
 @form("BroadcastTo")
@@ -381,12 +402,12 @@ def examples(logits: Shape, labels: Shape) -> Shape:
 @form("GatherNd")
 def _gather_nd(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = arguments[0].shape, _index(arguments[1])
-    depth = _depth("gather_nd", shape, ids)
+    depth = index_depth("gather_nd", shape, ids)
     return None if depth is None else (*ids[:-1], *shape[depth:])
 
 
-def _depth(name: str, shape: Sequence[Size], ids: Sequence[Size]) -> int | None:
-    """The length of index vectors, if it is known."""
+def index_depth(name: str, shape: Sequence[Size], ids: Sequence[Size]) -> Any:
+    """Return the length of index vectors; None if it is not known."""
     depth = ids[-1] if ids else len(shape) + 1
     if type(depth) is int and depth > len(shape):
         raise ShapeError(
@@ -400,7 +421,7 @@ def _depth(name: str, shape: Sequence[Size], ids: Sequence[Size]) -> int | None:
 def _scatter_nd(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = as_sizes(attrs["shape"]), _index(arguments[0])
     if shape is not None and ids is not None:
-        _check_updates("scatter_nd", shape, ids, arguments[1].shape)
+        check_updates("scatter_nd", shape, ids, arguments[1].shape)
     return shape
 
 
@@ -408,12 +429,13 @@ def _scatter_nd(arguments: Arguments, attrs: Attrs) -> Shape:
 def _scatter_update(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = arguments[0].shape, _index(arguments[1])
     if shape is not None and ids is not None:
-        _check_updates("at_set", shape, ids, arguments[2].shape)
+        check_updates("at_set", shape, ids, arguments[2].shape)
     return shape
 
 
-def _check_updates(name: str, shape: Sequence[Size], ids: Sequence[Size], updates: Shape) -> None:
-    depth = _depth(name, shape, ids)
+def check_updates(name: str, shape: Sequence[Size], ids: Sequence[Size], updates: Shape) -> None:
+    """Refuse updates that are not as many and as large as the entries at index vectors."""
+    depth = index_depth(name, shape, ids)
     if depth is None or updates is None:
         return
     expected = (*ids[:-1], *shape[depth:])
@@ -427,12 +449,17 @@ def _check_updates(name: str, shape: Sequence[Size], ids: Sequence[Size], update
 @form("UnsortedSegmentSum")
 def _segments(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = arguments[0].shape, _index(arguments[1])
+    return (attrs["num_segments"], *slice_of_segments(shape, ids))
+
+
+def slice_of_segments(shape: Sequence[Size], ids: Sequence[Size]) -> Any:
+    """Return the shape of the slices that have ids."""
     if unlike(shape[: len(ids)], ids):
         raise ShapeError(
             f"segment_sum: ids must have the shape of x's leading axes, got x of {shape} and ids "
             f"of {ids}"
         )
-    return (attrs["num_segments"], *shape[len(ids) :])
+    return shape[len(ids) :]
 
 
 @form("OneHot", dtype=dtype_attribute)

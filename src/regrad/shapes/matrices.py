@@ -1,7 +1,11 @@
-"""Forms of products of matrices and of their decompositions."""
+"""Forms of products of matrices and of their decompositions.
+
+The kernels call the functions without a leading underscore, for what they check.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from regrad.errors import ShapeError
@@ -16,11 +20,20 @@ def _product(arguments: Arguments, attrs: Attrs) -> Any:
     a, b = arguments[0].shape, arguments[1].shape
     if len(a) < 2 or len(b) < 2:
         return NotImplemented
-    m, inner = (a[-1], a[-2]) if attrs["transpose_a"] else a[-2:]
-    rows, n = (b[-1], b[-2]) if attrs["transpose_b"] else b[-2:]
-    if differ(inner, rows):
-        raise ShapeError(f"matmul: the inner sizes differ, {inner} and {rows}: got {a} and {b}")
+    check_inner(a, b, attrs["transpose_a"], attrs["transpose_b"])
+    m, n = a[-1 if attrs["transpose_a"] else -2], b[-2 if attrs["transpose_b"] else -1]
     return (*_batch(a, b), m, n)
+
+
+def check_inner(a: Sequence[Any], b: Sequence[Any], transpose_a: bool, transpose_b: bool) -> None:
+    """Refuse matrices of which one has not as many columns as the other has rows."""
+    left, right = a[-2 if transpose_a else -1], b[-1 if transpose_b else -2]
+    if differ(left, right):
+        how = f" with transpose_a={transpose_a}, transpose_b={transpose_b}"
+        raise ShapeError(
+            f"matmul: the inner sizes differ, {left} and {right}: got {a} and {b}"
+            + (how if transpose_a or transpose_b else "")
+        )
 
 
 def _batch(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:
@@ -48,7 +61,8 @@ def _einsum(arguments: Arguments, attrs: Attrs) -> Shape:
 # -- square matrices -------------------------------------------------------------------------------
 
 
-def _squares(shape: Any) -> Any:
+def squares(shape: Any) -> Any:
+    """Return a shape of square matrices; refuse any other."""
     if len(shape) < 2 or differ(shape[-1], shape[-2]):
         raise ShapeError(f"expected square matrices (over the last two axes), got {shape}")
     return shape
@@ -57,23 +71,23 @@ def _squares(shape: Any) -> Any:
 @form("Cholesky", "MatrixInverse")
 def _square(arguments: Arguments, attrs: Attrs) -> Shape:
     shape = arguments[0].shape
-    return None if shape is None else _squares(shape)
+    return None if shape is None else squares(shape)
 
 
 form("SelfAdjointEigvalsGrad", "SingularValuesGrad")(lambda arguments, attrs: arguments[-1])
-form("MatrixDeterminant")(lambda arguments, attrs: _squares(arguments[0].shape)[:-2])
+form("MatrixDeterminant")(lambda arguments, attrs: squares(arguments[0].shape)[:-2])
 
 
 @form("LogMatrixDeterminant")
 def _log_determinant(arguments: Arguments, attrs: Attrs) -> list[Spec]:
     shape, dtype = arguments[0]
-    batch = _squares(shape)[:-2]
+    batch = squares(shape)[:-2]
     return [Spec(batch, dtype), Spec(batch, real_of(dtype))]
 
 
 @form("MatrixSolve", "MatrixTriangularSolve")
 def _solve(arguments: Arguments, attrs: Attrs) -> Shape:
-    a, b = _squares(arguments[0].shape), arguments[1].shape
+    a, b = squares(arguments[0].shape), arguments[1].shape
     if not b or differ(a[-1], b[-1 if len(b) == 1 else -2]):
         raise ShapeError(f"expected as many rows on the right as on the left, got {a} and {b}")
     if len(b) == 1:
@@ -84,18 +98,19 @@ def _solve(arguments: Arguments, attrs: Attrs) -> Shape:
 @form("SelfAdjointEigV2")
 def _eigen(arguments: Arguments, attrs: Attrs) -> list[Spec]:
     shape, dtype = arguments[0]
-    return [Spec(_squares(shape)[:-1], real_of(dtype)), Spec(shape, dtype)]
+    return [Spec(squares(shape)[:-1], real_of(dtype)), Spec(shape, dtype)]
 
 
 form("SelfAdjointEigvals", dtype=real_dtype)(
-    lambda arguments, attrs: _squares(arguments[0].shape)[:-1]
+    lambda arguments, attrs: squares(arguments[0].shape)[:-1]
 )
 
 
 # -- matrices --------------------------------------------------------------------------------------
 
 
-def _matrices(name: str, shape: Any) -> Any:
+def matrices(name: str, shape: Any) -> Any:
+    """Return a shape of matrices; refuse any other."""
     if len(shape) < 2:
         raise ShapeError(f"{name} takes matrices (rank 2 or more), got {shape}")
     return shape
@@ -104,7 +119,7 @@ def _matrices(name: str, shape: Any) -> Any:
 @form("Qr")
 def _qr(arguments: Arguments, attrs: Attrs) -> Any:
     shape, dtype = arguments[0]
-    *batch, m, n = _matrices("qr", shape)
+    *batch, m, n = matrices("qr", shape)
     k = {"reduced": smaller(m, n), "complete": m}[attrs["mode"]]
     return [Spec((*batch, m, k), dtype), Spec((*batch, k, n), dtype)]
 
@@ -112,7 +127,7 @@ def _qr(arguments: Arguments, attrs: Attrs) -> Any:
 @form("Svd")
 def _svd(arguments: Arguments, attrs: Attrs) -> list[Spec]:
     shape, dtype = arguments[0]
-    *batch, m, n = _matrices("svd", shape)
+    *batch, m, n = matrices("svd", shape)
     k = smaller(m, n)
     columns, rows = (m, n) if attrs["full_matrices"] else (k, k)
     u, s, vh = (*batch, m, columns), (*batch, k), (*batch, rows, n)
@@ -121,30 +136,30 @@ def _svd(arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 @form("SingularValues", dtype=real_dtype)
 def _singular_values(arguments: Arguments, attrs: Attrs) -> Shape:
-    *batch, m, n = _matrices("svdvals", arguments[0].shape)
+    *batch, m, n = matrices("svdvals", arguments[0].shape)
     return (*batch, smaller(m, n))
 
 
 @form("MatrixPseudoInverse")
 def _pseudo_inverse(arguments: Arguments, attrs: Attrs) -> Shape:
-    *batch, m, n = _matrices("pinv", arguments[0].shape)
+    *batch, m, n = matrices("pinv", arguments[0].shape)
     return (*batch, n, m)
 
 
 form("MatrixRank", dtype=INDEX)(
-    lambda arguments, attrs: _matrices("matrix_rank", arguments[0].shape)[:-2]
+    lambda arguments, attrs: matrices("matrix_rank", arguments[0].shape)[:-2]
 )
 
 
 @form("Tril", "Triu")
 def _triangle(arguments: Arguments, attrs: Attrs) -> Shape:
     shape = arguments[0].shape
-    return None if shape is None else _matrices("a triangle", shape)
+    return None if shape is None else matrices("a triangle", shape)
 
 
 @form("MatrixDiagPart")
 def _diagonal(arguments: Arguments, attrs: Attrs) -> Shape:
-    *batch, m, n = _matrices("diagonal", arguments[0].shape)
+    *batch, m, n = matrices("diagonal", arguments[0].shape)
     return (*batch, _diagonal_size(m, n, attrs["offset"]))
 
 
@@ -158,13 +173,19 @@ def _diagonal_size(m: Size, n: Size, offset: int) -> Any:
 
 @form("MatrixDiag")
 def _diag(arguments: Arguments, attrs: Attrs) -> Shape:
-    shape, offset, sizes = arguments[0].shape, attrs["offset"], attrs["shape"]
-    if not shape:
+    shape = arguments[0].shape
+    return shorten((*shape[:-1], *sizes_around(shape, attrs["offset"], attrs["shape"])))
+
+
+def sizes_around(diagonal: Any, offset: int, sizes: Any) -> tuple[Any, Any]:
+    """Return the sizes of a matrix with such a diagonal; they may be given, and must fit."""
+    if not diagonal:
         raise ShapeError("diag takes vectors (rank 1 or more), got a Tensor of rank 0")
-    m, n = (shape[-1] + abs(offset),) * 2 if sizes is None else sizes
-    if differ(shape[-1], _diagonal_size(m, n, offset)):
+    m, n = (diagonal[-1] + abs(offset),) * 2 if sizes is None else sizes
+    length = _diagonal_size(m, n, offset)
+    if differ(diagonal[-1], length):
         raise ShapeError(
-            f"diag: the diagonal {offset} of a matrix of shape {(m, n)} does not have {shape[-1]} "
-            "elements"
+            f"diag: the diagonal {offset} of a matrix of shape {(m, n)} has {length} elements, got "
+            f"{diagonal[-1]}"
         )
-    return shorten((*shape[:-1], m, n))
+    return m, n

@@ -9,9 +9,8 @@ import torch
 
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule
-from regrad.core.places import Counts, Fit, Site, at, entries, is_predicate, pick, site_of
+from regrad.core.places import Counts, Fit, Site, at, pick, site_of
 from regrad.core.reports import Binding, Hit
-from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch import compiled_code
 from regrad.torch.bridge import is_differentiable
@@ -78,14 +77,7 @@ class Choice:
 
 def identity_of_key(key: Any) -> Any:
     """Return the value that equal keys share, also if they ask predicates that are made anew."""
-    if not isinstance(key, at):
-        return key
-    places = [(tuple(map(_identity_of_entry, entries(s.where))), s.nth) for s in key.selectors]
-    return at, tuple(places), key.what, key.nth
-
-
-def _identity_of_entry(entry: Any) -> Any:
-    return identity_of(entry) if is_predicate(entry) else entry
+    return (at, key.identity, key.what) if isinstance(key, at) else key
 
 
 def at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor]) -> ForeignRule:

@@ -304,9 +304,9 @@ class Plan:
         self.whole: dict[at, WholeRule] = {key: WholeRule(key, rules[key]) for key in whole}
         self.names |= {key: rule.name for key, rule in self.whole.items()}
         keys = {key: None for held in [*self.rules.values(), self.whole] for key in held}
-        wheres = [e for key in keys for place in key.selectors for e in entries(place.where)]
-        self.instances: set[int] = {id(e) for e in wheres if rank_of(e) == INSTANCE}
-        self.names_modules: bool = bool(self.instances) or any(isinstance(e, str) for e in wheres)
+        named = [e for key in keys for e in key.named]
+        self.instances: set[int] = {id(e) for e in named if rank_of(e) == INSTANCE}
+        self.names_modules: bool = bool(self.instances) or any(isinstance(e, str) for e in named)
         self.names_modules |= any(
             s.nth is not None and not s.counts for k in keys for s in k.selectors
         )
@@ -353,10 +353,8 @@ class Plan:
             steps = [step for step in self.places.steps or () if step.kind is kind]
             whole = [[(f.order, f.key) for f in self.whole_at([step])] for step in steps]
             marks = {(self.mark(s), *fits) for s, fits in zip(steps, whole, strict=True)}
-            wheres = (
-                e for key in self.places.keys for s in key.selectors for e in entries(s.where)
-            )
-            is_one = any(rank_of(e) == INSTANCE and type(e) is kind for e in wheres)
+            named = (e for key in self.places.keys for e in key.named)
+            is_one = any(rank_of(e) == INSTANCE and type(e) is kind for e in named)
             self._apart[kind] = len(marks) > 1 or (is_one and not self.places.steps)
         return self._apart[kind]
 

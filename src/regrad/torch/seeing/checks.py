@@ -17,7 +17,7 @@ from regrad.errors import ArgumentError, GradientError, RegradError, kind
 from regrad.inspection.checks import Flat, Library, checked, explained, settings_of, weights, wrong
 from regrad.inspection.kinds import LARGEST
 from regrad.inspection.recorder import Named, Tool
-from regrad.testing import raise_if_wrong
+from regrad.testing import raising
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, pulled, wide
 from regrad.torch.seeing.modules import Unseen, argument_paths, found_in
@@ -26,42 +26,6 @@ from regrad.torch.seeing.notes import OpNote
 from regrad.torch.seeing.watching import Looker
 
 STALE = "stale value"
-
-
-def check_gradients(
-    f: Callable[..., Any],
-    args: Sequence[Any] = (),
-    order: int = 1,
-    *,
-    step: float | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    seed: int = 0,
-) -> None:
-    """Check the gradients of `f` at `args` against differences, to the given order.
-
-    Args:
-        f: A function of tensors, or a module, as `gradient_report` takes it.
-        args: Its arguments.
-        order: 1 to 3, or more.
-        step: The largest step of the differences; by default relative to each element.
-        rtol: Tolerance relative to the numbers compared, by default 1e-6.
-        atol: Absolute tolerance, by default 0.
-        seed: Of the random directions, and of torch's generator whenever f runs.
-
-    Raises:
-        GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
-            The message names order, input, element and numbers, the rules that are wrong by
-            themselves, with their lines, and what kind of error it looks like.
-        ArgumentError: there is nothing to check: no floats, no elements, or no finite values.
-
-    >>> import torch
-    >>> import regrad.torch
-    >>> layer = torch.nn.Linear(2, 3)
-    >>> regrad.torch.check_gradients(lambda x: torch.tanh(layer(x)), [torch.ones(1, 2)], order=2)
-    """
-    report = gradient_report(f, args, order, step=step, rtol=rtol, atol=atol, seed=seed)
-    raise_if_wrong(report)
 
 
 def gradient_report(
@@ -125,6 +89,32 @@ def gradient_report(
     library = TorchArrays(seed)
     report = checked(library, _told(floats), floats.xs, floats.names, order, settings)
     return explained(report, lambda order: _causes(floats, order, settings))
+
+
+@raising(gradient_report)
+def check_gradients() -> None:
+    """Check the gradients of `f` at `args` against differences, to the given order.
+
+    Args:
+        f: A function of tensors, or a module, as `gradient_report` takes it.
+        args: Its arguments.
+        order: 1 to 3, or more.
+        step: The largest step of the differences; by default relative to each element.
+        rtol: Tolerance relative to the numbers compared, by default 1e-6.
+        atol: Absolute tolerance, by default 0.
+        seed: Of the random directions, and of torch's generator whenever f runs.
+
+    Raises:
+        GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
+            The message names order, input, element and numbers, the rules that are wrong by
+            themselves, with their lines, and what kind of error it looks like.
+        ArgumentError: there is nothing to check: no floats, no elements, or no finite values.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> regrad.torch.check_gradients(lambda x: torch.tanh(layer(x)), [torch.ones(1, 2)], order=2)
+    """
 
 
 def check_callable(f: Any, api: str) -> None:
