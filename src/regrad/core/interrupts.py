@@ -30,7 +30,7 @@ except ImportError:
     from signal import getsignal
     from signal import signal as set_handler
 
-FRESH = 2e-3  # seconds
+FRESH = 2e-4  # seconds
 NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
 USUAL = [int(getattr(signal, name)) for name in NAMES if hasattr(signal, name)]
 OTHERS = sorted({int(number) for number in signal.valid_signals()} - set(USUAL))
