@@ -89,12 +89,19 @@ def _types(name: str) -> frozenset[str]:
 
 
 # Functions that are no ATen op of their name, or one that is made of others: what they run.
-_CONVERSIONS = "to float double half bfloat16 int long bool type_as"
-_QUESTIONS = "size dim numel is_floating_point is_complex data_ptr"
 _RUN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(_CONVERSIONS.split(), ("_to_copy",)),
-    **dict.fromkeys(_QUESTIONS.split(), ()),
-    "item": ("_local_scalar_dense",),
+    name: tuple(ops.split())
+    for names, ops in {
+        "to float double half bfloat16 int long bool type_as": "_to_copy",
+        "size dim numel is_floating_point is_complex data_ptr": "",
+        "reshape view_as flatten contiguous": "view _unsafe_view",
+        "item": "_local_scalar_dense",
+        "square": "pow",
+        "where": "where nonzero",
+        "max": "max maximum",
+        "min": "min minimum",
+    }.items()
+    for name in names.split()
 }
 # What the dispatcher itself puts before an op: conversions (of autocast), and what was left for
 # later (a conjugate).

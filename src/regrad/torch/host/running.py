@@ -102,7 +102,7 @@ class Told:
     looks into a Function's own class.
     """
 
-    ran = False  # whether a Function has run in a scope: from then on graphs may have its node
+    ran: bool = Kind is type  # whether a Function has run in a scope, whose node graphs may have
 
     def __get__(self, function: Any, kind: Any = None) -> Any:
         if function is None:
