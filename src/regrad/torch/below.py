@@ -88,7 +88,7 @@ def _types(name: str) -> frozenset[str]:
     return frozenset({*named, *types_of(node_named(plain)), *types_of(f"{plain}Backward")})
 
 
-# Functions that are no ATen op of their name, or one that is made of others: what they run.
+# What functions run that have no ATen op of their name, or one that is made of others.
 _RUN: dict[str, tuple[str, ...]] = {
     name: tuple(ops.split())
     for names, ops in {
@@ -133,7 +133,7 @@ _PLAIN = {
 
 
 def are_plain(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Return whether arguments are no subclasses, and nothing is at work that parts ops in them."""
+    """Return whether no argument is of a subclass, and no transformation takes ops apart."""
     if is_transformed():
         return False
     plain = _PLAIN.issuperset(map(type, args))
