@@ -44,12 +44,29 @@ class _Within(dict[str, bool]):
 _within = functools.cache(_Within)
 
 
-def find_caller(ours: str | tuple[str, ...] = PACKAGE) -> str:
-    """Return the innermost line that runs outside of these folders: `model.py:12`."""
-    within, frame = _within(ours), sys._getframe(1)
-    while frame.f_back is not None and within[frame.f_code.co_filename]:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+# Lines, by the code and the instruction, and that code (so that no other gets its id).
+_LINES: dict[tuple[int, int], tuple[CodeType, str]] = {}
+KEPT = 4096  # (code that is written anew each time never comes back)
+
+
+def find_caller(ours: str | tuple[str, ...] = PACKAGE, above: int = 0) -> str:
+    """Return the innermost line that runs outside of these folders: `model.py:12`.
+
+    Args:
+        ours: the folders.
+        above: how many callers of this function's caller are known to be in them.
+    """
+    within, frame = _within(ours), sys._getframe(1 + above)
+    code = frame.f_code
+    while within[code.co_filename] and (around := frame.f_back) is not None:
+        frame, code = around, around.f_code
+    key = id(code), frame.f_lasti
+    found = _LINES.get(key)
+    if found is None:
+        if len(_LINES) >= KEPT:
+            _LINES.clear()
+        found = _LINES[key] = code, f"{code.co_filename}:{frame.f_lineno}"
+    return found[1]
 
 
 def find_opener() -> tuple[CodeType, int]:

@@ -10,14 +10,22 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
 
 from regrad.torch.composites import fused
-from regrad.torch.host import DisableTorchFunction, DispatchMode
+from regrad.torch.host import DisableTorchFunction, DispatchMode, is_transformed
 from regrad.torch.host.bodies import lines_of
-from regrad.torch.host.running import body_of, custom_op, inlined, with_tensors
+from regrad.torch.host.running import (
+    Packet,
+    body_of,
+    custom_op,
+    inlined,
+    is_single,
+    with_tensors,
+)
 from regrad.torch.nodes import node_named, types_of
 from regrad.torch.optypes import families, following, functions_named
 
@@ -78,6 +86,58 @@ def _types(name: str) -> frozenset[str]:
     rows = (row for f in functions_named(plain) for row in fused().get(f, ()) if row.when is None)
     named = named.union(*[row.contains for row in rows])
     return frozenset({*named, *types_of(node_named(plain)), *types_of(f"{plain}Backward")})
+
+
+# What functions run that have no ATen op of their name, or one that is made of others.
+_RUN: dict[str, tuple[str, ...]] = {
+    name: tuple(ops.split())
+    for names, ops in {
+        "to float double half bfloat16 int long bool type_as": "_to_copy",
+        "size dim numel is_floating_point is_complex data_ptr": "",
+        "reshape view_as flatten contiguous": "view _unsafe_view",
+        "item": "_local_scalar_dense",
+        "square": "pow",
+        "where": "where nonzero",
+        "max": "max maximum",
+        "min": "min minimum",
+    }.items()
+    for name in names.split()
+}
+# What the dispatcher itself puts before an op: conversions (of autocast), and what was left for
+# later (a conjugate).
+_BEFORE = ("_to_copy", "clone", "conj_physical", "neg")
+_OF_C = (BuiltinFunctionType, MethodDescriptorType)
+
+
+@following
+def types_run_by(func: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the op types that a function may run below autograd; None if only its run can tell.
+
+    A function that torch writes in C++ calls the ATen op of its name. Where that is made of no
+    others, and its arguments are plain, it is dispatched as it is: what its kernel calls in turn
+    is not dispatched to modes, so that watching it would tell no more than its name.
+    """
+    name = getattr(func, "__name__", "")
+    if not isinstance(func, _OF_C) or func not in functions_named(name):
+        return None
+    packet = getattr(torch.ops.aten, name, None)
+    if name not in _RUN and not (isinstance(packet, Packet) and is_single(packet)):
+        return None
+    return frozenset().union(*map(_types, (*_RUN.get(name, (name,)), *_BEFORE)))
+
+
+_PLAIN = {
+    torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device, torch.memory_format,
+    bool, int, float, complex, str, type(None),
+}  # fmt: skip
+
+
+def are_plain(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Return whether no argument is of a subclass, and no transformation takes ops apart."""
+    if is_transformed():
+        return False
+    plain = _PLAIN.issuperset(map(type, args))
+    return plain and (not options or _PLAIN.issuperset(map(type, options.values())))
 
 
 # -- TorchScript ----------------------------------------------------------------------------------

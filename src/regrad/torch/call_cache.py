@@ -21,6 +21,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -46,14 +47,15 @@ from regrad.torch.host import (
     unwrap_dead,
     version_of,
 )
+from regrad.torch.host.dynamo import is_traced
 from regrad.torch.host.running import Silent
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import LOOKED_AT, OWN, WITHIN
 from regrad.torch.places import path_here
-from regrad.torch.run_time import is_traced
 from regrad.transforms.arguments import replaced
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_spec = attrgetter("shape", "dtype")
 _EXACT = {
     bool,
     int,
@@ -111,21 +113,21 @@ class CallCache:
             or is_scripted()
         ):
             return self.call(*args, **options)
-        kinds = kinds_of(args, options)
-        known = self.known.get(kinds)
-        if known is None:
-            return self._learn(kinds, args, options)
-        xs = args if known.is_flat else [args[i] for i in known.places]
-        root = mode.scope._root
-        binding, where = root._bindings[known.key], find_caller(LIBRARIES)
-        if root._modules is None:
-            hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
-        else:
-            hit = binding.hit_in(path_here(root), known.op_type, where)
-        hit.count += 1
-        hit.sizes[xs[0].shape] = None
-        with DisableTorchFunction():
-            return _apply(known, hit, *[unwrap_dead(x) for x in xs])
+        with DisableTorchFunction():  # (or the modes around are asked about each attribute)
+            kinds = kinds_of(args, options)
+            known = self.known.get(kinds)
+            if known is not None:
+                xs = args if known.is_flat else [args[i] for i in known.places]
+                scope, where = mode.scope, find_caller(LIBRARIES, 2)
+                binding = scope._bindings[known.key]
+                if scope._modules is None:
+                    hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+                else:
+                    hit = binding.hit_in(path_here(scope), known.op_type, where)
+                hit.count += 1
+                hit.sizes[xs[0].shape] = None
+                return _apply(known, hit, *map(unwrap_dead, xs))
+        return self._learn(kinds, args, options)
 
     def _learn(self, kinds: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the result of a call, and know the next ones of its kind."""
@@ -208,8 +210,12 @@ class KnownCall:
         self.function: Any = call.rule.rule.function
         self.order: list[int] | None = _order(call) if len(places) == 1 else None
         self.attrs: Sequence[Any] = tuple(call.attrs.values())
+        kept = len(self.kept) + self.keeps_y
+        self.takes_kept: bool = not self.attrs and self.order == [*range(kept)]
+        at: Any = call.at
+        total: Any = call.total
+        self.around: Any = (None,) * at[0], (None,) * (total - at[0] - 1)  # of one gradient
         self.fixed: Any = call.fixed
-        self.total: Any = call.total
 
     def keep(self, ctx: Any, hit: Any, xs: Sequence[torch.Tensor], y: torch.Tensor) -> None:
         """Keep for the backward pass what the rule names."""
@@ -218,7 +224,7 @@ class KnownCall:
             ctx.save_for_backward(*saved, y)
         else:
             ctx.save_for_backward(*saved)
-        ctx.known = self, hit, [(x.shape, x.dtype) for x in xs]
+        ctx.known = self, hit, tuple(map(_spec, xs))
 
     def with_hit(self, hit: Any) -> RuleCall:
         """Return the call as the general road knows it."""
@@ -256,8 +262,7 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
         return y
 
     @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
-        (dy,) = dys
+    def backward(ctx: Any, dy: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         known, hit, specs = ctx.known
         saved = ctx.saved_tensors
         with DisableTorchFunction():  # (first: a mode would be asked about `dy.dtype`, too)
@@ -270,20 +275,20 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
                 and not is_autocast_open()
                 and current() is None
             ):
-                at: Any = known.call.at
-                dxs: list[Any] = [None] * known.total
                 if known.order is not None:
-                    dxs[at[0]] = _pull(known, hit, specs[0], saved, dy)
-                    return tuple(dxs)
+                    before, after = known.around
+                    return *before, _pull(known, hit, specs[0], saved, dy), *after
                 if known.rule.recordings is not None and not is_grad_enabled():
+                    at: Any = known.call.at
                     wanted = tuple([n for n, i in enumerate(at) if ctx.needs_input_grad[i]])
-                    fixed = known.fixed, wanted, tuple(specs), None
+                    fixed = known.fixed, wanted, specs, None
                     found = known.rule.recordings.replay(fixed, [*saved, dy])
                     if found is not None:
                         hit.ran += 1
-                        return tuple(replaced(dxs, [at[n] for n in wanted], found))
+                        nothing: Any = [None] * known.call.total
+                        return tuple(replaced(nothing, [at[n] for n in wanted], found))
         whole = known.with_hit(hit), [(tuple(s), d) for s, d in specs], None, known.kept
-        return pull_back(_Context(whole, ctx.needs_input_grad), saved, dys)
+        return pull_back(_Context(whole, ctx.needs_input_grad), saved, (dy,))
 
 
 class _Context(NamedTuple):
@@ -296,15 +301,18 @@ class _Context(NamedTuple):
 def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch.Tensor) -> Any:
     """Return the gradient by the one input."""
     hit.ran += 1
-    before = [*map(version_of, saved), version_of(dy)]
+    before = sum(map(version_of, saved), version_of(dy))  # (which none of them ever lowers)
     try:
-        given = (*saved, *known.attrs)
-        dx = known.function(dy, *map(given.__getitem__, known.order))  # pyright: ignore
+        if known.takes_kept:
+            dx = known.function(dy, *saved)
+        else:
+            given = (*saved, *known.attrs)
+            dx = known.function(dy, *map(given.__getitem__, known.order))  # pyright: ignore
     except Exception as error:
         raise noted(error, known.with_hit(hit).describe()) from error.__cause__
     if type(dx) is not torch.Tensor or dx.shape != spec[0] or dx.dtype is not spec[1]:
         dx = known.with_hit(hit).checked(spec, dx, dy)
-    if [*map(version_of, saved), version_of(dy)] != before:
+    if sum(map(version_of, saved), version_of(dy)) != before:
         raise wrote_into(known.with_hit(hit).describe())
     return dx
 

@@ -20,12 +20,13 @@ from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
 from regrad.torch.host import enable_saved_hooks, in_forward_mode, is_transformed, version_of
+from regrad.torch.host.dynamo import is_traced
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
 from regrad.torch.orders import in_gradient, is_of_gradient
 from regrad.torch.recorded import Recordings, exact, is_usual
 from regrad.torch.replacing import Replaced
-from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
+from regrad.torch.run_time import Pulls, may_change, pull_at_run_time
 from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
 

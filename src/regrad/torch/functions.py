@@ -109,7 +109,7 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     if is_transformed():
         _refuse_transforms(function, bind, args)
         return y
-    moves = any(ctx.needs_input_grad)
+    moves = True in ctx.needs_input_grad
     if function_of(ctx) is not function:
         return y  # (a subclass is another Function)
     found = bind(function, args, moves)

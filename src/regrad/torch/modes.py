@@ -39,10 +39,13 @@ import torch.overrides
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
+from regrad.core.callers import find_caller
+from regrad.torch.below import are_plain, types_run_by
 from regrad.torch.enclosing import call_within, find_decider, is_left
-from regrad.torch.host import is_torch_function_enabled, sequence_nr
+from regrad.torch.host import is_torch_function_enabled, number_of, sequence_nr
 from regrad.torch.host.bodies import ONE_CALL
-from regrad.torch.host.running import Overload
+from regrad.torch.host.running import Overload, Told
+from regrad.torch.nodes import LIBRARIES, Watch, note_functions
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import path_here
 from regrad.torch.replacing import find_hidden
@@ -81,10 +84,11 @@ class Mode(torch.overrides.TorchFunctionMode):
     """The mode that torch asks before each of its functions, in one scope."""
 
     ruleset: Rules
-    ways: Mapping[Any, Way]
+    ways: DispatchTable
     # For torch.compile, which cannot run our code as it traces (see `RuleSet.prepare`):
     # the parts of a function (when, and what runs then), its rule, and the body to look into
     traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]]
+    watch: Watch
     divides: bool  # whether there is a rule for RealDiv here or around
     methods: Any = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
 
@@ -162,6 +166,7 @@ class DispatchTable(dict[Any, Way]):
     def __init__(self, ruleset: Rules) -> None:
         super().__init__()
         self.ruleset = ruleset
+        self.single: set[Any] = set()  # those that run no overridden op below autograd
 
     def __missing__(self, func: Callable[..., Any]) -> Way:
         way = self[func] = self._way(func)
@@ -185,6 +190,8 @@ class DispatchTable(dict[Any, Way]):
             return _run_as_is
         decided = isinstance(func, Overload) or func in rules.coverage.left
         way = _run_decided if decided else _run_watched
+        if (types := types_run_by(func)) is not None and types.isdisjoint(rules.rules):
+            self.single.add(func)
         if rules.values and func not in rules.coverage.left and func not in BACKWARD:
             return partial(_run_for_its_value, way)
         return way
@@ -222,13 +229,28 @@ def _run_watched(
 ) -> Any:
     """Run a function that no rule covers, and look at what autograd wrote down."""
     if not is_grad_enabled():
+        # (whatever Function it may run in, with whatever decides there)
+        if func in mode.ways.single and are_plain(args, options):
+            return func(*args, **options)
         return _run_decided(mode, func, args, options)
     start = sequence_nr()
     result = func(*args, **options)
-    if sequence_nr() != start:
-        scope = mode.scope._root
+    made = sequence_nr() - start
+    if made:
+        scope, watch = mode.scope, mode.watch
         path = "" if scope._modules is None else path_here(scope)
-        mode.ruleset.coverage.watch.look(func, start, result, scope._untouched, path=path)
+        if made == 1 and type(result) is torch.Tensor:
+            node = result.grad_fn  # as of most calls: its kind says it all
+            if node is not None and number_of(node) == start:
+                shown = watch.harmless.get((func, type(node)))
+                if shown is not None:
+                    if Told.ran:
+                        note_functions(node, scope._untouched)
+                    key = shown, find_caller(LIBRARIES, 2), path
+                    counts = scope._untouched.counts
+                    counts[key] = counts.get(key, 0) + 1
+                    return result
+        watch.look(func, start, result, scope._untouched, path=path)
     return result
 
 

@@ -37,8 +37,8 @@ from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.reports import Untouched
 from regrad.errors import PassedOverError
 from regrad.torch.composites import fused
-from regrad.torch.host import func_gradient, is_leaf, number_of, sequence_nr, unwrap
-from regrad.torch.host.running import function_of
+from regrad.torch.host import LEAVES, func_gradient, number_of, sequence_nr, unwrap
+from regrad.torch.host.running import Told, function_of
 from regrad.torch.optypes import HOLDS, following, holds, nodes_of, spellings
 
 # Ops inside a call that are torch's plumbing, and not ops that the caller wrote: the layout of an
@@ -73,15 +73,14 @@ class Watch:
 
         `start` is the number of the first node that the call may have made.
         """
-        if sequence_nr() == start + 1 and self._is_known(func, start, result, untouched, path):
-            return
         seen: set[Any] = set()
+        end = sequence_nr()
         for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
             node = y.grad_fn or unwrap(y).grad_fn
             # (a function may return its input, or a view: that node is an earlier function's)
-            if node is None or node in seen or number_of(node) < start:
+            if node is None or number_of(node) < start or node in seen:
                 continue
-            made = new_nodes(node, seen, start, untouched)
+            made = new_nodes(node, seen, start, end, untouched)
             key = (func, *map(type, made))
             shown = self.harmless.get(key)
             if shown is None:
@@ -89,23 +88,7 @@ class Watch:
                 shown = _describe(func, made)
                 if not any(risky):
                     self.harmless[key] = shown
-            untouched.note(shown, find_caller(LIBRARIES) if where is None else where(), path=path)
-
-    def _is_known(
-        self, func: Any, start: int, result: Any, untouched: Untouched, path: str
-    ) -> bool:
-        """Note a call that made a single node, of a kind that is harmless, as most calls do."""
-        node = result.grad_fn if type(result) is torch.Tensor else None
-        if node is None or number_of(node) != start:
-            return False
-        shown = self.harmless.get((func, type(node)))
-        if shown is None:
-            return False
-        for behind, _ in node.next_functions:
-            if isinstance(behind, BackwardCFunction):
-                _note_function(behind, untouched)
-        untouched.note(shown, find_caller(LIBRARIES), path=path)
-        return True
+            untouched.note(shown, where() if where else find_caller(LIBRARIES, 3), path=path)
 
     def _check(self, func: Any, node: Any) -> bool:
         """Raise if a node belongs to an overridden op; return whether another of its kind could."""
@@ -140,14 +123,15 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 LIBRARIES: tuple[str, ...] = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 
-def _note_function(node: Any, untouched: Untouched) -> None:
-    """Note a node of somebody else's Function, unless it was met before."""
-    of = function_of(node)
-    if of.__module__.startswith("regrad.") or _MET in node.metadata:
-        return
-    node.metadata[_MET] = True
-    name = f"{of.__module__}.{of.__qualname__} (autograd.Function)"  # where it is found
-    untouched.note(name, find_caller(LIBRARIES))
+def note_functions(node: Any, untouched: Untouched) -> None:
+    """Note the nodes of other people's Functions behind a node, unless they were met before."""
+    for behind, _ in node.next_functions:
+        if isinstance(behind, BackwardCFunction) and _MET not in behind.metadata:
+            of = function_of(behind)
+            if not of.__module__.startswith("regrad."):
+                behind.metadata[_MET] = True
+                name = f"{of.__module__}.{of.__qualname__} (autograd.Function)"  # where it is found
+                untouched.note(name, find_caller(LIBRARIES))
 
 
 _MET = "met by regrad"
@@ -189,9 +173,9 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def new_nodes(
-    node: Any, seen: set[Any], start: int = 0, untouched: Untouched | None = None
+    node: Any, seen: set[Any], start: int = 0, end: int = LEAVES, untouched: Untouched | None = None
 ) -> list[Any]:
-    """Return a node, and those behind it that are not in `seen`, and not older than `start`.
+    """Return a node, and those behind it that are not in `seen`, with numbers in this range.
 
     (`seen` holds them: a wrapper that nobody holds goes, and the next may have its id.) An
     `autograd.Function` of somebody else's, which no mode is asked about, is met here, and noted.
@@ -199,12 +183,10 @@ def new_nodes(
     seen.add(node)
     found = [node]
     for each in found:  # which grows
+        if untouched is not None and Told.ran:
+            note_functions(each, untouched)
         for behind, _ in each.next_functions:
-            if behind is None or is_leaf(behind):
-                continue
-            if untouched is not None and isinstance(behind, BackwardCFunction):
-                _note_function(behind, untouched)
-            if number_of(behind) >= start and behind not in seen:
+            if behind is not None and start <= number_of(behind) < end and behind not in seen:
                 seen.add(behind)
                 found.append(behind)
     return found

@@ -40,8 +40,8 @@ from regrad.core.tape import Place
 from regrad.core.tensor import Tensor, wrap
 from regrad.torch.bridge import to_torch
 from regrad.torch.host import DisableTorchFunction, is_autocast_open, is_transformed, version_of
+from regrad.torch.host.dynamo import is_traced
 from regrad.torch.nodes import tensors
-from regrad.torch.run_time import is_traced
 from regrad.transforms.closures import MISSING, Closure
 from regrad.transforms.region import Flat, Region, results, run_inside
 from regrad.transforms.trail import Trail

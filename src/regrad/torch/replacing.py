@@ -30,10 +30,10 @@ from regrad.torch.below import Below, join_types
 from regrad.torch.biases import PARAMETERS
 from regrad.torch.bridge import bridge, run
 from regrad.torch.host import DisableTorchFunction, is_transformed, is_view
-from regrad.torch.host.dynamo import fake_mode
+from regrad.torch.host.dynamo import fake_mode, is_traced
 from regrad.torch.host.running import gives_views
 from regrad.torch.nodes import is_plumbing, name_of, tensors
-from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
+from regrad.torch.run_time import Pulls, may_change, pull_at_run_time
 from regrad.transforms.closures import names_in
 
 

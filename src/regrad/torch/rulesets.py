@@ -177,7 +177,8 @@ class RuleSet(Nested):
         self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
         self.modes: list[Mode] = [] if home is None else home.modes
         self.number: int = len(self.modes)
-        names = {"ruleset": self, "ways": DispatchTable(self), "modes": self.modes}
+        names = {"ruleset": self, "ways": DispatchTable(self), "modes": self.modes,
+                 "watch": self.coverage.watch}  # fmt: skip
         self.mode: type[Mode] = type("Mode", (Mode,), names)
         self.modes.append(self.mode(None))
 

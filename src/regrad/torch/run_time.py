@@ -18,7 +18,6 @@ from regrad.core.foreign import ForeignRule
 from regrad.core.replacing import Forward
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.host import enable_recording
-from regrad.torch.host.dynamo import proxy_mode
 from regrad.torch.host.running import Silent
 from regrad.transforms.closures import reads_state
 
@@ -125,11 +124,6 @@ def _op() -> Any:
     op = torch.library.custom_op("regrad::pull", pull, mutates_args=(), schema=schema)
     op.register_fake(lambda given, sizes, number: _PULLS[number].zeros(given, sizes))
     return op
-
-
-def is_traced() -> bool:
-    """Return whether the ops that run are being written into a program."""
-    return proxy_mode() is not None
 
 
 def may_change(rule: ForeignRule | Forward) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import cache, wraps
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, NoReturn
 
 import torch
@@ -125,14 +125,18 @@ sequence_nr: Any = OVERRIDES.part(
 )
 
 
-def number_of(node: Any) -> int:
-    """Return the number of an autograd node, in the order of its thread."""
-    return node._sequence_nr()
+number_of = methodcaller("_sequence_nr")  # of an autograd node, in the order of its thread
+LEAVES = 2**64 - 1  # the number of all nodes that stand for leaves, which are never new
+
+
+def _are_numbered(node: Any) -> bool:
+    ((leaf, _),) = node.next_functions
+    return number_of(node) < LEAVES == number_of(leaf)
 
 
 OVERRIDES.part(
     "torch.autograd.graph.Node", "nodes tell their numbers by `_sequence_nr` alone",
-    lambda _: isinstance(number_of(torch.ones(1, requires_grad=True).exp().grad_fn), int),
+    lambda _: _are_numbered(torch.ones(1, requires_grad=True).exp().grad_fn),
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache
+from operator import attrgetter
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -51,7 +52,8 @@ class Applied(NamedTuple):
         return wants_gradient(self.args)
 
 
-_APPLIED: ContextVar[Applied | None] = ContextVar("regrad_torch_applied", default=None)
+# The same as `apply` has it: the Function, and its arguments by place and by name.
+_APPLIED: ContextVar[tuple[Any, Any, Any] | None] = ContextVar("regrad_torch_applied", default=None)
 # The results of the Function whose forward pass ended last, by identity.
 _RETURNED: ContextVar[Sequence[int]] = ContextVar("regrad_torch_returned", default=())
 
@@ -65,9 +67,11 @@ def applied() -> Applied | None:
     """Return the Function in whose forward pass we are; None outside of any."""
     if torch.is_grad_enabled():
         return None
-    found = _APPLIED.get()
-    if found is not None or _has_forward_mode() or torch.is_inference_mode_enabled():
-        return found
+    if (told := _APPLIED.get()) is not None:
+        function, args, options = told
+        return Applied(function, (*args, *options.values()))
+    if _has_forward_mode() or torch.is_inference_mode_enabled():
+        return None
     for frame in _frames():
         held = frame.f_locals
         ctx = held.get(*frame.f_code.co_varnames[:1]) if frame.f_code.co_argcount else 0
@@ -98,6 +102,8 @@ class Told:
     looks into a Function's own class.
     """
 
+    ran: bool = Kind is type  # whether a Function has run in a scope, whose node graphs may have
+
     def __get__(self, function: Any, kind: Any = None) -> Any:
         if function is None:
             return self
@@ -105,8 +111,11 @@ class Told:
         if _has_forward_mode():
             return forward
 
+        if not Told.ran:
+            Told.ran = True
+
         def run(*args: Any, **options: Any) -> Any:
-            token = _APPLIED.set(Applied(function, (*args, *options.values())))
+            token = _APPLIED.set((function, args, options))
             try:
                 y = forward(*args, **options)
             finally:
@@ -145,14 +154,12 @@ class Silent(Kind):
 def find_forward(function: Any) -> Any:
     """Return the forward pass of a Function, whoever asks."""
     for kind in function.__mro__:
-        if "forward" in vars(kind):
-            return vars(kind)["forward"].__get__(None, function)
+        if (found := kind.__dict__.get("forward")) is not None:
+            return found.__get__(None, function)
     raise AttributeError(f"{function!r} has no forward pass")
 
 
-def function_of(ctx: Any) -> Any:
-    """Return the Function that a node of autograd belongs to."""
-    return ctx._forward_cls
+function_of = attrgetter("_forward_cls")  # the Function that a node of autograd belongs to
 
 
 def redirect(ctx: Any, function: Any) -> None:
@@ -215,6 +222,26 @@ def is_called_by_inductor() -> bool:
 
 
 # -- ops -------------------------------------------------------------------------------------------
+
+_MADE_OF_OTHERS = "CompositeImplicitAutograd"
+_has_kernel: Any = CUSTOM_OPS.part(
+    "torch._C._dispatch_has_kernel_for_dispatch_key", "nothing public tells which ops are made of "
+    "others, and so each is watched", lambda found: found("aten::square", _MADE_OF_OTHERS) is True,
+    missing=lambda *_: True, needed=False,
+)  # fmt: skip
+
+
+def is_single(packet: Any) -> bool:
+    """Return whether the overloads of an ATen op are dispatched as they are, not as other ops."""
+    return not any(_is_made_of_others(getattr(packet, each)) for each in packet.overloads())
+
+
+def _is_made_of_others(overload: Any) -> bool:
+    try:
+        return _has_kernel(overload.name(), _MADE_OF_OTHERS)
+    except RuntimeError:  # it is TorchScript's alone
+        return False
+
 
 Overload: type = type(torch.ops.aten.add.Tensor)
 Packet: type = type(torch.ops.aten.add)
