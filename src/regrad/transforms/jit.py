@@ -227,14 +227,13 @@ class Statics:
 class Jitted(Generic[P, R]):
     """A compiled function, see `jit`."""
 
-    # What a call runs is an attribute of each object: a function that was written for it, and calls
-    # no other on its way to the program (see `shortcuts`).
+    __slots__ = ("__dict__", "__weakref__", "calls", "road")
+
+    # `__call__` is the slot `road`: Python reads it and calls what is there, a function that was
+    # written for the calls of this object (see `shortcuts`).
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    else:
-        __slots__ = ("__call__", "__dict__", "__weakref__", "calls")
 
     def __init__(self, f: Callable[P, R], **options: Any) -> None:
         find_jax("rg.jit")
@@ -254,6 +253,7 @@ class Jitted(Generic[P, R]):
         self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
         self.methods: dict[int, tuple[Method, Jitted[..., Any]]] = {}
         self.calls: int = 0
+        self.road: Callable[P, R]
         self.traces: int = 0
         self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
         signature = _signature(f)
@@ -264,6 +264,8 @@ class Jitted(Generic[P, R]):
         self.shortcuts: Shortcuts = Shortcuts(self, self.static.places, self.static.names)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
+        else:
+            self.__wrapped__ = f  # which says what it takes
 
     def __reduce__(self) -> Any:
         """Travel by name, or as the function and the options: programs are compiled anew."""
@@ -510,6 +512,10 @@ class Jitted(Generic[P, R]):
         return "a rule, or a setting of JAX"
 
 
+if not TYPE_CHECKING:
+    Jitted.__call__ = Jitted.road
+
+
 def _jitted(f: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Compile a function that comes out of a pickle."""
     return jit(f, **options)
@@ -519,7 +525,7 @@ class CompiledMethod(Jitted[..., Any]):
     """A compiled method of one object, which it does not keep alive, but gets at each call."""
 
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(*args, **kwargs)
+        return self.road(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=1)

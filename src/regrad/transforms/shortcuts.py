@@ -69,7 +69,7 @@ WRITTEN = 64  # places of a closure, or entries of a list, whose checks are writ
 class Shortcuts:
     """The roads of the usual calls of one compiled function.
 
-    A compiled function is called by its attribute `__call__`, which is the road written last.
+    A call of a compiled function is one of its attribute `road`, which is the one written last.
     """
 
     def __init__(self, f: Any, places: set[int], names: set[str]) -> None:
@@ -82,7 +82,7 @@ class Shortcuts:
 
     def clear(self) -> None:
         """Let the next calls come by the general road."""
-        self.f.__call__ = self.f.call_at_length
+        self.f.road = self.f.call_at_length
         self.kinds.clear()
 
     def keep(
@@ -111,8 +111,8 @@ class Shortcuts:
         call = QuickCall(inner, program, closure, writer.arrays)
         if known is None:
             known = self.kinds[kind] = {}
-            writer.scope |= {"other": self.f.__call__, "known": known}
-            self.f.__call__ = writer.road(call, len(args), len(kwargs))
+            writer.scope |= {"other": self.f.road, "known": known}
+            self.f.road = writer.road(call, len(args), len(kwargs))
         known[values] = program.quick, call.function() if values else None
 
 

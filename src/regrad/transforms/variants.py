@@ -198,7 +198,9 @@ class Variant:
         with nullcontext() if program.closure is None else program.closure.undrawn(program.name):
             body = partial(results, trace.flat, inputs[: self.n], region)
             ys = run_inside(body, region, trace.bindings, tapes)
-        trace.count, trace.assigned = len(ys), tuple(region.assigned)
+        # What it may write over comes back, also where only other shapes assign to it.
+        donated = [program.sources[i - self.n] for i in self.donated]
+        trace.count, trace.assigned = len(ys), tuple(dict.fromkeys([*region.assigned, *donated]))
         ys = [*ys, *[region.values[v] for v in trace.assigned]]
         outputs = [to_jax(y._data) for y in ys]
         # rules that have run by now run in each forward pass; the others, in each backward pass
