@@ -25,8 +25,8 @@ Invariants:
   parts of the key under which `jit` finds the program, or the trace raises.
 * An array is donated (XLA may write over it) only if nobody else can hold it. Between the donation
   and the assignment no signal's handler runs (`Deferred`), or the Variable would be lost. To make
-  signals wait takes longer than to allocate a little memory: Variables of less than `WORTH` bytes
-  in all are not written over.
+  signals wait takes longer than to allocate a little memory: a few Variables of less than `WORTH`
+  bytes in all are not written over.
 * Hits of overrides are counted in the trace, and reported to the scopes that are open at each call.
 """
 
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from regrad.transforms.region import CapturedValue
 
 WORTH = 2**18  # bytes of Variables; fewer are sooner replaced than written over
+EACH = 2**15  # bytes that take as long to allocate as it takes to have one more array
 
 
 class Program:
@@ -111,7 +112,7 @@ class Program:
         self.overrides: Overrides = None
         self.sources: list[Any] = []
         self.assigned: list[Variable] = []
-        self.overwrites = bool(donated)  # whether what is given to it is worth writing over
+        self.overwrites: bool = bool(donated)  # whether its arrays are worth writing over
         self.variants: dict[Any, Variant] = {}
         self.begun: dict[Any, Trace] = {}  # traces that are to be made anew, with more inputs
         self.quick: Variant | None = None  # for calls where nothing is in force
@@ -291,7 +292,7 @@ class Program:
         """Note what a trace took from outside, and say whether that is news."""
         news = [v for v in region.assigned if v not in self.assigned]
         self.assigned += news
-        size = sum(v.size * v.dtype.itemsize for v in self.assigned)
+        size = sum(v.size * v.dtype.itemsize + EACH for v in self.assigned)
         self.overwrites = self.overwrites or size >= WORTH
         if region.captured:
             # A value at a place of the closure is known by the place, not by itself: another

@@ -103,7 +103,7 @@ class QuickCall:
         self.names: dict[Variable, str] = {}
         self.watched: set[int] = {id(read) for read, _ in closure.places}
         arrays = "".join([f"{name}, " for name in given])
-        self.plainly = f"return program.call_plainly(({arrays}), closure)"
+        self.plainly: str = f"return program.call_plainly(({arrays}), closure)"
         writer.scope |= {"program": program, "closure": closure, "variant": program.quick}
 
     def function(self) -> Callable[..., Any]:
@@ -149,7 +149,7 @@ class QuickCall:
         self.writer.write(f"if not ({condition}): {self.plainly}", 4)
 
     def source(self, i: int, source: Any) -> str:
-        """Write how an input is read that is no argument, and return the expression for it."""
+        """Write how a source is read, and return the expression for it."""
         bind, write = self.writer.bind, self.writer.write
         if isinstance(source, Variable):
             name = self.names.get(source) or bind(source)
@@ -227,7 +227,7 @@ def _display(value: Any) -> str:
     raise TypeError
 
 
-SCOPE = {
+SCOPE: dict[str, Any] = {
     "UPDATES": UPDATES, "Deferred": Deferred, "SourceFound": SourceFound, "LIVE": LIVE,
     "next_id": next_id, "to_jax": to_jax, "asarray": np.asarray, "Tensor": Tensor,
 }  # fmt: skip

@@ -126,7 +126,7 @@ STATE = (
 def checks_of(closure: Closure, bind: Callable[[Any], str]) -> str:
     """Return the source of `closure.is_current()`, which may raise one of `GONE` for False.
 
-    `bind` gives objects names.
+    `bind` returns a name for an object.
     """
     if len(closure.places) > WRITTEN:
         return f"{bind(closure)}.is_current()"
@@ -135,7 +135,8 @@ def checks_of(closure: Closure, bind: Callable[[Any], str]) -> str:
 
 def _check_of(read: Any, value: object, bind: Callable[[Any], str]) -> str:
     """Return the source of `read() is value`: what `read` does, without its calls."""
-    function, args = getattr(read, "func", None), list(getattr(read, "args", ()))
+    function: Any = getattr(read, "func", None)
+    args: Any = getattr(read, "args", ())
     namespace = getattr(function, "__self__", None)
     if function is getattr and value is not MISSING and not iskeyword(args[1]):  # also of a cell
         return f"{bind(args[0])}.{args[1]} is {bind(value)}"
@@ -281,7 +282,7 @@ def taken(data: Any) -> Any:
 # The dtypes of NumPy arrays that programs take as they are; of the others, `admitted` decides.
 TAKEN = {np.dtype(c) for c in "?bBhHiIef"}
 
-SCOPE = {
+SCOPE: dict[str, Any] = {
     "current": current, "registry": registry, "PROCESS": PROCESS, "scoped": SCOPED.get,
     "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken, "array": np.array,
     **{f"{kind.__name__}s": dtypes for kind, (_, dtypes) in NUMBERS.items()},

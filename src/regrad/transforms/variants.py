@@ -198,9 +198,7 @@ class Variant:
         with nullcontext() if program.closure is None else program.closure.undrawn(program.name):
             body = partial(results, trace.flat, inputs[: self.n], region)
             ys = run_inside(body, region, trace.bindings, tapes)
-        # What it may write over comes back, also where only other shapes assign to it.
-        donated = [program.sources[i - self.n] for i in self.donated]
-        trace.count, trace.assigned = len(ys), tuple(dict.fromkeys([*region.assigned, *donated]))
+        trace.count, trace.assigned = len(ys), self._assigned(region)
         ys = [*ys, *[region.values[v] for v in trace.assigned]]
         outputs = [to_jax(y._data) for y in ys]
         # rules that have run by now run in each forward pass; the others, in each backward pass
@@ -238,6 +236,14 @@ class Variant:
             if trace.returns_like(self.usual):
                 return outputs[0] if len(outputs) == 1 else outputs
         return Mark(trace), *outputs
+
+    def _assigned(self, region: Region) -> Sequence[Variable]:
+        """The Variables that a trace assigns to, and all that it may write over.
+
+        For other shapes the body may assign to fewer: the others come back as they were.
+        """
+        donated = [self.program.sources[i - self.n] for i in self.donated]
+        return tuple(dict.fromkeys([*region.assigned, *donated]))
 
     def _stand_in(self, region: Region, source: CapturedValue | Array, x: Tensor) -> None:
         if isinstance(source, Variable):
