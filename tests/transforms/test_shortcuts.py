@@ -404,6 +404,31 @@ def test_variables_in_all_states_between_calls(worth):
         np.testing.assert_allclose(view, due, rtol=1e-5)
 
 
+def test_a_handler_of_a_signal_may_assign():
+    """As if it had come before the step: a step that is in its midst begins anew."""
+    v, w = rg.Variable(jnp.zeros(3)), rg.Variable(jnp.zeros(3))
+
+    @rg.jit
+    def step(x):
+        v.assign_add(x)
+        w.assign(v * 2.0)
+
+    for _ in range(3):
+        step(rg.asarray(jnp.ones(3)))
+    scope = step.road.__globals__
+    compiled = scope["compiled"]
+
+    def struck(*arrays):
+        found = compiled(*arrays)
+        scope["compiled"] = compiled
+        v.assign([10.0] * 3)
+        return found
+
+    scope["compiled"] = struck
+    step(rg.asarray(jnp.ones(3)))
+    assert (v.tolist(), w.tolist()) == ([11.0] * 3, [22.0] * 3)
+
+
 def test_an_error_for_another_shape_leaves_variables(worth):
     v = rg.Variable(jnp.zeros(3))
 

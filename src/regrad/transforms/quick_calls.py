@@ -19,14 +19,16 @@ reads a Tensor of its closure, whose array is `c1`, and a NumPy array `c2`, upda
             y0 = Tensor(); y0._data = d0; y0._id = 0
             …
             if LIVE: y0._id = next_id(); …
+            if not (c3._tensor is c3t and c4._tensor is c4t): return program.call_plainly(…)
             c3._tensor = y1; c3._lent = False
             c4._tensor = y2; c4._lent = False
             return [y0, ]
     except SourceFound: …
 
 Handlers of signals run, and threads take turns, where Python calls something. Between the
-assignments nothing is called, and nothing freed (`c3t` is alive): all are seen, or none. If the
-program writes over the Variables, signals wait, and other threads that read them:
+assignments nothing is called, and nothing freed (`c3t` is alive): all are seen, or none. If a
+handler has assigned to a Variable in the meantime, the program is called again, with that value. If
+the program writes over the Variables, signals wait, and other threads that read them:
 
         with UPDATES, Deferred():
             …
@@ -197,6 +199,9 @@ class QuickCall:
         for y, array in zip(ys, data, strict=True):
             write(f"{y} = Tensor(); {y}._data = {array}; {y}._id = 0", depth)
         write(f"if LIVE: {'; '.join([f'{y}._id = next_id()' for y in ys]) or 'pass'}", depth)
+        same = [f"{self.names[v]}._tensor is {self.names[v]}t" for v in usual.assigned]
+        if same and not away:  # (otherwise a handler has assigned to it, which comes first)
+            write(f"if not ({' and '.join(same)}): {self.plainly}", depth)
         for v, y in zip(usual.assigned, ys[usual.count :], strict=True):
             write(f"{self.names[v]}._tensor = {y}; {self.names[v]}._lent = False", depth)
         if away:
