@@ -144,7 +144,8 @@ def _check_of(read: Any, value: object, bind: Callable[[Any], str]) -> str:
         found = f"{bind(namespace)}[{args[0]!r}] is {bind(value)}"
         return f"{args[0]!r} not in {bind(namespace)}" if value is MISSING else found
     general = f"{bind(read)}() is {bind(value)}"
-    if function is is_unchanged and args[0].func is list and len(args[1]) <= WRITTEN:
+    entries_of = getattr(args[0], "func", None) if function is is_unchanged else None
+    if entries_of is list and len(args[1]) <= WRITTEN:
         (entries,), parts = args[0].args, args[1]
         if type(entries) is list:  # (what is equal and not the same is for the general check)
             name = bind(entries)
