@@ -252,7 +252,7 @@ def lowered(step: Step) -> Any:
     (variant,) = program.variants.values()
     tensors = [*step.given, *map(program._value, program.sources)]
     kept, places = [[tensors[i].data for i in at] for at in (variant.kept, variant.places)]
-    return variant.compiled.lower(kept, tuple(places))
+    return variant.compiled.lower(*kept, *places)
 
 
 MEASURES: dict[str, Measure] = {

@@ -215,8 +215,9 @@ class Loop(NamedTuple):
     values: Callable[[], list[np.ndarray]]
 
 
-def by_jit() -> Loop:
-    vs = [rg.Variable(np.zeros((32, 32), np.float32)) for _ in range(4)]
+def by_jit(n: int = 160) -> Loop:
+    """A step that writes over the Variables, of 400 kB."""
+    vs = [rg.Variable(np.zeros((n, n), np.float32)) for _ in range(4)]
 
     @rg.jit
     def step() -> Any:
@@ -225,6 +226,11 @@ def by_jit() -> Loop:
         return rg.sum(vs[0])
 
     return Loop(step, lambda: [v.value.numpy() for v in vs])
+
+
+def by_jit_small() -> Loop:
+    """A step that makes new arrays."""
+    return by_jit(32)
 
 
 def by_jit_read() -> Loop:
@@ -267,7 +273,7 @@ def by_session() -> Loop:
 
 
 LOOPS: dict[str, Callable[[], Loop]] = {
-    f.__name__: f for f in (by_jit, by_jit_read, by_fit, by_session)
+    f.__name__: f for f in (by_jit, by_jit_small, by_jit_read, by_fit, by_session)
 }
 
 SENDER = """

@@ -54,7 +54,7 @@ CLOCKS = {"SIGALRM": "ITIMER_REAL", "SIGVTALRM": "ITIMER_VIRTUAL", "SIGPROF": "I
 
 
 @pytest.mark.parametrize("number", OTHERS)
-@pytest.mark.parametrize("name", ["by_jit", "by_session"])
+@pytest.mark.parametrize("name", ["by_jit", "by_jit_small", "by_session"])
 def test_every_signal_with_a_handler_waits(name, number):
     found = Counter(interrupts.interrupted(interrupts.LOOPS[name], 40, seed=1, number=number))
     assert found == {(DELIVERED, ""): 40}
@@ -62,7 +62,7 @@ def test_every_signal_with_a_handler_waits(name, number):
 
 @pytest.mark.skipif(not POSIX, reason="Windows has no such timers")
 @pytest.mark.parametrize("name", CLOCKS)
-@pytest.mark.parametrize("kind", ["by_jit", "by_session"])
+@pytest.mark.parametrize("kind", ["by_jit", "by_jit_small", "by_session"])
 def test_a_handler_may_save(name, kind, tmp_path):
     """By timers of the system, at any moment of the training."""
     loop = interrupts.LOOPS[kind]()

@@ -11,6 +11,7 @@ import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, RegradError
+from regrad.transforms import program, shortcuts
 from tests.helpers.quick import nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
@@ -280,7 +281,11 @@ def test_an_error_of_the_function_leaves_out_what_is_written_for_the_call():
     with pytest.raises(ValueError, match="two") as caught:
         f({"x": X[:2]})
     names = {Path(entry.path).name for entry in caught.traceback}
-    assert Path(__file__).name in names and not names & {"<string>", "shortcuts.py"}
+    assert Path(__file__).name in names and not names & {
+        "<string>",
+        "shortcuts.py",
+        "quick_calls.py",
+    }
 
 
 def test_other_shapes_and_dtypes():
@@ -305,3 +310,249 @@ def test_containers_that_go_deep_or_hold_themselves():
             f(x={"a": cyclic})
         assert isinstance(f(deep), tuple)
         assert f({"x": [X]})["x"][0].shape == (3,)
+
+
+# -- what is written into a call -------------------------------------------------------------------
+
+
+def two_pairs():
+    return [NamedTuple("Twin", [("a", object), ("b", object)]) for _ in range(2)]
+
+
+def test_results_in_other_containers_for_other_shapes():
+    """Those of the first trace come without a mark; the others are told apart."""
+    first, second = two_pairs()
+
+    def body(x):
+        kinds = {1: first, 2: second, 3: lambda a, b: {"a": a, "b": b}}
+        other = {4: lambda a, b: {"b": b, "a": a}, 5: lambda a, b: [a, (b, None)]}
+        make = {**kinds, **other}.get(x.shape[0], lambda a, b: (a, 7, b))
+        return make(x, x * 2.0)
+
+    for start in range(1, 7):
+        f = rg.jit(body)
+        for n in [start] * 4 + [1, 2, 3, 4, 5, 6] * 3:
+            x = rg.asarray(jnp.arange(float(n)))
+            got, due = f(x), body(x)
+            assert type(got) is type(due) and kinds(got) == kinds(due)
+            assert not isinstance(got, dict) or [*got] == [*due]
+            for a, b in zip(optree.tree_leaves(got), optree.tree_leaves(due), strict=True):
+                np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.fixture(params=[0, program.WORTH], ids=["written over", "replaced"])
+def worth(request, monkeypatch):
+    monkeypatch.setattr(program, "WORTH", request.param)
+    return request.param
+
+
+def test_variables_that_other_shapes_assign(worth):
+    v, w, last = (rg.Variable(jnp.zeros(3)) for _ in range(3))
+
+    def step(x):
+        v.assign_add(x[:3])
+        if x.shape[0] > 3:
+            w.assign(v)
+            last.assign(x[:3])
+        return rg.sum(x) * last
+
+    f = rg.jit(step)
+    short, long = rg.asarray(jnp.ones(3)), rg.asarray(jnp.ones(4))
+    for x in [short] * 3 + [long] * 3 + [short, long] * 3 + [short]:  # (nobody reads them between)
+        f(x)
+    assert (v.tolist(), w.tolist(), last.tolist()) == ([13.0] * 3, [12.0] * 3, [1.0] * 3)
+
+
+def test_variables_in_all_states_between_calls(worth):
+    """Read and kept, assigned from NumPy and JAX, written by another program, not trainable."""
+    v, w, fixed = (rg.Variable(xp.ones(3, "float32")) for xp in (jnp, np, jnp))
+
+    @rg.jit
+    def step(x):
+        v.assign_add(x * fixed)
+        w.assign(v + w)
+        return x * 2.0
+
+    other = rg.jit(lambda: v.assign(v * 2.0))
+    held, a, b, c = [], np.ones(3), np.ones(3), np.ones(3)
+
+    def assigned(value):
+        nonlocal a
+        v.assign(value)
+        a = np.ones(3) * value
+
+    for i in range(16):
+        changes = (
+            lambda a=a: held.append((v.value, v.numpy(), a)),
+            lambda: assigned(np.full(3, 2.0, np.float32)),
+            lambda: assigned(jnp.full(3, 3.0, "float32")),
+            lambda: setattr(v, "trainable", not v.trainable),
+            lambda: fixed.assign(np.full(3, 4.0, "float32")),
+        )
+        changes[i % 5]()
+        c = np.full(3, 4.0) if i >= 4 else c
+        if i % 3 == 0:
+            other()
+            a = a * 2.0
+        assert step(X).tolist() == [2.0, -4.0, 6.0]
+        a = a + X.numpy() * c
+        b = a + b
+        np.testing.assert_allclose(v.numpy() if i % 2 else v.value.numpy(), a, rtol=1e-5)
+        np.testing.assert_allclose(w.numpy(), b, rtol=1e-5)
+    for value, view, due in held:
+        np.testing.assert_allclose(value.numpy(), due, rtol=1e-5)
+        np.testing.assert_allclose(view, due, rtol=1e-5)
+
+
+def test_a_handler_of_a_signal_may_assign():
+    """As if it had come before the step: a step that is in its midst begins anew."""
+    v, w = rg.Variable(jnp.zeros(3)), rg.Variable(jnp.zeros(3))
+
+    @rg.jit
+    def step(x):
+        v.assign_add(x)
+        w.assign(v * 2.0)
+
+    for _ in range(3):
+        step(rg.asarray(jnp.ones(3)))
+    scope = step.road.__globals__
+    compiled = scope["compiled"]
+
+    def struck(*arrays):
+        found = compiled(*arrays)
+        scope["compiled"] = compiled
+        v.assign([10.0] * 3)
+        return found
+
+    scope["compiled"] = struck
+    step(rg.asarray(jnp.ones(3)))
+    assert (v.tolist(), w.tolist()) == ([11.0] * 3, [22.0] * 3)
+
+
+def test_an_error_for_another_shape_leaves_variables(worth):
+    v = rg.Variable(jnp.zeros(3))
+
+    @rg.jit
+    def step(x):
+        v.assign_add(x)
+        if x.shape == ():
+            raise ValueError("a scalar")
+        return x
+
+    for n in range(1, 5):
+        step(rg.asarray(jnp.ones(3)))
+        with pytest.raises(ValueError, match="a scalar"):
+            step(rg.asarray(jnp.ones(())))
+        assert v.tolist() == [float(n)] * 3
+
+
+ARRAYS = {
+    "small": lambda: np.ones((2, 3), np.float32),
+    "Fortran's order": lambda: np.asfortranarray(np.arange(6.0, dtype="f4").reshape(2, 3)),
+    "another byte order": lambda: np.ones((2, 3), ">f4"),
+    "a view": lambda: np.ones((4, 3), np.float32)[::2],
+    "large": lambda: np.ones((3000, 3), np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("where", ["cell", "list", "dict", "tuple", "attribute"])
+def test_arrays_of_the_closure_are_read_at_each_call(kind, where):
+    array = ARRAYS[kind]()
+    held = {"list": [array], "dict": {0: array}, "tuple": (array,)}.get(where)
+    if where == "attribute":
+        held = type("Held", (), {"__getitem__": lambda self, i: self.array})()
+        held.array = array
+    f = rg.jit((lambda x: rg.multiply(x, array)) if held is None else lambda x: x * held[0])
+    if held is not None and where != "attribute":
+        f = rg.jit(lambda x: rg.multiply(x, held[0]))
+    for i in range(6):
+        if i % 2:
+            array[...] += 1.0
+        for _ in range(2):
+            np.testing.assert_array_equal(f(X).numpy(), X.numpy() * array)
+    if where in ("list", "dict"):
+        held[0] = array * 2.0
+        for _ in range(3):
+            np.testing.assert_array_equal(f(X).numpy(), X.numpy() * held[0])
+
+
+def test_arrays_of_jax_in_the_closure():
+    box = [jnp.ones(3)]
+    f = rg.jit(lambda x: rg.multiply(x, box[0]))
+    for i in range(4):
+        box[0] = jnp.full(3, float(i))
+        for _ in range(3):
+            np.testing.assert_array_equal(f(X).numpy(), X.numpy() * i)
+
+
+scale = 2.0
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
+def test_names_that_go_and_come():
+    global scale
+    entries = [1.0, 2.0]
+
+    def made():
+        factor = 3.0
+
+        def f(x, drop=None):
+            nonlocal factor
+            return x * (scale if "scale" in globals() else 1.0) * sum(entries) * factor
+
+        def change(value=None):
+            nonlocal factor
+            if value is None:
+                del factor
+            else:
+                factor = value
+
+        return f, change
+
+    f, change = made()
+    compiled = rg.jit(f)
+    for i in range(3):
+        for value in (2.0, 5.0 + i):
+            scale = value
+            entries[1] = float(str(2 + i))  # (another object, and every second time an equal one)
+            for _ in range(2):
+                np.testing.assert_allclose(compiled(X).numpy(), f(X).numpy())
+        change()
+        with pytest.raises(NameError):
+            compiled(X)
+        change(4.0 + i)
+    scale = 2.0
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
+def test_many_places_and_many_kinds_of_calls(monkeypatch):
+    """More than are written out: the general check, and the general road."""
+    entries = {f"k{i}": float(i) for i in range(3)}
+    numbers = [float(i) for i in range(5)]
+    for name in ("WRITTEN", "ROADS"):
+        monkeypatch.setattr(shortcuts, name, 2)
+    f = rg.jit(lambda *xs: sum(xs) * sum(numbers) * entries["k1"])
+    for i in range(3):
+        numbers[2] = 5.0 + i
+        for _ in range(3):
+            for n in range(1, 5):
+                due = X.numpy() * n * sum(numbers)
+                np.testing.assert_allclose(f(*[X] * n).numpy(), due, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
+def test_numbers_in_and_out_of_range_in_turns():
+    f = rg.jit(lambda x, k: x * k)
+    for _ in range(3):
+        for k in (2.0, float("inf"), -3.0, float("nan")):
+            np.testing.assert_array_equal(f(X, k).numpy(), (X * np.float32(k)).numpy())
+
+
+def test_the_default_dtype_of_a_block():
+    f = rg.jit(lambda x: rg.zeros((3,)) + 1.0)
+    for _ in range(3):
+        assert f(X).dtype == np.float32
+        with jax.enable_x64(True), rg.default_dtype("float64"):
+            for _ in range(3):
+                assert f(X).dtype == np.float64

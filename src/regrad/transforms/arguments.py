@@ -24,9 +24,12 @@ from regrad.errors import ArgumentError, DTypeError, kind
 class ResultStructure:
     """The structure around the results of a trace, and those that are not Tensors."""
 
-    def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
+    def __init__(
+        self, leaves: list[Any], rebuild: containers.Rebuild, structure: Any = None
+    ) -> None:
         self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
         self.rebuild = rebuild
+        self.structure = structure  # which can be compared
         self.full: bool = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
 
     def is_like(self, other: ResultStructure) -> bool:
@@ -35,6 +38,11 @@ class ResultStructure:
         return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
             other.rebuild([0] * count)
         )
+
+    def closes_like(self, other: ResultStructure) -> bool:
+        """Return whether either note does for the other: the same containers, of Tensors only."""
+        alike = self.full and other.full and self.structure == other.structure
+        return alike and self.is_like(other)  # (as to the order of the keys in a dict, too)
 
     def __repr__(self) -> str:
         signs = [
@@ -78,7 +86,7 @@ def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStruct
     """
     if type(y) is Tensor:
         return [y], ONE
-    leaves, rebuild = containers.flatten(y)
+    leaves, rebuild, structure = containers.opened(y)
     tensors: list[Tensor] = []
     plain: list[Any] = []
     for leaf in leaves:
@@ -93,7 +101,7 @@ def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStruct
             plain.append(ARRAY)
         else:
             plain.append(leaf)
-    return tensors, ResultStructure(plain, rebuild)
+    return tensors, ResultStructure(plain, rebuild, structure)
 
 
 def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStructure]:

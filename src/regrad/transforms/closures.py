@@ -83,6 +83,9 @@ HEAP_TYPE = 1 << 9  # the flag of classes that Python code has made
 LARGEST = 256  # entries of a container that are looked at
 SMALL = 64  # elements of an array whose content is part of a key as it is
 
+# What the reading of a place may raise: the place is gone, or being changed.
+GONE = LookupError, ValueError, RuntimeError, AttributeError
+
 Read = Callable[[], Any]
 
 
@@ -107,6 +110,7 @@ class Closure:
 
     def __init__(self, *functions: object) -> None:
         self.places: list[tuple[Read, Any]] = []
+        self.met: bool = False  # whether a call has found it current
         self.key: tuple[Any, ...] = ()
         self.names: list[str] = []
         self.tensors: list[Read] = []
@@ -140,7 +144,7 @@ class Closure:
             for read, value in self.places:
                 if read() is not value:
                     return False
-        except (LookupError, ValueError, RuntimeError):  # the place is gone, or being changed
+        except GONE:
             return False
         return True
 
@@ -325,7 +329,7 @@ class _Walk:
         """Note the parts of a container, in order, some by key; one place watches over all."""
         parts = read()
         if type(value) not in (tuple, frozenset):
-            unchanged = functools.partial(_is_unchanged, read, parts)
+            unchanged = functools.partial(is_unchanged, read, parts)
             self.closure.places.append((unchanged, True))
         self.entry(name, (type(value), len(parts)))
         for i, part in enumerate(parts):
@@ -459,7 +463,7 @@ def _keys_and_values(mapping: Mapping[object, object]) -> list[Any]:
     return [*mapping, *mapping.values()]
 
 
-def _is_unchanged(read: Read, parts: Sequence[object]) -> bool:
+def is_unchanged(read: Read, parts: Sequence[object]) -> bool:
     """Return whether a container still has its entries: the same objects, or equal plain values."""
     now = read()
     if len(now) != len(parts):

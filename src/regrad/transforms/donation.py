@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     from regrad.core.backends import Array
 
 
-def compile_donating(jax: ModuleType, f: Callable[[Any, Any], Any]) -> Any:
-    """Return `f(kept, donated)` compiled; what it compiles lives as long as what is returned."""
+def compile_donating(jax: ModuleType, f: Callable[..., Any], donated: Iterable[int]) -> Any:
+    """Return a function of arrays compiled, of which it may write over those at some places.
 
-    def trace(kept: Sequence[Array], donated: Sequence[Array]) -> Any:
+    What it compiles lives as long as what is returned.
+    """
+
+    def trace(*arrays: Array) -> Any:
         # signals do not wait for a trace: nothing has been given away yet
         with nullcontext() if are_deferred() else Deferred(), at_once():
-            return f(kept, donated)
+            return f(*arrays)
 
-    return jax.jit(trace, donate_argnums=1)
+    return jax.jit(trace, donate_argnums=tuple(donated))
 
 
 def may_donate(jax: ModuleType) -> bool:

@@ -41,7 +41,7 @@ from regrad.graph.graph import Symbol
 from regrad.transforms.arguments import OpenedArguments, Static, returned
 from regrad.transforms.closures import Closure, Method
 from regrad.transforms.program import Body, Program, find_jax
-from regrad.transforms.shortcuts import Road, Shortcuts, generally
+from regrad.transforms.shortcuts import Shortcuts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,9 +116,9 @@ def jit(
     where JAX can give one). f runs once for each combination of shapes and dtypes, with traced
     Tensors that have no values; after that the compiled program runs.
 
-    Variables that f reads are inputs of the program, those that it assigns to are outputs, whose
-    memory is used again. Overrides in force count, and so do the Python values that f and the
-    rules reach through closures, globals and attributes: where one has changed, f is traced
+    Variables that f reads are inputs of the program, those that it assigns to are outputs; the
+    memory of large ones is used again. Overrides in force count, and so do the Python values that f
+    and the rules reach through closures, globals and attributes: where one has changed, f is traced
     again. Tensors reached that way are read at each call. Other mutable state is not seen, but
     found by `verify`.
 
@@ -227,6 +227,14 @@ class Statics:
 class Jitted(Generic[P, R]):
     """A compiled function, see `jit`."""
 
+    __slots__ = ("__dict__", "__weakref__", "calls", "road")
+
+    # `__call__` is the slot `road`: Python reads it and calls what is there, a function that was
+    # written for the calls of this object (see `shortcuts`).
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
     def __init__(self, f: Callable[P, R], **options: Any) -> None:
         find_jax("rg.jit")
         self.f = f
@@ -245,6 +253,7 @@ class Jitted(Generic[P, R]):
         self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
         self.methods: dict[int, tuple[Method, Jitted[..., Any]]] = {}
         self.calls: int = 0
+        self.road: Callable[P, R]
         self.traces: int = 0
         self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
         signature = _signature(f)
@@ -252,10 +261,11 @@ class Jitted(Generic[P, R]):
         names = _names(f, options["static_argnames"], "static_argnames")
         places = _places(f, options["static_argnums"])
         self.static: Statics = Statics(self.parameters, names, places)
-        self.shortcuts: Shortcuts = Shortcuts(self.static.places, self.static.names)
-        self.roads: dict[int, Road] = self.shortcuts.roads
+        self.shortcuts: Shortcuts = Shortcuts(self, self.static.places, self.static.names)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
+        else:
+            self.__wrapped__ = f  # which says what it takes
 
     def __reduce__(self) -> Any:
         """Travel by name, or as the function and the options: programs are compiled anew."""
@@ -286,14 +296,6 @@ class Jitted(Generic[P, R]):
             "static_argnames": [n for n in self.static.names if n not in self.parameters[:1]],
         }
         return method, CompiledMethod(method, **{**self.options, **static})
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        self.calls += 1
-        try:
-            return self.roads.get(len(args), generally)(args, kwargs, self)
-        except Exception as error:
-            self._fold(error, args, kwargs)
-            raise
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Trace the function for these arguments, and return its program as JAX lowers it.
@@ -330,10 +332,10 @@ class Jitted(Generic[P, R]):
             closure = self._closure(overrides, reaching)
             return self._program(given, closure, overrides).lower(given.tensors, closure, overrides)
         except Exception as error:
-            self._fold(error, args, kwargs)
+            self.fold(error, args, kwargs)
             raise
 
-    def _fold(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def fold(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse arguments that f does not take, or leave our frames out of its error."""
         if type(error) is TypeError:
             check_call(self.f, self.name, args, kwargs)
@@ -346,8 +348,16 @@ class Jitted(Generic[P, R]):
         given = OpenedArguments(*marked, numbers="weak")
         return given, given.open_to_change(self.parameters)
 
-    def call_at_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_at_length(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a call of any kind; `shortcuts` has roads for the usual ones."""
+        self.calls += 1
+        try:
+            return self._called(args, kwargs)
+        except Exception as error:
+            self.fold(error, args, kwargs)
+            raise
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = current()
         if state is not None and state.region is not None and state.region.traced:
             return self.f(*args, **kwargs)
@@ -362,8 +372,10 @@ class Jitted(Generic[P, R]):
         program = self._program(given, closure, overrides)
         ys, note = program(given.tensors, closure, overrides)
         if state is None and not (reaching or program.reads or self.verify or self.full):
-            made_for = {"closure": closure, "version": self.version, "default": self.default}
-            self.shortcuts.keep(args, kwargs, program, **made_for)
+            if closure.met:  # (to write for one that is another at each call would take longer)
+                made_for = {"version": self.version, "default": self.default}
+                self.shortcuts.keep(args, kwargs, program, closure, **made_for)
+            closure.met = True
         return note(ys)
 
     def _closure(self, overrides: Overrides, reaching: Sequence[object]) -> Closure:
@@ -500,6 +512,10 @@ class Jitted(Generic[P, R]):
         return "a rule, or a setting of JAX"
 
 
+if not TYPE_CHECKING:
+    Jitted.__call__ = Jitted.road
+
+
 def _jitted(f: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Compile a function that comes out of a pickle."""
     return jit(f, **options)
@@ -509,7 +525,7 @@ class CompiledMethod(Jitted[..., Any]):
     """A compiled method of one object, which it does not keep alive, but gets at each call."""
 
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(*args, **kwargs)
+        return self.road(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=1)

@@ -24,7 +24,9 @@ Invariants:
 * Nothing that the Python of the body decided by a value is built in unseen: values are inputs, or
   parts of the key under which `jit` finds the program, or the trace raises.
 * An array is donated (XLA may write over it) only if nobody else can hold it. Between the donation
-  and the assignment no signal's handler runs (`Deferred`), or the Variable would be lost.
+  and the assignment no signal's handler runs (`Deferred`), or the Variable would be lost. To make
+  signals wait takes longer than to allocate a little memory: a few Variables of less than `WORTH`
+  bytes in all are not written over.
 * Hits of overrides are counted in the trace, and reported to the scopes that are open at each call.
 """
 
@@ -40,7 +42,7 @@ from regrad.core.interrupts import Deferred
 from regrad.core.kernel_errors import LEAKED
 from regrad.core.promotion import get_default_dtype
 from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
-from regrad.core.state import LIVE, State, current, next_id
+from regrad.core.state import State, current
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
 from regrad.transforms.arguments import can_go_in
@@ -61,14 +63,15 @@ from regrad.transforms.region import (
     watched_by,
     watched_places,
 )
-from regrad.transforms.traces import Body, SourceFound, Trace, find_jax, split
+from regrad.transforms.traces import Body, SourceFound, Trace, find_jax
 from regrad.transforms.variants import Variant
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
     from regrad.transforms.region import CapturedValue
 
-SMALL = 16_384  # bytes of a NumPy array that are sooner compared than made one of JAX's
+WORTH = 2**18  # bytes of Variables; fewer are sooner replaced than written over
+EACH = 2**15  # bytes that take as long to allocate as it takes to have one more array
 
 
 class Program:
@@ -83,8 +86,8 @@ class Program:
         results    0 … trace.count - 1: the body's    then: the new values of `trace.assigned`,
                    and, for a walk back, what the rules keep and neither row has yet
 
-    The compiled function returns a `Mark` before the results: it tells to which trace they belong.
-    The only result of a trace of which nothing else is to be known (`is_plain`) comes as it is.
+    JAX has a trace for each combination of shapes and dtypes; `Variant.split` says to which some
+    results belong.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Program:
         self.overrides: Overrides = None
         self.sources: list[Any] = []
         self.assigned: list[Variable] = []
+        self.overwrites: bool = bool(donated)  # whether its arrays are worth writing over
         self.variants: dict[Any, Variant] = {}
         self.begun: dict[Any, Trace] = {}  # traces that are to be made anew, with more inputs
         self.quick: Variant | None = None  # for calls where nothing is in force
@@ -143,87 +147,21 @@ class Program:
         self.variants.clear()
         self.quick = None
 
-    def call_quick(self, arrays: list[Any], closure: Closure) -> Any:
-        """Return the result of a call for which no tape, scope or region is open.
-
-        It does what `__call__` does, less the branches that are never taken then: a call of a
-        compiled function costs a few microseconds, of which every one counts. `arrays` are those of
-        the arguments.
-        """
-        variant = self.quick  # (another thread may forget it)
-        if variant is None:
-            return self._call_plainly(arrays, closure)
-        try:
-            if variant.threads:
-                with UPDATES, Deferred():
-                    results = self._update(variant, arrays, closure)
-            else:
-                if self.sources:
-                    arrays = [*arrays, *self._convert_sources(variant, closure)]
-                results = variant.compiled(arrays, ())
-        except SourceFound:  # for other shapes it takes something
-            self.forget()
-            return self._call_plainly(arrays[: variant.n], closure)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            self.check_inputs(error, [*map(wrap, arrays)])
-            raise
-        if results is None:
-            return self._call_plainly(arrays, closure)
-        if type(results) is tuple:
-            trace, results = split(results)
-            return trace.note([*map(wrap, results[: trace.count])])
-        y = Tensor()
-        y._data = results
-        y._id = next_id() if LIVE else 0
-        return y
-
-    def _call_plainly(self, arrays: Sequence[Any], closure: Closure) -> Any:
+    def call_plainly(self, arrays: Sequence[Any], closure: Closure) -> Any:
+        """Return the result of a call for which nothing is in force, given its arrays."""
         ys, note = self([*map(wrap, arrays)], closure)
         return note(ys)
 
-    def _update(self, variant: Variant, arrays: list[Any], closure: Closure) -> Any:
-        """Return the results of the program and update its Variables, as `_call` does at length.
+    def check_quick(self, error: Exception, arrays: Sequence[Any]) -> None:
+        """Raise regrad's error for inputs that JAX cannot take; `arrays` are the arguments."""
+        self.check_inputs(error, [*map(wrap, arrays), *map(self._value, self.sources)])
 
-        None, and nothing has happened, if a Variable lies on several devices or not with JAX. No
-        argument is lent to a quick variant: its `kept` are the arguments, and then `read`.
-        """
-        if variant.donates != self._donates():
-            return None
-        # All checks come before the first donation: after it there is no way back.
-        for variable in self.assigned:
-            data = variable._tensor._data
-            if type(data) is np.ndarray or type(data.sharding) is not variant.single:
-                return None
-        kept = [*arrays, *self._convert_sources(variant, closure)]
-        given = []
-        try:
-            for variable in variant.updated:
-                data = variable._tensor._data
-                variable._away = True  # from now on other threads wait to read it
-                given.append(data.copy() if variable._lent else data)
-            results = variant.compiled(kept, tuple(given))
-            trace, found = split(results)
-            for variable, data in zip(trace.assigned, found[trace.count :], strict=False):
-                variable._tensor, variable._lent = wrap(data), False
-        finally:
-            for variable in self.assigned:
-                variable._away = False
-        return results
-
-    def _convert_sources(self, variant: Variant, closure: Closure) -> list[Any]:
-        """Return the arrays of what the program takes from outside, less those that it updates."""
-        found = []
-        for i, source in variant.read:
-            if type(source) is int:
-                source = closure.tensors[source]()
-            value = source._tensor if isinstance(source, Variable) else source
-            if isinstance(value, Tensor):
-                found.append(variant.convert(i, value))
-            elif type(value) is np.ndarray and value.nbytes <= SMALL:
-                found.append(variant.convert_array(i, value))
-            else:
-                found.append(to_jax(np.asarray(value)))
-        return found
+    def take(self, variant: Variant, results: Any) -> Any:
+        """Assign the Variables and return the results of a call that was written out."""
+        trace, found = variant.split(results)
+        for variable, data in zip(trace.assigned, found[trace.count :], strict=False):
+            variable._tensor, variable._lent = wrap(data), False
+        return trace.note([*map(wrap, found[: trace.count])])
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
         """Collect the inputs, and find out which of them the open tapes watch."""
@@ -255,7 +193,7 @@ class Program:
     ) -> tuple[list[Tensor], Any]:
         """Run the program, report its hits, record it, and assign its Variables, in this order."""
         variant, layouts = self._variant(n, wanted, strict)
-        trace, results = split(variant(inputs))
+        trace, results = variant.split(variant(inputs))
         if not (wanted or variant.lent or any(layouts)):
             self.quick = variant  # the next such call need not come this way
         if trace.bindings:
@@ -305,7 +243,7 @@ class Program:
             self.sources = [i for i in closure.arrays if can_go_in(closure.tensors[i]())]
 
     def _donates(self) -> bool:
-        return bool(self.assigned or self.donated) and may_donate(self.jax)
+        return self.overwrites and may_donate(self.jax)
 
     def check_inputs(self, error: Exception, inputs: Sequence[Tensor]) -> None:
         """Raise regrad's error for inputs that JAX cannot take: by kind, dtype or place."""
@@ -354,6 +292,8 @@ class Program:
         """Note what a trace took from outside, and say whether that is news."""
         news = [v for v in region.assigned if v not in self.assigned]
         self.assigned += news
+        size = sum(v.size * v.dtype.itemsize + EACH for v in self.assigned)
+        self.overwrites = self.overwrites or size >= WORTH
         if region.captured:
             # A value at a place of the closure is known by the place, not by itself: another
             # Tensor may lie there at the next call, and is the input then.

@@ -11,7 +11,6 @@ from regrad.core.extras import needed
 from regrad.core.reports import Hit
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
-from regrad.transforms.arguments import ONE
 from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:
@@ -51,9 +50,13 @@ class Trace:
 
     @property
     def is_plain(self) -> bool:
-        """True if all there is to know of a call is its one result, a Tensor."""
-        known = self.bindings or self.passage or self.assigned
-        return self.note is ONE and not known
+        """True if there is nothing to know of a call but its results, and what it assigns."""
+        return not (self.bindings or self.passage)
+
+    def returns_like(self, other: Trace) -> bool:
+        """Return whether the results of both are put together, and assigned, in the same way."""
+        alike = self.note is other.note or self.note.closes_like(other.note)
+        return alike and list(self.assigned) == list(other.assigned)
 
     def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         ys, self.note = self.body(xs)
@@ -87,10 +90,6 @@ class Trace:
         return [*ys, *[region.read(v) for v in self.assigned]]
 
 
-PLAIN = Trace(lambda xs: (xs, ONE), "any", None)  # stands for all that are
-PLAIN.note, PLAIN.count = ONE, 1
-
-
 class SourceFound(Exception):
     """A trace came upon something from outside that was not an input yet."""
 
@@ -111,14 +110,6 @@ class Mark:
 
     def open(self) -> tuple[tuple[()], _Structure]:
         return (), self.structure
-
-
-def split(results: Any) -> tuple[Trace, Sequence[Any]]:
-    """Return the trace to which the results of a program belong, and the results without a mark.
-
-    JAX chose it among several, by shapes and dtypes.
-    """
-    return (results[0].trace(), results[1:]) if type(results) is tuple else (PLAIN, [results])
 
 
 class _Structure(dict[tuple[()], Mark]):

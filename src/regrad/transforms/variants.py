@@ -44,17 +44,15 @@ if TYPE_CHECKING:
 class Variant:
     """A program for one choice of inputs that tapes watch.
 
-    Its function has two arguments: the arrays that are `kept`, and those that are donated, of which
+    Its function takes the arrays that are `kept`, and then those that are donated, of which
     `donated` are the places of Variables that it updates and `lent` those of arguments.
 
     `kept` and `places` together have each place of an input once. Take three arguments, of which 1
     was named in `donate`, and two sources: a Variable `w` (3), which the body assigns to, and a
     Tensor (4). Then
 
-        kept       0, 2, 4    the arrays of the first argument, in this order
-        places     3, 1       those of the second: `donated` (3), then `lent` (1)
-        read       4          the sources that are not donated, each with its place
-        updated    w          the Variables at `donated`
+        kept       0, 2, 4    the arrays that come first, in this order
+        places     3, 1       those that follow: `donated` (3), then `lent` (1)
 
     `wanted` are the inputs that tapes watch. If there are any, nothing is donated: `kept` has all.
     """
@@ -69,13 +67,8 @@ class Variant:
             [i for i, v in variables if v in program.assigned] if donates else []
         )
         self.lent: list[int] = list(program.donated) if donates else []
-        self.updated: list[Any] = [program.sources[i - n] for i in self.donated]
-        self.read: list[tuple[int, Any]] = [
-            (i, s) for i, s in enumerate(program.sources, n) if i not in self.donated
-        ]
         self.threads: bool = bool(variables or program.assigned)
         self.donates = donates
-        self.single: Any = program.jax.sharding.SingleDeviceSharding
         places = {*self.donated, *self.lent}
         self.places: list[int] = [*self.donated, *self.lent]
         self.kept: list[int] = [i for i in range(n + len(program.sources)) if i not in places]
@@ -86,10 +79,25 @@ class Variant:
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
         self.verifying: list[Trace] | None = None  # the trace that is compared with the program
-        self.compiled: Any = compile_donating(program.jax, self._results)
+        self.usual: Trace | None = None  # that to which results without a mark belong
+        self.compiled: Any = self._compile()
+
+    def _compile(self) -> Any:
+        donated = range(n := len(self.kept), n + len(self.places))
+        return compile_donating(self.program.jax, self._results, donated)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Any:
         return self._run(inputs, [self._donate(i, inputs[i]) for i in self.places], self.compiled)
+
+    def split(self, results: Any) -> tuple[Trace, Sequence[Any]]:
+        """Return the trace to which the results of a call belong, and the results without a mark.
+
+        JAX chose it among several, by shapes and dtypes.
+        """
+        if type(results) is tuple:
+            return results[0].trace(), results[1:]
+        assert self.usual is not None
+        return self.usual, results if type(results) is list else [results]
 
     def lower(self, inputs: Sequence[Tensor]) -> Any:
         """JAX's `Lowered` for these inputs; nothing runs, so nothing is written over."""
@@ -101,36 +109,36 @@ class Variant:
         kept = [
             argument(inputs[i]) if i < self.n else self.convert(i, inputs[i]) for i in self.kept
         ]
-        given = tuple(donated)
+        arrays = [*kept, *donated]
         self.given = inputs  # the Tensors that tapes know, if this is traced now
         try:
             if not self.complete:
-                self._find(kept, given)
+                self._find(arrays)
             elif self.program.verify:
-                self._verify(kept, given)
-            return compiled(kept, given)
+                self._verify(arrays)
+            return compiled(*arrays)
         except (TypeError, ValueError, NotImplementedError) as error:
             self.program.check_inputs(error, inputs)
             raise
         finally:
             self.given = ()
 
-    def _find(self, kept: list[Array], given: tuple[Array, ...]) -> None:
+    def _find(self, arrays: list[Array]) -> None:
         """Trace to the end, and only then say that the trace came upon news.
 
         JAX never frees a trace that an exception ends, nor the arrays that it took in.
         """
-        self.compiled.trace(kept, given)  # which the call after it finds
+        self.compiled.trace(*arrays)  # which the call after it finds
         if self.news:
             raise SourceFound
         self.complete: bool = True
 
-    def _verify(self, kept: list[Array], given: tuple[Array, ...]) -> None:
+    def _verify(self, arrays: list[Array]) -> None:
         """Trace once more, and compare with the program; nothing else comes of the trace."""
-        known = self.compiled.trace(kept, given)
+        known = self.compiled.trace(*arrays)
         self.verifying = []
         try:
-            second = compile_donating(self.program.jax, self._results).trace(kept, given)
+            second = self._compile().trace(*arrays)
             verification.compare(self.program.name, known, second)
         finally:
             self.verifying = None
@@ -163,14 +171,15 @@ class Variant:
 
     # -- tracing -----------------------------------------------------------------------------
 
-    def _results(self, kept: list[Array], given: tuple[Array, ...]) -> Any:
+    def _results(self, *given: Array) -> Any:
         """Trace the body, and the walk back if tapes watch; this is the function that JAX compiles.
 
-        Return the mark, the results, the new values of Variables, and what the rules keep; of a
-        plain trace its only result.
+        Return, in a tuple, the mark, the results, the new values of Variables, and what the rules
+        keep. A mark takes time at each call, so the usual trace returns none, nor do those like it:
+        theirs is a list, or the only array as it is.
         """
         program = self.program
-        arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
+        arrays = dict(zip([*self.kept, *self.places], given, strict=True))
         kind = tape_for(self.given)
         tapes = inner_tapes(kind, current()) if self.wanted else ()
         region = Region(program.name, tapes=tapes, traced=True, around=None)
@@ -189,7 +198,7 @@ class Variant:
         with nullcontext() if program.closure is None else program.closure.undrawn(program.name):
             body = partial(results, trace.flat, inputs[: self.n], region)
             ys = run_inside(body, region, trace.bindings, tapes)
-        trace.count, trace.assigned = len(ys), tuple(region.assigned)
+        trace.count, trace.assigned = len(ys), self._assigned(region)
         ys = [*ys, *[region.values[v] for v in trace.assigned]]
         outputs = [to_jax(y._data) for y in ys]
         # rules that have run by now run in each forward pass; the others, in each backward pass
@@ -223,8 +232,18 @@ class Variant:
             if (sharding := layout(variable._tensor._data)) is not None:
                 outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
         if trace.is_plain and not program.verify:
-            return outputs[0]
+            self.usual = self.usual or trace
+            if trace.returns_like(self.usual):
+                return outputs[0] if len(outputs) == 1 else outputs
         return Mark(trace), *outputs
+
+    def _assigned(self, region: Region) -> Sequence[Variable]:
+        """The Variables that a trace assigns to, and all that it may write over.
+
+        For other shapes the body may assign to fewer: the others come back as they were.
+        """
+        donated = [self.program.sources[i - self.n] for i in self.donated]
+        return tuple(dict.fromkeys([*region.assigned, *donated]))
 
     def _stand_in(self, region: Region, source: CapturedValue | Array, x: Tensor) -> None:
         if isinstance(source, Variable):

@@ -65,7 +65,7 @@ class CompiledPlan(Plan):
     def _begin(self) -> None:
         """Compile anew, and let go of what was compiled. (JAX keeps it as long as the function.)"""
         self.traces: int = 0
-        self.program: Any = compile_donating(self.jax, self._results)
+        self.program: Any = compile_donating(self.jax, self._results, donated=[1])
 
     def _symbols(self) -> list[Symbol]:
         """The values of the plan that are not just constants."""
