@@ -235,3 +235,43 @@ print(vmap is rg.vmap, fft is rg.fft)
     assert run(script) == ["True", "False", "True", "True", "True", "True", "True"]
     with pytest.raises(AttributeError, match=r"Use regrad\.nn\.relu"):
         rg.ReLU  # noqa: B018
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "KeyError", "RecursionError"])
+def test_a_sheet_whose_import_is_cut_short_is_loaded_the_next_time(error):
+    """Ops that it had made are made again; meanwhile the op type is there, and taken."""
+    script = f"""
+import regrad.core.op as op_module
+calls, elementwise = [], op_module.elementwise
+def cut_short(*args, **options):
+    calls.append(args)
+    if len(calls) == 3:
+        raise {error}
+    return elementwise(*args, **options)
+op_module.elementwise = cut_short
+try:
+    rg.find_op("Relu")
+except {error} as caught:
+    print(type(caught).__name__)
+op_module.elementwise = elementwise
+print("Relu" in registry.OPS, registry.OPS.is_free("Relu"))
+print(rg.find_op("Relu"), rg.grad(lambda x: rg.sum(x.relu()))(rg.tensor([1.0])).tolist())
+with rg.gradient_override_map({{"Relu": lambda dy, x: dy * 7}}):
+    print(rg.grad(lambda x: rg.sum(rg.nn.relu(x)))(rg.tensor([-1.0])).tolist())
+print(registry.OPS.is_free("Relu"))
+"""
+    found = [error, "True", "False", "<op", "type", "Relu>", "[1.0]", "[7.0]", "False"]
+    assert run(script) == found
+
+
+@pytest.mark.parametrize("sheet", ["", "import regrad.ops.special"])
+def test_an_op_of_a_user_does_not_take_the_name_of_one_whose_sheet_is_not_loaded(sheet):
+    script = f"""
+import scipy.special
+{sheet}
+@rg.op("TimesFive", elementwise=True)
+def xlogy(xp, a: rg.Tensor, b: rg.Tensor, /) -> rg.Tensor:
+    return a * 5
+print(scipy.special.xlogy(rg.tensor([2.0]), rg.tensor([1.0])).tolist())
+"""
+    assert run(script) == ["[0.0]"]

@@ -10,7 +10,6 @@ import pytest
 
 import regrad as rg
 from regrad.errors import PassedOverError
-from regrad.rules import optional
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
@@ -504,48 +503,3 @@ def test_a_key_that_counts_calls_wins_over_one_that_does_not():
         torch.tanh(torch.relu(torch.relu(x))).sum().backward()
     used.assert_fired()
     assert x.grad.tolist() == [42.0, 42.0]
-
-
-# -- modules that were compiled in place -----------------------------------------------------------
-
-
-class Inner(nn.Sequential):
-    pass
-
-
-KEYS = {
-    "path": lambda model: at("1", "Relu"),
-    "path inside": lambda model: at("1.0", "Relu"),
-    "class": lambda model: at(Inner, "Relu"),
-    "instance": lambda model: at(model[1], "Relu"),
-    "whole call": lambda model: at("1"),
-}
-
-
-@pytest.mark.versions
-@pytest.mark.parametrize("when", ["before", "inside", "in a scope before"])
-@pytest.mark.parametrize("key", KEYS)
-def test_modules_that_were_compiled_in_place_are_followed(key, when):
-    torch.compiler.reset()
-    model = nn.Sequential(nn.Identity(), Inner(nn.ReLU(), nn.Identity()), nn.ReLU())
-    compiled = model[1][0] if key == "path inside" else model[1]
-    rules = {KEYS[key](model): lambda dy: 7 * dy}
-
-    def gradient():
-        x = torch.ones(2, requires_grad=True)
-        return torch.autograd.grad(model(x).sum(), x)[0].tolist()
-
-    if when == "before":
-        compiled.compile(backend="aot_eager")
-        assert gradient() == [1.0, 1.0]
-    elif when == "in a scope before":
-        with override({each: optional(rule) for each, rule in rules.items()}, model=model):
-            compiled.compile(backend="aot_eager")
-    for _ in range(2):
-        with override(rules, model=model):
-            if compiled._compiled_call_impl is None:
-                compiled.compile(backend="aot_eager")
-            assert gradient() == [7.0, 7.0]
-        assert gradient() == [1.0, 1.0]
-    assert "_compiled_call_impl" in vars(compiled)
-    assert nn.Module._compiled_call_impl is None

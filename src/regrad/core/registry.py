@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cache, partial
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from regrad.core import backends
@@ -55,6 +56,7 @@ class Ops(dict[str, "Op"]):
         super().__init__()
         self.late: dict[str, str] = {}
         self.sheets: dict[str, Op] = {}
+        self.makers: dict[str, ModuleType | None] = {}  # the modules that made those of the sheets
 
     def __missing__(self, op_type: str) -> Op:
         import_module(self.late[op_type])
@@ -69,8 +71,12 @@ class Ops(dict[str, "Op"]):
     def __len__(self) -> int:
         return len(self.late) + super().__len__()
 
-    get: Any = Mapping.get  # (those of dict know nothing of the sheets)
-    keys: Any = Mapping.keys
+    def get(self, op_type: Any, default: Any = None) -> Any:
+        if op_type not in self:
+            return default
+        return self[op_type]  # (whatever its import raises)
+
+    keys: Any = Mapping.keys  # (those of dict know nothing of the sheets)
     values: Any = Mapping.values
     items: Any = Mapping.items
 
@@ -80,12 +86,19 @@ class Ops(dict[str, "Op"]):
 
     def add(self, op: Op) -> None:
         (self.sheets if op.type in self.late else self)[op.type] = op
+        if op.type in self.late:
+            self.makers[op.type] = sys.modules.get(self.late[op.type])
 
     def is_free(self, op_type: str) -> bool:
-        """Return whether there is no such op type, but for one whose own sheet is being loaded."""
-        if super().__contains__(op_type) or op_type in self.sheets:
-            return False
-        return op_type not in self.late or self.late[op_type] in sys.modules
+        """Return whether there is no such op type, but for one whose own sheet is being loaded.
+
+        That may be for a second time, if an interrupt or an error cut the first short: Python has
+        then forgotten the module which made the op.
+        """
+        if op_type not in self.late:
+            return op_type not in self
+        module = sys.modules.get(self.late[op_type])
+        return module is not None and self.makers.get(op_type) is not module
 
 
 OPS = Ops()

@@ -162,7 +162,9 @@ def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
 
 def _op_named_as(ufunc: np.ufunc, *places: ModuleType | None) -> Callable[..., Any] | None:
     """Return the elementwise op whose name one of these modules has for a ufunc."""
-    ops = chain(OPS.loaded(), OPS.values())  # (most are found among those that are loaded)
+    # (most are found among those that are loaded; users' ops come last, whatever is loaded)
+    loaded = (op for op in OPS.loaded() if op.function.__module__.startswith("regrad."))
+    ops = chain(loaded, OPS.values())
     fits = (op for op in ops if op.elementwise and len(op.inputs) == ufunc.nin)
     named = (op for op in fits for place in places if getattr(place, op.name, None) is ufunc)
     return next((op.function for op in named), None)

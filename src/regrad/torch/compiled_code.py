@@ -45,7 +45,7 @@ from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, replacing
 from regrad.torch.host.running import Operator, Overload, Packet, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
-from regrad.torch.places import Spot, path_here
+from regrad.torch.places import Spot, has_own_call, path_here
 from regrad.torch.replacing import refuse_hidden
 
 _SEEN = "seen by regrad"  # in the meta of a node
@@ -480,6 +480,12 @@ def call_module(
             _ran_in(tx.output).update(dict.fromkeys(node.step.paths))
         if node is not None and scope._modules.plan.tells_apart(module):
             dynamo.guard_identity(self)
+    if to.whole and to is not spot and has_own_call(module):
+        error = PassedOverError(
+            f"the call of {type(module).__name__}, which has a _call_impl of its own, has a rule "
+            "as a whole, which torch.compile would pass over. Run the model without it"
+        )
+        raise dynamo.through_dynamo(error)
     if to.whole and to is not spot:  # (its module runs as it is, between two programs)
         raise dynamo.graph_break(
             f"the call of {type(module).__name__} has a rule of regrad's as a whole, and runs in "

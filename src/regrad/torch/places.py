@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import reduce, wraps
+from functools import partial, reduce, wraps
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -334,7 +334,7 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(old)
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        if is_dynamo_compiling():
+        if is_dynamo_compiling() or has_own_call(self):
             return old(self, *args, **options)
         return _call_followed(old, self, args, options)
 
@@ -345,28 +345,43 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def has_own_call(module: Any) -> bool:
+    """Return whether the call of a module is its own, or its class's, which ours is not around."""
+    return getattr(module._call_impl, "__func__", None) is not nn.Module._call_impl
+
+
 class Compiled:
     """`nn.Module._compiled_call_impl`, which is called instead in modules that were compiled.
 
-    (Python asks this one first, although modules have an attribute of the name, for it has a
-    `__set__`.)
+    And in those whose `_call_impl` is their own: so ours is around it. (Python asks this one
+    first, although modules have an attribute of the name, for it has a `__set__`.)
     """
 
     def __get__(self, module: Any, owner: Any = None) -> Any:
         made = None if module is None else module.__dict__.get("_compiled_call_impl")
-        if made is None or is_dynamo_compiling():
+        if module is None or is_dynamo_compiling():
             return made
-        spot = SCOPES.get()
-        if type(spot) is Spot and spot.enter(module).whole:
-            return None  # (a rule for the whole call is not for a program)
-
-        def call(*args: Any, **options: Any) -> Any:
-            return _call_followed(lambda _, *xs, **named: made(*xs, **named), module, args, options)
-
-        return call
+        if made is not None:
+            spot = SCOPES.get()
+            if type(spot) is not Spot or not spot.enter(module).whole:
+                return partial(_call_made, module, made)
+            # (a rule for the whole call is not for a program)
+        return partial(_call_made, module, module._call_impl) if has_own_call(module) else None
 
     def __set__(self, module: Any, made: Any) -> None:
-        module.__dict__["_compiled_call_impl"] = made
+        ours = isinstance(made, partial) and made.func is _call_made
+        module.__dict__["_compiled_call_impl"] = made.args[1] if ours else made
+
+    def __delete__(self, module: Any) -> None:
+        if "_compiled_call_impl" not in module.__dict__:
+            raise AttributeError(
+                f"{type(module).__name__!r} object has no attribute '_compiled_call_impl'"
+            )
+        del module.__dict__["_compiled_call_impl"]
+
+
+def _call_made(module: Any, made: Any, /, *args: Any, **options: Any) -> Any:
+    return _call_followed(lambda _, *xs, **named: made(*xs, **named), module, args, options)
 
 
 def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) -> Any:
