@@ -530,3 +530,27 @@ def test_many_shapes_leave_a_bounded_cache():
     ways = used._ruleset.mode.ways[torch.tanh]
     for known in ways.known.values():
         assert known is None or len(known.rule.recordings.known) <= recorded.KEPT
+
+
+def test_parts_of_layers_are_understood_once_too(used):
+    layer = torch.nn.LSTM(3, 4)
+    x = torch.randn(6, 2, 3)
+
+    def run(rules, **options):
+        found = []
+        with rt.gradient_override_map(rules, **options) as scope:
+            for _ in range(2):
+                y = layer(x)[0]
+                found += torch.autograd.grad(y.sum(), list(layer.parameters()))
+        return found, [(h.op_type, h.count, h.ran) for h in scope.hits]
+
+    short, hits = run({"Tanh": lambda dy, y: 3 * dy * (1 - y * y)})
+    assert (
+        len(used) == 12 - 1
+    )  # in the second step: what a rule writes into is known after the first
+    assert hits == [("Tanh", 24, 24)]
+    used.clear()
+    general, _ = run({"Tanh": lambda dy, y, site: 3 * dy * (1 - y * y)})  # is asked at each call
+    assert not used
+    for a, b in zip(short, general, strict=True):
+        torch.testing.assert_close(a, b)

@@ -129,6 +129,10 @@ class CallCache:
                 return _apply(known, hit, *map(unwrap_dead, xs))
         return self._learn(kinds, args, options)
 
+    def run(self, mode: Any, /, *args: Any, **options: Any) -> Any:
+        """As a mode runs the callable, where it is a part of another."""
+        return self(mode, self.function, args, options)
+
     def _learn(self, kinds: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the result of a call, and know the next ones of its kind."""
         y = self.call(*args, **options)

@@ -172,6 +172,7 @@ class RuleSet(Nested):
         # the op types whose rules here replace values
         self.values: frozenset[str] = frozenset(t for t, r in self.rules.items() if r.replaces)
         self.calls: dict[Any, Callable[..., Any]] = {}
+        self.known: dict[Any, CallCache] = {}
         self.parts: dict[Any, list[tuple[Any, Any]]] = {}
         # (of a home) what holds in modules, and modes of no scope for torch.compile, in that order
         self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
@@ -199,7 +200,9 @@ class RuleSet(Nested):
 
     def known_calls(self, function: Callable[..., Any], call: Callable[..., Any]) -> CallCache:
         """Return the way of a callable that has a rule."""
-        return CallCache(self, function, self.coverage.spelled[function], call)
+        if function not in self.known:
+            self.known[function] = CallCache(self, function, self.coverage.spelled[function], call)
+        return self.known[function]
 
     def parts_for(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
         """Return the functions that replace a callable with several ops inside, each with when."""
@@ -255,8 +258,13 @@ class RuleSet(Nested):
 
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the callable under the innermost rule for it, or as it is."""
-        calls = (each.call(function) for each in self.chain())
-        call = next(filter(None, calls), function)
+        call = function
+        for each in self.chain():
+            if (found := each.call(function)) is not None:
+                scope, call = scope_of(each), found
+                if scope is not None and scope._here is not None:
+                    call = partial(each.known_calls(function, found).run, scope._here)
+                break
         rows = self.parts_for(function)
         if not rows:
             return call
