@@ -107,14 +107,14 @@ def broken(site: Site, mutant: Function) -> Iterator[None]:
             rule.parts, rule.pulls, rule.short = parts, pulls, short
 
         rule.made.clear()
-    registry._count_change()
+    registry._count_change(op, first=False)
     try:
         yield
     finally:
         put_back()
         if isinstance(rule, PerInput):
             rule.made.clear()
-        registry._count_change()
+        registry._count_change(op, first=False)
 
 
 # -- mutants of an answer --------------------------------------------------------------------------

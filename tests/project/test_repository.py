@@ -119,7 +119,7 @@ def test_a_child_that_fails_is_reported(tmp_path):
 
 def test_optional_packages_are_those_of_the_extras():
     extras = PROJECT["optional-dependencies"]
-    kinds = extras.keys() - {"docs"}  # which no test imports
+    kinds = extras.keys() - {"docs", "bench-applied"}  # which no test imports
     names = {Requirement(r).name for kind in kinds for r in extras[kind]}
     modules = {"scikit-learn": "sklearn", "dm-haiku": "haiku"}
     tools = {"regrad", "pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "pyright"}
