@@ -1,7 +1,9 @@
 """Ops that no rule covers: what is known of them, and what is looked at at each call."""
 
+import gc
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -233,3 +235,12 @@ def test_two_calls_on_a_line_are_of_that_line():
     a, b = (callers.find_caller(), callers.find_caller())
     assert a == b
     assert a.endswith(f":{sys._getframe().f_lineno - 2}")
+
+
+def test_code_is_not_kept_alive_by_its_lines():
+    scope = {"find": callers.find_caller}
+    exec("def f():\n    return find()", scope)
+    assert scope["f"]() == "<string>:2"
+    code = weakref.ref(scope.pop("f").__code__)
+    gc.collect()
+    assert code() is None

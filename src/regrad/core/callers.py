@@ -10,6 +10,7 @@ import warnings
 from collections import defaultdict
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import regrad
 from regrad.errors import OpenScopeWarning
@@ -44,9 +45,10 @@ class _Within(dict[str, bool]):
 _within = functools.cache(_Within)
 
 
-# Lines, by the code and the instruction, and that code (so that no other gets its id).
-_LINES: dict[tuple[int, int], tuple[CodeType, str]] = {}
+# Lines, by the code (its id, and a reference: nobody's code is kept alive) and the instruction.
+_LINES: dict[tuple[int, int], tuple[Any, str]] = {}
 KEPT = 4096  # (code that is written anew each time never comes back)
+_NOTHING = (lambda: None), ""
 
 
 def find_caller(ours: str | tuple[str, ...] = PACKAGE, above: int = 0) -> str:
@@ -61,12 +63,13 @@ def find_caller(ours: str | tuple[str, ...] = PACKAGE, above: int = 0) -> str:
     while within[code.co_filename] and (around := frame.f_back) is not None:
         frame, code = around, around.f_code
     key = id(code), frame.f_lasti
-    found = _LINES.get(key)
-    if found is None:
+    held, line = _LINES.get(key, _NOTHING)
+    if held() is not code:
         if len(_LINES) >= KEPT:
             _LINES.clear()
-        found = _LINES[key] = code, f"{code.co_filename}:{frame.f_lineno}"
-    return found[1]
+        line = f"{code.co_filename}:{frame.f_lineno}"
+        _LINES[key] = ref(code), line
+    return line
 
 
 def find_opener() -> tuple[CodeType, int]:

@@ -482,7 +482,7 @@ def call_module(
             dynamo.guard_identity(self)
     if to.whole and to is not spot and has_own_call(module):
         error = PassedOverError(
-            f"the call of {type(module).__name__}, which has a _call_impl of its own, has a rule "
+            f"the call of {type(module).__name__}, which has a call of its own, has a rule "
             "as a whole, which torch.compile would pass over. Run the model without it"
         )
         raise dynamo.through_dynamo(error)

@@ -29,8 +29,10 @@ from regrad.torch.below import Below, join_types, script_types
 from regrad.torch.composites import asked_when_compiled
 from regrad.torch.host import (
     CHECKPOINTS,
+    COMPILED_CALL,
     COMPILING,
     HOST,
+    MODULE_CALL,
     OVERRIDES,
     RUN_TIME,
     check_promises,
@@ -304,8 +306,8 @@ def _entrances() -> Sequence[Entrance]:
 _CHECKPOINT = "torch.utils.checkpoint"
 _REPLACED = Replacements(_entrances)
 _FOLLOWING = Replacements(lambda: [
-    (torch.nn.Module, "_call_impl", places.follow),
-    (torch.nn.Module, "_compiled_call_impl", lambda _: places.Compiled()),
+    (torch.nn.Module, MODULE_CALL, places.follow),
+    (torch.nn.Module, COMPILED_CALL, lambda _: places.Compiled()),
 ])  # fmt: skip
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])
 

@@ -33,6 +33,8 @@ from regrad.core.interrupts import Deferred
 from regrad.core.places import Counts, Step, at, paths_around
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.host import (
+    COMPILED_CALL,
+    call_of,
     dynamo,
     is_program,
     mode_stack,
@@ -347,7 +349,7 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
 
 def has_own_call(module: Any) -> bool:
     """Return whether the call of a module is its own, or its class's, which ours is not around."""
-    return getattr(module._call_impl, "__func__", None) is not nn.Module._call_impl
+    return getattr(call_of(module), "__func__", None) is not call_of(nn.Module)
 
 
 class Compiled:
@@ -358,7 +360,7 @@ class Compiled:
     """
 
     def __get__(self, module: Any, owner: Any = None) -> Any:
-        made = None if module is None else module.__dict__.get("_compiled_call_impl")
+        made = None if module is None else module.__dict__.get(COMPILED_CALL)
         if module is None or is_dynamo_compiling():
             return made
         if made is not None:
@@ -366,18 +368,17 @@ class Compiled:
             if type(spot) is not Spot or not spot.enter(module).whole:
                 return partial(_call_made, module, made)
             # (a rule for the whole call is not for a program)
-        return partial(_call_made, module, module._call_impl) if has_own_call(module) else None
+        return partial(_call_made, module, call_of(module)) if has_own_call(module) else None
 
     def __set__(self, module: Any, made: Any) -> None:
         ours = isinstance(made, partial) and made.func is _call_made
-        module.__dict__["_compiled_call_impl"] = made.args[1] if ours else made
+        module.__dict__[COMPILED_CALL] = made.args[1] if ours else made
 
     def __delete__(self, module: Any) -> None:
-        if "_compiled_call_impl" not in module.__dict__:
-            raise AttributeError(
-                f"{type(module).__name__!r} object has no attribute '_compiled_call_impl'"
-            )
-        del module.__dict__["_compiled_call_impl"]
+        if COMPILED_CALL not in module.__dict__:
+            name = type(module).__name__
+            raise AttributeError(f"{name!r} object has no attribute {COMPILED_CALL!r}")
+        del module.__dict__[COMPILED_CALL]
 
 
 def _call_made(module: Any, made: Any, /, *args: Any, **options: Any) -> Any:

@@ -90,6 +90,16 @@ def _is_written() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+# -- the call of modules ---------------------------------------------------------------------------
+
+# What `Module.__call__` calls, and what in its place where `module.compile()` has made a program.
+MODULE_CALL, COMPILED_CALL = "_call_impl", "_compiled_call_impl"
+_EACH_CALL = "nothing public is part of each call of a module"
+OVERRIDES.part(f"torch.nn.Module.{MODULE_CALL}", _EACH_CALL, callable)
+OVERRIDES.part(f"torch.nn.Module.{COMPILED_CALL}", _EACH_CALL, lambda found: found is None)
+call_of = attrgetter(MODULE_CALL)
+
+
 # -- which functions torch asks modes about --------------------------------------------------------
 
 DisableTorchFunction: Any = OVERRIDES.part(
