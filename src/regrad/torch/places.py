@@ -361,13 +361,11 @@ class Compiled:
 
     def __get__(self, module: Any, owner: Any = None) -> Any:
         made = None if module is None else module.__dict__.get(COMPILED_CALL)
-        if module is None or is_dynamo_compiling():
+        if module is None or is_dynamo_compiling() or type(spot := SCOPES.get()) is not Spot:
             return made
-        if made is not None:
-            spot = SCOPES.get()
-            if type(spot) is not Spot or not spot.enter(module).whole:
-                return partial(_call_made, module, made)
-            # (a rule for the whole call is not for a program)
+        if made is not None and not spot.enter(module).whole:
+            return partial(_call_made, module, made)
+        # (a rule for the whole call is not for a program)
         return partial(_call_made, module, call_of(module)) if has_own_call(module) else None
 
     def __set__(self, module: Any, made: Any) -> None:

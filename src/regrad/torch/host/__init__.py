@@ -97,7 +97,11 @@ MODULE_CALL, COMPILED_CALL = "_call_impl", "_compiled_call_impl"
 _EACH_CALL = "nothing public is part of each call of a module"
 OVERRIDES.part(f"torch.nn.Module.{MODULE_CALL}", _EACH_CALL, callable)
 OVERRIDES.part(f"torch.nn.Module.{COMPILED_CALL}", _EACH_CALL, lambda found: found is None)
-call_of = attrgetter(MODULE_CALL)
+
+
+def call_of(module: Any) -> Any:
+    """Return what a module, or its class, runs as its call."""
+    return module._call_impl
 
 
 # -- which functions torch asks modes about --------------------------------------------------------
