@@ -16,7 +16,7 @@ import numpy as np
 
 from regrad.core import dispatch
 from regrad.core.backends import DTypeLike, is_inexact
-from regrad.core.hints import hint_in
+from regrad.core.hints import hint_in as _hint_in
 from regrad.core.promotion import get_default_dtype
 from regrad.core.shapes import Axis, as_count, normalized_axes, normalized_axis
 from regrad.core.signatures import answer_in
@@ -532,4 +532,4 @@ def _float(dtype: DTypeLike | None) -> np.dtype:
 
 
 answer_in(sys.modules[__name__])
-hint_in(__name__)
+_hint_in(__name__)

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from regrad.core import dispatch
-from regrad.core.hints import hint_in
+from regrad.core.hints import hint_in as _hint_in
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, kind
@@ -446,4 +446,4 @@ def matrix_power(x: TensorLike, n: int, /) -> Tensor:
     return diag(ones_like(diagonal(x))) if y is None else y
 
 
-hint_in(__name__)
+_hint_in(__name__)

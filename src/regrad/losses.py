@@ -19,7 +19,7 @@ from __future__ import annotations
 from regrad.core.backends import is_inexact
 from regrad.core.dims import at_least, differ, same
 from regrad.core.dispatch import lift
-from regrad.core.hints import hint_in
+from regrad.core.hints import hint_in as _hint_in
 from regrad.core.promotion import get_default_dtype
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, near
@@ -436,4 +436,4 @@ def _smooth(labels: Tensor, amount: float, classes: int) -> Tensor:
     return labels * (1 - amount) + amount / classes if amount else labels
 
 
-hint_in(__name__)
+_hint_in(__name__)

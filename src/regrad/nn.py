@@ -12,7 +12,7 @@ import numpy as np
 
 from regrad.core.backends import is_inexact
 from regrad.core.dispatch import lift
-from regrad.core.hints import hint_in
+from regrad.core.hints import hint_in as _hint_in
 from regrad.core.shapes import Shape
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, DTypeError, ShapeError
@@ -182,4 +182,4 @@ def _least(dtype: np.dtype) -> float:
     return -3e4 if dtype == np.float16 else -1e30
 
 
-hint_in(__name__)
+_hint_in(__name__)

@@ -23,7 +23,7 @@ import numpy as np
 
 from regrad.core.backends import BACKENDS, FLOAT, Array, DTypeLike, is_array
 from regrad.core.dispatch import lift
-from regrad.core.hints import hint_in
+from regrad.core.hints import hint_in as _hint_in
 from regrad.core.promotion import get_default_dtype, promote
 from regrad.core.shapes import Shape, as_shape, normalized_axis
 from regrad.core.signatures import public
@@ -541,4 +541,4 @@ def _check_not_traced() -> None:
         )
 
 
-hint_in(__name__)
+_hint_in(__name__)
