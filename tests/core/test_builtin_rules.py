@@ -27,7 +27,8 @@ def has_rule(op_type):
     return not isinstance(OPS[op_type].rule, NoGradient | NoRule)
 
 
-TYPES = sorted(t for t in OPS if has_rule(t) and t not in LOOPS and t[0].isupper())
+OURS = [t for t, op in OPS.items() if op.function.__module__.startswith("regrad.")]
+TYPES = sorted(t for t in OURS if has_rule(t) and t not in LOOPS and t[0].isupper())
 ROWS = [row for row in runs.ROWS if row.order and any(map(has_rule, row.covers))]
 FIRST = {t: row for row in reversed(ROWS) for t in row.covers if has_rule(t)}
 

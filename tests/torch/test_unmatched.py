@@ -112,7 +112,7 @@ HIDING = {
 
 @pytest.mark.parametrize("name", HIDING)
 def test_an_op_that_only_the_second_call_runs_is_refused(name):
-    """What was seen in a forward pass once says nothing of the next."""
+    """One forward pass does not tell which ops the next one runs."""
     steps = iter([lambda x: x * 2, lambda x: x * 2, HIDING[name]])
     own = function_of(lambda x: next(steps)(x))
     x = torch.linspace(-1, 1, 4).requires_grad_()

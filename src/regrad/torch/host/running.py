@@ -102,7 +102,9 @@ class Told:
     looks into a Function's own class.
     """
 
-    ran: bool = Kind is type  # whether a Function has run in a scope, whose node graphs may have
+    # Whether a Function has run in a scope, so that its nodes are worth looking for. (Where classes
+    # of Functions have no metaclass that can be told, nobody knows.)
+    ran: bool = Kind is type
 
     def __get__(self, function: Any, kind: Any = None) -> Any:
         if function is None:
