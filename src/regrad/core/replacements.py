@@ -21,7 +21,7 @@ class Replacements:
 
     def __init__(self, find: Callable[[], Iterable[Entrance]]) -> None:
         self._find = find  # called at the first `make`: it may import much
-        self._rows: list[list[Any]] = []  # owner, name, maker, old value, new value, vars(owner)
+        self._rows: list[list[Any]] = []  # owner, name, maker, old value, new value
         self._are_made = False
 
     def make(self) -> None:
@@ -30,18 +30,18 @@ class Replacements:
             return
         self._are_made = True  # (first: a finalizer may open a scope of its own meanwhile)
         if not self._rows:
-            self._rows += [[o, n, m, _UNSEEN, None, vars(o)] for o, n, m in self._find()]
+            self._rows += [[*entrance, _UNSEEN, None] for entrance in self._find()]
         for row in self._rows:
-            owner, name, maker, old, new, held = row
-            now = held.get(name, ABSENT)
+            owner, name, maker, old, new = row
+            now = vars(owner).get(name, ABSENT)
             if now is not old:
-                row[3:5] = now, (new := maker(now))
+                row[3:] = now, (new := maker(now))
             setattr(owner, name, new)
 
     def undo(self) -> None:
         """Put everything back."""
         if self._are_made:
-            for owner, name, _, old, _, _ in reversed(self._rows):
+            for owner, name, _, old, _ in reversed(self._rows):
                 if old is ABSENT:  # (as `put_back`: a call less for each)
                     delattr(owner, name)
                 else:
