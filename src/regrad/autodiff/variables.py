@@ -149,6 +149,19 @@ class Variable(Methods, Readable):
                 value = tape.read(self, value)
         return value
 
+    def __getstate__(self) -> Any:
+        """Return the state of a copy (by `copy`, `deepcopy` or pickle), which owns its data.
+
+        Both hold the Tensor at first, as one that is lent: a program copies it before it writes.
+        """
+        state = current()
+        if state is not None and state.region is not None:
+            state.region.refuse_variable(self.name)
+        with UPDATES:
+            self._lent = True
+            own, slots = super().__getstate__()  # pyright: ignore[reportGeneralTypeIssues]
+        return own, {**slots, "_away": False}
+
     def _awaited(self) -> Tensor:
         """The Tensor as soon as no program writes over it."""
         with UPDATES:  # (a program that was faster did not know that the Tensor is lent)

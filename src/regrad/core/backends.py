@@ -38,7 +38,9 @@ KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types
 
 GONE = (
     "the data of a Tensor are gone: it was given to a compiled function that names it in donate, "
-    "and has written over its memory. Do not use it after the call, or leave it out of donate."
+    "and has written over its memory. Do not use it after the call, or leave it out of donate. "
+    "(A compiled function that assigns to a Variable writes over its old array, too: read the "
+    "Variable, or copy it with copy.deepcopy, instead of keeping the array.)"
 )
 
 

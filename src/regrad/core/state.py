@@ -240,10 +240,10 @@ def _own_tapes(state: State | None) -> Iterator[Tape]:
 
 
 def refuse_elsewhere(op_type: str, xs: Iterable[Tensor]) -> None:
-    """Raise GradientError if another context is differentiating an input of an op."""
-    if any(elsewhere(x._id) for x in xs):
+    """Raise GradientError if another context is differentiating an input of an op, or of a call."""
+    if OPEN and any(elsewhere(x._id) for x in xs):
         raise GradientError(
-            f"{op_type}: another thread is differentiating an input of this op, whose gradient "
+            f"{op_type}: another thread is differentiating an input of this call, whose gradient "
             "and overrides would be lost here: a thread starts without them. Carry the context "
             "over, with a copy for each call: pool.submit(contextvars.copy_context().run, f, x), "
             "or hand over a constant, stop_gradient(x)."

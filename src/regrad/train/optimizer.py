@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,16 +88,23 @@ class Optimizer:
     @helpful("Optimizer")
     def __init__(self, transformation: Any, name: str = "optimizer") -> None:
         optax = needed("optax", "jax", "regrad.train.Optimizer")
-        import jax
-
         if not all(callable(getattr(transformation, f, None)) for f in ("init", "update")):
             raise _no_transformation(transformation)
         self.name = name
         self._optax = optax.with_extra_args_support(transformation)
-        self._compiled = jax.jit(self._step)
         self._trained: dict[str, Variable] = {}
         self._slots: list[Slot] = []
         self._structure: Any = None
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        import jax
+
+        return jax.jit(self._step)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which compiles its own step: the step reads `self`."""
+        return {k: v for k, v in vars(self).items() if k != "_compiled"}
 
     @property
     def variables(self) -> list[Variable]:

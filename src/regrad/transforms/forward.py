@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad.autodiff.custom_functions import OpaqueFunction
-from regrad.core.backends import has_values, is_inexact
+from regrad.core.backends import has_values, is_inexact, is_traced
 from regrad.core.dispatch import alias, alias_of
 from regrad.core.pullback import run_taped
 from regrad.core.registry import Op
@@ -27,13 +27,14 @@ from regrad.core.rule import Rule, describe, label
 from regrad.core.state import masked
 from regrad.core.tape import Record, Tape
 from regrad.core.tensor import Tensor
-from regrad.core.walk import name_of, walk_from
+from regrad.core.walk import leaf_gradients, name_of, walk_from
 from regrad.errors import GradientError
 from regrad.ops.binary import logical_and, where
 from regrad.ops.creation_like import zeros_like
 from regrad.ops.joining import stack
 from regrad.ops.reduction import any as any_of
 from regrad.transforms.region import Passage, RegionRule, links_of
+from regrad.transforms.steps import evaluate, sliced
 
 if TYPE_CHECKING:
     from regrad.core.rule import Cotangent
@@ -155,6 +156,21 @@ def _dispelled(dys: list[Tensor | None], doubts: Sequence[Tensor]) -> list[Tenso
     return [None if dy is None else where(any_of(stack(broken)), np.nan, dy) for dy in dys]
 
 
+def _constant(f: Callable[[], Any]) -> Any:
+    """Return the array that a function makes in a trace, if it depends on nothing traced."""
+    import jax
+
+    closed = jax.make_jaxpr(f)()
+    jaxpr = sliced(closed.jaxpr)
+    used = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
+    if any(
+        id(v) in used and is_traced(c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)
+    ):
+        return None
+    with jax.ensure_compile_time_eval():
+        return np.asarray(evaluate(jaxpr, closed.consts, ())[0])
+
+
 class LinearTape(Tape):
     """A tape that watches gradients on their way back, and refuses what is not linear in them.
 
@@ -194,11 +210,16 @@ class LinearTape(Tape):
         if not isinstance(dx, Tensor):
             return
         if not has_values(dx._data):
-            if not record.rule.is_ours:
-                self.doubts.append(dx)
-            return
-        values = dx._values()
-        if np.any((values != 0) & ~np.isnan(values)):
+            if record.rule.is_ours:
+                return
+            self.doubts.append(dx)
+            moves = any(t._id in self.watched for t in (dy if isinstance(dy, tuple) else (dy,)))
+            if not moves or dx._id in self.watched or not is_traced(dx._data):
+                return
+            values = _constant(lambda: leaf_gradients(record, dy, {*record.inputs})[leaf]._data)
+        else:
+            values = dx._values()
+        if values is None or np.any((values != 0) & ~np.isnan(values)):
             raise GradientError(
                 f"forward mode: {self.at_work()} returns a gradient for the input "
                 f"{name_of(record, leaf)!r} even where none arrives, so it is not linear in dy. "

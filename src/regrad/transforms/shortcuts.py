@@ -8,7 +8,7 @@ For `f(x, {"w": w}, k=2)`, with k static, a *road* is written that reads
 
     def road(*args, **kwargs):
         try:
-            if not (current() is None and … and len(args) == 2 and …): return other(*args, **kwargs)
+            if not (current() is None and not OPEN and … and len(args) == 2 and …): return other(*args, **kwargs)
             try: usual = c3['w'] is c4 and …                             # the closure is current
             except GONE: usual = False
             if not usual: return other(*args, **kwargs)
@@ -42,7 +42,7 @@ import numpy as np
 from regrad.core import registry
 from regrad.core.containers import is_number_list
 from regrad.core.promotion import PROCESS, SCOPED
-from regrad.core.state import current
+from regrad.core.state import OPEN, current
 from regrad.core.tensor import Tensor
 from regrad.transforms.arguments import admitted
 from regrad.transforms.closures import GONE, MISSING, is_unchanged
@@ -118,7 +118,7 @@ class Shortcuts:
 
 OTHER = "return other(*args, **kwargs)"
 STATE = (
-    "current() is None and registry.version == version and "
+    "current() is None and not OPEN and registry.version == version and "
     "(PROCESS[0] if (dtype := scoped()) is None else dtype) is default"
 )
 
@@ -284,7 +284,7 @@ def taken(data: Any) -> Any:
 TAKEN = {np.dtype(c) for c in "?bBhHiIef"}
 
 SCOPE: dict[str, Any] = {
-    "current": current, "registry": registry, "PROCESS": PROCESS, "scoped": SCOPED.get,
+    "current": current, "OPEN": OPEN, "registry": registry, "PROCESS": PROCESS, "scoped": SCOPED.get,
     "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken, "array": np.array,
     **{f"{kind.__name__}s": dtypes for kind, (_, dtypes) in NUMBERS.items()},
 }  # fmt: skip
