@@ -34,7 +34,7 @@ from regrad.nn import (
 from regrad.ops.binary import clip, not_equal, squared_difference
 from regrad.ops.casting import astype
 from regrad.ops.elementwise import abs, log
-from regrad.ops.reduction import sum
+from regrad.ops.reduction import sum, widened
 
 BY_NONZERO = "sum_by_nonzero_weights"
 REDUCTIONS = (BY_NONZERO, "mean", "sum", "none")
@@ -80,10 +80,10 @@ def compute_weighted_loss(
         weighted = losses
     if reduction == "none":
         return weighted
-    total = sum(weighted)
-    if reduction == "sum":
-        return total
-    return total / _divisor(losses, weights, reduction)
+    total = sum(widened(weighted))
+    if reduction != "sum":
+        total = total / _divisor(losses, weights, reduction)
+    return astype(total, weighted.dtype)
 
 
 def _divisor(losses: Tensor, weights: Tensor | None, reduction: str) -> Tensor | int:
@@ -92,7 +92,7 @@ def _divisor(losses: Tensor, weights: Tensor | None, reduction: str) -> Tensor |
         return losses.size
     if reduction == BY_NONZERO:
         weights = astype(not_equal(weights, 0), losses.dtype)
-    return sum(weights) * (losses.size // at_least(weights.size, 1))
+    return sum(widened(weights)) * (losses.size // at_least(weights.size, 1))
 
 
 def _check_reduction(reduction: str) -> None:

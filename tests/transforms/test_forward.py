@@ -260,3 +260,59 @@ def test_a_gradient_function_that_runs_twice_in_a_replay(sine, region, name):
         np.testing.assert_allclose(found.numpy(), due, 1e-5, 1e-6)
         if name == "jvp of grad":
             np.testing.assert_allclose(rg.hvp(f, [P, Q], [P * 0, P])[1].numpy(), due, 1e-5)
+
+
+# Rules that return the same whatever arrives, and whether they return 0.
+FIXED = {
+    "x": (lambda dy, x: x, False),
+    "ones": (lambda dy, x: rg.ones_like(dy), False),
+    "a constant": (lambda dy, x: rg.full(dy.shape, 2.0, dtype=dy.dtype), False),
+    "zeros like dy": (lambda dy, x: rg.zeros_like(dy), True),
+    "zeros": (lambda dy, x: rg.zeros(x.shape, dtype=x.dtype), True),
+    "no gradient": (lambda dy, x: rg.rules.no_gradient(dy), True),
+}
+FORWARD = {
+    "jvp": lambda f, x: rg.jvp(f, [x], [x])[1],
+    "jacfwd": lambda f, x: rg.jacfwd(f)(x).sum(),
+    "linearize": lambda f, x: rg.linearize(f, x)[1](x),
+}
+AROUND = {
+    "plain": lambda f: f,
+    "scan": lambda f: lambda x: rg.scan(lambda c, _: (f(c), None), x, None, 2)[0],
+    "cond": lambda f: lambda x: rg.cond(x.sum() > 0, f, lambda x: x, x),
+    "vmap": lambda f: lambda x: rg.vmap(f)(rg.expand_dims(x, axis=0)),
+}
+
+
+@pytest.mark.parametrize("size", [2, 100])  # constants of more than 64 elements are traced
+@pytest.mark.parametrize("way", FORWARD)
+@pytest.mark.parametrize("name", FIXED)
+def test_under_jit_a_rule_that_ignores_dy_is_refused(name, way, size):
+    rule, is_zero = FIXED[name]
+    x = rg.tensor(np.linspace(0.5, 2, size), dtype="float32")
+
+    def overridden(x):
+        with rg.gradient_override_map({"Sin": rule}):
+            return rg.sin(x * x)
+
+    def custom(x):
+        f = rg.custom_grad(lambda x, save: (rg.sin(x), lambda dy: rule(dy, x)))
+        return f(x * x)
+
+    around = AROUND if way == "jvp" else {"plain": AROUND["plain"]}
+    forms = [wrapped(f) for wrapped in around.values() for f in (overridden, custom)]
+    for f in forms:
+        call = rg.jit(lambda x, f=f: FORWARD[way](f, x))
+        if is_zero:
+            assert not call(x).numpy().any()
+        else:
+            with pytest.raises(GradientError, match="even where none arrives"):
+                call(x)
+
+
+def test_under_jit_a_rule_that_is_affine_in_dy_gives_nan():
+    def f(x):
+        with rg.gradient_override_map({"Sin": lambda dy, x: 0 * dy + x}):
+            return rg.sin(x)
+
+    assert np.isnan(rg.jit(lambda x: rg.jvp(f, [x], [x])[1])([0.5, 2.0]).numpy()).all()

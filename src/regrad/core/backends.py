@@ -475,6 +475,19 @@ def cast(xp: Namespace, array: Array, dtype: DTypeLike) -> Any:
     return _by_namespace(xp).astype(array, dtype)
 
 
+def is_half(dtype: Any) -> bool:
+    """Return whether a dtype is of floats of 16 bits, in which a count may be inf, or rounded."""
+    dtype = numpy_dtype(dtype)
+    return is_inexact(dtype) and dtype.itemsize == 2
+
+
+def in_single(xp: Namespace, x: Array, kernel: Callable[[Array], Array]) -> Array:
+    """Return what a kernel makes of x, computed in single precision if x is of halves."""
+    if not is_half(x.dtype):
+        return kernel(x)
+    return cast(xp, kernel(cast(xp, x, FLOAT)), x.dtype)
+
+
 def native_dtype(xp: Namespace, dtype: Any) -> Any:
     """The dtype object that the namespace's own functions take."""
     return _by_namespace(xp).native_dtype(dtype)

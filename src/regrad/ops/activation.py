@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from regrad.core import dispatch
-from regrad.core.backends import Array, Namespace, special
+from regrad.core.backends import Array, Namespace, in_single, special
 from regrad.core.op import TensorLike, op, row
 from regrad.core.registry import gradient
 from regrad.core.shapes import Axis, normalized_axes
@@ -336,8 +336,12 @@ def softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
         [0, 0, 1]
     """
     axes = normalized_axes(axis, x.ndim)
-    y = xp.exp(_below_max(xp, x, axes))
-    return y / _sums(xp, y, axes, True)
+
+    def shares(x: Array) -> Array:
+        y = xp.exp(_below_max(xp, x, axes))
+        return y / _sums(xp, y, axes, True)
+
+    return in_single(xp, x, shares)
 
 
 gradient("Softmax")(lambda dy, y, axis: y * (dy - sum(dy * y, axis=axis, keepdims=True)))
@@ -359,8 +363,12 @@ def log_softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     Tensor([-0.6931472, -0.6931472], dtype=float32)
     """
     axes = normalized_axes(axis, x.ndim)
-    below = _below_max(xp, x, axes)
-    return below - xp.log(_sums(xp, xp.exp(below), axes, True))
+
+    def logs(x: Array) -> Array:
+        below = _below_max(xp, x, axes)
+        return below - xp.log(_sums(xp, xp.exp(below), axes, True))
+
+    return in_single(xp, x, logs)
 
 
 gradient("LogSoftmax")(lambda dy, y, axis: dy - exp(y) * sum(dy, axis=axis, keepdims=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regrad.core import dispatch
-from regrad.core.backends import is_inexact
+from regrad.core.backends import in_single, is_inexact
 from regrad.core.op import Indices, TensorLike, op
 from regrad.core.registry import gradient
 from regrad.core.signatures import public
@@ -25,7 +25,8 @@ def _sparse_softmax_cross_entropy_with_logits(xp, logits: TensorLike, labels: In
     top = _tops(xp, logits, (-1,))
     # picked from the logits and not from `logits - top`, which XLA would have to write down
     at_label = _pick(xp, logits, labels[..., None], -1) - top
-    return xp.log(_sums(xp, xp.exp(logits - top), (-1,), False)) - at_label[..., 0]
+    log_sum = lambda below: xp.log(_sums(xp, xp.exp(below), (-1,), False))  # noqa: E731
+    return in_single(xp, logits - top, log_sum) - at_label[..., 0]
 
 
 @gradient("SparseSoftmaxCrossEntropyWithLogits", "logits")

@@ -33,6 +33,11 @@ def _as_floating(x: TensorLike) -> Any:
     return x if is_inexact(x.dtype) else astype(x, get_default_dtype())
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return x, if it is of halves in single precision, which holds sums and counts of many."""
+    return astype(x, backends.FLOAT) if backends.is_half(x.dtype) else x
+
+
 def _of_dtype(x: TensorLike, dtype: DTypeLike | None) -> Any:
     return x if dtype is None else convert(dispatch.lift(x), as_numpy_dtype(dtype))
 
@@ -107,8 +112,8 @@ def mean(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> 
     """
     axes = normalized_axes(axis, x.ndim)
     count = _count(tuple(x.shape), axes)
-    if count and xp is np and x.dtype.itemsize > 2:  # (np.mean sums halves in single precision)
-        return _sums(xp, x, axes, keepdims) / count
+    if count and xp is np:
+        return backends.in_single(xp, x, lambda x: _sums(xp, x, axes, keepdims) / count)
     if count:
         return xp.mean(x, axis=axes, keepdims=keepdims)
     return xp.full_like(xp.sum(x, axis=axes, keepdims=keepdims), math.nan)
@@ -122,7 +127,8 @@ def unreduce_mean(
     xp, x: TensorLike, /, shape: tuple[int, ...], axis: Axis, keepdims: bool
 ) -> Tensor:
     """A mean spread back in equal shares over the axes that were reduced: `mean`'s adjoint."""
-    share = x / builtins.max(_count(shape, axis), 1)
+    count = builtins.max(_count(shape, axis), 1)
+    share = backends.in_single(xp, x, lambda x: x / count)
     return _spread_back(xp, share, shape, axis, keepdims)
 
 
@@ -229,7 +235,8 @@ def min(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> T
 def _to_ties(dy, x, y, axis, keepdims):
     # a NaN makes the result NaN; it owns the gradient then, and stays visible
     tied = logical_or(x == unreduce(y, x.shape, axis, keepdims), isnan(x))
-    share = dy / _sum(tied, axis=axis, keepdims=keepdims)
+    count = _sum(tied, axis=axis, keepdims=keepdims)
+    share = astype(widened(dy) / count, dy.dtype)
     return where(tied, unreduce(share, x.shape, axis, keepdims), 0)
 
 
@@ -417,8 +424,8 @@ def var(
     if not correction:
         return mean(squares, axis=axis, keepdims=keepdims)
     left = _count(x.shape, axis) - correction
-    total = sum(squares, axis=axis, keepdims=keepdims)
-    return total / left if left > 0 else total * math.nan
+    total = sum(widened(squares), axis=axis, keepdims=keepdims)
+    return astype(total / left if left > 0 else total * math.nan, squares.dtype)
 
 
 @deferrable
@@ -488,9 +495,9 @@ def logsumexp(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) ->
     """
     x = _as_floating(x)
     top = _finite_top(x, axis)
-    total = sum(exp(x - top), axis=axis, keepdims=True)
+    total = sum(exp(widened(x - top)), axis=axis, keepdims=True)
     nothing = total == 0
-    y = where(nothing, -math.inf, log(where(nothing, 1, total))) + top
+    y = astype(where(nothing, -math.inf, log(where(nothing, 1, total))), x.dtype) + top
     return y if keepdims else _without(y, axis)
 
 

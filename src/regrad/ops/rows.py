@@ -71,8 +71,8 @@ def _pick(xp: Namespace, x: Array, ids: Array, axis: int) -> Array:
 
 def _sums(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     """The sums over axes (of NumPy's arrays without the detour that `np.sum` takes)."""
-    if xp is np:
-        return np.add.reduce(x, axes, keepdims=keepdims)
+    if xp is np:  # (as in JAX, halves are added in single precision: 256 + 1 is 256 in bfloat16)
+        return backends.in_single(np, x, lambda x: np.add.reduce(x, axes, keepdims=keepdims))
     return xp.sum(x, axis=axes, keepdims=keepdims)
 
 

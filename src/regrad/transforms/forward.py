@@ -213,7 +213,8 @@ class LinearTape(Tape):
             if record.rule.is_ours:
                 return
             self.doubts.append(dx)
-            moves = any(t._id in self.watched for t in (dy if isinstance(dy, tuple) else (dy,)))
+            arriving = dy if isinstance(dy, tuple) else (dy,)
+            moves = any(t is not None and t._id in self.watched for t in arriving)
             if not moves or dx._id in self.watched or not is_traced(dx._data):
                 return
             values = _constant(lambda: leaf_gradients(record, dy, {*record.inputs})[leaf]._data)

@@ -8,7 +8,7 @@ For `f(x, {"w": w}, k=2)`, with k static, a *road* is written that reads
 
     def road(*args, **kwargs):
         try:
-            if not (current() is None and not OPEN and … and len(args) == 2 and …): return other(*args, **kwargs)
+            if not (current() is None and not OPEN and …): return other(*args, **kwargs)
             try: usual = c3['w'] is c4 and …                             # the closure is current
             except GONE: usual = False
             if not usual: return other(*args, **kwargs)
@@ -284,7 +284,8 @@ def taken(data: Any) -> Any:
 TAKEN = {np.dtype(c) for c in "?bBhHiIef"}
 
 SCOPE: dict[str, Any] = {
-    "current": current, "OPEN": OPEN, "registry": registry, "PROCESS": PROCESS, "scoped": SCOPED.get,
-    "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken, "array": np.array,
+    "current": current, "OPEN": OPEN, "registry": registry, "PROCESS": PROCESS,
+    "scoped": SCOPED.get, "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken,
+    "array": np.array,
     **{f"{kind.__name__}s": dtypes for kind, (_, dtypes) in NUMBERS.items()},
 }  # fmt: skip
