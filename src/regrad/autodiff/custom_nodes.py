@@ -10,8 +10,8 @@ from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.tape import Record, cuts
 from regrad.core.tensor import Tensor
-from regrad.errors import GradientError
-from regrad.graph.graph import PLACEHOLDER, Node, Symbol, home, put_down
+from regrad.errors import GradientError, GraphError
+from regrad.graph.graph import PLACEHOLDER, Node, Symbol, home, is_symbolic, put_down
 
 # The values go in with the inputs, so that the op runs after what computes them; the gradient
 # goes by the inputs alone.
@@ -106,7 +106,16 @@ class InGraph(PathRule):
         return [] if watched.isdisjoint(node.inputs) else [s.id for s in node.symbols]
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        return [(0, None), (1, list(self.answer(dy)))]
+        try:
+            return [(0, None), (1, list(self.answer(dy)))]
+        except GraphError as error:
+            if any(is_symbolic(d) for d in dy):
+                raise
+            raise GraphError(
+                f"custom gradient: the gradient function of {self.name} uses tensors of the graph, "
+                "and a second derivative of tf.while_loop calls it on values, in the run. Use only "
+                "dy in the gradient function, or write the loop in Python."
+            ) from error
 
 
 def custom_node(

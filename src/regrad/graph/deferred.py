@@ -21,7 +21,7 @@ from regrad.core.docstrings import complete_public
 from regrad.core.name_scopes import PATH, in_path
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import or_zeros, pulled
-from regrad.core.registry import OPS, Attrs
+from regrad.core.registry import Attrs
 from regrad.core.rule import Cotangent, Pulled, Rule
 from regrad.core.signatures import answered
 from regrad.core.state import State, current, in_state
@@ -111,9 +111,7 @@ LATER = graph_op(
 )  # fmt: skip
 
 
-def differentiated(
-    call: Later, count: int, places: Sequence[int], reached: Sequence[int]
-) -> Later:
+def differentiated(call: Later, count: int, places: Sequence[int], reached: Sequence[int]) -> Later:
     """The gradients by the inputs at `places`, given those at the outputs at `reached`.
 
     Where nothing is connected they are zeros.
