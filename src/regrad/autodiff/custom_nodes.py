@@ -106,16 +106,21 @@ class InGraph(PathRule):
         return [] if watched.isdisjoint(node.inputs) else [s.id for s in node.symbols]
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        in_run = not any(map(is_symbolic, dy))  # a second derivative of a loop, on values
         try:
-            return [(0, None), (1, list(self.answer(dy)))]
+            dxs = list(self.answer(dy))
         except GraphError as error:
-            if any(is_symbolic(d) for d in dy):
-                raise
-            raise GraphError(
-                f"custom gradient: the gradient function of {self.name} uses tensors of the graph, "
-                "and a second derivative of tf.while_loop calls it on values, in the run. Use only "
-                "dy in the gradient function, or write the loop in Python."
-            ) from error
+            raise self._reads_graph() if in_run else error from error.__cause__
+        if in_run and any(map(is_symbolic, dxs)):
+            raise self._reads_graph()
+        return [(0, None), (1, dxs)]
+
+    def _reads_graph(self) -> GraphError:
+        return GraphError(
+            f"custom gradient: the gradient function of {self.name} uses tensors of the graph, and "
+            "a second derivative of tf.while_loop calls it on values, in the run. Use only dy in "
+            "the gradient function, or write the loop in Python."
+        )
 
 
 def custom_node(
