@@ -66,9 +66,11 @@ class GraphRegion:
 
         `given` are pairs of the value that is passed for an argument, and the argument.
         """
-        for outer, inner in (*self.graph.captures.values(), *given):
-            inner._data.carries |= outer._data.carries
-        for node in self.graph.nodes:
+        pairs = (*self.graph.captures.values(), *given)
+        new = [x._data for outer, x in pairs if outer._data.carries and not x._data.carries]
+        for symbol in new:
+            symbol.carries = True
+        for node in self.graph.nodes if new else ():
             node.carry()
 
     def copy(self) -> GraphRegion:
