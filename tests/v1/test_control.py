@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from regrad.errors import GradientError, GraphError
 from tests.helpers.v1_session import run, values
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -369,3 +370,173 @@ def test_a_python_function_without_results_is_an_operation(nothing):
         y = tf.identity(tf.constant(1.0))
     assert run(y) == 1.0
     assert seen == [2.0, 2.0]
+
+
+# -- paths through branches and loops ------------------------------------------------------------
+
+
+def in_cond(f):
+    yes = tf.placeholder_with_default(True, [])
+    return lambda x: tf.cond(yes, lambda: f(x), lambda: tf.identity(x))
+
+
+def in_loop(f):
+    def looped(x):
+        start = [0, x]
+        body = lambda i, v: (i + 1, f(v))  # noqa: E731
+        return tf.while_loop(lambda i, v: i < 2, body, start, maximum_iterations=3)[1]
+
+    return looped
+
+
+AROUND = {
+    "cond": (in_cond, 1),
+    "while": (in_loop, 2),
+    "cond in while": (lambda f: in_loop(in_cond(f)), 2),
+    "while in cond": (lambda f: in_cond(in_loop(f)), 2),
+    "while in while": (lambda f: in_loop(in_loop(f)), 4),
+}
+
+
+def scaled(w):
+    """The function `w * v`, whose gradient is ten times as large."""
+
+    @tf.custom_gradient
+    def f(v):
+        return w * v, lambda dy: dy * w * 10.0
+
+    return f
+
+
+CLOSED = {
+    "constant": lambda c: c,
+    "placeholder": lambda c: tf.placeholder_with_default(2.0, []),
+    "variable": lambda c: tf.Variable(2.0, trainable=False),
+    "stopped": tf.stop_gradient,
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("region", AROUND)
+@pytest.mark.parametrize("closed", CLOSED)
+def test_a_custom_gradient_inside_closes_over_what_nobody_differentiates(closed, region, jit):
+    around, times = AROUND[region]
+    x, c = tf.constant(5.0), tf.constant(2.0)
+    dx = tf.gradients(around(scaled(CLOSED[closed](c)))(x), x)
+    with tf.Session(jit=jit) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(dx) == [20.0**times]
+
+
+@pytest.mark.parametrize("region", AROUND)
+def test_a_custom_gradient_inside_is_refused_by_what_it_closes_over(region):
+    around, times = AROUND[region]
+    a, x = tf.constant(1.0), tf.constant(5.0)
+    c = 2.0 * a
+    y = around(scaled(c))(x)
+    for xs in (c, a, [x, a]):
+        with pytest.raises(GradientError, match=r"closes over .*captured"):
+            tf.gradients(y, xs)
+    (dx,) = tf.gradients(y, x)
+    assert run(dx) == 20.0**times
+    (again,) = tf.gradients(y, x)
+    assert run(again) == 20.0**times
+
+
+@pytest.mark.parametrize("region", AROUND)
+def test_a_custom_gradient_may_stop_the_gradient_itself(region):
+    around, times = AROUND[region]
+    x, c = tf.constant(5.0), tf.constant(2.0)
+
+    @tf.custom_gradient
+    def f(v):
+        return tf.stop_gradient(c) * v, lambda dy: dy * 20.0
+
+    assert run(tf.gradients(around(f)(x) * c, [x, c])) == [2 * 20.0**times, 5 * 2.0**times]
+
+
+@pytest.mark.parametrize("region", AROUND)
+def test_what_a_custom_gradient_closes_over_is_refused_at_second_order(region):
+    x, c = tf.constant(0.5), tf.constant(2.0)
+    (dx,) = tf.gradients(AROUND[region][0](scaled(c))(x) ** 2.0, x)
+    with pytest.raises(GradientError, match="closes over"):
+        tf.gradients(dx, c)
+
+
+def test_a_second_derivative_in_a_loop_says_that_a_gradient_function_reads_the_graph():
+    x, c = tf.constant(0.5), tf.constant(2.0)
+    (dx,) = tf.gradients(in_loop(lambda v: scaled(c)(v) ** 2.0)(x), x)
+    (ddx,) = tf.gradients(dx, x)
+    with pytest.raises(GraphError, match="gradient function of f uses tensors of the graph"):
+        run(ddx)
+
+
+def test_a_custom_gradient_in_a_branch_has_a_second_derivative():
+    x, c = tf.constant(0.5), tf.constant(2.0)
+    y = in_cond(scaled(c))(x) ** 2.0  # dy/dx = 2 (c x) 10 c, and again c -> 10 c
+    (dx,) = tf.gradients(y, x)
+    assert values([dx, *tf.gradients(dx, x)]) == [40.0, 800.0]
+
+
+def logged(kind, f, x):
+    """The last of two results, of which the first is only logged."""
+    if kind == "cond":
+        yes = tf.placeholder_with_default(True, [])
+        return tf.cond(yes, lambda: (f(x), x * x + x), lambda: (x, x))[1]
+    one = lambda v: (f(v), v * v + v)  # noqa: E731
+    if kind == "cond in while":
+        yes = tf.placeholder_with_default(True, [])
+        one = lambda v: tf.cond(yes, lambda: (f(v), v * v + v), lambda: (v, v))  # noqa: E731
+    body = lambda i, log, v: (i + 1, *one(v))  # noqa: E731
+    return tf.while_loop(lambda i, log, v: i < 1, body, [0, x, x], maximum_iterations=2)[2]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("kind", ["cond", "while", "cond in while"])
+def test_a_result_that_nobody_uses_has_no_part_in_the_gradient(kind, jit):
+    x = tf.constant(0.0)
+    for f in (tf.log, tf.sqrt, scaled(x)):
+        y = logged(kind, f, x)
+        (dx,) = tf.gradients(y, x)
+        with tf.Session(jit=jit) as session:
+            assert session.run([dx, *([] if jit else tf.gradients(dx, x))]) == [1.0, 2.0][: 2 - jit]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("fed", "which", "due"),  # of jax.lax.scan, with exp as a custom_vjp of the same gradient
+    [(False, 2, 0.125), (True, 2, 2.05), (False, 1, 1.75), (True, 1, 1.9)],
+)
+def test_a_variable_is_used_if_any_iteration_uses_it(graph, fed, which, due, jit):
+    x = tf.constant(0.5)
+
+    def body(i, a, v):
+        return i + 1, tf.exp(v), v * 0.5 + (0.1 * a if fed else 0.0)
+
+    with graph.gradient_override_map({"Exp": lambda dy: 0.0 * dy + 1.0}):
+        ys = tf.while_loop(lambda i, a, v: i < 3, body, [0, x, x])
+    with tf.Session(jit=jit) as session:
+        np.testing.assert_allclose(session.run(tf.gradients(ys[which], x)), [due], rtol=1e-6)
+
+
+def test_variables_that_pass_through_each_other_agree_with_differences():
+    x, z = tf.placeholder(tf.float64, []), tf.placeholder(tf.float64, [])
+    body = lambda i, a, b, c: (i + 1, b * z, c * 2.0, a * a)  # noqa: E731
+    for turns in (0, 1, 2, 4):
+        start = [0, x, x * 3.0, x * 5.0]
+        y = tf.while_loop(lambda i, a, b, c, n=turns: i < n, body, start)[1]
+        found = run(tf.gradients(y, [x, z], unconnected_gradients="zero"), {x: 0.5, z: 2.0})
+        at = lambda p, q, y=y: run(y, {x: p, z: q})  # noqa: E731
+        by_x, by_z = (
+            at(0.5 + 1e-6, 2.0) - at(0.5 - 1e-6, 2.0),
+            at(0.5, 2 + 1e-6) - at(0.5, 2 - 1e-6),
+        )
+        np.testing.assert_allclose(found, [by_x / 2e-6, by_z / 2e-6], rtol=1e-6)
+
+
+def test_no_gradient_leads_from_a_result_to_what_it_does_not_use():
+    x, z = tf.constant(2.0), tf.constant(3.0)
+    yes = tf.placeholder_with_default(True, [])
+    y = tf.cond(yes, lambda: (x * 2.0, z * 2.0), lambda: (x, z))[0]
+    w = tf.while_loop(lambda i, a, b: i < 2, lambda i, a, b: (i + 1, a * 2.0, b * z), [0, x, z])[1]
+    assert tf.gradients(y, z) == tf.gradients(w, z) == [None]

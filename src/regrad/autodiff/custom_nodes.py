@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
-from regrad.core.tape import Record
+from regrad.core.tape import Record, cuts
 from regrad.core.tensor import Tensor
-from regrad.errors import GradientError
-from regrad.graph.graph import PLACEHOLDER, Symbol, home, put_down
+from regrad.errors import GradientError, GraphError
+from regrad.graph.graph import PLACEHOLDER, Node, Symbol, home, is_symbolic, put_down
 
 # The values go in with the inputs, so that the op runs after what computes them; the gradient
 # goes by the inputs alone.
@@ -23,7 +24,50 @@ IN_GRAPH = Op(
 )
 
 
-class InGraph(Rule):
+class PathRule(Rule):
+    """A rule that decides which outputs of its node depend on which inputs."""
+
+    def sources(self, node: Node, used: Container[int]) -> Iterable[Symbol]:
+        """Return the inputs on which the used outputs (given by id) depend."""
+        raise NotImplementedError
+
+    def reached(self, node: Node, used: Container[int], watched: set[int]) -> Iterable[int]:
+        """Return the ids of the used outputs that depend on an input among those watched."""
+        raise NotImplementedError
+
+
+def reaching(
+    ys: Iterable[Symbol], ends: Callable[[Symbol], bool] = lambda symbol: False,
+    seen_as: Callable[[Node], Node] = lambda node: node,
+) -> tuple[list[Node], dict[int, Symbol]]:  # fmt: skip
+    """Return the nodes from which a gradient path leads to ys, in order, and the symbols on it.
+
+    A path ends at a node that no gradient passes, and at a symbol for which `ends` is true.
+    """
+    used: dict[int, Symbol] = {}
+    nodes: dict[int, Node] = {}
+    heap: list[int] = []  # of the numbers of nodes: all readers of a node come before it
+
+    def use(symbols: Iterable[Symbol]) -> None:
+        for symbol in symbols:
+            used[symbol.id] = symbol
+            node = symbol.node
+            if node.number not in nodes and not ends(symbol):
+                nodes[node.number] = node
+                heappush(heap, -node.number)
+
+    use(ys)
+    while heap:
+        node = seen_as(nodes[-heappop(heap)])
+        rule = node.rule
+        if isinstance(rule, PathRule):
+            use(rule.sources(node, used))
+        elif not cuts(rule, node.attrs, node.xs):
+            use(node.sources())
+    return [nodes[number] for number in sorted(nodes)], used
+
+
+class InGraph(PathRule):
     """The rule of a custom op in a graph."""
 
     def __init__(
@@ -44,12 +88,12 @@ class InGraph(Rule):
     def input_name(self, leaf: int) -> str:
         return self.names(leaf)
 
-    def sources(self, node: Any) -> list[Symbol]:
+    def sources(self, node: Node, used: Container[int]) -> list[Symbol]:
         """Return the inputs that the gradient depends on, and values that must stay constant."""
-        places = node.layout[1]
+        places: Any = node.layout[1]
         return [node.xs[i]._data for i in places] + self.closed
 
-    def check_path(self, node: Any, watched: set[int]) -> None:
+    def reached(self, node: Node, used: Container[int], watched: set[int]) -> Iterable[int]:
         """Refuse to differentiate by what f closes over (its gradient would be lost)."""
         for symbol in self.closed:
             if symbol.id in watched:
@@ -59,9 +103,24 @@ class InGraph(Rule):
                     "Pass it as an input of its own, for which the gradient function returns a "
                     "gradient too, or use stop_gradient on it."
                 )
+        return [] if watched.isdisjoint(node.inputs) else [s.id for s in node.symbols]
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        return [(0, None), (1, list(self.answer(dy)))]
+        in_run = not any(map(is_symbolic, dy))  # a second derivative of a loop, on values
+        try:
+            dxs = list(self.answer(dy))
+        except GraphError as error:
+            raise self._reads_graph() if in_run else error from error.__cause__
+        if in_run and any(map(is_symbolic, dxs)):
+            raise self._reads_graph()
+        return [(0, None), (1, dxs)]
+
+    def _reads_graph(self) -> GraphError:
+        return GraphError(
+            f"custom gradient: the gradient function of {self.name} uses tensors of the graph, and "
+            "a second derivative of tf.while_loop calls it on values, in the run. Use only dy in "
+            "the gradient function, or write the loop in Python."
+        )
 
 
 def custom_node(
@@ -95,16 +154,9 @@ def custom_node(
 def _closed_over(ys: Sequence[Tensor], xs: Sequence[Tensor], mark: int) -> list[Symbol]:
     """The symbols that the function used, but neither made nor was given."""
     given = {x._data.id for x in xs}
-    found: dict[int, Symbol] = {}
-    seen: set[int] = set()
-    stack: list[Symbol] = [y._data for y in ys]
-    while stack:
-        symbol = stack.pop()
-        if symbol.id in seen or symbol.id in given:
-            continue
-        seen.add(symbol.id)
-        if symbol.id > mark and symbol.node.op is not PLACEHOLDER:
-            stack += symbol.node.sources()
-        else:
-            found[symbol.id] = symbol
-    return list(found.values())
+
+    def is_outside(symbol: Symbol) -> bool:
+        return symbol.id <= mark or symbol.node.op is PLACEHOLDER
+
+    _, used = reaching([y._data for y in ys], lambda s: s.id in given or is_outside(s))
+    return [s for s in used.values() if s.id not in given and is_outside(s)]

@@ -106,6 +106,8 @@ class GroupedRecord(Record):
 
     def unused(self, index: int) -> Any:
         """The gradient that arrives at an output which nobody used: zeros."""
+        if self.rule.by_leaf:
+            return None
         if self.symbolic is not None:
             return OPS["ZerosLike"].function(self.symbolic[index])
         shape, dtype = self.output_specs[index]
@@ -114,6 +116,8 @@ class GroupedRecord(Record):
         return wrap(np.zeros(shape, dtype))
 
     def wanted(self, watched: set[int]) -> list[int]:
+        if self.rule.by_leaf:
+            return super(GroupedRecord, self).wanted(watched)
         return [
             p
             for p, place in enumerate(self.layout)

@@ -21,7 +21,7 @@ from regrad.core.docstrings import complete_public
 from regrad.core.name_scopes import PATH, in_path
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import or_zeros, pulled
-from regrad.core.registry import OPS, Attrs
+from regrad.core.registry import Attrs
 from regrad.core.rule import Cotangent, Pulled, Rule
 from regrad.core.signatures import answered
 from regrad.core.state import State, current, in_state
@@ -71,6 +71,7 @@ class LaterRule(Rule):
     """The gradient of a deferred call: a deferred call that differentiates it."""
 
     name = "deferred"
+    by_leaf = True
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset({0}), False
@@ -83,7 +84,7 @@ class LaterRule(Rule):
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         attrs = record.attrs
-        places = [i for i, x in enumerate(record.xs) if x._data.carries]
+        places = [i for i in wanted if record.xs[i]._data.carries]
         return pull_call(attrs["call"], record, dy, places, attrs["sizes"], attrs["overrides"])
 
 
@@ -93,10 +94,11 @@ def pull_call(
 ) -> list[tuple[int, Any]]:  # fmt: skip
     """Pull gradients, in the run, through a call on the inputs of a record, those at `places`."""
     xs = list(record.xs)
-    zeros = OPS["ZerosLike"].function
-    dy = [zeros(record.symbolic[i]) if d is None else d for i, d in enumerate(dy)]
-    specs = [_spec_due(record, i, dy) for i in places]
-    found = later(differentiated(call, len(xs), places), [*xs, *dy], sizes, overrides, specs)
+    reached = [i for i, d in enumerate(dy) if d is not None]
+    dys = [dy[i] for i in reached]
+    specs = [_spec_due(record, i, dys) for i in places]
+    pull = differentiated(call, len(xs), places, reached)
+    found = later(pull, [*xs, *dys], sizes, overrides, specs)
     dxs: list[Any] = [None] * len(xs)
     for i, dx in zip(places, found, strict=True):
         dxs[i] = dx
@@ -109,12 +111,15 @@ LATER = graph_op(
 )  # fmt: skip
 
 
-def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
-    """The gradients of a call by the inputs at these places; zeros where nothing is connected."""
+def differentiated(call: Later, count: int, places: Sequence[int], reached: Sequence[int]) -> Later:
+    """The gradients by the inputs at `places`, given those at the outputs at `reached`.
+
+    Where nothing is connected they are zeros.
+    """
 
     def gradients(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
         xs, dys = tensors[:count], tensors[count:]
-        _, dxs = pulled(lambda xs: call(xs, sizes), xs, places, dys)
+        _, dxs = pulled(lambda xs: call(xs, sizes), xs, places, dys, reached)
         pairs = zip(places, dxs, strict=True)
         return [or_zeros(dx, xs[i], dtype_due(xs[i].dtype, dys)) for i, dx in pairs]
 

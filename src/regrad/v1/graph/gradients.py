@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
-from regrad.autodiff.custom_nodes import InGraph, custom_node
+from regrad.autodiff.custom_nodes import PathRule, custom_node, reaching
 from regrad.core import containers, dims
 from regrad.core.backends import is_inexact
 from regrad.core.registry import OPS, RULES, name_is_taken
@@ -284,9 +284,9 @@ def pull_in_graph(
     """
     ids = {x.id for x in xs}
     ends = [y._data for y in ys]
-    nodes, watched = _path(ends, ids, stopped)
+    nodes, watched = path(ends, ids, stopped)
     if any(node.derived for node in nodes):  # what differentiates a gradient
-        nodes, watched = _path(ends, ids, stopped, _without_once)
+        nodes, watched = path(ends, ids, stopped, _without_once)
     grads: Grads = {}
     for y, dy in zip(ys, dys, strict=True):
         key = y._data.id
@@ -311,17 +311,18 @@ def pull_in_graph(
     return [found.get(x.id, grads.get(x.id)) for x in xs]
 
 
-def _path(
-    ys: Sequence[Symbol], xs: set[int], stopped: Container[Node],
+def path(
+    ys: Sequence[Symbol], xs: set[int], stopped: Container[Node] = (),
     seen_as: Callable[[Node], Node] = lambda node: node,
 ) -> tuple[list[Node], set[int]]:  # fmt: skip
     """The nodes between ys and xs, and the symbols by which gradients pass between them."""
     watched, nodes = set(xs), []
-    for each in _reaching(ys):
+    order, used = reaching(ys, seen_as=seen_as)
+    for each in order:
         node = seen_as(each)
-        if each not in stopped and _leads_back(node, watched):
+        if each not in stopped and (reached := _reached(node, used, watched)):
             nodes.append(node)
-            watched.update(_with_gradients(node))
+            watched.update(reached)
     return nodes, watched
 
 
@@ -338,16 +339,17 @@ def _without_once(node: Node) -> Node:
     return own
 
 
-def _leads_back(node: Node, watched: set[int]) -> bool:
-    if isinstance(node.rule, InGraph):
-        node.rule.check_path(node, watched)
+def _reached(node: Node, used: Container[int], watched: set[int]) -> Iterable[int]:
+    """The outputs through which a gradient comes to what is watched.
+
+    Of the several outputs of an op with a built-in rule, they are those that carry a gradient.
+    """
+    if isinstance(node.rule, PathRule):
+        return node.rule.reached(node, used, watched)
     if watched.isdisjoint(node.inputs) or cuts(node.rule, node.attrs, node.xs):
-        return False
-    return not _is_cast_of_integers(node)
-
-
-def _with_gradients(node: Node) -> list[int]:
-    """The outputs that have a gradient: of several, by a built-in rule, those that carry one."""
+        return []
+    if _is_cast_of_integers(node):
+        return []
     carrying = [s.id for s in node.symbols if s.carries]
     own = node.op.owns(node.rule) and node.op.several
     return carrying if carrying and own else [s.id for s in node.symbols]
@@ -360,20 +362,6 @@ def _is_cast_of_integers(node: Node) -> bool:
     """
     own = node.op.type == "Cast" and node.op.owns(node.rule)
     return own and not node.xs[0]._data.carries and is_inexact(node.symbols[0].dtype)
-
-
-def _reaching(ys: Iterable[Symbol]) -> list[Node]:
-    """The nodes from which a path leads to ys, in the order of their making."""
-    seen: set[Node] = set()
-    stack = [y.node for y in ys]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            rule = node.rule
-            read = rule.sources(node) if isinstance(rule, InGraph) else node.sources()
-            stack += [s.node for s in read]
-    return sorted(seen, key=lambda node: node.number)
 
 
 class _OpNames:
@@ -510,7 +498,7 @@ class _Custom:
         def grad_func(dys: Sequence[rg.Tensor | None]) -> list[Any]:
             faces = [face(dy) for dy in dys]
             if not variables:
-                return _plain(grad_fn(*faces), len(args))
+                return _plain(self.name, grad_fn(*faces), len(args))
             answer = grad_fn(*faces, variables=variables)
             if not isinstance(answer, tuple) or len(answer) != 2:
                 raise RuleError(
@@ -521,10 +509,11 @@ class _Custom:
             by_variables = _listed(by_variables)
             if len(by_variables) != len(variables):
                 raise RuleError(
-                    "Must return gradient for each variable from @custom_gradient grad_fn: "
-                    f"{len(variables)} are used, got {len(by_variables)}"
+                    "Must return gradient for each variable from @custom_gradient grad_fn of "
+                    f"{self.name}: {len(variables)} are used, got {len(by_variables)}"
                 )
-            return _plain(by_args, len(args)) + _plain(by_variables, len(variables))
+            by_args = _plain(self.name, by_args, len(args))
+            return by_args + _plain(self.name, by_variables, len(variables))
 
         def input_name(i: int) -> str:
             own = containers.tensors(self.f, self.name, len(args)).names
@@ -589,12 +578,14 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
     return names | ({"variables"} if any(p.kind is p.VAR_KEYWORD for p in parameters) else set())
 
 
-def _plain(answer: Any, count: int) -> list[Any]:
+def _plain(name: str, answer: Any, count: int) -> list[Any]:
     """Return the results of a grad_fn as regrad's Tensors, one per argument."""
     given = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(given) != count:
         raise RuleError(
-            f"Num gradients {len(given)} generated by grad_fn do not match num inputs {count}"
+            f"custom_gradient: Num gradients {len(given)} generated by grad_fn of {name} do not "
+            f"match num inputs {count}. grad_fn must return one gradient for each argument of "
+            f"{name}."
         )
     made = []
     for g in given:

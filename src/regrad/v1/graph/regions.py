@@ -13,7 +13,7 @@ share the way back through a loop (`pull_loop`), the walk, the rules and the ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
+from regrad.autodiff.custom_nodes import PathRule, reaching
 from regrad.core import dims
 from regrad.core.backends import backend_of, is_inexact
 from regrad.core.blocks import block, stay
@@ -28,15 +29,14 @@ from regrad.core.dispatch import alias_of, computed
 from regrad.core.protocols import NodeLike
 from regrad.core.pullback import Run as PullRun
 from regrad.core.pullback import or_zeros, pull_loop
-from regrad.core.rule import Rule
 from regrad.core.state import current, in_state
 from regrad.core.tape import placed, put
 from regrad.errors import GradientError, GraphError
 from regrad.graph.deferred import pull_call, spec_of_record
-from regrad.graph.graph import CONST, INNERMOST, Graph, Node, graph_op
+from regrad.graph.graph import CONST, INNERMOST, Graph, Node, Symbol, graph_op
 from regrad.graph.plan import Plan, Run, needed
 from regrad.shapes.infer import Spec
-from regrad.v1.graph.gradients import pull_in_graph
+from regrad.v1.graph.gradients import path, pull_in_graph
 from regrad.v1.graph.graphs import add_op, current_graph
 
 Values = Sequence[Any]
@@ -66,9 +66,11 @@ class GraphRegion:
 
         `given` are pairs of the value that is passed for an argument, and the argument.
         """
-        for outer, inner in (*self.graph.captures.values(), *given):
-            inner._data.carries |= outer._data.carries
-        for node in self.graph.nodes:
+        pairs = (*self.graph.captures.values(), *given)
+        new = [x._data for outer, x in pairs if outer._data.carries and not x._data.carries]
+        for symbol in new:
+            symbol.carries = True
+        for node in self.graph.nodes if new else ():
             node.carry()
 
     def copy(self) -> GraphRegion:
@@ -217,14 +219,16 @@ def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[rg.Tensor | None]) -> list
     return [dx for x, dx in zip(xs, dxs, strict=True) if _is_float(x)]
 
 
-def gradient_region(region: GraphRegion) -> GraphRegion:
-    """The gradients by the float inputs, given the arguments and the gradients that arrive.
+def gradient_region(
+    region: GraphRegion, outputs: Iterable[int], inputs: Iterable[int]
+) -> GraphRegion:
+    """The gradients by the floats at the places `inputs`, given the arguments and what arrives.
 
-    Only float outputs have one arriving.
+    Gradients arrive at the floats at the places `outputs`.
     """
-    wrt = [x for x in region.inputs if x._data.carries]
+    wrt = [region.inputs[i] for i in inputs]
     with inside(region.graph) as graph:
-        ys = [y for y in region.outputs if _is_float(y)]
+        ys = list(filter(_is_float, [region.outputs[i] for i in outputs]))
         arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in ys]
         found = _of_floats(wrt, pull_in_graph(ys, [x._data for x in wrt], arriving, graph.scope))
         dxs = [or_zeros(dx, x) for dx, x in zip(found, filter(_is_float, wrt), strict=True)]
@@ -245,10 +249,87 @@ def _refuse_writers(region: GraphRegion) -> None:
             )
 
 
-def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[rg.Tensor | None]) -> list[Any]:
-    """Gradients of the float inputs in their places, None elsewhere."""
-    found = iter(dxs)
-    return [next(found) if _is_float(x) else None for x in xs]
+def _placed(
+    xs: Sequence[rg.Tensor], inputs: Iterable[int], dxs: Iterable[rg.Tensor | None]
+) -> list[Any]:
+    """Gradients of the floats among the inputs in their places, None elsewhere."""
+    found = dict(zip([i for i in inputs if _is_float(xs[i])], dxs, strict=True))
+    return [found.get(i) for i in range(len(xs))]
+
+
+# -- what depends on what ------------------------------------------------------------------------
+
+
+@dataclass
+class Part:
+    """How the outputs of a node come from its inputs inside: in a branch, or over iterations.
+
+    `inputs` and `outputs` stand inside for those of the node. `turns` are pairs of what an
+    iteration is given, and what the next one is given for it.
+    """
+
+    inputs: Sequence[rg.Tensor]
+    outputs: Sequence[rg.Tensor]
+    turns: Sequence[tuple[rg.Tensor, rg.Tensor]] = ()
+
+    def used(self, outputs: Iterable[int]) -> tuple[list[Symbol], dict[int, Symbol]]:
+        """Return what a gradient of these outputs starts from, and all that it may come to.
+
+        What any iteration uses is used.
+        """
+        ends = {(y := self.outputs[i]._data).id: y for i in outputs}
+        while True:
+            used = reaching(ends.values())[1]
+            more = {y._id: y._data for x, y in self.turns if x._id in used and y._id not in ends}
+            if not more:
+                return list(ends.values()), used
+            ends.update(more)
+
+    def watched(self, outputs: Iterable[int], inputs: Iterable[int]) -> set[int]:
+        """Return what lies on a path from these inputs to these outputs, and the inputs."""
+        ends, used = self.used(outputs)
+        ids = {x._id for x in (self.inputs[i] for i in inputs) if x._data.carries}
+        while True:
+            found = path(ends, ids)[1]
+            more = {x._id for x, y in self.turns if y._id in found and x._id in used}
+            if more <= ids:
+                return found
+            ids |= more
+
+
+class RegionRule(PathRule):
+    """The rule of an op that runs regions, which needs all that the op read and made.
+
+    The gradient is by the inputs that are watched, of the outputs that are used.
+    """
+
+    by_leaf = True
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return wanted | {0}, True
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # nobody can know before the run
+
+    def parts(self, node: Any) -> list[Part]:
+        """The ways through the op; the last inputs of the node are theirs."""
+        raise NotImplementedError
+
+    def sources(self, node: Node, used: Container[int]) -> Iterable[Symbol]:
+        outputs = [s.index for s in node.symbols if s.id in used]
+        for part in self.parts(node):
+            found = part.used(outputs)[1]
+            xs = node.xs[len(node.xs) - len(part.inputs) :]
+            yield from (x._data for x, own in zip(xs, part.inputs, strict=True) if own._id in found)
+
+    def reached(self, node: Node, used: Container[int], watched: set[int]) -> list[int]:
+        outputs = [s.index for s in node.symbols if s.id in used]
+        found: set[int] = set()
+        for part in self.parts(node):
+            keys = node.inputs[len(node.inputs) - len(part.inputs) :]
+            inner = part.watched(outputs, [i for i, key in enumerate(keys) if key in watched])
+            found.update(i for i in outputs if part.outputs[i]._id in inner)
+        return [node.symbols[i].id for i in found]
 
 
 # An op that runs regions. Its rules conjugate where needed, so the walk must not.
@@ -282,17 +363,7 @@ def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
                        for p, q in pairs]), m.dtype)  # fmt: skip
 
 
-class WholeRule(Rule):
-    """A rule that needs all that its op read and made."""
-
-    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
-        return wanted | {0}, True
-
-    def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # nobody can know before the run
-
-
-class CondRule(WholeRule):
+class CondRule(RegionRule):
     """The gradient is a choice between the gradients of the branches."""
 
     name = "cond"
@@ -304,15 +375,22 @@ class CondRule(WholeRule):
         return any(branch.outputs[index]._data.carries for branch in branches)
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        xs = list(record.xs[1:])
-        arriving = _of_floats(record.y, dy)
-        made = []
-        for branch in record.attrs["branches"]:
+        xs, branches = list(record.xs[1:]), record.attrs["branches"]
+        outputs = [i for i, d in enumerate(dy) if d is not None]
+        arriving = _of_floats([record.y[i] for i in outputs], [dy[i] for i in outputs])
+        inputs = [
+            i - 1 for i in wanted if i and any(b.inputs[i - 1]._data.carries for b in branches)
+        ]
+        first, second = (gradient_region(branch, outputs, inputs) for branch in branches)
+        given = [*xs[: len(branches[0].arguments)], *arriving]
+        found = cond_node(record.xs[0], (first, second), given)
+        return [(0, None), (1, _placed(xs, inputs, found))]
+
+    def parts(self, node: Any) -> list[Part]:
+        branches = node.attrs["branches"]
+        for branch in branches:
             branch.spread()
-            made.append(gradient_region(branch))
-        first = len(record.attrs["branches"][0].arguments)
-        found = cond_node(record.xs[0], (made[0], made[1]), [*xs[:first], *arriving])
-        return [(0, None), (1, _placed(xs, found))]
+        return [Part(branch.inputs, branch.outputs) for branch in branches]
 
 
 IF = _op("If", _if, "pred xs*", "branches", name="cond", rule=CondRule())
@@ -333,6 +411,11 @@ class Loop:
         self.count: int = len(body.arguments)
         self.wrt: list[bool] = [_is_float(x) for x in body.captured]  # which have a gradient
         self.gradient: GraphRegion | None = None
+
+    @property
+    def turns(self) -> list[tuple[rg.Tensor, rg.Tensor]]:
+        """The variables at the start of an iteration, each with its value at the end."""
+        return list(zip(self.body.arguments, self.body.outputs, strict=True))
 
     def steps(self, call: Call, values: Values, captured: Values) -> Iterator[Values]:
         """The loop variables at the beginning of each iteration, and at the end."""
@@ -423,7 +506,7 @@ def while_node(
         return add_op(WHILE, "while", xs, {"loop": Loop(cond, body, limit)}, specs, WHILE.rule)
 
 
-class WhileRule(WholeRule):
+class WhileRule(RegionRule):
     """The gradient runs the loop again, and then back over its iterations."""
 
     name = "while_loop"
@@ -437,16 +520,26 @@ class WhileRule(WholeRule):
         old: Loop = record.attrs["loop"]
         start, xs = list(record.xs[: old.count]), list(record.xs)
         loop = Loop(old.cond.copy(), old.body.copy(), old.limit)
-        loop.wrt = old.wrt
-        arriving = _of_floats(record.y, dy)
-        old.spread(start)
-        loop.gradient = gradient_region(old.body)
+        (part,) = self.parts(record)
+        outputs = [i for i, d in enumerate(dy) if d is not None]
+        watched, used = part.watched(outputs, wanted), part.used(outputs)[1]
+        ways = [i for i, x in enumerate(old.body.arguments) if x._id in watched and x._id in used]
+        inputs = [*ways, *(i for i in wanted if i >= old.count and part.inputs[i]._data.carries)]
+        loop.wrt = [i in inputs and _is_float(x) for i, x in enumerate(xs)][old.count :]
+        ys = [record.y[i] for i in ways]
+        arriving = _of_floats(ys, [or_zeros(dy[i], record.y[i]) for i in ways])
+        loop.gradient = gradient_region(old.body, ways, inputs)
         captured = share_captures(loop.cond, loop.body, loop.gradient)
         given = [*start, *arriving, *captured]
         attrs = {"loop": loop, "floats": len(arriving)}
-        specs = [spec_of(x) for x in xs if _is_float(x)]
+        specs = [spec_of(xs[i]) for i in inputs if _is_float(xs[i])]
         found = add_op(WHILE_GRAD, "while_grad", given, attrs, specs, WHILE_GRAD.rule)
-        return [(0, _placed(xs, found))]
+        return [(0, _placed(xs, inputs, found))]
+
+    def parts(self, node: Any) -> list[Part]:
+        loop: Loop = node.attrs["loop"]
+        loop.spread(node.xs)
+        return [Part(loop.body.inputs, loop.body.arguments, loop.turns)]
 
 
 WHILE = _op("While", _while, "xs*", "loop", name="while", rule=WhileRule())
@@ -456,7 +549,7 @@ def _while_grad(run: Run, xs: Values, loop: Loop, floats: int) -> Any:
     return tuple(loop.pull(_calls(run), xs, floats))
 
 
-class WhileGradRule(WholeRule):
+class WhileGradRule(RegionRule):
     """Higher orders: the run differentiates the passes over the loop, op by op."""
 
     name = "while_loop"
@@ -467,8 +560,15 @@ class WhileGradRule(WholeRule):
         def call(tensors: Sequence[rg.Tensor], sizes: Any) -> Sequence[rg.Tensor]:
             return loop.pull(_calls(EagerRun()), tensors, floats)
 
-        floats_in = [i for i, x in enumerate(record.xs) if _is_float(x)]
-        return pull_call(call, record, dy, floats_in)
+        return pull_call(call, record, dy, [i for i in wanted if _is_float(record.xs[i])])
+
+    def parts(self, node: Any) -> list[Part]:
+        loop: Loop = node.attrs["loop"]
+        assert loop.gradient is not None
+        dys = loop.gradient.arguments[loop.count :]
+        ends = loop.gradient.outputs
+        turns = [*loop.turns, *zip(dys, ends, strict=False)]
+        return [Part(loop.gradient.inputs, [*dys, *ends[len(dys) :]], turns)]
 
 
 WHILE_GRAD = _op(
