@@ -166,7 +166,7 @@ def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...],
     """The tensors among the arguments, the arguments with these in their places, and their form.
 
     The form tells of each argument where it holds tensors: a Hole, or a structure of optree's and
-    the Holes among its leaves; None if it holds none.
+    the Holes among its leaves; else what `containers.marked` returns.
     """
     inputs: list[Tensor] = []
     given, form = [], []
@@ -175,7 +175,7 @@ def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...],
             form.append(containers.Hole(len(inputs)))
             inputs.append(arg)
         elif type(arg) in dispatch.NUMBERS:
-            form.append(None)
+            form.append(containers.marked(arg))
         else:
             arg, entry = _opened(arg, inputs)
             form.append(entry)
@@ -186,15 +186,15 @@ def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...],
 def _opened(arg: Any, inputs: list[Tensor]) -> tuple[Any, Any]:
     """An argument with its arrays and Variables as Tensors, each noted as an input; its form."""
     leaves, rebuild, spec = containers.opened(arg)
-    slots: list[Any] = [None] * len(leaves)
+    slots = list(map(containers.marked, leaves))
+    found = len(inputs)
     for i, leaf in enumerate(leaves):
         if dispatch.is_tensor(leaf) or is_array(leaf):
             slots[i] = containers.Hole(len(inputs))
             leaves[i] = dispatch.lift(leaf)
             inputs.append(leaves[i])
-    if not any(slots):
-        return arg, None  # itself, not a copy: f may write to it
-    return rebuild(leaves), slots[0] if spec.is_leaf() else (spec, slots)
+    form = slots[0] if spec.is_leaf() else (spec, slots)
+    return (rebuild(leaves) if len(inputs) > found else arg), form  # (f may write into its own)
 
 
 def _inside(

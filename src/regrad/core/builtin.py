@@ -330,7 +330,17 @@ def _kept(op: Op) -> Kept:
     return (kept if rule.unless is None else every), keeps_y
 
 
+def needs_of(record: Record) -> tuple[Any, ...]:
+    """Return which gradients are wanted, one bool per input: `needs` in a rule.
+
+    A sequence has a list of them, and what was not given False.
+    """
+    wanted = record.by_parameter([bool(i) for i in record.inputs])
+    return tuple([False if part is None else part for _, part in wanted])
+
+
 EXTRAS["builtin"] = Extra(lambda record: partial(own_gradient, record), _kept)
 EXTRAS["forward"] = Extra(
     lambda record: partial(run_forward, record), lambda op: (frozenset(), False)
 )
+EXTRAS["needs"] = Extra(needs_of, lambda op: (frozenset(), False))
