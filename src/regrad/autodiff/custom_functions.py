@@ -101,9 +101,7 @@ class CustomFunction:
         """Raise ArgumentError if a gradient function may have looked for what was not saved."""
         trace = error.__traceback__
         deeper = trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
-        if not deeper and (
-            self.takes if self.is_simple(grad_func) else _takes_saved(grad_func)
-        ):
+        if not deeper and (self.takes if self.is_simple(grad_func) else _takes_saved(grad_func)):
             raise ArgumentError(
                 f"custom_grad: {self.name} failed with {error!r}. What f saved is "
                 f"{_described(saved)}: call save([a, b]) in f for saved[0] and saved[1], or "
