@@ -301,11 +301,9 @@ class Arguments:
         """
         given, holders = self.read(answer), list(self.holders.values())
         alone = holders if len(holders) == 1 else []
-        found = []
-        for expected in (*alone, _list_of(holders), *self._lists(given)):
-            gradients = [None] * self.count
-            if (alone or given is not None) and _fits(expected, given, gradients):
-                found.append(gradients)
+        lists = [_list_of(args) for args in (holders, self.given, _with_numbers(self.given))]
+        found = self._fitting((*alone, *lists), given) if alone or given is not None else []
+        found = found or self._fitting(self._longer(given), given)
         if found and all(map(_are_same, found, found[1:])):
             return found[0]
         raise RuleError(
@@ -316,15 +314,21 @@ class Arguments:
             "where there is no gradient."
         )
 
-    def _lists(self, answer: Any) -> Iterable[Container]:
-        """The lists of one entry per argument that are as long as an answer."""
+    def _fitting(self, structures: Iterable[Any], given: Any) -> list[list[Any]]:
+        """What an answer is in each of the structures that it fits."""
+        found = []
+        for expected in structures:
+            gradients = [None] * self.count
+            if _fits(expected, given, gradients):
+                found.append(gradients)
+        return found
+
+    def _longer(self, answer: Any) -> list[Any]:
+        """The lists with entries for further arguments that are as long as an answer."""
         count = len(answer.parts) if type(answer) is Container else 0
-        for given, every in (
-            (self.given, self.every),
-            (_with_numbers(self.given), _with_numbers(self.every)),
-        ):
-            if len(given) <= count <= len(every):
-                yield _list_of(every[:count])
+        held = len(_with_numbers(self.given))
+        lists = (len(self.given), self.every), (held, _with_numbers(self.every))
+        return [_list_of(args[:count]) for n, args in lists if n < count <= len(args)]
 
     def _expected(self) -> str:
         shown = [_shown(arg, name) for name, arg in self._named().items()]
@@ -384,7 +388,7 @@ def _filled(arg: Any, values: Sequence[Any]) -> Any:
 
 def _fits(expected: Any, given: Any, gradients: list[Any]) -> bool:
     """Return whether an answer has the expected structure; put its gradients in place."""
-    if given is None or expected is None or expected is NUMBER:
+    if given is None or expected is NUMBER:
         return True
     if type(expected) is Hole:
         gradients[expected.number] = given
