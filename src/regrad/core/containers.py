@@ -309,7 +309,7 @@ class Arguments:
         raise RuleError(
             f"{'ambiguous' if found else 'wrong'} structure of gradients: {self.name} "
             f"({place(self.function)}) returned {_shown(given)}, expected gradients by "
-            f"{self._expected()}. Return a list with one entry per argument (or one entry per "
+            f"{self._expected()} Return a list with one entry per argument (or one entry per "
             "argument that holds tensors), in order, each in its argument's structure, and None "
             "where there is no gradient."
         )
@@ -334,8 +334,8 @@ class Arguments:
         shown = [_shown(arg, name) for name, arg in self._named().items()]
         structure = shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
         count = len(self.given)
-        held = f" (of {count} arguments, {len(shown)} hold tensors in this call)"
-        return structure + held * (count > len(shown))
+        held = f" Of {count} arguments, {len(shown)} hold tensors in this call."
+        return f"{structure}.{held * (count > len(shown))}"
 
     def needs(self, wanted: Sequence[Any]) -> tuple[Any, ...]:
         """Whether the gradient by each argument that holds tensors or numbers is wanted.
