@@ -74,7 +74,9 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-@pytest.mark.parametrize("k", [3, 3.0, rg.tensor(3.0, dtype="float64")], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize(
+    "k", [3, 3.0, rg.tensor(3.0, dtype="float64")], ids=lambda k: type(k).__name__
+)
 def test_an_argument_may_be_a_number_or_a_tensor(answer, k):
     f = power(answer)
     for road in (ROADS["eager"], ROADS["jit"], ROADS["graph"]):

@@ -172,6 +172,9 @@ class Builtin:
         shown = [dx if dx is None else op.shown(dx) for dx in dxs]
         return shown[0] if len(shown) == 1 else shown
 
+    def __reduce__(self) -> Any:
+        return builtin, (self.op.type,)
+
     def __repr__(self) -> str:
         return f"builtin({self.op.type!r})"
 
