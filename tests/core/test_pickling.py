@@ -125,7 +125,7 @@ def test_functions_of_main():
 def test_default_dtype_decorates():
     @rg.default_dtype("float64")
     def dtype(n=1):
-        return n and dtype(n - 1) or rg.scalar(0.5).dtype
+        return (n and dtype(n - 1)) or rg.scalar(0.5).dtype
 
     assert dtype() == np.float64
     assert rg.scalar(0.5).dtype == np.float32
@@ -140,7 +140,9 @@ def generator():
     yield
 
 
-@pytest.mark.parametrize("f", [coroutine, generator, 3, rg.Module], ids=str)
+@pytest.mark.parametrize(
+    "f", [coroutine, generator, 3, rg.Module], ids=["coroutine", "generator", "int", "class"]
+)
 def test_default_dtype_refuses_what_it_cannot_decorate(f):
     with pytest.raises(ArgumentError, match="default_dtype decorates functions; this is"):
         rg.default_dtype("float64")(f)
