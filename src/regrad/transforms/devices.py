@@ -88,7 +88,7 @@ def block_until_ready(x: T) -> T:
             leaf.block_until_ready()
         elif is_array(leaf):
             BACKENDS[type(leaf)].wait(leaf)
-    return x
+    return x  # pyright: ignore[reportReturnType]
 
 
 def _concrete(leaf: Any) -> Tensor:
