@@ -217,3 +217,10 @@ def test_registered_classes_in_every_transform(make):
     assert type(last) is make and last.w.tolist() == (A + 3).tolist()
     assert sums.tolist() == [A.sum() + 2 * i for i in range(3)]
     assert rg.jit(rg.grad(lambda m: (m.w * m.b).sum()))(m).b.tolist() == A.tolist()
+
+
+@pytest.mark.parametrize("wrap", [rg.grad, rg.value_and_grad])
+def test_what_to_differentiate_by_is_passed_by_position(wrap):
+    words = f"{wrap.__name__}\\(f\\): got an unexpected keyword argument 'model'. Pass it by"
+    with pytest.raises(ArgumentError, match=words):
+        wrap(lambda model: model * 2)(model=rg.scalar(1.0))

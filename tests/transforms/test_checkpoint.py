@@ -266,6 +266,21 @@ def test_an_argument_without_a_gradient_that_is_closed_over_as_well():
     np.testing.assert_allclose(rg.jvp(f, [x], [v])[1].numpy(), jax.jvp(by_jax, (x,), (v,))[1])
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_variable_that_holds_a_tensor_which_is_closed_over_as_well(order):
+    """Neither has a gradient, so the second run gets one Tensor for both."""
+    v = rg.Variable([1.0, 2.0])
+
+    def f(x, w):
+        v.assign(x)
+        reads = [lambda: v.value * 2, lambda: x * 3][::order]
+        return rg.checkpoint(lambda a: [*[read() for read in reads], w * a][-1])(w).sum()
+
+    x, w = rg.tensor([3.0, 4.0]), rg.tensor([5.0, 6.0])
+    dx, dw = rg.grad(f, argnums=(0, 1), unconnected="zero")(x, w)
+    assert (dx.tolist(), dw.tolist()) == ([0.0, 0.0], [10.0, 12.0])
+
+
 def test_what_a_compiled_function_made_is_used_in_a_batch():
     def f(x):
         t = rg.jit(lambda p: p * x)(x)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import InvalidValueError, NumberRangeError, ShapeError, TraceError
+from regrad.errors import ArgumentError, InvalidValueError, NumberRangeError, ShapeError, TraceError
 
 N = 300
 MAKERS = {
@@ -105,3 +105,10 @@ def test_it_waits(monkeypatch):
 def test_sizes_over_which_xla_would_end_the_process_are_refused(f, n):
     with pytest.raises((ShapeError, InvalidValueError), match=r"2\*\*48"):
         rg.jit(lambda x: f(n) + x)(rg.tensor(1.0))
+
+
+@pytest.mark.parametrize("f", [rg.sin, lambda x: x, rg.jit(rg.sin)], ids=["op", "lambda", "jit"])
+def test_there_is_nothing_to_wait_for_in_a_function(f):
+    with pytest.raises(ArgumentError, match="block_until_ready: expected what a function returned"):
+        rg.block_until_ready(f)
+    assert rg.block_until_ready({"f": f, "x": 1.0})["f"] is f

@@ -47,7 +47,10 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     per argument that holds tensors, in order. An entry has its argument's structure, with
     Tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a
     list and a tuple are alike). None, for an argument or any part of it, means no gradient. If
-    there is only one such argument, its entry alone will do. `dy` has the structure of `y`.
+    there is only one such argument, its entry alone will do. A list may also have one entry per
+    argument, where the entry for a number is ignored. A last parameter `needs` of g says which
+    gradients are wanted, for each argument that holds tensors or numbers. `dy` has the structure of
+    `y`.
     `save([a, b])` keeps tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as `saved.a`.
 
     The ops inside f do not count for the gradient of the value. What is saved, or what g
@@ -166,7 +169,7 @@ def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...],
     """The tensors among the arguments, the arguments with these in their places, and their form.
 
     The form tells of each argument where it holds tensors: a Hole, or a structure of optree's and
-    the Holes among its leaves; None if it holds none.
+    the Holes among its leaves; else what `containers.marked` returns.
     """
     inputs: list[Tensor] = []
     given, form = [], []
@@ -175,7 +178,7 @@ def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...],
             form.append(containers.Hole(len(inputs)))
             inputs.append(arg)
         elif type(arg) in dispatch.NUMBERS:
-            form.append(None)
+            form.append(containers.marked(arg))
         else:
             arg, entry = _opened(arg, inputs)
             form.append(entry)
@@ -186,15 +189,15 @@ def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...],
 def _opened(arg: Any, inputs: list[Tensor]) -> tuple[Any, Any]:
     """An argument with its arrays and Variables as Tensors, each noted as an input; its form."""
     leaves, rebuild, spec = containers.opened(arg)
-    slots: list[Any] = [None] * len(leaves)
+    slots = list(map(containers.marked, leaves))
+    found = len(inputs)
     for i, leaf in enumerate(leaves):
         if dispatch.is_tensor(leaf) or is_array(leaf):
             slots[i] = containers.Hole(len(inputs))
             leaves[i] = dispatch.lift(leaf)
             inputs.append(leaves[i])
-    if not any(slots):
-        return arg, None  # itself, not a copy: f may write to it
-    return rebuild(leaves), slots[0] if spec.is_leaf() else (spec, slots)
+    form = slots[0] if spec.is_leaf() else (spec, slots)
+    return (rebuild(leaves) if len(inputs) > found else arg), form  # (f may write into its own)
 
 
 def _inside(

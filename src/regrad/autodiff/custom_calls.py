@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from regrad.autodiff.custom_functions import CustomFunction, SavedValues, only_input, unpack
+from regrad.autodiff.custom_functions import (
+    CustomFunction,
+    SavedValues,
+    asks_needs,
+    only_input,
+    unpack,
+)
 from regrad.autodiff.custom_nodes import custom_node
 from regrad.autodiff.guards import UNSEEN, Guard
 from regrad.core import containers, dispatch
@@ -55,19 +61,28 @@ class CustomRule(SavedValues, Rule):
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return False  # nobody can know
 
-    def answer(self, dy: Cotangent, holding: bool = True) -> Any:
+    @property
+    def asks_needs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether grad_func asks which gradients are wanted."""
+        return not self.custom.is_simple(self.grad_func) and asks_needs(self.grad_func)
+
+    def answer(self, dy: Cotangent, needs: Callable[[], Any], holding: bool = True) -> Any:
         """Return the result of grad_func, run by ops that no override concerns.
 
         A function that it differentiates in its turn (the model again, say) runs under the
         overrides that were in force at the call.
         """
         if self.scopes is not None and holding:
-            return run_held(self.scopes, self.answer, dy, False)
-        return self.custom.pull(self.grad_func, dy, self.saved)
+            return run_held(self.scopes, self.answer, dy, needs, False)
+        return self.custom.pull(self.grad_func, dy, self.saved, needs)
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        answer = self.answer(dy if isinstance(dy, Tensor) else self.rebuild(dy))
-        return enumerate(self.per_input(answer))
+        return enumerate(self.pulled(dy, record.inputs))
+
+    def pulled(self, dy: Cotangent, wanted: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients by the inputs; `wanted` is true for each that is wanted."""
+        dy = dy if isinstance(dy, Tensor) else self.rebuild(dy)
+        return self.per_input(self.answer(dy, lambda: self.arguments().needs(wanted)))
 
     def per_input(self, answer: Any) -> Sequence[Any]:
         """Return the answer of grad_func, one entry per input."""
@@ -82,7 +97,7 @@ class CustomRule(SavedValues, Rule):
     def arguments(self) -> containers.Arguments:
         """The structure that the answer must have."""
         form = map(containers.Hole, range(self.count)) if self.form is None else self.form
-        return containers.Arguments(self.f, self.name, self.count, lambda: map(_unfolded, form))
+        return self.custom.arguments(self.count, lambda: map(_unfolded, form))
 
     def input_name(self, leaf: int) -> str:
         return self.arguments().names[leaf]
@@ -97,6 +112,7 @@ class CustomCall(CustomRule):
     scopes: Any
     again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
     mark: int = 0  # what is newer, f made
+    written: Any = None  # grad_func as its author wrote it, where another function runs it
     # the tapes that see what f does, with their numbers of records before it
     seen: Mapping[Tape, int] = UNSEEN
 
@@ -187,8 +203,8 @@ class CustomCall(CustomRule):
         leaves, self.rebuild = containers.flatten(value)
         inner = [dispatch.alias_of(leaf) for leaf in leaves]
         outputs = custom_node(
-            self.name, inner, self.inputs, lambda dys: self.per_input(self.answer(self.given(dys))),
-            self.mark, self.input_name,
+            self.name, inner, self.inputs, self.pulled, self.mark, self.input_name,
+            self.written or self.grad_func, asks_needs=self.asks_needs,
         )  # fmt: skip
         pairs = {id(leaf): (leaf, y) for leaf, y in zip(leaves[::-1], outputs[::-1], strict=True)}
         for leaf, y in pairs.values():  # one that is returned twice becomes the first output
@@ -196,10 +212,6 @@ class CustomCall(CustomRule):
                 self.set_apart(leaf)
                 leaf._data, leaf._id = y._data, y._id
         return self.rebuild(list(outputs))
-
-    def given(self, dys: tuple[Tensor, ...]) -> Any:
-        """The gradients that arrive, in the structure of the value."""
-        return self.rebuild(list(dys))
 
     def adopted(self, y: Tensor) -> Tensor:
         """The tensor that f returned, as the output of the custom op.

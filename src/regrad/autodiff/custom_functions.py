@@ -17,6 +17,7 @@ from regrad.core.signatures import declared, misfit, parameters_of
 from regrad.core.tensor import Tensor, TensorView
 from regrad.errors import ArgumentError, kind
 
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SEQUENCES = (list, tuple)  # (quicker than the union, at a call that is made each time)
 
 
@@ -66,14 +67,32 @@ class CustomFunction:
             return "keyword"
         if any(p.kind is p.VAR_POSITIONAL for p in self.parameters):
             return "last"
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        needed = sum(p.kind in positional and p.default is p.empty for p in self.parameters)
+        needed = sum(p.kind in POSITIONAL and p.default is p.empty for p in self.parameters)
         return "last" if needed == count + 1 else "not"
 
-    def pull(self, grad_func: Callable[..., Any], dy: Any, saved: Any) -> Any:
-        """Return the answer of the gradient function, which may take what was saved after dy."""
+    def arguments(self, count: int, make: Callable[[], Any]) -> containers.Arguments:
+        """The structure of the gradients by the arguments of a call, which hold `count` tensors."""
+        return containers.Arguments(self.f, self.name, count, make, rest=self._rest)
+
+    def _rest(self, count: int) -> list[Any]:
+        """The parameters that a call of `count` arguments has left to keywords and defaults."""
+        given = [p for p in self.parameters if p.kind in POSITIONAL and p.name != "save"]
+        rest = given[count + (self._ways.get(count) == "last") :]
+        return [containers.marked(0 if p.default is p.empty else p.default) for p in rest]
+
+    def pull(
+        self, grad_func: Callable[..., Any], dy: Any, saved: Any, needs: Callable[[], Any]
+    ) -> Any:
+        """Return the answer of the gradient function.
+
+        It may take what was saved after dy, and by its name what `needs` returns.
+        """
         try:
-            return grad_func(dy, saved) if self.takes_saved(grad_func) else grad_func(dy)
+            if self.is_simple(grad_func):
+                return grad_func(dy, saved) if self.takes else grad_func(dy)
+            given = {"needs": needs()} if asks_needs(grad_func) else {}
+            args = (dy, saved) if _takes_saved(grad_func) else (dy,)
+            return grad_func(*args, **given)
         except (IndexError, AttributeError) as error:
             self.explain(error, grad_func, saved)
             raise
@@ -82,23 +101,29 @@ class CustomFunction:
         """Raise ArgumentError if a gradient function may have looked for what was not saved."""
         trace = error.__traceback__
         deeper = trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
-        if not deeper and self.takes_saved(grad_func):
+        if not deeper and (self.takes if self.is_simple(grad_func) else _takes_saved(grad_func)):
             raise ArgumentError(
                 f"custom_grad: {self.name} failed with {error!r}. What f saved is "
                 f"{_described(saved)}: call save([a, b]) in f for saved[0] and saved[1], or "
                 "save(a=a) for saved.a."
             ) from error
 
-    def takes_saved(self, grad_func: Callable[..., Any]) -> bool:
-        """Return whether a gradient function takes what was saved."""
-        if type(grad_func) is FunctionType:
-            code = grad_func.__code__
-            others = code.co_kwonlyargcount | code.co_flags & CO_VARARGS
-            if 0 < code.co_argcount <= 2 and grad_func.__defaults__ is None and not others:
-                self.code = code
-                self.takes: bool = code.co_argcount == 2
-                return self.takes
-        return _takes_saved(grad_func)
+    def is_simple(self, grad_func: Callable[..., Any]) -> bool:
+        """Return whether a gradient function takes dy alone, or (`takes`) what was saved too."""
+        if type(grad_func) is not FunctionType:
+            return False
+        code = grad_func.__code__
+        if code is self.code:
+            return True
+        others = code.co_kwonlyargcount | code.co_flags & CO_VARARGS
+        count = code.co_argcount
+        if not 0 < count <= 2 or grad_func.__defaults__ is not None or others:
+            return False
+        if count == 2 and code.co_varnames[1] == "needs":
+            return False
+        self.code = code
+        self.takes: bool = count == 2
+        return True
 
 
 class OpaqueFunction(CustomFunction):
@@ -113,18 +138,13 @@ def only_input(rule: Any, dy: Any, x: object = None, y: object = None) -> Any:
     This is `CustomFunction.pull` and the usual answers in one frame; the rule reads the others.
     """
     custom, grad_func = rule.custom, rule.grad_func
-    if rule.scopes is None and type(grad_func) is FunctionType:
-        known = grad_func.__code__ is custom.code
-        try:
-            if custom.takes if known else custom.takes_saved(grad_func):
-                answer = grad_func(dy, rule.saved)
-            else:
-                answer = grad_func(dy)
-        except (IndexError, AttributeError) as error:
-            custom.explain(error, grad_func, rule.saved)
-            raise
-    else:
-        answer = rule.answer(dy)
+    if rule.scopes is not None or not custom.is_simple(grad_func):
+        return rule.pulled(dy, (True,))[0]
+    try:
+        answer = grad_func(dy, rule.saved) if custom.takes else grad_func(dy)
+    except (IndexError, AttributeError) as error:
+        custom.explain(error, grad_func, rule.saved)
+        raise
     if not rule.nests:
         if type(answer) is Tensor:
             return answer
@@ -218,6 +238,11 @@ def _not_a_pair(name: str, got: str) -> ArgumentError:
     )
 
 
+def asks_needs(grad_func: Callable[..., Any]) -> bool:
+    """Return whether a gradient function has a parameter `needs`."""
+    return any(p.name == "needs" for p in (declared(grad_func) or ())[1:])
+
+
 def _takes_saved(grad_func: Callable[..., Any]) -> bool:
     """Return whether a gradient function must be given a second argument.
 
@@ -226,16 +251,17 @@ def _takes_saved(grad_func: Callable[..., Any]) -> bool:
     parameters = declared(grad_func)
     if parameters is None:
         return True
-    takes = any(p.kind is p.VAR_POSITIONAL for p in parameters) or any(
-        p.name == "saved"
-        or (p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-        for p in parameters[1:]
+    rest = [p for p in parameters if p.name != "needs"]
+    takes = any(p.kind is p.VAR_POSITIONAL for p in rest) or any(
+        p.name == "saved" or (p.default is p.empty and p.kind in POSITIONAL) for p in rest[1:]
     )
-    if misfit(grad_func, ("dy", "saved")[: 1 + takes], {}) is not None:
+    given = {"needs": ()} if len(rest) < len(parameters) else {}
+    if misfit(grad_func, ("dy", "saved")[: 1 + takes], given) is not None:
         raise ArgumentError(
             f"custom_grad: the gradient function ({place(grad_func)}) takes "
-            f"{parameters_of(grad_func)}, expected (dy, saved) or (dy). What f saved comes as one "
-            "argument, saved[0], saved[1], …; several outputs have one dy, a tuple."
+            f"{parameters_of(grad_func)}, expected (dy, saved) or (dy), with needs last if it asks "
+            "for that. What f saved comes as one argument, saved[0], saved[1], …; several outputs "
+            "have one dy, a tuple."
         )
     return takes
 

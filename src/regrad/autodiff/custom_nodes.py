@@ -73,11 +73,15 @@ class InGraph(PathRule):
     def __init__(
         self,
         name: str,
-        answer: Callable[[tuple[Tensor, ...]], Sequence[Tensor | None]],
+        answer: Callable[[tuple[Tensor, ...], Sequence[Any]], Sequence[Tensor | None]],
         closed: list[Symbol],
         input_name: Callable[[int], str],
+        function: Callable[..., Any],
+        asks_needs: bool,
     ) -> None:
         self.name = name
+        self.function: Any = function
+        self.asks_needs = asks_needs
         self.answer = answer
         self.closed = closed  # what f used without taking it as an input
         self.names = input_name
@@ -106,9 +110,10 @@ class InGraph(PathRule):
         return [] if watched.isdisjoint(node.inputs) else [s.id for s in node.symbols]
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        (_, wanted) = record.by_parameter(record.inputs)
         in_run = not any(map(is_symbolic, dy))  # a second derivative of a loop, on values
         try:
-            dxs = list(self.answer(dy))
+            dxs = list(self.answer(dy, wanted[1]))
         except GraphError as error:
             raise self._reads_graph() if in_run else error from error.__cause__
         if in_run and any(map(is_symbolic, dxs)):
@@ -127,23 +132,28 @@ def custom_node(
     name: str,
     ys: Sequence[Tensor],
     xs: Sequence[Tensor],
-    answer: Callable[[tuple[Tensor, ...]], Sequence[Tensor | None]],
+    answer: Callable[[tuple[Tensor, ...], Sequence[Any]], Sequence[Tensor | None]],
     mark: int,
     input_name: Callable[[int], str],
+    function: Callable[..., Any],
     *,
     taped: bool = False,
+    asks_needs: bool = False,
 ) -> tuple[Tensor, ...]:
     """Values computed from inputs, as outputs of one node with a gradient of its own.
 
     What has an id above `mark` was made by the function itself. `input_name` returns the name of
-    an input for messages. With `taped` the node goes on the open tapes too.
+    an input for messages, which name the gradient function, too. `answer` takes what arrives, and
+    (with `asks_needs`) something true for each input whose gradient is wanted. With `taped` the
+    node goes on the open tapes too.
     """
     graph = home([*ys, *xs])
     leaves = tuple([graph.entering(x) for x in (*ys, *xs)])
     given = leaves[len(ys) :]
     count = len(ys)
     closed = _closed_over(leaves[:count], given, mark)
-    rule = InGraph(name, answer, closed, lambda leaf: input_name(leaf - count))
+    named = lambda leaf: input_name(leaf - count)  # noqa: E731
+    rule = InGraph(name, answer, closed, named, function, asks_needs)
     specs = [y._data.spec for y in leaves[: len(ys)]]
     layout = tuple(range(len(ys))), tuple(range(len(ys), len(leaves)))
     if taped:

@@ -111,7 +111,7 @@ class Guard:
         return GradientError(
             f"custom_grad: {self.custom.name} ({place(f)}) closes over {called}, which is being "
             "differentiated; its gradient would be lost. Pass it as an input of its own, for "
-            "for which grad_func returns a gradient too, or use stop_gradient on it."
+            "which grad_func returns a gradient too, or use stop_gradient on it."
         )
 
 

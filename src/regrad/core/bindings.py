@@ -29,6 +29,7 @@ class WrappedRule(Rule):
         self.answers: bool = rule.answers
         self.whole: bool = rule.whole
         self.once: bool = rule.once
+        self.asks_needs: bool = rule.asks_needs
         self.keeps: Callable[..., Any] = rule.keeps
         self.carries: Callable[..., Any] = rule.carries
         self.unless: Callable[..., Any] | None = rule.unless

@@ -138,6 +138,9 @@ def _ended(block: Block) -> _Ended[Any]:
     return ended
 
 
+NOT_COPIED = ("_ended", "_idle", "_around", "_opener")  # what an object has while it is open
+
+
 class Block:
     """A context manager by a generator, `_steps`, which yields once: in a `try` with a `finally`.
 
@@ -158,6 +161,10 @@ class Block:
 
     __enter__: _Enter = _Enter()
     __exit__: _Exit = _Exit()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and other processes get: an object that is not open."""
+        return {k: v for k, v in self.__dict__.items() if k not in NOT_COPIED}
 
 
 def block(steps: Callable[P, Generator[T]]) -> Callable[P, _Ended[T]]:

@@ -172,6 +172,9 @@ class Builtin:
         shown = [dx if dx is None else op.shown(dx) for dx in dxs]
         return shown[0] if len(shown) == 1 else shown
 
+    def __reduce__(self) -> Any:
+        return builtin, (self.op.type,)
+
     def __repr__(self) -> str:
         return f"builtin({self.op.type!r})"
 
@@ -330,7 +333,17 @@ def _kept(op: Op) -> Kept:
     return (kept if rule.unless is None else every), keeps_y
 
 
+def needs_of(record: Record) -> tuple[Any, ...]:
+    """Return which gradients are wanted, one bool per input: `needs` in a rule.
+
+    A sequence has a list of them, and what was not given False.
+    """
+    wanted = record.by_parameter([bool(i) for i in record.inputs])
+    return tuple([False if part is None else part for _, part in wanted])
+
+
 EXTRAS["builtin"] = Extra(lambda record: partial(own_gradient, record), _kept)
 EXTRAS["forward"] = Extra(
     lambda record: partial(run_forward, record), lambda op: (frozenset(), False)
 )
+EXTRAS["needs"] = Extra(needs_of, lambda op: (frozenset(), False))

@@ -200,6 +200,8 @@ class Hole(NamedTuple):
     number: int
 
 
+NUMBER: Any = object()  # the place of a number, which is no tensor in this call
+
 # a list is as good as a tuple, and a dict is its keys, in any order
 KINDS: dict[type[Any] | None, type[Any]] = {
     list: list,
@@ -241,8 +243,11 @@ class Arguments:
         function: What was called; errors name its parameters.
         name: What it is called.
         count: How many tensors the arguments hold.
-        make: Gives the arguments as Containers, with a Hole for each tensor and None elsewhere.
+        make: Gives the arguments as Containers, with a Hole for each tensor, and what `marked`
+            returns elsewhere.
         read: Gives an answer as Containers.
+        rest: Gives what `marked` returns for each further argument that a call of so many could
+            have had.
 
     No tensor is held, and nothing is computed before an answer or a name is asked for.
     """
@@ -254,17 +259,29 @@ class Arguments:
         count: int,
         make: Callable[[], Iterable[Any]],
         read: Callable[[Any], Any] = read,
+        rest: Callable[[int], list[Any]] = lambda count: [],
     ) -> None:
         self.function = function
         self.name = name
         self.count = count
         self.make = make
         self.read = read
+        self.rest = rest
+
+    @cached_property
+    def given(self) -> list[Any]:
+        """The arguments of the call."""
+        return list(self.make())
+
+    @cached_property
+    def every(self) -> list[Any]:
+        """All arguments that the call has or could have had."""
+        return self.given + self.rest(len(self.given))
 
     @cached_property
     def holders(self) -> dict[int, Any]:
         """The arguments that hold tensors, by position."""
-        return {i: arg for i, arg in enumerate(self.make()) if any(_holes(arg))}
+        return {i: arg for i, arg in enumerate(self.given) if any(_holes(arg))}
 
     @property
     def names(self) -> list[str]:
@@ -276,23 +293,57 @@ class Arguments:
         return {parameter(self.function, i): arg for i, arg in self.holders.items()}
 
     def leaves(self, answer: Any) -> list[Any]:
-        """An answer as one gradient per tensor; RuleError if it has another structure."""
+        """An answer as one gradient per tensor; RuleError if it has another structure.
+
+        Which arguments hold tensors may differ from call to call. So a list may have one entry per
+        argument as well, or one per argument that holds tensors or numbers. An entry for a number
+        is ignored.
+        """
         given, holders = self.read(answer), list(self.holders.values())
         alone = holders if len(holders) == 1 else []
-        for expected in (*alone, Container(list, dict(enumerate(holders)))):
-            gradients = [None] * self.count
-            if (alone or given is not None) and _fits(expected, given, gradients):
-                return gradients
+        lists = [_list_of(args) for args in (holders, self.given, _with_numbers(self.given))]
+        found = self._fitting((*alone, *lists), given) if alone or given is not None else []
+        found = found or self._fitting(self._longer(given), given)
+        if found and all(map(_are_same, found, found[1:])):
+            return found[0]
         raise RuleError(
-            f"wrong structure of gradients: {self.name} ({place(self.function)}) returned "
-            f"{_shown(given)}, expected gradients by {self._expected()}. Return a list with one "
-            "entry per argument that holds tensors, in order, each in its argument's structure, "
-            "and None where there is no gradient."
+            f"{'ambiguous' if found else 'wrong'} structure of gradients: {self.name} "
+            f"({place(self.function)}) returned {_shown(given)}, expected gradients by "
+            f"{self._expected()} Return a list with one entry per argument (or one entry per "
+            "argument that holds tensors), in order, each in its argument's structure, and None "
+            "where there is no gradient."
         )
+
+    def _fitting(self, structures: Iterable[Any], given: Any) -> list[list[Any]]:
+        """What an answer is in each of the structures that it fits."""
+        found = []
+        for expected in structures:
+            gradients = [None] * self.count
+            if _fits(expected, given, gradients):
+                found.append(gradients)
+        return found
+
+    def _longer(self, answer: Any) -> list[Any]:
+        """The lists with entries for further arguments that are as long as an answer."""
+        count = len(answer.parts) if type(answer) is Container else 0
+        held = len(_with_numbers(self.given))
+        lists = (len(self.given), self.every), (held, _with_numbers(self.every))
+        return [_list_of(args[:count]) for n, args in lists if n < count <= len(args)]
 
     def _expected(self) -> str:
         shown = [_shown(arg, name) for name, arg in self._named().items()]
-        return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+        structure = shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+        count = len(self.given)
+        held = f" Of {count} arguments, {len(shown)} hold tensors in this call."
+        return f"{structure}.{held * (count > len(shown))}"
+
+    def needs(self, wanted: Sequence[Any]) -> tuple[Any, ...]:
+        """Whether the gradient by each argument that holds tensors or numbers is wanted.
+
+        `wanted` says it of each tensor. An entry has its argument's structure, and False for what
+        is no tensor.
+        """
+        return tuple([_filled(arg, wanted) for arg in _with_numbers(self.every)])
 
 
 def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
@@ -300,9 +351,44 @@ def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
     return Arguments(function, name, count, lambda: map(Hole, range(count)))
 
 
+def marked(value: object) -> Any:
+    """What stands for a value that is no tensor: NUMBER if a tensor may stand there, else None."""
+    is_number = type(value) in NUMBERS and type(value) is not bool
+    return NUMBER if is_number or is_number_list(value) else None
+
+
+def _with_numbers(args: Sequence[Any]) -> list[Any]:
+    """The arguments that hold tensors or numbers."""
+    return [arg for arg in args if _may_hold(arg)]
+
+
+def _may_hold(arg: Any) -> bool:
+    return any(map(_may_hold, arg.parts.values())) if type(arg) is Container else arg is not None
+
+
+def _are_same(dxs: Sequence[Any], others: Sequence[Any]) -> bool:
+    return all(dx is other for dx, other in zip(dxs, others, strict=True))
+
+
+def _list_of(parts: Sequence[Any]) -> Container:
+    return Container(list, dict(enumerate(parts)))
+
+
+def _filled(arg: Any, values: Sequence[Any]) -> Any:
+    """An argument with a value in the place of each tensor, and False elsewhere."""
+    if type(arg) is not Container:
+        return bool(values[arg.number]) if type(arg) is Hole else False
+    parts = {key: _filled(part, values) for key, part in arg.parts.items()}
+    if arg.what is dict:
+        return parts
+    if arg.what is list:
+        return [*parts.values()] if arg.name == "list" else (*parts.values(),)
+    return arg.what.unflatten(parts.values())
+
+
 def _fits(expected: Any, given: Any, gradients: list[Any]) -> bool:
     """Return whether an answer has the expected structure; put its gradients in place."""
-    if given is None:
+    if given is None or expected is NUMBER:
         return True
     if type(expected) is Hole:
         gradients[expected.number] = given

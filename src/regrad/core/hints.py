@@ -77,10 +77,12 @@ CALLS = {  # how functions are called that newcomers give too much
 }
 
 
-def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
+def of_keyword(api: str, keyword: str, known: Sequence[str], by_position: bool) -> str:
     """Return the hint for a keyword that a function does not have."""
     if api.endswith("(f)"):  # what it returned
         name = api.removesuffix("(f)")
+        if not by_position:  # (what is to be differentiated by)
+            return f"Pass it by position: {api}({keyword})."
         return f"Bind it in a closure: {name}(lambda x: f(x, {keyword}={keyword}))(x)."
     if RENAMED.get(keyword) in known:
         return f"It is called {RENAMED[keyword]} here."

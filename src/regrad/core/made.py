@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module
+from operator import attrgetter
 from types import MethodType
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,7 +30,9 @@ class Made(partial[Any]):
         return self if instance is None else MethodType(self, instance)
 
     def __reduce__(self) -> Any:
-        return own_name(self) or (_make, self.made_by)
+        _, _, args, options = self.made_by
+        first = next((x for x in (*args, *options.values()) if callable(x)), self)
+        return own_name(self, first) or own_name(self) or (_make, self.made_by)
 
 
 def remade(maker: F) -> F:
@@ -51,10 +54,26 @@ def _make(module: str, name: str, args: tuple[Any, ...], options: dict[str, Any]
     return getattr(import_module(module), name)(*args, **options)
 
 
-def own_name(function: Any) -> str | None:
-    """The name under which a module has this very object, None if there is none."""
-    found: Any = sys.modules.get(getattr(function, "__module__", None) or "")
-    name = getattr(function, "__qualname__", "")
+def own_name(made: Any, function: Any = None) -> tuple[Any, ...] | None:
+    """How to find this very object by its name, or by the name of a function that it was made of.
+
+    None if no module has it under that name.
+    """
+    named = made if function is None else function
+    module, name = getattr(named, "__module__", None) or "", getattr(named, "__qualname__", "")
+    found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return name if found is function and function.__module__ != "__main__" else None
+    if found is not made or (module == "__main__" and _goes_by_value()):
+        return None
+    return _find, (module, name)
+
+
+def _find(module: str, name: str) -> Any:
+    return attrgetter(name)(import_module(module))
+
+
+def _goes_by_value() -> bool:
+    """Whether cloudpickle is at work, which sends what `__main__` has to processes without it."""
+    caller: Any = sys._getframe(3)  # of `__reduce__`
+    return "cloudpickle" in caller.f_globals.get("__name__", "")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from regrad.core.blocks import Block, block, stay
 from regrad.core.jobs import CARRIERS
@@ -98,10 +98,6 @@ class name_scope(Block):
                 return CALLERS[0][0](f, args, options) if CALLERS else f(*args, **options)
 
         return named  # pyright: ignore[reportReturnType] (of the same signature)
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        """A scope of the same name that is not open."""
-        return type(self)(".".join(self._names))
 
 
 @block

@@ -13,15 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from regrad.core.backends import FLOAT, Array, DTypeLike, check_dtype, is_inexact, numpy_dtype
-from regrad.core.blocks import block, stay
+from regrad.core.blocks import Block, inside, stay
 from regrad.core.callers import find_opener, warn_of_open_scope
-from regrad.core.signatures import public
+from regrad.core.scopes import check_decorated
+from regrad.core.signatures import helpful, public
 from regrad.core.tensor import Tensor
 from regrad.errors import DTypeError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 SCOPED: ContextVar[np.dtype | None] = ContextVar("regrad_default_dtype", default=None)
 PROCESS: list[np.dtype] = [FLOAT]
@@ -77,9 +81,7 @@ def set_default_dtype(dtype: DTypeLike) -> None:
     _tell_followers(get_default_dtype())
 
 
-@public
-@block
-def default_dtype(dtype: DTypeLike) -> Generator[None]:
+class default_dtype(Block):
     """Set the default dtype for a block: that of Python numbers and of Tensors created without one.
 
     The scope is the thread's or task's own, and wins over `set_default_dtype`, which says what the
@@ -88,10 +90,10 @@ def default_dtype(dtype: DTypeLike) -> Generator[None]:
     Args:
         dtype: A real floating dtype, such as `"float64"`.
 
-    Returns:
-        A context manager.
+    As a decorator, `@default_dtype("float64")`, it opens a scope for each call of the function.
 
     Raises:
+        ArgumentError: it decorates what runs after the call: a generator, a coroutine.
         DTypeError: dtype is not a real floating dtype.
 
     >>> import regrad as rg
@@ -99,15 +101,27 @@ def default_dtype(dtype: DTypeLike) -> Generator[None]:
     ...     print(rg.scalar(0.1).dtype, (rg.arange(3) * 0.5).dtype)
     float64 float64
     """
-    opener, found = find_opener(), _real("default_dtype", dtype)
-    try:
-        _tell_followers(found)
-        yield from stay(None, SCOPED, found)
-    except GeneratorExit:
-        warn_of_open_scope("default_dtype", opener)
-        raise
-    finally:
-        _tell_followers(get_default_dtype())
+
+    @helpful("default_dtype")
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._dtype = _real("default_dtype", dtype)
+
+    def _steps(self) -> Generator[None]:
+        opener = find_opener()
+        try:
+            _tell_followers(self._dtype)
+            yield from stay(None, SCOPED, self._dtype)
+        except GeneratorExit:
+            warn_of_open_scope("default_dtype", opener)
+            raise
+        finally:
+            _tell_followers(get_default_dtype())
+
+    def __call__(self, f: F) -> F:
+        """Decorate a function: the scope is open during each of its calls."""
+        check_decorated("default_dtype", f)
+        manager: Any = default_dtype
+        return inside(manager, self._dtype)(f)  # pyright: ignore[reportReturnType]
 
 
 def _tell_followers(default: np.dtype) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from regrad.core.dims import Shape
@@ -102,6 +102,16 @@ class Binding:
         if key not in self.by_line:
             self.by_line.setdefault(key, Hit(op_type, self.rule_name, where, path))
         return self.by_line[key]
+
+
+def reported(bindings: Mapping[Any, Binding]) -> dict[Any, Binding]:
+    """Return the entries of a map without their rules, for a report in another process."""
+    found: dict[Any, Binding] = {}
+    for key, binding in bindings.items():
+        made = found[key] = Binding(binding.op_type, binding.rule_name)
+        made.kind, made.shown, made.by_line = binding.kind, binding.shown, binding.by_line
+        made.marked = binding.optional
+    return found
 
 
 B = TypeVar("B", bound=Binding)

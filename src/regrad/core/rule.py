@@ -100,6 +100,7 @@ class Rule:
     replaces = False  # whether it replaces the values of ops: see `core.replacing`
     own_count: int | None = None  # of the inputs for which `builtin` answers a rule, if not of all
     is_foreign = False  # the gradient that another library has for an op of its own
+    asks_needs = False  # which gradients are wanted: see `Record.only`
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     by_leaf = False  # `wanted` are leaves, not parameters; dy is None for an unused output
     answers = False  # of one differentiable input, so that None is refused; see `no_gradient`
@@ -167,6 +168,7 @@ class Conjugated(Rule):
         self.answers: bool = rule.answers
         self.whole: bool = rule.whole
         self.once: bool = rule.once
+        self.asks_needs: bool = rule.asks_needs
         self.linear_in: Callable[..., Any] = rule.linear_in
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
@@ -336,11 +338,13 @@ class PerInput(Rule):
         index = [i.name for i in self.op.inputs].index(wrt)
         self.parts[index] = BoundFunction(function, self.op, self.name)
         self.extras: frozenset[str] = self.extras | self.parts[index].extras
+        self.asks_needs: bool = "needs" in self.extras
         self.functions[wrt] = function
-        self.pulls: Any = [
+        self.each_pull: Any = [
             self.parts[i].pull if i in self.parts else partial(self.missing, i)
             for i in range(len(self.op.inputs))
         ]
+        self.pulls: Any = None if self.asks_needs else self.each_pull
         self.short: Any = self.parts[index].short
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
@@ -352,8 +356,7 @@ class PerInput(Rule):
         return plan
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        assert self.pulls is not None
-        return [(i, self.pulls[i](record, dy)) for i in wanted]
+        return [(i, self.each_pull[i](record, dy)) for i in wanted]
 
     def missing(self, index: int, record: Record, dy: Cotangent) -> Any:
         name = self.op.inputs[index].name
@@ -395,6 +398,7 @@ class Joint(Rule):
         self.function: RuleFunction | None = function
         self.part: BoundFunction = BoundFunction(function, op, name)
         self.extras: frozenset[str] = self.part.extras
+        self.asks_needs: bool = "needs" in self.extras
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
         return self.part.inputs, self.part.output
@@ -554,7 +558,8 @@ def describe_pull(record: Record, name: str = "") -> str:
     """
     rule = getattr(record.rule, "rule", record.rule).bare  # without what counts, or conjugates
     functions = getattr(rule, "functions", {})
-    function = rule.function or functions.get(name) or getattr(rule, "grad_func", None)
+    custom = getattr(rule, "written", None) or getattr(rule, "grad_func", None)
+    function = rule.function or functions.get(name) or custom
     hit = record.rule.hit or getattr(record, "hit", None)
     own = getattr(record, "name", "")  # in a graph
     return (

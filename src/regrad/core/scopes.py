@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from regrad.core.blocks import Block
 from regrad.core.callers import find_opener
-from regrad.core.reports import B, Report
+from regrad.core.reports import B, Report, reported
 from regrad.errors import ArgumentError, GradientError, NotFiredError, UnusedOverrideWarning, kind
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -159,10 +159,19 @@ class Scope(Block, Report[B]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A scope that is not open, with the same rules, whose hits stay as they are now."""
         made = copy.copy(self)
-        made.__dict__.pop("_ended", None)
         made._bindings = {key: copy.copy(binding) for key, binding in self._bindings.items()}
         for binding in made._bindings.values():
             binding.by_line = copy.deepcopy(binding.by_line, memo)
+        return made
+
+    def __reduce__(self) -> Any:
+        """What travels: the rules, and reports of them in the place of what binds them."""
+        state = {**self.__getstate__(), "_bindings": reported(self._bindings)}
+        return object.__new__, (type(self),), state
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__getstate__())
         return made
 
     def _collect(self, scope: Any) -> None:

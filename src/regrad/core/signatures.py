@@ -138,7 +138,7 @@ def check_call(
     unknown = next((key for key in options if key not in known), None)
     if unknown is not None:
         fault = f"got an unexpected keyword argument {unknown!r}"
-        hint = of_keyword(name, unknown, known)
+        hint = of_keyword(name, unknown, known, bool(args))
     else:
         is_more = fault.startswith("too many")
         hint = of_arguments(name, parameters) if is_more else f"It takes {', '.join(known)}."

@@ -7,9 +7,10 @@ All records are made here: by a tape's `write_unary` and its kin for what the fa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -82,7 +83,13 @@ class Record:
         """The parameters through which a watched input is reached."""
         return [p for p, i in enumerate(self.inputs) if i in watched]
 
-    def by_parameter(self, gradients: Sequence[Tensor | None]) -> Iterable[tuple[int, Any]]:
+    def only(self, watched: set[int]) -> Self:
+        """Return the record with 0 for the ids of all inputs but the watched (see `needs`)."""
+        made = copy(self)
+        made.inputs = tuple([i if i in watched else 0 for i in self.inputs])
+        return made
+
+    def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
         """One gradient per leaf, regrouped as `(parameter, gradient)`."""
         return enumerate(gradients)
 
@@ -124,7 +131,7 @@ class GroupedRecord(Record):
             if any(self.inputs[i] in watched for i in positions(place))
         ]
 
-    def by_parameter(self, gradients: Sequence[Tensor | None]) -> Iterable[tuple[int, Any]]:
+    def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
         return [(p, self.argument(gradients, p)) for p in range(len(self.layout))]
 
 

@@ -184,6 +184,7 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
     A rule that asks for a size which only the run of the graph can tell, runs in the run.
     """
     try:
+        record = record.only(watched) if record.rule.asks_needs else record
         pulled = record.rule.pull(record, dy, record.wanted(watched))
         return dict(pulled if record.plain else open_groups(record, pulled))
     except UnknownShapeError:

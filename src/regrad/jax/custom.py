@@ -91,7 +91,7 @@ class CustomJaxCall(SavedValues):
         self.leaves, self.close, self.structure = containers.opened(args)
         self.places: list[int] = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
         count = len(self.places)
-        self.arguments: Arguments = containers.Arguments(self.f, self.name, count, self.slots)
+        self.arguments: Arguments = custom.arguments(count, self.slots)
 
     def run(self) -> Any:
         need(GRADIENTS)
@@ -107,7 +107,7 @@ class CustomJaxCall(SavedValues):
     def slots(self) -> Any:
         """The arguments, with Holes for the arrays."""
         holes = map(containers.Hole, range(len(self.places)))
-        slots = replaced([None] * len(self.leaves), self.places, holes)
+        slots = replaced(map(containers.marked, self.leaves), self.places, holes)
         return containers.nested(self.structure, iter(slots)).parts.values()
 
     def _array(self, leaf: Any) -> Any:
@@ -139,7 +139,9 @@ class CustomJaxCall(SavedValues):
         def back(*dys: Any) -> list[Any]:
             zeros = map(jax.numpy.zeros_like, ys)
             dy = self.result(replaced(zeros, self.floats, map(conjugate, dys)))
-            answer = self.custom.pull(grad_func, dy, self.saved)
+            # (all are wanted: of the program, what leads to others is left out)
+            needs = lambda: self.arguments.needs([True] * len(self.places))  # noqa: E731
+            answer = self.custom.pull(grad_func, dy, self.saved, needs)
             return [self.check(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]
 
         self.back: Any = jax.make_jaxpr(back)(*[jax.numpy.zeros_like(ys[i]) for i in self.floats])

@@ -97,7 +97,7 @@ def open_arguments(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[
                 "custom_grad of regrad.torch: an argument is a Tensor of regrad, expected torch's. "
                 "For functions of regrad's Tensors there is rg.custom_grad."
             )
-        slots.append(containers.Hole(len(inputs)) if is_input else None)
+        slots.append(containers.Hole(len(inputs)) if is_input else containers.marked(leaf))
         inputs += [leaf] if is_input else []
     return inputs, lambda: containers.nested(spec, iter(slots)).parts.values()
 
@@ -123,7 +123,7 @@ class CustomTorchCall(SavedValues):
         super().__init__(custom)
         self.inputs: Sequence[torch.Tensor] = inputs
         self.count: int = len(inputs)
-        self.arguments: Arguments = containers.Arguments(self.f, self.name, self.count, make)
+        self.arguments: Arguments = custom.arguments(self.count, make)
 
     def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The values, with the gradient function behind them."""
@@ -164,11 +164,13 @@ class CustomTorchCall(SavedValues):
         """The function in a message."""
         return f"{self.name} ({place(self.f)})"
 
-    def answer(self, held: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
-        """The gradients by the inputs."""
+    def answer(
+        self, wanted: Sequence[bool], held: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]
+    ) -> list[Any]:
+        """The gradients by the inputs, of which some are wanted."""
         grad_func, saved = self.refill(held)
-        dy = self.close(list(dys))
-        return self.arguments.leaves(self.custom.pull(grad_func, dy, saved))
+        needs = partial(self.arguments.needs, wanted)
+        return self.arguments.leaves(self.custom.pull(grad_func, self.close([*dys]), saved, needs))
 
     close: containers.Rebuild = containers.only
 
@@ -223,10 +225,10 @@ class Custom(torch.autograd.Function, metaclass=Silent):
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
         call = ctx.call
         saved = ctx.saved_tensors
-        with shield(dys):
-            answer = guard(call.custom, call.answer, saved, dys, call.describe)
-            dxs = [_check(call, i, dx, ctx.specs) for i, dx in enumerate(answer)]
         wanted = ctx.needs_input_grad[2:]
+        with shield(dys):
+            answer = guard(call.custom, partial(call.answer, wanted), saved, dys, call.describe)
+            dxs = [_check(call, i, dx, ctx.specs) for i, dx in enumerate(answer)]
         found = {i: dx for i, dx in enumerate(dxs) if wanted[i]}
         return None, *spread(found, ctx.total)
 

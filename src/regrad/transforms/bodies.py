@@ -196,9 +196,11 @@ class BodyFunction:
         tensors = distinct([in_region(x) for x in tensors])
         pairs = list(zip(self.captured, tensors[self.count :], strict=True))
         stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
-        values = {s: x for s, x in pairs if isinstance(s, Variable)}
-        # an argument without a gradient may be the very object that is captured with one
-        xs = [alias(x) if id(x) in stand_ins else x for x in tensors[: self.count]]
+        # an argument without a gradient, or the value of a Variable, may be the very object that is
+        # captured with one
+        own = lambda x: alias(x) if id(x) in stand_ins else x  # noqa: E731
+        values = {s: own(x) for s, x in pairs if isinstance(s, Variable)}
+        xs = [own(x) for x in tensors[: self.count]]
         region = OpenRegion(self.kind, stand_ins, values)
         tapes = () if (state := current()) is None else state.tapes
         body = partial(results, self.f, xs, region)

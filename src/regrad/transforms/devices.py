@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from regrad.autodiff.custom import custom_grad
+from regrad.autodiff.modules import Module
 from regrad.autodiff.variables import Variable
 from regrad.core import containers, dispatch
 from regrad.core.backends import BACKENDS, is_array
 from regrad.core.sharding import put
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import DeviceError
+from regrad.errors import ArgumentError, DeviceError, kind
 from regrad.graph.graph import Symbol
 from regrad.transforms.traces import find_jax
 
@@ -57,8 +58,8 @@ def block_until_ready(x: T) -> T:
     """Wait until all that x holds has been computed, and return x.
 
     Args:
-        x: Anything. Tensors, Variables and arrays in it are waited for, also inside containers;
-            everything else is there already.
+        x: Anything but a function. Tensors, Variables and arrays in it are waited for, also inside
+            containers; everything else is there already.
 
     A call of a compiled function returns before its results are there, and so does an op on a GPU:
     Python goes on meanwhile. Wait before a clock is stopped. Inside a compiled function this does
@@ -68,6 +69,7 @@ def block_until_ready(x: T) -> T:
         x.
 
     Raises:
+        ArgumentError: x is a function: what it would return is not computed.
         Exception: the error of a computation that failed meanwhile.
 
     Source: `jax.block_until_ready`.
@@ -76,12 +78,17 @@ def block_until_ready(x: T) -> T:
     >>> f = rg.jit(lambda x: x @ x)
     >>> y = rg.block_until_ready(f(rg.ones((2, 2))))
     """
-    for leaf in containers.flatten(x)[0]:
+    leaves = containers.flatten(x)[0]
+    if callable(x) and leaves and leaves[0] is x and not isinstance(x, Module):
+        raise ArgumentError(
+            f"block_until_ready: expected what a function returned, got {kind(x)}. Call it first."
+        )
+    for leaf in leaves:
         if isinstance(leaf, Tensor | Variable):
             leaf.block_until_ready()
         elif is_array(leaf):
             BACKENDS[type(leaf)].wait(leaf)
-    return x
+    return x  # pyright: ignore[reportReturnType]
 
 
 def _concrete(leaf: Any) -> Tensor:

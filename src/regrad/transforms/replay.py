@@ -42,6 +42,7 @@ from regrad.transforms.steps import (
     Ref,
     RegionRun,
     Step,
+    as_written,
     at,
     computed,
     held,
@@ -116,7 +117,8 @@ class Capture(Trail):
         finally:
             inner, self.steps = self.steps, outer
         back = CapturedGradient(call)
-        call.grad_func = lambda dy: back(dy)  # shared by all replays
+        call.written = call.written or call.grad_func
+        call.grad_func = as_written(call, back)  # shared by all replays
         ids = {x._id for x in inputs}
         cut = any(not tape.watched.isdisjoint(ids) for tape in state.tapes[self.depth :])
         outputs = call.recorded(value, state)
@@ -349,20 +351,30 @@ def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
 
 
 class CapturedGradient:
-    """The gradient function of a custom call, whose Python runs once, too."""
+    """The gradient function of a custom call, whose Python runs once, too.
+
+    One that asks which gradients are wanted runs once for each answer.
+    """
 
     note: Any = None
 
-    def __init__(self, call: CustomCall) -> None:
+    def __init__(self, call: CustomCall, needs: Any = ()) -> None:
         self.call: CustomCall = call.on(())  # with the gradient function as the user wrote it
         self.flat: Captured = Captured(self._run, f"the gradient function of {call.name}")
+        self.needs = needs
+        self.others: dict[Any, CapturedGradient] = {}
 
-    def __call__(self, dy: Cotangent) -> Any:
+    def __call__(self, dy: Cotangent, needs: Any = ()) -> Any:
+        if needs != self.needs:
+            key = tuple(containers.flatten(needs)[0])
+            if key not in self.others:
+                self.others[key] = CapturedGradient(self.call, needs)
+            return self.others[key](dy, needs)
         self.close: containers.Rebuild
         dys, self.close = containers.flatten(dy)
         ys = self.flat(dys)
         return self.note(ys)
 
     def _run(self, dys: Sequence[Tensor]) -> Sequence[Tensor]:
-        ys, self.note = noted(self.call.answer(self.close(dys)))
+        ys, self.note = noted(self.call.answer(self.close(dys), lambda: self.needs))
         return ys

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regrad.autodiff.custom_functions import asks_needs
 from regrad.core import containers, dispatch
 from regrad.core.bindings import CountedRule, WrappedRule
 from regrad.core.pullback import run_taped
@@ -137,11 +138,16 @@ class Id(NamedTuple):
 # -- custom functions ------------------------------------------------------------------------------
 
 
+def as_written(call: CustomCall, back: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs a gradient function, and asks for what its author's asks for."""
+    return (lambda dy, needs: back(dy, needs)) if asks_needs(call.written) else lambda dy: back(dy)
+
+
 class CustomRun(NamedTuple):
     """A call of a custom function: its inner steps, and its gradient function."""
 
     call: CustomCall
-    back: Callable[[Any], Any]
+    back: Callable[..., Any]
     inner: Sequence[Step]
     values: Sequence[Ref]
     close: containers.Rebuild
@@ -149,7 +155,7 @@ class CustomRun(NamedTuple):
 
     def __call__(self, xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
         call = self.call.on(tuple(xs))
-        back = lambda dy: inside(env, partial(self.back, dy))  # noqa: E731
+        back = as_written(call, lambda *given: inside(env, partial(self.back, *given)))
         run = lambda: call.perform(lambda: (self._values(env), back), current())  # noqa: E731
         # (cut: run as if the body were differentiating it by xs, as it did the first time)
         ys = run_taped(Tape([x._id for x in xs]), run) if self.cut else run()
