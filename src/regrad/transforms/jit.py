@@ -32,7 +32,7 @@ from regrad.core.made import own_name
 from regrad.core.name_scopes import PATH
 from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
-from regrad.core.signatures import check_call, public
+from regrad.core.signatures import check_call, keywords, public
 from regrad.core.state import current, is_held
 from regrad.core.tensor import Tensor
 from regrad.core.tracebacks import fold
@@ -261,7 +261,9 @@ class Jitted(Generic[P, R]):
         names = _names(f, options["static_argnames"], "static_argnames")
         places = _places(f, options["static_argnums"])
         self.static: Statics = Statics(self.parameters, names, places)
-        self.shortcuts: Shortcuts = Shortcuts(self, self.static.places, self.static.names)
+        self.keywords: Sequence[str] = keywords(f)
+        static = self.static
+        self.shortcuts: Shortcuts = Shortcuts(self, static.places, static.names, self.keywords)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
         else:
@@ -344,6 +346,8 @@ class Jitted(Generic[P, R]):
     def _opened(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[OpenedArguments, list[Any]]:
+        if len(kwargs) > 1:  # f sees the order of those that bind to no parameter by name
+            kwargs = {**{k: kwargs[k] for k in self.keywords if k in kwargs}, **kwargs}
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
         given = OpenedArguments(*marked, numbers="weak")
         return given, given.open_to_change(self.parameters)

@@ -32,7 +32,7 @@ Where no argument is static, the program is known, and its call stands here (see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from keyword import iskeyword
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -72,10 +72,13 @@ class Shortcuts:
     A call of a compiled function is one of its attribute `road`, which is the one written last.
     """
 
-    def __init__(self, f: Any, places: set[int], names: set[str]) -> None:
+    def __init__(
+        self, f: Any, places: set[int], names: set[str], keywords: Sequence[str]
+    ) -> None:
         self.f = f
         self.places = places  # of static arguments
         self.names = names
+        self.keywords = keywords  # that bind to parameters by name
         # by kind of call, and by static values: the variant for which it was written, and what was
         self.kinds: dict[Any, dict[tuple[Any, ...], tuple[Any, Any]]] = {}
         self.clear()
@@ -96,7 +99,7 @@ class Shortcuts:
         """
         writer = _Writer(f=self.f, shortcuts=self, **state)
         try:
-            writer.open(args, kwargs, self.places, self.names)
+            writer.open(args, kwargs, self.places, self.names, self.keywords)
         except _Unusual:
             return
         kind, values = ("\n".join(writer.lines), *writer.classes), tuple(writer.values)
@@ -170,12 +173,16 @@ class _Writer(Writer):
         self.classes: list[type] = []
 
     def open(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], places: set[int], names: set[str]
-    ) -> None:
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], places: set[int], names: set[str],
+        keywords: Sequence[str],
+    ) -> None:  # fmt: skip
         """Write how the arguments of a call are opened."""
         own = self.unpacked("args", len(args))
         for i, (value, name) in enumerate(zip(args, own, strict=True)):
             self.value(value, name, i in places)
+        free = [key for key in kwargs if key not in keywords]
+        if len(free) > 1:  # f sees their order; the others go by its signature
+            self.require(f"[k for k in kwargs if k not in {self.bind(keywords)}] == {free!r}")
         for key in sorted(kwargs):
             self.value(kwargs[key], self.entry("kwargs", key), key in names)
 
@@ -263,11 +270,14 @@ class _Writer(Writer):
         )
         if not depth or not plain or is_number_list(value):
             raise _Unusual
-        self.require(f"type({name}) is {self.bind(kind)} and len({name}) == {len(value)}")
-        self.classes.append(kind)
+        same = f"len({name}) == {len(value)}"
         if kind is dict:
             if not all(type(key) is str for key in value):
                 raise _Unusual
+            same = f"(*{name},) == {tuple(value)!r}"  # the program has this order built in
+        self.require(f"type({name}) is {self.bind(kind)} and {same}")
+        self.classes.append(kind)
+        if kind is dict:
             for key in sorted(value):
                 self.value(value[key], self.entry(name, key), depth=depth - 1)
         else:
