@@ -71,6 +71,7 @@ def _placed(leaf: object, given: Iterator[Tensor]) -> Any:
 
 TENSOR, ARRAY = object(), object()
 NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced number is noted
+LARGE, ALIGNMENT = 65_536, 64  # bytes of an array whose copy is aligned, and to how many
 NOTHING_INSIDE: set[type[Any]] = {object, _Traced, type(None), bool, int, float, complex, str}
 ONE = ResultStructure([TENSOR], containers.only)
 
@@ -249,9 +250,24 @@ def can_go_in(array: Array) -> bool:
 
 
 def argument(x: Tensor) -> Any:
-    """An argument as compiled programs take it: small NumPy arrays go in as they are."""
+    """An argument as compiled programs take it: NumPy's memory goes in as a copy."""
     data = x._data
-    return data if type(data) is not np.ndarray else admitted(data)
+    return data if type(data) is not np.ndarray else admitted(private(data))
+
+
+def private(array: np.ndarray) -> np.ndarray:
+    """Return a copy for JAX, which reads NumPy's memory after the call has returned.
+
+    The owner may have filled the array again by then. JAX takes aligned memory as it is, and copies
+    other memory once more, which is felt for a large array.
+    """
+    if array.nbytes < LARGE:
+        return array.copy()
+    space = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -space.__array_interface__["data"][0] % ALIGNMENT
+    made = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
 
 
 def admitted(array: np.ndarray) -> Any:

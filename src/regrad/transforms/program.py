@@ -45,7 +45,7 @@ from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
 from regrad.core.state import State, current
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
-from regrad.transforms.arguments import can_go_in
+from regrad.transforms.arguments import can_go_in, private
 from regrad.transforms.bodies import BodyFunction, pullback, pushforward
 from regrad.transforms.closures import Closure
 from regrad.transforms.donation import may_donate
@@ -276,7 +276,8 @@ class Program:
         value = self.source(source)
         if isinstance(value, Variable):
             return value._read()
-        return value if isinstance(value, Tensor) else wrap(np.asarray(value))
+        # (what is written to an array from now on is for the next call)
+        return value if isinstance(value, Tensor) else wrap(private(np.asarray(value)))
 
     def _value(self, source: CapturedValue | int) -> Tensor:
         """Return a source where no tape is open: a Variable's Tensor is not lent to anybody."""

@@ -14,8 +14,9 @@ For `f(x, {"w": w}, k=2)`, with k static, a *road* is written that reads
             if not usual: return other(*args, **kwargs)
             v1, v2, = args
             if type(v1) is Tensor: v1 = v1._data
+            elif type(v1) is ndarray: v1 = private(v1)                   # it may be filled again
             if type(v1) is not Array and not (type(v1) is ndarray and v1.dtype in TAKEN): …
-            if not (type(v2) is c0 and len(v2) == 1): return other(…)    # c0: dict
+            if not (type(v2) is c0 and (*v2,) == ('w',)): return other(…)    # c0: dict
             v3 = v2.get('w', other)
             …                                                            # as for v1
             v4 = kwargs.get('k', other)
@@ -44,7 +45,7 @@ from regrad.core.containers import is_number_list
 from regrad.core.promotion import PROCESS, SCOPED
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
-from regrad.transforms.arguments import admitted
+from regrad.transforms.arguments import admitted, private
 from regrad.transforms.closures import GONE, MISSING, is_unchanged
 from regrad.transforms.quick_calls import QuickCall, Writer, array_type
 from regrad.transforms.traces import find_jax
@@ -252,6 +253,7 @@ class _Writer(Writer):
             self.arrays.append(name)
         elif kind is Tensor or kind is ndarray or kind is array_type():
             self.write(f"if type({name}) is Tensor: {name} = {name}._data")
+            self.write(f"elif type({name}) is ndarray: {name} = private({name})")
             plain = f"type({name}) is ndarray and {name}.dtype in TAKEN"
             self.write(f"if type({name}) is not Array and not ({plain}):")
             self.write(f" if ({name} := taken({name})) is None: {OTHER}")
@@ -295,6 +297,6 @@ TAKEN = {np.dtype(c) for c in "?bBhHiIef"}
 
 SCOPE: dict[str, Any] = {
     "current": current, "registry": registry, "PROCESS": PROCESS, "scoped": SCOPED.get,
-    "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken, "array": np.array,
+    "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken, "array": np.array, "private": private,
     **{f"{kind.__name__}s": dtypes for kind, (_, dtypes) in NUMBERS.items()},
 }  # fmt: skip
