@@ -400,12 +400,11 @@ class Jitted(Generic[P, R]):
         return known[3]
 
     def _program(self, given: OpenedArguments, closure: Closure, overrides: Overrides) -> Program:
-        rules = _told(overrides) if overrides else ()
         self.version, default = registry.version, get_default_dtype()
         if default is not self.default:
             self.default = default
             self.shortcuts.clear()
-        known = given.key, closure.key, rules, self.version, default
+        known = self._key(given, closure, overrides)
         with UPDATES:  # as the call of a program
             if self.full:
                 self._drop()
@@ -419,6 +418,16 @@ class Jitted(Generic[P, R]):
                 program.body = self._body(given)  # with the arguments of this call
             self.programs.move_to_end(key)
         return program
+
+    def _key(self, given: OpenedArguments, closure: Closure, overrides: Overrides) -> Any:
+        """Return all that a trace depends on, but for the content of arrays that it read plainly.
+
+        Nothing is missing: a trace runs f on its arguments, with what f reaches by its closure,
+        under the rules in force; ops look up the registry and the default dtype. Shapes, dtypes and
+        JAX's settings are in the key of JAX's own cache, and tapes and layouts in `Program._key`.
+        """
+        rules = _told(overrides) if overrides else ()
+        return given.key, closure.key, rules, registry.version, get_default_dtype()
 
     def _drop(self) -> None:
         """Let go of the programs that were used longest ago, and of what XLA made of them."""

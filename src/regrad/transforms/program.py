@@ -209,13 +209,21 @@ class Program:
         self, n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
     ) -> tuple[Variant, tuple[Any, ...]]:
         """Return the variant for a call, and the layouts of what it assigns."""
-        # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
         layouts = tuple([layout(v._tensor._data) for v in self.assigned])
-        key = wanted, strict, layouts, self._donates()
+        key = self._key(wanted, strict, layouts)
         variant = self.variants.get(key)
         if variant is None:
             variant = self.variants[key] = Variant(self, n, wanted, key[-1])
         return variant, layouts
+
+    def _key(self, wanted: tuple[int, ...], strict: tuple[Any, ...], layouts: Any) -> Any:
+        """Return all on which a variant depends, besides the body.
+
+        Nothing is missing: tapes that admit every op count by the inputs that they watch, other
+        tapes by themselves. A variant keeps the layouts of what it assigns, which JAX's cache of
+        traces does not distinguish, and is compiled to write over its inputs or not.
+        """
+        return wanted, strict, layouts, self._donates()
 
     def lower(self, xs: Sequence[Tensor], closure: Closure, overrides: Overrides) -> Any:
         """Return JAX's `Lowered` of the program for these inputs, which is traced but not run."""

@@ -103,7 +103,7 @@ class Shortcuts:
             writer.open(args, kwargs, self.places, self.names, self.keywords)
         except _Unusual:
             return
-        kind, values = ("\n".join(writer.lines), *writer.classes), tuple(writer.values)
+        kind, values = writer.key()
         known = self.kinds.get(kind)
         if known is not None and values in known:  # the call was of this kind, and not taken
             if known[values][0] is not program.quick:
@@ -186,6 +186,16 @@ class _Writer(Writer):
             self.require(f"[k for k in kwargs if k not in {self.bind(keywords)}] == {free!r}")
         for key in sorted(kwargs):
             self.value(kwargs[key], self.entry("kwargs", key), key in names)
+
+    def key(self) -> tuple[Any, tuple[Any, ...]]:
+        """Return the kind of the call, and its static values.
+
+        Nothing is missing: the lines say what is checked of the arguments (containers, their
+        lengths, and the order of keys), but name classes by number. Static values are compared by
+        ==, and their classes are among the classes. The rest of a program's key, the closure and
+        the state, is checked by each road, and no road is taken under overrides.
+        """
+        return ("\n".join(self.lines), *self.classes), tuple(self.values)
 
     def road(self, call: QuickCall, count: int, named: int) -> Any:
         """Return the road to a call of the program, for so many arguments."""

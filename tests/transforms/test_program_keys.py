@@ -1,0 +1,164 @@
+"""The keys under which programs, variants and roads are kept: no component can be left out."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.core import registry
+from regrad.transforms.jit import Jitted
+from regrad.transforms.program import Program
+from regrad.transforms.shortcuts import _Writer
+
+X = rg.asarray(jnp.array([1.0, -2.0], jnp.float32))
+
+
+def arguments():
+    f = rg.jit(lambda x, k: x * k, static_argnames="k")
+    return [f(X, k).numpy()[0] for k in (2, 3, 2)] == [2.0, 3.0, 2.0]
+
+
+def closure():
+    scale = 2.0
+    f = rg.jit(lambda x: x * scale)
+    first = f(X).numpy()[0]
+    scale = 3.0
+    return (first, f(X).numpy()[0]) == (2.0, 3.0)
+
+
+def rules():
+    g = rg.grad(rg.jit(lambda x: rg.sign(x).sum()))
+    plain = g(X).numpy()[0]
+    with rg.gradient_override_map({"Sign": "Identity"}):
+        return (plain, g(X).numpy()[0]) == (0.0, 1.0)
+
+
+def version():
+    f = rg.jit(lambda x: x * 1.0)
+    f(X)
+    registry.version += 1  # as a kernel that is registered does
+    f(X)
+    return f.cache_info().misses == 2
+
+
+def default():
+    f = rg.jit(lambda x: rg.zeros(2))
+    f(X)
+    with rg.default_dtype("float16"):
+        return f(X).dtype == "float16"
+
+
+def replaced(place, key):
+    """A key of which one component is left out."""
+
+    def made(*args):
+        parts = list(key(*args))
+        parts[place] = None
+        return tuple(parts)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("place", "agrees"), list(enumerate([arguments, closure, rules, version, default]))
+)
+def test_each_component_of_the_key_of_a_program_counts(monkeypatch, place, agrees):
+    assert agrees()
+    monkeypatch.setattr(Jitted, "_key", replaced(place, Jitted._key))
+    assert not agrees()
+
+
+def wanted():
+    f = rg.jit(lambda x, y: x * y)
+    by = [rg.grad(f, argnums=n)(rg.tensor(2.0), rg.tensor(3.0)) for n in (0, 1)]
+    return [dx.item() for dx in by] == [3.0, 2.0]
+
+
+def strict():
+    f = rg.jit(lambda x: x * x)
+    x = rg.tensor(3.0)
+    return rg.grad(f)(x).item() == 6.0 and rg.jvp(f, [x], [x])[1].item() == 18.0
+
+
+def layouts():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    w = rg.Variable(X)
+    f = rg.jit(lambda x: w.assign_add(x).sum())
+    f(X)
+    w.assign(rg.asarray(jax.device_put(X.numpy(), spread)))
+    f(X)
+    return w.read_value().numpy() is not None and isinstance(
+        w._tensor._data.sharding, jax.sharding.NamedSharding
+    )
+
+
+def donates():
+    w = rg.Variable(rg.asarray(jnp.ones(100_000)))
+    f = rg.jit(lambda x: w.assign_add(rg.sum(x) * rg.ones(100_000)).sum())
+    f(X)
+    jax.config.update("jax_debug_nans", True)
+    try:
+        held = w._tensor._data
+        f(X)
+        return not held.is_deleted()
+    finally:
+        jax.config.update("jax_debug_nans", False)
+
+
+@pytest.mark.parametrize(
+    ("place", "agrees"), list(enumerate([wanted, strict, layouts, donates]))
+)
+def test_each_component_of_the_key_of_a_variant_counts(monkeypatch, place, agrees):
+    assert agrees()
+    monkeypatch.setattr(Program, "_key", replaced(place, Program._key))
+    with contextlib.suppress(Exception):
+        assert not agrees()
+
+
+def lines():
+    f = rg.jit(lambda d: d["a"] - d["b"] if next(iter(d)) == "a" else d["a"] + d["b"])
+    a, b = {"a": X, "b": X}, {"b": X, "a": X}
+    return [f(d).numpy()[0] for d in (a, b) * 4] == [0.0, 2.0] * 4 and len(f.shortcuts.kinds) == 2
+
+
+def classes():
+    f = rg.jit(lambda x, k: x * (2 if type(k) is int else 3), static_argnames="k")
+    return [f(X, k).numpy()[0] for k in (1, True) * 4] == [2.0, 3.0] * 4 and (
+        len(f.shortcuts.kinds) == 2
+    )
+
+
+def values():
+    f = rg.jit(lambda x, k: x * k, static_argnames="k")
+    found = [f(X, k).numpy()[0] for k in (2, 3) * 4]
+    return found == [2.0, 3.0] * 4 and [len(known) for known in f.shortcuts.kinds.values()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("agrees", "left"),
+    [
+        (lines, lambda kind, values: (("", *kind[1:]), values)),
+        (classes, lambda kind, values: (kind[:1], values)),
+        (values, lambda kind, values: (kind, ())),
+    ],
+)
+def test_each_component_of_the_key_of_a_road_counts(monkeypatch, agrees, left):
+    assert agrees()
+    key = _Writer.key
+    monkeypatch.setattr(_Writer, "key", lambda self: left(*key(self)))
+    assert not agrees()
+
+
+def test_a_key_distinguishes_what_a_plain_array_held():
+    """The content of arrays that are read plainly is the second half of the key of a program."""
+    held = np.array([2.0], np.float32)
+    f = rg.jit(lambda x: x * float(held[0]))
+    found = []
+    for value in (2.0, 3.0, 2.0):
+        held[0] = value
+        found.append(f(X).numpy()[0])
+    assert found == [2.0, 3.0, 2.0]
