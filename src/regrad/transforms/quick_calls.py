@@ -235,7 +235,8 @@ def _display(value: Any) -> str:
 
 SCOPE: dict[str, Any] = {
     "UPDATES": UPDATES, "Deferred": Deferred, "SourceFound": SourceFound, "LIVE": LIVE,
-    "next_id": next_id, "to_jax": to_jax, "asarray": np.asarray, "private": private, "Tensor": Tensor,
+    "next_id": next_id, "to_jax": to_jax, "asarray": np.asarray, "Tensor": Tensor,
+    "private": private,
 }  # fmt: skip
 
 

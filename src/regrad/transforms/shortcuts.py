@@ -73,9 +73,7 @@ class Shortcuts:
     A call of a compiled function is one of its attribute `road`, which is the one written last.
     """
 
-    def __init__(
-        self, f: Any, places: set[int], names: set[str], keywords: Sequence[str]
-    ) -> None:
+    def __init__(self, f: Any, places: set[int], names: set[str], keywords: Sequence[str]) -> None:
         self.f = f
         self.places = places  # of static arguments
         self.names = names
@@ -307,6 +305,7 @@ TAKEN = {np.dtype(c) for c in "?bBhHiIef"}
 
 SCOPE: dict[str, Any] = {
     "current": current, "registry": registry, "PROCESS": PROCESS, "scoped": SCOPED.get,
-    "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken, "array": np.array, "private": private,
+    "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken, "array": np.array,
+    "private": private,
     **{f"{kind.__name__}s": dtypes for kind, (_, dtypes) in NUMBERS.items()},
 }  # fmt: skip
