@@ -29,12 +29,12 @@ def closure():
 
 
 def rules():
-    g = rg.grad(rg.jit(lambda x: rg.sin(x) + rg.sin(3.0 * x)))
+    f = rg.jit(lambda x: rg.sin(x) + rg.sin(3.0 * x))
     rule, found = (lambda dy: 100.0 * dy), []
     for n in (0, 1):  # one function for both, so the closure is the same
         with rg.gradient_override_map({rg.at(what="Sin", nth=n): rule}):
-            found.append(g(rg.tensor(0.0)).item())
-    return found == [103.0, 301.0]
+            found.append(rg.grad(f)(rg.tensor(0.0)).item())
+    return found == [103.0, 301.0] and f.cache_info().programs == 2
 
 
 def version():
@@ -49,7 +49,7 @@ def default():
     f = rg.jit(lambda x: rg.zeros(2))
     f(X)
     with rg.default_dtype("float16"):
-        return f(X).dtype == "float16"
+        return f(X).dtype == "float16" and f.cache_info().programs == 2
 
 
 def holds(agrees):
@@ -81,7 +81,7 @@ def test_each_component_of_the_key_of_a_program_counts(monkeypatch, place, agree
 
 
 def variants(f):
-    """How many variants the programs have: those that XLA's results alone do not distinguish."""
+    """How many variants the programs have: JAX may trace again by itself."""
     return sum(len(program.variants) for program in f.programs.values())
 
 
@@ -106,7 +106,7 @@ def layouts():
     f(X)
     w.assign(rg.asarray(jax.device_put(X.numpy(), spread)))
     f(X)
-    return w._tensor._data.sharding == spread and variants(f) == 2
+    return type(w._tensor._data.sharding) is type(spread) and variants(f) == 2
 
 
 def donates():

@@ -46,23 +46,14 @@ def keywords(f: Callable[..., Any]) -> Sequence[str]:
     """The names of the parameters to which keywords bind, in order; none where f is no function.
 
     The signature that a decorated function shows is the signature of the original, and the
-    decorator may see the order of its own `**kwargs`. Only regrad's decorators are known to pass
-    them on, as partial functions and methods do.
+    decorator may see the order of its own `**kwargs`. So only code counts.
     """
-    while (inner := _passed_to(f)) is not None:
+    while (inner := f.func if isinstance(f, partial) else getattr(f, "__func__", None)) is not None:
         f = inner
     code = getattr(f, "__code__", None)
     if type(code) is not CodeType:
         return ()
     return code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
-
-
-def _passed_to(f: Any) -> Callable[..., Any] | None:
-    """Return the function to which a function passes its keywords as they are."""
-    if isinstance(f, partial):
-        return f.func
-    ours = getattr(f, "__globals__", {}).get("__name__", "").startswith("regrad.")
-    return getattr(f, "__func__", None) or (getattr(f, "__wrapped__", None) if ours else None)
 
 
 def answer_in(module: ModuleType, texts: Texts = TENSORS) -> None:

@@ -399,8 +399,9 @@ class Exported:
 
     Made by `export` or `Exported.load`. Call it with Tensors, arrays or numbers, in the
     containers and of the shapes and dtypes that `export` was given, with the keys of dicts in the
-    same order; it returns Tensors of JAX data. It can be differentiated up to `order`, compiled with what is around it, and batched
-    (one example after the other). Its ops cannot be overridden any more.
+    same order; it returns Tensors of JAX data. It can be differentiated up to `order`, compiled
+    with what is around it, and batched (one example after the other). Its ops cannot be overridden
+    any more.
 
     Attributes:
         name: The function's.
