@@ -55,7 +55,11 @@ def flatten(value: Any) -> tuple[list[Any], Rebuild]:
 def opened(
     value: Any, is_leaf: Callable[[Any], bool] | None = is_number_list
 ) -> tuple[list[Any], Rebuild, Any]:
-    """As `flatten`, with the structure, which can be compared and hashed."""
+    """As `flatten`, with the structure, which can be compared and hashed.
+
+    The leaves of a dict are sorted by key, and the order of its keys is no part of the structure:
+    carries, branches and axes are matched by key. `opened_in_order` returns the order as well.
+    """
     import optree
 
     try:
@@ -65,6 +69,25 @@ def opened(
     if not LEAVES.issuperset(map(type, leaves)) and adopted(leaves):
         return opened(value, is_leaf)
     return leaves, spec.unflatten, spec
+
+
+def opened_in_order(value: Any) -> tuple[list[Any], Rebuild, Any]:
+    """As `opened`, with the order of the keys of all dicts, at any depth, in the structure.
+
+    A function sees this order, so a program that is kept for a structure is kept for its order.
+    """
+    order: list[tuple[Any, ...]] = []
+
+    def is_leaf(part: Any) -> bool:  # optree asks for each part, and visits parts by sorted keys
+        if part is value:  # the first, and again after a class has been adopted
+            order.clear()
+        if isinstance(part, dict):
+            order.append(tuple(part))
+            return False
+        return is_number_list(part)
+
+    leaves, rebuild, structure = opened(value, is_leaf)
+    return leaves, rebuild, (structure, *order)
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:

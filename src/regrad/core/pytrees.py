@@ -76,11 +76,13 @@ class Frame:
 def exactly(value: Any) -> Any:
     """A static value as part of a key: by type and exact value, all the way down.
 
-    `1` is not `True` and `0.0` is not `-0.0`; NaN is itself.
+    `1` is not `True` and `0.0` is not `-0.0`; NaN is itself; dicts differ if their orders do.
     """
     if isinstance(value, tuple | frozenset):
         parts = map(exactly, value)
         return type(value), (frozenset if isinstance(value, frozenset) else tuple)(parts)
+    if isinstance(value, dict):  # of a class that is hashable; its order is part of the value
+        return type(value), value, tuple([(exactly(k), exactly(v)) for k, v in value.items()])
     if isinstance(value, float | complex | np.inexact):
         return type(value), repr(value)
     return type(value), value

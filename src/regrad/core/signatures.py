@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
@@ -40,6 +40,20 @@ def public(function: F) -> F:
     regrad.errors.ArgumentError: double: missing a required argument: 'x'. It takes x.
     """
     return helpful(function.__name__)(complete_public(function))
+
+
+def keywords(f: Callable[..., Any]) -> Sequence[str]:
+    """The names of the parameters to which keywords bind, in order; none where f is no function.
+
+    The signature that a decorated function shows is the signature of the original, and the
+    decorator may see the order of its own `**kwargs`. So only code counts.
+    """
+    while (inner := f.func if isinstance(f, partial) else getattr(f, "__func__", None)) is not None:
+        f = inner
+    code = getattr(f, "__code__", None)
+    if type(code) is not CodeType:
+        return ()
+    return code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
 
 
 def answer_in(module: ModuleType, texts: Texts = TENSORS) -> None:

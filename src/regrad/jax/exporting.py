@@ -25,7 +25,7 @@ from regrad.autodiff.custom import custom_op
 from regrad.autodiff.custom_functions import OpaqueFunction
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
-from regrad.core import dims, dispatch
+from regrad.core import containers, dims, dispatch
 from regrad.core.backends import JAX, is_array
 from regrad.core.extras import missing
 from regrad.core.files import blaming, file_name, reading, replace_file
@@ -121,12 +121,15 @@ def export(
     order = _checked_order(order)
     variables = tuple(variables)
     specs = _specs(args, shapes)
+    name = getattr(f, "__name__", type(f).__name__)
+    keys = [[containers.parameter(f, i), _order(arg)] for i, arg in enumerate(args)]
+    f = _in_order(f, args)
     if variables:
         specs, f = (_values(variables), *specs), _with_arguments(f, variables)
-    name = getattr(f, "__name__", type(f).__name__)
     about = {
         "name": name,
         "order": order,
+        "keys": keys,
         "variables": [v.name for v in variables],
         "regrad": version("regrad"),
         "jax": jax.__version__,
@@ -164,7 +167,8 @@ def eval_shape(f: Callable[..., Any], *args: Any) -> Any:
     (3, 3)
     """
     callable_or_raise(f, "eval_shape")
-    return jax.eval_shape(from_regrad(f), *_specs(args, None, "eval_shape"))
+    specs = _specs(args, None, "eval_shape")
+    return jax.eval_shape(from_regrad(_in_order(f, args)), *specs)
 
 
 def _checked_order(order: int) -> int:
@@ -190,6 +194,30 @@ def _values(variables: Sequence[Variable]) -> dict[str, Any]:
             )
         found[v.name] = _spec(v)
     return found
+
+
+def _in_order(f: Callable[..., Any], examples: tuple[Any, ...]) -> Callable[..., Any]:
+    """`f` of arguments whose dicts JAX has sorted by key: f sees the order of the examples."""
+    _, rebuild, structure = containers.opened(examples, _is_tensor)
+    return wraps(f)(lambda *args: f(*rebuild(structure.flatten_up_to(args))))
+
+
+def _dicts(arg: Any) -> list[dict[Any, Any]]:
+    """The dicts in an argument whose keys JAX sorts."""
+    found: list[Any] = []
+
+    def is_leaf(part: Any) -> bool:
+        if type(part) is dict:
+            found.append(part)
+        return _is_tensor(part)
+
+    jax.tree_util.tree_leaves(arg, is_leaf=is_leaf)
+    return found
+
+
+def _order(arg: Any) -> list[list[int]]:
+    """The order of the keys of each dict in an argument, as places among the sorted keys."""
+    return [list(map(sorted(keys).index, keys)) for keys in _dicts(arg)]
 
 
 def _is_tensor(x: object) -> bool:
@@ -370,9 +398,10 @@ class Exported:
     """A compiled function with its gradients, which needs none of the code that it was made of.
 
     Made by `export` or `Exported.load`. Call it with Tensors, arrays or numbers, in the
-    containers and of the shapes and dtypes that `export` was given; it returns Tensors of JAX
-    data. It can be differentiated up to `order`, compiled with what is around it, and batched
-    (one example after the other). Its ops cannot be overridden any more.
+    containers and of the shapes and dtypes that `export` was given, with the keys of dicts in the
+    same order; it returns Tensors of JAX data. It can be differentiated up to `order`, compiled
+    with what is around it, and batched (one example after the other). Its ops cannot be overridden
+    any more.
 
     Attributes:
         name: The function's.
@@ -395,6 +424,13 @@ class Exported:
         self.order: int = about["order"]
         self.variables: list[str] = list(about["variables"])
         self.program: jax_export.Exported = jax_export.deserialize(bytearray(serialized))
+        tree = self.program.in_tree
+        sorted_by_jax, _ = jax.tree_util.tree_unflatten(tree, [None] * tree.num_leaves)
+        # the name and the `_order` of each argument (a file of an older release has none)
+        self._keys: list[Any] = about.get("keys") or [
+            [f"args[{i}]", _order(arg)]
+            for i, arg in enumerate(sorted_by_jax[bool(self.variables) :])
+        ]
         self.platforms: tuple[str, ...] = tuple(self.program.platforms)
         self._top = ExportedProgram(self.program, self.name, self.order)
 
@@ -405,10 +441,22 @@ class Exported:
                 f"the exported {self.name}: expected arguments of the structure "
                 f"{_shown(self.program.in_tree)}, got {_shown(structure)}"
             )
+        self._check_order(args[bool(self.variables) :])
         xs = [_taken(x, aval.dtype) for x, aval in zip(leaves, self.program.in_avals, strict=True)]
         self._check(xs)
         ys = iter(self._top.op(*xs))
         return jax.tree_util.tree_unflatten(self.program.out_tree, list(ys))
+
+    def _check_order(self, args: Sequence[Any]) -> None:
+        """Refuse dicts whose keys are not in the order of the example: the function may see it."""
+        for arg, (name, expected) in zip(args, self._keys, strict=True):
+            for keys, order in zip(map(list, _dicts(arg)), expected, strict=True):
+                if keys != (right := [sorted(keys)[i] for i in order]):
+                    raise ArgumentError(
+                        f"the exported {self.name}: expected the keys of a dict in {name} in the "
+                        f"order of the example, {right}, got {keys}. Build the dict in this order, "
+                        "or export the function for an example with the other order."
+                    )
 
     def _check(self, xs: Sequence[Tensor]) -> None:
         for i, (x, aval) in enumerate(zip(xs, self.program.in_avals, strict=True)):

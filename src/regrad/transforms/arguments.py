@@ -29,20 +29,16 @@ class ResultStructure:
     ) -> None:
         self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
         self.rebuild = rebuild
-        self.structure = structure  # which can be compared
+        self.structure = structure  # which can be compared, with the order of keys in dicts
         self.full: bool = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
 
     def is_like(self, other: ResultStructure) -> bool:
         """Return whether two notes put the same structure around as many Tensors."""
-        count = len(self.leaves)
-        return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
-            other.rebuild([0] * count)
-        )
+        return self.leaves == other.leaves and self.structure == other.structure
 
     def closes_like(self, other: ResultStructure) -> bool:
         """Return whether either note does for the other: the same containers, of Tensors only."""
-        alike = self.full and other.full and self.structure == other.structure
-        return alike and self.is_like(other)  # (as to the order of the keys in a dict, too)
+        return self.full and other.full and self.is_like(other)
 
     def __repr__(self) -> str:
         signs = [
@@ -75,6 +71,7 @@ def _placed(leaf: object, given: Iterator[Tensor]) -> Any:
 
 TENSOR, ARRAY = object(), object()
 NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced number is noted
+LARGE, ALIGNMENT = 65_536, 64  # bytes of an array whose copy is aligned, and to how many
 NOTHING_INSIDE: set[type[Any]] = {object, _Traced, type(None), bool, int, float, complex, str}
 ONE = ResultStructure([TENSOR], containers.only)
 
@@ -86,7 +83,9 @@ def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStruct
     """
     if type(y) is Tensor:
         return [y], ONE
-    leaves, rebuild, structure = containers.opened(y)
+    leaves, rebuild, structure = containers.opened_in_order(y)
+    if leaves and leaves[0] is y:  # no container
+        structure = ONE.structure
     tensors: list[Tensor] = []
     plain: list[Any] = []
     for leaf in leaves:
@@ -126,7 +125,7 @@ class OpenedArguments:
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = args, kwargs
         self.structure: Any
         self.rebuild: containers.Rebuild
-        leaves, self.rebuild, self.structure = containers.opened(self.arguments)
+        leaves, self.rebuild, self.structure = containers.opened_in_order(self.arguments)
         self.tensors: list[Tensor] = []
         self.leaves: list[Any] = []
         self.plain: list[int] = []  # the places of leaves that are not Tensors
@@ -153,11 +152,24 @@ class OpenedArguments:
 
     @property
     def key(self) -> Any:
-        """Return the parts of the arguments that a compiled program has built in."""
+        """Return the parts of the arguments that a compiled program has built in.
+
+        Nothing is missing: a body is given containers (the structure, with the order of keys in
+        dicts), static values (exact, by type), and Tensors, whose shapes and dtypes are in the key
+        of JAX's own cache.
+        """
+        return self.structure, self._exact_leaves()
+
+    @property
+    def form(self) -> Any:
+        """Return `key` without the order of keys in dicts: a carry is matched by key."""
+        return self.structure[0], self._exact_leaves()
+
+    def _exact_leaves(self) -> tuple[Any, ...]:
         leaves = list(self.leaves)
         for i in self.plain:
             leaves[i] = self._exactly(leaves[i], i)
-        return self.structure, tuple(leaves)
+        return tuple(leaves)
 
     def open_to_change(self, parameters: Sequence[str]) -> list[Any]:
         """The static arguments that reach more than themselves: functions, and objects.
@@ -238,9 +250,24 @@ def can_go_in(array: Array) -> bool:
 
 
 def argument(x: Tensor) -> Any:
-    """An argument as compiled programs take it: small NumPy arrays go in as they are."""
+    """An argument as compiled programs take it: NumPy's memory goes in as a copy."""
     data = x._data
-    return data if type(data) is not np.ndarray else admitted(data)
+    return data if type(data) is not np.ndarray else admitted(private(data))
+
+
+def private(array: np.ndarray) -> np.ndarray:
+    """Return a copy for JAX, which reads NumPy's memory after the call has returned.
+
+    The owner may have filled the array again by then. JAX takes aligned memory as it is, and copies
+    other memory once more, which is felt for a large array.
+    """
+    if array.nbytes < LARGE:
+        return array.copy()
+    space = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -space.__array_interface__["data"][0] % ALIGNMENT
+    made = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
 
 
 def admitted(array: np.ndarray) -> Any:

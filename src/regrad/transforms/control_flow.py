@@ -301,10 +301,10 @@ class _Step:
                 f"{type(result).__name__}"
             )
         last = OpenedArguments((result[0],), {}, numbers="Tensors")
-        if last.key != self.carry.key:
+        if last.form != self.carry.form:
             raise ArgumentError(
                 "the carry of a loop must keep its structure; it went in as "
-                f"{self.carry.structure} and came out as {last.structure}"
+                f"{self.carry.structure[0]} and came out as {last.structure[0]}"
             )
         self._check(last.tensors)
         ys, self.note = returned(result[1])

@@ -32,7 +32,7 @@ from regrad.core.made import own_name
 from regrad.core.name_scopes import PATH
 from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
-from regrad.core.signatures import check_call, public
+from regrad.core.signatures import check_call, keywords, public
 from regrad.core.state import current, is_held
 from regrad.core.tensor import Tensor
 from regrad.core.tracebacks import fold
@@ -261,7 +261,9 @@ class Jitted(Generic[P, R]):
         names = _names(f, options["static_argnames"], "static_argnames")
         places = _places(f, options["static_argnums"])
         self.static: Statics = Statics(self.parameters, names, places)
-        self.shortcuts: Shortcuts = Shortcuts(self, self.static.places, self.static.names)
+        self.keywords: Sequence[str] = keywords(f)
+        static = self.static
+        self.shortcuts: Shortcuts = Shortcuts(self, static.places, static.names, self.keywords)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
         else:
@@ -344,6 +346,8 @@ class Jitted(Generic[P, R]):
     def _opened(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[OpenedArguments, list[Any]]:
+        if len(kwargs) > 1:  # f sees the order of those that bind to no parameter by name
+            kwargs = {**{k: kwargs[k] for k in self.keywords if k in kwargs}, **kwargs}
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
         given = OpenedArguments(*marked, numbers="weak")
         return given, given.open_to_change(self.parameters)
@@ -396,12 +400,11 @@ class Jitted(Generic[P, R]):
         return known[3]
 
     def _program(self, given: OpenedArguments, closure: Closure, overrides: Overrides) -> Program:
-        rules = _told(overrides) if overrides else ()
         self.version, default = registry.version, get_default_dtype()
         if default is not self.default:
             self.default = default
             self.shortcuts.clear()
-        known = given.key, closure.key, rules, self.version, default
+        known = self._key(given, closure, overrides)
         with UPDATES:  # as the call of a program
             if self.full:
                 self._drop()
@@ -415,6 +418,16 @@ class Jitted(Generic[P, R]):
                 program.body = self._body(given)  # with the arguments of this call
             self.programs.move_to_end(key)
         return program
+
+    def _key(self, given: OpenedArguments, closure: Closure, overrides: Overrides) -> Any:
+        """Return all that a trace depends on, but for the content of arrays that it read plainly.
+
+        Nothing is missing: a trace runs f on its arguments, with what f reaches by its closure,
+        under the rules in force; ops look up the registry and the default dtype. Shapes, dtypes and
+        JAX's settings are in the key of JAX's own cache, and tapes and layouts in `Program._key`.
+        """
+        rules = _told(overrides) if overrides else ()
+        return given.key, closure.key, rules, registry.version, get_default_dtype()
 
     def _drop(self) -> None:
         """Let go of the programs that were used longest ago, and of what XLA made of them."""

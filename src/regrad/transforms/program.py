@@ -45,7 +45,7 @@ from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
 from regrad.core.state import State, current, refuse_elsewhere
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
-from regrad.transforms.arguments import can_go_in
+from regrad.transforms.arguments import can_go_in, private
 from regrad.transforms.bodies import BodyFunction, pullback, pushforward
 from regrad.transforms.closures import Closure
 from regrad.transforms.donation import may_donate
@@ -211,13 +211,21 @@ class Program:
         self, n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
     ) -> tuple[Variant, tuple[Any, ...]]:
         """Return the variant for a call, and the layouts of what it assigns."""
-        # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
         layouts = tuple([layout(v._tensor._data) for v in self.assigned])
-        key = wanted, strict, layouts, self._donates()
+        key = self._key(wanted, strict, layouts)
         variant = self.variants.get(key)
         if variant is None:
             variant = self.variants[key] = Variant(self, n, wanted, key[-1])
         return variant, layouts
+
+    def _key(self, wanted: tuple[int, ...], strict: tuple[Any, ...], layouts: Any) -> Any:
+        """Return all on which a variant depends, besides the body.
+
+        Nothing is missing: tapes that admit every op count by the inputs that they watch, other
+        tapes by themselves. A variant keeps the layouts of what it assigns, which JAX's cache of
+        traces does not distinguish, and is compiled to write over its inputs or not.
+        """
+        return wanted, strict, layouts, self._donates()
 
     def lower(self, xs: Sequence[Tensor], closure: Closure, overrides: Overrides) -> Any:
         """Return JAX's `Lowered` of the program for these inputs, which is traced but not run."""
@@ -278,7 +286,8 @@ class Program:
         value = self.source(source)
         if isinstance(value, Variable):
             return value._read()
-        return value if isinstance(value, Tensor) else wrap(np.asarray(value))
+        # (what is written to an array from now on is for the next call)
+        return value if isinstance(value, Tensor) else wrap(private(np.asarray(value)))
 
     def _value(self, source: CapturedValue | int) -> Tensor:
         """Return a source where no tape is open: a Variable's Tensor is not lent to anybody."""

@@ -52,6 +52,7 @@ from regrad.core.interrupts import Deferred
 from regrad.core.sharding import to_jax
 from regrad.core.state import LIVE, next_id
 from regrad.core.tensor import Tensor
+from regrad.transforms.arguments import private
 from regrad.transforms.traces import SourceFound, Trace, find_jax
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class QuickCall:
         if type(value) is array_type():
             return bind(to_jax(np.asarray(value)))
         if type(value) is not np.ndarray or value.nbytes > SMALL:
-            return f"to_jax(asarray({bind(value)}))"
+            return f"to_jax(private(asarray({bind(value)})))"
         self.variant.convert_array(i, value)
         write(f"x{i} = written[{i}]", 4)
         name = bind(value)
@@ -235,6 +236,7 @@ def _display(value: Any) -> str:
 SCOPE: dict[str, Any] = {
     "UPDATES": UPDATES, "Deferred": Deferred, "SourceFound": SourceFound, "LIVE": LIVE,
     "next_id": next_id, "to_jax": to_jax, "asarray": np.asarray, "Tensor": Tensor,
+    "private": private,
 }  # fmt: skip
 
 

@@ -14,8 +14,9 @@ For `f(x, {"w": w}, k=2)`, with k static, a *road* is written that reads
             if not usual: return other(*args, **kwargs)
             v1, v2, = args
             if type(v1) is Tensor: v1 = v1._data
+            elif type(v1) is ndarray: v1 = private(v1)                   # it may be filled again
             if type(v1) is not Array and not (type(v1) is ndarray and v1.dtype in TAKEN): …
-            if not (type(v2) is c0 and len(v2) == 1): return other(…)    # c0: dict
+            if not (type(v2) is c0 and (*v2,) == ('w',)): return other(…)    # c0: dict
             v3 = v2.get('w', other)
             …                                                            # as for v1
             v4 = kwargs.get('k', other)
@@ -32,7 +33,7 @@ Where no argument is static, the program is known, and its call stands here (see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from keyword import iskeyword
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ from regrad.core.containers import is_number_list
 from regrad.core.promotion import PROCESS, SCOPED
 from regrad.core.state import OPEN, current
 from regrad.core.tensor import Tensor
-from regrad.transforms.arguments import admitted
+from regrad.transforms.arguments import admitted, private
 from regrad.transforms.closures import GONE, MISSING, is_unchanged
 from regrad.transforms.quick_calls import QuickCall, Writer, array_type
 from regrad.transforms.traces import find_jax
@@ -72,10 +73,11 @@ class Shortcuts:
     A call of a compiled function is one of its attribute `road`, which is the one written last.
     """
 
-    def __init__(self, f: Any, places: set[int], names: set[str]) -> None:
+    def __init__(self, f: Any, places: set[int], names: set[str], keywords: Sequence[str]) -> None:
         self.f = f
         self.places = places  # of static arguments
         self.names = names
+        self.keywords = keywords  # that bind to parameters by name
         # by kind of call, and by static values: the variant for which it was written, and what was
         self.kinds: dict[Any, dict[tuple[Any, ...], tuple[Any, Any]]] = {}
         self.clear()
@@ -96,10 +98,10 @@ class Shortcuts:
         """
         writer = _Writer(f=self.f, shortcuts=self, **state)
         try:
-            writer.open(args, kwargs, self.places, self.names)
+            writer.open(args, kwargs, self.places, self.names, self.keywords)
         except _Unusual:
             return
-        kind, values = ("\n".join(writer.lines), *writer.classes), tuple(writer.values)
+        kind, values = writer.key()
         known = self.kinds.get(kind)
         if known is not None and values in known:  # the call was of this kind, and not taken
             if known[values][0] is not program.quick:
@@ -170,14 +172,28 @@ class _Writer(Writer):
         self.classes: list[type] = []
 
     def open(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], places: set[int], names: set[str]
-    ) -> None:
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], places: set[int], names: set[str],
+        keywords: Sequence[str],
+    ) -> None:  # fmt: skip
         """Write how the arguments of a call are opened."""
         own = self.unpacked("args", len(args))
         for i, (value, name) in enumerate(zip(args, own, strict=True)):
             self.value(value, name, i in places)
+        free = [key for key in kwargs if key not in keywords]
+        if len(free) > 1:  # f sees their order; the others go by its signature
+            self.require(f"[k for k in kwargs if k not in {self.bind(keywords)}] == {free!r}")
         for key in sorted(kwargs):
             self.value(kwargs[key], self.entry("kwargs", key), key in names)
+
+    def key(self) -> tuple[Any, tuple[Any, ...]]:
+        """Return the kind of the call, and its static values.
+
+        Nothing is missing: the lines say what is checked of the arguments (containers, their
+        lengths, and the order of keys), but name classes by number. Static values are compared by
+        ==, and their classes are among the classes. The rest of a program's key, the closure and
+        the state, is checked by each road, and no road is taken under overrides.
+        """
+        return ("\n".join(self.lines), *self.classes), tuple(self.values)
 
     def road(self, call: QuickCall, count: int, named: int) -> Any:
         """Return the road to a call of the program, for so many arguments."""
@@ -245,6 +261,7 @@ class _Writer(Writer):
             self.arrays.append(name)
         elif kind is Tensor or kind is ndarray or kind is array_type():
             self.write(f"if type({name}) is Tensor: {name} = {name}._data")
+            self.write(f"elif type({name}) is ndarray: {name} = private({name})")
             plain = f"type({name}) is ndarray and {name}.dtype in TAKEN"
             self.write(f"if type({name}) is not Array and not ({plain}):")
             self.write(f" if ({name} := taken({name})) is None: {OTHER}")
@@ -263,11 +280,14 @@ class _Writer(Writer):
         )
         if not depth or not plain or is_number_list(value):
             raise _Unusual
-        self.require(f"type({name}) is {self.bind(kind)} and len({name}) == {len(value)}")
-        self.classes.append(kind)
+        same = f"len({name}) == {len(value)}"
         if kind is dict:
             if not all(type(key) is str for key in value):
                 raise _Unusual
+            same = f"(*{name},) == {tuple(value)!r}"  # the program has this order built in
+        self.require(f"type({name}) is {self.bind(kind)} and {same}")
+        self.classes.append(kind)
+        if kind is dict:
             for key in sorted(value):
                 self.value(value[key], self.entry(name, key), depth=depth - 1)
         else:
@@ -286,6 +306,6 @@ TAKEN = {np.dtype(c) for c in "?bBhHiIef"}
 SCOPE: dict[str, Any] = {
     "current": current, "OPEN": OPEN, "registry": registry, "PROCESS": PROCESS,
     "scoped": SCOPED.get, "GONE": GONE, "ndarray": ndarray, "TAKEN": TAKEN, "taken": taken,
-    "array": np.array,
+    "array": np.array, "private": private,
     **{f"{kind.__name__}s": dtypes for kind, (_, dtypes) in NUMBERS.items()},
 }  # fmt: skip

@@ -163,7 +163,7 @@ class Variant:
     def _donate(self, i: int, x: Tensor) -> Any:
         """Return an array that the program may write over: a copy, if somebody else may hold it."""
         if i < self.n:  # an argument named in `donate`, which the caller has given away
-            return to_jax(x._data)
+            return to_jax(argument(x))
         variable: Variable = self.program.sources[i - self.n]
         data = to_jax(x._data)
         variable._away = True  # from now on other threads wait to read it; those that did have it
