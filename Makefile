@@ -33,6 +33,7 @@ check: $(VENV)/.test
 
 proof: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.proof $(ARGS)
+	$(BIN)/python -m tests.campaigns.roads $(ARGS)
 
 hosts: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.hosts $(ARGS)

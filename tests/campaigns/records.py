@@ -1,4 +1,7 @@
-"""What a run of a campaign writes down: the facts of the run, and a file of its results."""
+"""The records of campaigns: the facts of a run, its results, and the files that it tests.
+
+python -m tests.campaigns.records     list the records that are older than their files
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -30,9 +34,42 @@ def facts(command: str, versions: Iterable[str] | None = None) -> dict[str, Any]
     }
 
 
+# The parts of the package that a record tests, by the name of the record up to a dash.
+PARTS = {
+    "F1": ("core", "graph", "ops", "transforms"),
+    "F2": ("core", "ops"),
+    "F3": ("autodiff", "core"),
+    "F4": ("ops",),
+    "F5": ("autodiff", "core", "graph", "ops", "transforms"),
+    "F6": ("ops",),
+    "F7": ("graph", "ops", "transforms"),
+    "F8": ("autodiff", "core", "transforms"),
+    "F9": ("autodiff", "core", "transforms"),
+    "F10": ("core", "transforms"),
+    "F11": ("core/files.py", "train", "v1/training"),
+    "F12": ("autodiff", "core", "ops", "transforms", "v1"),
+    "F13": ("core", "torch"),
+    "F14": ("core", "torch"),
+    "array_api": ("core", "fft.py", "linalg.py", "ops"),
+    "op_tables": ("ops",),
+    "peers": ("core", "ops"),
+    "public": ("core", "torch"),
+    "relevance_lost": ("rules", "torch"),
+    "relevance_peers": ("rules", "torch"),
+    "roads": ("autodiff", "core", "ops", "transforms"),
+}
+
+
+def files_of(path: Path) -> list[str]:
+    """Return the files and folders that a record tests."""
+    return [f"src/regrad/{part}" for part in PARTS[path.stem.partition("-")[0]]]
+
+
 def write(path: Path, content: Any, within: Path = ROOT) -> Path:
     """Write a file of results, without the folders of this machine."""
     path.parent.mkdir(exist_ok=True)
+    if path.stem.partition("-")[0] in PARTS:
+        content = {**content, "files": files_of(path)}
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     path.write_text(without_folders(text, within), encoding="utf-8")
     return path
@@ -43,3 +80,28 @@ def without_folders(text: str, within: Path = ROOT) -> str:
     temporary = re.escape(f"{tempfile.gettempdir()}{os.sep}") + r"tmp\w+" + re.escape(os.sep)
     text = re.sub(r"[^\s\"'(]*/site-packages/", "", text)
     return re.sub(temporary, "", text.replace(f"{within}{os.sep}", ""))
+
+
+def stale(paths: Iterable[Path] | None = None) -> list[str]:
+    """Return a line for each record whose files have changed since its commit.
+
+    Raises RuntimeError in a checkout without history.
+    """
+    lines = []
+    for path in sorted(RESULTS.glob("*.json")) if paths is None else paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        commit = content["commit"].removesuffix("-dirty")
+        span = ["rev-list", "--count", f"{commit}..HEAD", "--", *content["files"]]
+        done = subprocess.run(["git", *span], cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(
+                f"{path.name}: git has no history of {commit}: {done.stderr.strip()}"
+            )
+        if count := int(done.stdout):
+            files = ", ".join(content["files"])
+            lines.append(f"{path.name}: {count} commits since {commit} have changed {files}")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(stale()) or "No record is older than its files.")

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import random
+import re
+import subprocess
 import tempfile
 
 import numpy as np
@@ -464,7 +466,39 @@ def test_results_are_written(runner, tmp_path):
     modes = len(fires.MODES)
     assert result["counts"] == {"F1": {DELIVERED: modes, SILENT: modes}}
     assert result["classes"][0]["cases"] == ["Tanh"]
-    assert {"date", "machine", "versions", "command", "commit"} <= result.keys()
+    assert {"date", "machine", "versions", "command", "commit", "files"} <= result.keys()
+
+
+def test_each_record_has_its_commit_and_its_files():
+    for path in records.RESULTS.glob("*.json"):
+        content = json.loads(path.read_text())
+        assert re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?", content["commit"]), path.name
+        assert content["files"] == records.files_of(path)
+        assert all((proof.ROOT / file).exists() for file in content["files"])
+
+
+def test_records_older_than_their_files_are_listed(tmp_path, monkeypatch):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+
+    def commit(text):
+        (tmp_path / "rule.py").write_text(text)
+        subprocess.run([*git, "add", "."], cwd=tmp_path, check=True)
+        subprocess.run([*git, "commit", "-qm", text], cwd=tmp_path, check=True)
+        show = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True)
+        return show.stdout.decode().strip()
+
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    paths = []
+    for i, text in enumerate(["one", "two", "three"]):
+        content = {"commit": commit(text)[:10], "files": ["rule.py"]}
+        paths.append(records.write(tmp_path / f"R{i}.json", content))
+    lines = records.stale(paths)
+    assert [line.partition(":")[0] for line in lines] == ["R0.json", "R1.json"]
+    assert "2 commits since" in lines[0] and "have changed rule.py" in lines[0]
+    paths[0].write_text(json.dumps({"commit": "0" * 10, "files": ["rule.py"]}))
+    with pytest.raises(RuntimeError, match="git has no history of 0000000000"):
+        records.stale(paths)
 
 
 def test_results_name_no_folder_of_the_machine():
