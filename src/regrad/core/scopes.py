@@ -86,6 +86,8 @@ def refuse_once(name: str, overrides: Mapping[Any, Any] | None) -> None:
 class Scope(Block, Report[B]):
     """Rules that are in force within a block, and tell what they did."""
 
+    closes_over = ("_rules",)
+
     _rules: Mapping[Any, Any]
     _marked: Sequence[Any] = ()  # the keys that may match nothing
     _level = 3  # how far up the stack a warning's line is: that of the `with`

@@ -38,6 +38,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import operator
@@ -78,7 +79,13 @@ CONTAINERS: tuple[type[Any], ...] = (
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}  # which code calls by the class's name
 SILENT = {"__init_subclass__", "__set_name__", "__del__", "__repr__"}  # no part of what it computes
 # Code that names one of these may ask for attributes by a string, or for some that are missing.
-REFLECTION = {"getattr", "hasattr", "vars", "__dict__", "globals", "attrgetter", "AttributeError"}
+REFLECTION = {
+    "getattr", "hasattr", "vars", "__dict__", "globals", "attrgetter", "AttributeError",
+    "__getattribute__",
+}  # fmt: skip
+GETTERS = operator.attrgetter, operator.itemgetter, operator.methodcaller
+BOUND_IN_C = types.BuiltinMethodType, types.MethodWrapperType  # such as `a_dict.get`
+MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 HEAP_TYPE = 1 << 9  # the flag of classes that Python code has made
 LARGEST = 256  # entries of a container that are looked at
 SMALL = 64  # elements of an array whose content is part of a key as it is
@@ -118,6 +125,7 @@ class Closure:
         walk = _Walk(self)
         for function in functions:
             walk.value(function, getattr(function, "__name__", "f"), MISSING)
+        walk.look()
         self.key = tuple(walk.entries)
         self.asked: set[str] = walk.asked  # the names of globals and attributes in the code
         self.arrays: list[int] = [
@@ -208,7 +216,8 @@ class _Walk:
         self.kept: list[Any] = []  # so that no id() is used twice
         self.asked: set[str] = set()  # attributes that the code asks for
         self.tried: set[str] = set()  # those that may be missing
-        self.objects: list[tuple[Any, str]] = []  # whose attributes are looked at, and their names
+        self.order: list[str] = []  # both, as they were found
+        self.objects: list[_Object] = []  # whose attributes are looked at
         self.watched: set[tuple[int, Any]] = set()  # the places: whose, and under which key
         self.weak: Callable[[], Any] = object  # reads the object that a Method is bound to
 
@@ -228,8 +237,7 @@ class _Walk:
     def rule(self, name: object) -> None:
         """Note the rule of this name, if there is one: the code may put it in force by the name."""
         if isinstance(name, str) and name in RULES:
-            rule = RULES[name]
-            self.value(getattr(rule, "function", None) or rule, name, MISSING)
+            self.value(RULES[name], name, MISSING)
 
     def place(self, namespace: Mapping[str, object], key: str, name: str) -> None:
         """Note the value of a name in a namespace, and watch the place."""
@@ -273,6 +281,13 @@ class _Walk:
         elif isinstance(value, CONTAINERS) and not type(value).__module__.startswith("regrad."):
             self.entry(name, type(value))
             self.parts(value, name)
+        elif isinstance(value, BOUND_IN_C) and not isinstance(value.__self__, types.ModuleType):
+            self.entry(name, value.__name__)
+            self.value(value.__self__, f"{name}.__self__", MISSING)
+        elif isinstance(value, GETTERS):
+            made = value.__reduce__()  # the class and what it was called with
+            self.ask({n for text in _strings(made) for n in text.split(".")}, set())
+            self.value(made, name, MISSING)
         elif isinstance(value, ContextVar):
             read = functools.partial(value.get, None)
             self.follow(value, "value", read, f"the value of {name}")
@@ -280,11 +295,8 @@ class _Walk:
             self.entry(name, IdentityKey(value))
             if isinstance(value, np.random.Generator):
                 self.closure.generators.append((name, value))
-            elif isinstance(value, Variable):
-                read = functools.partial(getattr, value, "trainable")
-                self.follow(value, "trainable", read, f"{name}.trainable")
-            elif "__wrapped__" in (own := getattr(value, "__dict__", {})):
-                self.value(own["__wrapped__"], name, MISSING)
+            for part in _held(value):
+                self.follow(value, part, functools.partial(getattr, value, part), f"{name}.{part}")
             if not _is_closed(value):
                 self.object(value, name)
 
@@ -360,7 +372,7 @@ class _Walk:
             if global_name in function.__globals__:
                 self.place(function.__globals__, global_name, global_name)
             elif global_name in sys.modules:  # it is imported inside, say
-                self.value(sys.modules[global_name], global_name, MISSING)
+                self.place(sys.modules, global_name, global_name)
         for constant in _constants(code):
             self.rule(constant)
         self.object(function, name)
@@ -373,35 +385,41 @@ class _Walk:
             self.closure.places.append((functools.partial(_is_empty, cell), True))
 
     def ask(self, names: set[str], tried: set[str]) -> None:
-        """Look at attributes of these names, of any object found so far or later.
+        """Have `look` look at attributes of these names, of any object found so far or later.
 
         Of which object the code asks cannot be read off the code, so it is asked of all.
         """
-        new = (names - self.asked) | (tried - self.tried)
+        self.order += sorted((names - self.asked) | (tried - self.tried))
         self.asked |= names
         self.tried |= tried
-        for value, path in list(self.objects) if new else ():
-            self.attributes(value, path, new)
 
     def object(self, value: object, name: str) -> None:
-        """Note the attributes of an object, class, module or function that code asks for."""
-        self.objects.append((value, name))
-        # special methods are called by operators and statements, which name no attribute
-        special = {s for c in _own_classes(type(value)) for s in _specials(c) - CONSTRUCTORS}
-        if isinstance(value, type):
-            special |= {s for c in _own_classes(value) for s in _specials(c)}
-        self.attributes(value, name, self.asked | special)
+        """Have `look` look at the attributes of an object, class, module or function."""
+        if spaces := _namespaces(value):
+            self.objects.append(_Object(value, name, spaces))
 
-    def attributes(self, value: object, name: str, asked: set[str]) -> None:
+    def look(self) -> None:
+        """Note the attributes that code asks for, in rounds: they may hold code that asks more."""
+        rounds = True
+        while rounds:
+            rounds = False
+            for found in self.objects:  # (more are found meanwhile)
+                if (new := found.unseen(self.order)) and any(found.spaces):
+                    rounds = True
+                    self.attributes(found, new)
+        for found in self.objects if self.tried else ():
+            if not any(found.spaces):  # a function: attributes that are missing may come
+                self.watch(found.spaces[0], len, functools.partial(len, found.spaces[0]))
+
+    def attributes(self, found: _Object, asked: Sequence[str]) -> None:
         """Note these attributes, wherever Python looks: in the object, and in its classes."""
-        spaces = _namespaces(value)
-        lenient = any("__getattr__" in space for space in spaces)
-        for attribute in sorted(asked):
+        spaces = found.spaces
+        for attribute in asked:
             there = [i for i, space in enumerate(spaces) if attribute in space]
             for space in spaces[: there[-1] + 1] if there else spaces[:1]:
                 if attribute in space:
-                    self.member(space, attribute, value, f"{name}.{attribute}")
-                elif there or lenient or attribute in self.tried:  # it may come to stand here
+                    self.member(space, attribute, found.value, f"{found.name}.{attribute}")
+                elif there or found.lenient or attribute in self.tried:  # it may come to stand here
                     self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
 
     def member(self, space: Mapping[str, object], attribute: str, owner: object, name: str) -> None:
@@ -420,7 +438,31 @@ class _Walk:
         elif isinstance(found, (functools.cached_property, functools.partialmethod)):
             self.value(found.func, name, MISSING)
         else:
+            if attribute == "__match_args__":  # `case Point(x, y)` asks for these
+                self.ask({*found}, set())
             self.place(space, attribute, name)
+
+
+class _Object:
+    """An object whose attributes are looked at, and how many of the names that code asks for."""
+
+    def __init__(self, value: object, name: str, spaces: list[Any]) -> None:
+        self.value = value
+        self.name = name
+        self.spaces = spaces
+        self.lenient: bool = any("__getattr__" in space for space in spaces)
+        self.count: int | None = None  # of names that were looked at
+
+    def unseen(self, order: Sequence[str]) -> Sequence[str]:
+        """Return the names that were not looked at, and count them."""
+        before, self.count = self.count, len(order)
+        if before is not None:
+            return order[before:]
+        # special methods are called by operators and statements, which name no attribute
+        special = {s for c in _own_classes(type(self.value)) for s in _specials(c) - CONSTRUCTORS}
+        if isinstance(self.value, type):
+            special |= {s for c in _own_classes(self.value) for s in _specials(c)}
+        return sorted({*order} | special)
 
 
 class IdentityKey:
@@ -493,9 +535,13 @@ def _digest(array: np.ndarray) -> bytes:
 # -- what Python code names, and where Python looks for it -----------------------------------------
 
 
+@functools.lru_cache(maxsize=4096)
 def _asked(code: types.CodeType) -> tuple[set[str], set[str]]:
     """Return the globals and attributes that code names, and those of them that may be missing."""
     names = {name for c in _codes(code) for name in c.co_names}
+    for c in _codes(code):
+        if MATCH_CLASS in c.co_code[::2]:  # `case Point(x=x)` has the names in a tuple
+            names |= {"__match_args__", *_strings(c.co_consts)}
     if names.isdisjoint(REFLECTION):
         return names, set()
     # `getattr(x, "scale")`: any string that could be a name may be one
@@ -503,6 +549,16 @@ def _asked(code: types.CodeType) -> tuple[set[str], set[str]]:
     return names, names
 
 
+def _strings(values: object) -> list[str]:
+    """Return the strings among some values, in their tuples and in the arguments of partials."""
+    if isinstance(values, functools.partial):
+        values = values.args
+    if isinstance(values, tuple):
+        return [text for value in values for text in _strings(value)]
+    return [values] if isinstance(values, str) else []
+
+
+@functools.lru_cache(maxsize=4096)
 def _constants(code: types.CodeType) -> list[str]:
     """Return the strings that some code has in it."""
     return [k for c in _codes(code) for k in c.co_consts if isinstance(k, str)]
@@ -522,7 +578,10 @@ def _namespaces(value: object) -> list[Any]:
     if isinstance(value, type):
         classes = [*_own_classes(value), *classes]
     own = [] if isinstance(value, type) else getattr(value, "__dict__", None)
-    return [*([own] if isinstance(own, dict) else []), *map(vars, classes)]
+    spaces = [own] if isinstance(own, dict) else []
+    if spaces and hasattr(type(value), "__getattr__"):  # it may look in a dict that it holds
+        spaces += [held for held in own.values() if isinstance(held, dict)]
+    return [*spaces, *map(vars, classes)]
 
 
 def _own_classes(kind: type) -> list[type]:
@@ -551,8 +610,20 @@ def _is_made(kind: type, method: object) -> bool:
     return made or code.co_filename.startswith("<attrs generated")
 
 
+def _held(value: object) -> Sequence[str]:
+    """Return the attributes by which an object of a library holds what its user gave to it.
+
+    A class of regrad names them in `closes_over`. Any other callable may call those that it holds.
+    """
+    own = getattr(value, "__dict__", {})
+    names = [n for n, v in own.items() if callable(v)] if callable(value) else []
+    if not (_is_library_class(type(value)) and names):
+        names = [n for n in ("__wrapped__",) if n in own]
+    return getattr(type(value), "closes_over", names)
+
+
 def _is_closed(value: object) -> bool:
-    """Return whether an object is known by identity only, as regrad's and modules are."""
+    """Return whether the attributes of an object are not looked at, as those of a library's."""
     if isinstance(value, types.ModuleType):
         return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
     if isinstance(value, type):
