@@ -309,6 +309,9 @@ class _Walk:
         ):  # a mask may decide a shape, so its values must be known
             self.entries_of(value, name, value.ravel().tolist, {})
         else:
+            if isinstance(value, np.ma.MaskedArray):
+                read_mask = functools.partial(np.ma.getmask, value)
+                self.follow(value, "mask", read_mask, f"{name}.mask")
             self.entry(name, (Tensor, value.shape, value.dtype))
             self.closure.tensors.append(read if callable(read) else lambda: value)
 
