@@ -84,7 +84,18 @@ REFLECTION = {
     "__getattribute__",
 }  # fmt: skip
 GETTERS = operator.attrgetter, operator.itemgetter, operator.methodcaller
-BOUND_IN_C = types.BuiltinMethodType, types.MethodWrapperType  # such as `a_dict.get`
+# Values that are known by their parts, by the names of these.
+PARTS: dict[type[Any], tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"),
+    types.BuiltinMethodType: ("__name__", "__self__"),  # such as `a_dict.get`
+    types.MethodWrapperType: ("__name__", "__self__"),
+    functools.partial: ("func", "args", "keywords"),
+    property: ("fget", "fset"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    functools.cached_property: ("func",),
+    functools.partialmethod: ("func",),
+}
 MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 HEAP_TYPE = 1 << 9  # the flag of classes that Python code has made
 LARGEST = 256  # entries of a container that are looked at
@@ -270,22 +281,17 @@ class _Walk:
             self.tensor(value, name, read)
         elif isinstance(value, types.FunctionType):
             self.function(value, name)
-        elif isinstance(value, types.MethodType):
-            self.value(value.__func__, name, MISSING)
-            self.value(value.__self__, f"{name}.__self__", MISSING)
         elif isinstance(value, Method):
             self.method(value, name)
-        elif isinstance(value, functools.partial):
-            for part in ("func", "args", "keywords"):
+        elif isinstance(value, tuple(PARTS)):
+            self.entry(name, type(value))
+            for part in next(PARTS[kind] for kind in PARTS if isinstance(value, kind)):
                 self.value(getattr(value, part), f"{name}.{part}", MISSING)
         elif isinstance(value, CONTAINERS) and not type(value).__module__.startswith("regrad."):
             self.entry(name, type(value))
             self.parts(value, name)
-        elif isinstance(value, BOUND_IN_C) and not isinstance(value.__self__, types.ModuleType):
-            self.entry(name, value.__name__)
-            self.value(value.__self__, f"{name}.__self__", MISSING)
         elif isinstance(value, GETTERS):
-            made = value.__reduce__()  # the class and what it was called with
+            made: Any = value.__reduce__()  # the class, or a partial, and what it was called with
             self.ask({n for text in _strings(made) for n in text.split(".")}, set())
             self.value(made, name, MISSING)
         elif isinstance(value, ContextVar):
@@ -433,16 +439,9 @@ class _Walk:
             if not isinstance(owner, type):
                 read = functools.partial(getattr, owner, attribute, MISSING)
                 self.follow(owner, attribute, read, name)
-        elif isinstance(found, property):
-            self.value(found.fget, name, MISSING)
-            self.value(found.fset, name, MISSING)
-        elif isinstance(found, (staticmethod, classmethod)):
-            self.value(found.__func__, name, MISSING)
-        elif isinstance(found, (functools.cached_property, functools.partialmethod)):
-            self.value(found.func, name, MISSING)
         else:
             if attribute == "__match_args__":  # `case Point(x, y)` asks for these
-                self.ask({*found}, set())
+                self.ask({*_strings(found)}, set())
             self.place(space, attribute, name)
 
 
@@ -554,11 +553,10 @@ def _asked(code: types.CodeType) -> tuple[set[str], set[str]]:
 
 def _strings(values: object) -> list[str]:
     """Return the strings among some values, in their tuples and in the arguments of partials."""
-    if isinstance(values, functools.partial):
-        values = values.args
-    if isinstance(values, tuple):
-        return [text for value in values for text in _strings(value)]
-    return [values] if isinstance(values, str) else []
+    found: Any = values.args if isinstance(values, functools.partial) else values
+    if isinstance(found, tuple):
+        return [text for value in found for text in _strings(value)]
+    return [found] if isinstance(found, str) else []
 
 
 @functools.lru_cache(maxsize=4096)
@@ -580,10 +578,10 @@ def _namespaces(value: object) -> list[Any]:
     classes = _own_classes(type(value))
     if isinstance(value, type):
         classes = [*_own_classes(value), *classes]
-    own = [] if isinstance(value, type) else getattr(value, "__dict__", None)
-    spaces = [own] if isinstance(own, dict) else []
-    if spaces and hasattr(type(value), "__getattr__"):  # it may look in a dict that it holds
-        spaces += [held for held in own.values() if isinstance(held, dict)]
+    own = None if isinstance(value, type) else getattr(value, "__dict__", None)
+    spaces: list[Any] = [own] if isinstance(own, dict) else []
+    if hasattr(type(value), "__getattr__"):  # it may look in a dict that it holds
+        spaces += [held for space in spaces for held in space.values() if isinstance(held, dict)]
     return [*spaces, *map(vars, classes)]
 
 
