@@ -210,7 +210,7 @@ OTHERS = [
     Way("mask", "m = np.ma.masked_array([1.0, 2.0], [False, False])", "x * float(m.sum())", "m[1] = np.ma.masked"),
     Way("mask that comes", "m = np.ma.masked_array([1.0, 2.0])", "x * float(m.sum())", "m[1] = np.ma.masked"),
     Way("names of two Variables", "p, q = rg.Variable(2.0, name='p'), rg.Variable(3.0, name='q')\ndef f(x): return rg.variable_grads(lambda: rg.sum(x * p * q * q)).grads['p']", "", "p.name, q.name = 'q', 'p'"),
-    Way("rule registered after jit", "n = f'Way{next(count)}'\ndef f(x):\n with rg.gradient_override_map({'Sign': n}): return rg.grad(lambda x: rg.sign(x).sum())(x)\nJ = jit(f)\nk = 2.0\n@rg.RegisterGradient(n)\ndef rule(op, dy): return dy * k", "", "k = 3.0"),
+    Way("rule registered after jit", "n = f'Way{next(count)}'\ndef f(x):\n with rg.gradient_override_map({'Sign': n}): return rg.grad(lambda x: rg.sign(x).sum())(x)\nearly = jit(f)\nk = 2.0\n@rg.RegisterGradient(n)\ndef rule(op, dy): return dy * k", "", "k = 3.0", "early(x)"),
     # memory that others write, and threads
     Way("Tensor that shares an array", B + "t = rg.asarray(b, copy=False)", "x * t", "b[0] = 3.0"),
     Way("Tensor from DLPack", B + "t = rg.from_dlpack(b)", "x * t", "b[0] = 3.0"),

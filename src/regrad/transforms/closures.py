@@ -1,10 +1,10 @@
 """The values that a function reaches by itself: closure cells, globals, defaults, attributes.
 
-A compiled program has these values built in. So they are looked at before each call: numbers,
+A compiled program has these values built in. So regrad compares them before each call: numbers,
 strings and functions are part of the key under which a program is found; Tensors and arrays are
-inputs of the program, read again each time. What is looked at is what the code names:
-the entries of containers, and of objects and classes the attributes that some code found here
-asks for, with the special methods that their classes define.
+inputs of the program, read again each time. The walk follows the names in the code: the entries of
+containers, and the attributes of objects and classes that some code found here names, with the
+special methods that their classes define.
 
 For example, with
 
@@ -16,24 +16,30 @@ For example, with
         return model.loss(x) * rate
 
 the walk begins at `step`. Its code names `model`, `loss` and `rate`. `rate` is a plain value: it is
-in the key as 0.1. `model` is an object: it is in the key by its identity, and of its attributes
-those are looked at that any code found so far asks for: `loss`, and after the code of that has been
-read, `w`. `model.w` is a Tensor: its shape and dtype are in the key, the Tensor is an input.
+in the key as 0.1. `model` is an object: it is in the key by its identity, and the walk looks at the
+attributes that the code names: at `loss` in a first round, and in a second round at `w`, which the
+code of `loss` names. `model.w` is a Tensor: its shape and dtype are in the key, the Tensor is an
+input. In each round the walk looks at each object once, for all names that are new to it.
 
 The walk costs much more than a call. So it is done once, and leaves a list of `places`, each a
 function that reads one name and the object found there. As long as every place holds the very same
-object (`is_current`), the key is what it was. Any other object means a walk anew, and a new key,
-which may be that of a program compiled before.
+object (`is_current`), the key is unchanged. After any other object the walk runs again, and makes a
+new key, which may be the key of a program that was compiled before.
+
+An object of regrad is known by its identity, since most of its state changes at each call. If it
+holds what its user gave to it (a function, a Variable, a map of rules), its class names these
+attributes in `closes_over`, and the walk follows them. Of other callables of libraries
+(`jax.custom_vjp`, `numpy.vectorize`) it follows the callables that they hold.
 
 Invariants:
 
 * A value that can change without its place holding another object is opened (containers, objects),
   refused (Generators), or made an input (arrays).
-* Code of libraries and of regrad is not read: only what the user's code reaches can change under a
-  program's feet. Modules, builtins and JAX's objects are known by identity.
-* When in doubt the answer is a new program, which is slow, and not an old one, which is wrong. What
-  a walk over the code cannot see (computed names, large containers, files) is listed in
-  `docs/compiled.md`, and found by `rg.jit(f, verify=True)`.
+* The walk does not read the code of libraries and of regrad: only values that the user's code
+  reaches are expected to change. Modules, builtins and JAX's objects are known by identity.
+* When in doubt the answer is a new program, which is slow, and not an old one, which is wrong. A
+  table in `docs/compiled.md` lists the changes that the walk cannot see (computed names, large
+  containers, files); `rg.jit(f, verify=True)` finds them.
 """
 
 from __future__ import annotations
@@ -94,7 +100,7 @@ PARTS: dict[type[Any], tuple[str, ...]] = {
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
     functools.cached_property: ("func",),
-    functools.partialmethod: ("func",),
+    functools.partialmethod: ("func", "args", "keywords"),
 }
 MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 HEAP_TYPE = 1 << 9  # the flag of classes that Python code has made
@@ -116,14 +122,23 @@ class Closure:
     `key` tells two states of these values apart; `tensors` are the places of Tensors and arrays.
     `names` say what each entry of the key is, for messages. By the kind of a value:
 
-        kind                    in `key`                        looked at besides
+        kind                    in `key`                        the walk goes on to
         a plain value           the value                       the rule that a string names
         a value met before      the number of its first entry
-        a Tensor, an array      shape and dtype                 (its place is in `tensors`)
-        a small mask            its entries; so for arrays that hold no numbers
+        a Tensor, an array      shape and dtype                 the mask of a masked array
+        a small array of bools  its type and length             its entries
+        an array of objects     its type and length             its entries
         a function              its code                        cells, defaults, globals it names
+        a method, a partial,    its type                        its parts, see `PARTS`: function,
+        a property                                              object, arguments
+        an `attrgetter`         its type and arguments          attributes of these names
         a container             its type and length             its entries, unless there are many
-        any other object        its identity                    attributes, if it is the user's
+        a ContextVar            (none of its own)               the value in this context
+        an object of regrad     its identity                    the attributes in `closes_over`
+        a library's callable    its identity                    the callables among its attributes
+        any other object        its identity                    the attributes that the code names
+
+    The places of Tensors and arrays are in `tensors`.
     """
 
     def __init__(self, *functions: object) -> None:
@@ -364,10 +379,13 @@ class _Walk:
         # it has the same code, and differs by its cells alone, which are looked at.
         self.entry(name, code)
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            held = _cell_content(cell)
             read = functools.partial(getattr, cell, "cell_contents")
+            if held is MISSING:
+                read = functools.partial(_cell_content, cell)
             if not code.co_filename.startswith(PACKAGE):
-                self.watch_cell(cell, read)
-            self.value(_cell_content(cell), free, read)
+                self.watch(cell, "cell_contents", read)
+            self.value(held, free, read)
         for part in ("__defaults__", "__kwdefaults__"):
             if getattr(function, part) is not None:
                 read = functools.partial(getattr, function, part)
@@ -386,12 +404,6 @@ class _Walk:
             self.rule(constant)
         self.object(function, name)
         self.ask(names, tried)
-
-    def watch_cell(self, cell: types.CellType, read: Read) -> None:
-        try:
-            self.watch(cell, "cell_contents", read)
-        except ValueError:  # not yet filled
-            self.closure.places.append((functools.partial(_is_empty, cell), True))
 
     def ask(self, names: set[str], tried: set[str]) -> None:
         """Have `look` look at attributes of these names, of any object found so far or later.
@@ -490,10 +502,6 @@ class IdentityKey:
 
 def _holds(read: Read, reference: Read) -> bool:
     return read() is reference()
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    return _cell_content(cell) is MISSING
 
 
 def _cell_content(cell: types.CellType) -> Any:
