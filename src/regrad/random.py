@@ -427,6 +427,8 @@ class NumpySource:
     'NumpySource'
     """
 
+    closes_over = ("generator",)
+
     def __init__(self, generator: np.random.Generator) -> None:
         self.generator = generator
 
@@ -465,6 +467,8 @@ class JaxSource:
     >>> type(rg.random.source(rg.random.key(0))).__name__
     'JaxSource'
     """
+
+    closes_over = ("key",)
 
     def __init__(self, key: Array) -> None:
         self.key = key

@@ -187,7 +187,38 @@ M = "class M:\n def __init__(self): self.k = 2.0\n @jit\n def g(self, x): return
 AT = "m.g(x)"  # a method is compiled where it is defined
 MODEL = "class M: pass\nm = M(); m.w = rg.tensor([1.0, 2.0]); m.k = 2.0\n"
 
+P = "@dataclasses.dataclass\nclass P:\n k: float\n n: int = 0\np = P(2.0)\n"
+CASE = "def f(x):\n match p:\n  case {}: return x * v\n"
+B = "b = np.array([2.0, 2.0], 'float32')\n"
+
 OTHERS = [
+    # what names no attribute
+    Way("match: by keyword", P + CASE.format("P(k=v)"), "", "p.k = 3.0"),
+    Way("match: by position", P + CASE.format("P(v)"), "", "p.k = 3.0"),
+    Way("match: any class", O + "p = o\n" + CASE.format("object(k=v)"), "", "o.k = 3.0"),
+    Way("match: __match_args__", P + "p.m = 3.0\n" + CASE.format("P(v)"), "", "P.__match_args__ = ('m',)"),
+    Way("a dict's get", "d = {'k': 2.0}\ng = d.get", "x * g('k')", "d['k'] = 3.0"),
+    Way("a list's __getitem__", "l = [2.0]\ng = l.__getitem__", "x * g(0)", "l[0] = 3.0"),
+    Way("an array's item", "a = np.array(2.0)\ng = a.item", "x * g()", "a[()] = 3.0"),
+    Way("attrgetter of two names", O + "class Q: pass\nq = Q(); q.o = o\ng = operator.attrgetter('o.k')", "x * g(q)", "o.k = 3.0"),
+    Way("methodcaller", C + "C.m = lambda self, n: self.k * n\ng = operator.methodcaller('m', 1)", "x * g(c)", "c.k = 3.0"),
+    Way("methodcaller with a keyword", C + "C.m = lambda self, n: self.k * n\ng = operator.methodcaller('m', n=1)", "x * g(c)", "c.k = 3.0"),
+    Way("methodcaller's argument", C + "C.m = lambda self, n: n[0]\nn = [2.0]\ng = operator.methodcaller('m', n)", "x * g(c)", "n[0] = 3.0"),
+    Way("__getattribute__", "class G:\n def __getattribute__(self, n):\n  held = object.__getattribute__(self, '_d')\n  return held[n] if n in held else object.__getattribute__(self, n)\nd = {'k': 2.0}\no = G.__new__(G); object.__setattr__(o, '_d', d)", "x * o.k", "d['k'] = 3.0"),
+    Way("__getattr__ of a library's class", "import torch\nm = torch.nn.Linear(1, 1)\nm.weight.data.fill_(2.0)", "x * float(m.weight.detach())", "m.weight.data.fill_(3.0)"),
+    Way("module in sys.modules", "import sys\nsys.modules['wayless'] = types.SimpleNamespace(k=2.0)\ndef f(x):\n import wayless\n return x * wayless.k", "", "sys.modules['wayless'] = types.SimpleNamespace(k=3.0)"),
+    Way("mask", "m = np.ma.masked_array([1.0, 2.0], [False, False])", "x * float(m.sum())", "m[1] = np.ma.masked"),
+    Way("mask that comes", "m = np.ma.masked_array([1.0, 2.0])", "x * float(m.sum())", "m[1] = np.ma.masked"),
+    Way("names of two Variables", "p, q = rg.Variable(2.0, name='p'), rg.Variable(3.0, name='q')\ndef f(x): return rg.variable_grads(lambda: rg.sum(x * p * q * q)).grads['p']", "", "p.name, q.name = 'q', 'p'"),
+    Way("rule registered after jit", "n = f'Way{next(count)}'\ndef f(x):\n with rg.gradient_override_map({'Sign': n}): return rg.grad(lambda x: rg.sign(x).sum())(x)\nearly = jit(f)\nk = 2.0\n@rg.RegisterGradient(n)\ndef rule(op, dy): return dy * k", "", "k = 3.0", "early(x)"),
+    # memory that others write, and threads
+    Way("Tensor that shares an array", B + "t = rg.asarray(b, copy=False)", "x * t", "b[0] = 3.0"),
+    Way("Tensor from DLPack", B + "t = rg.from_dlpack(b)", "x * t", "b[0] = 3.0"),
+    Way("ctypes", "import ctypes\nc = ctypes.c_double(2.0)", "x * c.value", "c.value = 3.0"),
+    Way("multiprocessing.Value", "import multiprocessing\nc = multiprocessing.Value('d', 2.0)", "x * c.value", "c.value = 3.0"),
+    Way("memoryview", B + "m = memoryview(b)", "x * m[0]", "b[0] = 3.0"),
+    Way("threading.local, another thread", "t = threading.local(); t.k = 2.0\ndef run(J, x):\n from concurrent.futures import ThreadPoolExecutor\n with ThreadPoolExecutor(1) as pool:\n  pool.submit(setattr, t, 'k', 3.0).result()\n  return pool.submit(J, x).result()\nhere = lambda J, x: J(x)", "x * t.k", "here = run", "here(J, x)"),
+    Way("partial.__setstate__", "g = functools.partial(lambda x, k: x * k, k=2.0)", "g(x)", "g.__setstate__((g.func, (), {'k': 3.0}, {}))"),
     # Tensors and Variables
     Way("Tensor rebound", "t = rg.scalar(2.0)", "x * t", "t = rg.scalar(3.0)"),
     Way("Tensor of another shape", "t = rg.scalar(2.0)", "x * t", "t = rg.tensor([3.0, 4.0])"),
@@ -327,12 +358,19 @@ UNSEEN = {
     "what the code of a library or the operating system reads or holds": [
         "environment", "environment, imported", "a file", "the state of an iterator",
         "the state of random", "string buffer", "a library's object", "weak reference",
-        "attribute of a library's module", "dataclass ==", "Variable's name",
+        "attribute of a library's module", "dataclass ==",
     ],
-    "names that are computed": ["getattr, a computed name", "operator.attrgetter"],
+    "memory that is written from outside": [
+        "Tensor that shares an array", "Tensor from DLPack", "ctypes", "multiprocessing.Value",
+        "memoryview",
+    ],
+    "attributes of a `threading.local`, in another thread": ["threading.local, another thread"],
+    "names that are computed": ["getattr, a computed name"],
     "containers of more than 256 entries": ["long list", "long dict"],
-    "surgery: new code for a function, a new class for an object, a new meaning for a builtin": [
+    "surgery: new code for a function, a new class for an object, a new meaning for a builtin, "
+    "a `__setstate__` by hand": [
         "code replaced", "class of the object", "bases of the class", "global shadows a builtin",
+        "partial.__setstate__",
     ],
     "a NumPy array that is both an operand and read in another way": ["array used both ways"],
     "static arguments and keys of dicts that say that they are equal": [

@@ -10,11 +10,13 @@ from collections import OrderedDict, defaultdict
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, RetraceWarning
+from regrad.transforms import closures
 
 
 class Plain:
@@ -230,6 +232,27 @@ def test_the_program_for_other_shapes_may_read_other_arrays():
         assert f(rg.scalar(3.0)).item() == 3.0 * value
 
 
+@pytest.mark.parametrize("made", [rg.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
+@pytest.mark.parametrize("form", ["closure", "vmap", "split", "container", "gradient"])
+def test_a_random_key_that_is_closed_over(made, form):
+    key = made(0)
+    held = {"key": key}
+    f = {
+        "closure": lambda x: x * rg.random.normal(key, (2,)),
+        "vmap": lambda x: rg.vmap(lambda e: e * rg.random.normal(key, ()))(x),
+        "split": lambda x: x * rg.random.normal(rg.random.split(key)[1], (2,)),
+        "container": lambda x: x * rg.random.normal(held["key"], (2,)),
+        "gradient": rg.grad(lambda x: rg.sum(x * rg.random.normal(key, (2,))), argnums=0),
+    }[form]
+    compiled, x = rg.jit(f), rg.tensor([1.0, 2.0])
+    first = [compiled(x).numpy() for _ in range(2)][1]
+    np.testing.assert_allclose(first, f(x).numpy(), 1e-5)
+    assert compiled.cache_info().traces == 1
+    key = held["key"] = made(1)
+    np.testing.assert_allclose(compiled(x).numpy(), f(x).numpy(), 1e-5)
+    assert not np.allclose(compiled(x).numpy(), first)
+
+
 # -- methods ---------------------------------------------------------------------------------------
 
 
@@ -284,3 +307,41 @@ def test_an_object_goes_with_its_last_reference():
     del bound
     gc.collect()
     assert reference() is None
+
+
+# -- the walk itself -------------------------------------------------------------------------------
+
+
+def module_of(lines):
+    """A module of so many lines: classes whose methods name each other, and functions that call."""
+    parts = [
+        f"class C{i}:\n"
+        f"    rate{i} = 2.0\n"
+        f"    def method{i}(self, x):\n"
+        f"        return getattr(C{(i + 1) % (lines // 10)}, 'rate{i}', 1.0) * x\n"
+        f"c{i} = C{i}()\n"
+        f"def f{i}(x):\n"
+        f"    y = c{i}.method{i}(x) + c{i * 7 % (lines // 10)}.rate{i * 7 % (lines // 10)}\n"
+        f"    return y * f{i + 1}(x)\n\n\n"
+        for i in range(lines // 10)
+    ]
+    space = {}
+    exec("".join(parts) + f"def f{lines // 10}(x): return x", space)
+    return space
+
+
+def test_the_walk_looks_at_each_object_a_few_times(monkeypatch):
+    """Names are collected first: each object is looked at once in a round, not once per name."""
+    calls = []
+    attributes = closures._Walk.attributes
+    monkeypatch.setattr(
+        closures._Walk, "attributes", lambda *args: calls.append(args[1]) or attributes(*args)
+    )
+    space = module_of(500)
+    first = closures.Closure(space["f0"])
+    assert {f"c{i}.rate{i}" for i in range(50)} <= {*first.names}
+    objects = 100 + 1  # the classes, their instances, and what they have in common
+    assert 50 <= len(calls) <= 4 * objects
+    assert len(calls) * 28 <= 10_000
+    again = closures.Closure(space["f0"])
+    assert again.key == first.key and again.names == first.names

@@ -22,6 +22,8 @@ class ArgumentSelection:
         has_aux: f returns `(y, aux)`, and only y is differentiated.
     """
 
+    closes_over = ("f",)
+
     def __init__(
         self, f: Callable[..., Any], api: str, argnums: Argnums | None, has_aux: bool = False
     ) -> None:

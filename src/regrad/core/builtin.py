@@ -182,6 +182,8 @@ class Builtin:
 class ForeignBuiltin:
     """The gradient that another library has for a function of its, as a value in a map."""
 
+    closes_over = ("key",)
+
     def __init__(self, key: Any) -> None:
         self.key = key
         self.__name__: str = getattr(key, "__name__", repr(key))

@@ -23,7 +23,7 @@ from fnmatch import translate
 from functools import cache
 from inspect import isroutine, signature
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, kind, near
@@ -60,6 +60,8 @@ class at:
     >>> rg.at("layers.*", "Relu") == rg.at("layers.*", "Relu")
     True
     """
+
+    closes_over: ClassVar = ("where", "what", "_within")
 
     where: Any = None
     what: Any = None

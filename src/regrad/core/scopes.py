@@ -22,6 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Optional(NamedTuple):
     """A value in a map of overrides whose key may match nothing."""
 
+    closes_over = ("rule",)
     rule: Any
 
 
@@ -85,6 +86,8 @@ def refuse_once(name: str, overrides: Mapping[Any, Any] | None) -> None:
 
 class Scope(Block, Report[B]):
     """Rules that are in force within a block, and tell what they did."""
+
+    closes_over = ("_rules",)
 
     _rules: Mapping[Any, Any]
     _marked: Sequence[Any] = ()  # the keys that may match nothing

@@ -55,6 +55,8 @@ def vjp_of(g: Callable[..., Any]) -> VjpOf:
 class VjpOf:
     """A rule that is the gradient of a function; see `vjp_of`."""
 
+    closes_over = ("g",)
+
     def __init__(self, g: Callable[..., Any]) -> None:
         self.g = g
         self.__name__: str = f"vjp_of({called(g)})"
@@ -221,6 +223,8 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
 
 class Learns:
     """A rule with parameters that have gradients; see `learns`."""
+
+    closes_over = ("rule", "parameters")
 
     def __init__(self, rule: Any, parameters: dict[str, Any]) -> None:
         self.rule = rule

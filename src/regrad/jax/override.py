@@ -137,6 +137,7 @@ class override(Report[KeyBinding]):
     1.4537
     """
 
+    closes_over = ("_original", "_rules")
     _name = "override"
 
     @helpful("override")
@@ -164,6 +165,7 @@ class override(Report[KeyBinding]):
         self._original = f  # (wrappers copy attributes, so plain names would meet their own)
         self._bindings: dict[str, KeyBinding] = {}
         rules, marked = unmarked(spread(rules))
+        self._rules: Mapping[Any, Any] = rules
         check_values(rules, values, order, "override(f, rules, values=True)")
         whole = [key for key in rules if isinstance(key, at) and key.what is None]
         if whole and not isinstance(model, module_types("equinox", "flax.nnx")):

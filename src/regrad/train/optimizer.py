@@ -85,6 +85,8 @@ class Optimizer:
         [1, -0.5]
     """
 
+    closes_over = ("_optax",)
+
     @helpful("Optimizer")
     def __init__(self, transformation: Any, name: str = "optimizer") -> None:
         optax = needed("optax", "jax", "regrad.train.Optimizer")

@@ -240,8 +240,10 @@ def replaced(values: Iterable[Any], places: Sequence[int], others: Iterable[Any]
 
 
 def can_go_in(array: Array) -> bool:
-    """Return whether JAX holds such arrays; others may be read plainly, but are not operands."""
+    """Return whether JAX holds such arrays as numbers; others are read plainly, as keys are."""
     library = BACKENDS[type(array)]
+    if is_key(array):
+        return False
     try:
         JAX.native_dtype(library.dtype(array))
     except DTypeError:

@@ -1,10 +1,10 @@
 """The values that a function reaches by itself: closure cells, globals, defaults, attributes.
 
-A compiled program has these values built in. So they are looked at before each call: numbers,
+A compiled program has these values built in. So regrad compares them before each call: numbers,
 strings and functions are part of the key under which a program is found; Tensors and arrays are
-inputs of the program, read again each time. What is looked at is what the code names:
-the entries of containers, and of objects and classes the attributes that some code found here
-asks for, with the special methods that their classes define.
+inputs of the program, read again each time. The walk follows the names in the code: the entries of
+containers, and the attributes of objects and classes that some code found here names, with the
+special methods that their classes define.
 
 For example, with
 
@@ -16,28 +16,35 @@ For example, with
         return model.loss(x) * rate
 
 the walk begins at `step`. Its code names `model`, `loss` and `rate`. `rate` is a plain value: it is
-in the key as 0.1. `model` is an object: it is in the key by its identity, and of its attributes
-those are looked at that any code found so far asks for: `loss`, and after the code of that has been
-read, `w`. `model.w` is a Tensor: its shape and dtype are in the key, the Tensor is an input.
+in the key as 0.1. `model` is an object: it is in the key by its identity, and the walk looks at the
+attributes that the code names: at `loss` in a first round, and in a second round at `w`, which the
+code of `loss` names. `model.w` is a Tensor: its shape and dtype are in the key, the Tensor is an
+input. In each round the walk looks at each object once, for all names that are new to it.
 
 The walk costs much more than a call. So it is done once, and leaves a list of `places`, each a
 function that reads one name and the object found there. As long as every place holds the very same
-object (`is_current`), the key is what it was. Any other object means a walk anew, and a new key,
-which may be that of a program compiled before.
+object (`is_current`), the key is unchanged. After any other object the walk runs again, and makes a
+new key, which may be the key of a program that was compiled before.
+
+An object of regrad is known by its identity, since most of its state changes at each call. If it
+holds what its user gave to it (a function, a Variable, a map of rules), its class names these
+attributes in `closes_over`, and the walk follows them. Of other callables of libraries
+(`jax.custom_vjp`, `numpy.vectorize`) it follows the callables that they hold.
 
 Invariants:
 
 * A value that can change without its place holding another object is opened (containers, objects),
   refused (Generators), or made an input (arrays).
-* Code of libraries and of regrad is not read: only what the user's code reaches can change under a
-  program's feet. Modules, builtins and JAX's objects are known by identity.
-* When in doubt the answer is a new program, which is slow, and not an old one, which is wrong. What
-  a walk over the code cannot see (computed names, large containers, files) is listed in
-  `docs/compiled.md`, and found by `rg.jit(f, verify=True)`.
+* The walk does not read the code of libraries and of regrad: only values that the user's code
+  reaches are expected to change. Modules, builtins and JAX's objects are known by identity.
+* When in doubt the answer is a new program, which is slow, and not an old one, which is wrong. A
+  table in `docs/compiled.md` lists the changes that the walk cannot see (computed names, large
+  containers, files); `rg.jit(f, verify=True)` finds them.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import operator
@@ -78,7 +85,24 @@ CONTAINERS: tuple[type[Any], ...] = (
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}  # which code calls by the class's name
 SILENT = {"__init_subclass__", "__set_name__", "__del__", "__repr__"}  # no part of what it computes
 # Code that names one of these may ask for attributes by a string, or for some that are missing.
-REFLECTION = {"getattr", "hasattr", "vars", "__dict__", "globals", "attrgetter", "AttributeError"}
+REFLECTION = {
+    "getattr", "hasattr", "vars", "__dict__", "globals", "attrgetter", "AttributeError",
+    "__getattribute__",
+}  # fmt: skip
+GETTERS = operator.attrgetter, operator.itemgetter, operator.methodcaller
+# Values that are known by their parts, by the names of these.
+PARTS: dict[type[Any], tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"),
+    types.BuiltinMethodType: ("__name__", "__self__"),  # such as `a_dict.get`
+    types.MethodWrapperType: ("__name__", "__self__"),
+    functools.partial: ("func", "args", "keywords"),
+    property: ("fget", "fset"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    functools.cached_property: ("func",),
+    functools.partialmethod: ("func", "args", "keywords"),
+}
+MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 HEAP_TYPE = 1 << 9  # the flag of classes that Python code has made
 LARGEST = 256  # entries of a container that are looked at
 SMALL = 64  # elements of an array whose content is part of a key as it is
@@ -98,14 +122,23 @@ class Closure:
     `key` tells two states of these values apart; `tensors` are the places of Tensors and arrays.
     `names` say what each entry of the key is, for messages. By the kind of a value:
 
-        kind                    in `key`                        looked at besides
+        kind                    in `key`                        the walk goes on to
         a plain value           the value                       the rule that a string names
         a value met before      the number of its first entry
-        a Tensor, an array      shape and dtype                 (its place is in `tensors`)
-        a small mask            its entries; so for arrays that hold no numbers
+        a Tensor, an array      shape and dtype                 the mask of a masked array
+        a small array of bools  its type and length             its entries
+        an array of objects     its type and length             its entries
         a function              its code                        cells, defaults, globals it names
+        a method, a partial,    its type                        its parts, see `PARTS`: function,
+        a property                                              object, arguments
+        an `attrgetter`         its type and arguments          attributes of these names
         a container             its type and length             its entries, unless there are many
-        any other object        its identity                    attributes, if it is the user's
+        a ContextVar            (none of its own)               the value in this context
+        an object of regrad     its identity                    the attributes in `closes_over`
+        a library's callable    its identity                    the callables among its attributes
+        any other object        its identity                    the attributes that the code names
+
+    The places of Tensors and arrays are in `tensors`.
     """
 
     def __init__(self, *functions: object) -> None:
@@ -118,6 +151,7 @@ class Closure:
         walk = _Walk(self)
         for function in functions:
             walk.value(function, getattr(function, "__name__", "f"), MISSING)
+        walk.look()
         self.key = tuple(walk.entries)
         self.asked: set[str] = walk.asked  # the names of globals and attributes in the code
         self.arrays: list[int] = [
@@ -208,7 +242,8 @@ class _Walk:
         self.kept: list[Any] = []  # so that no id() is used twice
         self.asked: set[str] = set()  # attributes that the code asks for
         self.tried: set[str] = set()  # those that may be missing
-        self.objects: list[tuple[Any, str]] = []  # whose attributes are looked at, and their names
+        self.order: list[str] = []  # both, as they were found
+        self.objects: list[_Object] = []  # whose attributes are looked at
         self.watched: set[tuple[int, Any]] = set()  # the places: whose, and under which key
         self.weak: Callable[[], Any] = object  # reads the object that a Method is bound to
 
@@ -228,8 +263,7 @@ class _Walk:
     def rule(self, name: object) -> None:
         """Note the rule of this name, if there is one: the code may put it in force by the name."""
         if isinstance(name, str) and name in RULES:
-            rule = RULES[name]
-            self.value(getattr(rule, "function", None) or rule, name, MISSING)
+            self.value(RULES[name], name, MISSING)
 
     def place(self, namespace: Mapping[str, object], key: str, name: str) -> None:
         """Note the value of a name in a namespace, and watch the place."""
@@ -262,17 +296,19 @@ class _Walk:
             self.tensor(value, name, read)
         elif isinstance(value, types.FunctionType):
             self.function(value, name)
-        elif isinstance(value, types.MethodType):
-            self.value(value.__func__, name, MISSING)
-            self.value(value.__self__, f"{name}.__self__", MISSING)
         elif isinstance(value, Method):
             self.method(value, name)
-        elif isinstance(value, functools.partial):
-            for part in ("func", "args", "keywords"):
+        elif isinstance(value, tuple(PARTS)):
+            self.entry(name, type(value))
+            for part in next(PARTS[kind] for kind in PARTS if isinstance(value, kind)):
                 self.value(getattr(value, part), f"{name}.{part}", MISSING)
         elif isinstance(value, CONTAINERS) and not type(value).__module__.startswith("regrad."):
             self.entry(name, type(value))
             self.parts(value, name)
+        elif isinstance(value, GETTERS):
+            made: Any = value.__reduce__()  # the class, or a partial, and what it was called with
+            self.ask({n for text in _strings(made) for n in text.split(".")}, set())
+            self.value(made, name, MISSING)
         elif isinstance(value, ContextVar):
             read = functools.partial(value.get, None)
             self.follow(value, "value", read, f"the value of {name}")
@@ -280,11 +316,8 @@ class _Walk:
             self.entry(name, IdentityKey(value))
             if isinstance(value, np.random.Generator):
                 self.closure.generators.append((name, value))
-            elif isinstance(value, Variable):
-                read = functools.partial(getattr, value, "trainable")
-                self.follow(value, "trainable", read, f"{name}.trainable")
-            elif "__wrapped__" in (own := getattr(value, "__dict__", {})):
-                self.value(own["__wrapped__"], name, MISSING)
+            for part in _held(value):
+                self.follow(value, part, functools.partial(getattr, value, part), f"{name}.{part}")
             if not _is_closed(value):
                 self.object(value, name)
 
@@ -297,6 +330,9 @@ class _Walk:
         ):  # a mask may decide a shape, so its values must be known
             self.entries_of(value, name, value.ravel().tolist, {})
         else:
+            if isinstance(value, np.ma.MaskedArray):
+                read_mask = functools.partial(np.ma.getmask, value)
+                self.follow(value, "mask", read_mask, f"{name}.mask")
             self.entry(name, (Tensor, value.shape, value.dtype))
             self.closure.tensors.append(read if callable(read) else lambda: value)
 
@@ -343,10 +379,13 @@ class _Walk:
         # it has the same code, and differs by its cells alone, which are looked at.
         self.entry(name, code)
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            held = _cell_content(cell)
             read = functools.partial(getattr, cell, "cell_contents")
+            if held is MISSING:
+                read = functools.partial(_cell_content, cell)
             if not code.co_filename.startswith(PACKAGE):
-                self.watch_cell(cell, read)
-            self.value(_cell_content(cell), free, read)
+                self.watch(cell, "cell_contents", read)
+            self.value(held, free, read)
         for part in ("__defaults__", "__kwdefaults__"):
             if getattr(function, part) is not None:
                 read = functools.partial(getattr, function, part)
@@ -360,48 +399,48 @@ class _Walk:
             if global_name in function.__globals__:
                 self.place(function.__globals__, global_name, global_name)
             elif global_name in sys.modules:  # it is imported inside, say
-                self.value(sys.modules[global_name], global_name, MISSING)
+                self.place(sys.modules, global_name, global_name)
         for constant in _constants(code):
             self.rule(constant)
         self.object(function, name)
         self.ask(names, tried)
 
-    def watch_cell(self, cell: types.CellType, read: Read) -> None:
-        try:
-            self.watch(cell, "cell_contents", read)
-        except ValueError:  # not yet filled
-            self.closure.places.append((functools.partial(_is_empty, cell), True))
-
     def ask(self, names: set[str], tried: set[str]) -> None:
-        """Look at attributes of these names, of any object found so far or later.
+        """Have `look` look at attributes of these names, of any object found so far or later.
 
         Of which object the code asks cannot be read off the code, so it is asked of all.
         """
-        new = (names - self.asked) | (tried - self.tried)
+        self.order += sorted((names - self.asked) | (tried - self.tried))
         self.asked |= names
         self.tried |= tried
-        for value, path in list(self.objects) if new else ():
-            self.attributes(value, path, new)
 
     def object(self, value: object, name: str) -> None:
-        """Note the attributes of an object, class, module or function that code asks for."""
-        self.objects.append((value, name))
-        # special methods are called by operators and statements, which name no attribute
-        special = {s for c in _own_classes(type(value)) for s in _specials(c) - CONSTRUCTORS}
-        if isinstance(value, type):
-            special |= {s for c in _own_classes(value) for s in _specials(c)}
-        self.attributes(value, name, self.asked | special)
+        """Have `look` look at the attributes of an object, class, module or function."""
+        if spaces := _namespaces(value):
+            self.objects.append(_Object(value, name, spaces))
 
-    def attributes(self, value: object, name: str, asked: set[str]) -> None:
+    def look(self) -> None:
+        """Note the attributes that code asks for, in rounds: they may hold code that asks more."""
+        rounds = True
+        while rounds:
+            rounds = False
+            for found in self.objects:  # (more are found meanwhile)
+                if (new := found.unseen(self.order)) and any(found.spaces):
+                    rounds = True
+                    self.attributes(found, new)
+        for found in self.objects if self.tried else ():
+            if not any(found.spaces):  # a function: attributes that are missing may come
+                self.watch(found.spaces[0], len, functools.partial(len, found.spaces[0]))
+
+    def attributes(self, found: _Object, asked: Sequence[str]) -> None:
         """Note these attributes, wherever Python looks: in the object, and in its classes."""
-        spaces = _namespaces(value)
-        lenient = any("__getattr__" in space for space in spaces)
-        for attribute in sorted(asked):
+        spaces = found.spaces
+        for attribute in asked:
             there = [i for i, space in enumerate(spaces) if attribute in space]
             for space in spaces[: there[-1] + 1] if there else spaces[:1]:
                 if attribute in space:
-                    self.member(space, attribute, value, f"{name}.{attribute}")
-                elif there or lenient or attribute in self.tried:  # it may come to stand here
+                    self.member(space, attribute, found.value, f"{found.name}.{attribute}")
+                elif there or found.lenient or attribute in self.tried:  # it may come to stand here
                     self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
 
     def member(self, space: Mapping[str, object], attribute: str, owner: object, name: str) -> None:
@@ -412,15 +451,32 @@ class _Walk:
             if not isinstance(owner, type):
                 read = functools.partial(getattr, owner, attribute, MISSING)
                 self.follow(owner, attribute, read, name)
-        elif isinstance(found, property):
-            self.value(found.fget, name, MISSING)
-            self.value(found.fset, name, MISSING)
-        elif isinstance(found, (staticmethod, classmethod)):
-            self.value(found.__func__, name, MISSING)
-        elif isinstance(found, (functools.cached_property, functools.partialmethod)):
-            self.value(found.func, name, MISSING)
         else:
+            if attribute == "__match_args__":  # `case Point(x, y)` asks for these
+                self.ask({*_strings(found)}, set())
             self.place(space, attribute, name)
+
+
+class _Object:
+    """An object whose attributes are looked at, and how many of the names that code asks for."""
+
+    def __init__(self, value: object, name: str, spaces: list[Any]) -> None:
+        self.value = value
+        self.name = name
+        self.spaces = spaces
+        self.lenient: bool = any("__getattr__" in space for space in spaces)
+        self.count: int | None = None  # of names that were looked at
+
+    def unseen(self, order: Sequence[str]) -> Sequence[str]:
+        """Return the names that were not looked at, and count them."""
+        before, self.count = self.count, len(order)
+        if before is not None:
+            return order[before:]
+        # special methods are called by operators and statements, which name no attribute
+        special = {s for c in _own_classes(type(self.value)) for s in _specials(c) - CONSTRUCTORS}
+        if isinstance(self.value, type):
+            special |= {s for c in _own_classes(self.value) for s in _specials(c)}
+        return sorted({*order} | special)
 
 
 class IdentityKey:
@@ -446,10 +502,6 @@ class IdentityKey:
 
 def _holds(read: Read, reference: Read) -> bool:
     return read() is reference()
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    return _cell_content(cell) is MISSING
 
 
 def _cell_content(cell: types.CellType) -> Any:
@@ -493,9 +545,13 @@ def _digest(array: np.ndarray) -> bytes:
 # -- what Python code names, and where Python looks for it -----------------------------------------
 
 
+@functools.lru_cache(maxsize=4096)
 def _asked(code: types.CodeType) -> tuple[set[str], set[str]]:
     """Return the globals and attributes that code names, and those of them that may be missing."""
     names = {name for c in _codes(code) for name in c.co_names}
+    for c in _codes(code):
+        if MATCH_CLASS in c.co_code[::2]:  # `case Point(x=x)` has the names in a tuple
+            names |= {"__match_args__", *_strings(c.co_consts)}
     if names.isdisjoint(REFLECTION):
         return names, set()
     # `getattr(x, "scale")`: any string that could be a name may be one
@@ -503,6 +559,15 @@ def _asked(code: types.CodeType) -> tuple[set[str], set[str]]:
     return names, names
 
 
+def _strings(values: object) -> list[str]:
+    """Return the strings among some values, in their tuples and in the arguments of partials."""
+    found: Any = values.args if isinstance(values, functools.partial) else values
+    if isinstance(found, tuple):
+        return [text for value in found for text in _strings(value)]
+    return [found] if isinstance(found, str) else []
+
+
+@functools.lru_cache(maxsize=4096)
 def _constants(code: types.CodeType) -> list[str]:
     """Return the strings that some code has in it."""
     return [k for c in _codes(code) for k in c.co_consts if isinstance(k, str)]
@@ -521,8 +586,11 @@ def _namespaces(value: object) -> list[Any]:
     classes = _own_classes(type(value))
     if isinstance(value, type):
         classes = [*_own_classes(value), *classes]
-    own = [] if isinstance(value, type) else getattr(value, "__dict__", None)
-    return [*([own] if isinstance(own, dict) else []), *map(vars, classes)]
+    own = None if isinstance(value, type) else getattr(value, "__dict__", None)
+    spaces: list[Any] = [own] if isinstance(own, dict) else []
+    if hasattr(type(value), "__getattr__"):  # it may look in a dict that it holds
+        spaces += [held for space in spaces for held in space.values() if isinstance(held, dict)]
+    return [*spaces, *map(vars, classes)]
 
 
 def _own_classes(kind: type) -> list[type]:
@@ -551,8 +619,20 @@ def _is_made(kind: type, method: object) -> bool:
     return made or code.co_filename.startswith("<attrs generated")
 
 
+def _held(value: object) -> Sequence[str]:
+    """Return the attributes by which an object of a library holds what its user gave to it.
+
+    A class of regrad names them in `closes_over`. Any other callable may call those that it holds.
+    """
+    own = getattr(value, "__dict__", {})
+    names = [n for n, v in own.items() if callable(v)] if callable(value) else []
+    if not (_is_library_class(type(value)) and names):
+        names = [n for n in ("__wrapped__",) if n in own]
+    return getattr(type(value), "closes_over", names)
+
+
 def _is_closed(value: object) -> bool:
-    """Return whether an object is known by identity only, as regrad's and modules are."""
+    """Return whether the attributes of an object are not looked at, as those of a library's."""
     if isinstance(value, types.ModuleType):
         return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
     if isinstance(value, type):

@@ -150,6 +150,8 @@ class Variant:
         known = self.converted.get(i)
         if known is None or known[0] is not x:
             known = self.converted[i] = x, to_jax(x._data)
+        elif self.program.verify:
+            verification.check_memory(self.program.name, np.asarray(known[1]), x._data)
         return known[1]
 
     def convert_array(self, i: int, array: np.ndarray) -> Any:

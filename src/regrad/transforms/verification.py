@@ -57,6 +57,16 @@ def compare(name: str, known: Any, again: Any) -> None:
         )
 
 
+def check_memory(name: str, held: np.ndarray, now: np.ndarray) -> None:
+    """Raise StaleError if the memory of a Tensor was written after the program took the Tensor."""
+    if held.astype(now.dtype).tobytes() != now.tobytes():
+        raise StaleError(
+            f"{name} is stale: the memory of a Tensor that the function reaches was written. Such "
+            "a Tensor shares its memory (asarray(a, copy=False), from_dlpack(a)): let the function "
+            "read the array itself, or pass the Tensor as an argument."
+        )
+
+
 def _around(a: Trace, b: Trace) -> Iterator[Difference]:
     """Differences in what is not a Tensor: plain results, and the Variables assigned to."""
     if not a.note.is_like(b.note) or _exact(a.note.leaves) != _exact(b.note.leaves):

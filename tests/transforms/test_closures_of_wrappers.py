@@ -1,0 +1,337 @@
+"""A compiled function sees what is behind whatever takes functions, rules or data of its user's.
+
+The tables have a case for each public name that takes or returns a callable. Each case makes its
+object before the function that is compiled, so that only the walk over the closure can see what is
+behind the object. The plain function says what is right.
+"""
+
+import functools
+import importlib
+import inspect
+import itertools
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import regrad as rg
+from regrad.core.containers import opened
+from tests.helpers.paths import DOCS
+
+sys.path.insert(0, str(DOCS / "_ext"))
+from public_names import PACKAGES, origins
+
+K = [2.0]  # what the functions below read, and what changes
+R = [2.0]  # the same for what is registered: each compiled function sees that change
+X = rg.tensor([0.3, 0.7])
+ONE = rg.scalar(1.0)
+NINE = rg.rules.optional(lambda dy: dy * 9)
+names = map("OfClosures{}".format, itertools.count())
+
+
+def squared(x):
+    return x * x * K[0]
+
+
+def summed(x):
+    return rg.sum(squared(x))
+
+
+def product(x, y):
+    return rg.sum(x * y * y * K[0])
+
+
+def scaled(dy):
+    return dy * K[0]
+
+
+def of(held, f):
+    return functools.partial(f, held)
+
+
+def both(f):
+    return lambda x: f(x, x)
+
+
+def under(rules, **options):
+    """A function that opens a scope with rules that were made outside."""
+
+    def f(x):
+        with rg.gradient_override_map(rules, **options):
+            return rg.sin(x), rg.grad(lambda x: rg.sum(rg.sin(x)))(x)
+
+    return f
+
+
+def scope_made_outside():
+    scope = rg.gradient_override_map({"Sin": scaled})
+
+    def f(x):
+        with scope:
+            return rg.grad(lambda x: rg.sum(rg.sin(x)))(x)
+
+    return f
+
+
+def registered():
+    name = next(names)
+    rg.RegisterGradient(name)(scaled)
+    return under({"Sin": name})
+
+
+def op_with(*, kernel=lambda xp, x: x * x, rule=lambda dy, x: dy * x, decorator=rg.op):
+    """An op of a type of its own, with its gradient."""
+    name = next(names)
+
+    def of_user(xp, x: rg.Tensor, /) -> rg.Tensor:
+        """Return what the kernel does."""
+        return kernel(xp, x)
+
+    made = decorator(name)(of_user)
+    rg.gradient(name)(rule)
+    return lambda x: (made(x), rg.grad(lambda x: rg.sum(made(x)))(x))
+
+
+def elementwise():
+    made = rg.extend.elementwise(
+        next(names), "of_user", lambda xp, x: x * x * R[0], "Square.", lambda dy, x: dy * x * R[0]
+    )
+    return lambda x: (made(x), rg.grad(lambda x: rg.sum(made(x)))(x))
+
+
+def on_arrays(f):
+    """A function of JAX arrays as one of Tensors."""
+    return lambda x: rg.asarray(f(jnp.asarray(x.data)))
+
+
+def jax_sum(x):
+    return jnp.sum(x * x * K[0])
+
+
+def jax_custom_vjp():
+    f = jax.custom_vjp(lambda x: x * x)
+    f.defvjp(lambda x: (x * x, x), lambda x, dy: (dy * x * K[0],))
+    return on_arrays(jax.grad(lambda x: f(x).sum()))
+
+
+def jax_custom_jvp():
+    f = jax.custom_jvp(lambda x: x * x)
+    f.defjvp(lambda xs, dxs: (f(*xs), dxs[0] * xs[0] * K[0]))
+    return on_arrays(jax.grad(lambda x: f(x).sum()))
+
+
+def optimizer():
+    w = rg.Variable([1.0, 2.0], name="w")
+    sgd = rg.train.Optimizer(optax.sgd(0.0))
+    sgd.init([w])
+    return lambda x: sgd.minimize(lambda: rg.sum(w * x * K[0]))
+
+
+CASES = {
+    "regrad.RegisterGradient": registered,
+    "regrad.at": lambda: under({rg.at(lambda site: K[0] > 2.5, "Sin"): NINE}),
+    "regrad.checkpoint": lambda: rg.checkpoint(squared),
+    "regrad.cond": lambda: lambda x: rg.cond(rg.sum(x) > 0, squared, rg.sin, x),
+    "regrad.custom_grad": lambda: rg.custom_grad(lambda x: (squared(x), scaled)),
+    "regrad.fori_loop": lambda: functools.partial(rg.fori_loop, 0, 2, lambda i, c: squared(c)),
+    "regrad.grad": lambda: both(rg.grad(product, argnums=(0, 1))),
+    "regrad.gradient_override_map": scope_made_outside,
+    "regrad.grads": lambda: of(rg.grads(product), lambda g, x: g([x, x])),
+    "regrad.hessian": lambda: rg.hessian(summed),
+    "regrad.hvp": lambda: functools.partial(lambda f, x: rg.hvp(f, [x], [x]), summed),
+    "regrad.jacfwd": lambda: rg.jacfwd(squared),
+    "regrad.jacobian": lambda: both(rg.jacobian(lambda x, y: x * y * K[0], argnums=1)),
+    "regrad.jacrev": lambda: rg.jacrev(squared),
+    "regrad.jit": lambda: rg.jit(squared),
+    "regrad.jvp": lambda: functools.partial(lambda f, x: rg.jvp(f, [x], [x]), summed),
+    "regrad.linearize": lambda: functools.partial(lambda f, x: rg.linearize(f, x)[1](x), summed),
+    "regrad.map": lambda: functools.partial(rg.map, squared),
+    "regrad.name_scope": lambda: rg.name_scope("part")(squared),
+    "regrad.replace": lambda: under({"Sin": rg.replace(lambda x: x * K[0])}, values=True),
+    "regrad.scan": lambda: functools.partial(rg.scan, lambda c, x: (c, x * K[0]), ONE),
+    "regrad.tree_map": lambda: functools.partial(rg.tree_map, squared),
+    "regrad.value_and_grad": lambda: rg.value_and_grad(
+        lambda x: (summed(x), x * K[0]), has_aux=True
+    ),
+    "regrad.value_and_grads": lambda: of(rg.value_and_grads(product), lambda g, x: g([x, x])),
+    "regrad.variable_grads": lambda: functools.partial(
+        lambda f, v, x: rg.variable_grads(lambda: f(x * v))[0], summed, rg.Variable(1.0)
+    ),
+    "regrad.vjp": lambda: functools.partial(lambda f, x: rg.vjp(f, x)[1](ONE), summed),
+    "regrad.vmap": lambda: both(rg.vmap(lambda row, by: row * by * K[0], in_axes=(0, None))),
+    "regrad.while_loop": lambda: functools.partial(
+        rg.while_loop, lambda c: rg.sum(c) < 2 * K[0], lambda c: c + 1
+    ),
+    "regrad.extend.deferrable": lambda: rg.extend.deferrable(squared),
+    "regrad.extend.public": lambda: rg.extend.public(squared),
+    "regrad.jax.custom_grad": lambda: on_arrays(
+        rg.jax.custom_grad(lambda x: (x * K[0], lambda dy: dy))
+    ),
+    "regrad.jax.from_regrad": lambda: on_arrays(rg.jax.from_regrad(squared)),
+    "regrad.jax.override": lambda: on_arrays(
+        jax.grad(rg.jax.override(lambda x: jnp.sin(x).sum(), {"Sin": lambda dy, x: dy * K[0]}))
+    ),
+    "regrad.rules.builtin": lambda: under(
+        {"Sin": of(rg.rules.builtin("Sin"), lambda own, dy, x: scaled(own(dy, x=x)))}
+    ),
+    "regrad.rules.learns": lambda: under(
+        {"Sin": rg.rules.learns(lambda dy, x, by: (dy * K[0], {"by": dy.sum()}), by=ONE)},
+        values=True,
+    ),
+    "regrad.rules.optional": lambda: under({"Sin": rg.rules.optional(scaled)}),
+    "regrad.rules.vjp_of": lambda: under({"Sin": rg.rules.vjp_of(lambda x: x * K[0])}),
+    "regrad.train.Optimizer": optimizer,
+}
+REGISTERED = {  # these read R
+    "regrad.gradient": lambda: op_with(rule=lambda dy, x: dy * x * R[0]),
+    "regrad.op": lambda: op_with(kernel=lambda xp, x: x * R[0]),
+    "regrad.extend.elementwise": elementwise,
+    "regrad.extend.op": lambda: op_with(kernel=lambda xp, x: x * R[0], decorator=rg.extend.op),
+    "regrad.extend.gradient": lambda: op_with(rule=lambda dy, x: dy * x * R[0]),
+}
+# Objects in objects, and objects of others.
+MORE = {
+    "grad of hessian of custom_grad": lambda: rg.grad(
+        of(
+            rg.hessian(rg.custom_grad(lambda x: (summed(x), lambda dy: squared(x) * dy))),
+            lambda h, x: rg.sum(h(x)),
+        ),
+        argnums=0,
+    ),
+    "a scope that decorates": lambda: rg.gradient_override_map({"Sin": scaled})(
+        rg.grad(lambda x: rg.sum(rg.sin(x)), argnums=0)
+    ),
+    "in a dict in a list": lambda: of(
+        [{"g": rg.grad(summed, argnums=0)}], lambda held, x: held[0]["g"](x)
+    ),
+    "a method": lambda: rg.grad(Layer().total, argnums=0),
+    "an object that is called": lambda: rg.value_and_grad(Layer(), argnums=0),
+    "override in replace": lambda: under(
+        {rg.at(lambda site: True, "Sin"): rg.replace(rg.sin, rg.rules.vjp_of(lambda x: x * K[0]))},
+        values=True,
+    ),
+    "a map in a place": lambda: under({rg.at(lambda site: K[0] > 2.5): {"Sin": NINE}}),
+    "a name as the gradient of replace": lambda: under(
+        {"Sin": rg.replace(rg.sin, _register(next(names)))}, values=True
+    ),
+    "numpy.vectorize": lambda: of(np.vectorize(lambda k: k * K[0]), lambda f, x: x * float(f(1.0))),
+    "jax.custom_vjp": jax_custom_vjp,
+    "jax.custom_jvp": jax_custom_jvp,
+    "jax.vmap": lambda: on_arrays(jax.vmap(lambda x: x * K[0])),
+    "jax.grad": lambda: on_arrays(jax.grad(jax_sum)),
+}
+NUMBERS = {"clip": 2, "clip_norm": 1, "reverse": 1, "scale": 1}  # how many numbers they take
+# Names that take or return a callable, and have no case.
+WITHOUT = {
+    "regrad": {
+        # they run the function to report on it, which a compiled function does not do
+        "compare_gradients", "draw", "eval_shape", "export", "find_nan", "gradient_path",
+        "saved_bytes", "trace_gradients",
+    },
+    "regrad.jax": {
+        "check_gradients", "compare_gradients", "draw", "find_nan", "gradient_path",
+        "gradient_report", "saved_bytes", "trace_gradients",
+    },
+    "regrad.plot": {"histograms", "rule", "saliency"},
+    "regrad.testing": {"Finding", "check_gradients", "gradient_report"},
+    "regrad.train": {"fit", "save"},  # `fit` calls the step, which is what is compiled
+    "regrad.extend": {
+        "shape_of",  # for graphs
+        "piecewise_constant",  # takes what `elementwise` takes, of a type of the library's own
+    },
+    "regrad.rules": {
+        *NUMBERS,  # see `test_rules_of_numbers`
+        # these take Python numbers alone
+        "arctan_surrogate", "gaussian", "rectangle", "sigmoid_surrogate", "superspike", "triangle",
+    },
+    # these run a model to report on it; their rules take numbers, and are for other libraries
+    "regrad.rules.attribution": {"attribute", "tempered"},
+    "regrad.rules.lrp": {
+        "alpha_beta", "beta_smooth", "epsilon", "flat", "gamma", "merge_norms", "relevance",
+        "reveal_cancel", "w_square", "z_box", "z_plus",
+    },
+}  # fmt: skip
+
+
+def _register(name):
+    rg.RegisterGradient(name)(scaled)
+    return name
+
+
+class Layer:
+    def total(self, x):
+        return summed(x)
+
+    def __call__(self, x):
+        return self.total(x)
+
+
+def called(f):
+    return np.hstack([np.asarray(leaf.numpy()).ravel() for leaf in opened(f(X))[0]])
+
+
+@pytest.mark.parametrize("name", [*CASES, *REGISTERED, *MORE])
+def test_a_change_behind_a_wrapper_is_seen(name):
+    read = R if name in REGISTERED else K
+    read[0] = 2.0
+    f = {**CASES, **REGISTERED, **MORE}[name]()
+    compiled = rg.jit(f)
+    before = [called(compiled) for _ in range(3)][-1]
+    assert compiled.cache_info().traces == 1, "nothing has changed, so nothing is traced again"
+    np.testing.assert_allclose(before, called(f), 1e-5)
+    read[0] = 3.0
+    due = called(f)
+    assert not np.allclose(due, before), "the case reads what has changed"
+    np.testing.assert_allclose(called(compiled), due, 1e-5)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_rules_of_numbers(name):
+    """A rule may be made of a Variable, whose value at the call counts."""
+    k = rg.Variable(0.3)
+    rule = getattr(rg.rules, name)(*[-k, k][-NUMBERS[name] :])
+
+    def f(x):
+        with rg.gradient_override_map({"Sin": rule}):
+            return rg.grad(lambda x: rg.sum(rg.sin(x)))(x)
+
+    compiled = rg.jit(f)
+    before = [called(compiled) for _ in range(2)][-1]
+    k.assign(0.9)
+    np.testing.assert_allclose(called(compiled), called(f), 1e-5)
+    assert not np.allclose(called(f), before) and compiled.cache_info().traces == 1
+
+
+CALLABLE = re.compile(r"Callable|Rule\b|\bF\b|Mapping")
+ROLES = {"f", "fun", "rule", "rules", "gradient", "forward", "where", "transformation", "model"}
+
+
+def takes_callables(value):
+    """Return whether a public name takes or returns functions, by its signatures."""
+    for f in [value, *([vars(value).get("__call__")] if inspect.isclass(value) else [])]:
+        try:
+            signature = inspect.signature(f)
+        except (TypeError, ValueError):
+            continue
+        given = signature.parameters.values()
+        annotations = [*(p.annotation for p in given), signature.return_annotation]
+        if ROLES.intersection(signature.parameters) or any(
+            CALLABLE.search(str(a)) for a in annotations
+        ):
+            return True
+    return False
+
+
+def test_every_public_name_that_takes_callables_has_a_case():
+    found = {}
+    for package in PACKAGES:
+        if package not in ("regrad.errors", "regrad.torch"):  # (the rules of torch run in torch)
+            module = importlib.import_module(package)
+            taking = {n for n in origins(package) if takes_callables(getattr(module, n))}
+            found |= {f"{package}.{n}": n in WITHOUT.get(package, ()) for n in taking}
+    assert {name for name, without in found.items() if not without} == {*CASES, *REGISTERED}
+    assert {f"{p}.{n}" for p, each in WITHOUT.items() for n in each} <= {*found}
