@@ -17,6 +17,7 @@ from regrad.core.rule import Rule
 from regrad.core.signatures import public
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
+from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.arguments import Body, OpenedArguments, is_key, replaced
@@ -140,6 +141,7 @@ class IdentityRule(Rule):
     """The gradients that arrive, as they are."""
 
     each = True
+    sparse = True
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return True
@@ -147,7 +149,7 @@ class IdentityRule(Rule):
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
     ) -> Iterable[tuple[int, Any]]:
-        return [(0, list(dy))]
+        return [(0, [UNUSED if d is None else d for d in dy])]
 
 
 APART = Op("_Apart", "apart", _barrier, [Input("xs", "many")], several=True, holomorphic=False)

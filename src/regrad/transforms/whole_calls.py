@@ -90,7 +90,7 @@ class WholeCall:
                 f"forward mode: the call of {self.name!r} has a rule as a whole, which holds in "
                 "reverse mode (grad, vjp)."
             )
-        self.hit.ran += 1
+        self.hit.pulled()
         assert self.parameters is not None
         moving = [i in passage.wanted for i in range(self.count)]
         names = names_for(asks_for(self.value), self.names, moving)
