@@ -421,7 +421,7 @@ class Scan:
         What the second walk closes over is among what the first does, which the loop has kept.
         None, if that is not so.
         """
-        import jax
+        import jax.core
 
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         function = self.body_run.as_function(self.step)
