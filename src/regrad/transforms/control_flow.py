@@ -353,9 +353,8 @@ def _in_turn(
         return carry, _no_steps(step, carry, xs)
     with python_loop() as loop:
         for i in reversed(range(n)) if reverse else range(n):
-            loop.begin(carry)
             with masked():
-                tensors = [*carry, *[getitem(x, i) for x in xs]]
+                tensors = [*loop.begin(carry), *[getitem(x, i) for x in xs]]
             ys = step(tensors) if run is None else run(*tensors)
             carry, rows[i] = ys[:count], ys[count:]
         with masked():
@@ -380,8 +379,7 @@ def _while(
                 raise ArgumentError(
                     f"while_loop: the condition still holds after {max_steps} steps"
                 )
-            loop.begin(carry)
-            carry, steps = step(carry), steps + 1
+            carry, steps = step(loop.begin(carry)), steps + 1
         return loop.tied(carry, [])[0] if steps else carry
 
 

@@ -21,6 +21,7 @@ from regrad.core.rule import Rule
 from regrad.core.state import State, current
 from regrad.core.tape import TIED, made, record
 from regrad.core.walk import UNUSED
+from regrad.transforms.arguments import replaced
 from regrad.transforms.region import is_watched, links_of
 
 if TYPE_CHECKING:
@@ -41,13 +42,24 @@ class PythonLoop:
         self.state: State = current() or State()
         self.starts: list[int] = [len(tape.entries) for tape in self.state.tapes]
         self.begun: dict[int | Variable, set[Any]] = defaultdict(set)
+        self.taken: set[Any] = set()  # ids that carries have had
         self.assigned: set[Variable] = set()  # in the step that is running
 
-    def begin(self, carry: Sequence[Tensor]) -> None:
-        """A step begins."""
+    def begin(self, carry: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the carry with which a step begins: Tensors that have no other use."""
         self.assigned.clear()
+        if not self.state.tapes:
+            return carry
+        again = []
+        for place, x in enumerate(carry):
+            if not self.begun or x._id in self.taken:
+                again.append(place)
+            self.taken.add(x._id)
+        carry = replaced(carry, again, _tie([carry[i] for i in again], TieRule((), ())))
         for place, x in enumerate(carry):
             self.begun[place].add(x._id)
+            self.taken.add(x._id)
+        return carry
 
     def assign(self, variable: Variable) -> None:
         """A Variable is about to get another value: from now on it is carried."""
@@ -66,10 +78,15 @@ class PythonLoop:
         tapes = zip(self.state.tapes, self.starts, strict=True)
         begun = [self.begun[key] for key in (*range(n), *variables)]
         rule = TieRule(begun, [tape.entries[start:] for tape, start in tapes])
-        outputs = tuple(map(rename, xs))
-        record(TIE, xs, {}, outputs, (tuple(range(len(xs))),), rule)
+        outputs = _tie(xs, rule)
         assign_all(variables, outputs[n : len(carries)])
         return outputs[:n], outputs[len(carries) :]
+
+
+def _tie(xs: Sequence[Tensor], rule: Rule) -> tuple[Tensor, ...]:
+    """The same values as outputs of one record."""
+    ys = tuple(map(rename, xs))
+    return record(TIE, tuple(xs), {}, ys, (tuple(range(len(ys))),), rule) if ys else ys
 
 
 @block
