@@ -231,6 +231,17 @@ def test_builtin_of_a_whole_call_leaves_out_what_is_unused(mode):
     assert dx.item() == 0
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rule_of_a_whole_call_gets_zeros(mode):
+    def rule(dy, x):
+        unused, used = dy
+        return used * x + unused + 1
+
+    with rg.gradient_override_map({rg.at("block"): rule}):
+        dx = MODES[mode](rg.grad(lambda x: block(x)[1]))(rg.scalar(3.0))
+    assert dx.item() == 4
+
+
 def test_find_nan_agrees():
     f = lambda x: FORMS["scan"](x, lambda x: (rg.log(x), x))  # noqa: E731
     with np.errstate(all="ignore"):

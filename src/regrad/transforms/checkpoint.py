@@ -102,12 +102,12 @@ def recomputed(flat: Flat, xs: Sequence[Tensor], rule: Any = None) -> Sequence[T
     body_run.outputs[-1] = [y._id for y in outputs]
     function = body_run.as_function(flat, assigned)
     if rule is not None:
-        rule.know(function.captured)
+        rule.know(function.captured, [(y.shape, y.dtype) for y in outputs])
 
     def derivative(
         way: Any, inputs: Sequence[Tensor], passage: Passage, given: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        def derive(given: Sequence[Tensor]) -> Sequence[Tensor]:
+        def derive(given: Sequence[Tensor], passage: Passage = passage) -> Sequence[Tensor]:
             xs = [*inputs, *given]
             return way(function, len(inputs), passage)(apart(xs) if way is pullback else xs)
 
@@ -117,7 +117,7 @@ def recomputed(flat: Flat, xs: Sequence[Tensor], rule: Any = None) -> Sequence[T
 
     arrays = [y._data for y in outputs]
     repeat = lambda xs: recomputed(function, xs, rule)  # noqa: E731
-    results = body_run.finish(arrays, *both_ways(derivative), repeat)
+    results = body_run.finish(arrays, *both_ways(derivative), repeat, opaque=rule is not None)
     assign_all(assigned, results[len(ys) :])
     return results[: len(ys)]
 
