@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from threading import RLock
 from typing import Any
 
@@ -36,6 +37,9 @@ _serial = itertools.count(1).__next__
 # Whoever reads Variables and then writes to them holds this lock: updates, and compiled functions
 # from their arguments to their assignments. One lock for all, since a program has many Variables.
 UPDATES = RLock()
+
+# The loops that Python runs here (`transforms.ties`), which hear of assignments before they happen.
+LOOPS: ContextVar[tuple[Any, ...]] = ContextVar("regrad_loops", default=())
 
 # A fork waits for it too: a thread that held it would not be there to give it back.
 if hasattr(os, "register_at_fork"):
@@ -126,6 +130,8 @@ class Variable(Methods, Readable):
         state = current()
         if state is not None and state.guard is not None:
             state.guard.loses(tensor)
+        for loop in LOOPS.get():
+            loop.assign(self)
         if state is None or state.region is None:
             self._tensor, self._lent = tensor, lent
         else:

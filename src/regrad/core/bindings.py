@@ -59,7 +59,7 @@ class CountedRule(WrappedRule):
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
     ) -> Iterable[tuple[int, Any]]:
-        self.hit.ran += 1
+        self.hit.pulled()
         return self.rule.pull(record, dy, wanted)
 
 

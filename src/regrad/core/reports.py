@@ -6,9 +6,11 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
+from regrad.core.blocks import block, stay
 from regrad.core.dims import Shape
 from regrad.core.hints import hint_at
 from regrad.core.names import REPORT
@@ -16,6 +18,17 @@ from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, a
 
 INTEGERS = frozenset({int})
 SHAPES = 3  # so many different shapes are shown for a line
+
+
+# While a walk is traced before it is known whether it will be used: the hits whose rules ran.
+LATER: ContextVar[list[Hit] | None] = ContextVar("regrad_later", default=None)
+
+
+@block
+def counted_later() -> Generator[list[Hit]]:
+    """List the hits whose rules run in this block, and do not count the runs."""
+    hits: list[Hit] = []
+    yield from stay(hits, LATER, hits)
 
 
 class Hit:
@@ -41,6 +54,14 @@ class Hit:
         self.count += 1
         known = isinstance(shape, tuple) and INTEGERS.issuperset(map(type, shape))
         self.sizes[shape if known else _shown(shape)] = None
+
+    def pulled(self) -> None:
+        """Count one more run of the rule: now, or where the traced walk is used (`LATER`)."""
+        later = LATER.get()
+        if later is None:
+            self.ran += 1
+        else:
+            later.append(self)
 
     @property
     def shapes(self) -> list[str]:

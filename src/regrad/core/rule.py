@@ -96,6 +96,7 @@ class Rule:
     flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)
     each = False  # of several outputs each depends on the input at its place, and on no other
+    sparse = False  # whether None, not zeros, arrives from outputs that have no gradient
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     replaces = False  # whether it replaces the values of ops: see `core.replacing`
     own_count: int | None = None  # of the inputs for which `builtin` answers a rule, if not of all

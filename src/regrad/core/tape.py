@@ -28,6 +28,7 @@ NO_ATTRS: Attrs = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
 CUT = NoGradient()
+TIED = "_Tied"  # the op type of the record that ends a loop of Python's (`transforms.ties`)
 
 # Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
 Place = int | tuple[int, ...] | None

@@ -124,8 +124,10 @@ def _walk(records: Entries, grads: Grads, watched: set[int], inspect: Inspector 
                     dx = pulls[leaf](record, dy)
                 except UnknownShapeError:
                     dx = leaf_gradients(record, dy, watched)[leaf]
-            else:
-                dx = found[leaf]
+            elif (dx := found[leaf]) is UNUSED:  # a sparse rule: it leads to no used output
+                if inspect is not None:
+                    inspect(record, dy, leaf, None)
+                continue
             if dx is not None:
                 shape, dtype = record.specs[leaf]
                 try:
@@ -214,7 +216,8 @@ def _deferral_of(record: Record, dy: Cotangent) -> Deferral | None:
 def collect(record: Record, grads: Grads) -> Any:
     """The gradient that arrives at a record: a Tensor, or a tuple for several outputs.
 
-    UNUSED if the output leads nowhere, None if it leads to y but no gradient came through.
+    UNUSED if the output leads nowhere, None if it leads to y but no gradient came through. Of
+    several outputs, those without a gradient have zeros, or None if the rule is `sparse`.
     """
     outputs = record.outputs
     if not isinstance(outputs, tuple):
@@ -225,6 +228,8 @@ def collect(record: Record, grads: Grads) -> Any:
     dys = [None if dy is UNUSED else dy for dy in dys]
     if all(dy is None for dy in dys):
         return None
+    if record.rule.sparse:
+        return tuple(dys)
     assert isinstance(record, GroupedRecord)
     return tuple(record.unused(i) if dy is None else dy for i, dy in enumerate(dys))
 

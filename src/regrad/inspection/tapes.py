@@ -23,7 +23,7 @@ from regrad.core.pullback import pull_back, run_taped
 from regrad.core.registry import Op
 from regrad.core.rule import Conjugated, Cotangent, Rule, place
 from regrad.core.state import masked
-from regrad.core.tape import Record, effective
+from regrad.core.tape import TIED, Record, effective
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import (
     Grads,
@@ -54,8 +54,12 @@ class Lines(list[Record]):
     def __init__(self) -> None:
         super().__init__()
         self.places: dict[int, tuple[str, str]] = {}
+        self.origins: dict[Any, Any] = {}  # ids of a loop's results, before they were tied
 
     def append(self, record: Record) -> None:
+        if record.op.type == TIED:
+            pairs = zip(record.outputs, record.inputs, strict=True)
+            self.origins.update((y, self.origins.get(x, x)) for y, x in pairs)
         self.places[id(record)] = find_caller(), ".".join(PATH.get())
         super().append(record)
 
@@ -101,7 +105,8 @@ class TapedOp(SeenOp):
         super().__init__(op_type_of(record), kind, rule, *tape.place(record))
         self.record: Record = record
         self.watched: set[int] = watched
-        self.takes: Sequence[Any] = [key for key in record.inputs if key in watched]
+        origin = tape.entries.origins
+        self.takes: Sequence[Any] = [origin.get(i, i) for i in record.inputs if i in watched]
         outputs = record.outputs
         self.makes: Sequence[Any] = outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -133,7 +138,9 @@ class WalkTeller:
         self.dxs = []
 
     def __call__(self, record: Record, dy: Cotangent, leaf: int, dx: Tensor | None) -> None:
-        op = self.ops[id(record)]
+        op = self.ops.get(id(record))
+        if op is None:  # the end of a loop
+            return
         if not self.dxs:
             self.dys = dy if isinstance(dy, tuple) else (dy,)
             self.tool.arrived(op, self.dys)
@@ -165,7 +172,9 @@ class TapeRecorder(RunRecorder):
             self.value: Any = run_taped(tape, run, inputs)
         finally:
             self.watched: set[int] = tape.close()
-        self.ops: list[TapedOp] = [TapedOp(record, tape, self.watched) for record in tape.records]
+        self.ops: list[TapedOp] = [
+            TapedOp(record, tape, self.watched) for record in tape.records if record.op.type != TIED
+        ]
 
     @property
     def sources(self) -> list[tuple[str, Any, Tensor]]:
@@ -194,7 +203,8 @@ class TapeRecorder(RunRecorder):
             for i, (name, same, x) in enumerate(self.sources)
         ]
         cuts = [(op, "") for op in self.tape.cuts]
-        return Recording(self.value, [y], leaves, cuts, self.ops, [y._id])
+        made = [self.tape.entries.origins.get(y._id, y._id)]
+        return Recording(self.value, [y], leaves, cuts, self.ops, made)
 
     def array(self, x: Any) -> Any:
         return None if x is None else x._values()

@@ -197,6 +197,8 @@ def _make_runner(flat: Flat) -> Callable[..., list[Any]]:
 class RegradGradient(EquationGradient):
     """The gradient of a flat function, by regrad; that gradient is bridged in turn."""
 
+    sparse = True
+
     def __init__(
         self, name: str, flat: Flat, avals: Sequence[Any], count: int, outs: Sequence[Any]
     ) -> None:
@@ -218,9 +220,11 @@ class RegradGradient(EquationGradient):
             )
 
     def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
-        back = pullback(self.flat, len(xs), Passage(wanted, self.reached))
+        used = [(i, dy) for i, dy in zip(self.reached, dys, strict=True) if dy is not None]
+        back = pullback(self.flat, len(xs), Passage(wanted, [i for i, _ in used]))
         with nothing_in_force():
-            dxs = bridge(back, [*xs, *map(conjugate, dys)], f"the gradient of {self.name}")
+            given = [*xs, *[conjugate(dy) for _, dy in used]]
+            dxs = bridge(back, given, f"the gradient of {self.name}")
         pairs = zip(wanted, dxs, strict=True)
         return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]
 

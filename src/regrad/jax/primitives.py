@@ -33,6 +33,7 @@ class EquationGradient:
 
     name = ""
     once = False
+    sparse = False  # whether None, not zeros, arrives from outputs that have no gradient
     avals: Sequence[Any] = ()
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
@@ -153,6 +154,7 @@ class WrappedGradient(EquationGradient):
         self.name: str = one.name
         self.avals: Arrays = one.avals
         self.once: bool = one.once
+        self.sparse: bool = one.sparse
         self.keeps: Callable[..., Any] = one.keeps
         self.allow: Callable[..., Any] = one.allow
 
@@ -186,7 +188,8 @@ tangent_p: Any = core.Primitive("regrad_tangent")
 class Tangent:
     """A linear map, known by its transpose: `pull(residuals, dys)`.
 
-    `outs` are the types of its results, which are those of the dys.
+    `outs` are the types of its results, which are those of the dys. A dy is None where nothing uses
+    the result.
     """
 
     name = ""
@@ -219,6 +222,9 @@ class OpTangent(Tangent):
     def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
         xs = replaced([None] * self.count, self.kept, residuals[: len(self.kept)])
         ys = list(residuals[len(self.kept) :]) if self.keeps_outputs else None
+        if not self.gradient.sparse:
+            pairs = zip(dys, self.outs, strict=True)
+            dys = [extending.zeros_like_aval(aval) if dy is None else dy for dy, aval in pairs]
         return self.gradient.pull(xs, ys, dys, self.wanted)
 
 
@@ -298,10 +304,10 @@ def _tangent_jvp(primals: Arrays, tangents: Arrays, *, tangent: Tangent, count: 
 def _tangent_transposed(dys: Sequence[Any], *args: Any, tangent: Tangent, count: int) -> Any:
     if any(map(extending.is_undefined_primal, args[:count])):
         return _by_transposition(partial(_push, tangent=tangent, count=count), dys, args)
-    arriving = [
-        jax.numpy.asarray(
-            extending.instantiate_zeros(dy), aval.dtype
-        )  # jax.vjp takes Python numbers
+    if all(type(dy) is extending.Zero for dy in dys):
+        return [None] * len(args)
+    arriving = [  # (jax.vjp takes Python numbers)
+        None if type(dy) is extending.Zero else jax.numpy.asarray(dy, aval.dtype)
         for dy, aval in zip(dys, tangent.outs, strict=True)
     ]
     dxs = tangent.pull(args[:count], arriving)

@@ -110,11 +110,13 @@ class BodyRun:
         push: Answer,
         repeat: Flat,
         loops: Sequence[tuple[int, int]] = (),
+        opaque: bool = False,
     ) -> list[Tensor]:
         """The results as Tensors outside, recorded.
 
         `answer` and `push` are those of `RegionRule`. `repeat` runs the region on other inputs.
-        `loops` are (result, argument): what comes round again.
+        `loops` are (result, argument): what comes round again. Of an `opaque` region each input may
+        lead to each output: a rule stands for the body.
         """
         results = [wrap(y) for y in ys]
         inputs = self.inputs
@@ -123,6 +125,7 @@ class BodyRun:
         rule = None
         if wanted:
             passage = self.passage(wanted, loops)
+            passage = Passage(passage.wanted, passage.reached) if opaque else passage
             rule = RegionRule(self.kind, inputs, passage, replaying(answer), replaying(push))
         capture = capturing()
         if capture is not None:

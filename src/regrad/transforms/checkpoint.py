@@ -17,6 +17,7 @@ from regrad.core.rule import Rule
 from regrad.core.signatures import public
 from regrad.core.state import current
 from regrad.core.tensor import Tensor
+from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.arguments import Body, OpenedArguments, is_key, replaced
@@ -101,12 +102,12 @@ def recomputed(flat: Flat, xs: Sequence[Tensor], rule: Any = None) -> Sequence[T
     body_run.outputs[-1] = [y._id for y in outputs]
     function = body_run.as_function(flat, assigned)
     if rule is not None:
-        rule.know(function.captured)
+        rule.know(function.captured, [(y.shape, y.dtype) for y in outputs])
 
     def derivative(
         way: Any, inputs: Sequence[Tensor], passage: Passage, given: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        def derive(given: Sequence[Tensor]) -> Sequence[Tensor]:
+        def derive(given: Sequence[Tensor], passage: Passage = passage) -> Sequence[Tensor]:
             xs = [*inputs, *given]
             return way(function, len(inputs), passage)(apart(xs) if way is pullback else xs)
 
@@ -116,7 +117,7 @@ def recomputed(flat: Flat, xs: Sequence[Tensor], rule: Any = None) -> Sequence[T
 
     arrays = [y._data for y in outputs]
     repeat = lambda xs: recomputed(function, xs, rule)  # noqa: E731
-    results = body_run.finish(arrays, *both_ways(derivative), repeat)
+    results = body_run.finish(arrays, *both_ways(derivative), repeat, opaque=rule is not None)
     assign_all(assigned, results[len(ys) :])
     return results[: len(ys)]
 
@@ -140,6 +141,7 @@ class IdentityRule(Rule):
     """The gradients that arrive, as they are."""
 
     each = True
+    sparse = True
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return True
@@ -147,7 +149,7 @@ class IdentityRule(Rule):
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
     ) -> Iterable[tuple[int, Any]]:
-        return [(0, list(dy))]
+        return [(0, [UNUSED if d is None else d for d in dy])]
 
 
 APART = Op("_Apart", "apart", _barrier, [Input("xs", "many")], several=True, holomorphic=False)

@@ -48,6 +48,7 @@ from regrad.transforms.conditionals import conditional
 from regrad.transforms.region import Flat, in_trace
 from regrad.transforms.replay import Captured
 from regrad.transforms.scans import as_jax, scanned
+from regrad.transforms.ties import python_loop
 from regrad.transforms.whiles import repeated
 
 if TYPE_CHECKING:
@@ -348,15 +349,16 @@ def _in_turn(
     run: Any = recomputing(row) if checkpoint else None
     rows: list[Any] = [None] * n
     count = len(carry)
-    for i in reversed(range(n)) if reverse else range(n):
-        with masked():
-            tensors = [*carry, *[getitem(x, i) for x in xs]]
-        ys = step(tensors) if run is None else run(*tensors)
-        carry, rows[i] = ys[:count], ys[count:]
     if not n:  # nothing to stack
         return carry, _no_steps(step, carry, xs)
-    with masked():
-        return carry, [stack(list(column)) for column in zip(*rows, strict=True)]
+    with python_loop() as loop:
+        for i in reversed(range(n)) if reverse else range(n):
+            with masked():
+                tensors = [*loop.begin(carry), *[getitem(x, i) for x in xs]]
+            ys = step(tensors) if run is None else run(*tensors)
+            carry, rows[i] = ys[:count], ys[count:]
+        with masked():
+            return loop.tied(carry, [stack(list(column)) for column in zip(*rows, strict=True)])
 
 
 def _no_steps(step: _Step, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:
@@ -371,11 +373,14 @@ def _while(
     goes_on: Callable[..., Tensor], step: _Step, carry: Sequence[Tensor], max_steps: int | None
 ) -> Sequence[Tensor]:
     steps = 0
-    while bool(goes_on(carry)):
-        if steps == max_steps:  # checked after the condition: exactly max_steps are allowed
-            raise ArgumentError(f"while_loop: the condition still holds after {max_steps} steps")
-        carry, steps = step(carry), steps + 1
-    return carry
+    with python_loop() as loop:
+        while bool(goes_on(carry)):
+            if steps == max_steps:  # checked after the condition: exactly max_steps are allowed
+                raise ArgumentError(
+                    f"while_loop: the condition still holds after {max_steps} steps"
+                )
+            carry, steps = step(loop.begin(carry)), steps + 1
+        return loop.tied(carry, [])[0] if steps else carry
 
 
 LONG = 64  # steps of a bounded loop that are worth rounds

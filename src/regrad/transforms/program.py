@@ -353,7 +353,8 @@ class Program:
             given = [*inputs, *dys]
             # A tape that watches the inputs wants the derivative of this walk: what was kept are
             # numbers by now, so the gradient is computed from the inputs, by a program of its own.
-            if watched_places(given):
+            # So it is where a result has no gradient: the backward program is for all of them.
+            if watched_places(given) or passage is not trace.passage:
                 derivative = self._derivative(trace, n, passage, pullback, "the gradient of")
                 return derivative(given, closure, overrides)[0]
             trace.report(overrides, self.derived, forward=False)

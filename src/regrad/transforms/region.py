@@ -29,7 +29,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import repeat
 from operator import or_
@@ -44,6 +44,7 @@ from regrad.core.rule import Rule
 from regrad.core.state import OPEN, State, current, in_state, next_id, open_tapes
 from regrad.core.tape import Tape, record_of
 from regrad.core.tensor import Tensor, wrap
+from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, GraphError, TraceError
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.arguments import replaced
@@ -428,6 +429,8 @@ class Passage:
     `edges` tell which input reaches which outputs: `{input: outputs}`. Without them each input
     is taken to reach all. With `(w, x, i) -> (w * x, i + 1)`, where tapes watch `w` and `x`, the
     edges are `{0: [0], 1: [0]}`, `wanted` is [0, 1], and `reached` is [0].
+
+    A walk back goes by the part that leads to the outputs that have a gradient (`narrowed`).
     """
 
     def __init__(
@@ -435,12 +438,22 @@ class Passage:
         wanted: Sequence[int],
         reached: Sequence[int],
         edges: Mapping[int, Sequence[int]] | None = None,
+        whole: Passage | None = None,
     ) -> None:
         self.wanted: list[int] = list(wanted)
         self.reached: list[int] = list(reached)
         self.edges: dict[int, list[int]] | Mapping[int, Sequence[int]] = (
             dict.fromkeys(self.wanted, self.reached) if edges is None else edges
         )
+        self.whole: Passage = whole or self
+
+    def narrowed(self, used: Collection[int]) -> Passage:
+        """Return the part that leads to some of the outputs; `whole` is that of which it is one."""
+        if len(used) == len(self.reached):
+            return self
+        edges = {i: [y for y in places if y in used] for i, places in self.edges.items()}
+        edges = {i: places for i, places in edges.items() if places}
+        return Passage([*edges], [*used], edges, self.whole)
 
 
 Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]
@@ -452,7 +465,12 @@ class RegionRule(Rule):
     `answer(inputs, passage, dys)` returns the gradients by the inputs that are wanted, of those of
     the outputs that they reach; `push(inputs, passage, dxs)` the tangents of the outputs reached,
     by those of the wanted inputs. `inputs` are the Tensors outside, all of them.
+
+    An output that nothing uses has no gradient. The passage then is the narrowed one: zeros for
+    that output would run rules that are on no path.
     """
+
+    sparse = True
 
     def __init__(
         self, name: str, inputs: Sequence[Tensor], passage: Passage, answer: Answer, push: Answer
@@ -467,8 +485,9 @@ class RegionRule(Rule):
         return True  # its body was checked op by op, see RegionTape
 
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
-        given = self.answer(self.inputs, self.passage, [dy[i] for i in self.passage.reached])
-        return [(0, replaced([None] * len(self.inputs), self.passage.wanted, given))]
+        passage = self.passage.narrowed([i for i in self.passage.reached if dy[i] is not None])
+        given = self.answer(self.inputs, passage, [dy[i] for i in passage.reached])
+        return [(0, replaced([UNUSED] * len(self.inputs), passage.wanted, given))]
 
 
 def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:

@@ -142,7 +142,7 @@ class Capture(Trail):
 
     def pulled(self, passage: Passage, dys: Sequence[Tensor], dxs: Sequence[Tensor]) -> None:
         """The backward pass of a region that was run in here, where it is not a region itself."""
-        self.pulls.add(passage)
+        self.pulls.add(passage.whole)
         self._keep(partial(pull_region, passage), [self.ref(dy) for dy in dys], dxs)
         # (by which inputs there are gradients depends on the tapes outside)
         for i, dx in zip(passage.wanted, dxs, strict=True):

@@ -38,10 +38,13 @@ from regrad.autodiff.variables import Variable, assign_all
 from regrad.core import dispatch
 from regrad.core.backends import is_inexact
 from regrad.core.promotion import gradient_dtype, widest
-from regrad.core.pullback import Run, pull_loop, pull_through
+from regrad.core.pullback import Run, pull_loop, run_taped
+from regrad.core.reports import Hit, counted_later
 from regrad.core.sharding import to_jax, to_jax_as
 from regrad.core.state import current
+from regrad.core.tape import Tape
 from regrad.core.tensor import Tensor, wrap
+from regrad.core.walk import walk_from
 from regrad.ops.binary import add
 from regrad.ops.creation_like import zeros_like
 from regrad.transforms.bodies import (
@@ -54,6 +57,7 @@ from regrad.transforms.bodies import (
 from regrad.transforms.region import (
     Flat,
     Passage,
+    Region,
     RegionTape,
     run_inside,
     tape_for,
@@ -107,6 +111,26 @@ def scanned(
     return ys[:n], ys[m:]
 
 
+class BackwardStep:
+    """The backward step of a loop, for some of its results; places as those of a `Scan`.
+
+    * `kept`: for each constant of `jaxpr`, the pool in which it is found, and its place there: "x"
+      (entries of xs), "y" (of ys), or "step" (residuals). For "same" it is the array.
+    * `hits`: those of the rules that ran while it was traced.
+    """
+
+    jaxpr: Any = None
+    hits: Sequence[Hit] = ()
+
+    def __init__(
+        self, carried: Sequence[int], wanted: Sequence[int], active: Sequence[int]
+    ) -> None:
+        self.carried = carried
+        self.wanted = wanted
+        self.active = active
+        self.kept: list[Any] = []
+
+
 class Scan:
     """One loop: its forward pass, what that keeps, and its backward pass.
 
@@ -121,10 +145,12 @@ class Scan:
       returns their gradients, in this order.
     * `active` (results): `carried`, and the ys that depend on something watched. The backward step
       is given their gradients, in this order.
-    * `kept`: for each constant of the backward step, the pool in which it is found, and its place
-      there: "x" (entries of xs), "y" (of ys), or "step" (residuals). For "same" it is the array.
+    * `flow`: which of `wanted` reach which results, by any number of steps.
+    * `back`: the backward step for all of these (see `BackwardStep`).
 
-    A walk back asks for some of `wanted`, and has gradients of some of `active`: its `passage`.
+    A walk back asks for some of `wanted`, and has gradients of some of `active`: its `passage`. A
+    carry takes part if any step uses it for them (`_part_of`); the backward step for a part of the
+    results is in `parts`.
     """
 
     def __init__(
@@ -151,7 +177,7 @@ class Scan:
         self.watched: list[set[int]] = [set(self._seeds(t)) for t in self.body_run.tapes]
         for places in self.watched[:1]:
             places.update(i for i, x in enumerate(self.carry) if is_inexact(x.dtype))
-        self.kept: list[tuple[str, Any]] = []
+        self.parts: dict[Sequence[int], BackwardStep | None] = {}
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -190,11 +216,12 @@ class Scan:
         # has the residuals that all steps share (None for the others), `steps` the other places.
         same = invariant(closed, n)
         steps = [i for i, array in enumerate(same) if array is None]
-        for place, (pool, i) in enumerate(self.kept):  # places of steps that are still stacked
+        kept = self.back.kept if self.tape is RegionTape else []
+        for place, (pool, i) in enumerate(kept):  # places of steps that are still stacked
             if pool == "step" and same[i] is None:
-                self.kept[place] = "step", steps.index(i)
+                kept[place] = "step", steps.index(i)
             elif pool == "step":
-                self.kept[place] = "same", same[i]
+                kept[place] = "same", same[i]
 
         def body(carry: list[Array], x: list[Array]) -> Any:
             ys = evaluate(closed.jaxpr, closed.consts, [*carry, *x])
@@ -245,8 +272,6 @@ class Scan:
 
         As for programs (`Variant._linearized`), JAX lists what the inner trace has closed over.
         """
-        import jax
-
         body_run, m = self.body_run, len(self.carry)
         tape, region = body_run.tapes[0], body_run.region
         stand_ins = [region.stand_in_for(s) for s in body_run.sources]
@@ -254,42 +279,56 @@ class Scan:
         keys = [x._id for x in given]
         # All carried gradients are both inputs and outputs of the backward step, found or not: the
         # carry of a loop must keep its structure.
-        self.wanted: list[int] = [
-            i for i, key in enumerate(keys) if i in self.carried or key in body_run.watched
-        ]
-        self.active: list[int] = [
+        wanted = [i for i, key in enumerate(keys) if i in self.carried or key in body_run.watched]
+        active = [
             i for i, y in enumerate(ys) if i in self.carried or (i >= m and y._id in tape.watched)
         ]
-        function = body_run.as_function(self.step)
-        recompute = pullback(function, len(given), Passage(self.wanted, self.active))
+        self.flow: Passage = body_run.passage(wanted, [(i, i) for i in range(m)])
+        self.wide: np.dtype = widest((*given, *ys))
+        self.back: BackwardStep = BackwardStep(self.carried, wanted, active)
+        consts = self._walked(self.back, tape, given, ys, tape.close(), body_run.as_function)
+        self.back.kept = self._sorted(consts, inner, stand_ins, results[m:])
+        return self.stacked
 
-        def back(*dys: Array) -> list[Any]:
+    def _walked(
+        self, back: BackwardStep, tape: Tape, given: Sequence[Tensor], ys: Sequence[Tensor],
+        watched: set[int], as_function: Callable[[Flat], Flat],
+    ) -> list[Array]:  # fmt: skip
+        """Trace a backward step, the walk along a tape of `ys`; return what it closes over."""
+        import jax
+
+        sources = [ys[i] for i in back.active]
+
+        def run(*dys: Array) -> list[Any]:
             arriving = [wrap(dy) for dy in dys]
             if self.checkpoint:  # it closes over the carry and the entry alone
+                passage = Passage(back.wanted, back.active)
+                recompute = pullback(as_function(self.step), len(given), passage)
                 dxs = recompute([*given, *arriving])
             else:
-                found = pull_through(tape, [ys[i] for i in self.active], arriving)
-                dxs = [found.get(keys[i]) for i in self.wanted]
+                found = walk_from(
+                    reversed(tape.entries), [y._id for y in sources], arriving, watched
+                )
+                dxs = [found.get(given[i]._id) for i in back.wanted]
             return [
                 jax.numpy.zeros(given[i].shape, dtype) if dx is None else to_jax_as(dx._data, dtype)
-                for dx, i, dtype in zip(dxs, self.wanted, dtypes, strict=True)
+                for dx, i, dtype in zip(dxs, back.wanted, dtypes, strict=True)
             ]
 
-        self.wide: np.dtype = widest((*given, *ys))
-        dtypes = [gradient_dtype(given[i], self.wide) for i in self.wanted]
-        outputs = [results[i] for i in self.active]
-        specs = [jax.ShapeDtypeStruct(y.shape, gradient_dtype(y, self.wide)) for y in outputs]
-        closed = jax.make_jaxpr(back)(*specs)
-        self.jaxpr: Any = closed.jaxpr
-        return self._sorted(closed.consts, inner, stand_ins, results[m:])
+        dtypes = [gradient_dtype(given[i], self.wide) for i in back.wanted]
+        specs = [jax.ShapeDtypeStruct(y.shape, gradient_dtype(y, self.wide)) for y in sources]
+        with counted_later() as back.hits:
+            closed = jax.make_jaxpr(run)(*specs)
+        back.jaxpr = closed.jaxpr
+        return closed.consts
 
     def _sorted(
         self, consts: Sequence[Array], inner: Sequence[Tensor], stand_ins: Sequence[Tensor],
         ys: Sequence[Array],
-    ) -> list[Any]:  # fmt: skip
-        """Return the inputs of the backward step: entries of xs or ys, constants, and the rest.
+    ) -> list[tuple[str, Any]]:  # fmt: skip
+        """Return where the backward step finds what it closes over (see `BackwardStep.kept`).
 
-        The rest is returned, to be kept of each step.
+        What is to be kept of each step is in `stacked`.
         """
         import jax.core
 
@@ -298,18 +337,19 @@ class Scan:
         same = {id(x._data) for x in stand_ins}  # captured: one value for all steps
         along = {id(x._data): i for i, x in enumerate(inner[m:])}  # entries of xs
         given_out = {id(y): i for i, y in enumerate(ys)}
-        self.kept, stacked = [], []
+        kept: list[tuple[str, Any]] = []
+        self.stacked: list[Any] = []
         for array in consts:
             if id(array) in along:
-                self.kept.append(("x", along[id(array)]))
+                kept.append(("x", along[id(array)]))
             elif id(array) in same or not isinstance(array, jax.core.Tracer):
-                self.kept.append(("same", array))
+                kept.append(("same", array))
             elif id(array) in given_out:
-                self.kept.append(("y", given_out[id(array)]))
+                kept.append(("y", given_out[id(array)]))
             else:
-                self.kept.append(("step", len(stacked)))
-                stacked.append(array)
-        return stacked
+                kept.append(("step", len(self.stacked)))
+                self.stacked.append(array)
+        return kept
 
     # -- backward --------------------------------------------------------------------------------
 
@@ -324,10 +364,13 @@ class Scan:
             capture = capturing()
             # A body that is captured now, but in which this loop did not run (a gradient function
             # that was called later, say), has no step to which a PullStep could refer.
-            inside = capture is None or passage in capture.passages
-            if watched_places([*inputs, *dys]) or not inside:
+            inside = capture is None or passage.whole in capture.passages
+            back = None
+            if inside and not watched_places([*inputs, *dys]):
+                back = self._part_traced(inputs, passage)
+            if back is None:
                 return self._back_as_loop(inputs, passage, dys)
-            dxs = self._back(stacked, ys, passage, dys)
+            dxs = self._back(back, stacked, ys, passage, dys)
             if capture is not None:
                 capture.pulled(passage, dys, dxs)
             return dxs
@@ -349,30 +392,85 @@ class Scan:
 
         return repeated
 
+    def _part_of(self, passage: Passage) -> BackwardStep:
+        """Return the places of the backward step of a walk that has gradients of some results.
+
+        A carry takes part if it is used at the end or leads, by any number of steps, to a result
+        that is used. Another one has no gradient in any step, and no zeros are made for it.
+        """
+        m, used = len(self.carry), set(passage.reached)
+        leading = {i for i, places in self.flow.edges.items() if not used.isdisjoint(places)}
+        carried = [i for i in self.carried if i in used or i in leading]
+        wanted = [i for i in self.back.wanted if i in carried or (i >= m and i in leading)]
+        return BackwardStep(carried, wanted, [*carried, *_from(m, passage.reached)])
+
+    def _part_traced(self, inputs: Sequence[Tensor], passage: Passage) -> BackwardStep | None:
+        """Return the backward step of a walk, which takes what the forward loop has kept."""
+        part = self._part_of(passage)
+        if part.active == self.back.active:
+            return self.back
+        key = tuple(part.active)
+        if key not in self.parts:
+            region = Region(self.kind, traced=True)
+            self.parts[key] = run_inside(partial(self._traced_again, part, inputs), region, None)
+        return self.parts[key]
+
+    def _traced_again(self, part: BackwardStep, inputs: Sequence[Tensor]) -> BackwardStep | None:
+        """Trace the step once more, with the walk from all results and the walk from a part.
+
+        What the second walk closes over is among what the first does, which the loop has kept.
+        None, if that is not so.
+        """
+        import jax.core
+
+        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        function = self.body_run.as_function(self.step)
+        whole = BackwardStep(self.back.carried, self.back.wanted, self.back.active)
+
+        def both(*arrays: Array) -> tuple[()]:
+            given = [*map(wrap, arrays), *inputs[k:]]
+            tape = Tape()
+            for i in whole.wanted:
+                given[i] = dispatch.alias(given[i])
+                tape.watched.add(given[i]._id)
+            ys = run_taped(tape, function, (given,))
+            walked = given, ys, tape.close(), lambda _: function
+            known = [id(array) for array in self._walked(whole, tape, *walked)]
+            places = dict(zip(known, self.back.kept, strict=False))
+            for array in self._walked(part, tape, *walked):
+                fixed = None if isinstance(array, jax.core.Tracer) else ("same", array)
+                part.kept.append(places.get(id(array), fixed))
+            return ()
+
+        arrays = [to_jax(x._data) for x in inputs[:k]]
+        shapes = [a.shape if i < m else a.shape[1:] for i, a in enumerate(arrays)]
+        jax.make_jaxpr(both)(*map(jax.ShapeDtypeStruct, shapes, [a.dtype for a in arrays]))
+        same = str(whole.jaxpr) == str(self.back.jaxpr)  # then both close over the same, in order
+        return part if same and None not in part.kept else None
+
     def _back(
-        self, stacked: Sequence[Array], ys: Sequence[Array], passage: Passage, dys: Sequence[Tensor]
-    ) -> list[Tensor]:
+        self, back: BackwardStep, stacked: Sequence[Array], ys: Sequence[Array], passage: Passage,
+        dys: Sequence[Tensor],
+    ) -> list[Tensor]:  # fmt: skip
         """Run the backward loop over what the forward loop kept."""
         import jax
 
-        reached = [*self.carried, *_from(len(self.carry), passage.reached)]
-        expected = dict(zip(self.active, self.jaxpr.invars, strict=True))
-        by_input = dict(zip(self.wanted, self.jaxpr.outvars, strict=True))
-        # `reached` are the outputs with a gradient in this walk; the other `active` ones get zeros
+        for hit in back.hits:
+            hit.pulled()
+        expected = dict(zip(back.active, back.jaxpr.invars, strict=True))
+        by_input = dict(zip(back.wanted, back.jaxpr.outvars, strict=True))
         pairs = zip(passage.reached, dys, strict=True)
         arriving = {i: to_jax_as(dy._data, expected[i].aval.dtype) for i, dy in pairs}
 
         def pull(dcarry: Sequence[Array], entry: Any) -> Sequence[Any]:
             pools, dys = entry
-            given = dict(zip(reached, [*dcarry, *dys], strict=True))
-            consts = [i if pool == "same" else pools[pool][i] for pool, i in self.kept]
-            arriving = [given[i] if i in given else _zeros(expected[i]) for i in self.active]
-            return evaluate(self.jaxpr, consts, arriving)
+            consts = [i if pool == "same" else pools[pool][i] for pool, i in back.kept]
+            return evaluate(back.jaxpr, consts, [*dcarry, *dys])
 
-        known = {i: ys[i] for pool, i in self.kept if pool == "y"}
+        known = {i: ys[i] for pool, i in back.kept if pool == "y"}
         along = [to_jax(x._data) for x in self.xs]
         dxs = self._pulled(
-            self.wanted, passage, arriving, lambda i: _zeros(by_input[i]), pull,
+            back, passage, arriving, lambda i: _zeros(by_input[i]), pull,
             {"step": list(stacked), "y": known, "x": along},
             partial(jax.lax.scan, length=self.length, reverse=not self.reverse),
         )  # fmt: skip
@@ -392,9 +490,8 @@ class Scan:
 
         # the carry with which each step began, as ops that today's tapes record
         _, carries = scanned(forward, carry, xs, self.length, self.reverse, False, kind)
-        wanted = [*self.carried, *_from(m, passage.wanted)]
-        reached = [*self.carried, *_from(m, passage.reached)]
-        pulls = pullback(step, len(inputs), Passage(wanted, reached))
+        back = self._part_of(passage)
+        pulls = pullback(step, len(inputs), Passage(back.wanted, back.active))
 
         def pull(dcarry: Sequence[Tensor], entry: Any) -> Sequence[Tensor]:
             return pulls([*entry[0], *captured, *dcarry, *entry[1]])
@@ -417,21 +514,21 @@ class Scan:
         arriving = dict(zip(passage.reached, dys, strict=True))
         arriving |= {i: dispatch.as_dtype(arriving[i], dtype(i)) for i in arriving if i < m}
         zeros = lambda i: zeros_like(inputs[i], dtype=dtype(i))  # noqa: E731
-        return self._pulled(wanted, passage, arriving, zeros, pull, [*carries, *xs], run, add)
+        return self._pulled(back, passage, arriving, zeros, pull, [*carries, *xs], run, add)
 
     def _pulled(
-        self, wanted: Sequence[int], passage: Passage, arriving: dict[int, Any],
+        self, back: BackwardStep, passage: Passage, arriving: dict[int, Any],
         zeros: Callable[[int], Any], pull: Callable[..., Any], entries: Any, run: Run,
         add: Callable[[Any, Any], Any] = operator.add,
     ) -> list[Any]:  # fmt: skip
         """Go back through the loop: over its entries, and the gradients by its ys."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
-        first = [arriving[i] if i in arriving else zeros(i) for i in self.carried]
-        sums = [zeros(i) for i in _from(k, wanted)]
+        first = [arriving[i] if i in arriving else zeros(i) for i in back.carried]
+        sums = [zeros(i) for i in _from(k, back.wanted)]
         entries = entries, [arriving[i] for i in _from(m, passage.reached)]
         dcarry, dshared, dxs = pull_loop(pull, first, len(sums), entries, run, sums, add)
         # `wanted` is in order of places, and so are its three kinds: carries, entries, shared
-        by_input = dict(zip(wanted, [*dcarry, *dxs, *(dshared or ())], strict=True))
+        by_input = dict(zip(back.wanted, [*dcarry, *dxs, *(dshared or ())], strict=True))
         return [by_input[i] for i in passage.wanted]
 
     # -- tangents --------------------------------------------------------------------------------

@@ -199,11 +199,11 @@ class RegionRun(NamedTuple):
 
 def pull_region(first: Passage, dys: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
     """The backward pass of a region, for which the body itself asked."""
-    record, xs = env.records[first]
-    rule, passage = record.rule, record.rule.passage
+    record, xs = env.records[first.whole]
+    rule = record.rule
     given = dict(zip(first.reached, dys, strict=True))
-    arriving = [given[i] if i in given else record.unused(i) for i in passage.reached]
-    dxs = rule.answer(rule.inputs, passage, arriving)
+    passage = rule.passage.narrowed([i for i in rule.passage.reached if i in given])
+    dxs = rule.answer(rule.inputs, passage, [given[i] for i in passage.reached])
     # (what the body closes over may stand at another place among the inputs of this run)
     found = {rule.inputs[i]._id: dx for i, dx in zip(passage.wanted, dxs, strict=True)}
     return [found[xs[i]._id] for i in first.wanted]

@@ -8,8 +8,10 @@ which may ask for it by `builtin`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from regrad.autodiff.variables import Variable
 from regrad.core.dispatch import lift
@@ -27,7 +29,7 @@ from regrad.core.places import Step
 from regrad.core.registry import Input, Op
 from regrad.core.rule import free
 from regrad.core.state import current, in_state
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.arguments import Body, OpenedArguments, replaced
@@ -72,8 +74,12 @@ class WholeCall:
         self.attrs: dict[str, Any] = {free(n): x for n, x in held if not isinstance(x, Tensor)}
         self.parameters: list[str] | None = None
 
-    def know(self, captured: Sequence[Any]) -> None:
-        """Take note of what the call took from outside: Variables, by name, and Tensors."""
+    def know(self, captured: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Take note of what the call took from outside: Variables, by name, and Tensors.
+
+        `outputs` are the shapes and dtypes of its results.
+        """
+        self.outputs: Sequence[Any] = outputs
         if self.parameters is None:
             self.parameters = [
                 as_name(each.name) if isinstance(each, Variable) and each.is_named else f"outer{i}"
@@ -90,7 +96,10 @@ class WholeCall:
                 f"forward mode: the call of {self.name!r} has a rule as a whole, which holds in "
                 "reverse mode (grad, vjp)."
             )
-        self.hit.ran += 1
+        self.hit.pulled()
+        passage, given = passage.whole, dict(zip(passage.reached, dys, strict=True))
+        zeros = {i: wrap(np.zeros(*self.outputs[i])) for i in passage.reached if i not in given}
+        dys = [given[i] if i in given else zeros[i] for i in passage.reached]
         assert self.parameters is not None
         moving = [i in passage.wanted for i in range(self.count)]
         names = names_for(asks_for(self.value), self.names, moving)
@@ -104,10 +113,10 @@ class WholeCall:
         layout = None if names != ["xs"] else (tuple(range(n)), *range(n, total))
         specs = [(x.shape, x.dtype) for x in inputs]
         many = [(dy.shape, dy.dtype) for dy in dys] if len(dys) > 1 else None
-        pulls = Pulls(own, function, inputs, passage)
+        pulls = Pulls(own, function, inputs, passage, zeros.values())
         one = ForeignCall(rule, specs, self.attrs, layout, many, self.hit, pulls)
-        given = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
-        return one.pull(inputs, *given, passage.wanted)
+        pair = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
+        return one.pull(inputs, *pair, passage.wanted)
 
 
 class Pulls:
@@ -115,17 +124,23 @@ class Pulls:
 
     vjp: Any = None
 
-    def __init__(self, own: Any, function: Any, inputs: Any, passage: Any) -> None:
+    def __init__(
+        self, own: Any, function: Any, inputs: Any, passage: Any, zeros: Iterable[Tensor]
+    ) -> None:
         self.own: Any = own
         self.function: Any = function
         self.inputs: Sequence[Tensor] = inputs
         self.passage: Passage = passage
+        self.unused: list[int] = [*map(id, zeros)]  # they stand for gradients that there are not
         self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return the call's own gradients, by leaf; None where there is none."""
-        found = self.own([*map(lift, dys)])
-        dxs = replaced([None] * len(self.inputs), self.passage.wanted, found)
+        pairs = zip(self.passage.reached, map(lift, dys), strict=True)
+        given = {i: dy for i, dy in pairs if id(dy) not in self.unused}
+        part = self.passage.narrowed(given)
+        found = self.own([*given.values()], part) if given else ()
+        dxs = replaced([None] * len(self.inputs), part.wanted, found)
         self.pulled.append(dxs)
         return dxs
 
