@@ -103,7 +103,7 @@ class Rule:
     is_foreign = False  # the gradient that another library has for an op of its own
     asks_needs = False  # which gradients are wanted: see `Record.only`
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
-    by_leaf = False  # `wanted` are leaves, not parameters; dy is None for an unused output
+    by_leaf = False  # `wanted` are leaves, not parameters
     answers = False  # of one differentiable input, so that None is refused; see `no_gradient`
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
     once = False  # for the first derivative alone: what differentiates that takes the op's own

@@ -114,8 +114,6 @@ class GroupedRecord(Record):
 
     def unused(self, index: int) -> Any:
         """The gradient that arrives at an output which nobody used: zeros."""
-        if self.rule.by_leaf:
-            return None
         if self.symbolic is not None:
             return OPS["ZerosLike"].function(self.symbolic[index])
         shape, dtype = self.output_specs[index]

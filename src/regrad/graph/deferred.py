@@ -71,7 +71,7 @@ class LaterRule(Rule):
     """The gradient of a deferred call: a deferred call that differentiates it."""
 
     name = "deferred"
-    by_leaf = True
+    by_leaf = sparse = True
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset({0}), False

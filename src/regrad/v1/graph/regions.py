@@ -303,7 +303,7 @@ class RegionRule(PathRule):
     The gradient is by the inputs that are watched, of the outputs that are used.
     """
 
-    by_leaf = True
+    by_leaf = sparse = True
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return wanted | {0}, True
