@@ -169,8 +169,8 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     transposing the backward pass, so custom gradients and overrides in force count here too.
     That is right where a rule is linear in the gradient that arrives; elsewhere (a guided
     ReLU's `dy > 0`, a clipped gradient) it raises GradientError, naming rule and op. (A linear rule
-    returns 0 for 0. That can be checked only where there are values: under jit the result is NaN
-    if a rule does not.)
+    returns 0 for 0. regrad checks that where there are values. Under jit a rule that ignores the
+    gradient is refused, and a rule that adds something to the gradient makes the result NaN.)
 
     Source: `jax.jvp`; the transposition is Townsend's "new trick" (2017).
 
