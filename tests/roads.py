@@ -6,7 +6,7 @@ arguments, which must be the plain eager gradients, times a factor that the road
 region returns a second result that nobody uses and whose gradient is infinite.
 
 `tests/ops/test_roads.py` runs each sample of the op table on a few of the roads, chosen by a hash
-of the name of the sample; `python -m tests.campaigns.proof --only F15` runs all of them.
+of the name of the sample; `python -m tests.campaigns.roads` runs all of them.
 """
 
 from __future__ import annotations
@@ -47,6 +47,16 @@ def by_variables(g: Function, n: int) -> Function:
     return run
 
 
+def by_keyword(g: Function, i: int, xs: Sequence[Any]) -> Any:
+    """Return the gradient by one argument, with the others as keywords, the last one first."""
+
+    def f(x: Any, **others: Any) -> Any:
+        return g(*[others.get(f"x{k}", x) for k in range(len(xs))])
+
+    others = {f"x{k}": x for k, x in reversed(list(enumerate(xs))) if k != i}
+    return rg.grad(f, unconnected="zero")(xs[i], **others)
+
+
 def or_zeros(dx: Any, x: Any) -> Any:
     return rg.zeros_like(x) if dx is None else dx
 
@@ -72,6 +82,10 @@ def with_aux(g: Function, n: int) -> Function:
 APIS: dict[str, Callable[[Function, int], Function]] = {
     "grads": lambda g, n: lambda *xs: rg.grads(g, unconnected="zero")(list(xs)),
     "grad(argnums)": by_argnums(rg.grad, unconnected="zero"),
+    "grad(argnums), one by one": lambda g, n: (
+        lambda *xs: [rg.grad(g, argnums=i, unconnected="zero")(*xs) for i in range(n)]
+    ),
+    "grad, the rest by keyword": lambda g, n: lambda *xs: [by_keyword(g, i, xs) for i in range(n)],
     "value_and_grads": lambda g, n: (
         lambda *xs: rg.value_and_grads(g, unconnected="zero")(list(xs)).grads
     ),
@@ -160,6 +174,18 @@ def in_rule(world: Any) -> Any:
     return lambda y: rg.custom_grad(lambda y, save: (y, lambda dy: world.rule(dy)))(y)
 
 
+def strengthened(world: Any) -> None:
+    world.strength = 3.0
+
+
+def under_a_rule(world: Any) -> Any:
+    def scaled(y: Any) -> Any:
+        with rg.gradient_override_map({"Identity": lambda dy: world.strength * dy}):
+            return rg.identity(y)
+
+    return scaled
+
+
 CHANGES: dict[str, Changes] = {
     "a number": Changes(lambda w: w.number[0], lambda w: w.number.__setitem__(0, 3.0)),
     "a Tensor": Changes(lambda w: w.tensor, lambda w: setattr(w, "tensor", rg.scalar(3.0))),
@@ -167,13 +193,14 @@ CHANGES: dict[str, Changes] = {
     "a Variable": Changes(lambda w: w.variable, lambda w: w.variable.assign(3.0)),
     "a function": Changes(lambda w: w.function(), redefined),
     "a rule": Changes(in_rule, renamed),
+    "the strength of a rule in force": Changes(under_a_rule, strengthened),
 }
 
 
 def world() -> Any:
     return SimpleNamespace(
         number=[1.0], tensor=rg.scalar(1.0), array=np.ones((), "float32"),
-        variable=rg.Variable(1.0), function=lambda: 1.0, rule=lambda dy: dy,
+        variable=rg.Variable(1.0), function=lambda: 1.0, rule=lambda dy: dy, strength=1.0,
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ def test_a_sample_on_its_roads(row):
             check(row, road)
 
 
-def test_each_road_is_taken():
-    taken = {road for row in ROWS for road in roads_for(str(row))}
-    assert taken == set(ROADS)
+def test_each_part_of_a_road_is_taken():
+    taken = [road for row in ROWS for road in roads_for(str(row))]
+    for part in range(3):
+        assert {road[part] for road in taken} == {road[part] for road in ROADS}

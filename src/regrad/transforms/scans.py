@@ -435,8 +435,8 @@ class Scan:
                 tape.watched.add(given[i]._id)
             ys = run_taped(tape, function, (given,))
             walked = given, ys, tape.close(), lambda _: function
-            known = [id(array) for array in self._walked(whole, tape, *walked)]
-            places = dict(zip(known, self.back.kept, strict=False))
+            known = self._walked(whole, tape, *walked)  # which is kept, so that no id() is reused
+            places = dict(zip(map(id, known), self.back.kept, strict=False))
             for array in self._walked(part, tape, *walked):
                 fixed = None if isinstance(array, jax.core.Tracer) else ("same", array)
                 part.kept.append(places.get(id(array), fixed))

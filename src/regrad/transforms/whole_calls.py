@@ -131,13 +131,13 @@ class Pulls:
         self.function: Any = function
         self.inputs: Sequence[Tensor] = inputs
         self.passage: Passage = passage
-        self.unused: list[int] = [*map(id, zeros)]  # they stand for gradients that there are not
+        self.unused: list[Tensor] = [*zeros]  # they stand for gradients that there are not
         self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return the call's own gradients, by leaf; None where there is none."""
         pairs = zip(self.passage.reached, map(lift, dys), strict=True)
-        given = {i: dy for i, dy in pairs if id(dy) not in self.unused}
+        given = {i: dy for i, dy in pairs if not any(dy is zero for zero in self.unused)}
         part = self.passage.narrowed(given)
         found = self.own([*given.values()], part) if given else ()
         dxs = replaced([None] * len(self.inputs), part.wanted, found)
