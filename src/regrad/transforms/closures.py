@@ -643,10 +643,11 @@ def _held(value: object) -> Sequence[str]:
 
     A class of regrad names them in `closes_over`. Any other callable may call those that it holds.
     """
+    if isinstance(value, type):
+        return ()
     own = getattr(value, "__dict__", {})
-    names = [n for n, v in own.items() if callable(v)] if callable(value) else []
-    if not (_is_library_class(type(value)) and names):
-        names = [n for n in ("__wrapped__",) if n in own]
+    follows = callable(value) and _is_library_class(type(value))
+    names = [n for n, v in own.items() if n == "__wrapped__" or (follows and callable(v))]
     return getattr(type(value), "closes_over", names)
 
 
