@@ -364,7 +364,6 @@ UNSEEN = {
         "Tensor that shares an array", "Tensor from DLPack", "ctypes", "multiprocessing.Value",
         "memoryview",
     ],
-    "attributes of a `threading.local`, in another thread": ["threading.local, another thread"],
     "names that are computed": ["getattr, a computed name"],
     "containers of more than 256 entries": ["long list", "long dict"],
     "surgery: new code for a function, a new class for an object, a new meaning for a builtin, "

@@ -345,3 +345,11 @@ def test_the_walk_looks_at_each_object_a_few_times(monkeypatch):
     assert len(calls) * 28 <= 10_000
     again = closures.Closure(space["f0"])
     assert again.key == first.key and again.names == first.names
+
+
+@pytest.mark.parametrize("wrapper", [rg.grad, rg.value_and_grad, rg.hessian, rg.jit, rg.vmap])
+def test_a_wrapper_adds_few_places(wrapper):
+    """What is looked at before each call is what the user's function reads, and little more."""
+    holder = Plain()
+    f = lambda x: rg.sum(x * holder.rate)  # noqa: E731
+    assert len(closures.Closure(wrapper(f)).places) <= len(closures.Closure(f).places) + 6

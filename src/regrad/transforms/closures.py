@@ -27,7 +27,7 @@ object (`is_current`), the key is unchanged. After any other object the walk run
 new key, which may be the key of a program that was compiled before.
 
 An object of regrad is known by its identity, since most of its state changes at each call. If it
-holds what its user gave to it (a function, a Variable, a map of rules), its class names these
+holds something of its user (a function, a Variable, a map of rules), its class names these
 attributes in `closes_over`, and the walk follows them. Of other callables of libraries
 (`jax.custom_vjp`, `numpy.vectorize`) it follows the callables that they hold.
 
@@ -51,6 +51,7 @@ import operator
 import os
 import sys
 import sysconfig
+import threading
 import types
 import weakref
 from array import array
@@ -588,9 +589,27 @@ def _namespaces(value: object) -> list[Any]:
         classes = [*_own_classes(value), *classes]
     own = None if isinstance(value, type) else getattr(value, "__dict__", None)
     spaces: list[Any] = [own] if isinstance(own, dict) else []
+    if isinstance(value, threading.local):
+        spaces = [_OfThread(value)]
     if hasattr(type(value), "__getattr__"):  # it may look in a dict that it holds
         spaces += [held for space in spaces for held in space.values() if isinstance(held, dict)]
     return [*spaces, *map(vars, classes)]
+
+
+class _OfThread(Mapping[str, Any]):
+    """The attributes that a `threading.local` has in the thread that reads them."""
+
+    def __init__(self, local: threading.local) -> None:
+        self.local = local
+
+    def __getitem__(self, name: str) -> Any:
+        return self.local.__dict__[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.local.__dict__)
+
+    def __len__(self) -> int:
+        return len(self.local.__dict__)
 
 
 def _own_classes(kind: type) -> list[type]:
@@ -620,14 +639,15 @@ def _is_made(kind: type, method: object) -> bool:
 
 
 def _held(value: object) -> Sequence[str]:
-    """Return the attributes by which an object of a library holds what its user gave to it.
+    """Return the attributes by which an object of a library holds something of its user.
 
     A class of regrad names them in `closes_over`. Any other callable may call those that it holds.
     """
+    if isinstance(value, type):
+        return ()
     own = getattr(value, "__dict__", {})
-    names = [n for n, v in own.items() if callable(v)] if callable(value) else []
-    if not (_is_library_class(type(value)) and names):
-        names = [n for n in ("__wrapped__",) if n in own]
+    follows = callable(value) and _is_library_class(type(value))
+    names = [n for n, v in own.items() if n == "__wrapped__" or (follows and callable(v))]
     return getattr(type(value), "closes_over", names)
 
 
