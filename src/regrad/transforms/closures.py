@@ -596,20 +596,13 @@ def _namespaces(value: object) -> list[Any]:
     return [*spaces, *map(vars, classes)]
 
 
-class _OfThread(Mapping[str, Any]):
+class _OfThread(UserDict[str, Any]):
     """The attributes that a `threading.local` has in the thread that reads them."""
 
     def __init__(self, local: threading.local) -> None:
         self.local = local
 
-    def __getitem__(self, name: str) -> Any:
-        return self.local.__dict__[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.local.__dict__)
-
-    def __len__(self) -> int:
-        return len(self.local.__dict__)
+    data = property(lambda self: self.local.__dict__)  # pyright: ignore[reportAssignmentType]
 
 
 def _own_classes(kind: type) -> list[type]:
