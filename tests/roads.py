@@ -304,9 +304,9 @@ COMPILED = [road for road in ROADS if road.compiles]
 
 
 def roads_for(name: str) -> list[Road]:
-    """Return the roads of a sample: two in eager mode, and a compiled one for one in three."""
+    """Return the roads of a sample: an eager road, and for one sample in four a compiled one."""
     number = zlib.crc32(name.encode())
-    chosen = [EAGER[number % len(EAGER)], EAGER[number // 7 % len(EAGER)]]
-    if number % 3 == 0:
-        chosen.append(COMPILED[number // 3 % len(COMPILED)])
+    chosen = [EAGER[number % len(EAGER)]]
+    if number % 4 == 0:
+        chosen.append(COMPILED[number // 4 % len(COMPILED)])
     return list(dict.fromkeys(chosen))
