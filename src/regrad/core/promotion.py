@@ -107,21 +107,25 @@ class default_dtype(Block):
         self._dtype = _real("default_dtype", dtype)
 
     def _steps(self) -> Generator[None]:
-        opener = find_opener()
-        try:
-            _tell_followers(self._dtype)
-            yield from stay(None, SCOPED, self._dtype)
-        except GeneratorExit:
-            warn_of_open_scope("default_dtype", opener)
-            raise
-        finally:
-            _tell_followers(get_default_dtype())
+        return _scope(self._dtype)  # which does not hold the object, so that it is freed at once
 
     def __call__(self, f: F) -> F:
         """Decorate a function: the scope is open during each of its calls."""
         check_decorated("default_dtype", f)
         manager: Any = default_dtype
         return inside(manager, self._dtype)(f)  # pyright: ignore[reportReturnType]
+
+
+def _scope(dtype: np.dtype) -> Generator[None]:
+    opener = find_opener()
+    try:
+        _tell_followers(dtype)
+        yield from stay(None, SCOPED, dtype)
+    except GeneratorExit:
+        warn_of_open_scope("default_dtype", opener)
+        raise
+    finally:
+        _tell_followers(get_default_dtype())
 
 
 def _tell_followers(default: np.dtype) -> None:
