@@ -42,7 +42,7 @@ from regrad.core.interrupts import Deferred
 from regrad.core.kernel_errors import LEAKED
 from regrad.core.promotion import get_default_dtype
 from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
-from regrad.core.state import State, current, refuse_elsewhere
+from regrad.core.state import OPEN, State, current, refuse_elsewhere
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
 from regrad.transforms.arguments import can_go_in, private
@@ -165,8 +165,9 @@ class Program:
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
         """Collect the inputs, and find out which of them the open tapes watch."""
-        tensors = [self._value(s) for s in self.sources if not isinstance(s, Variable)]
-        refuse_elsewhere(self.name, [*xs, *tensors])
+        if OPEN:
+            tensors = [self._value(s) for s in self.sources if not isinstance(s, Variable)]
+            refuse_elsewhere(self.name, [*xs, *tensors])
         wanted: tuple[int, ...] = ()
         # The class of tape, and what each tape watches that does not admit every op: the trace asks
         # such a tape op by op, so its answers are part of the program.
