@@ -63,7 +63,7 @@ class CustomRule(SavedValues, Rule):
 
     @property
     def asks_needs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether grad_func asks which gradients are wanted."""
+        """Return whether grad_func has the parameter `needs`."""
         return not self.custom.is_simple(self.grad_func) and asks_needs(self.grad_func)
 
     def answer(self, dy: Cotangent, needs: Callable[[], Any], holding: bool = True) -> Any:

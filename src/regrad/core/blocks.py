@@ -163,7 +163,7 @@ class Block:
     __exit__: _Exit = _Exit()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and other processes get: an object that is not open."""
+        """Return the state of a copy, which is not open."""
         return {k: v for k, v in self.__dict__.items() if k not in NOT_COPIED}
 
 

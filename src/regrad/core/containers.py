@@ -57,7 +57,7 @@ def opened(
 ) -> tuple[list[Any], Rebuild, Any]:
     """As `flatten`, with the structure, which can be compared and hashed.
 
-    The leaves of a dict are sorted by key, and the order of its keys is no part of the structure:
+    The leaves of a dict are sorted by key, and the order of its keys is not in the structure:
     carries, branches and axes are matched by key. `opened_in_order` returns the order as well.
     """
     import optree
@@ -338,7 +338,7 @@ class Arguments:
         )
 
     def _fitting(self, structures: Iterable[Any], given: Any) -> list[list[Any]]:
-        """What an answer is in each of the structures that it fits."""
+        """Return the gradients that an answer has in each of the structures that it fits."""
         found = []
         for expected in structures:
             gradients = [None] * self.count
@@ -361,10 +361,10 @@ class Arguments:
         return f"{structure}.{held * (count > len(shown))}"
 
     def needs(self, wanted: Sequence[Any]) -> tuple[Any, ...]:
-        """Whether the gradient by each argument that holds tensors or numbers is wanted.
+        """Return whether the gradient by each argument that holds tensors or numbers is wanted.
 
-        `wanted` says it of each tensor. An entry has its argument's structure, and False for what
-        is no tensor.
+        `wanted` has an entry for each tensor. A result has the structure of its argument, with
+        False in the place of each value that is not a tensor.
         """
         return tuple([_filled(arg, wanted) for arg in _with_numbers(self.every)])
 
@@ -375,7 +375,7 @@ def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
 
 
 def marked(value: object) -> Any:
-    """What stands for a value that is no tensor: NUMBER if a tensor may stand there, else None."""
+    """Return NUMBER for a value that may be a tensor in another call, else None."""
     is_number = type(value) in NUMBERS and type(value) is not bool
     return NUMBER if is_number or is_number_list(value) else None
 

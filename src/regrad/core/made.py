@@ -55,7 +55,7 @@ def _make(module: str, name: str, args: tuple[Any, ...], options: dict[str, Any]
 
 
 def own_name(made: Any, function: Any = None) -> tuple[Any, ...] | None:
-    """How to find this very object by its name, or by the name of a function that it was made of.
+    """Return how to find this very object by its name, or by the name of its function.
 
     None if no module has it under that name.
     """
@@ -74,6 +74,6 @@ def _find(module: str, name: str) -> Any:
 
 
 def _goes_by_value() -> bool:
-    """Whether cloudpickle is at work, which sends what `__main__` has to processes without it."""
+    """Return whether cloudpickle is at work, which sends `__main__` to processes without it."""
     caller: Any = sys._getframe(3)  # of `__reduce__`
     return "cloudpickle" in caller.f_globals.get("__name__", "")

@@ -168,7 +168,7 @@ class Scope(Block, Report[B]):
         return made
 
     def __reduce__(self) -> Any:
-        """What travels: the rules, and reports of them in the place of what binds them."""
+        """Return the rules, and their reports in the place of their bindings."""
         state = {**self.__getstate__(), "_bindings": reported(self._bindings)}
         return object.__new__, (type(self),), state
 

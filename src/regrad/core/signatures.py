@@ -43,7 +43,7 @@ def public(function: F) -> F:
 
 
 def keywords(f: Callable[..., Any]) -> Sequence[str]:
-    """The names of the parameters to which keywords bind, in order; none where f is no function.
+    """The names of the parameters to which keywords bind, in order; none where f is not a function.
 
     The signature that a decorated function shows is the signature of the original, and the
     decorator may see the order of its own `**kwargs`. So only code counts.

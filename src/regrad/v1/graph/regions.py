@@ -262,7 +262,7 @@ def _placed(
 
 @dataclass
 class Part:
-    """How the outputs of a node come from its inputs inside: in a branch, or over iterations.
+    """The dependences of the outputs of a node on its inputs: in a branch, or over iterations.
 
     `inputs` and `outputs` stand inside for those of the node. `turns` are pairs of what an
     iteration is given, and what the next one is given for it.
