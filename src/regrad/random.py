@@ -427,7 +427,7 @@ class NumpySource:
     'NumpySource'
     """
 
-    closes_over = ("generator",)
+    closes_over: tuple[str, ...] = ("generator",)
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.generator = generator
@@ -468,7 +468,7 @@ class JaxSource:
     'JaxSource'
     """
 
-    closes_over = ("key",)
+    closes_over: tuple[str, ...] = ("key",)
 
     def __init__(self, key: Array) -> None:
         self.key = key

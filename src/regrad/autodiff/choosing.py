@@ -22,7 +22,7 @@ class ArgumentSelection:
         has_aux: f returns `(y, aux)`, and only y is differentiated.
     """
 
-    closes_over = ("f",)
+    closes_over: tuple[str, ...] = ("f",)
 
     def __init__(
         self, f: Callable[..., Any], api: str, argnums: Argnums | None, has_aux: bool = False

@@ -24,7 +24,7 @@ SEQUENCES = (list, tuple)  # (quicker than the union, at a call that is made eac
 class CustomFunction:
     """A function with a gradient of its own: the parts that all its calls have in common."""
 
-    closes_over = ("f",)
+    closes_over: tuple[str, ...] = ("f",)
     __slots__ = ("_ways", "code", "f", "name", "named", "parameters", "plainly", "takes", "writes")
 
     def __init__(self, f: Callable[..., Any]) -> None:

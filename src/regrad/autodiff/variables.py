@@ -76,7 +76,7 @@ class Variable(Methods, Readable):
     """
 
     __slots__ = ("__weakref__", "_away", "_lent", "_serial", "_tensor", "name", "trainable")
-    closes_over = ("trainable", "name")
+    closes_over: tuple[str, ...] = ("trainable", "name")
 
     @helpful("Variable")
     def __init__(

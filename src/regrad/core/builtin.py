@@ -182,7 +182,7 @@ class Builtin:
 class ForeignBuiltin:
     """The gradient that another library has for a function of its, as a value in a map."""
 
-    closes_over = ("key",)
+    closes_over: tuple[str, ...] = ("key",)
 
     def __init__(self, key: Any) -> None:
         self.key = key

@@ -61,7 +61,7 @@ class at:
     True
     """
 
-    closes_over: ClassVar = ("where", "what", "_within")
+    closes_over: ClassVar[tuple[str, ...]] = ("where", "what", "_within")
 
     where: Any = None
     what: Any = None

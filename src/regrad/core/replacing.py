@@ -103,7 +103,7 @@ def replace(forward: Callable[..., Any], gradient: Any = None) -> Replace:
 class Replace:
     """A value in a map of rules that replaces values; see `replace`."""
 
-    closes_over = ("forward", "gradient")
+    closes_over: tuple[str, ...] = ("forward", "gradient")
 
     def __init__(self, forward: Callable[..., Any], gradient: Any) -> None:
         self.forward = forward

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Optional(NamedTuple):
     """A value in a map of overrides whose key may match nothing."""
 
-    closes_over = ("rule",)
+    closes_over: tuple[str, ...] = ("rule",)
     rule: Any
 
 
@@ -87,7 +87,7 @@ def refuse_once(name: str, overrides: Mapping[Any, Any] | None) -> None:
 class Scope(Block, Report[B]):
     """Rules that are in force within a block, and tell what they did."""
 
-    closes_over = ("_rules",)
+    closes_over: tuple[str, ...] = ("_rules",)
 
     _rules: Mapping[Any, Any]
     _marked: Sequence[Any] = ()  # the keys that may match nothing

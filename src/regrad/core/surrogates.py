@@ -55,7 +55,7 @@ def vjp_of(g: Callable[..., Any]) -> VjpOf:
 class VjpOf:
     """A rule that is the gradient of a function; see `vjp_of`."""
 
-    closes_over = ("g",)
+    closes_over: tuple[str, ...] = ("g",)
 
     def __init__(self, g: Callable[..., Any]) -> None:
         self.g = g
@@ -224,7 +224,7 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
 class Learns:
     """A rule with parameters that have gradients; see `learns`."""
 
-    closes_over = ("rule", "parameters")
+    closes_over: tuple[str, ...] = ("rule", "parameters")
 
     def __init__(self, rule: Any, parameters: dict[str, Any]) -> None:
         self.rule = rule

@@ -137,7 +137,7 @@ class override(Report[KeyBinding]):
     1.4537
     """
 
-    closes_over = ("_original", "_rules")
+    closes_over: tuple[str, ...] = ("_original", "_rules")
     _name = "override"
 
     @helpful("override")

@@ -85,7 +85,7 @@ class Optimizer:
         [1, -0.5]
     """
 
-    closes_over = ("_optax",)
+    closes_over: tuple[str, ...] = ("_optax",)
 
     @helpful("Optimizer")
     def __init__(self, transformation: Any, name: str = "optimizer") -> None:

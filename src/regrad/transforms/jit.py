@@ -227,7 +227,7 @@ class Statics:
 class Jitted(Generic[P, R]):
     """A compiled function, see `jit`."""
 
-    closes_over = ("f",)
+    closes_over: tuple[str, ...] = ("f",)
     __slots__ = ("__dict__", "__weakref__", "calls", "road")
 
     # `__call__` is the slot `road`: Python reads it and calls what is there, a function that was
