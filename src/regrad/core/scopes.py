@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Optional(NamedTuple):
     """A value in a map of overrides whose key may match nothing."""
 
-    closes_over: tuple[str, ...] = ("rule",)
+    closes_over = ("rule",)
     rule: Any
 
 
