@@ -151,6 +151,7 @@ CASES = {
     "regrad.linearize": lambda: functools.partial(lambda f, x: rg.linearize(f, x)[1](x), summed),
     "regrad.map": lambda: functools.partial(rg.map, squared),
     "regrad.name_scope": lambda: rg.name_scope("part")(squared),
+    "regrad.default_dtype": lambda: rg.default_dtype("float32")(squared),
     "regrad.replace": lambda: under({"Sin": rg.replace(lambda x: x * K[0])}, values=True),
     "regrad.scan": lambda: functools.partial(rg.scan, lambda c, x: (c, x * K[0]), ONE),
     "regrad.tree_map": lambda: functools.partial(rg.tree_map, squared),
