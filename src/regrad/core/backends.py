@@ -477,8 +477,7 @@ def cast(xp: Namespace, array: Array, dtype: DTypeLike) -> Any:
 
 def is_half(dtype: Any) -> bool:
     """Return whether a dtype is of floats of 16 bits, in which a count may be inf, or rounded."""
-    dtype = numpy_dtype(dtype)
-    return is_inexact(dtype) and dtype.itemsize == 2
+    return dtype.itemsize == 2 and is_inexact(numpy_dtype(dtype))
 
 
 def in_single(xp: Namespace, x: Array, kernel: Callable[[Array], Array]) -> Array:

@@ -71,9 +71,11 @@ def _pick(xp: Namespace, x: Array, ids: Array, axis: int) -> Array:
 
 def _sums(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     """The sums over axes (of NumPy's arrays without the detour that `np.sum` takes)."""
-    if xp is np:  # (as in JAX, halves are added in single precision: 256 + 1 is 256 in bfloat16)
-        return backends.in_single(np, x, lambda x: np.add.reduce(x, axes, keepdims=keepdims))
-    return xp.sum(x, axis=axes, keepdims=keepdims)
+    if xp is not np:
+        return xp.sum(x, axis=axes, keepdims=keepdims)
+    if backends.is_half(x.dtype):  # in single precision, as in JAX: 256 + 1 is 256 in bfloat16
+        return np.add.reduce(x, axes, np.float32, keepdims=keepdims).astype(x.dtype)
+    return np.add.reduce(x, axes, keepdims=keepdims)
 
 
 def _tops(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
