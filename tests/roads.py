@@ -1,9 +1,9 @@
-"""The roads on which users reach a gradient, as one list.
+"""One list of the roads on which users reach a gradient.
 
 A road is a way to ask for a gradient (`APIS`), a region around the function (`REGIONS`), and a way
 to call the result (`CALLS`). Each road returns the gradients of a scalar function by all of its
 arguments, which must be the plain eager gradients, times a factor that the road states. Every
-region returns a second result that nobody uses and whose gradient is infinite.
+region returns a second, unused result, whose gradient is infinite.
 
 `tests/ops/test_roads.py` runs each sample of the op table on a few of the roads, chosen by a hash
 of the name of the sample; `python -m tests.campaigns.roads` runs all of them.
@@ -152,7 +152,7 @@ REGIONS: dict[str, Callable[[Function], Function]] = {
 }
 
 
-# -- calls: what the function reads besides its arguments, and what changes between two calls ------
+# -- calls: values that the function reads from outside, which change between two calls -----------
 
 
 class Changes(NamedTuple):

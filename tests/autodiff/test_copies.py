@@ -1,4 +1,4 @@
-"""Copies of what holds weights own their data: a compiled step cannot write over them."""
+"""Copies of objects with weights own their data: a compiled step cannot write over them."""
 
 import copy
 import pickle

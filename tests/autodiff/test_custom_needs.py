@@ -55,7 +55,7 @@ def by_road(road, f, x):
 
 
 def power(answer):
-    """`x ** k` of a mode `kind`, a Tensor or number x and k, and what may be left out."""
+    """`x ** k` of a mode `kind`, a Tensor or number x and k, and the optional rest."""
 
     @rg.custom_grad
     def f(kind, x, k, scale=1.0):
@@ -152,7 +152,7 @@ def test_other_counts_are_refused(answer):
 
 
 class Product:
-    """`x * p["w"]`, by a rule that notes what it is asked for and computes nothing else."""
+    """`x * p["w"]`, by a rule that notes `needs` and computes only the wanted gradients."""
 
     def __init__(self):
         self.seen = []
@@ -288,7 +288,7 @@ def test_other_hosts(host):
 
 
 def test_jax_computes_only_what_is_needed():
-    """All are needed of a traced gradient function; what leads to others is left out."""
+    """A traced gradient function needs all; JAX removes the unused ones."""
     seen, ran = [], []
 
     @rg.jax.custom_grad

@@ -51,7 +51,7 @@ def names(quick: bool) -> list[str]:
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    options, _ = parser.parse_known_args(args)  # (`make proof` gives its own as well)
+    options, _ = parser.parse_known_args(args)  # (`make proof` also passes its own)
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, context) as pool:

@@ -1,4 +1,4 @@
-"""Pickle, copy and deepcopy of what users keep: rules, scopes and their reports, functions."""
+"""Pickle, copy and deepcopy of objects that users keep: rules, scopes, reports, functions."""
 
 import copy
 import pickle

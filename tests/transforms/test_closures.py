@@ -340,7 +340,7 @@ def test_the_walk_looks_at_each_object_a_few_times(monkeypatch):
     space = module_of(500)
     first = closures.Closure(space["f0"])
     assert {f"c{i}.rate{i}" for i in range(50)} <= {*first.names}
-    objects = 100 + 1  # the classes, their instances, and what they have in common
+    objects = 100 + 1  # the classes, their instances, and their common base
     assert 50 <= len(calls) <= 4 * objects
     assert len(calls) * 28 <= 10_000
     again = closures.Closure(space["f0"])
@@ -349,7 +349,7 @@ def test_the_walk_looks_at_each_object_a_few_times(monkeypatch):
 
 @pytest.mark.parametrize("wrapper", [rg.grad, rg.value_and_grad, rg.hessian, rg.jit, rg.vmap])
 def test_a_wrapper_adds_few_places(wrapper):
-    """What is looked at before each call is what the user's function reads, and little more."""
+    """Before each call jit compares the values that the user's function reads, and few others."""
     holder = Plain()
     f = lambda x: rg.sum(x * holder.rate)  # noqa: E731
     assert len(closures.Closure(wrapper(f)).places) <= len(closures.Closure(f).places) + 6

@@ -1,8 +1,8 @@
-"""A compiled function sees what is behind whatever takes functions, rules or data of its user's.
+"""A compiled function sees changes behind each name that takes functions, rules or data of a user.
 
 The tables have a case for each public name that takes or returns a callable. Each case makes its
-object before the function that is compiled, so that only the walk over the closure can see what is
-behind the object. The plain function says what is right.
+object before the compiled function: only the walk over the closure can see the values behind the
+object. The plain function has the right result.
 """
 
 import functools
@@ -25,8 +25,8 @@ from tests.helpers.paths import DOCS
 sys.path.insert(0, str(DOCS / "_ext"))
 from public_names import PACKAGES, origins
 
-K = [2.0]  # what the functions below read, and what changes
-R = [2.0]  # the same for what is registered: each compiled function sees that change
+K = [2.0]  # the functions below read it, and it changes
+R = [2.0]  # the same for registered rules: each compiled function sees that change
 X = rg.tensor([0.3, 0.7])
 ONE = rg.scalar(1.0)
 NINE = rg.rules.optional(lambda dy: dy * 9)
@@ -84,7 +84,7 @@ def registered():
 
 
 def op_with(*, kernel=lambda xp, x: x * x, rule=lambda dy, x: dy * x, decorator=rg.op):
-    """An op of a type of its own, with its gradient."""
+    """An op of a new type, with its gradient."""
     name = next(names)
 
     def of_user(xp, x: rg.Tensor, /) -> rg.Tensor:
@@ -104,7 +104,7 @@ def elementwise():
 
 
 def on_arrays(f):
-    """A function of JAX arrays as one of Tensors."""
+    """A function of JAX arrays as a function of Tensors."""
     return lambda x: rg.asarray(f(jnp.asarray(x.data)))
 
 
@@ -239,7 +239,7 @@ WITHOUT = {
     },
     "regrad.plot": {"histograms", "rule", "saliency"},
     "regrad.testing": {"Finding", "check_gradients", "gradient_report"},
-    "regrad.train": {"fit", "save"},  # `fit` calls the step, which is what is compiled
+    "regrad.train": {"fit", "save"},  # `fit` calls the step, and the step is compiled
     "regrad.extend": {
         "shape_of",  # for graphs
         "piecewise_constant",  # takes what `elementwise` takes, of a type of the library's own

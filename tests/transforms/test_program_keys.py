@@ -81,7 +81,7 @@ def test_each_component_of_the_key_of_a_program_counts(monkeypatch, place, agree
 
 
 def variants(f):
-    """How many variants the programs have: JAX may trace again by itself."""
+    """How many variants the programs have: JAX may trace again on its own."""
     return sum(len(program.variants) for program in f.programs.values())
 
 

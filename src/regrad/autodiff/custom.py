@@ -48,7 +48,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     Tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a
     list and a tuple are alike). None, for an argument or any part of it, means no gradient. If
     there is only one such argument, its entry alone will do. A list may also have one entry per
-    argument, where the entry for a number is ignored. A last parameter `needs` of g says which
+    argument, where the entry for a number is ignored. A last parameter `needs` of g holds which
     gradients are wanted, for each argument that holds tensors or numbers. `dy` has the structure of
     `y`.
     `save([a, b])` keeps tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as `saved.a`.

@@ -338,7 +338,7 @@ def _kept(op: Op) -> Kept:
 def needs_of(record: Record) -> tuple[Any, ...]:
     """Return which gradients are wanted, one bool per input: `needs` in a rule.
 
-    A sequence has a list of them, and what was not given False.
+    A sequence has a list of bools. An input that was not given has False.
     """
     wanted = record.by_parameter([bool(i) for i in record.inputs])
     return tuple([False if part is None else part for _, part in wanted])

@@ -58,7 +58,7 @@ def opened(
     """As `flatten`, with the structure, which can be compared and hashed.
 
     The leaves of a dict are sorted by key, and the order of its keys is not in the structure:
-    carries, branches and axes are matched by key. `opened_in_order` returns the order as well.
+    carries, branches and axes are matched by key. `opened_in_order` returns the order, too.
     """
     import optree
 
@@ -78,7 +78,7 @@ def opened_in_order(value: Any) -> tuple[list[Any], Rebuild, Any]:
     """
     order: list[tuple[Any, ...]] = []
 
-    def is_leaf(part: Any) -> bool:  # optree asks for each part, and visits parts by sorted keys
+    def is_leaf(part: Any) -> bool:  # optree visits each part, dicts by sorted keys
         if part is value:  # the first, and again after a class has been adopted
             order.clear()
         if isinstance(part, dict):
@@ -266,11 +266,11 @@ class Arguments:
         function: What was called; errors name its parameters.
         name: What it is called.
         count: How many tensors the arguments hold.
-        make: Gives the arguments as Containers, with a Hole for each tensor, and what `marked`
-            returns elsewhere.
+        make: Returns the arguments as Containers, with a Hole for each tensor, and the result of
+            `marked` elsewhere.
         read: Gives an answer as Containers.
-        rest: Gives what `marked` returns for each further argument that a call of so many could
-            have had.
+        rest: Returns the result of `marked` for each further argument that a call of so many
+            could have had.
 
     No tensor is held, and nothing is computed before an answer or a name is asked for.
     """
@@ -316,10 +316,10 @@ class Arguments:
         return {parameter(self.function, i): arg for i, arg in self.holders.items()}
 
     def leaves(self, answer: Any) -> list[Any]:
-        """An answer as one gradient per tensor; RuleError if it has another structure.
+        """Return an answer with one gradient per tensor; RuleError if it has another structure.
 
-        Which arguments hold tensors may differ from call to call. So a list may have one entry per
-        argument as well, or one per argument that holds tensors or numbers. An entry for a number
+        The arguments that hold tensors may differ from call to call. So a list may also have one
+        entry per argument, or per argument that holds tensors or numbers. An entry for a number
         is ignored.
         """
         given, holders = self.read(answer), list(self.holders.values())

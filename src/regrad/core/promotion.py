@@ -107,7 +107,7 @@ class default_dtype(Block):
         self._dtype = _real("default_dtype", dtype)
 
     def _steps(self) -> Generator[None]:
-        return _scope(self._dtype)  # which does not hold the object, so that it is freed at once
+        return _scope(self._dtype)  # without a reference to the object, which is freed at once then
 
     def __call__(self, f: F) -> F:
         """Decorate a function: the scope is open during each of its calls."""

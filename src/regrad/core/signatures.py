@@ -46,7 +46,7 @@ def keywords(f: Callable[..., Any]) -> Sequence[str]:
     """The names of the parameters to which keywords bind, in order; none where f is not a function.
 
     The signature that a decorated function shows is the signature of the original, and the
-    decorator may see the order of its own `**kwargs`. So only code counts.
+    decorator may see the order of the keywords that it is given. So only code counts.
     """
     while (inner := f.func if isinstance(f, partial) else getattr(f, "__func__", None)) is not None:
         f = inner

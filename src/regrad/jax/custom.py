@@ -139,7 +139,7 @@ class CustomJaxCall(SavedValues):
         def back(*dys: Any) -> list[Any]:
             zeros = map(jax.numpy.zeros_like, ys)
             dy = self.result(replaced(zeros, self.floats, map(conjugate, dys)))
-            # (all are wanted: of the program, what leads to others is left out)
+            # (all are wanted here; JAX removes the unused ones from the program)
             needs = lambda: self.arguments.needs([True] * len(self.places))  # noqa: E731
             answer = self.custom.pull(grad_func, dy, self.saved, needs)
             return [self.check(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]

@@ -188,8 +188,8 @@ tangent_p: Any = core.Primitive("regrad_tangent")
 class Tangent:
     """A linear map, known by its transpose: `pull(residuals, dys)`.
 
-    `outs` are the types of its results, which are those of the dys. A dy is None where nothing uses
-    the result.
+    `outs` are the types of its results, and so of the dys. A dy is None where nothing uses the
+    result.
     """
 
     name = ""

@@ -261,7 +261,7 @@ def private(array: np.ndarray) -> np.ndarray:
     """Return a copy for JAX, which reads NumPy's memory after the call has returned.
 
     The owner may have filled the array again by then. JAX takes aligned memory as it is, and copies
-    other memory once more, which is felt for a large array.
+    other memory again, which costs time for a large array.
     """
     if array.nbytes < LARGE:
         return array.copy()

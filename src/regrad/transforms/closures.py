@@ -307,7 +307,7 @@ class _Walk:
             self.entry(name, type(value))
             self.parts(value, name)
         elif isinstance(value, GETTERS):
-            made: Any = value.__reduce__()  # the class, or a partial, and what it was called with
+            made: Any = value.__reduce__()  # the class, or a partial, and its arguments
             self.ask({n for text in _strings(made) for n in text.split(".")}, set())
             self.value(made, name, MISSING)
         elif isinstance(value, ContextVar):
@@ -421,7 +421,7 @@ class _Walk:
             self.objects.append(_Object(value, name, spaces))
 
     def look(self) -> None:
-        """Note the attributes that code asks for, in rounds: they may hold code that asks more."""
+        """Note the attributes that code names, in rounds: they may hold code with more names."""
         rounds = True
         while rounds:
             rounds = False
@@ -453,13 +453,13 @@ class _Walk:
                 read = functools.partial(getattr, owner, attribute, MISSING)
                 self.follow(owner, attribute, read, name)
         else:
-            if attribute == "__match_args__":  # `case Point(x, y)` asks for these
+            if attribute == "__match_args__":  # `case Point(x, y)` reads these
                 self.ask({*_strings(found)}, set())
             self.place(space, attribute, name)
 
 
 class _Object:
-    """An object whose attributes are looked at, and how many of the names that code asks for."""
+    """An object whose attributes the walk notes, and for how many of the names it has done so."""
 
     def __init__(self, value: object, name: str, spaces: list[Any]) -> None:
         self.value = value
@@ -645,7 +645,7 @@ def _held(value: object) -> Sequence[str]:
 
 
 def _is_closed(value: object) -> bool:
-    """Return whether the attributes of an object are not looked at, as those of a library's."""
+    """Return whether the walk ignores the attributes of an object, like the ones of a library."""
     if isinstance(value, types.ModuleType):
         return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
     if isinstance(value, type):

@@ -347,7 +347,7 @@ class Jitted(Generic[P, R]):
     def _opened(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[OpenedArguments, list[Any]]:
-        if len(kwargs) > 1:  # f sees the order of those that bind to no parameter by name
+        if len(kwargs) > 1:  # f sees the order of keywords that bind to no parameter by name
             kwargs = {**{k: kwargs[k] for k in self.keywords if k in kwargs}, **kwargs}
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
         given = OpenedArguments(*marked, numbers="weak")

@@ -223,8 +223,8 @@ class Program:
         """Return all on which a variant depends, besides the body.
 
         Nothing is missing: tapes that admit every op count by the inputs that they watch, other
-        tapes by themselves. A variant keeps the layouts of what it assigns, which JAX's cache of
-        traces does not distinguish, and is compiled to write over its inputs or not.
+        tapes by themselves. A variant keeps the layouts of its assigned Variables, which JAX's
+        cache of traces does not distinguish, and is compiled to write over its inputs or not.
         """
         return wanted, strict, layouts, self._donates()
 

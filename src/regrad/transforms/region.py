@@ -448,7 +448,7 @@ class Passage:
         self.whole: Passage = whole or self
 
     def narrowed(self, used: Collection[int]) -> Passage:
-        """Return the part that leads to some of the outputs; `whole` is that of which it is one."""
+        """Return the part that leads to some of the outputs; its `whole` is the first passage."""
         if len(used) == len(self.reached):
             return self
         edges = {i: [y for y in places if y in used] for i, places in self.edges.items()}

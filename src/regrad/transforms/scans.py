@@ -112,11 +112,11 @@ def scanned(
 
 
 class BackwardStep:
-    """The backward step of a loop, for some of its results; places as those of a `Scan`.
+    """The backward step of a loop, for some of its results; places count as in a `Scan`.
 
     * `kept`: for each constant of `jaxpr`, the pool in which it is found, and its place there: "x"
       (entries of xs), "y" (of ys), or "step" (residuals). For "same" it is the array.
-    * `hits`: those of the rules that ran while it was traced.
+    * `hits`: the hits of rules that ran while the step was traced.
     """
 
     jaxpr: Any = None
@@ -148,7 +148,7 @@ class Scan:
     * `flow`: which of `wanted` reach which results, by any number of steps.
     * `back`: the backward step for all of these (see `BackwardStep`).
 
-    A walk back asks for some of `wanted`, and has gradients of some of `active`: its `passage`. A
+    A walk back needs some of `wanted`, and has gradients of some of `active`: its `passage`. A
     carry takes part if any step uses it for them (`_part_of`); the backward step for a part of the
     results is in `parts`.
     """
@@ -416,7 +416,7 @@ class Scan:
         return self.parts[key]
 
     def _traced_again(self, part: BackwardStep, inputs: Sequence[Tensor]) -> BackwardStep | None:
-        """Trace the step once more, with the walk from all results and the walk from a part.
+        """Trace the step again, with the walk from all results and the walk from a part.
 
         What the second walk closes over is among what the first does, which the loop has kept.
         None, if that is not so.
@@ -435,7 +435,7 @@ class Scan:
                 tape.watched.add(given[i]._id)
             ys = run_taped(tape, function, (given,))
             walked = given, ys, tape.close(), lambda _: function
-            known = self._walked(whole, tape, *walked)  # which is kept, so that no id() is reused
+            known = self._walked(whole, tape, *walked)  # kept, or an id() could be reused
             places = dict(zip(map(id, known), self.back.kept, strict=False))
             for array in self._walked(part, tape, *walked):
                 fixed = None if isinstance(array, jax.core.Tracer) else ("same", array)

@@ -139,7 +139,7 @@ class Id(NamedTuple):
 
 
 def as_written(call: CustomCall, back: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs a gradient function, and asks for what its author's asks for."""
+    """Return a function that runs a gradient function, with `needs` if the author's has it."""
     return (lambda dy, needs: back(dy, needs)) if asks_needs(call.written) else lambda dy: back(dy)
 
 

@@ -1,8 +1,8 @@
-"""The results of a loop that Python runs, tied together as those of a compiled loop are.
+"""The results of a loop that Python runs, tied together as in a compiled loop.
 
 A compiled loop has one backward step for all of its steps, so a carry is used if *any* step uses
 it; at the last step its rule may run with a gradient of 0 (`jax.lax.scan` does the same). The tapes
-of a Python loop have each step for itself, and would drop the last value of such a carry. So the
+of a Python loop have each step for itself, and would drop the last value of this carry. So the
 loop ends with one record from its results to the same results, whose rule makes zeros for the
 carries that some step uses. No override, trace or hit sees this record.
 """

@@ -75,7 +75,7 @@ class WholeCall:
         self.parameters: list[str] | None = None
 
     def know(self, captured: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Take note of what the call took from outside: Variables, by name, and Tensors.
+        """Note the Variables (by name) and Tensors that the call took from outside.
 
         `outputs` are the shapes and dtypes of its results.
         """

@@ -342,7 +342,7 @@ def _without_once(node: Node) -> Node:
 def _reached(node: Node, used: Container[int], watched: set[int]) -> Iterable[int]:
     """The outputs through which a gradient comes to what is watched.
 
-    Of the several outputs of an op with a built-in rule, they are those that carry a gradient.
+    Of the several outputs of an op with a built-in rule, only the ones with a gradient count.
     """
     if isinstance(node.rule, PathRule):
         return node.rule.reached(node, used, watched)

@@ -222,7 +222,7 @@ def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[rg.Tensor | None]) -> list
 def gradient_region(
     region: GraphRegion, outputs: Iterable[int], inputs: Iterable[int]
 ) -> GraphRegion:
-    """The gradients by the floats at the places `inputs`, given the arguments and what arrives.
+    """The gradients by the floats at the places `inputs`, given the arguments and the dys.
 
     Gradients arrive at the floats at the places `outputs`.
     """
@@ -264,8 +264,8 @@ def _placed(
 class Part:
     """The dependences of the outputs of a node on its inputs: in a branch, or over iterations.
 
-    `inputs` and `outputs` stand inside for those of the node. `turns` are pairs of what an
-    iteration is given, and what the next one is given for it.
+    `inputs` and `outputs` stand inside for the inputs and outputs of the node. `turns` are pairs of
+    an input of an iteration, and the input of the next iteration at its place.
     """
 
     inputs: Sequence[rg.Tensor]
