@@ -159,7 +159,7 @@ class Variable(Methods, Readable):
     def __getstate__(self) -> Any:
         """Return the state of a copy (by `copy`, `deepcopy` or pickle), which owns its data.
 
-        At first both hold the Tensor, which is marked as lent: a program copies it before it writes.
+        At first both hold the Tensor, marked as lent: a program copies it before it writes.
         """
         state = current()
         if state is not None and state.region is not None:
