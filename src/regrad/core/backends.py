@@ -480,11 +480,11 @@ def is_half(dtype: Any) -> bool:
     return dtype.itemsize == 2 and is_inexact(numpy_dtype(dtype))
 
 
-def in_single(xp: Namespace, x: Array, kernel: Callable[[Array], Array]) -> Array:
-    """Return what a kernel makes of x, computed in single precision if x is of halves."""
-    if not is_half(x.dtype):
-        return kernel(x)
-    return cast(xp, kernel(cast(xp, x, FLOAT)), x.dtype)
+def in_single(kernel: Callable[..., Array], xp: Namespace, x: Array, *args: Any) -> Array:
+    """Return the result of a kernel, computed in single precision if x is of halves."""
+    if x.dtype.itemsize != 2 or not is_half(x.dtype):
+        return kernel(xp, x, *args)
+    return cast(xp, kernel(xp, cast(xp, x, FLOAT), *args), x.dtype)
 
 
 def native_dtype(xp: Namespace, dtype: Any) -> Any:

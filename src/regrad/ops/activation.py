@@ -336,12 +336,12 @@ def softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
         [0, 0, 1]
     """
     axes = normalized_axes(axis, x.ndim)
+    return in_single(_shares, xp, x, axes)
 
-    def shares(x: Array) -> Array:
-        y = xp.exp(_below_max(xp, x, axes))
-        return y / _sums(xp, y, axes, True)
 
-    return in_single(xp, x, shares)
+def _shares(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
+    y = xp.exp(_below_max(xp, x, axes))
+    return y / _sums(xp, y, axes, True)
 
 
 gradient("Softmax")(lambda dy, y, axis: y * (dy - sum(dy * y, axis=axis, keepdims=True)))
@@ -363,12 +363,12 @@ def log_softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     Tensor([-0.6931472, -0.6931472], dtype=float32)
     """
     axes = normalized_axes(axis, x.ndim)
+    return in_single(_log_shares, xp, x, axes)
 
-    def logs(x: Array) -> Array:
-        below = _below_max(xp, x, axes)
-        return below - xp.log(_sums(xp, xp.exp(below), axes, True))
 
-    return in_single(xp, x, logs)
+def _log_shares(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
+    below = _below_max(xp, x, axes)
+    return below - xp.log(_sums(xp, xp.exp(below), axes, True))
 
 
 gradient("LogSoftmax")(lambda dy, y, axis: dy - exp(y) * sum(dy, axis=axis, keepdims=True))

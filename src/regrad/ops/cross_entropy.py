@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regrad.core import dispatch
-from regrad.core.backends import in_single, is_inexact
+from regrad.core.backends import Array, Namespace, in_single, is_inexact
 from regrad.core.op import Indices, TensorLike, op
 from regrad.core.registry import gradient
 from regrad.core.signatures import public
@@ -25,8 +25,11 @@ def _sparse_softmax_cross_entropy_with_logits(xp, logits: TensorLike, labels: In
     top = _tops(xp, logits, (-1,))
     # picked from the logits and not from `logits - top`, which XLA would have to write down
     at_label = _pick(xp, logits, labels[..., None], -1) - top
-    log_sum = lambda below: xp.log(_sums(xp, xp.exp(below), (-1,), False))  # noqa: E731
-    return in_single(xp, logits - top, log_sum) - at_label[..., 0]
+    return in_single(_log_sums, xp, logits - top) - at_label[..., 0]
+
+
+def _log_sums(xp: Namespace, below: Array) -> Array:
+    return xp.log(_sums(xp, xp.exp(below), (-1,), False))
 
 
 @gradient("SparseSoftmaxCrossEntropyWithLogits", "logits")

@@ -198,7 +198,7 @@ def _over_counts(xp: Namespace, y: Array, win: Windows) -> Array:
 
 
 def _means(xp: Namespace, x: Array, win: Windows) -> Array:
-    return in_single(xp, x, lambda x: _over_counts(xp, _sums(xp, x, win), win))
+    return in_single(lambda xp, x: _over_counts(xp, _sums(xp, x, win), win), xp, x)
 
 
 _avg_pool = _pooling("AvgPool", "avg_pool", _means, to_float=True)
@@ -211,7 +211,7 @@ def _avg_pool_grad(
 ) -> Tensor:
     """The adjoint of `avg_pool` of data of the given shape."""
     win = _windows("avg_pool", as_shape(shape), filter_size, strides, pad)
-    return in_single(xp, x, lambda x: _spread_sums(xp, _over_counts(xp, x, win), win))
+    return in_single(lambda xp, x: _spread_sums(xp, _over_counts(xp, x, win), win), xp, x)
 
 
 for _type in ("AvgPool", "AvgPool3D"):

@@ -113,10 +113,14 @@ def mean(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> 
     axes = normalized_axes(axis, x.ndim)
     count = _count(tuple(x.shape), axes)
     if count and xp is np:
-        return backends.in_single(xp, x, lambda x: _sums(xp, x, axes, keepdims) / count)
+        return backends.in_single(_means, xp, x, axes, keepdims)
     if count:
         return xp.mean(x, axis=axes, keepdims=keepdims)
     return xp.full_like(xp.sum(x, axis=axes, keepdims=keepdims), math.nan)
+
+
+def _means(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    return _sums(xp, x, axes, keepdims) / _count(x.shape, axes)
 
 
 gradient("Mean")(lambda dy, x_shape, axis, keepdims: unreduce_mean(dy, x_shape, axis, keepdims))
@@ -128,7 +132,7 @@ def unreduce_mean(
 ) -> Tensor:
     """A mean spread back in equal shares over the axes that were reduced: `mean`'s adjoint."""
     count = builtins.max(_count(shape, axis), 1)
-    share = backends.in_single(xp, x, lambda x: x / count)
+    share = backends.in_single(lambda xp, x: x / count, xp, x)
     return _spread_back(xp, share, shape, axis, keepdims)
 
 
@@ -236,7 +240,7 @@ def _to_ties(dy, x, y, axis, keepdims):
     # a NaN makes the result NaN; it owns the gradient then, and stays visible
     tied = logical_or(x == unreduce(y, x.shape, axis, keepdims), isnan(x))
     count = _sum(tied, axis=axis, keepdims=keepdims)
-    share = astype(widened(dy) / count, dy.dtype)
+    share = astype(widened(dy) / count, dy.dtype) if backends.is_half(dy.dtype) else dy / count
     return where(tied, unreduce(share, x.shape, axis, keepdims), 0)
 
 
