@@ -113,14 +113,14 @@ def mean(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> 
     axes = normalized_axes(axis, x.ndim)
     count = _count(tuple(x.shape), axes)
     if count and xp is np:
-        return backends.in_single(_means, xp, x, axes, keepdims)
+        return backends.in_single(_means, xp, x, axes, keepdims, count)
     if count:
         return xp.mean(x, axis=axes, keepdims=keepdims)
     return xp.full_like(xp.sum(x, axis=axes, keepdims=keepdims), math.nan)
 
 
-def _means(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
-    return _sums(xp, x, axes, keepdims) / _count(x.shape, axes)
+def _means(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool, count: int) -> Array:
+    return _sums(xp, x, axes, keepdims) / count
 
 
 gradient("Mean")(lambda dy, x_shape, axis, keepdims: unreduce_mean(dy, x_shape, axis, keepdims))

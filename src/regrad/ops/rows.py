@@ -73,9 +73,8 @@ def _sums(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Arr
     """The sums over axes (of NumPy's arrays without the detour that `np.sum` takes)."""
     if xp is not np:
         return xp.sum(x, axis=axes, keepdims=keepdims)
-    if x.dtype.itemsize == 2 and backends.is_half(
-        x.dtype
-    ):  # in single precision, as in JAX: 256 + 1 is 256 in bfloat16
+    # (halves are added in single precision, as in JAX: 256 + 1 is 256 in bfloat16)
+    if x.dtype.itemsize == 2 and backends.is_half(x.dtype):
         return np.add.reduce(x, axes, np.float32, keepdims=keepdims).astype(x.dtype)
     return np.add.reduce(x, axes, keepdims=keepdims)
 
