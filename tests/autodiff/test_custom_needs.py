@@ -132,7 +132,7 @@ def test_two_meanings_are_refused():
     def f(pair, k):
         return pair[0] * pair[1] * k, lambda dy: [None, dy * pair[0] * k]
 
-    words = r"ambiguous structure of gradients: f .*Of 2 arguments, 1 hold tensors in this call"
+    words = r"ambiguous structure of gradients: f .*Of 2 arguments, 1 holds tensors in this call"
     with pytest.raises(RuleError, match=words):
         rg.grad(lambda w: f([number(X), w], 2.0))(number(W))
 
@@ -143,7 +143,7 @@ def test_other_counts_are_refused(answer):
     def f(mode, x, k):
         return x * k, lambda dy: answer(dy)
 
-    words = r"wrong structure .* by x\. Of 3 arguments, 1 hold tensors in this call\."
+    words = r"wrong structure .* by x\. Of 3 arguments, 1 holds tensors in this call\."
     with pytest.raises(RuleError, match=words):
         rg.grad(lambda x: f("mode", x, 3.0))(X)
 

@@ -357,7 +357,8 @@ class Arguments:
         shown = [_shown(arg, name) for name, arg in self._named().items()]
         structure = shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
         count = len(self.given)
-        held = f" Of {count} arguments, {len(shown)} hold tensors in this call."
+        verb = "holds" if len(shown) == 1 else "hold"
+        held = f" Of {count} arguments, {len(shown)} {verb} tensors in this call."
         return f"{structure}.{held * (count > len(shown))}"
 
     def needs(self, wanted: Sequence[Any]) -> tuple[Any, ...]:
