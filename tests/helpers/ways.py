@@ -367,7 +367,7 @@ UNSEEN = {
     "names that are computed": ["getattr, a computed name"],
     "containers of more than 256 entries": ["long list", "long dict"],
     "surgery: new code for a function, a new class for an object, a new meaning for a builtin, "
-    "a `__setstate__` by hand": [
+    "a call of `__setstate__`": [
         "code replaced", "class of the object", "bases of the class", "global shadows a builtin",
         "partial.__setstate__",
     ],
