@@ -15,7 +15,9 @@ import regrad.torch as rt
 from regrad.core import callers
 from regrad.errors import PassedOverError
 from regrad.torch import below, enclosing
+from regrad.torch.host import HOST
 from regrad.torch.host.running import Told
+from regrad.torch.nodes import types_of
 from tests.campaigns import torch_samples
 
 RULES = {"Sigmoid": lambda dy: dy * 7}
@@ -244,3 +246,89 @@ def test_code_is_not_kept_alive_by_its_lines():
     code = weakref.ref(scope.pop("f").__code__)
     gc.collect()
     assert code() is None
+
+
+# -- the names of autograd's nodes -----------------------------------------------------------------
+
+# Those of the newest torch that belong to no op type of regrad's. Some compute one among others
+# (`Lerp` multiplies), as steps that a reader of the program does not see; `untouched()` lists them.
+OF_NO_TYPE = """
+AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Addcdiv Addcmul Addr
+AffineGridGenerator Angle AsStrided AsStridedScatter BatchNorm BatchNormNoUpdate
+BatchNormWithUpdate Bernoulli BinaryCrossEntropy BlockDiag Cauchy Cdist Celu ChannelShuffle
+CholeskyInverse CholeskySolve Chunk Coalesce Col2Im Complex ConstantPadNd ConvTbc Copy CtcLoss
+CudnnAffineGridGenerator CudnnBatchNorm CudnnConvolutionTranspose CudnnCtcLoss CudnnGridSampler
+Cummax Cummin Deg2Rad DiagEmbed Diagonal DiagonalScatter Dist Embedding EmbeddingBag
+EmbeddingBagDense EmbeddingDense EmbeddingRenorm Eq EuclideanDist Exp2 Expand Exponential
+FakeQuantizeLearnablePerChannelAffine FakeQuantizeLearnablePerTensorAffine
+FakeQuantizePerChannelAffineCachemask FakeQuantizePerTensorAffineCachemask
+FakeQuantizePerTensorAffineCachemaskTensorQparams FftC2C FftC2R FftR2C Fill Flip Fmod ForeachNorm
+Frac FractionalMaxPool2D FractionalMaxPool3D Frexp FusedDropout FusedMovingAvgObsFqHelper
+FusedRmsNorm Gather Ge Geometric Geqrf GridSampler2D GridSampler2DCpuFallback GridSampler3D Gt
+Hardshrink HuberLoss I0 Igamma Igammac Im2Col Index IndexAdd IndexCopy IndexFill IndexPut
+IndexPutImpl IndexReduce IndexSelect Kthvalue LazyClone Ldexp Le Lerp Lift LiftFresh LinalgCross
+LinalgDet LinalgEig LinalgEigh LinalgHouseholderProduct LinalgLstsq LinalgLu LinalgLuFactorEx
+LinalgLuSolve LinalgMatrixSqrth LinalgPinv LinalgPolar LinalgQr LinalgSlogdet LinalgSolveEx
+LinalgSolveTriangular LinalgSvd LinalgVectorNorm LogNormal Logaddexp2 Logcumsumexp Logit Logsumexp
+Lt LuUnpack MaskedFill MaskedScatter MaskedSelect MaxUnpool2D MaxUnpool3D Median MiopenBatchNorm
+MiopenConvolutionTranspose MiopenCtcLoss MkldnnAdaptiveAvgPool2D Mode MpsConvolutionTranspose
+MseLoss MultiMarginLoss MultilabelMarginLoss Mvlgamma Nanmedian Nansum NarrowCopy NativeBatchNorm
+NativeBatchNormLegit NativeBatchNormLegitNoTraining NativeDropout NativeGroupNorm NativeLayerNorm
+Ne NegView NestedFromPadded NestedFromPaddedTensor NestedGetValues NestedTensorFromMask
+NestedTensorFromTensorList NestedViewFromBuffer NestedViewFromJagged Nextafter NllLoss NllLoss2D
+Norm Normal Ormqr PackPaddedSequence Pdist Permute PinMemory PixelShuffle PixelUnshuffle Poisson
+Polar Polygamma Put Rad2Deg Random ReflectionPad1D ReflectionPad2D ReflectionPad3D Renorm Repeat
+ReplicationPad1D ReplicationPad2D ReplicationPad3D Roll Rot90 RreluWithNoise
+RreluWithNoiseFunctional Scatter ScatterAdd ScatterReduce SegmentReduce Select SelectScatter
+SendRpc Slice SliceInverse SliceScatter SlowConvTranspose2D SlowConvTranspose3D SmoothL1Loss
+SoftMarginLoss Softshrink Sort SparseCompressedTensor SparseCooTensorWithDimsAndTensors SparseMask
+SpecialBesselJ0 SpecialBesselJ1 SpecialBesselY0 SpecialBesselY1 SpecialEntr SpecialErfcx
+SpecialI0E SpecialI1 SpecialI1E SpecialLogNdtr SpecialModifiedBesselI0 SpecialModifiedBesselI1
+SpecialModifiedBesselK0 SpecialModifiedBesselK1 SpecialNdtri SpecialXlog1Py SpecialZeta Split
+SplitWithSizes Squeeze StandardGamma StandardGammaGrad Std StdMean T Take
+TestAutogradMultipleDispatch TestAutogradMultipleDispatchView TestWarnInAutograd Threshold ToCopy
+ToDense ToMkldnn ToPaddedTensor ToSparse ToSparseBsc ToSparseBsr ToSparseCsc ToSparseCsr Topk
+Trace Transpose TriangularSolve Tril Trilinear Triu Unbind UndefinedGrad Unfold Uniform Unique
+Unique2 UniqueConsecutive UniqueDim UniqueDimConsecutive UnsafeIndex UnsafeIndexPut
+UnsafeMaskedIndex UnsafeMaskedIndexPutAccumulate UnsafeSplit UnsafeSplitWithSizes Unsqueeze
+UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2D UpsampleBilinear2DAa UpsampleLanczos2DAa
+UpsampleLinear1D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleNearestExact1D
+UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D Values Var VarMean ViewAsComplex
+ViewAsReal WeightNormInterface Zero
+"""
+
+
+@pytest.mark.skipif(not HOST.is_tested or HOST.newest not in torch.__version__, reason="its names")
+def test_each_node_of_torch_is_of_an_op_type_or_known_to_be_of_none():
+    nodes = {
+        name.partition("Backward")[0] for name in dir(torch._C._functions) if "Backward" in name
+    }
+    none = {name for name in nodes if not types_of(f"{name}Backward1ScalarList")}
+    assert none - {""} == {*OF_NO_TYPE.split()}
+
+
+FOREACH = {
+    "abs": ("Abs", ()), "exp": ("Exp", ()), "sqrt": ("Sqrt", ()), "sigmoid": ("Sigmoid", ()),
+    "add": ("AddV2", ([2.0], "tensors", 2.0, "tensor")), "sub": ("Sub", ([2.0], "tensors", 2.0)),
+    "mul": ("Mul", ([2.0], "tensors", 2.0, "tensor")),
+    "div": ("RealDiv", ([2.0], "tensors", 2.0, "tensor")),
+    "pow": ("Pow", ([2.0], "tensors", 2.0)), "clamp_max": ("ClipByValue", ([2.0], "tensors", 2.0)),
+    "maximum": ("Maximum", ("tensors",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREACH)
+def test_functions_of_lists_of_tensors_are_refused(name):
+    """The kind of argument stands in the name of the node."""
+    op_type, others = FOREACH[name]
+    x = torch.rand(3, requires_grad=True)
+    own = {"tensors": [torch.rand(3)], "tensor": torch.tensor(2.0)}
+    for other in others or (None,):
+        args = () if other is None else (own[other] if isinstance(other, str) else other,)
+        for function in (f"_foreach_{name}", f"_foreach_{name}_"):
+            with rt.gradient_override_map({"Sin": rg.rules.optional(lambda dy: dy)}):
+                getattr(torch, function)([x * 1], *args)
+            with pytest.raises(PassedOverError, match=op_type), rt.gradient_override_map({
+                op_type: rg.rules.optional(lambda dy, builtin: builtin(dy))
+            }):  # fmt: skip
+                getattr(torch, function)([torch.sin(x)], *args)

@@ -94,7 +94,7 @@ class Watch:
         """Raise if a node belongs to an overridden op; return whether another of its kind could."""
         if func in fused() and func not in spellings():
             return False  # the table says what counts in it, and the scope takes it apart for that
-        name = node.name().rstrip("0123456789")
+        name = node.name()
         hidden = name.endswith("CopySlices")  # a view was changed in place, by a node out of sight
         # then the function's own name is all there is to go by: `relu_` would make ReluBackward
         types = types_of(node_named(getattr(func, "__name__", "")) if hidden else name)
@@ -141,7 +141,7 @@ def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
     """Return a call as the report shows it: `Tanh`, `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
         return name_of(func)
-    named = [(node, t) for node in nodes for t in types_of(node.name().rstrip("0123456789"))]
+    named = [(node, t) for node in nodes for t in types_of(node.name())]
     types = {op_type for node, op_type in named if holds(op_type, node)}
     # (the one node of a fused kernel does not tell all that a rule would find in its parts)
     types |= {t for form in fused().get(func, ()) if form.when is None for t in form.contains}
@@ -194,8 +194,13 @@ def new_nodes(
 
 @following
 def types_of(node: str) -> tuple[str, ...]:
-    """Return the op types that a backward node belongs to."""
-    return _types().get(node.removeprefix("Foreach").lower(), ())
+    """Return the op types that a backward node belongs to.
+
+    torch numbers the overloads of a function behind the name of its node. It adds the kinds of
+    arguments to the nodes of foreach functions (`ForeachMulBackward1ScalarList`).
+    """
+    word, found, _ = node.removeprefix("Foreach").lower().rpartition("backward")
+    return _types().get(word + found, ())
 
 
 @following

@@ -314,22 +314,37 @@ def find_family(op_type: str) -> Family | None:
     return families().get(op_type)
 
 
+_ATTENTION = (
+    "ScaledDotProductFlashAttentionForCpu ScaledDotProductFlashAttention "
+    "ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention "
+    "ScaledDotProductFusedAttentionOverrideable "
+    "FlashAttention EfficientAttention CudnnAttention"
+)
+_RECURRENT = "MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn MiopenRnn LstmMps"
+_CONVOLUTION = (
+    "Convolution ConvolutionOverrideable CudnnConvolution MiopenConvolution MkldnnConvolution "
+    "MpsConvolution MiopenDepthwiseConvolution"
+)
+
 # Backward nodes of torch's autograd that belong to an op type, besides those of its own functions.
 # Nodes of callables that compute the op among others are here as well.
 NODES = {
     "Sub": "Rsub", "ClipByValue": "ClampMin ClampMax", "Relu6": "Hardtanh Hardswish Hardsigmoid",
-    "Max": "Max Aminmax", "Min": "Min Aminmax", "Conv2D": "Convolution", "Conv3D": "Convolution",
+    "Max": "Max Aminmax", "Min": "Min Aminmax",
+    "Conv2D": f"{_CONVOLUTION} NnpackSpatialConvolution ConvDepthwise2D SlowConv2D "
+              "SlowConvDilated2D",
+    "Conv3D": f"{_CONVOLUTION} ConvDepthwise3D SlowConv3D SlowConvDilated3D",
     "MaxPool": "MaxPool2DWithIndices MkldnnMaxPool2D",
     "MaxPool3D": "MaxPool3DWithIndices MkldnnMaxPool3D",
-    "MatMul": "Vdot Addmm Baddbmm Addbmm Addmv Linear", "Reshape": "UnsafeView ReshapeAlias",
-    "Softmax": "ScaledDotProductFlashAttentionForCpu "
-               "ScaledDotProductFlashAttention ScaledDotProductEfficientAttention "
-               "ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable",
-    "Sigmoid": "Silu Glu LogSigmoid BinaryCrossEntropyWithLogits MkldnnRnnLayer "
-               "ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
-    "Tanh": "Mish MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
-    "Softplus": "Mish", "Selu": "Elu", "MatrixInverse": "LinalgInvEx",
-    "Cholesky": "LinalgCholeskyEx", "MatrixExponential": "LinalgMatrixExp",
+    "MatMul": "Vdot Addmm Baddbmm Addbmm Addmv Linear MkldnnLinear GroupedMm SparseAddmm "
+              "SparseMmReduceImpl SparseSampledAddmm SparseSparseMatmul "
+              f"{_ATTENTION} {_RECURRENT}",
+    "Reshape": "UnsafeView ReshapeAlias ReshapeCopy MkldnnReshape",
+    "Softmax": f"{_ATTENTION} SparseSoftmax MaskedSoftmax", "LogSoftmax": "SparseLogSoftmax",
+    "Sigmoid": f"Silu Glu LogSigmoid BinaryCrossEntropyWithLogits {_RECURRENT}",
+    "Tanh": f"Mish {_RECURRENT}", "Softplus": "Mish", "Selu": "Elu", "Sum": "SparseSum",
+    "MatrixInverse": "LinalgInvEx", "Cholesky": "LinalgCholeskyEx",
+    "MatrixExponential": "LinalgMatrixExp",
 }  # fmt: skip
 
 
