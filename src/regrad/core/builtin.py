@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from regrad.core.dispatch import lift
+from regrad.core.gradients import Gradients
 from regrad.core.registry import OPS, Attrs, Input, Op, bind, borrowed, find_op, refuse_function
 from regrad.core.rule import (
     EXTRAS,
@@ -20,6 +20,7 @@ from regrad.core.rule import (
     PerInput,
     Rule,
     asked,
+    describe_pull,
 )
 from regrad.core.state import current, masked
 from regrad.core.tape import REAL, Record, cuts, effective
@@ -235,66 +236,25 @@ def _pulled(record: Record, dy: Any, rule: Rule) -> dict[int, Any]:
 # -- names that every rule may ask for -------------------------------------------------------------
 
 
-class Gradients(tuple[Any, ...]):
-    """The gradients by the inputs of an op, in order: `3 * g`, `-g` and `g + h` are those of each.
-
-    None, for an input that has no gradient, stays None.
-    """
-
-    __array_ufunc__ = None  # (NumPy's arrays leave `k * g` to us)
-
-    def __mul__(self, factor: Any) -> Any:
-        return each(operator.mul, self, factor)
-
-    def __rmul__(self, factor: Any) -> Any:
-        return each(operator.mul, factor, self)
-
-    def __truediv__(self, divisor: Any) -> Any:
-        return each(operator.truediv, self, divisor)
-
-    def __neg__(self) -> Any:
-        return to_each(operator.neg, self)
-
-    def __add__(self, other: Any) -> Any:
-        return each(operator.add, self, _paired(other))
-
-    def __radd__(self, other: Any) -> Any:
-        return each(operator.add, _paired(other), self)
-
-    def __sub__(self, other: Any) -> Any:
-        return each(operator.sub, self, _paired(other))
-
-    def __rsub__(self, other: Any) -> Any:
-        return each(operator.sub, _paired(other), self)
-
-
-def _paired(other: Any) -> Any:
-    return Gradients(other) if isinstance(other, list | tuple) else other
-
-
-def each(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Gradients:
-    """Return a function of each gradient of `Gradients` and of what goes with all, or with each."""
-    n = len(a if isinstance(a, Gradients) else b)
-    rows = zip(*[x if isinstance(x, Gradients) else [x] * n for x in (a, b)], strict=True)
-    return Gradients([None if x is None or y is None else function(x, y) for x, y in rows])
-
-
-def to_each(function: Callable[[Any], Any], dx: Any) -> Any:
-    """Return a gradient changed by a function; of `Gradients` each, and None as it is."""
-    if isinstance(dx, Gradients):
-        return Gradients([to_each(function, part) for part in dx])
-    return None if dx is None else function(dx)
-
-
 def own_gradient(record: Record, dy: Any) -> Any:
     """Return the gradient that the op of a record has of its own: `builtin(dy)` in a rule.
 
     It is one, or `Gradients` with one for each input. Where there is none (`Floor`), it is zero.
     """
     dys = dy if isinstance(dy, list | tuple) else (dy,)
+    count = len(record.outputs) if isinstance(record.outputs, tuple) else 1
+    if len(dys) != count:
+        raise RuleError(
+            f"builtin: {describe_pull(record)} gave it {len(dys)} gradients, and the op has "
+            f"{count} outputs. Pass one for each, None for none: builtin(dy), builtin(2 * dy), or "
+            "builtin((2 * dy[0], *dy[1:]))."
+        )
     if record.own is not None:
         dxs = record.own.pull(record.xs, dys)
     else:
+        if count > 1 and not record.op.shipped.sparse:
+            several: Any = record
+            dys = [several.unused(i) if d is None else d for i, d in enumerate(dys)]
         dys = tuple([d if d is None else lift(d) for d in dys])
         dx = _of_one(record, dys[0])
         if dx is not None:

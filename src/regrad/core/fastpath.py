@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from regrad.core.backends import Array
-from regrad.core.builtin import Gradients, each
 from regrad.core.dispatch import WEAK, array_of, call, constant, wrap_results
+from regrad.core.gradients import Gradients, each
 from regrad.core.kernel_errors import explain
 from regrad.core.registry import Op
 from regrad.core.state import BESIDE, LIVE, current, next_id, refuse_elsewhere

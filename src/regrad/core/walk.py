@@ -18,6 +18,7 @@ from regrad.core import dims
 from regrad.core.backends import DTypeLike, is_inexact, numpy_dtype
 from regrad.core.dims import Shape
 from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
+from regrad.core.gradients import Gradients
 from regrad.core.registry import OPS
 from regrad.core.rule import NO_GRADIENT, Cotangent, OpView, describe_pull, wrong_gradient
 from regrad.core.state import STATE, current, masked, tell_followers
@@ -185,6 +186,8 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
 
     A rule that asks for a size which only the run of the graph can tell, runs in the run.
     """
+    if type(dy) is tuple:
+        dy = Gradients(dy)
     try:
         record = record.only(watched) if record.rule.asks_needs else record
         pulled = record.rule.pull(record, dy, record.wanted(watched))

@@ -159,7 +159,7 @@ def vjp(function: Any, xs: Sequence[Any], dys: Any) -> list[Any]:
     ys, pull = jax.vjp(moved, *[xs[i] for i in floats])
     dys = dys(ys) if callable(dys) else dys
     pairs = zip([dys[i] for i in reached], ys, strict=True)
-    dxs = pull([conjugate(jnp.asarray(dy, y.dtype)) for dy, y in pairs])
+    dxs = pull([conjugate(jnp.asarray(0 * y if dy is None else dy, y.dtype)) for dy, y in pairs])
     return replaced([None] * len(xs), floats, map(conjugate, dxs))
 
 

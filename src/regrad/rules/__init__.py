@@ -26,7 +26,7 @@ from typing import Any, ParamSpec
 from regrad.autodiff.custom import custom_grad
 from regrad.core.backends import is_array
 from regrad.core.builtin import builtin as builtin
-from regrad.core.builtin import to_each
+from regrad.core.gradients import to_each
 from regrad.core.hints import hint_in as _hint_in
 from regrad.core.made import remade
 from regrad.core.rule import no_gradient as no_gradient

@@ -17,7 +17,6 @@ from regrad.torch.host import (
     enable_recording,
     is_transformed,
     pull_between,
-    pull_through,
 )
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.transforms.arguments import replaced
@@ -34,6 +33,7 @@ class TorchGradient:
         self.xs: Tensors = xs
         self.nodes: list[Any] = [x.grad_fn for x in xs]
         y = function(*xs)
+        self.kind: Any = type(y) if isinstance(y, tuple) else None  # (`torch.return_types.sort`)
         self.ys: Sequence[torch.Tensor] = y if isinstance(y, tuple) else (y,)
         self.ends: list[Any] = [(y.grad_fn, y.output_nr) for y in self.ys]
         # (the node of a Function goes with its output, unless an edge to it is held)
@@ -54,7 +54,7 @@ class TorchGradient:
     def take(self) -> Any:
         """Return the value of the call, once."""
         ys, self.ys = [y.detach() for y in self.ys], ()
-        return tuple(ys) if len(ys) > 1 else ys[0]
+        return self.kind(ys) if self.kind else ys[0]
 
     def pull(self, dys: Tensors, recording: bool, only: int | None = None) -> Sequence[Any]:
         """Return the gradients by inputs; None where a gradient is not required or connected.
@@ -62,25 +62,14 @@ class TorchGradient:
         Of one input alone, if `only` is its place.
         """
         wanted = [i for i, node in enumerate(self.nodes) if node is not None and only in (None, i)]
-        reached = [i for i, (node, _) in enumerate(self.ends) if node is not None]
+        pairs = enumerate(zip(self.ends, dys, strict=True))
+        reached = [i for i, ((node, _), dy) in pairs if node is not None and dy is not None]
         if not (reached and wanted):
             return [None] * len(self.nodes)
-        found = self._pull_one(dys[0]) if len(self.ends) == 1 and only is None else None
-        if found is None:
-            ends = [GradientEdge(*self.ends[i]) for i in reached]
-            edges = [GradientEdge(self.nodes[i], 0) for i in wanted]
-            found = pull_between(ends, [dys[i] for i in reached], edges, recording)
+        ends = [GradientEdge(*self.ends[i]) for i in reached]
+        edges = [GradientEdge(self.nodes[i], 0) for i in wanted]
+        found = pull_between(ends, [dys[i] for i in reached], edges, recording)
         return replaced([None] * len(self.nodes), wanted, found)
-
-    def _pull_one(self, dy: torch.Tensor) -> Sequence[Any] | None:
-        """The gradients if the record is of one node, as most are, and answers at once."""
-        node = self.ends[0][0]
-        behind = [each for each, _ in node.next_functions]
-        if any(each is not None and each not in self.nodes for each in behind):
-            return None
-        dxs = dict(zip(behind, pull_through(node, dy), strict=False))
-        found = [dxs.get(each) for each in self.nodes if each is not None]
-        return None if any(dx is None for dx in found) else found
 
 
 def fitted(dx: torch.Tensor | None, shape: Any, dtype: Any, like: torch.Tensor) -> Any:
@@ -144,7 +133,8 @@ def vjp(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Any) -> list[A
         lambda *moved: tuple(function(replaced(xs, places, moved))), *[xs[i] for i in places]
     )
     dys = dys(ys) if callable(dys) else dys
-    return replaced([None] * len(xs), places, pull(tuple(dys)))
+    filled = [torch.zeros_like(y) if dy is None else dy for y, dy in zip(ys, dys, strict=True)]
+    return replaced([None] * len(xs), places, pull(tuple(filled)))
 
 
 def _differentiated(x: torch.Tensor) -> torch.Tensor:

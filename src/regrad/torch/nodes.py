@@ -150,9 +150,10 @@ def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
 
 @cache
 def gradients() -> frozenset[Any]:
-    """Return the functions whose results are gradients; their ops are not the program's."""
+    """Return the functions that run a backward pass; its ops are not the program's."""
     own: Any = torch.Tensor.grad.__get__  # pyright: ignore
-    return frozenset({torch.autograd.grad, func_gradient, own})
+    passes = torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward
+    return frozenset({*passes, func_gradient, own})
 
 
 def node_named(name: str) -> str:

@@ -154,17 +154,6 @@ OVERRIDES.part(
 )  # fmt: skip
 
 
-def pull_through(node: Any, dy: torch.Tensor) -> Sequence[Any]:
-    """Return the gradients behind a node of one output, without the engine, which takes longer.
-
-    None is for what the backward pass that is under way, if any, does not ask for.
-    """
-    if not callable(node) or len(getattr(node, "_input_metadata", ())) != 1:
-        return ()
-    found = node(dy)
-    return found if isinstance(found, tuple) else (found,)
-
-
 _run_backward: Any = OVERRIDES.part(
     "torch.autograd.graph._engine_run_backward", "torch.autograd.grad takes twice as long",
     takes("t_outputs", "args", "kwargs"), missing=torch.autograd.grad, needed=False,

@@ -1,0 +1,14 @@
+"""Half of the tests ask for gradients by `.backward()`: see `by_backward`."""
+
+import zlib
+
+import pytest
+
+from tests.helpers import by_backward
+
+
+@pytest.fixture(autouse=True)
+def road(request, monkeypatch):
+    """Choose the road of a test by a hash of its name."""
+    if by_backward.ROAD == "backward" or zlib.crc32(request.node.nodeid.encode()) % 2:
+        by_backward.install(monkeypatch)
