@@ -43,6 +43,7 @@ from tests.campaigns.verdicts import (
     Verdict,
     shown,
 )
+from tests.helpers import by_backward
 
 TITLE = "modules of torch.nn, compiled"
 SAMPLES = 2  # of each module and function
@@ -181,7 +182,7 @@ def judged(case: Case) -> Iterator[Verdict]:
 def by_ones(ys: Any, xs: Sequence[Any]) -> list[Any]:
     """The gradients of a module's results for ones that arrive."""
     wanted = [y for y in torch_samples.flat(ys) if y.requires_grad]
-    found = torch.autograd.grad(wanted, xs, [torch.ones_like(y) for y in wanted], allow_unused=True)
+    found = by_backward.rotating(wanted, xs, [torch.ones_like(y) for y in wanted])
     return [torch.zeros_like(x) if dx is None else dx for x, dx in zip(xs, found, strict=True)]
 
 

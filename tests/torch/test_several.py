@@ -1,0 +1,204 @@
+"""Several gradients: inputs that stand twice, inputs that broadcast, and ops of several outputs."""
+
+import pytest
+import torch
+from torch import nn
+
+import regrad as rg
+import regrad.torch
+from regrad.errors import RuleError
+
+override = regrad.torch.gradient_override_map
+D = torch.float64
+
+
+def numbers(*shape):
+    return torch.linspace(0.3, 1.7, torch.Size(shape).numel(), dtype=D).reshape(shape)
+
+
+def by_backward(y, leaves):
+    y.backward()
+    return [x.grad for x in leaves]
+
+
+ROADS = {"backward": by_backward, "grad": torch.autograd.grad}
+road = pytest.mark.parametrize("road", ROADS.values(), ids=ROADS)
+
+
+# -- one op of autograd's, whose inputs are one tensor, or broadcast -------------------------------
+
+TWICE = {
+    "mul": lambda x: x * x,
+    "add": lambda x: x + x,
+    "sub": lambda x: x - x,
+    "pow": lambda x: x**x,
+    "stack": lambda x: torch.stack([x, x]).sum(0),
+    "cat": lambda x: torch.cat([x, x])[:4],
+    "maximum": lambda x: torch.maximum(x, x),
+    "addcmul": lambda x: torch.addcmul(x, x, x),
+    "lerp": lambda x: torch.lerp(x, x, x),
+    "atan2": lambda x: torch.atan2(x, x),
+}
+
+
+class Module(nn.Module):
+    def __init__(self, f, *parameters):
+        super().__init__()
+        self.f = f
+        self.weights = nn.ParameterList(parameters)
+
+    def forward(self, x):
+        return self.f(x, *self.weights)
+
+
+@road
+@pytest.mark.parametrize("f", TWICE.values(), ids=TWICE)
+@pytest.mark.parametrize("form", ["vjp_of", "replace", "whole call"])
+def test_an_input_that_stands_twice(road, f, form):
+    x = numbers(4).requires_grad_()
+    (due,) = torch.autograd.grad(f(x).sum(), x)
+    model, factor = nn.Sequential(nn.ReLU()), 1
+    if form == "whole call":
+        model, factor = nn.Sequential(Module(f)), -1
+        scope = override({rg.at("0"): rg.rules.reverse()}, model=model)
+    elif form == "replace":
+        scope = override({"Relu": rg.replace(f)}, values=True)
+    else:
+        scope = override({"Relu": rg.rules.vjp_of(f)})
+    with scope:
+        y = model(x).sum()
+    torch.testing.assert_close(road(y, [x])[0], factor * due)
+
+
+BROADCAST = {
+    "scale": lambda x, p: x * p,
+    "position": lambda x, p: x + p,
+    "difference": lambda x, p: p - x,
+    "quotient": lambda x, p: x / p,
+}
+RULES = {
+    "reverse": (rg.rules.reverse(), -1),
+    "scale": (rg.rules.scale(3.0), 3),
+    "builtin": (lambda dy, builtin: builtin(2 * dy), 2),
+}
+
+
+@road
+@pytest.mark.parametrize("f", BROADCAST.values(), ids=BROADCAST)
+@pytest.mark.parametrize("shape", [(3,), (1,), (), (2, 1, 3), (1, 1, 1)])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_parameter_that_broadcasts(road, f, shape, rule):
+    value, factor = RULES[rule]
+    x, p = numbers(2, 4, 3).requires_grad_(), nn.Parameter(numbers(*shape))
+    weights = numbers(2, 4, 3)
+    due = torch.autograd.grad((f(x, p) * weights).sum(), [x, p])
+    model = nn.Sequential(Module(f, p))
+    with override({rg.at("0"): value}, model=model):
+        y = (model(x) * weights).sum()
+    dx, dp = road(y, [x, p])
+    torch.testing.assert_close(dx, factor * due[0])
+    torch.testing.assert_close(dp, due[1] * (2 if rule == "builtin" else 1))
+
+
+@road
+def test_a_frozen_weight_and_a_bias_that_learns(road):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.requires_grad_(False)
+    with override({rg.at("1"): rg.rules.reverse()}, model=model):
+        y = model(torch.ones(4, 3)).sum()
+    assert road(y, [model[1].bias])[0].tolist() == [4.0] * 3
+
+
+@road
+def test_hooks_inside_of_a_call_run(road):
+    def f(x):
+        y = x.exp()
+        y.register_hook(lambda dy: 5 * dy)
+        return y
+
+    x, model = numbers(4).requires_grad_(), nn.Sequential(Module(f))
+    with override({rg.at("0"): rg.rules.reverse()}, model=model):
+        y = model(x).sum()
+    torch.testing.assert_close(road(y, [x])[0], -5 * x.exp().detach())
+
+
+# -- several outputs -------------------------------------------------------------------------------
+
+SEVERAL = {
+    torch.sort: lambda x: torch.sort(x, dim=0),
+    torch.topk: lambda x: torch.topk(x, 2, dim=0),
+    torch.linalg.qr: torch.linalg.qr,
+    torch.linalg.eigh: lambda x: torch.linalg.eigh(x @ x.T + torch.diag(numbers(4))),
+    torch.std_mean: lambda x: torch.std_mean(x, 0),
+    torch.unbind: torch.unbind,
+    torch.split: lambda x: torch.split(x, 2),
+    torch.frexp: torch.frexp,
+    torch.aminmax: lambda x: torch.aminmax(x, dim=0),
+    rg.at("0"): nn.Sequential(nn.LSTM(4, 4, dtype=D)),
+}
+TIMES = {
+    "builtin(2 dy)": lambda dy, builtin: builtin(2 * dy),
+    "builtin(dy + dy)": lambda dy, builtin: builtin(dy + dy),
+    "2 builtin(dy)": lambda dy, builtin: 2 * builtin(dy),
+    "each": lambda dy, builtin: builtin([2 * d for d in dy]),
+}
+
+
+def matrix():
+    x = numbers(4, 4).cos() + torch.diag(numbers(4) * 3)
+    return x.requires_grad_()
+
+
+def first(y):
+    y = y[0]
+    return (y * torch.linspace(1, 2, y.numel(), dtype=D).reshape(y.shape)).sum()
+
+
+def scope_of(key, rule):
+    return override({key: rule}, model=SEVERAL[key] if isinstance(key, rg.at) else None)
+
+
+@road
+@pytest.mark.parametrize("key", SEVERAL, ids=str)
+@pytest.mark.parametrize("rule", TIMES.values(), ids=TIMES)
+def test_the_gradients_of_several_outputs_scale_and_add(road, key, rule):
+    x, f = matrix(), SEVERAL[key]
+    (due,) = torch.autograd.grad(first(f(x)), x)
+    with scope_of(key, rule):
+        y = first(f(x))
+    torch.testing.assert_close(road(y, [x])[0], 2 * due)
+
+
+@pytest.mark.parametrize("rule", [lambda dy, builtin: builtin(dy), rg.rules.vjp_of(torch.sin)])
+@pytest.mark.parametrize("key", [key for key in SEVERAL if callable(key)], ids=str)
+def test_results_keep_their_type(key, rule):
+    x, f = matrix(), SEVERAL[key]
+    plain = f(x)
+    with scope_of(key, rule):
+        y = f(x)
+    assert type(y) is type(plain) and len(y) == len(plain)
+
+
+def test_a_tuple_of_one():
+    x = matrix()
+    with override({torch.split: lambda dy, builtin: builtin(2 * dy)}):
+        (y,) = torch.split(x, 8)
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [[2.0] * 4] * 4
+
+
+def test_none_is_no_gradient_of_an_output():
+    x = matrix()
+    with override({torch.sort: lambda dy, builtin: builtin((3 * dy[0], None))}):
+        y = torch.sort(x, dim=0).values.sum()
+    assert torch.autograd.grad(y, x)[0].tolist() == [[3.0] * 4] * 4
+
+
+@road
+@pytest.mark.parametrize("key", SEVERAL, ids=str)
+@pytest.mark.parametrize("wrong", [lambda dy: [*dy, *dy], lambda dy: dy[0], lambda dy: dy[:1]])
+def test_a_wrong_number_of_gradients_is_refused(road, key, wrong):
+    x = matrix()
+    with scope_of(key, lambda dy, builtin: builtin(wrong(dy))):
+        y = first(SEVERAL[key](x))
+    with pytest.raises(RuleError, match=r"gave it \d gradients, and the op has \d outputs"):
+        road(y, [x])
