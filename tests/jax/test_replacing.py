@@ -258,3 +258,70 @@ def test_where_the_value_could_not_be_delivered():
     for f in (jax.grad(loss), jax.jit(loss)):
         with pytest.raises(GradientError, match="closes over an array that is traced or diff"):
             f(2.0)
+
+
+# -- arguments that are arrays of NumPy ------------------------------------------------------------
+
+A, B, C = (np.random.default_rng(n).normal(size=s) for n, s in enumerate([(6, 5), (5, 7), (7, 3)]))
+
+
+def scaled(a, b, s):
+    return s * (a @ b)
+
+
+def learning(s):
+    return {"MatMul": rg.replace(scaled, rg.rules.learns(rg.rules.vjp_of(scaled), s=s))}
+
+
+@pytest.mark.parametrize("call", [
+    lambda f: f(lambda x, w, v: jax.nn.relu(x @ w) @ v, A, B, C),
+    lambda f: f(lambda x, w, v: jax.nn.relu(x @ w) @ v, A, v=C, w=B),
+    lambda f: f(lambda net: jax.nn.relu(net["x"] @ net["ws"][0]) @ net["ws"][1],
+                {"x": A, "ws": [B, C]}),
+    lambda f: f(lambda x, w, v: jax.nn.relu(x @ w) @ v, A, jnp.asarray(B), C),
+], ids=["by place", "by name", "nested", "mixed"])  # fmt: skip
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_numpy_arguments_are_under_the_rules(call, compiled):
+    def loss(s):
+        return call(lambda f, *xs, **named:
+                    (override(f, learning(s), values=True)(*xs, **named) ** 2).sum())  # fmt: skip
+
+    due = 16 * ((np.maximum(A @ B, 0) @ C) ** 2).sum()  # s⁴ at s = 2; its derivative is 4 / s of it
+    found = (jax.jit if compiled else lambda f: f)(jax.value_and_grad(loss))(jnp.asarray(2.0))
+    np.testing.assert_allclose(found, (due, 2 * due), rtol=1e-12)
+
+
+def test_a_numpy_product_is_replaced_where_nothing_learns():
+    twice = {"MatMul": rg.replace(lambda a, b: 2 * (a @ b))}
+    close(override(lambda a, b: a @ b, twice, values=True)(A, B), 2 * (A @ B))
+
+
+def test_other_numpy_values_stay_values():
+    seen = []
+
+    def f(x, whole, number, w):
+        seen.extend([whole, number])
+        return jnp.tanh(x) * float(number) + range(whole[1])[0]
+
+    ours = override(f, {"Tanh": rg.replace(lambda x: x)}, values=True)
+    close(ours(A, np.arange(3), np.float64(2.0), w=np.array(1.0)), 2 * A)
+    assert isinstance(seen[0], np.ndarray)
+    assert isinstance(seen[1], np.float64)
+    # in a map that replaces nothing all are values
+    override(lambda x: jnp.tanh(x) * float(x[0]), {"Tanh": lambda dy: dy})(np.array([2.0]))
+
+
+@pytest.mark.parametrize(("f", "due"), [
+    (lambda x: jnp.tanh(x) if x[0] > 0 else x, [4, 6]),
+    (lambda x: jnp.tanh(x) * float(x[0]), [8, 12]),
+    (lambda x: jnp.tanh(np.asarray(x)), [4, 6]),
+    (lambda x: jnp.tanh(x[x > 0]), [4, 6]),
+], ids=["if", "float", "asarray", "mask"])  # fmt: skip
+def test_a_numpy_argument_whose_value_is_read_is_refused(f, due):
+    rules = {"Tanh": rg.replace(lambda x: 2 * x)}
+    with pytest.raises(ArgumentError, match=r"reads a value.*jnp\.asarray\(x\).*close over"):
+        override(f, rules, values=True)(np.array([2.0, 3.0]))
+    x = np.array([2.0, 3.0])
+    close(override(lambda: f(x), rules, values=True)(), np.array(due))
+    with pytest.raises((TypeError, IndexError), match=r"(?s)^(?!.*reads a value)"):
+        override(f, rules, values=True)(jnp.asarray(x))

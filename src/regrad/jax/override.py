@@ -28,6 +28,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 from jax.extend import core
 from jax.tree_util import tree_flatten, tree_unflatten
 
@@ -53,6 +54,13 @@ from regrad.transforms.arguments import replaced
 _USE = (
     "It returns a function with the rules in it: ours = rg.jax.override(f, {'Relu': rule}), and "
     "then jax.grad(ours)."
+)
+
+
+_READS = (
+    "the function reads a value that is traced. In a map with values=True or rules.learns, NumPy "
+    "arrays of floats are traced, too. Pass jnp.asarray(x) and compute with jax.numpy, or close "
+    "over the array instead of passing it: then no rule holds for what NumPy computes. ({})"
 )
 
 
@@ -84,8 +92,10 @@ class override(Report[KeyBinding]):
     Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
     `cond`, `checkpoint`, `vmap` and `shard_map`, too), and runs the program. A rule in force fires
     or raises. So differentiate, batch and compile the result, not f:
-    `jax.grad(override(loss, rules))`. Arrays of JAX among the arguments are traced, everything
-    else (Python numbers, NumPy arrays) is a constant.
+    `jax.grad(override(loss, rules))`. JAX arrays among the arguments are traced; everything else
+    (Python numbers, NumPy arrays) is a constant. If the map may replace values (`values=True`) or
+    a rule `learns`, NumPy arrays of floats with one or more dimensions are traced, too, as
+    `jax.jit` traces them: otherwise NumPy would compute what belongs to the rules.
 
     A function with a derivative of its own that computes an overridden op would hide it from
     the rule, and so is refused, unless `open` or `keep` names it. JAX's own (`logaddexp` in a
@@ -99,7 +109,8 @@ class override(Report[KeyBinding]):
     Raises:
         ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in
             JAX's programs as a key; two keys for one thing; a place that is nowhere in the program;
-            a rule replaces values without `values=True`; `order` is neither None nor 1.
+            a rule replaces values without `values=True`; `order` is neither None nor 1; the
+            function reads the value of a NumPy array that is traced.
         UnknownOpError: a key is neither an op type that can be found nor a primitive.
         RuleError: a rule asks for a name that its op does not have, or answers wrongly.
         PassedOverError: a function with a derivative of its own hides an overridden op.
@@ -191,6 +202,7 @@ class override(Report[KeyBinding]):
                 sisters[-1].marked, sisters[-1].sisters = key in marked, sisters
         policy = ClosedFunctionPolicy(open, [k for k in keep if k not in kept] if kept else keep)
         self._surgery = Surgery([*self._bindings.values()], policy, model, kept)
+        self._traces_numpy = values or bool(self._surgery.learned)
         self._untouched = Untouched()
         self._told: set[str] = set()  # the keys of which a warning said that they match nothing
         self._notes: Counter[tuple[str, str, str]] = Counter()
@@ -242,8 +254,15 @@ class override(Report[KeyBinding]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the results of f, with the rules in force."""
         where = self._surgery.where
-        call = TracedCall((self._original, args, kwargs), where and where.naming)
-        program, found = self._surgery.operate(self._trace(call))
+        given = self._original, args, kwargs
+        call = TracedCall(given, where and where.naming, self._traces_numpy)
+        try:
+            traced = self._trace(call)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+            if call.numpy_places:
+                raise ArgumentError(f"override: {_READS.format(error)}") from error
+            raise
+        program, found = self._surgery.operate(traced)
         self._refuse(found)
         for (name, where), count in found.untouched.items():
             self._untouched.note(name, where, count)
@@ -378,10 +397,15 @@ class override(Report[KeyBinding]):
         return super()._why_not(binding)
 
 
+def _holds(x: Any) -> bool:
+    """Return whether NumPy computes with this as with an array of floats."""
+    return isinstance(x, np.ndarray) and x.ndim > 0 and jax.numpy.issubdtype(x.dtype, np.inexact)
+
+
 class TracedCall:
     """The arguments of one call (the function is one of them), opened, and the results."""
 
-    def __init__(self, given: Any, naming: Naming | None = None) -> None:
+    def __init__(self, given: Any, naming: Naming | None = None, numpy: bool = False) -> None:
         self.given = given
         self.naming = naming
         self.outside: list[Any] = [] if naming is None else open_traces()
@@ -389,7 +413,10 @@ class TracedCall:
         self.leaves: list[Any]
         self.structure: Any
         self.leaves, self.structure = tree_flatten(given, is_leaf=self.modules.holds)
-        # NumPy's arrays and numbers stay as they are: f may use them as Python values
+        # other arrays and numbers of NumPy stay as they are: f may use them as Python values
+        self.numpy_places: list[int] = [i for i, x in enumerate(self.leaves) if numpy and _holds(x)]
+        for i in self.numpy_places:
+            self.leaves[i] = jax.numpy.asarray(self.leaves[i])
         self.places: list[int] = [
             i for i, leaf in enumerate(self.leaves) if isinstance(leaf, jax.Array)
         ]
