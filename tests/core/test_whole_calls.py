@@ -196,3 +196,17 @@ def test_what_is_refused():
         rg.gradient_override_map({at("other"): pre}),
     ):
         f(X)
+
+
+def test_keywords_in_another_order_than_the_signature():
+    @rg.name_scope("pair")
+    def pair(second, first):
+        return 2 * second + 3 * first
+
+    def called(second, first):
+        return rg.sum(pair(first=first, second=second))
+
+    with rg.gradient_override_map({at("pair"): lambda dy, second, first: (5 * dy, 7 * dy)}):
+        assert [dx.tolist() for dx in rg.grads(called)([X, X])] == [[5.0] * 3, [7.0] * 3]
+    with rg.gradient_override_map({at("pair"): lambda dy, builtin: builtin(7 * dy)}):
+        assert [dx.tolist() for dx in rg.grads(called)([X, X])] == [[14.0] * 3, [21.0] * 3]

@@ -229,3 +229,18 @@ def test_modules_that_never_run():
         jax.grad(ours)(net, X)
     with pytest.raises(NotFiredError, match="'b'"):
         ours.assert_fired()
+
+
+def test_keywords_in_another_order_than_the_signature():
+    class Pair(eqx.Module):
+        def __call__(self, second, first):
+            return 2 * second + 3 * first
+
+    pair, x = Pair(), jnp.ones(2)
+
+    def called(second, first):
+        return pair(first=first, second=second).sum()
+
+    rules = {at(""): lambda dy, second, first: (5 * dy, 7 * dy)}
+    found = jax.grad(rg.jax.override(called, rules, model=pair), (0, 1))(x, x)
+    assert [dx.tolist() for dx in found] == [[5.0] * 2, [7.0] * 2]

@@ -103,8 +103,8 @@ class ForeignRule:
         every = [rule.function, *getattr(rule, "functions", {}).values()]
         return [f for f in every if f is not None]
 
-    def for_count(self, count: int) -> ForeignRule:
-        """The rule for a call with so many tensors."""
+    def for_call(self, filled: Any) -> ForeignRule:
+        """The rule for a call with these arguments."""
         return self
 
     def plan(self, arrays: tuple[bool, ...], layout: Layout) -> tuple[list[int], list[int], bool]:
@@ -315,8 +315,11 @@ def names_for(
     asked = {*asks} - {*known}
     if len(known) < count or not count or {"a", "b", "xs"} & asked:
         return ["xs"] if "xs" in asked else {1: ["x"], 2: ["a", "b"]}.get(count, ["xs"])
-    only = [0] if count == 1 else [i for i, moves in enumerate(moving) if moves]
-    if "x" in asked and len(only) == 1:
+    unnamed = [i for i, name in enumerate(known) if name not in asks]
+    moves = [i for i in unnamed if moving[i]]
+    first = [i for i in unnamed if known[i] == "input"]
+    only = next((found for found in (moves, unnamed, first) if len(found) == 1), [])
+    if "x" in asked and only:
         known[only[0]] = "x"
     return known
 

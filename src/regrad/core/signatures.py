@@ -180,6 +180,12 @@ def declared(function: object) -> list[inspect.Parameter] | None:
         return None
 
 
+def in_order(f: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments in the order of a function's parameters, unknown ones last."""
+    names = [*inspect.signature(f).parameters]
+    return dict(sorted(options.items(), key=lambda item: [*names, item[0]].index(item[0])))
+
+
 def plain_code(function: object) -> CodeType | None:
     """Return the code of a function that says itself what it takes.
 

@@ -34,6 +34,7 @@ import jax
 
 from regrad.core.blocks import block
 from regrad.core.places import Step
+from regrad.core.signatures import in_order
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import VMAPS, need
 from regrad.jax.host.extending import trace_of, with_axes
@@ -341,17 +342,17 @@ def _bounded(key: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     Args:
         key: that for whole calls, which finds the boundary again.
     """
-    first = inspect.signature(run).parameters
+    first, kwargs = inspect.signature(run).parameters, in_order(run, kwargs)
     held = [*zip([*first, *[None] * len(args)], args, strict=False), *kwargs.items()]
-    leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
+    leaves, structure = jax.tree_util.tree_flatten((args, [*kwargs.values()]))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
     direct = [next((n for n, x in held if x is leaves[i]), None) for i in places]
     if (names := tuple(direct)) not in key.boundaries:
         key.boundaries.append(names)
 
     def call(*xs: Any) -> Any:
-        args, kwargs = jax.tree_util.tree_unflatten(structure, replaced(leaves, places, xs))
-        ys, out = jax.tree_util.tree_flatten(run(*args, **kwargs))
+        args, named = jax.tree_util.tree_unflatten(structure, replaced(leaves, places, xs))
+        ys, out = jax.tree_util.tree_flatten(run(*args, **dict(zip(kwargs, named, strict=True))))
         arrays = [i for i, y in enumerate(ys) if isinstance(y, jax.Array)]
         rest[:] = [out, replaced(ys, arrays, [None] * len(arrays)), arrays]
         return [ys[i] for i in arrays]

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from regrad.core.foreign import lender, takes_all
+from regrad.core.rule import free
 from regrad.core.tape import Place
 from regrad.errors import PassedOverError, RuleError
+from regrad.torch.host.running import forms_of
 from regrad.torch.optypes import CHANNELS_LAST, LACKS, SYNONYMS, Family
 
 MISSING: Any = object()
@@ -27,6 +29,7 @@ class Filled(NamedTuple):
     layout: tuple[Place, ...] | None
     attrs: dict[str, Any]
     rebuild: Callable[[Sequence[torch.Tensor]], tuple[list[Any], dict[str, Any]]]
+    names: Sequence[str | None] = ()  # of the leaves, where the family has no parameters
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of tensors that calls another one with the arguments so rebuilt."""
@@ -40,12 +43,12 @@ class Filled(NamedTuple):
         return call
 
 
-def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
+def fill(family: Family, function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
     """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""
     if len(args) == 1 and not options and family.op.single:
         return Filled([*args], None, family.attributes({}), _as_arguments)
     if not family.parameters:
-        return fill_by_place(args, options)
+        return fill_by_place(args, options, function)
     held, keys = _by_key(args, options), _keys(family, args, options)
     by_name = {ours: keys[theirs] for theirs, ours in family.parameters if ours and theirs in keys}
     given = {name: held[k] for name, k in by_name.items()}
@@ -73,18 +76,43 @@ def _as_arguments(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str,
     return [*tensors], {}
 
 
-def fill_by_place(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
-    """Take all tensors among the arguments as inputs, in order: one sequence, or one each."""
+def fill_by_place(args: Sequence[Any], options: Mapping[str, Any], function: Any = None) -> Filled:
+    """Take all tensors among the arguments as inputs, in order: one sequence, or one each.
+
+    The order is that of the parameters of a torch function, if it is given.
+    """
     leaves: list[tuple[torch.Tensor, tuple[Any, int | None]]] = []
     held = _by_key(args, options)
+    form, names = ({}, {}) if function is None else _form_of(function, held)
+    held = {key: held[key] for key in names} if names else held
     for key, value in held.items():
         if isinstance(value, torch.Tensor):
             leaves.append((value, (key, None)))
         elif isinstance(value, list | tuple):
             leaves += [(v, (key, i)) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
-    layout = (tuple(range(len(leaves))),)
-    rebuild = ArgumentRebuilder(held, len(args), [path for _, path in leaves])
-    return Filled([value for value, _ in leaves], layout, {}, rebuild)
+    layout, paths = (tuple(range(len(leaves))),), [path for _, path in leaves]
+    rebuild, values = ArgumentRebuilder(held, len(args), paths), [value for value, _ in leaves]
+    if not names:
+        return Filled(values, layout, {}, rebuild, [None] * len(values))
+    known = [names[key] if i is None else None for key, i in paths]
+    every, taken = form | {names[key]: held[key] for key in names}, {names[key] for key, _ in paths}
+    attrs = {free(name): x for name, x in every.items() if name not in taken}
+    return Filled(values, layout, attrs, rebuild, known)
+
+
+def _form_of(function: Any, held: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[Any, str]]:
+    """Return a function's parameters, with their defaults, and the one of each argument."""
+    for form in forms_of(function):
+        at, order = dict(enumerate(form)), [*form]
+        names: Any = {k: at.get(k, k if k in form else SYNONYMS.get(k)) for k in held}
+        if {*names.values()} <= form.keys():
+            return form, dict(sorted(names.items(), key=lambda item: order.index(item[1])))
+    if sum(isinstance(k, str) and isinstance(x, torch.Tensor) for k, x in held.items()) > 1:
+        raise PassedOverError(
+            f"{function.__name__} has a rule, and was called with keywords whose order is not "
+            "known. Pass the tensors by position."
+        )
+    return {}, {}
 
 
 class ArgumentRebuilder:

@@ -150,8 +150,8 @@ class CallCache:
         places = [i for i, x in enumerate(args) if type(x) in _PLAIN]
         if changes or is_other_op(family.type, args, options):
             return None
-        filled = fill(in_order_of(self.function, family), args, options)
-        rule = self.rule.for_count(len(filled.values))
+        filled = fill(in_order_of(self.function, family), self.function, args, options)
+        rule = self.rule.for_call(filled)
         given = [v for v in filled.values if isinstance(v, torch.Tensor)]
         as_written = [args[i] for i in places]  # all tensors are inputs, in the op's own order
         if not (

@@ -20,11 +20,11 @@ from regrad.core.replacements import ABSENT, put_back
 from regrad.core.reports import Hit
 from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch.call_cache import KnownCall, KnownOverride, is_special, kinds_of, learn
-from regrad.torch.callable_rules import FunctionRule
+from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import Overridden, RuleCall, pull_back
 from regrad.torch.compiled_code import PLACE
 from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
-from regrad.torch.host.running import Silent, find_forward, function_of, redirect
+from regrad.torch.host.running import Silent, find_forward, function_of, ops_named, redirect
 from regrad.torch.open_scopes import LOOKED_AT, OWN
 from regrad.transforms.arguments import replaced
 
@@ -34,7 +34,7 @@ _before: dict[Any, tuple[str, Any]] = {}  # the name replaced in it, and the old
 
 # Given a Function, its inputs, and whether a gradient is wanted, the rule that is in force here, if
 # there is one, and the hit. Without a gradient only a rule that replaces values counts.
-Binder = Callable[[Any, Sequence[Any], bool], tuple[FunctionRule, Hit] | None]
+Binder = Callable[[Any, Sequence[Any], bool], tuple[CallableRule, Hit] | None]
 
 
 def is_function(key: Any) -> bool:
@@ -43,7 +43,7 @@ def is_function(key: Any) -> bool:
 
 
 def find_named(name: str) -> Any:
-    """Return the `autograd.Function` of a name among those that are defined; None if none is.
+    """Return the `autograd.Function` or custom op of a name; None if there is none.
 
     Raises:
         ArgumentError: there are several.
@@ -52,9 +52,11 @@ def find_named(name: str) -> Any:
     while new:
         new = [each for kind in new for each in kind.__subclasses__()]
         found += [each for each in new if each.__name__ == name and each not in found]
+    found += ops_named(name)
     if len(found) > 1:
-        names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in found)
-        raise ArgumentError(f"several autograd.Functions are called {name!r}: {names}. Give one")
+        raise ArgumentError(
+            f"several keys are called {name!r}: {', '.join(map(str, found))}. Give one"
+        )
     return found[0] if found else None
 
 
@@ -127,9 +129,15 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
             return y
     places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
     xs = [args[i] for i in places]
-    one = rule.for_call(args, [i for i in places if ctx.needs_input_grad[i]])
+    (form,) = rule.forms
+    names = [*form, *(f"args{i}" for i in range(len(args)))][: len(args)]
+    every = {**form, **dict(zip(names, args, strict=True))}
+    attrs = {name: x for name, x in every.items() if not isinstance(x, torch.Tensor)}
+    one = rule.with_names(
+        [names[i] for i in places], [ctx.needs_input_grad[i] for i in places], attrs
+    )
     layout = None if one.op.flat else (tuple(range(len(xs))),)
-    call = RuleCall(one, xs, layout, rule.attrs(args), _applied(function, args, places), hit)
+    call = RuleCall(one, xs, layout, attrs, _applied(function, args, places), hit)
     call.once, call.at, call.total = rule.once, places, len(args)
     if kinds[0] is not None and kinds not in rule.known and one.writes is False:
         usual = layout is None and not is_special(rule)

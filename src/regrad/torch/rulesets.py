@@ -57,7 +57,7 @@ from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.call_cache import CallCache
-from regrad.torch.callable_rules import FunctionRule, RuleByCount
+from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import RuleCall, check_learned
 from regrad.torch.choices import Choice, at_its_site, bind_call, identity_of_key
 from regrad.torch.composites import Fused, fused, is_other_op
@@ -430,8 +430,7 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: A
     if seen.parameters:  # it is known what the op's inputs are called
         rule = ForeignRule(value, seen.op)
     else:
-        by_count = FunctionRule if functions.is_function(what) else RuleByCount
-        rule = by_count(value, seen.op, what)
+        rule = CallableRule(value, seen.op, what)
     rule.family, rule.key, rule.once = seen, key, once
     return rule
 
@@ -539,7 +538,7 @@ def _override(
             changes, args, options = spelling.out_of_place(args, options)
             if held.replaces:
                 refuse_undelivered(function, changes, args, options)
-            filled = fill(family, args, options)
+            filled = fill(family, function, args, options)
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             shape = tuple(xs[0].shape) if xs else ()
             if scope is not None:
@@ -547,7 +546,7 @@ def _override(
             else:  # what torch.compile made in a scope runs its backward pass after it
                 place = compiled_code.PLACE.get()
                 hit = None if place is None else place.hits.get(key)
-            rule = held.for_count(len(filled.values))
+            rule = held.for_call(filled)
             if rule.takes_all:
                 refuse_unknown(family, args, options)
             layout = None if rule.op.flat else filled.layout

@@ -38,6 +38,7 @@ from regrad.core.placed import asks_site
 from regrad.core.places import at, pick
 from regrad.core.registry import Input, Op
 from regrad.core.rule import called, free
+from regrad.core.signatures import in_order
 from regrad.errors import PassedOverError, RuleError, kind
 from regrad.torch.below import Below, join_types
 from regrad.torch.bridge import apply
@@ -132,7 +133,7 @@ class WholeCall:
         self.count: int = len(args)
         self.given: list[tuple[str, Any]] = [
             *zip(self._positions(len(args)), args, strict=True),
-            *options.items(),
+            *in_order(self.inner.forward, options).items(),
         ]
         opened = [containers.flatten(value) for _, value in self.given]
         self.rebuilds: list[tuple[int, containers.Rebuild]] = [

@@ -28,6 +28,7 @@ from regrad.core.placed import CALL, Chooser, hiding
 from regrad.core.places import Step
 from regrad.core.registry import Input, Op
 from regrad.core.rule import free
+from regrad.core.signatures import in_order
 from regrad.core.state import current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError
@@ -43,7 +44,8 @@ def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) 
     binding: Any = state and state.overrides and state.overrides.get(CALL.type)
     if state is None or not binding:
         return f(*args, **options)
-    given = OpenedArguments(args, options)
+    options = in_order(f, options)
+    given = OpenedArguments((args, (*options.values(),)), {})
     bound = binding.bind(CALL, given.tensors)
     if bound is None:
         return f(*args, **options)
@@ -54,7 +56,7 @@ def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) 
             "function a gradient with custom_grad, or call it in eager mode or under jit."
         )
     whole = WholeCall(f, bound, given, args, options)
-    body = Body(f, given)
+    body = Body(lambda args, more: f(*args, **dict(zip(options, more, strict=True))), given)
     with in_state(state.overriding(hiding(state.overrides, path))):
         ys = recomputed(body, given.tensors, whole)
     return body.note(ys)

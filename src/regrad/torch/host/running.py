@@ -11,6 +11,7 @@ before the scope was opened, its frame is looked for; if none is found, the op i
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -275,6 +276,34 @@ def custom_op(key: Any) -> Any:
         key = getattr(key, "default", None)
     own = isinstance(key, Overload) and key.namespace not in ("aten", "prims", "prim")
     return key if own else None
+
+
+_definitions: Any = CUSTOM_OPS.part(
+    "torch._library.custom_ops.OPDEFS", "nothing public lists custom ops, so that no name is a key",
+    lambda found: hasattr(found, "items"), missing={}, needed=False,
+)  # fmt: skip
+
+
+def ops_named(name: str) -> list[Any]:
+    """Return the custom ops of a name, with their namespace or without."""
+    every = [custom_op(d) for n, d in _definitions.items() if name in (n, n.partition("::")[2])]
+    return [op for op in every if op is not None]
+
+
+@cache
+def forms_of(function: Any) -> list[dict[str, Any]]:
+    """Return the parameters of a torch function, with their defaults, in each of its forms."""
+    if inspect.isfunction(function):
+        found = inspect.signature(function).parameters.values()
+        return [{_TORCHS.get(p.name, p.name): p.default for p in found}]
+    own = custom_op(function)
+    packet: Any = own or getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+    ops = [getattr(packet, n) for n in packet.overloads()] if isinstance(packet, Packet) else [own]
+    schemas: Any = [op._schema.arguments for op in ops if op is not None]
+    return [{_TORCHS.get(a.name, str(a.name)): a.default_value for a in each} for each in schemas]
+
+
+_TORCHS: dict[Any, str] = {"self": "input"}  # what torch's functions call the parameter of a schema
 
 
 def body_of(func: Any) -> Callable[..., Any] | None:
