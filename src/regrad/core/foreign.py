@@ -69,6 +69,9 @@ class ForeignRule:
     once = False  # whether it is for the first derivative alone
     chooses = False  # whether it stands for several, of which each call gets one
     forward: Forward | None = None  # the function that replaces the op's value
+    may_hold: bool | None = None  # whether its functions reach objects; None: nobody has looked
+    is_surrogate = False  # whether its gradient is that of another function (`vjp_of`)
+    is_derivative = False  # whether its gradient is what the library derives from that function
 
     def __init__(self, value: Any, op: Op) -> None:
         self.op: Op = with_own_gradient(op)
@@ -79,9 +82,11 @@ class ForeignRule:
             self.op, value = learning.extended(self.op), learning.rule
             self.learned = [*parameters.values()]
         self.rule: Rule = resolve(value, self.op)
+        self.is_surrogate = getattr(value, "is_surrogate", False)
         self.name: str = self.rule.name
         if isinstance(given, Replace):
             self.name, self.forward = given.__name__, Forward(given.forward, self.op)
+            self.is_derivative = given.gradient is None
         self.has_bias: bool = isinstance(op.rule, OwnBias)
         # (which may need all inputs)
         self.asks_builtin: bool = "builtin" in self.rule.extras or self.has_bias

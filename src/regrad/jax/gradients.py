@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from regrad.core.backends import is_traced
 from regrad.core.foreign import ForeignCall, ForeignRule, gradients, on_tensors
 from regrad.core.reports import Hit
 from regrad.core.tensor import Tensor, wrap
@@ -18,7 +19,16 @@ from regrad.errors import GradientError
 from regrad.jax.bridge import bridge, conjugate
 from regrad.jax.primitives import Arrays, EquationGradient, WrappedGradient, fit, is_float
 from regrad.transforms.arguments import replaced
-from regrad.transforms.closures import names_in
+from regrad.transforms.closures import names_in, reached_objects
+
+
+def closes_over(name: str) -> GradientError:
+    """Return the error that a rule closes over an array whose gradient would be lost."""
+    return GradientError(
+        f"{name} closes over an array that JAX is differentiating, or that was made in a function "
+        "that JAX has traced. Give it to the rule as a parameter, rg.rules.learns(rule, "
+        "name=array), or close over jax.lax.stop_gradient(array)."
+    )
 
 
 class RuleGradient(EquationGradient):
@@ -45,6 +55,8 @@ class RuleGradient(EquationGradient):
         self.once: bool = rule.once
         self.known = attrs
         self.operand: dict[int | str, int] = {p: i for i, p in enumerate(places) if p is not None}
+        if rule.is_surrogate and any(map(is_traced, reached_objects(rule.functions))):
+            raise closes_over(self.name)
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
         inputs, output = self.rule.keeps(self._inputs(wanted))
@@ -79,11 +91,7 @@ class RuleGradient(EquationGradient):
         try:
             dxs = call.pull_either(given, y, dy, inputs, by_regrad)
         except jax.errors.UnexpectedTracerError as error:
-            raise GradientError(
-                f"{self.name} closes over an array that JAX is differentiating, or that was made "
-                "in a function that JAX has traced. Give it to the rule as a parameter, "
-                "rg.rules.learns(rule, name=array), or close over jax.lax.stop_gradient(array)."
-            ) from error
+            raise closes_over(self.name) from error
         pairs = zip(wanted, dxs, strict=True)
         return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]
 

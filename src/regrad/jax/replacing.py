@@ -21,7 +21,7 @@ from regrad.core.tape import record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DetachedTensorWarning, GradientError
 from regrad.jax.bridge import bridge
-from regrad.jax.gradients import Equation, RuleGradient
+from regrad.jax.gradients import Equation, RuleGradient, closes_over
 from regrad.jax.host.programs import varying_axes
 from regrad.transforms.closures import names_in
 
@@ -47,11 +47,7 @@ def replaced_program(gradient: RuleGradient, program: core.ClosedJaxpr) -> core.
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.in_avals]
     made = jax.make_jaxpr(run)(*given)
     if any(map(is_traced, made.consts)):
-        raise GradientError(
-            f"override: the function of {gradient.name} closes over an array that is traced or "
-            "differentiated, which would not be seen. Name it as an input of the op (a function "
-            "of yours under jax.jit, which takes it, may be the key)."
-        )
+        raise closes_over(gradient.name)
     gradient.equation = Equation(made, gradient.places, [None] * len(gradient.places), scale)
     return made
 

@@ -128,6 +128,9 @@ class Own:
         self.kind = type(y)
         return tuple(y)
 
+    def count_run(self) -> None:
+        """The gradient runs."""
+
     def with_value(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
         """Return the value of parts as the result of torch's own call, of its dtypes."""
         like = like_own(lambda *xs: self(xs), xs)
@@ -165,12 +168,13 @@ class Linked(torch.autograd.Function, metaclass=Silent):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         own, *given = inputs
         ys = output if isinstance(output, tuple) else (output,)
-        ctx.places, ctx.rest = own.places, len(given) - len(own.places)
+        ctx.places, ctx.rest, ctx.own = own.places, len(given) - len(own.places), own
         ctx.dtypes = [y.dtype for y in ys]
         ctx.mark_non_differentiable(*[y for y in ys if not is_differentiable(y)])
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
+        ctx.own.count_run()
         return None, *[dys[i] for i in ctx.places], *[None] * ctx.rest
 
     @staticmethod

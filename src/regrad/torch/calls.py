@@ -17,16 +17,23 @@ from regrad.core.surrogates import Learns
 from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
+from regrad.torch.apart import Own
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
-from regrad.torch.derivatives import TorchGradient, fitted, vjp, vjp_again
-from regrad.torch.host import enable_saved_hooks, in_forward_mode, is_transformed, version_of
-from regrad.torch.host.dynamo import is_traced
+from regrad.torch.derivatives import TorchGradient, fitted, refuse_closed_over, vjp, vjp_again
+from regrad.torch.host import (
+    enable_saved_hooks,
+    in_forward_mode,
+    is_transformed,
+    sequence_nr,
+    version_of,
+)  # fmt: skip
+from regrad.torch.host.dynamo import fake_mode, is_traced
 from regrad.torch.host.running import Silent
 from regrad.torch.open_scopes import OWN
 from regrad.torch.orders import in_gradient, is_of_gradient
 from regrad.torch.recorded import Recordings, exact, is_usual
 from regrad.torch.replacing import Replaced
-from regrad.torch.run_time import Pulls, may_change, pull_at_run_time
+from regrad.torch.run_time import Pulls, may_change, may_hold, pull_at_run_time
 from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
 
@@ -87,11 +94,48 @@ class RuleCall:
     def __call__(self, *xs: torch.Tensor) -> Any:
         if OWN.get():
             return self.forward(*xs)
+        if torch.is_grad_enabled() and (found := self._link(xs)) is not None:
+            return found
+        start, replaces = sequence_nr(), self.rule.replaces and torch.is_grad_enabled()
         if self.rule.asks_builtin or (self.once and not self._is_in_program()):
             later = is_traced() and may_change(self.rule)  # (what is recorded now is gone then)
             self.prepare(xs, None if later else TorchGradient.of(self.forward, xs))
+        elif replaces and may_hold(self.rule) and not (is_traced() or is_transformed()):
+            self.record = TorchGradient(self.forward, [x.detach() for x in xs])
+        if replaces and self.record is not None:
+            refuse_closed_over(self, self.record, start)
         y = apply(Overridden, self, *xs)
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
+
+    def _link(self, xs: Sequence[torch.Tensor]) -> Any:
+        """Return the value, with the gradient of a function as autograd records it here and now.
+
+        All that the function uses has a gradient then, whether it is an argument or not. None where
+        the rule is no such function.
+        """
+        rule, ys, made = self.rule, [], []
+        if rule.is_derivative:
+            ys = made = self._outputs(xs)
+        elif rule.is_surrogate and not self.once and rule.plain is not False and may_hold(rule):
+            if is_traced() or fake_mode() is not None:
+                return None
+            with torch.no_grad():
+                ys = self._outputs(xs)
+            call, specs = copy(self), [(x.shape, x.dtype) for x in xs]
+            call.vjp = lambda f, xs, dys: made.extend(f(xs)) or xs  # (which stand for gradients)
+            pull = Pull(call, specs, [n for n, (_, d) in enumerate(specs) if _float(d)], None)
+            with shield(ys):
+                saved = [*[xs[n] for n in self.kept], *(ys if self.keeps_y else ())]
+                guard(rule, pull, saved, ys, self.describe)
+        if not made:
+            return None
+        own = Own(self._copied, lambda ys: (ys, {}), False)
+        own.count_run = self.count_run
+        self.kind = type(ys)
+        return own.link(tuple(made), ys)
+
+    def _copied(self, *ys: Any) -> Any:
+        return self.kind([y.clone() for y in ys]) if len(ys) > 1 else ys[0].clone()  # pyright: ignore
 
     def _is_in_program(self) -> bool:
         """Return whether torch.compile traces, whose programs have first derivatives alone."""
@@ -147,7 +191,9 @@ class RuleCall:
 
     # -- torch's own gradient, and value, as a rule may ask for them -------------------------------
 
-    vjp: Any = staticmethod(vjp)
+    def vjp(self, f: Any, xs: Sequence[torch.Tensor], dys: Any) -> Any:
+        """Return the gradients of a function."""
+        return vjp(f, xs, dys, self if self.rule.is_surrogate else None)
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return torch's own gradients, by leaf; None where a leaf has none."""
@@ -176,7 +222,7 @@ class RuleCall:
         def outputs(moving: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             return self._outputs(replaced(held, self.moving, moving))
 
-        found = gradients(outputs, vjp_again, [xs[n] for n in self.moving], dys)
+        found = gradients(outputs, partial(vjp_again, call=self), [xs[n] for n in self.moving], dys)
         return replaced([None] * len(xs), self.moving, found)
 
     def value_at(self, inputs: Sequence[Any]) -> Any:

@@ -17,10 +17,11 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
 from regrad.torch.calls import guard
-from regrad.torch.host import DisableTorchFunction, is_leaf, number_of, sequence_nr
+from regrad.torch.derivatives import describe_closed_over, find_closed_over
+from regrad.torch.host import DisableTorchFunction, sequence_nr
 from regrad.torch.host.bodies import remade
 from regrad.torch.host.running import Silent
-from regrad.torch.nodes import new_nodes, tensors
+from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import OWN
 
 if TYPE_CHECKING:
@@ -79,7 +80,13 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         call.running = False
         ys, call.close = containers.flatten(value)
         if torch.is_grad_enabled():
-            refuse_closed_over(call, [*ys, *call.used_tensors()], start)
+            found = find_closed_over(inputs, [*ys, *call.used_tensors()], start)
+            if found is not None:
+                raise GradientError(
+                    f"custom_grad: {call.describe()} closes over {describe_closed_over(found, f)}, "
+                    "which requires grad; its gradient would be lost. Pass it as an input of its "
+                    "own, for which grad_func returns a gradient too, or detach it."
+                )
         return call.close(list(call(ys)))
 
     return in_graph(function, f)
@@ -256,53 +263,3 @@ def _check(call: CustomTorchCall, i: int, dx: torch.Tensor | None, specs: Sequen
         expected = f"{shape}. A gradient has the shape of its input."
         raise wrong(f"the shape {tuple(dx.shape)}", expected)
     return dx
-
-
-# -- closed-over tensors ---------------------------------------------------------------------------
-
-
-def refuse_closed_over(call: CustomTorchCall, ys: Sequence[torch.Tensor], start: int) -> None:
-    """Refuse differentiated tensors that f used without taking them as inputs.
-
-    What autograd wrote while f ran leads back to the inputs; anything else that it leads to would
-    lose its gradient.
-    """
-    known = {x.grad_fn for x in call.inputs}
-    leaves = set(map(id, call.inputs))
-    for y in ys:
-        if y.grad_fn is None:
-            if y.requires_grad and id(y) not in leaves:
-                raise _closes_over(call, y)
-            continue
-        if y.grad_fn in known:
-            continue
-        for node in new_nodes(y.grad_fn, set(known)):
-            if number_of(node) < start:
-                raise _closes_over(call, node)
-            for behind, _ in node.next_functions:
-                if behind is not None and is_leaf(behind) and id(behind.variable) not in leaves:
-                    raise _closes_over(call, behind.variable)
-
-
-def _closes_over(call: CustomTorchCall, found: Any) -> GradientError:
-    return GradientError(
-        f"custom_grad: {call.name} ({place(call.f)}) closes over {_describe(call.f, found)}, which "
-        "requires grad; its gradient would be lost. Pass it as an input of its own, for which "
-        "grad_func returns a gradient too, or detach it."
-    )
-
-
-def _describe(f: Callable[..., Any], found: Any) -> str:
-    """Return the name that f has for a tensor, or for the tensor that a backward node made."""
-    code = getattr(f, "__code__", None)
-    names: dict[str, Any] = {}
-    if code is not None:
-        names = {n: f.__globals__.get(n) for n in code.co_names}
-        for n, cell in zip(code.co_freevars, f.__closure__ or (), strict=False):
-            names[n] = cell.cell_contents
-    for name, value in names.items():
-        if isinstance(value, torch.Tensor) and (value is found or value.grad_fn is found):
-            return repr(name)
-    if isinstance(found, torch.Tensor):
-        return f"a tensor ({found.dtype}, shape {tuple(found.shape)})"
-    return f"the result of {found.name()}"

@@ -15,10 +15,14 @@ from regrad.torch.host import (
     DisableTorchFunction,
     DispatchMode,
     enable_recording,
+    is_leaf,
     is_transformed,
+    number_of,
     pull_between,
+    sequence_nr,
 )
 from regrad.torch.host.running import keeps_elsewhere
+from regrad.torch.nodes import new_nodes
 from regrad.transforms.arguments import replaced
 
 Tensors = Sequence[torch.Tensor]
@@ -103,26 +107,33 @@ class _Repeated(DispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def vjp_again(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors) -> list[Any]:
+def vjp_again(
+    function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors, call: Any = None
+) -> list[Any]:
     """Return the gradients of a function that has run before, and must do the same."""
 
     def again(xs: Tensors) -> Tensors:
         with _Repeated():
             return function(xs)
 
-    return vjp(again, xs, dys)
+    return vjp(again, xs, dys, call)
 
 
-def vjp(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Any) -> list[Any]:
+def vjp(
+    function: Callable[[Tensors], Tensors], xs: Tensors, dys: Any, call: Any = None
+) -> list[Any]:
     """Return the gradients of a function, which is run for it: of floats, None for others.
 
-    The dys may be a function of the results.
+    The dys may be a function of the results. The `call` is for messages.
     """
     if not is_transformed():
         recording = torch.is_grad_enabled()
         with enable_recording():
             given = [x if x.requires_grad else _differentiated(x) for x in xs]
+            start = sequence_nr()
             record = TorchGradient(lambda *xs: tuple(function(xs)), given)
+            if call is not None:
+                refuse_closed_over(call, record, start)
             if callable(dys):
                 with torch.set_grad_enabled(recording):
                     dys = dys(record.ys)
@@ -135,6 +146,59 @@ def vjp(function: Callable[[Tensors], Tensors], xs: Tensors, dys: Any) -> list[A
     dys = dys(ys) if callable(dys) else dys
     filled = [torch.zeros_like(y) if dy is None else dy for y, dy in zip(ys, dys, strict=True)]
     return replaced([None] * len(xs), places, pull(tuple(filled)))
+
+
+def find_closed_over(xs: Tensors, ys: Tensors, start: int) -> Any:
+    """Return what ys were made of besides xs and constants, from node `start` on: None if nothing.
+
+    It is a leaf, or the node of another tensor. What autograd wrote while a function ran leads back
+    to its arguments; anything else that it leads to would lose its gradient.
+    """
+    known = {x.grad_fn for x in xs}
+    leaves = set(map(id, xs))
+    for y in ys:
+        if y.grad_fn is None:
+            if y.requires_grad and id(y) not in leaves:
+                return y
+            continue
+        if y.grad_fn in known:
+            continue
+        for node in new_nodes(y.grad_fn, set(known)):
+            if number_of(node) < start:
+                return node
+            for behind, _ in node.next_functions:
+                if behind is not None and is_leaf(behind) and id(behind.variable) not in leaves:
+                    return behind.variable
+    return None
+
+
+def describe_closed_over(found: Any, function: Any) -> str:
+    """Return the name that a function has for a tensor, or for one that a backward node made."""
+    code = getattr(function, "__code__", None)
+    names: dict[str, Any] = {}
+    if code is not None:
+        names = {n: function.__globals__.get(n) for n in code.co_names}
+        for n, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            names[n] = cell.cell_contents
+    for name, value in names.items():
+        held = value.named_parameters(name) if isinstance(value, torch.nn.Module) else ()
+        for inner, x in [(name, value), *held]:
+            if isinstance(x, torch.Tensor) and (x is found or x.grad_fn is found):
+                return repr(inner)
+    if isinstance(found, torch.Tensor):
+        return f"a tensor ({found.dtype}, shape {tuple(found.shape)})"
+    return f"the result of {found.name()}"
+
+
+def refuse_closed_over(call: Any, record: TorchGradient, start: int) -> None:
+    """Refuse what the function of a call's rule closes over, where that has no gradient."""
+    if (found := find_closed_over(record.xs, record.ys, start)) is not None:
+        function = (call.rule.forward or call.rule).functions[0]
+        raise GradientError(
+            f"{call.describe()} closes over {describe_closed_over(found, function)}, which "
+            "requires grad, and its gradient would be lost here. Let the rule learn it, under a "
+            "name of its own: rg.rules.learns(rule, scale=scale); or detach it."
+        )
 
 
 def _differentiated(x: torch.Tensor) -> torch.Tensor:

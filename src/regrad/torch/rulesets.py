@@ -71,6 +71,7 @@ from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, scope_of
 from regrad.torch.places import Modules, path_here
 from regrad.torch.replacing import refuse_undelivered
+from regrad.torch.run_time import holds_parameters
 from regrad.torch.subclasses import as_given
 from regrad.torch.whole_calls import WholeRule, call_whole
 
@@ -432,6 +433,12 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: A
     else:
         rule = CallableRule(value, seen.op, what)
     rule.family, rule.key, rule.once = seen, key, once
+    if functions.is_function(what) and holds_parameters(rule):
+        raise ArgumentError(
+            f"the rule {rule.name!r} closes over parameters that require grad, and the node of "
+            f"{family.type}, an autograd.Function, has no room for them. Give the Function the "
+            "parameter as an argument, or detach it."
+        )
     return rule
 
 
@@ -553,7 +560,7 @@ def _override(
             forward = filled.bind(spelling.function)
             call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
             call.once = held.once
-            if rule.learned:
+            if rule.learned or compiled_code.PLACE.get() is not None:
                 refuse_compiled(rule)
                 xs += rule.learned
             if not changes:
@@ -570,10 +577,11 @@ def _override(
 def refuse_compiled(rule: ForeignRule) -> None:
     """Refuse a rule with parameters where torch.compile writes a program."""
     place = compiled_code.PLACE.get()
-    if place is not None:
+    if place is not None and (rule.learned or holds_parameters(rule)):
         place.error = PassedOverError(
-            f"the rule {rule.name!r} has parameters that learn, which a program of torch.compile "
-            "would take for constants. Call the model without torch.compile."
+            f"the rule {rule.name!r} has parameters that learn, or closes over some, which a "
+            "program of torch.compile would take for constants. Call the model without "
+            "torch.compile."
         )
 
 

@@ -44,18 +44,16 @@ from regrad.torch.below import Below, join_types
 from regrad.torch.bridge import apply
 from regrad.torch.calls import Overridden, RuleCall, check_learned
 from regrad.torch.choices import bind_call, site_here
-from regrad.torch.derivatives import TorchGradient
+from regrad.torch.derivatives import TorchGradient, find_closed_over
 from regrad.torch.host import (
     DisableTorchFunction,
-    is_leaf,
     is_transformed,
     name_inside,
-    number_of,
     sequence_nr,
     version_of,
 )
 from regrad.torch.host.running import keeps_elsewhere
-from regrad.torch.nodes import new_nodes, tensors
+from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, Within
 from regrad.torch.places import counts_of
 from regrad.torch.subclasses import is_dispatched
@@ -279,10 +277,8 @@ class ModuleCall(RuleCall):
 class Answering:
     """A call whose rule runs once, and what `builtin` has found for the parameters then."""
 
-    vjp: Any = staticmethod(RuleCall.vjp)
-
     def __init__(self, call: ModuleCall) -> None:
-        self.call = call
+        self.call, self.vjp = call, call.vjp
         self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
@@ -302,16 +298,12 @@ def _same(x: Any) -> Any:
 
 def _refuse_others(record: TorchGradient, start: int, name: str) -> None:
     """Refuse tensors that require a gradient and reached a call otherwise than by its arguments."""
-    known = {node for node in record.nodes if node is not None}
-    ends = [node for node, _ in record.ends if node is not None and node not in known]
-    for node in [each for end in ends for each in new_nodes(end, set(known))]:
-        behind = [each for each, _ in node.next_functions if each is not None]
-        if number_of(node) < start or any(is_leaf(each) for each in behind):
-            raise PassedOverError(
-                f"the call of {name} has a rule as a whole, and used a tensor that requires a "
-                "gradient, and is neither an argument nor a parameter of the module: its gradient "
-                "would be lost. Pass it as an argument, or detach it."
-            )
+    if find_closed_over(record.xs, record.ys, start) is not None:
+        raise PassedOverError(
+            f"the call of {name} has a rule as a whole, and used a tensor that requires a "
+            "gradient, and is neither an argument nor a parameter of the module: its gradient "
+            "would be lost. Pass it as an argument, or detach it."
+        )
 
 
 def call_whole(

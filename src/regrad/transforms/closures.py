@@ -197,6 +197,12 @@ def reads_state(*functions: object) -> bool:
     return any(not (value is MISSING or isinstance(value, OF_CODE)) for value in values)
 
 
+def reached_objects(functions: Sequence[object]) -> list[Any]:
+    """Return the values that functions reach beside code and plain values."""
+    values = [value for _, value in Closure(*functions).places if value is not MISSING]
+    return [value for value in values if not isinstance(value, (*OF_CODE, *PLAIN))]
+
+
 # The values that code is made of.
 OF_CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
