@@ -95,6 +95,11 @@ def _gives_indices(*args: Any, **options: Any) -> bool:
     return bool((*args, *[False] * 7)[6] or options.get("return_indices"))
 
 
+def _has_options(*args: Any, **options: Any) -> bool:
+    """Return whether a loss is computed in chunks, by one op."""
+    return options.get("options") is not None
+
+
 def _drops(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attn_mask: torch.Tensor | None = None, dropout_p: float = 0, *args: Any, **options: Any,
@@ -254,6 +259,8 @@ def _rows() -> list[Iterator[tuple[Any, Fused]]]:
         row("conv3d", "Conv3D", of.convolution, torch.conv3d, 3, when=_has_bias, biased=True),
         row("max_pool2d", "MaxPool", None, when=_gives_indices, what=" with indices"),
         row("max_pool3d", "MaxPool3D", None, when=_gives_indices, what=" with indices"),
+        row("linear_cross_entropy", "MatMul LogSoftmax torch.nn.functional.linear "
+            "torch.nn.functional.cross_entropy", None, when=_has_options, what=" with options"),
         row([torch.ops.higher_order.flex_attention], "MatMul Softmax", None),
         row("_native_multi_head_attention", "MatMul Softmax", None),
         row("_transformer_encoder_layer_fwd", "MatMul Softmax Relu Gelu", None),

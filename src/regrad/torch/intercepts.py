@@ -219,6 +219,24 @@ def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
             )
 
 
+# The keys of what the modules of transformers call, and their fast path computes in one kernel.
+_CALLED = (
+    "AddV2 Gelu Identity MatMul Mean Mul RealDiv Relu Reshape Softmax baddbmm contiguous dropout "
+    "full layer_norm linear masked_fill multi_head_attention_forward scaled_dot_product_attention "
+    "triu zeros_like"
+)
+CALLED = frozenset(_CALLED.split())
+
+
+def _intercept_fast_path(old: Any) -> Any:
+    """Have the slow path taken in scopes that replace what it calls."""
+
+    def get_fastpath_enabled() -> bool:
+        return old() and all(CALLED.isdisjoint(s._ruleset.plan.replaced) for s in open_here())
+
+    return dynamo.as_constant(get_fastpath_enabled)
+
+
 # The rules under which CUDA graphs were captured in scopes. They are built into the kernels.
 _CAPTURED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -276,7 +294,7 @@ def _entrances() -> Sequence[Entrance]:
         `running`          it is known which Function runs, and with what arguments
         of TorchScript     a program with an overridden op is refused, and others are noted
         of CUDA graphs     one that was captured under other rules, or none, is refused
-        of transformers    the fast path is taken as without modes
+        of transformers    the fast path is taken as without modes, unless values in it are replaced
         of Dynamo          a trace begins, and needs the rest of them (see `compiled_code`)
         torch.compile      an untested version of torch is tried out first
     """
@@ -298,6 +316,7 @@ def _entrances() -> Sequence[Entrance]:
             for name in ("MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer")
             for each in _find(OVERRIDES, "torch.nn", f"{name}.forward", with_fast_path, is_python)
         ],
+        *_find(OVERRIDES, "torch.backends.mha", "get_fastpath_enabled", _intercept_fast_path),
         *_find_in_dynamo()[:1],
         *([] if HOST.is_tested else [(torch, "compile", _intercept_compile)]),
     ]  # fmt: skip

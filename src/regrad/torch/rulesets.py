@@ -310,6 +310,12 @@ class Plan:
             whats = entries(key.what) if isinstance(key, at) else (key,)
             for what in whats if whats != (None,) else ():
                 self._add(key, what, value)
+        # the names of the keys whose rules replace values, in some module or anywhere
+        self.replaced: frozenset[str] = frozenset(
+            op_type.rpartition(".")[2]
+            for op_type, held in self.rules.items()
+            if any(rule.replaces for rule in held.values())
+        )
         whole = [key for key in rules if isinstance(key, at) and key.what is None]
         self.whole: dict[at, WholeRule] = {key: WholeRule(key, rules[key]) for key in whole}
         self.names |= {key: rule.name for key, rule in self.whole.items()}

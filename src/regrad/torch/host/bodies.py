@@ -36,7 +36,8 @@ def with_fast_path(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The forward pass of a transformer's module, which does not see our modes.
 
     torch has a faster path there, with other values at padding, and takes it only where nothing
-    overrides its functions. It has no gradient, so that no rule concerns it.
+    overrides its functions. It has no gradient, so that only rules that replace values concern it
+    (see `intercepts.CALLED`).
     """
     names = PatchedGlobals(sys.modules[forward.__module__])
     names["torch"] = PatchedModule(

@@ -84,6 +84,15 @@ def leave_alone(function: Callable[..., Any], inside: bool = True) -> None:
         setter(function.__code__, strategy(action.SKIP, action.SKIP if inside else action.DEFAULT))
 
 
+def as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch.compile call a function as it traces, and build in the result.
+
+    (`torch.compiler.assume_constant_result` does so, and imports Dynamo, which takes long.)
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
+
+
 @cache
 def ask_about(functions: frozenset[Any]) -> None:
     """Have torch.compile ask modes about these functions, as torch itself does.
