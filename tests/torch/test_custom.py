@@ -188,6 +188,38 @@ def test_what_f_closes_over_is_refused_by_name():
         custom(lambda x, weight: (x * weight, lambda dy: dy))(x, weight=w)
 
 
+def written_wholly(x):
+    x.mul_(2)
+    return x, lambda dy: 2 * dy
+
+
+def written_in_part(x):
+    x[0] = 0
+    return x.clone(), lambda dy: dy
+
+
+def written_and_returned(x):
+    return torch.relu_(x), lambda dy: 7 * dy
+
+
+@pytest.mark.parametrize("f", [written_wholly, written_in_part, written_and_returned])
+def test_a_function_that_writes_into_its_input(f):
+    x = X.clone().requires_grad_()
+    for given in (x * 1, (x * 1)[:2]):
+        with pytest.raises(GradientError, match=r"\) changed its input 'x' in place"):
+            custom(f)(given)
+    custom(f)(X.clone())  # (without a gradient)
+
+    @custom
+    def unrecorded(x):
+        with torch.no_grad():
+            x.mul_(2)
+        return x, lambda dy: 2 * dy
+
+    (dx,) = torch.autograd.grad(unrecorded(x * 1).sum(), x)
+    assert dx.tolist() == [2] * 4
+
+
 @pytest.mark.parametrize(
     ("grad_func", "message"),
     [

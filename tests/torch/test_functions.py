@@ -300,3 +300,39 @@ def test_untouched_says_where_a_function_is():
     with regrad.torch.gradient_override_map(rules) as used:
         SuperSpike.apply(V.clone().requires_grad_(), TEN) * 2
     assert f"{__name__}.SuperSpike (autograd.Function)" in [r[0] for r in used.untouched().rows]
+
+
+class Clipped(torch.autograd.Function):
+    """It works in place, and says so."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.clamp_(min=0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (lambda dy: 7 * dy, [7, 7]),
+        (lambda dy, y: dy * y, [1, 0]),
+        (lambda dy, builtin: 3 * builtin(dy), [3, 3]),
+        (lambda dy, x: dy * x, None),
+        (lambda dy, x: rg.multiply(dy, x), None),
+        (rg.rules.vjp_of(torch.sigmoid), None),
+    ],
+)
+def test_an_input_that_the_function_changes_in_place(rule, expected):
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    with override({Clipped: rule}):
+        for _ in range(3):  # (the later calls are known ones)
+            if expected is None:
+                with pytest.raises(PassedOverError, match=r"Clipped changes its input .* for y,"):
+                    Clipped.apply(x * 1)
+            else:
+                (dx,) = torch.autograd.grad(Clipped.apply(x * 1).sum(), x)
+                assert dx.tolist() == expected

@@ -343,6 +343,23 @@ def test_where_there_is_no_room_for_its_gradient():
             torch.compile(torch.tanh, backend="aot_eager")(x)
 
 
+def doubled(x):
+    return x.mul_(2)
+
+
+def test_a_forward_that_writes_into_its_input():
+    x = numbers(3).requires_grad_()
+    with override({"Tanh": rg.replace(doubled)}, values=True):
+        y = torch.tanh(x * 1)
+        close([y, *torch.autograd.grad(y.sum(), x)], [2 * x, torch.full_like(x, 2)])
+    for rule in (lambda dy, x: dy * x, lambda dy, builtin: builtin(dy)):
+        with (
+            override({"Tanh": rg.replace(doubled, rule)}, values=True),
+            pytest.raises(RuleError, match=r"replace: the forward of .* wrote into an input"),
+        ):
+            torch.tanh(x * 1)
+
+
 # -- Gumbel softmax, and a vector quantiser --------------------------------------------------------
 
 

@@ -97,6 +97,7 @@ class RuleCall:
         if torch.is_grad_enabled() and (found := self._link(xs)) is not None:
             return found
         start, replaces = sequence_nr(), self.rule.replaces and torch.is_grad_enabled()
+        versions = [version_of(x) for x in xs] if replaces else ()
         if self.rule.asks_builtin or (self.once and not self._is_in_program()):
             later = is_traced() and may_change(self.rule)  # (what is recorded now is gone then)
             self.prepare(xs, None if later else TorchGradient.of(self.forward, xs))
@@ -105,6 +106,11 @@ class RuleCall:
         if replaces and self.record is not None:
             refuse_closed_over(self, self.record, start)
         y = apply(Overridden, self, *xs)
+        if replaces and [version_of(x) for x in xs] != versions:
+            raise RuleError(
+                f"replace: the forward of {self.describe()} wrote into an input, which its rule "
+                "would see as changed. Return a new tensor: x * 2, not x.mul_(2)."
+            )
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
 
     def _link(self, xs: Sequence[torch.Tensor]) -> Any:

@@ -74,11 +74,18 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         inputs, make = open_arguments(args)
         refuse_keywords(options, custom.name)
         call = CustomTorchCall(custom, inputs, make)
-        start = sequence_nr()
+        start, before = sequence_nr(), [x.grad_fn for x in inputs]
         answer = custom.run(args, options, call.save)
         value, call.grad_func = unpack(answer, custom.name, torch.Tensor)
         call.running = False
         ys, call.close = containers.flatten(value)
+        for name, x, node in zip(call.arguments.names, inputs, before, strict=False):
+            if x.grad_fn is not node:
+                raise GradientError(
+                    f"custom_grad: {call.describe()} changed its input {name!r} in place, and "
+                    "autograd recorded that, so its gradient would count twice. Return a new "
+                    "tensor: x * 2, not x.mul_(2)."
+                )
         if torch.is_grad_enabled():
             found = find_closed_over(inputs, [*ys, *call.used_tensors()], start)
             if found is not None:

@@ -120,7 +120,7 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     rule, hit = found
     with DisableTorchFunction():  # (or a mode would be asked about each attribute)
         usual = type(y) is torch.Tensor and y.is_floating_point() and not in_forward_mode()
-        usual = usual and PLACE.get() is None and not LOOKED_AT.get()
+        usual = usual and not (PLACE.get() or LOOKED_AT.get() or ctx.dirty_tensors)
         kinds = kinds_of(args, {}) if usual else None, ctx.needs_input_grad
         if (known := rule.known.get(kinds)) is not None:
             redirect(ctx, KnownOverride)
@@ -139,6 +139,12 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     layout = None if one.op.flat else (tuple(range(len(xs))),)
     call = RuleCall(one, xs, layout, attrs, _applied(function, args, places), hit)
     call.once, call.at, call.total = rule.once, places, len(args)
+    if any(xs[n] is x for n in call.kept for x in ctx.dirty_tensors or ()):
+        raise PassedOverError(
+            f"{function.__name__} changes its input in place, and {call.describe()} asks for that "
+            "input, of which only the changed value is left. Have the rule ask for y, or the "
+            "Function work out of place."
+        )
     if kinds[0] is not None and kinds not in rule.known and one.writes is False:
         usual = layout is None and not is_special(rule)
         known = KnownCall(call, rule.key, hit.op_type, places, len(args)) if usual else None
