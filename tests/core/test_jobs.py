@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import copy_context
 from multiprocessing.pool import Pool, ThreadPool
+from queue import Queue
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def nothing_is_replaced():
         ThreadPoolExecutor.submit: "concurrent.futures.thread",
         Pool.apply_async: "multiprocessing.pool",
         Pool._guarded_task_generation: "multiprocessing.pool",
+        Queue.put: "queue",
     }.items():
         assert function.__module__ == module
 
@@ -58,6 +60,33 @@ def by_thread(job):
     return found
 
 
+WORK = Queue()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def worker():
+    """A thread that outlives all scopes, and runs jobs as the threads of AnyIO do."""
+
+    def run():
+        while item := WORK.get():
+            context, job, answers = item
+            answers.append(context.run(job))
+            WORK.task_done()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    WORK.put(None)
+    thread.join()
+
+
+def by_queue(job):
+    answers = []
+    WORK.put_nowait((copy_context(), job, answers))
+    WORK.join()
+    return answers
+
+
 def all_ways(futures, threads, job):
     return {
         *by_thread(job), futures.submit(job).result(), *futures.map(job, [1]),
@@ -65,7 +94,7 @@ def all_ways(futures, threads, job):
         *threads.map_async(func=job, iterable=[1]).get(), *threads.starmap(job, [(1,)]),
         *threads.starmap_async(job, [(1,)]).get(), *threads.imap(job, [1, 2], 2),
         *threads.imap(job, [1]), *threads.imap_unordered(job, [1]),
-        *asyncio.run(awaited(futures, job)),
+        *asyncio.run(awaited(futures, job)), *by_queue(job),
     }  # fmt: skip
 
 
@@ -266,7 +295,7 @@ def test_a_pool_that_grew_under_a_tape_keeps_nothing_of_it():
 
 def test_the_entrances_of_the_standard_library_are_there():
     assert {name for _, name, *_ in jobs._entrances()} == {
-        "start", "submit", "apply_async", "_guarded_task_generation",
+        "start", "submit", "apply_async", "_guarded_task_generation", "put",
     }  # fmt: skip
     assert concurrent.futures.ThreadPoolExecutor is ThreadPoolExecutor
     assert multiprocessing.pool.ThreadPool is ThreadPool

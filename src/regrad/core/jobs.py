@@ -112,6 +112,17 @@ def _takes_tasks(old: Callable[..., Any]) -> Any:
     return generate
 
 
+def _takes_item(old: Callable[..., Any]) -> Any:
+    """Of a queue, by which threads get a context and what to run in it (AnyIO's do)."""
+
+    def put(self: Any, item: Any, *args: Any, **options: Any) -> None:
+        if type(item) is tuple and any(isinstance(part, Context) for part in item):
+            item = tuple([carry(part) if callable(part) else part for part in item])
+        old(self, item, *args, **options)
+
+    return put
+
+
 def _has_threads(pool: Any) -> bool:
     from multiprocessing.pool import ThreadPool
 
@@ -122,12 +133,14 @@ def _entrances() -> list[Entrance]:
     """Return the methods to replace."""
     from concurrent.futures import ThreadPoolExecutor  # (here: they take long to import)
     from multiprocessing.pool import Pool
+    from queue import Queue
 
     return [
         (threading.Thread, "start", _starts),
         (ThreadPoolExecutor, "submit", _takes_job),
         (Pool, "apply_async", _takes_task),
         (Pool, "_guarded_task_generation", _takes_tasks),
+        (Queue, "put", _takes_item),
     ]
 
 

@@ -40,7 +40,7 @@ from regrad.core.reports import Hit, Untouched
 from regrad.errors import HostError, PassedOverError, RegradError
 from regrad.torch.below import Below, join_types
 from regrad.torch.composites import fused, is_other_op
-from regrad.torch.enclosing import hidden_error
+from regrad.torch.enclosing import hidden_error, refuse_to_be_written
 from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, replacing, sequence_nr
 from regrad.torch.host.running import Operator, Overload, Packet, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
@@ -487,6 +487,10 @@ def call_module(
         )
         raise dynamo.through_dynamo(error)
     if to.whole and to is not spot:  # (its module runs as it is, between two programs)
+        try:
+            refuse_to_be_written(f"the call of {type(module).__name__}")
+        except PassedOverError as error:
+            raise dynamo.through_dynamo(error) from None
         raise dynamo.graph_break(
             f"the call of {type(module).__name__} has a rule of regrad's as a whole, and runs in "
             "Python between two programs, so leave out fullgraph=True"

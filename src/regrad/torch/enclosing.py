@@ -110,12 +110,12 @@ def refuse_to_be_written(op_type: str) -> None:
     if torch.compiler.is_exporting():
         raise PassedOverError(
             "torch.export writes forward programs, which have no gradient: the rule for "
-            f"{op_type!r} would be lost. Export outside the scope; torch.compile works in it."
+            f"{op_type} would be lost. Export outside the scope; torch.compile works in it."
         )
     if is_scripted():
         raise PassedOverError(
             "torch.jit.trace writes programs that serve outside the scope as well: the rule for "
-            f"{op_type!r} would stay in them. Trace outside the scope; torch.compile works in it."
+            f"{op_type} would stay in them. Trace outside the scope; torch.compile works in it."
         )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from functools import cache, wraps
+from contextvars import ContextVar
+from functools import cache, partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -115,6 +116,9 @@ def remove() -> None:
             _REPLACED.undo()
 
 
+_MODES: ContextVar[Sequence[Any]] = ContextVar("regrad_torch_modes", default=())  # reopened ones
+
+
 @block
 def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
@@ -128,15 +132,17 @@ def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
         if any(scope._modules is not None for scope in scopes):
             install(follow=True)
             stack.callback(remove)
-        before = SCOPES.get(), COUNTS.get()
+        before = SCOPES.get(), COUNTS.get(), _MODES.get()
         try:
             SCOPES.set(scopes)
+            _MODES.set(modes)
             if live is not before[1] or counts != live:  # (else the forward pass goes on)
                 COUNTS.set({root: Counts(held) for root, held in counts.items()})
             yield
         finally:
             SCOPES.set(before[0])
             COUNTS.set(before[1])
+            _MODES.set(before[2])
 
 
 def _hold_scopes() -> Any:
@@ -148,7 +154,7 @@ def _hold_scopes() -> Any:
 
 def _running(scope: Any) -> Any:
     """Return the mode of a scope that was left, and runs here again."""
-    return next(mode for mode in mode_stack() if getattr(mode, "scope", None) is scope)
+    return next(mode for mode in _MODES.get() if mode.scope is scope)
 
 
 jobs.CARRIERS.append((_hold_scopes, reopen))
@@ -181,6 +187,22 @@ def _intercept_recomputation(
 ) -> None:
     """A checkpoint that is not reentrant keeps, in a frame, what it will run again."""
     old(self, bind_scopes(recompute_fn), *args, **opts)
+
+
+@replacing
+def _intercept_backward(old: Any, *args: Any, **options: Any) -> Any:
+    """A backward pass: hooks, and the Functions of others, run ops in it.
+
+    Torch has taken the modes off, since it has asked them about `Tensor.backward`. The engine may
+    run in threads of its own, which get the modes (by torch), but not the scopes.
+    """
+    held = _hold_scopes()
+    if not held:
+        return old(*args, **options)
+    for mode in held[1]:
+        mode.around_backward = partial(reopen, held)
+    with reopen(held):
+        return old(*args, **options)
 
 
 @replacing
@@ -292,6 +314,7 @@ def _entrances() -> Sequence[Entrance]:
 
         of checkpoints     a function that will run again takes its scopes along
         `running`          it is known which Function runs, and with what arguments
+        backward passes    what runs ops in them, runs under the scopes
         of TorchScript     a program with an overridden op is refused, and others are noted
         of CUDA graphs     one that was captured under other rules, or none, is refused
         of transformers    the fast path is taken as without modes, unless values in it are replaced
@@ -307,6 +330,7 @@ def _entrances() -> Sequence[Entrance]:
         *_find(CHECKPOINTS, _CHECKPOINT, "_CheckpointFrame.__init__", _intercept_recomputation,
                takes("self", "recompute_fn")),
         *running.entrances(),
+        *_find(OVERRIDES, "torch.autograd", "_engine_run_backward", _intercept_backward),
         *_find(OVERRIDES, "torch", "ScriptMethod.__call__", _intercept_script),
         *_find(OVERRIDES, "torch", "jit.ScriptFunction.__call__", _intercept_script),
         *_find(OVERRIDES, "torch.cuda", "CUDAGraph.capture_begin", _intercept_capture),

@@ -42,7 +42,12 @@ from torch.compiler import is_dynamo_compiling
 from regrad.core.callers import find_caller
 from regrad.torch.below import are_plain, types_run_by
 from regrad.torch.enclosing import call_within, find_decider, is_left
-from regrad.torch.host import is_torch_function_enabled, number_of, sequence_nr
+from regrad.torch.host import (
+    current_pass,
+    is_torch_function_enabled,
+    number_of,
+    sequence_nr,
+)
 from regrad.torch.host.bodies import ONE_CALL
 from regrad.torch.host.running import Overload, Told
 from regrad.torch.nodes import LIBRARIES, Watch, note_functions
@@ -87,9 +92,10 @@ class Mode(torch.overrides.TorchFunctionMode):
     ways: DispatchTable
     # For torch.compile, which cannot run our code as it traces (see `RuleSet.prepare`):
     # the parts of a function (when, and what runs then), its rule, and the body to look into
-    traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]]
+    traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]] = {}
     watch: Watch
     divides: bool  # whether there is a rule for RealDiv here or around
+    around_backward: Any = None  # opens what was open where a backward pass began (`intercepts`)
     methods: Any = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
 
     def __init__(self, scope: Any) -> None:
@@ -111,8 +117,11 @@ class Mode(torch.overrides.TorchFunctionMode):
         if is_dynamo_compiling():
             return self._run_traced(func, args, kwargs or {})
         options = kwargs or {}
-        if self.scope not in SCOPES.get():  # another task of this thread runs
-            return func(*args, **options)
+        if self.scope not in SCOPES.get():
+            if self.around_backward and not SCOPES.get() and current_pass() >= 0:
+                with self.around_backward():  # a thread of the engine
+                    return func(*args, **options)
+            return func(*args, **options)  # another task of this thread runs
         # A subclass of Tensor with a protocol of its own decides what its functions mean. It calls
         # torch again, on plain tensors, for which the mode must still be open.
         if types and types != _PLAIN and is_torch_function_enabled():

@@ -532,7 +532,7 @@ def _override(
             if held.replaces:
                 refuse_undelivered(function, False, args, options)
             return function(*args, **options)
-        refuse_to_be_written(key)
+        refuse_to_be_written(repr(key))
         if held.chooses:
             held = held.pick(scope, [*tensors((args, options))])
             if held is None:
@@ -607,7 +607,7 @@ def find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hit
         held: Any = ruleset.rules[key]
         if not (moves or held.replaces):
             continue
-        refuse_to_be_written(key)
+        refuse_to_be_written(repr(key))
         xs = [x for x in args if isinstance(x, torch.Tensor)]
         if held.chooses and (held := held.pick(scope, xs)) is None:
             continue

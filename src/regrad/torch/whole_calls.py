@@ -45,6 +45,7 @@ from regrad.torch.bridge import apply
 from regrad.torch.calls import Overridden, RuleCall, check_learned
 from regrad.torch.choices import bind_call, site_here
 from regrad.torch.derivatives import TorchGradient, find_closed_over
+from regrad.torch.enclosing import refuse_to_be_written
 from regrad.torch.host import (
     DisableTorchFunction,
     is_transformed,
@@ -320,6 +321,7 @@ def call_whole(
         if fit is None:
             continue
         rule = held[fit]
+        refuse_to_be_written(f"the call of {name}")
         call = WholeCall(module, args, options)
         rule.check(call.inner, scope._modules.path_of(call.inner))
         site = None
