@@ -41,8 +41,10 @@ from torch.compiler import is_dynamo_compiling
 
 from regrad.core.callers import find_caller
 from regrad.torch.below import are_plain, types_run_by
+from regrad.torch.bridge import is_differentiable
 from regrad.torch.enclosing import call_within, find_decider, is_left
 from regrad.torch.host import (
+    DisableTorchFunction,
     current_pass,
     is_torch_function_enabled,
     number_of,
@@ -50,7 +52,7 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.bodies import ONE_CALL
 from regrad.torch.host.running import Overload, Told
-from regrad.torch.nodes import LIBRARIES, Watch, note_functions
+from regrad.torch.nodes import LIBRARIES, Watch, note_functions, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import path_here
 from regrad.torch.replacing import find_hidden
@@ -62,6 +64,13 @@ if TYPE_CHECKING:
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
 BACKWARD = (torch.Tensor.backward,)  # in which gradients run, and no ops of the user's
+
+# The op types that jump, and the functions by which programs jump out of sight of autograd.
+STEPS = ("Step", "Sign", "Round")
+_JUMPS = "gt ge lt le eq ne greater greater_equal less less_equal bool int long to type type_as"
+JUMPS = frozenset(
+    f"{_JUMPS} __gt__ __ge__ __lt__ __le__ __eq__ __ne__ byte char short not_equal".split()
+)
 
 # The methods that torch writes in Python, in a wrapper or with `super()`: torch.compile does not
 # follow those, and does not find what a dict has for them. So each is known by its identity. (They
@@ -202,7 +211,9 @@ class DispatchTable(dict[Any, Way]):
         if (types := types_run_by(func)) is not None and types.isdisjoint(rules.rules):
             self.single.add(func)
         if rules.values and func not in rules.coverage.left and func not in BACKWARD:
-            return partial(_run_for_its_value, way)
+            way = partial(_run_for_its_value, way)
+        if getattr(func, "__name__", "") in JUMPS and not rules.rules.keys().isdisjoint(STEPS):
+            return partial(_run_noted, way)
         return way
 
 
@@ -271,6 +282,16 @@ def _run_for_its_value(
     if is_left(mode.ruleset.keep):
         return way(mode, func, args, options)
     return find_hidden(func, partial(way, mode, func, args, options), mode.ruleset.values)
+
+
+def _run_noted(way: Way, mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    """Run a function that may jump without a gradient, and note the line where it does."""
+    y = way(mode, func, args, options)
+    with DisableTorchFunction():
+        moves = any(x.requires_grad for x in tensors((args, options)))
+        if moves and not any(map(is_differentiable, tensors((y,)))):
+            mode.scope._root._jumps.setdefault(find_caller(LIBRARIES), func.__name__.strip("_"))
+    return y
 
 
 def _run_decided(

@@ -24,7 +24,7 @@ from regrad.errors import ArgumentError, NotFiredError
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.host import OVERRIDES, check_promises
-from regrad.torch.modes import Mode
+from regrad.torch.modes import STEPS, Mode
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
 from regrad.torch.rulesets import KEPT, RuleSet, family_of, find_rule, identity_of_map, rule_set
@@ -121,6 +121,7 @@ class gradient_override_map(Scope[Binding]):
         self._mode: Mode | None = None
         self._here: Mode | None = None  # the same, and after the scope was left, for `places`
         self._ruleset: RuleSet | None = None
+        self._jumps: dict[str, str] = {}  # comparisons and casts by line, if rules for steps watch
         self._compiled: set[str] = set()  # the op types whose rules ran programs have built in
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
         self._thread = 0  # that of the block
@@ -184,6 +185,15 @@ class gradient_override_map(Scope[Binding]):
             "rg.gradient_override_map, for JAX programs rg.jax.override."
         )
 
+    def _instead(self, binding: Binding) -> str:
+        if not self._jumps or not any(step in binding.op_type for step in STEPS):
+            return super()._instead(binding)
+        ran = ", ".join(f"{name} at {where}" for where, name in [*self._jumps.items()][:3])
+        return (
+            f"{binding.shown} never ran; {ran} did, of a tensor that requires a gradient, which "
+            "ends there. Write torch.heaviside (key 'Step'), torch.sign or torch.round instead"
+        )
+
     def _open(self, ruleset: RuleSet, outer: tuple[Any, ...], modules: Modules | None) -> None:
         check_promises()
         OVERRIDES.require()
@@ -195,7 +205,7 @@ class gradient_override_map(Scope[Binding]):
             for key in self._marked:
                 self._bindings[self._key_of(key)].marked = True
             self._untouched = Untouched()
-            self._compiled = set()
+            self._compiled, self._jumps = set(), {}
             mode = ruleset.mode(self)
             if outer != SCOPES.get():
                 SCOPES.set(outer)
@@ -245,7 +255,7 @@ class gradient_override_map(Scope[Binding]):
         if scope._modules is not None:
             self._modules = self._modules or scope._modules
             scope._modules.ran = self._modules.ran  # pyright: ignore[reportOptionalMemberAccess]
-        scope._compiled = self._compiled
+        scope._compiled, scope._jumps = self._compiled, self._jumps
 
     def _close(self, scopes: tuple[Any, ...]) -> None:
         """Close the last of some scopes."""

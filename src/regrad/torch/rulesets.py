@@ -55,7 +55,7 @@ from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
-from regrad.torch.bridge import allow_in_graph
+from regrad.torch.bridge import allow_in_graph, is_differentiable
 from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import RuleCall, check_learned
@@ -569,15 +569,32 @@ def _override(
             if rule.learned or compiled_code.PLACE.get() is not None:
                 refuse_compiled(rule)
                 xs += rule.learned
-            if not changes:
-                return as_given(call(*xs), xs)
-            target = xs[0]
-            if call.kept[:1] == [0] or rule.asks_builtin or call.once:  # x is wanted as it was
-                xs[0] = target.clone()
-            return put(target, call(*xs), function)
+            target = xs[0] if changes else None
+            if changes and (call.kept[:1] == [0] or rule.asks_builtin or call.once):
+                xs[0] = xs[0].clone()  # x is wanted as it was
+            y = call(*xs)
+            if not (family.parameters or held.is_derivative):
+                refuse_indices(function, xs, y)
+            return as_given(y, xs) if target is None else put(target, y, function)
 
     overridden.ruleset, overridden.op_types = ruleset, frozenset({key})  # pyright: ignore
     return overridden
+
+
+_INDICES = "argmax argmin argsort bincount bucketize nonzero one_hot searchsorted gt ge lt le eq ne"
+
+
+def refuse_indices(function: Any, xs: Sequence[torch.Tensor], y: Any) -> None:
+    """Refuse a function whose results are booleans or integers, so that no rule ever runs."""
+    moves = function.__name__ in _INDICES.split() or any(map(is_differentiable, xs))
+    ys = [*tensors((y,))]
+    if moves and ys and not any(map(is_differentiable, ys)):
+        raise PassedOverError(
+            f"{name_of(function)} has a rule and returns {ys[0].dtype}, which has no gradient: the "
+            "rule would never run. Give the rule to a function that returns floats (for a spike "
+            "torch.heaviside, key 'Step', instead of a comparison), or to the module around it "
+            "(rg.at(module)), or call regrad.torch.custom_grad."
+        )
 
 
 def refuse_compiled(rule: ForeignRule) -> None:
