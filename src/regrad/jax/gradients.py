@@ -19,7 +19,7 @@ from regrad.errors import GradientError
 from regrad.jax.bridge import bridge, conjugate
 from regrad.jax.primitives import Arrays, EquationGradient, WrappedGradient, fit, is_float
 from regrad.transforms.arguments import replaced
-from regrad.transforms.closures import names_in, reached_objects
+from regrad.transforms.closures import Closure, names_in, reached
 
 
 def closes_over(name: str) -> GradientError:
@@ -55,7 +55,7 @@ class RuleGradient(EquationGradient):
         self.once: bool = rule.once
         self.known = attrs
         self.operand: dict[int | str, int] = {p: i for i, p in enumerate(places) if p is not None}
-        if rule.is_surrogate and any(map(is_traced, reached_objects(rule.functions))):
+        if rule.is_surrogate and any(map(is_traced, reached(Closure(*rule.functions)))):
             raise closes_over(self.name)
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:

@@ -24,6 +24,7 @@ from inspect import signature
 from typing import Any, ParamSpec
 
 from regrad.autodiff.custom import custom_grad
+from regrad.autodiff.once import once_differentiable as once_differentiable
 from regrad.core.backends import is_array
 from regrad.core.builtin import builtin as builtin
 from regrad.core.gradients import to_each

@@ -117,7 +117,7 @@ class RuleCall:
         """Return the value, with the gradient of a function as autograd records it here and now.
 
         All that the function uses has a gradient then, whether it is an argument or not. None where
-        the rule is no such function.
+        the rule is something else.
         """
         rule, ys, made = self.rule, [], []
         if rule.is_derivative:

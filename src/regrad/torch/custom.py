@@ -11,6 +11,7 @@ import torch
 
 from regrad.autodiff.custom_functions import CustomFunction, SavedValues, unpack
 from regrad.autodiff.gradients import callable_or_raise
+from regrad.autodiff.once import Once
 from regrad.core import containers
 from regrad.core.rule import place, wrong_gradient
 from regrad.core.tensor import Tensor
@@ -196,7 +197,7 @@ def _saved_values(saved: Any) -> Any:
 def _cells(function: Callable[..., Any]) -> list[CellType]:
     """The closure cells of a function that hold tensors, alone or in containers."""
     found = []
-    for cell in getattr(function, "__closure__", None) or ():
+    for cell in getattr(getattr(function, "rule", function), "__closure__", None) or ():
         try:
             leaves = containers.flatten(cell.cell_contents)[0]
         except ValueError:  # an empty cell
@@ -210,6 +211,8 @@ def _with_cells(function: Any, contents: dict[int, Any]) -> Any:
     """A function that closes over other values."""
     if not contents:
         return function
+    if isinstance(function, Once):
+        return Once(_with_cells(function.rule, contents))
     old = function.__closure__
     cells = tuple(CellType(contents[id(c)]) if id(c) in contents else c for c in old)
     return remade(function, function.__globals__, cells)

@@ -139,22 +139,12 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     layout = None if one.op.flat else (tuple(range(len(xs))),)
     call = RuleCall(one, xs, layout, attrs, _applied(function, args, places), hit)
     call.once, call.at, call.total = rule.once, places, len(args)
-    if any(xs[n] is x for n in call.kept for x in ctx.dirty_tensors or ()):
-        raise PassedOverError(
-            f"{function.__name__} changes its input in place, and {call.describe()} asks for that "
-            "input, of which only the changed value is left. Have the rule ask for y, or the "
-            "Function work out of place."
-        )
+    _refuse_changed(function, call, [xs[n] for n in call.kept], ctx.dirty_tensors or ())
     if kinds[0] is not None and kinds not in rule.known and one.writes is False:
         usual = layout is None and not is_special(rule)
         known = KnownCall(call, rule.key, hit.op_type, places, len(args)) if usual else None
         learn(rule.known, kinds, known)
     if call.rule.replaces:
-        if ctx.dirty_tensors:
-            raise PassedOverError(
-                f"{function.__name__} changes its input in place, and is overridden by a rule that "
-                "replaces its value (rg.replace), which others may read there."
-            )
         y = call.forward.answer(xs, y)  # pyright: ignore
         if not moves:
             return y
@@ -200,6 +190,23 @@ def refuse_unreplaceable(function: Any) -> None:
             f"{function.__name__} has a setup_context, which is told of its own value, and so that "
             "value cannot be replaced (rg.replace). Replace the function that applies it, or the "
             "ops that it is made of."
+        )
+
+
+def _refuse_changed(
+    function: Any, call: RuleCall, kept: Sequence[Any], changed: Sequence[Any]
+) -> None:
+    """Refuse a rule for what a Function has changed in place."""
+    which = f"{function.__name__} changes its input in place, and"
+    if changed and call.rule.replaces:
+        raise PassedOverError(
+            f"{which} is overridden by a rule that replaces its value (rg.replace), which others "
+            "may read there."
+        )
+    if any(x is y for x in kept for y in changed):
+        raise PassedOverError(
+            f"{which} {call.describe()} asks for that input, of which only the changed value is "
+            "left. Have the rule ask for y, or the Function work out of place."
         )
 
 

@@ -19,7 +19,7 @@ from regrad.core.replacing import Forward
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.host import enable_recording
 from regrad.torch.host.running import Silent
-from regrad.transforms.closures import reached_objects, reads_state
+from regrad.transforms.closures import PLAIN, Closure, reached, reads_state
 
 _NUMBERS = itertools.count()
 _PULLS: dict[int, Any] = {}
@@ -129,14 +129,14 @@ def _op() -> Any:
 def may_hold(rule: ForeignRule) -> bool:
     """Return whether the functions of a rule reach objects, which may hold parameters."""
     if rule.may_hold is None:
-        rule.may_hold = bool(reached_objects(_functions(rule)))
+        rule.may_hold = bool(reached(Closure(*_functions(rule)), PLAIN))
     return rule.may_hold
 
 
 def holds_parameters(rule: ForeignRule) -> bool:
     """Return whether functions that a rule differentiates reach what requires grad."""
     used = rule.forward is not None or rule.is_surrogate
-    values = reached_objects(_functions(rule)) if used else ()
+    values = reached(Closure(*_functions(rule)), PLAIN) if used else ()
     held = [x for v in values for x in (v.parameters() if isinstance(v, torch.nn.Module) else [v])]
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in held)
 

@@ -191,16 +191,14 @@ class Closure:
 def reads_state(*functions: object) -> bool:
     """Return whether functions read anything that may be another at their next call."""
     closure = Closure(*functions)
-    if closure.tensors or closure.generators:
-        return True
-    values = (value for _, value in closure.places)
-    return any(not (value is MISSING or isinstance(value, OF_CODE)) for value in values)
+    return bool(closure.tensors or closure.generators or reached(closure))
 
 
-def reached_objects(functions: Sequence[object]) -> list[Any]:
-    """Return the values that functions reach beside code and plain values."""
-    values = [value for _, value in Closure(*functions).places if value is not MISSING]
-    return [value for value in values if not isinstance(value, (*OF_CODE, *PLAIN))]
+def reached(closure: Closure, others: tuple[type, ...] = ()) -> list[Any]:
+    """Return the values that a closure reaches, except for code and for some other types."""
+    return [
+        v for _, v in closure.places if not (v is MISSING or isinstance(v, (*OF_CODE, *others)))
+    ]
 
 
 # The values that code is made of.
