@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import numpy as np
 import optax
@@ -369,3 +371,16 @@ def test_a_gradient_of_another_shape():
         pytest.raises(RuleError, match=r"input 'step', returned the shape \(2,\), expected"),
     ):
         rg.variable_grads(lambda: rg.sum(rg.cumulative_sum(rg.ones(2))))
+
+
+def surrogate(x, no, alpha, more):
+    return x
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_rule_that_does_not_fit_is_placed_at_the_users_function(learned):
+    rule = rg.rules.vjp_of(surrogate)
+    rule = rg.rules.learns(rule, alpha=rg.Variable(2.0)) if learned else rule
+    place = re.escape(f"(surrogate, {__file__}:{surrogate.__code__.co_firstlineno}) asks for 'no")
+    with pytest.raises(RuleError, match=place), rg.gradient_override_map({"Relu": rule}):
+        rg.grad(rg.nn.relu)(rg.tensor(1.0))

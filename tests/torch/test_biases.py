@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import regrad
+import regrad.rules
 import regrad.torch
 from regrad.errors import RuleError
 from tests.torch.test_builtin import WAYS, close, gradients, numbers
@@ -143,3 +147,138 @@ def test_wrong_numbers_and_names_are_refused():
         gradients(in_scope(F.linear, lambda dy, input, bias: [dy], F.linear), xs)
     with pytest.raises(RuleError, match=r"asks for 'wieght'.* Did you mean 'weight'"):
         override({F.linear: lambda dy, input, wieght: [dy]}).__enter__()
+
+
+NAMES = {
+    F.linear: ["x w", "x weight", "input w", "x w bias", "w x", "input weight bias"],
+    F.conv1d: ["x w", "x weight stride", "input weight bias groups", "x w padding dilation"],
+    "Conv2D": ["x w groups", "x w bias groups", "input weight stride padding", "w x strides pad"],
+    F.conv_transpose2d: ["x w", "input w output_padding", "x weight bias groups"],
+    F.layer_norm: ["x", "x w", "x weight eps", "input normalized_shape"],
+    F.group_norm: ["x w", "x w num_groups"],
+}
+
+
+@pytest.mark.parametrize(("key", "names"), [(k, n) for k, every in NAMES.items() for n in every])
+@pytest.mark.parametrize("count", [2, 3])
+def test_rules_name_the_parameters_in_either_way(key, names, count):
+    name = key if isinstance(key, str) else key.__name__
+    _, f, xs = CASES["conv2d" if name == "Conv2D" else name]
+    f = (lambda x, w, b=None, f=f: f(x, w, b)) if count == 2 else f
+    short = {"x": 0, "input": 0, "w": 1, "weight": 1, "bias": 2}
+    seen = {}
+
+    def given(dy, *values):
+        seen.update(zip(["builtin", *names.split()], values, strict=True))
+        return [3 * dx for dx in values[0](dy) if dx is not None][:2]
+
+    rule = eval(f"lambda dy, builtin, {names.replace(' ', ', ')}: given("
+                f"dy, builtin, {names.replace(' ', ', ')})", {"given": given})  # fmt: skip
+    dx, dw, *db = gradients(f, xs[:count])
+    close(gradients(in_scope(key, rule, f), xs[:count]), [3 * dx, 3 * dw, *db])
+    for each in seen.keys() & short.keys():
+        due = xs[short[each]] if short[each] < count else None
+        assert seen[each] is None if due is None else torch.equal(seen[each], due)
+
+
+@pytest.mark.parametrize("key", ["Conv2D", F.conv2d])
+def test_groups_can_be_named(key):
+    x, w = numbers(1, 2, 3, 3), numbers(4, 1, 2, 2)
+
+    def rule(dy, x, w, groups):
+        return [3 * G.conv2d_input(x.shape, w, dy, groups=groups), None]
+
+    def grouped(x, w):
+        return F.conv2d(x, w, groups=2)
+
+    x = x.requires_grad_()
+    with override({key: rule}):
+        y = F.conv2d(x, w, groups=2)
+    close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(3 * grouped(x, w).sum(), x))
+
+
+@pytest.mark.parametrize("key", ["Conv2D", F.linear, F.conv1d, F.layer_norm])
+def test_the_message_lists_names_that_work(key):
+    listed = r"asks for 'grups'.* it may name (x|input), (w|weight|running_mean)?.*bias"
+    with pytest.raises(RuleError, match=listed):
+        override({key: lambda dy, x, grups: dy}).__enter__()
+
+
+# -- one gradient, where one input is differentiated -----------------------------------------------
+
+
+X = torch.tensor([-2.0, 0.5, 3.0], dtype=torch.float64)
+SCALE, ZERO = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0, dtype=torch.int32)
+TABLE = torch.full((4, 3), 2.0, dtype=torch.float64)
+ONE: dict[str, Any] = {
+    "clamp": ("ClipByValue", lambda x: torch.clamp(x, -1, 1)),
+    "clamp, one bound": ("ClipByValue", lambda x: torch.clamp(x, min=-1)),
+    "clamp, bounds that are tensors": (torch.clamp, lambda x: torch.clamp(x, -SCALE, SCALE)),
+    "heaviside": ("Step", lambda x: torch.heaviside(x, SCALE)),
+    "heaviside, as a callable": (torch.heaviside, lambda x: torch.heaviside(values=SCALE, input=x)),
+    "fake_quantize": (
+        torch.fake_quantize_per_tensor_affine,
+        lambda x: torch.fake_quantize_per_tensor_affine(x.float(), SCALE.float(), ZERO, 0, 3),
+    ),
+    "fake_quantize by channels": (
+        torch.fake_quantize_per_channel_affine,
+        lambda x: torch.fake_quantize_per_channel_affine(
+            x.float(), torch.ones(3), torch.zeros(3, dtype=torch.int32), 0, 0, 3
+        ),
+    ),
+    "mul by a number": ("Mul", lambda x: x * 5),
+    "lerp": (torch.lerp, lambda x: torch.lerp(x, X, 0.5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("name", ONE)
+def test_straight_through(name, backward):
+    key, f = ONE[name]
+    x = X.clone().requires_grad_()
+    with override({key: regrad.rules.straight_through}) as used:
+        y = f(x)
+    torch.testing.assert_close(y, f(X))
+    if backward:
+        (7 * y).sum().backward()
+    dx = x.grad if backward else torch.autograd.grad((7 * y).sum(), x)[0]
+    assert dx.tolist() == [7.0] * 3
+    used.assert_fired()
+
+
+@pytest.mark.parametrize("rule", [lambda dy, a, b: dy * b, lambda dy, b: dy * b, lambda dy, x: dy])
+def test_one_gradient_for_another_input_is_refused(rule):
+    """A rule that names another input than the one that is differentiated may mean that one."""
+    x = X.clone().requires_grad_()
+    key, f = ("Mul", lambda x: x * 5) if "b" in rule.__code__.co_varnames else (
+        "ClipByValue", lambda x: torch.clamp(X, x, 9 * SCALE))  # fmt: skip
+    with pytest.raises(RuleError, match="wrong number of gradients"), override({key: rule}):
+        f(x).sum().backward()
+
+
+@pytest.mark.parametrize("names", ["x", "weight", "x, weight", "input, weight", "xs"])
+def test_the_weight_of_an_embedding(names):
+    w = TABLE.clone().requires_grad_()
+    due = {"x": "7 * x", "xs": "[None, 7 * xs[1]]", "weight": "7 * weight"}
+    answer = due.get(names, "(None, 7 * weight)")
+    with override({F.embedding: eval(f"lambda dy, {names}: {answer}")}) as used:
+        y = F.embedding(torch.tensor([1, 2]), w)
+    assert torch.equal(torch.autograd.grad(y.sum(), w)[0], 7 * TABLE)
+    used.assert_fired()
+
+
+@pytest.mark.parametrize(
+    "f", [lambda x, w, forward: forward(x, w), lambda x, forward: forward([x])]
+)
+def test_forward_with_too_few_inputs(f):
+    with (
+        pytest.raises(RuleError, match=r"forward of the op type.* expected \[1, 1, 1\]"),
+        override({F.linear: regrad.replace(f)}, values=True),
+    ):
+        F.linear(numbers(3, 2).requires_grad_(), numbers(4, 2), numbers(4))
+
+
+def test_a_surrogate_by_place_with_the_name_of_an_input_elsewhere_is_refused():
+    """It would be called with the weight as `other`, and the bias as `w`."""
+    with pytest.raises(RuleError, match="asks for 'other'"):
+        override({"Conv2D": regrad.rules.vjp_of(lambda x, other, w: x)}).__enter__()

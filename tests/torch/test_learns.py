@@ -1,5 +1,7 @@
 """Rules with parameters that learn, against Functions of autograd that take them as inputs."""
 
+import re
+
 import pytest
 
 import regrad as rg
@@ -284,3 +286,16 @@ def test_a_layer_is_quantised_by_a_step_that_learns():
         with torch.no_grad():
             for step in (ours, theirs):
                 step -= 0.01 * step.grad
+
+
+def surrogate(x, no, alpha, more):
+    return x
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_rule_that_does_not_fit_is_placed_at_the_users_function(learned):
+    rule = rg.rules.vjp_of(surrogate)
+    rule = rg.rules.learns(rule, alpha=torch.ones((), requires_grad=True)) if learned else rule
+    place = re.escape(f"(surrogate, {__file__}:{surrogate.__code__.co_firstlineno}) asks for 'no")
+    with pytest.raises(RuleError, match=place), override({"Relu": rule}):
+        pass

@@ -541,11 +541,93 @@ class Twice(nn.Module):
 
 def test_rules_for_other_ops_are_refused():
     with (
-        pytest.raises(RuleError, match="asks for 'input'"),
+        pytest.raises(RuleError, match="expected the output of a layer norm or an RMS norm"),
         override({"Relu": lrp.frozen_norm}),
     ):
-        pass
+        torch.relu(numbers(2, 3).requires_grad_() - 0.5).sum().backward()
     with pytest.warns(UnusedOverrideWarning, match="'Tanh' never ran|matched nothing"):
         lrp.relevance(fill(nn.Linear(2, 2)), numbers(1, 2), 0, {"Tanh": lrp.pass_})
     with pytest.raises(RegradError), override({F.linear: lrp.epsilon(1, 2)}):
         pass
+
+
+ADDMM = {
+    "addmm": (torch.addmm, lambda b, x, w: torch.addmm(b, x, w)),
+    "by keywords": (torch.addmm, lambda b, x, w: torch.addmm(mat2=w, mat1=x, input=b)),
+    "in place": (torch.addmm, lambda b, x, w: (b.expand(3, 2) * 1).addmm_(x, w)),
+    "baddbmm": (
+        torch.baddbmm,
+        lambda b, x, w: torch.baddbmm(b.expand(1, 3, 2), x[None], w[None])[0],
+    ),
+}
+RULES_OF_LINEAR = [lrp.epsilon(), lrp.gamma(), lrp.z_plus(), lrp.alpha_beta(), lrp.z_box(-1.0, 1.0),
+          lrp.flat(), lrp.w_square()]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES_OF_LINEAR, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("name", ADDMM)
+def test_rules_of_linear_maps_on_products_with_a_sum(name, rule):
+    """They are those of F.linear, whose rules are compared with formulas elsewhere."""
+    (key, f), b, w = ADDMM[name], numbers(2), numbers(4, 2)
+    x = numbers(3, 4).requires_grad_()
+
+    def gradient(key, y):
+        with override({key: rule}) as used:
+            y = y()
+        (dx,) = torch.autograd.grad(y.sum(), x)
+        used.assert_fired()
+        return dx
+
+    due = gradient(F.linear, lambda: F.linear(x, w.mT.clone(), b))
+    torch.testing.assert_close(gradient(key, lambda: f(b, x, w)), due)
+
+
+class OwnRms(nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(size)), 1e-6
+
+    def forward(self, hidden_states):
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
+
+
+NORMS = {
+    "LayerNorm": (lambda: nn.LayerNorm(5), F.layer_norm),
+    "of two axes": (lambda: nn.LayerNorm((2, 5)), F.layer_norm),
+    "without bias": (lambda: nn.LayerNorm(5, bias=False), F.layer_norm),
+    "without weight": (lambda: nn.LayerNorm(5, elementwise_affine=False), F.layer_norm),
+    "RMSNorm": (lambda: nn.RMSNorm(5, eps=1e-6), F.rms_norm),
+    "RMSNorm, no eps": (lambda: nn.RMSNorm(5), F.rms_norm),
+    "RMSNorm without weight": (lambda: nn.RMSNorm(5, elementwise_affine=False), F.rms_norm),
+    "transformers": (lambda: OwnRms(5), None),
+}
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_with_a_frozen_scale(name, whole, backward):
+    make, key = NORMS[name]
+    norm = make().double()
+    for i, p in enumerate(norm.parameters()):
+        p.data = numbers(*p.shape, seed=i)
+    x, dy = numbers(3, 2, 5).requires_grad_(), numbers(3, 2, 5, seed=1)
+    axes = (-2, -1) if name == "of two axes" else (-1,)
+    mean = x.mean(axes, keepdim=True) * isinstance(norm, nn.LayerNorm)
+    eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
+    square = ((x - mean) ** 2).mean(axes, keepdim=True) + (eps or torch.finfo(x.dtype).eps)
+    due = (x - mean) / square.sqrt().detach()
+    due = due if getattr(norm, "weight", None) is None else due * norm.weight
+    (expected,) = torch.autograd.grad(due, x, dy)
+    with override(
+        {rg.at(norm) if whole or key is None else key: lrp.frozen_norm}, model=norm
+    ) as used:
+        y = norm(x)
+    if backward:
+        y.backward(dy)
+    dx = x.grad if backward else torch.autograd.grad(y, x, dy)[0]
+    torch.testing.assert_close(dx, expected)
+    used.assert_fired()

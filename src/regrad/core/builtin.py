@@ -282,6 +282,17 @@ def _of_one(record: Record, dy: Any) -> Tensor | None:
 def run_forward(record: Record, *inputs: Any) -> Any:
     """Return the op of a record, computed for other inputs: `forward(x)` in a rule."""
     if record.own is not None:
+        names = [i.name for i in record.op.inputs[: record.op.rule.own_count]]
+        places = getattr(record, "layout", None) or names
+        counts = [len(p) if isinstance(p, tuple) else 1 for p in places[: len(names)]]
+        given = [len(x) if isinstance(x, list | tuple) else 1 for x in inputs]
+        if given != counts:
+            hit = getattr(record, "hit", None)
+            raise RuleError(
+                f"forward of the op type {record.op.type!r}{f' at {hit.where}' if hit else ''} got "
+                f"{len(given)} inputs of {given} tensors, expected {counts}: call "
+                f"forward({', '.join(names)}), with None for an input that the call leaves out."
+            )
         return record.own.value_at(inputs)
     with masked():
         return record.op.function(*inputs, **record.attrs)

@@ -408,6 +408,9 @@ class Joint(Rule):
         answer = self.part.pull(record, dy)
         if self.op.rule.is_foreign:
             answer = self.op.rule.complete(answer, record, dy)
+        several = isinstance(answer, list | tuple) or answer is NO_GRADIENT
+        if not several and len(wanted) == 1 and self.part.inputs <= {*wanted}:
+            return [(wanted[0], answer)]  # (by the one input that it may be meant for)
         return enumerate(as_many(answer, len(self.op.inputs), record))
 
 
@@ -600,8 +603,12 @@ def identity_of(rule: Any) -> Any:
     return rule
 
 
-def place(function: Callable[..., Any]) -> str:
+def place(function: Any) -> str:
     """Return where a function was written: `name, file:line`."""
+    while inner := getattr(
+        function, "func" if isinstance(function, partial) else "__wrapped__", None
+    ):
+        function = inner
     code = getattr(function, "__code__", None)
     if code is None:
         return getattr(function, "__name__", repr(function))

@@ -76,7 +76,7 @@ class VjpOf:
 
         every = [inspect.Parameter(n, POSITIONAL) for n in ("dy", "vjp_", *asked)]
         rule.__signature__ = inspect.Signature(every)  # pyright: ignore
-        rule.__name__ = self.__name__
+        rule.__name__, rule.__wrapped__ = self.__name__, self.g  # pyright: ignore
         bound: Any = bind(rule, op, self.__name__)
         bound.function = self.g  # whose code says what it reads, and stands in messages
         if hasattr(bound, "functions"):
@@ -91,7 +91,9 @@ class VjpOf:
             return [*inputs], False
         known = op.names()
         needed = [p for p in found if p.default is p.empty and p.kind not in STARS]
-        if not all(p.name in known for p in needed) and len(needed) == len(inputs):
+        names = [p.name for p in needed]
+        elsewhere = any(n in inputs and inputs[i : i + 1] != [n] for i, n in enumerate(names))
+        if not {*names} <= {*known} and len(names) == len(inputs) and not elsewhere:
             return [*inputs], False
         if any(p.kind is p.POSITIONAL_ONLY for p in needed):
             return [p.name for p in needed], False

@@ -45,7 +45,7 @@ from regrad.core.places import at
 from regrad.core.rule import no_gradient
 from regrad.core.scopes import Optional, optional
 from regrad.core.signatures import helpful
-from regrad.errors import ArgumentError, brief, kind
+from regrad.errors import ArgumentError, RuleError, brief, kind
 from regrad.rules.saliency import guided_relu
 
 P = ParamSpec("P")
@@ -460,26 +460,31 @@ def uniform(dy: Any, builtin: Any) -> Any:
 
 
 def frozen_norm(
-    dy: Any, input: Any, weight: Any, normalized_shape: Any, eps: Any, bias: Any = None
-) -> Any:
-    """Return the gradient of a layer norm whose scale is taken for a constant.
+    dy: Any, x: Any, y: Any, builtin: Any, weight: Any = None, bias: Any = ABSENT,
+    normalized_shape: Any = None, eps: Any = None,
+) -> Any:  # fmt: skip
+    """Return the gradient of a layer norm or RMS norm whose scale is taken for a constant.
 
-    For `F.layer_norm`. It keeps all relevance but that of the bias. (An RMS norm of this kind is
-    `pass_`.)
+    For `F.layer_norm`, `F.rms_norm`, and `rg.at(norm)` in PyTorch: the whole call of a module that
+    computes `weight * (x - mean) * scale + bias`, with the mean of x or without, over the axes of
+    its `weight` (without one, over the last). It keeps all relevance but that of the bias. (Of an
+    RMS norm it is `pass_`.)
 
     Args:
         dy: The gradient that arrives.
-        input: The input.
+        x: The input.
+        y: The output.
+        builtin: The norm's own gradient, which the parameters of a module get.
         weight: The weight, or None.
+        bias: The bias, or None.
         normalized_shape: The shape of the axes that it goes over, which are the last.
         eps: What is added to the variance.
-        bias: The bias, or None.
 
     Returns:
-        The gradient by the input, and None for the weight and the bias.
+        The gradient by the input, and None for the weight and the bias of a function.
 
     Raises:
-        RuleError: (where it is put in force) for another op than `F.layer_norm`.
+        RuleError: (where it runs) the output is not that of such a norm.
 
     Source: Ali et al., "XAI for Transformers: Better Explanations through Conservative
     Propagation" (2022); lxt's `layer_norm_forward`.
@@ -493,10 +498,30 @@ def frozen_norm(
     >>> torch.allclose((x * dx).sum(), y[0, 2])
     True
     """
-    axes = tuple(range(-len(normalized_shape), 0))
-    dx = dy * (input.var(axes, unbiased=False, keepdim=True) + eps).rsqrt()
-    dx = dx if weight is None else dx * weight
-    return dx - dx.mean(axes, keepdim=True), None, None
+    w, b = 1 if weight is None else weight, 0 if bias is None or bias is ABSENT else bias
+    axes = tuple(range(-len(normalized_shape or getattr(weight, "shape", "1")), 0))
+    means = x.mean(axes, keepdim=True), 0
+    if eps is not None:
+        mean = means[bias is ABSENT]
+        scale = (((x - mean) ** 2).mean(axes, keepdim=True) + eps).rsqrt()
+    else:  # what fits the output best
+        fits = []
+        for mean in means:
+            v = (x - mean) * w
+            scale = ((y - b) * v).sum(axes, keepdim=True) / nonzero((v * v).sum(axes, keepdim=True))
+            fits.append((float(((y - b - scale * v) ** 2).sum()), mean, scale))
+        rest, mean, scale = min(fits, key=lambda fit: fit[0])
+        if not rest <= 1e-3 * float(((y - b) ** 2).sum()):
+            raise RuleError(
+                "frozen_norm expected the output of a layer norm or an RMS norm: weight * (x - "
+                "mean) * scale + bias. Use rules.vjp_of for another norm."
+            )
+    dx = dy * w * scale
+    dx = dx if mean is means[1] else dx - dx.mean(axes, keepdim=True)
+    if normalized_shape is None:
+        builtin(dy)  # (for the parameters)
+        return dx
+    return dx if weight is None and bias is ABSENT else (dx, None, None)[: 2 + (bias is not ABSENT)]
 
 
 def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:

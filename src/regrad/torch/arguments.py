@@ -147,7 +147,7 @@ def _keys(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> di
     names = [theirs for theirs, _ in family.parameters]
     keys: dict[str, Any] = dict(zip(names, range(len(args)), strict=False))
     for key in options:
-        name = SYNONYMS.get(key, key)
+        name = key if key in names else SYNONYMS.get(key, key)
         if name in names:
             keys[name] = key
     return keys

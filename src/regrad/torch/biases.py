@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from regrad.core.foreign import OwnBias, asks_for
 from regrad.core.registry import Input, Op
+from regrad.core.rule import EXTRAS
 from regrad.torch.optypes import Family
 
 _CONVOLUTION = "input weight bias stride=1 padding=0 dilation=1 groups=1"
@@ -25,8 +26,17 @@ PARAMETERS = {
     "layer_norm": "input normalized_shape weight bias eps=1e-05",
     "group_norm": "input num_groups weight bias eps=1e-05",
 }
-TENSORS = ("input", "running_mean", "running_var", "weight", "bias")
+# Products with a sum, whose rules may see them as linear maps with a bias.
+PRODUCTS = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
+PARAMETERS |= {n: f"input {a} {b} beta=1 alpha=1" for n, (a, b) in PRODUCTS.items()}
+TENSORS = (*sum(PRODUCTS.values(), ()), "input", "running_mean", "running_var", "weight", "bias")
 SHORT = {"input": "x", "weight": "w"}  # which a rule may say as well
+# What the rule of any callable may ask for, whatever its parameters.
+GENERAL = {
+    *EXTRAS,
+    "y",
+    *(f"{n}{part}" for n in ("a", "b", "xs") for part in ("", "_shape", "_dtype")),
+}
 
 
 def family_for(value: Any, family: Family) -> Family:
@@ -34,21 +44,22 @@ def family_for(value: Any, family: Family) -> Family:
     asked, name = set(asks_for(value)), family.names[0]
     if name not in PARAMETERS:
         return family
-    if family.parameters:  # an op type, whose rule may ask for the bias besides
-        if "bias" not in asked:
-            return family
-        inputs = [*family.op.inputs, Input("bias", "optional")]
-        every = tuple((n, "bias" if n == "bias" else own) for n, own in family.parameters)
-        return Family(_op(family.type, inputs, family.op.attrs), family.names, every)
     words = {n: default for n, _, default in (w.partition("=") for w in PARAMETERS[name].split())}
-    if not asked & words.keys():
+    short, known = {n: own for n, own in family.parameters if own}, {*words, *SHORT.values()}
+    plain = {*family.op.names(), *EXTRAS} if short else GENERAL
+    if name in PRODUCTS:
+        short = dict(zip((*PRODUCTS[name], "input"), ("x", "w", "bias"), strict=True))
+        known = {*short.values()}
+    if asked <= plain or not asked & known:
         return family
-    ours = {n: SHORT[n] if SHORT.get(n) in asked else n for n in words}
+    short = {n: own for n, own in (short or SHORT).items() if family.parameters or own in asked}
+    ours = {n: n if n in asked else short.get(n, n) for n in words}
     kinds = {n: "one" if n == "input" else "optional" for n in TENSORS if n in words}
     inputs = [Input(ours[n], kind) for n, kind in kinds.items()]
-    attrs = [n for n in words if n not in kinds]
-    defaults = {n: ast.literal_eval(words[n]) for n in attrs if words[n]}
-    op = _op(family.type, inputs, attrs)
+    attrs = {ours[n]: n for n in words if n not in kinds}
+    defaults = {own: ast.literal_eval(words[n]) for own, n in attrs.items() if words[n]}
+    op = Op(family.type, family.type, lambda xp, *xs: xs, inputs, [*attrs])
+    op.rule = OwnBias()
     return Family(op, family.names, tuple(ours.items()), defaults)
 
 
@@ -61,9 +72,3 @@ def in_order_of(function: Any, family: Family) -> Family:
     weights = [n for n in ("input", "weight", "bias") if n in ours]
     order = [*weights, *[n for n in ours if n not in weights]]
     return family._replace(parameters=tuple((n, ours[n]) for n in order))
-
-
-def _op(op_type: str, inputs: list[Input], attrs: Any) -> Op:
-    op = Op(op_type, op_type, lambda xp, *xs: xs, inputs, attrs)
-    op.rule = OwnBias()
-    return op

@@ -110,7 +110,8 @@ MEANS: dict[str, Callable[[Any], Any]] = {"approximate": lambda value: value == 
 # Other names that torch has for the same parameter.
 SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other", "vec": "other",
             "vec2": "other", "tensor": "other", "divisor": "other", "a_min": "min", "a_max": "max",
-            "A": "input", "keepdims": "keepdim", "x": "input"}  # fmt: skip
+            "A": "input", "keepdims": "keepdim", "x": "input", "x1": "input", "x2": "other",
+            "a": "input"}  # fmt: skip
 
 FUNCTIONS: tuple[Any, ...] = (torch, F, torch.special)  # of which tensors are the arguments
 PLACES: tuple[Any, ...] = (

@@ -569,9 +569,10 @@ def _override(
             if rule.learned or compiled_code.PLACE.get() is not None:
                 refuse_compiled(rule)
                 xs += rule.learned
-            target = xs[0] if changes else None
-            if changes and (call.kept[:1] == [0] or rule.asks_builtin or call.once):
-                xs[0] = xs[0].clone()  # x is wanted as it was
+            target = (args[0] if args else xs[0]) if changes else None
+            at = [x is target for x in xs].index(True) if changes else -1
+            if changes and (at in call.kept or rule.asks_builtin or call.once):
+                xs[at] = xs[at].clone()  # it is wanted as it was
             y = call(*xs)
             if not (family.parameters or held.is_derivative):
                 refuse_indices(function, xs, y)
