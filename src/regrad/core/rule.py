@@ -605,9 +605,7 @@ def identity_of(rule: Any) -> Any:
 
 def place(function: Any) -> str:
     """Return where a function was written: `name, file:line`."""
-    while inner := getattr(
-        function, "func" if isinstance(function, partial) else "__wrapped__", None
-    ):
+    while inner := getattr(function, "__wrapped__", None) or getattr(function, "func", None):
         function = inner
     code = getattr(function, "__code__", None)
     if code is None:
