@@ -350,6 +350,7 @@ _CHECKPOINT = "torch.utils.checkpoint"
 _REPLACED = Replacements(_entrances)
 _FOLLOWING = Replacements(lambda: [
     (torch.nn.Module, MODULE_CALL, places.follow),
+    (torch.nn.Module, "_slow_forward", places.call_in_hooks),
     (torch.nn.Module, COMPILED_CALL, lambda _: places.Compiled()),
 ])  # fmt: skip
 _TRACING = Replacements(lambda: _find_in_dynamo()[1:])

@@ -26,7 +26,7 @@ from functools import partial, reduce, wraps
 from typing import Any, NamedTuple
 from weakref import ref
 
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from regrad.core.interrupts import Deferred
@@ -42,6 +42,7 @@ from regrad.torch.host import (
     pop_mode,
     push_mode,
 )  # fmt: skip
+from regrad.torch.host.bodies import with_hooks_around
 from regrad.torch.open_scopes import SCOPES, WITHIN, Within
 
 # How often keys have met calls in the model's call that runs, by the scope.
@@ -389,8 +390,9 @@ def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) 
     if type(spot) is not Spot:
         return old(self, *args, **options)
     within = WITHIN.get()
-    if within is not None and within.starts(self):
-        return old(self, *args, **options)
+    hooks = with_hooks_around(old)
+    if within is not None and within.starts(self):  # (whose hooks run around the whole call)
+        return (old if hooks is None else _run_forward)(self, *args, **options)
     to = spot.enter(self)
     if to is spot:
         return old(self, *args, **options)
@@ -400,8 +402,14 @@ def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) 
         if to.begins:
             COUNTS.set({**counts, **{root: Counts() for root in to.begins}})
         if to.whole and not (within is not None and within.kept):
-            plan = to.whole[0][0]._modules.plan
-            return plan.call_whole(to.whole, old, self, args, options)
+            whole = partial(to.whole[0][0]._modules.plan.call_whole, to.whole)
+            if hooks is None:
+                return whole(old, self, args, options)
+            token = FORWARD.set((self, whole, {**vars(self)}))
+            try:
+                return hooks(self, *args, **options)
+            finally:
+                FORWARD.reset(token)
         return old(self, *args, **options)
     finally:
         now = SCOPES.get()
@@ -412,6 +420,33 @@ def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) 
             _move(back, moves(now, back))
         if to.begins:
             COUNTS.set(counts)
+
+
+# The module whose hooks run, and the whole call that takes the place of its forward pass.
+FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)
+
+
+def call_in_hooks(old: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that replaces `nn.Module._slow_forward`, which hooks run around."""
+
+    @wraps(old)
+    def forward(self: Any, *args: Any, **options: Any) -> Any:
+        module, whole, before = FORWARD.get() or (None, None, None)
+        if module is not self:
+            return old(self, *args, **options)
+        FORWARD.set(None)
+        put = {
+            name: x for name, x in vars(self).items()
+            if isinstance(x, Tensor) and x.requires_grad and before.get(name) is not x
+        }  # fmt: skip
+        return whole(_run_forward, self, args, options, put)
+
+    dynamo.leave_alone(forward)
+    return forward
+
+
+def _run_forward(module: Any, *args: Any, **options: Any) -> Any:
+    return module.forward(*args, **options)
 
 
 def moves(here: Sequence[Any], there: Sequence[Any]) -> Mapping[Any, Any]:

@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -111,9 +112,12 @@ class WholeCall:
 
     Args:
         module: the one that is called; `inner` is it, or what a wrapper has inside.
+        put: what its hooks have put on it for this call, by name (`weight_norm` a weight).
     """
 
-    def __init__(self, module: Any, args: Sequence[Any], options: Any) -> None:
+    def __init__(
+        self, module: Any, args: Sequence[Any], options: Any, put: Mapping[str, Any]
+    ) -> None:
         self.module: Any = module
         self.inner: Any = module
         prefix = ""
@@ -121,6 +125,8 @@ class WholeCall:
             self.inner, prefix = getattr(self.inner, name), f"{prefix}{name}."
         self.type: str = type(self.inner).__name__
         held = dict(self.inner.named_parameters())
+        full_names = [*[prefix + name for name in held], *put]
+        held |= put
         if other := [type(p) for p in held.values() if is_dispatched(type(p))]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and parameters of the class "
@@ -128,7 +134,7 @@ class WholeCall:
                 "around which nothing is sharded, or an op: rg.at(where, 'MatMul')."
             )
         self.names: list[str] = [*held]
-        self.full_names: list[str] = [prefix + name for name in held]
+        self.full_names: list[str] = full_names
         self.count: int = len(args)
         self.given: list[tuple[str, Any]] = [
             *zip(self._positions(len(args)), args, strict=True),
@@ -143,6 +149,8 @@ class WholeCall:
         # (autograd alone keeps tensors that were given: a checkpoint drops them)
         self.leaves: list[Any] = [None if isinstance(x, torch.Tensor) else x for x in leaves]
         self.tensors: list[torch.Tensor] = [leaves[i] for i in self.places]
+        ids = [*map(id, self.tensors)]
+        self.first: list[int] = [*map(ids.index, ids)]  # (the module may ask whether q is k)
         self.parameters: list[torch.Tensor] = [*held.values()]
         self.close: containers.Rebuild = containers.only
 
@@ -166,7 +174,7 @@ class WholeCall:
     def value(self, within: Within, xs: Sequence[torch.Tensor]) -> Any:
         """Return what the module makes of these tensors and parameters; what it holds stays."""
         count = len(self.places)
-        rest = iter(replaced(self.leaves, self.places, xs[:count]))
+        rest = iter(replaced(self.leaves, self.places, [xs[i] for i in self.first]))
         made = [rebuild([next(rest) for _ in range(n)]) for n, rebuild in self.rebuilds]
         names = [name for name, _ in self.given[self.count :]]
         options = dict(zip(names, made[self.count :], strict=True))
@@ -310,8 +318,12 @@ def _refuse_others(record: TorchGradient, start: int, name: str) -> None:
 def call_whole(
     whole: Sequence[tuple[Any, Mapping[Any, WholeRule]]],
     run: Callable[..., Any], module: Any, args: Sequence[Any], options: Mapping[str, Any],
+    put: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:  # fmt: skip
-    """Call a module that keys name as a whole, by scope, the innermost first."""
+    """Call a module that keys name as a whole, by scope, the innermost first.
+
+    `put` is what its hooks have put on it, if they ran before.
+    """
     if OWN.get():
         return run(module, *args, **options)
     xs, name = [*tensors((args, options))], type(module).__name__
@@ -322,7 +334,7 @@ def call_whole(
             continue
         rule = held[fit]
         refuse_to_be_written(f"the call of {name}")
-        call = WholeCall(module, args, options)
+        call = WholeCall(module, args, options, put)
         rule.check(call.inner, scope._modules.path_of(call.inner))
         site = None
         if rule.asks_site:

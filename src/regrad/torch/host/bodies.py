@@ -52,6 +52,20 @@ def with_fast_path(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@cache
+def with_hooks_around(call: Callable[..., Any]) -> Callable[..., Any] | None:
+    """`nn.Module._call_impl`, which runs the hooks, and `_slow_forward` in place of `forward`.
+
+    (It does so where TorchScript traces, and here finds that it does.) None for the call of another
+    library.
+    """
+    if "_slow_forward" not in getattr(call, "__code__", _return_false.__code__).co_names:
+        return None
+    names = PatchedGlobals(sys.modules[call.__module__])
+    names["torch"] = PatchedModule(torch, _C=PatchedModule(torch._C, _is_tracing=lambda: True))
+    return _with_names(call, names)
+
+
 class PatchedModule:
     """A module, in which some names are others."""
 
