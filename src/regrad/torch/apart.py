@@ -16,7 +16,12 @@ from regrad.errors import PassedOverError
 from regrad.torch.arguments import fill_by_place
 from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.composites import Fused
-from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
+from regrad.torch.host import (
+    DisableTorchFunction,
+    in_forward_mode,
+    is_transformed,
+    without_base,
+)  # fmt: skip
 from regrad.torch.host.running import Silent
 from regrad.torch.replacing import like_own, refuse_undelivered
 
@@ -124,9 +129,9 @@ class Own:
         with DisableTorchFunction():
             y = self.function(*given, **named)
         if isinstance(y, torch.Tensor):
-            return y.clone() if any(y is x for x in xs) else y
+            return y.clone() if any(y is x for x in xs) else without_base(y, xs)
         self.kind = type(y)
-        return tuple(y)
+        return tuple([without_base(each, xs) for each in y])
 
     def count_run(self) -> None:
         """The gradient runs."""

@@ -11,6 +11,7 @@ from regrad.core.foreign import lender, takes_all
 from regrad.core.rule import free
 from regrad.core.tape import Place
 from regrad.errors import PassedOverError, RuleError
+from regrad.torch.host import without_base
 from regrad.torch.host.running import forms_of
 from regrad.torch.optypes import CHANNELS_LAST, LACKS, SYNONYMS, Family
 
@@ -38,7 +39,8 @@ class Filled(NamedTuple):
 
         def call(*tensors: torch.Tensor) -> Any:
             args, options = self.rebuild(tensors)
-            return function(*args, **options)
+            y = function(*args, **options)
+            return without_base(y, tensors) if self.names else y
 
         return call
 

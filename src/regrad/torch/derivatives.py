@@ -17,6 +17,7 @@ from regrad.torch.host import (
     enable_recording,
     is_leaf,
     is_transformed,
+    is_view_of,
     number_of,
     pull_between,
     sequence_nr,
@@ -56,8 +57,8 @@ class TorchGradient:
         return cls(function, xs)
 
     def take(self) -> Any:
-        """Return the value of the call, once."""
-        ys, self.ys = [y.detach() for y in self.ys], ()
+        """Return the value of the call, once: a view of an input stays one."""
+        ys, self.ys = [y.view_as(y) if is_view_of(y, self.xs) else y.detach() for y in self.ys], ()
         return self.kind(ys) if self.kind else ys[0]
 
     def pull(self, dys: Tensors, recording: bool, only: int | None = None) -> Sequence[Any]:

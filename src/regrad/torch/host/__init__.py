@@ -218,6 +218,28 @@ def is_view(x: torch.Tensor) -> bool:
     return x._is_view()
 
 
+_as_no_view: Any = OVERRIDES.part(
+    "torch._unsafe_view", "nothing public makes a tensor of the same memory that is no view",
+    lambda found: not found(torch.ones(2, 2).mT, [2, 2])._is_view(),
+    missing=lambda y, _: y.clone(), needed=False,
+)  # fmt: skip
+
+
+def is_view_of(y: Any, xs: Sequence[Any]) -> bool:
+    """Return whether a result is a view of one of some tensors, or of what those are views of."""
+    return y._is_view() and any(y._base is x or y._base is x._base for x in xs)
+
+
+def without_base(y: Any, xs: Sequence[Any]) -> Any:
+    """Return a result as no view, unless it is one of an input.
+
+    torch refuses to change a view in place that a Function returns. That is right where an input
+    would change with it; the result of a product may be a view of what nobody else has.
+    """
+    is_own = isinstance(y, torch.Tensor) and y._is_view() and not is_view_of(y, xs)
+    return _as_no_view(y, y.shape) if is_own else y
+
+
 # (torch._C._VariableFunctions: `torch.einsum` is written in Python, and calls another there)
 NATIVE: tuple[Any, ...] = tuple(
     OVERRIDES.part(f"torch._C.{name}", "torch's Python code calls functions that only this has")
