@@ -261,6 +261,55 @@ def test_under_checkpoint_and_autocast():
     assert torch.autograd.grad(y.float().sum(), x)[0].dtype == torch.float32
 
 
+def linear(x, w, save):
+    save(x=x, w=w)
+    return x @ w.mT, lambda dy, saved: [dy @ saved.w, dy.mT @ saved.x]
+
+
+def linear_by_closure(x, w):
+    return x @ w.mT, lambda dy: [dy @ w, dy.mT @ x]
+
+
+def linear_in_single(x, w):
+    return x @ w.mT, lambda dy: [dy.float() @ w, dy.mT.float() @ x]
+
+
+LINEAR = {
+    "saved": (custom(linear), torch.bfloat16),
+    "closure": (custom(linear_by_closure), torch.bfloat16),
+    "float": (custom(linear_in_single), torch.bfloat16),
+    "cast_inputs=float32": (custom(linear, cast_inputs=torch.float32), torch.float32),
+    "cast_inputs=bfloat16": (custom(cast_inputs=torch.bfloat16)(linear), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("case", LINEAR)
+def test_dtypes_under_autocast(case, inside):
+    """Values and gradients have the dtypes that torch has, and those of float64 as numbers."""
+    f, dtype = LINEAR[case]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.rand(n, 4, generator=generator).requires_grad_() for n in (2, 3)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+
+    def orders(y, xs):
+        first = torch.autograd.grad(y.square().sum(), xs, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(dx.square().sum() for dx in first), xs)]
+
+    expected = orders(exact[0] @ exact[1].mT, exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = f(*inputs)
+        found = orders(y.float(), inputs) if inside else None
+        each = func.grad(lambda x: f(x, inputs[1]).float().square().sum())(inputs[0])
+    found = found or orders(y.float(), inputs)
+    assert y.dtype == dtype
+    for dx, right in zip([*found, each], [*expected, expected[0]], strict=True):
+        assert dx.dtype == torch.float32
+        error = (dx - right).abs().max() / right.abs().max()
+        assert error < (1e-6 if dtype == torch.float32 and not inside else 1e-2)
+    assert f(*exact).dtype == torch.float64
+
+
 # -- from_regrad ---------------------------------------------------------------------------------
 
 

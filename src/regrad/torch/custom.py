@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import CellType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
     from regrad.core.containers import Arguments
 
 
-def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
+def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
     """Return a function of torch tensors with a gradient of your own, without `ctx` and `apply`.
 
     Args:
         f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}`, a pair `(y, g)`, or a
             named tuple with these fields. `y` is a tensor or a container of tensors. `save` may
             be left out; it is given by keyword if f names it, else last.
+        cast_inputs: Where autocast is on, cast inputs of floats (but float64) to this dtype, and
+            run f and g without autocast.
 
     Tensors among the positional arguments, also inside containers, are the inputs; keywords and
     everything else pass through as constants. `g(dy, saved)`, or `g(dy)`, returns the gradients as
@@ -48,7 +51,8 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
     Saved intermediates keep their own history, so second and higher derivatives are those of
     the code of g. It works under `torch.func` (not in forward mode), `torch.compile`,
-    checkpointing and autocast.
+    checkpointing and autocast. Where autocast was on for f, it is on for g, and gradients are cast
+    to the dtypes of the inputs.
 
     Raises:
         ArgumentError: f does not return a value and a gradient function; `save` is misused.
@@ -68,13 +72,22 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     >>> x.grad
     tensor([-1., -1.])
     """
+    if f is None:
+        return partial(custom_grad, cast_inputs=cast_inputs)
     callable_or_raise(f, "custom_grad")
     custom = CustomFunction(f)
 
     def function(*args: Any, **options: Any) -> Any:
         inputs, make = open_arguments(args)
         refuse_keywords(options, custom.name)
+        device = inputs[0].device.type if inputs else "cpu"
+        if cast_inputs is not None and torch.is_autocast_enabled(device):
+            leaves, rebuild = containers.flatten(args)
+            with torch.autocast(device, enabled=False):
+                return function(*rebuild([_cast(x, cast_inputs) for x in leaves]), **options)
         call = CustomTorchCall(custom, inputs, make)
+        if torch.is_autocast_enabled(device):
+            call.autocast = device, torch.get_autocast_dtype(device)
         start, before = sequence_nr(), [x.grad_fn for x in inputs]
         answer = custom.run(args, options, call.save)
         value, call.grad_func = unpack(answer, custom.name, torch.Tensor)
@@ -131,6 +144,7 @@ class CustomTorchCall(SavedValues):
     """One call of a custom function: what it saved, and its gradient function."""
 
     grad_func: Callable[..., Any]
+    autocast: tuple[str, torch.dtype] | None = None  # the device and dtype, where it is on
 
     def __init__(
         self, custom: CustomFunction, inputs: Sequence[torch.Tensor], make: Callable[[], Any]
@@ -243,7 +257,8 @@ class Custom(torch.autograd.Function, metaclass=Silent):
         call = ctx.call
         saved = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        with shield(dys):
+        autocast = torch.autocast(*call.autocast) if call.autocast else nullcontext()
+        with shield(dys), autocast:
             answer = guard(call.custom, partial(call.answer, wanted), saved, dys, call.describe)
             dxs = [_check(call, i, dx, ctx.specs) for i, dx in enumerate(answer)]
         found = {i: dx for i, dx in enumerate(dxs) if wanted[i]}
@@ -258,12 +273,18 @@ class Custom(torch.autograd.Function, metaclass=Silent):
         )
 
 
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    is_cast = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(dtype) if is_cast else x
+
+
 def _check(call: CustomTorchCall, i: int, dx: torch.Tensor | None, specs: Sequence[Any]) -> Any:
     if dx is None:
         return None
     shape, dtype = specs[i]
     if isinstance(dx, torch.Tensor) and dx.dtype == dtype and tuple(dx.shape) == shape:
         return dx
+    dx = _cast(dx, dtype) if call.autocast else dx
     wrong = partial(wrong_gradient, call.describe(), call.arguments.names[i])
     if not isinstance(dx, torch.Tensor):
         raise wrong(kind(dx), "a tensor, or None for no gradient.")

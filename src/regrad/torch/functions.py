@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from regrad.core.blocks import block
+from regrad.core.foreign import ForeignRule
 from regrad.core.replacements import ABSENT, put_back
 from regrad.core.reports import Hit
 from regrad.errors import ArgumentError, GradientError, PassedOverError
@@ -26,6 +27,7 @@ from regrad.torch.compiled_code import PLACE
 from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, ops_named, redirect
 from regrad.torch.open_scopes import LOOKED_AT, OWN
+from regrad.torch.run_time import holds_parameters
 from regrad.transforms.arguments import replaced
 
 _LOCK = threading.Lock()
@@ -190,6 +192,16 @@ def refuse_unreplaceable(function: Any) -> None:
             f"{function.__name__} has a setup_context, which is told of its own value, and so that "
             "value cannot be replaced (rg.replace). Replace the function that applies it, or the "
             "ops that it is made of."
+        )
+
+
+def refuse_parameters(function: Any, rule: ForeignRule) -> None:
+    """Refuse a rule that closes over parameters, to which the node of a Function has no way."""
+    if holds_parameters(rule):
+        raise ArgumentError(
+            f"the rule {rule.name!r} closes over parameters that require grad, and the node of "
+            f"{function.__name__}, an autograd.Function, has no room for them. Give the Function "
+            "the parameter as an argument, or detach it."
         )
 
 

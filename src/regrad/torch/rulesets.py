@@ -439,12 +439,8 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: A
     else:
         rule = CallableRule(value, seen.op, what)
     rule.family, rule.key, rule.once = seen, key, once
-    if functions.is_function(what) and holds_parameters(rule):
-        raise ArgumentError(
-            f"the rule {rule.name!r} closes over parameters that require grad, and the node of "
-            f"{family.type}, an autograd.Function, has no room for them. Give the Function the "
-            "parameter as an argument, or detach it."
-        )
+    if functions.is_function(what):
+        functions.refuse_parameters(what, rule)
     return rule
 
 

@@ -194,11 +194,9 @@ def reads_state(*functions: object) -> bool:
     return bool(closure.tensors or closure.generators or reached(closure))
 
 
-def reached(closure: Closure, others: tuple[type, ...] = ()) -> list[Any]:
+def reached(closure: Closure, more: tuple[type, ...] = ()) -> list[Any]:
     """Return the values that a closure reaches, except for code and for some other types."""
-    return [
-        v for _, v in closure.places if not (v is MISSING or isinstance(v, (*OF_CODE, *others)))
-    ]
+    return [v for _, v in closure.places if not (v is MISSING or isinstance(v, (*OF_CODE, *more)))]
 
 
 # The values that code is made of.
