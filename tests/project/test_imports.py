@@ -44,6 +44,23 @@ def test_work_on_numpy_loads_no_jax():
     assert loaded("import regrad as rg; rg.grad(lambda x: x * x)(2.0)") == ["optree"]
 
 
+@pytest.mark.parametrize("imported", [True, False])
+@pytest.mark.parametrize(("name", "old", "oldest"), [
+    ("NumPy", "2.0.2", "2.1"), ("SciPy", "1.12.0", "1.13"), ("SciPy", "1.9.3", "1.13"),
+])  # fmt: skip
+def test_older_packages_are_refused_at_import(tmp_path, name, old, oldest, imported):
+    package = name.lower()
+    code = f"import {package}; {package}.__version__ = {old!r}; import regrad"
+    if not imported and name == "SciPy":  # as it is installed, and not imported
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise AssertionError")
+        (tmp_path / package / "version.py").write_text(f'full_version = ""\nversion = "{old}"\n')
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import regrad"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    wanted = f"MissingPackageError: regrad needs {name} {oldest} or newer, and {old} is installed"
+    assert wanted in done.stderr
+
+
 # A package imports only from those before it, inside functions too. In a package the imports make
 # no circle. `core` is what docs/how_it_works.py builds; the last is TensorFlow 1 on top of all.
 PACKAGES = [

@@ -17,7 +17,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from regrad.core.callers import warn_caller
+from regrad.core.extras import refuse_older
 from regrad.errors import ArgumentError, DetachedTensorWarning, DeviceError, DTypeError, TraceError
+
+refuse_older("NumPy", "2.1")
+refuse_older("SciPy", "1.13")
 
 
 class ArrayDType(Protocol):

@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import PassedOverError
 from regrad.torch.below import Below, join_types
 from regrad.torch.host import CHECKPOINTS, FUNCTIONS, is_scripted, running
 from regrad.torch.nodes import name_of, tensors
+
+CheckpointFunction: Any = CHECKPOINTS.part(
+    "torch.utils.checkpoint.CheckpointFunction", "the Function alone tells that it runs code again",
+    lambda found: isinstance(found, type),
+)  # fmt: skip
 
 
 def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:

@@ -28,7 +28,7 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DetachedTensorWarning, PassedOverError
 from regrad.torch.below import Below, join_types
 from regrad.torch.biases import PARAMETERS
-from regrad.torch.bridge import bridge, run
+from regrad.torch.bridge import bridge, is_differentiable, run
 from regrad.torch.host import DisableTorchFunction, is_transformed, is_view
 from regrad.torch.host.dynamo import fake_mode, is_traced
 from regrad.torch.host.running import gives_views
@@ -199,4 +199,20 @@ def refuse_hidden(function: Callable[..., Any], below: Any, types: Iterable[str]
             f"{name_of(function)} computes {join_types(hidden)} inside, whose value is replaced "
             "(rg.replace), out of sight of any override. Write it with separate torch functions, "
             f"or pass keep=[{name_of(function)}] to leave it as it is."
+        )
+
+
+_INDICES = "argmax argmin argsort bincount bucketize nonzero one_hot searchsorted gt ge lt le eq ne"
+
+
+def refuse_indices(function: Any, xs: Sequence[torch.Tensor], y: Any) -> None:
+    """Refuse a function whose results are booleans or integers, so that no rule ever runs."""
+    moves = function.__name__ in _INDICES.split() or any(map(is_differentiable, xs))
+    ys = [*tensors((y,))]
+    if moves and ys and not any(map(is_differentiable, ys)):
+        raise PassedOverError(
+            f"{name_of(function)} has a rule and returns {ys[0].dtype}, which has no gradient: the "
+            "rule would never run. Give the rule to a function that returns floats (for a spike "
+            "torch.heaviside, key 'Step', instead of a comparison), or to the module around it "
+            "(rg.at(module)), or call regrad.torch.custom_grad."
         )

@@ -55,7 +55,7 @@ from regrad.torch import compiled_code, functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
-from regrad.torch.bridge import allow_in_graph, is_differentiable
+from regrad.torch.bridge import allow_in_graph
 from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import RuleCall, check_learned
@@ -70,7 +70,7 @@ from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, scope_of
 from regrad.torch.places import Modules, path_here
-from regrad.torch.replacing import refuse_undelivered
+from regrad.torch.replacing import refuse_indices, refuse_undelivered
 from regrad.torch.run_time import holds_parameters
 from regrad.torch.subclasses import as_given
 from regrad.torch.whole_calls import WholeRule, call_whole
@@ -576,22 +576,6 @@ def _override(
 
     overridden.ruleset, overridden.op_types = ruleset, frozenset({key})  # pyright: ignore
     return overridden
-
-
-_INDICES = "argmax argmin argsort bincount bucketize nonzero one_hot searchsorted gt ge lt le eq ne"
-
-
-def refuse_indices(function: Any, xs: Sequence[torch.Tensor], y: Any) -> None:
-    """Refuse a function whose results are booleans or integers, so that no rule ever runs."""
-    moves = function.__name__ in _INDICES.split() or any(map(is_differentiable, xs))
-    ys = [*tensors((y,))]
-    if moves and ys and not any(map(is_differentiable, ys)):
-        raise PassedOverError(
-            f"{name_of(function)} has a rule and returns {ys[0].dtype}, which has no gradient: the "
-            "rule would never run. Give the rule to a function that returns floats (for a spike "
-            "torch.heaviside, key 'Step', instead of a comparison), or to the module around it "
-            "(rg.at(module)), or call regrad.torch.custom_grad."
-        )
 
 
 def refuse_compiled(rule: ForeignRule) -> None:
