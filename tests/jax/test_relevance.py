@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -215,3 +217,54 @@ def test_nth_counts_the_calls_of_all_ops_of_a_key():
     due = math.cos(x) * 7 * math.cos(math.tanh(math.sin(x)))
     close(jax.grad(ours)(x), due)
     assert [(hit.op_type, hit.count) for hit in ours.hits if hit.ran] == [("Tanh", 1)]
+
+
+# -- a reference, precision ------------------------------------------------------------------------
+
+
+def _several(form, x):
+    h = jax.nn.relu(x @ jnp.arange(-2.0, 4).reshape(3, 2))
+    return {
+        "tuple": (10 * h, h), "list": [10 * h, h, 2 * h, 3 * h], "dict": {"y": (10 * h, None)},
+        "scalar": (10 * h, h.sum(), 3), "states": (10 * h, jnp.stack([h] * 3)),
+        "transposed": (10 * h).T, "mean": 10 * (h - h.mean(0)), "sum": h.sum(),
+    }[form]  # fmt: skip
+
+
+def _first(y):
+    y = y.get("y") if isinstance(y, dict) else y
+    return (y[0] if isinstance(y, list | tuple) else y)[:, 0]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("form", ["tuple", "list", "dict", "scalar", "states"])
+def test_a_reference_of_functions_that_return_several(form, batch):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(batch, 3)), "float32")
+    base, f = jnp.zeros((1, 3), "float32"), partial(_several, form)
+    found = lrp.relevance(f, x, _first, lrp.deep_lift(library="jax"), reference=base)
+    np.testing.assert_allclose(found.total, _first(f(x)) - _first(f(base)), atol=1e-5)
+    np.testing.assert_allclose(found.missing, 0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("form", "target"),
+    [("transposed", lambda y: y[0]), ("mean", 0), ("sum", lambda y: y)])  # fmt: skip
+def test_a_batch_that_is_not_the_first_axis_is_refused(form, target):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), "float32")
+    with pytest.raises(ArgumentError, match=r"in one batch.*the batch must be the first axis"):
+        lrp.relevance(partial(_several, form), x, target, lrp.deep_lift(library="jax"),
+                      reference=x * 0)  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_relevance_computes_in_full_precision(fails):
+    seen, before = [], jax.config.jax_default_matmul_precision
+
+    def f(x):
+        seen.append(jax.config.jax_default_matmul_precision)
+        return x[:, 5:][0, 0, 0] if fails else x @ jnp.ones((3, 2))
+
+    try:
+        lrp.relevance(f, jnp.ones((2, 3)), 0, lrp.epsilon_plus(library="jax"))
+    except IndexError:
+        assert fails
+    assert {*seen} == {"highest"} and jax.config.jax_default_matmul_precision == before

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from regrad.core.reports import Table
+from regrad.errors import ArgumentError
 
 
 class Loss(NamedTuple):
@@ -37,6 +39,28 @@ def by_name(inputs: Any) -> dict[Any, Any]:
     if isinstance(inputs, Mapping):
         return dict(inputs)
     return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def halves(half: Any) -> list[Callable[[Any], Any]]:
+    """Return two functions of an array of the batch: the part of the inputs, of the references."""
+
+    def cut(part: slice, x: Any) -> Any:
+        return x[part] if getattr(x, "shape", ())[:1] == (2 * half,) else x
+
+    return [partial(cut, slice(half)), partial(cut, slice(half, None))]
+
+
+def check_halves(total: Any, apart: Sequence[Any], eps: float) -> None:
+    """Refuse a model for which inputs and references in one batch are not what they are apart."""
+    alone, scale = apart[0] - apart[1], max(abs(x).max() for x in apart)
+    if alone.shape != total.shape or (abs(alone - total) > eps**0.5 * scale).any():
+        raise ArgumentError(
+            "relevance: inputs and references run in one batch. There the target differs by "
+            f"{total.tolist()!s:.50}, and by {alone.tolist()!s:.50} where they run apart. With "
+            "reference=, the batch must be the first axis of each input and of what the target "
+            "reads, and no example may depend on another one. Move the batch to the first axis; "
+            "call model.eval() if the model is in training mode"
+        )
 
 
 def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:

@@ -248,7 +248,8 @@ def copied(model: Any) -> Any:
     if not isinstance(model, module_types("flax.nnx")):
         return model
     copy = sys.modules["flax.nnx"].clone(model)
-    NAMING.get().note(model, copy)
+    if trace := NAMING.get():
+        trace.note(model, copy)
     return copy
 
 

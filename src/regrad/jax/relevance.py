@@ -22,11 +22,13 @@ from regrad.core.foreign import nonzero
 from regrad.core.places import Step, matches
 from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.relevances import Loss, Relevance, balance, by_name, most_first
+from regrad.inspection import relevances
+from regrad.inspection.relevances import Loss, Relevance, balance, by_name, halves, most_first
 from regrad.jax.boundaries import was_running
 from regrad.jax.closed import name_and_place
 from regrad.jax.equations import find_line
 from regrad.jax.host import programs
+from regrad.jax.host.extending import trace_of
 from regrad.jax.keys import key_for
 from regrad.jax.modules import copied, module_types
 from regrad.jax.override import override
@@ -61,14 +63,19 @@ def explain(
         half = next(iter(xs.values())).shape[0]
         xs = {name: _with_reference(x, others[name]) for name, x in xs.items()}
 
-    def run(*given: Any) -> tuple[Any, Any]:
+    def run(*given: Any, cuts: Sequence[Any] = halves(half) if half else ()) -> tuple[Any, Any]:
         held = values | dict(zip(xs, given, strict=True))
         named = {k: v for k, v in held.items() if isinstance(k, str)}
         y: Any = copied(model)(*[v for k, v in held.items() if k not in named], **named)
-        if half is None:
+        if not cuts:
             return (_chosen(y, target),) * 2
-        chosen = _chosen(y[:half], target)
-        return chosen, chosen - _chosen(y[half:], target)
+        value, other = (_chosen(jax.tree.map(cut, y), target) for cut in cuts)
+        return value, value - other
+
+    if half and all(trace_of(x) is None for x in xs.values()):
+        alone = [run(*map(cut, xs.values()), cuts=())[0] for cut in halves(half)]
+        total = run(*xs.values())[1]
+        relevances.check_halves(total, alone, float(jnp.finfo(total.dtype).eps))
 
     module = model if isinstance(model, module_types("flax.nnx", "equinox", "flax.linen")) else None
 
@@ -173,6 +180,11 @@ def _arrays(inputs: Any) -> dict[Any, Any]:
 
 
 def _with_reference(x: Any, other: Any) -> Any:
+    if jnp.shape(other) not in (x.shape, (1, *x.shape[1:])):
+        raise ArgumentError(
+            "relevance: a reference has the shape of its input, or of one example; got "
+            f"{kind(other)} for {kind(x)}"
+        )
     return jnp.concatenate([x, jnp.broadcast_to(jnp.asarray(other, x.dtype), x.shape)])
 
 

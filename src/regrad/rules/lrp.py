@@ -41,9 +41,9 @@ from regrad.core.containers import flatten
 from regrad.core.extras import needed
 from regrad.core.foreign import nonzero
 from regrad.core.made import remade
-from regrad.core.places import at
+from regrad.core.places import at, spread
 from regrad.core.rule import no_gradient
-from regrad.core.scopes import Optional, optional
+from regrad.core.scopes import Optional, optional, unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, RuleError, brief, kind
 from regrad.rules.saliency import guided_relu
@@ -1167,7 +1167,9 @@ def relevance(
     """Return the relevance of the inputs of a model for one of its outputs.
 
     A PyTorch model is run once, under the rules, and is left as it was found: `.grad`, what
-    requires grad, buffers, the random state and the mode of training. Put it in `eval()` first.
+    requires grad, buffers, the random state and the mode of training. Call its `eval()` first: if
+    a batch norm or a dropout runs in training mode, `relevance` raises ArgumentError. Products of
+    float32 are computed in float32, without TF32.
 
     Of JAX it is any function of arrays: a module of NNX or Equinox, a bound one of Linen,
     `lambda x: net.apply(params, x)`. In its program the linear maps of one value, with their bias,
@@ -1186,7 +1188,8 @@ def relevance(
             well; of one that returns a tuple, that of the first. In JAX they are paths in a model
             of Flax or Equinox: give that, and not a function that calls it.
         reference: For `deep_lift()`: what `inputs` are compared with, of the same shapes, or of one
-            example. Inputs are then batches.
+            example. Inputs are then batches, and so is what the target reads: the batch is the
+            first axis. The model runs for both in one batch, and for each apart to compare.
         check: `"ops"` to have the record say where relevance is lost. (A norm that is written out
             where no module is called so has no rule, and is seen here.)
 
@@ -1196,7 +1199,8 @@ def relevance(
 
     Raises:
         ArgumentError: an argument is of the wrong kind, no input is differentiated, a layer does
-            not run once or returns no tensor, or the target is not one of the outputs.
+            not run once or returns no tensor, the target is not one of the outputs, a reference is
+            missing, an op runs in training mode, or examples of one batch depend on each other.
         PassedOverError: an op would keep its own gradient, where a rule is for it.
         MissingPackageError: The library is not installed.
 
@@ -1215,6 +1219,12 @@ def relevance(
     if not isinstance(rules, Mapping):
         call = f", such as {rules.__name__}()" if isroutine(rules) else ""
         raise ArgumentError(f"relevance takes a dict of op types to rules{call}; got {kind(rules)}")
+    pairs = (rescale, rescale_max, reveal_cancel)
+    if reference is None and any(rule in pairs for rule in unmarked(spread(rules))[0].values()):
+        raise ArgumentError(
+            "relevance: the rules compare the inputs with a reference, as deep_lift() does. Give "
+            "one: reference=zeros_like(inputs)"
+        )
     torch = sys.modules.get("torch")
     of_torch = torch and (
         isinstance(model, torch.nn.Module)
@@ -1228,7 +1238,8 @@ def relevance(
                 "relevance: the model is a function of JAX, and the map has keys of PyTorch. "
                 'Composites for JAX are made with library="jax"'
             )
-        return explain_function(model, inputs, target, rules, layers, reference, check)
+        with sys.modules["jax"].default_matmul_precision("highest"):
+            return explain_function(model, inputs, target, rules, layers, reference, check)
     needed("torch", "torch", API)
     from regrad.torch.relevance import explain
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
 from regrad.core.places import Step, matches
 from regrad.errors import ArgumentError, kind, near
-from regrad.inspection.relevances import Loss, Relevance, balance, by_name, most_first
+from regrad.inspection import relevances
+from regrad.inspection.relevances import Loss, Relevance, balance, by_name, halves, most_first
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -36,8 +38,10 @@ def explain(
         raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
     run = Run(model, inputs, reference)
     ops = Ops(model, check is not None)
-    with as_found(model), gradient_override_map(rules, model=model) as used:
-        total, found = run.differentiated(target, ops, layers)
+    with as_found(model):
+        run.alone = run.apart(target)
+        with gradient_override_map(rules, model=model) as used:
+            total, found = run.differentiated(target, ops, layers)
     known = [p.relevance(dx, run.half) for p, dx in zip(run.points, found, strict=False)]
     at_inputs = known[: len(run.leaves)]
     total, missing = balance(total, at_inputs)
@@ -93,6 +97,7 @@ class Run:
         self.move = move
         self.values: dict[Any, Any] = by_name(inputs)
         self.half: int | None = None
+        self.alone: list[torch.Tensor] = []  # the target, of inputs and references each by itself
         if reference is not None:
             self._refer(by_name(reference))
         self.leaves: list[Point] = []
@@ -108,14 +113,16 @@ class Run:
 
     def _refer(self, others: dict[Any, Any]) -> None:
         for name, x in self.values.items():
-            other = others.get(name)
-            if not (isinstance(x, torch.Tensor) and is_differentiable(x)) or other is None:
+            other, shape = others.get(name), getattr(x, "shape", ())
+            is_float = isinstance(x, torch.Tensor) and is_differentiable(x)
+            if not is_float or getattr(other, "shape", ()) not in (shape, (1, *shape[1:])):
                 raise ArgumentError(
                     "relevance: a reference is for inputs that are all tensors of floats, and "
-                    f"there is one for each; got {kind(x)} and {kind(other)}"
+                    "there is one for each, of its shape or of one example; got "
+                    f"{kind(other)} for {kind(x)}"
                 )
             self.half = len(x)
-            self.values[name] = torch.cat([x, other.to(x).expand_as(x)])
+            self.values[name] = torch.cat([x, torch.as_tensor(other).to(x).expand_as(x)])
 
     def as_given(self, found: Sequence[torch.Tensor]) -> Any:
         """Return relevances in the form of the inputs; of an input in several places, the sum."""
@@ -139,8 +146,8 @@ class Run:
         if self.half is None:
             value = _chosen(y, target)
             return value, value
-        value = _chosen(y[: self.half], target)
-        return value, value - _chosen(y[self.half :], target)
+        value, other = (_chosen(tree_map(half, y), target) for half in halves(self.half))
+        return value, value - other
 
     @property
     def points(self) -> list[Point]:
@@ -153,9 +160,20 @@ class Run:
         """Run the model; return what there is to share, and the gradients at points and ops."""
         with torch.inference_mode(False), torch.enable_grad(), self._watching(layers, heads):
             value, total = ops.around(self, target)
+            if self.alone:
+                with DisableTorchFunction():
+                    eps = torch.finfo(total.dtype).eps
+                    relevances.check_halves(total.detach(), self.alone, eps)
             edges = [*[point.edge for point in self.points], *ops.edges]
             found = torch.autograd.grad(value.sum(), edges, allow_unused=True)
         return total.detach(), found
+
+    def apart(self, target: Any) -> list[torch.Tensor]:
+        """Return the target of the inputs by themselves, and of the references by themselves."""
+        with torch.inference_mode(False), torch.enable_grad():
+            parts = halves(self.half) if self.half else []
+            runs = [Run(self.model, tree_map(part, self.values)) for part in parts]
+            return [run.explained(target)[0].detach() for run in runs]
 
     @contextmanager
     def _watching(self, layers: Any, heads: Any) -> Generator[None]:
@@ -253,7 +271,7 @@ def as_found(model: nn.Module) -> Generator[None]:
         for name, x in module.named_buffers(recurse=False)
     ]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(sorted(devices)):
+    with torch.random.fork_rng(sorted(devices)), full_precision():
         try:
             for p in free:
                 p.requires_grad_(False)
@@ -267,6 +285,31 @@ def as_found(model: nn.Module) -> Generator[None]:
                 if not torch.equal(x, before):
                     with torch.no_grad():
                         x.copy_(before)
+
+
+@contextmanager
+def full_precision() -> Generator[None]:
+    """A block in which products of float32 are of float32, and not of TF32 or bfloat16."""
+    backends: Any = torch.backends
+    cuda, cudnn, cpu = backends.cuda, backends.cudnn, backends.mkldnn
+    pairs = [(part, cudnn) for part in (cuda.matmul, cudnn.conv, cudnn.rnn)]
+    pairs += [(part, cpu) for part in (cpu.matmul, cpu.conv, cpu.rnn)]
+    # (a part with the precision of the whole follows it)
+    before = [(p, p.fp32_precision.replace(whole.fp32_precision, "none")) for p, whole in pairs]
+    allowed = False
+    with suppress(RuntimeError):  # (where a user has set the precision of parts)
+        allowed = cudnn.allow_tf32
+    try:
+        if allowed:
+            cudnn.allow_tf32 = False
+        for part, _ in before:
+            part.fp32_precision = "ieee"
+        yield
+    finally:
+        if allowed:
+            cudnn.allow_tf32 = True
+        for part, precision in before:
+            part.fp32_precision = precision
 
 
 # -- where relevance is lost -----------------------------------------------------------------------
@@ -305,6 +348,11 @@ class Ops(torch.overrides.TorchFunctionMode):
         options = kwargs or {}
         if type(func) is GETTER or writes(func, args, options):
             return func(*args, **options)
+        if options.get("training") and _depends(func, args, options):
+            raise ArgumentError(
+                f"relevance: {function_name(func)} runs in training mode ({find_caller(LIBRARIES)})"
+                ", where a result depends on the other examples, or on chance. Call model.eval()"
+            )
         if not self.checks:
             return _copied(func(*args, **options), args)
         xs: list[Point] = []
@@ -334,6 +382,12 @@ class Ops(torch.overrides.TorchFunctionMode):
                 Loss(*where, *[sum(float(p.relevance(dx).sum()) for p, dx in e) for e in pairs])
             )
         return most_first(rows, missing)
+
+
+def _depends(func: Callable[..., Any], args: Any, options: Any) -> bool:
+    """Return whether a function in training reads its whole batch or a random number."""
+    given = inspect.signature(func).bind(*args, **options).arguments
+    return bool(given.get("p", given.get("dropout_p", 1)))
 
 
 def _copied(y: Any, args: Any) -> Any:
