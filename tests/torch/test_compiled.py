@@ -366,10 +366,14 @@ double_relu.register_fake(torch.empty_like)
 double_relu.register_autograd(lambda ctx, dy: dy * 2)
 MATMUL = {"MatMul": lambda dy, a, b: (dy, dy)}
 double_relu.register_vmap(lambda info, dims, x: (double_relu(x), dims[0]))
+PACKET = torch.ops.regrad_tests.double_relu
 HIDDEN = {
     "einsum": (Einsum.apply, MATMUL, Einsum, "Einsum"),
     "relu": (Relu.apply, SEVEN, Relu, "Relu"),
     "custom op": (double_relu, SEVEN, double_relu, "regrad_tests.double_relu"),
+    "packet": (PACKET, SEVEN, PACKET, "regrad_tests.double_relu"),
+    "packet of": (PACKET, SEVEN, double_relu, "regrad_tests.double_relu"),
+    "overload": (PACKET.default, SEVEN, PACKET, "regrad_tests.double_relu"),
 }
 
 

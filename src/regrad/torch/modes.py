@@ -51,7 +51,7 @@ from regrad.torch.host import (
     sequence_nr,
 )
 from regrad.torch.host.bodies import ONE_CALL
-from regrad.torch.host.running import Overload, Told
+from regrad.torch.host.running import Overload, Told, body_of
 from regrad.torch.nodes import LIBRARIES, Watch, note_functions, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import path_here
@@ -206,7 +206,7 @@ class DispatchTable(dict[Any, Way]):
             return _run_opened
         if func in rules.keep:
             return _run_as_is
-        decided = isinstance(func, Overload) or func in rules.coverage.left
+        decided = isinstance(func, Overload) or body_of(func) or func in rules.coverage.left
         way = _run_decided if decided else _run_watched
         if (types := types_run_by(func)) is not None and types.isdisjoint(rules.rules):
             self.single.add(func)

@@ -104,6 +104,7 @@ class Coverage(Nested):
         self.functions: dict[Any, str] = {
             k: f.type for k, f in self.families.items() if functions.is_function(k)
         }
+        keep = (*keep, *[op.overloadpacket for op in map(custom_op, keep) if op])
         self.keep: tuple[Any, ...] = (*keep, *self.functions)  # whose forward passes are left alone
         self.outer = outer
         self.types: frozenset[str] = frozenset(family.type for family in self.families.values())

@@ -307,8 +307,9 @@ _TORCHS: dict[Any, str] = {"self": "input"}  # what torch's functions call the p
 
 
 def body_of(func: Any) -> Callable[..., Any] | None:
-    """Return the Python function behind a custom op."""
-    if not isinstance(func, Overload) or func.namespace in ("aten", "prim", "regrad"):
+    """Return the Python function behind a custom op, of which the overload or the packet runs."""
+    func = custom_op(func) if isinstance(func, Overload | Packet) else None
+    if func is None or func.namespace == "regrad":
         return None
     found = _definition(func)
     return None if found is None else found._init_fn
