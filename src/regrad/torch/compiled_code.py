@@ -474,7 +474,12 @@ def call_module(
     spot, module = SCOPES.get(), dynamo.value_of(self)
     if type(spot) is not Spot or module is None:
         return old(self, tx, args, options)
-    to, stack = spot.enter(module), dynamo.modes(tx)
+    try:
+        to, stack = spot.enter(module), dynamo.modes(tx)
+        if to.whole and to is not spot:
+            refuse_to_be_written(f"the call of {type(module).__name__}")
+    except PassedOverError as error:
+        raise dynamo.through_dynamo(error) from None
     for scope, node in zip(to, to.nodes, strict=True):
         if node is not None:
             _ran_in(tx.output).update(dict.fromkeys(node.step.paths))
@@ -487,10 +492,6 @@ def call_module(
         )
         raise dynamo.through_dynamo(error)
     if to.whole and to is not spot:  # (its module runs as it is, between two programs)
-        try:
-            refuse_to_be_written(f"the call of {type(module).__name__}")
-        except PassedOverError as error:
-            raise dynamo.through_dynamo(error) from None
         raise dynamo.graph_break(
             f"the call of {type(module).__name__} has a rule of regrad's as a whole, and runs in "
             "Python between two programs, so leave out fullgraph=True"

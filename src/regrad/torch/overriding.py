@@ -377,8 +377,9 @@ def _checked(rules: Mapping[Any, Any], values: bool, order: int | None) -> _Map:
     key = None
     if {*map(type, rules.values())} <= _PLAIN:
         key = identity_of_map(rules), bool(values), order
-        if key in _MAPS:
-            return _MAPS[key]
+        found = _MAPS.get(key)  # (whose functions may have got other code or defaults since)
+        if found is not None and identity_of_map(found.rules) == found.identity:
+            return found
     bare, marked = unmarked(_spread(rules))
     check_values(bare, values, order, "gradient_override_map(rules, values=True)")
     asked = any(asks_site(rule, None) for rule in bare.values())

@@ -20,9 +20,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial, reduce, wraps
+from inspect import isroutine
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from regrad.core.interrupts import Deferred
-from regrad.core.places import Counts, Step, at, paths_around
+from regrad.core.places import Counts, Step, at, entries, is_predicate, paths_around
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.host import (
     COMPILED_CALL,
@@ -44,6 +45,7 @@ from regrad.torch.host import (
 )  # fmt: skip
 from regrad.torch.host.bodies import with_hooks_around
 from regrad.torch.open_scopes import SCOPES, WITHIN, Within
+from regrad.torch.optypes import families
 
 # How often keys have met calls in the model's call that runs, by the scope.
 COUNTS: ContextVar[dict[Any, Counts]] = ContextVar("regrad_counts", default={})  # noqa: B039
@@ -90,13 +92,18 @@ class Spot(tuple[Any, ...]):
     whole: Sequence[
         Any
     ] = ()  # the scopes with rules for the whole call, innermost first, and those
+    kind: Any = None  # the class of the module when the spot was made
+    checks: Sequence[Callable[[], None]] = ()  # raise if what is in the module has changed places
     nexts: dict[int, Spot]  # inside of modules, by their identity
 
     def enter(self, module: Any) -> Spot:
         """Return the spot inside a module that is called here."""
         found = self.nexts.get(id(module))
-        if found is None or (found is not self and found.module() is not module):
+        same = found is self or (found and found.module() is module and found.kind is type(module))
+        if not same:
             found = self.nexts[id(module)] = self._inside(module)
+        for check in found.checks:
+            check()
         return found
 
     def _inside(self, module: Any) -> Spot:
@@ -113,7 +120,9 @@ class Spot(tuple[Any, ...]):
         found = spot_at([scope._root for scope in self], nodes)
         key = id(module)
         found.module = ref(module, lambda _: self.nexts.pop(key, None))
-        found.moves = moves(self, found)
+        found.moves, found.kind = moves(self, found), type(module)
+        known = [scope._root._modules for scope, node in pairs if node]
+        found.checks = [partial(each.check, module) for each in known if id(module) in each.numbers]
         found.begins = [
             scope._root
             for (scope, node), new in zip(pairs, nodes, strict=True)
@@ -202,6 +211,8 @@ class Modules:
             inside[name] = name_inside(type(module))
             if inside[name] is None:
                 self._add(module, name, clean[name])
+        self.kinds: list[type] = [*map(type, self.modules)]
+        self.inner: list[list[Any]] = [[*_inner(module)] for module in self.modules]
 
     def _add(self, module: nn.Module, name: str, path: str) -> None:
         n = self.numbers.setdefault(id(module), len(self.modules))
@@ -243,6 +254,22 @@ class Modules:
         whole = self.plan.whole_at([*[step for _, step in node.trail], step])
         return Node(step, path, trail, ref(module), known, whole)
 
+    def check(self, module: Any) -> None:
+        """Raise if the class of a module, or the place of one inside, is not as at the start."""
+        n = self.numbers[id(module)]
+        if type(module) is not self.kinds[n]:
+            raise PassedOverError(
+                f"the class of the module {self.paths[n][0]!r} was {self.kinds[n].__name__} when "
+                f"the scope opened, and is {type(module).__name__} now. {_LATER}"
+            )
+        for held, key, inner in self.inner[n]:
+            if (now := held.get(key)) is not inner and id(now) in self.numbers:
+                path = self.paths[self.numbers[id(now)]][0]
+                raise PassedOverError(
+                    f"the module {path!r} ({type(now).__name__}) was put in the place {key!r} of "
+                    f"{self.paths[n][0] or 'the model'!r} after the scope opened. {_LATER}"
+                )
+
     def path_of(self, module: Any) -> str:
         """Return the path of a module; "" if it is not known."""
         n = self.numbers.get(id(module))
@@ -252,8 +279,7 @@ class Modules:
         if not any(_reach(self.model, name) is module for name in self.names[n]):
             raise PassedOverError(
                 f"the module {self.paths[n][0]!r} ({type(module).__name__}) is not in "
-                "that place of the model any more, as it was when the scope opened. Open the scope "
-                "after the model is complete"
+                f"that place of the model any more, as it was when the scope opened. {_LATER}"
             )
 
     def _refuse_strange(self, parent: Any, module: Any) -> None:
@@ -298,6 +324,17 @@ class Modules:
         return False
 
 
+_LATER = "Open the scope after the model is complete"
+
+
+def _inner(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
+    """Yield where the modules stand that a module calls: what holds it, its key, and itself."""
+    for key, inner in module._modules.items():
+        yield module._modules, key, inner
+        if isinstance(inner, LISTS):
+            yield from _inner(inner)
+
+
 def _reach(model: Any, name: str) -> Any:
     """Return the module of a name; None if there is none any more."""
     try:
@@ -307,19 +344,38 @@ def _reach(model: Any, name: str) -> Any:
 
 
 def _are_alike(a: nn.Module, b: nn.Module) -> bool:
-    """Return whether two modules are built alike, and hold anything that tells them apart."""
+    """Return whether two modules are built alike, and hold modules or parameters that show it."""
     layouts = [[(name, type(m)) for name, m in each.named_modules()] for each in (a, b)]
-    return layouts[0] == layouts[1] and any(True for _ in b.parameters())
+    return layouts[0] == layouts[1] and (len(layouts[0]) > 1 or any(True for _ in b.parameters()))
 
 
 def check_model(model: Any, keys: Iterable[Any]) -> None:
     """Raise for a model that is none, and for keys that need one."""
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError(f"model expected a torch.nn.Module, got {model!r:.80}")
-    for key in keys if model is None else ():
+    for key in keys:
         for selector in key.selectors if isinstance(key, at) else ():
-            where = selector.where if isinstance(selector.where, tuple) else (selector.where,)
-            if any(isinstance(entry, str) for entry in where):
+            where = entries(selector.where)
+            for entry in where:
+                if isroutine(entry) and not is_predicate(entry):
+                    raise ArgumentError(
+                        f"{key!r}: a function that selects modules has one parameter, `site`, as "
+                        "in rg.at(lambda site: isinstance(site.module, torch.nn.ReLU), 'Relu')"
+                    )
+                if not (entry is None or isinstance(entry, str) or callable(entry)):
+                    raise ArgumentError(
+                        f"rg.at: `where` expected a path, a class, a module or a function of a "
+                        f"site, got {entry!r:.40}. The n-th call is rg.at(where, what, nth=n)"
+                    )
+                unknown = [
+                    w for w in entries(key.what) if isinstance(w, str) and w not in families()
+                ]
+                if entry in families() and unknown and _reach(model, entry) is None:
+                    raise ArgumentError(
+                        f"{key!r} has an op type for its place: is it rg.at({key.what!r:.40}, "
+                        f"{entry!r})?"
+                    )
+            if model is None and any(isinstance(entry, str) for entry in where):
                 raise ArgumentError(
                     f"{key!r} names a path, which only the model tells. Give it: "
                     "gradient_override_map(rules, model=model)"

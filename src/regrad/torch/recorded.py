@@ -25,6 +25,7 @@ import builtins
 import dis
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import is_not
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -100,6 +101,10 @@ def _has_effects(code: CodeType) -> bool:
     return any(i.opname.startswith(_EFFECTS) for i in dis.get_instructions(code))
 
 
+def _codes_of(functions: Sequence[Any]) -> list[Any]:
+    return [getattr(f, name, None) for f in functions for name in ("__code__", "__defaults__")]
+
+
 def is_usual(dys: Sequence[Any]) -> bool:
     """Return whether a backward pass is one of tensors as they are, that nothing else looks at."""
     with DisableTorchFunction():
@@ -116,13 +121,16 @@ class Recordings:
 
     def __init__(self, functions: Sequence[Any]) -> None:
         self.functions = functions
+        self.codes: list[Any] = _codes_of(functions)
         self.closure: Closure | None = pure_closure(functions)
         self.known: dict[Any, Program | None] = {}  # None: it ran once, or cannot be recorded
 
     def are_possible(self) -> bool:
-        """Return whether the rule is pure, as its globals and cells are now."""
-        if self.closure is not None and not self.closure.is_current():
-            self.closure = pure_closure(self.functions)
+        """Return whether the rule is pure, as its code, globals and cells are now."""
+        codes = _codes_of(self.functions)
+        changed = any(map(is_not, codes, self.codes))
+        if changed or (self.closure is not None and not self.closure.is_current()):
+            self.codes, self.closure = codes, pure_closure(self.functions)
             self.known.clear()
         return self.closure is not None
 

@@ -302,6 +302,7 @@ class Plan:
     def __init__(
         self, rules: Mapping[Any, Any], steps: Sequence[Step] | None, order: int | None = None
     ) -> None:
+        self.given = rules
         self.once: bool = order == 1
         self.rules: dict[str, dict[at, ForeignRule]] = {}  # by op type
         self.replaces: dict[Any, bool] = {}  # whether rules replace values, by the same keys
@@ -461,7 +462,7 @@ def rule_set(
     """The set of these rules, made once for all scopes with the same ones."""
     key = identity, keep, outer, () if modules is None else modules.layout, order
     with _LOCK:
-        if key not in _SETS:
+        if key not in _SETS or identity_of_map(_SETS[key].plan.given) != identity:
             _SETS[key] = RuleSet(Plan(rules, modules and modules.steps, order), keep, outer)
             if len(_SETS) > KEPT:
                 _SETS.popitem(last=False)
