@@ -30,7 +30,7 @@ nn, F = torch.nn, torch.nn.functional
         ({at(nn.ReLU(), "Relu"): seven}, ArgumentError, "no module of the model"),
         ({at("layers.0", "Relux"): seven}, UnknownOpError, "Relux"),
         ({at("layers.0", ("Relu", F.relu)): seven}, ArgumentError, "two keys of the map mean"),
-        ({at(lambda x: True, "Relu"): seven}, ArgumentError, "no module of the model"),
+        ({at(lambda x: True, "Relu"): seven}, ArgumentError, "one parameter, `site`"),
         ({at("layers.0"): seven}, RuleError, "says nothing of the parameter 'lin.weight'"),
         ({at(nn.ReLU, nth=9): {"Relu": seven}}, ArgumentError, "there are 3 such modules"),
     ],
