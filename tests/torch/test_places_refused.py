@@ -73,7 +73,7 @@ def test_modules_that_came_later():
             model(X)
     with override(KEY, model=model):
         model.layers[0], model.layers[1] = model.layers[1], model.layers[0]
-        with pytest.raises(PassedOverError, match="is not in that place of the model"):
+        with pytest.raises(PassedOverError, match="was put in the place '0'"):
             model(X)
     with override(KEY, model=model), warnings.catch_warnings():
         model.layers[1].act = nn.ReLU()
