@@ -50,5 +50,5 @@ def test_jax(rule, mode):
 @pytest.mark.parametrize("key", OURS)
 def test_a_wrong_number_is_refused(key, wrong):
     scope = rg.gradient_override_map({key: lambda dy, builtin: builtin(wrong(dy))})
-    with scope, pytest.raises(RuleError, match=r"gave it \d gradients, and the op has \d outputs"):
+    with scope, pytest.raises(RuleError, match=r"passed \d gradients, and the op has \d outputs"):
         rg.grad(OURS[key])(rg.tensor(X))
