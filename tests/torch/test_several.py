@@ -202,3 +202,50 @@ def test_a_wrong_number_of_gradients_is_refused(road, key, wrong):
         y = first(SEVERAL[key](x))
     with pytest.raises(RuleError, match=r"passed \d gradients, and the op has \d outputs"):
         road(y, [x])
+
+
+# -- outputs that nothing uses ---------------------------------------------------------------------
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 2, dtype=D), nn.Linear(3, 2, dtype=D)
+
+    def forward(self, x):
+        return self.a(x), self.b(x)
+
+
+@pytest.mark.parametrize("rule", [*TIMES.values()][:3], ids=[*TIMES][:3])
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("used", [0, 1])
+def test_parameters_behind_an_unused_output(rule, materialize, used):
+    model, x = nn.Sequential(Two()), numbers(4, 3).requires_grad_()
+    due = torch.autograd.grad(model(x)[used].sum(), [x, *model.parameters()], allow_unused=True)
+    with override({rg.at("0"): rule}, model=model, materialize=materialize):
+        y = model(x)[used].sum()
+    y.backward()
+    torch.testing.assert_close(x.grad, 2 * due[0])
+    for p, expected in zip(model.parameters(), due[1:], strict=True):
+        if expected is not None:
+            assert p.grad is not None and p.grad.ne(0).all()
+        elif materialize:
+            assert p.grad.eq(0).all()
+        else:
+            assert p.grad is None
+
+
+def by_torch(dy, xs):
+    return [torch.zeros_like(xs[0]) + (3 if dy[0] is None else 4)]
+
+
+def by_regrad(dy, xs):  # (regrad's functions get zeros)
+    return [rg.zeros_like(xs[0]) + dy[0] + 3 * dy[1]]
+
+
+@pytest.mark.parametrize("rule", [by_torch, by_regrad])
+def test_the_gradient_of_an_unused_output_of_an_op(rule):
+    x = matrix()
+    with override({torch.std_mean: rule}, materialize=False):
+        y = torch.std_mean(x)[1]
+    assert torch.autograd.grad(y, x)[0].tolist() == [[3.0] * 4] * 4

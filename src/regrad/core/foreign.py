@@ -454,7 +454,7 @@ class ForeignCall:
         """
         record = self.record(xs, y, wanted, dy)
         answers = self._answers(record, dy)
-        first = dy[0] if isinstance(dy, tuple) else dy
+        first = _first(dy)
         return [self.checked(record, i, answers.get(i), first) for i in wanted]
 
     def _answers(self, record: Record, dy: Any) -> Any:
@@ -464,7 +464,7 @@ class ForeignCall:
         if current() is None:
             return leaf_gradients(record, dy, ids)
         # Tensors may be differentiated once more, by the tapes that are open
-        first = dy[0] if isinstance(dy, tuple) else dy
+        first = _first(dy)
         with masked() if isinstance(first, Tensor) else in_state(None):
             return leaf_gradients(record, dy, ids)
 
@@ -503,7 +503,7 @@ class ForeignCall:
             rule.plain = not any(isinstance(dx, Tensor) for dx in answers.values())
         if not rule.plain:
             return ours()
-        first = dy[0] if isinstance(dy, tuple) else dy
+        first = _first(dy)
         return [self.checked(record, i, answers.get(i), first) for i in wanted]
 
     def record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
@@ -529,6 +529,10 @@ class ForeignCall:
         made = wrap(dx) if _same_library(dx, dy) else dx
         found = check_gradient(record, leaf, made, wrap(dy))
         return None if found is None else found._data
+
+
+def _first(dy: Any) -> Any:
+    return next(d for d in dy if d is not None) if isinstance(dy, tuple) else dy
 
 
 @cache

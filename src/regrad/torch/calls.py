@@ -81,6 +81,7 @@ class RuleCall:
     theirs: tuple[Any, int] = None, 0  # that Function, and how many tensors it has saved itself
     specs: Sequence[Any] = ()  # shapes and dtypes of its tensors, once its rule runs
     once = False  # whether the rule is for the first derivative alone
+    materializes = True  # whether outputs that nothing uses have gradients of zeros, and not None
     record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
 
     @cached_property
@@ -203,12 +204,13 @@ class RuleCall:
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return torch's own gradients, by leaf; None where a leaf has none."""
-        if self.record is not None and isinstance(dys[0], torch.Tensor):
+        first = next(dy for dy in dys if dy is not None)
+        if self.record is not None and isinstance(first, torch.Tensor):
             place = None if only is None else self.places.index(only)
             dxs = self.record.pull(dys, torch.is_grad_enabled(), place)
         else:
             dxs = self._pull_anew([xs[i] for i in self.places], dys)
-        dxs = [self._fitted(dx, n, dys[0]) for n, dx in enumerate(dxs)]
+        dxs = [self._fitted(dx, n, first) for n, dx in enumerate(dxs)]
         return replaced([None] * len(self.values), self.places, dxs)
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
@@ -305,6 +307,7 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
             ys, outputs = output, [(tuple(y.shape), y.dtype) for y in output]
         if outputs or not ys[0].is_floating_point():
             ctx.mark_non_differentiable(*[y for y in ys if not is_differentiable(y)])
+        ctx.set_materialize_grads(call.materializes)
         if in_forward_mode():  # vmap has it that both modes save the same
             kept = list(range(len(xs)))
             ctx.save_for_forward(*xs, *(ys if call.keeps_y else ()))
@@ -501,10 +504,10 @@ class Pull:
     def _work_in(self, dtype: torch.dtype, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Have the rule see floats of this precision."""
         self.work: Sequence[Any] = [(shape, _as_precise(d, dtype)) for shape, d in self.specs]
-        return [x.to(_as_precise(x.dtype, dtype)) for x in given]
+        return [x if x is None else x.to(_as_precise(x.dtype, dtype)) for x in given]
 
     def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
-        dtype = next((dy.dtype for dy in dys if _float(dy.dtype)), None)
+        dtype = next((dy.dtype for dy in dys if dy is not None and _float(dy.dtype)), None)
         given: Sequence[torch.Tensor] = (*saved, *dys)
         mixed = False
         if dtype is not None and any(
@@ -514,6 +517,9 @@ class Pull:
 
         def pull_by_regrad() -> Sequence[Any]:
             nonlocal given, mixed
+            specs = [*[None] * len(saved), *(self.outputs or [None])]
+            like, pairs = next(x for x in given if x is not None), zip(given, specs, strict=False)
+            given = [like.new_zeros(s[0], dtype=s[1]) if s and x is None else x for x, s in pairs]
             if dtype == torch.bfloat16:
                 given, mixed = self._work_in(torch.float32, given), True
             return (bridge if torch.is_grad_enabled() else run)(self.flat, given)

@@ -53,6 +53,9 @@ class gradient_override_map(Scope[Binding]):
             differentiates the rules' formulas, and all else by torch's own gradients. A backward
             pass through such a gradient and past it (`loss + gradient.norm()`) takes torch's own
             throughout.
+        materialize: whether the gradient that arrives at an output which nothing uses is zeros.
+            With `materialize=False` it is None in `dy` of an op or module of several outputs, and
+            parameters that only such outputs depend on have no gradient (`builtin` returns None).
 
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
@@ -101,6 +104,7 @@ class gradient_override_map(Scope[Binding]):
         model: Any = None,
         values: bool = False,
         order: int | None = None,
+        materialize: bool = True,
     ) -> None:
         if type(rules) is not dict and not isinstance(rules, Mapping):  # (which takes its time)
             raise ArgumentError(
@@ -111,6 +115,7 @@ class gradient_override_map(Scope[Binding]):
         self._map = _checked(rules, values, self._order)
         self._rules, self._marked = self._map.rules, self._map.marked
         self._values = values
+        self._materialize = materialize
         self._model = model
         check_model(model, self._rules)
         self._modules: Modules | None = None
@@ -246,7 +251,8 @@ class gradient_override_map(Scope[Binding]):
 
     def _fresh(self, rules: Any) -> gradient_override_map:
         options = {"keep": self._keep, "model": self._model}
-        return gradient_override_map(rules, **options, values=self._values, order=self._order)
+        options |= {"values": self._values, "materialize": self._materialize}
+        return gradient_override_map(rules, **options, order=self._order)
 
     def _collect(self, scope: Any) -> None:
         super()._collect(scope)

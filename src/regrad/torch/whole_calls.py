@@ -348,6 +348,7 @@ def call_whole(
             return call.closed(call.value(within, given))
         bound = rule.rule_for(call, site)
         made = ModuleCall(bound, call, within, hit, call.named(rule.asks)[1])
+        made.materializes = scope._root._materialize
         del call.tensors
         return call.closed(made(*given, *bound.learned))
     return run(module, *args, **options)
