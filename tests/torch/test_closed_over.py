@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -139,6 +141,28 @@ def test_a_tensor_that_is_no_leaf_and_a_leaf_in_two_places():
         torch.tanh(x).sum().backward()
     expected = (4 * x + 1).sum()  # d(x p^2 + p)/dp at 2
     close([by_surrogate, p.grad], [expected, expected])
+
+
+def scaled(scale, x):
+    return x * scale
+
+
+@pytest.mark.parametrize("make", [rg.replace, rg.rules.vjp_of])
+def test_a_parameter_in_a_partial_and_in_functions_of_regrad(make):
+    p, x = torch.tensor(2.0, dtype=D, requires_grad=True), numbers(3).requires_grad_()
+    held = {"p": p}
+    for f in (partial(scaled, p), lambda x: x * held["p"]):
+        with override({"Relu": make(f)}, values=True):
+            close(
+                torch.autograd.grad(torch.relu(x).sum(), [p, x]), [x.sum(), torch.full_like(x, 2)]
+            )
+    for f in (lambda x: rg.multiply(x, p), lambda x: rg.multiply(x, held["p"])):
+        with override({"Relu": make(f)}, values=True):
+            for _ in range(2):
+                with pytest.raises(
+                    GradientError, match="which regrad's functions take for a const"
+                ):
+                    torch.relu(x)
 
 
 def test_data_parallel(tmp_path):

@@ -33,7 +33,7 @@ from regrad.torch.open_scopes import OWN
 from regrad.torch.orders import in_gradient, is_of_gradient
 from regrad.torch.recorded import Recordings, exact, is_usual
 from regrad.torch.replacing import Replaced
-from regrad.torch.run_time import Pulls, may_change, may_hold, pull_at_run_time
+from regrad.torch.run_time import Pulls, holds_parameters, may_change, may_hold, pull_at_run_time
 from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
 
@@ -134,6 +134,13 @@ class RuleCall:
             with shield(ys):
                 saved = [*[xs[n] for n in self.kept], *(ys if self.keeps_y else ())]
                 guard(rule, pull, saved, ys, self.describe)
+        used = rule.forward if rule.is_derivative else rule.is_surrogate and rule
+        if used and used.plain is False and may_hold(rule) and holds_parameters(rule):
+            raise GradientError(
+                f"{self.describe()} closes over a parameter of PyTorch, which regrad's functions "
+                "take for a constant. Write it with torch's functions, or let the rule learn the "
+                "parameter: rg.rules.learns(rule, scale=scale)."
+            )
         if not made:
             return None
         own = Own(self._copied, lambda ys: (ys, {}), False)

@@ -190,13 +190,13 @@ class Closure:
 
 def reads_state(*functions: object) -> bool:
     """Return whether functions read anything that may be another at their next call."""
-    closure = Closure(*functions)
-    return bool(closure.tensors or closure.generators or reached(closure))
+    return bool((closure := Closure(*functions)).generators or reached(closure))
 
 
 def reached(closure: Closure, more: tuple[type, ...] = ()) -> list[Any]:
     """Return the values that a closure reaches, except for code and for some other types."""
-    return [v for _, v in closure.places if not (v is MISSING or isinstance(v, (*OF_CODE, *more)))]
+    values = [*[value for _, value in closure.places], *[read() for read in closure.tensors]]
+    return [v for v in values if not (v is MISSING or isinstance(v, (*OF_CODE, *more)))]
 
 
 # The values that code is made of.
