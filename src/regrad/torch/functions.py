@@ -122,8 +122,12 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     rule, hit = found
     with DisableTorchFunction():  # (or a mode would be asked about each attribute)
         usual = type(y) is torch.Tensor and y.is_floating_point() and not in_forward_mode()
-        usual = usual and not (PLACE.get() or LOOKED_AT.get() or ctx.dirty_tensors)
-        kinds = kinds_of(args, {}) if usual else None, ctx.needs_input_grad
+        usual = usual and not (PLACE.get() or LOOKED_AT.get())
+        kinds = (
+            kinds_of(args, {}) if usual else None,
+            ctx.needs_input_grad,
+            ctx.dirty_tensors is None,
+        )
         if (known := rule.known.get(kinds)) is not None:
             redirect(ctx, KnownOverride)
             ctx.set_materialize_grads(True)
