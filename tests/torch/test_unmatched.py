@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch as rt
@@ -16,7 +17,6 @@ from regrad.core import callers
 from regrad.errors import PassedOverError
 from regrad.torch import below, enclosing
 from regrad.torch.host import HOST
-from regrad.torch.host.running import Told
 from regrad.torch.nodes import types_of
 from tests.campaigns import torch_samples
 
@@ -189,20 +189,54 @@ def test_one_node_of_a_kind_is_looked_at_once_and_counted_each_time():
     assert [int(r[2].rpartition(":")[2]) - line for r in used.untouched().rows] == [4, 5]
 
 
-@pytest.mark.parametrize("ran", [False, True])
-def test_functions_behind_an_op_are_met(ran, monkeypatch):
-    """Nobody looks for them before the first has run in a scope, whichever it is."""
-    monkeypatch.setattr(Told, "ran", ran)
-    own, other = function_of(lambda x: x * 1), function_of(lambda x: x * 1)
+PLACES = {
+    "before an op": lambda f, x: torch.relu(f(x)),
+    "before the op under a rule": lambda f, x: torch.sin(f(x)),
+    "last": lambda f, x: f(torch.sin(x)),
+    "alone": lambda f, x: f(x),
+    "before a linear": lambda f, x: F.linear(f(x), torch.ones(2, 3)),
+    "in a checkpoint": lambda f, x: checkpoint(f, x, use_reentrant=False),
+}
+
+
+class InTwoParts(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx, inputs, output): ...
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("own", [function_of(lambda x: x * 1), InTwoParts], ids=["one", "two"])
+def test_functions_of_others_are_listed_wherever_they_run(own, place):
+    x = torch.ones(3, requires_grad=True)
+    name = f"{__name__}.{own.__qualname__} (autograd.Function)"
+    sine = {"Sin": rg.rules.optional(lambda dy: dy)}
+    with rt.gradient_override_map(sine) as used:
+        PLACES[place](own.apply, x)
+        own.apply(x.detach())
+    assert [r[1] for r in used.untouched().rows if r[0] == name] == ["1"]
+    with rt.gradient_override_map({own: lambda dy, x: 7 * dy, **sine}) as used:
+        PLACES[place](own.apply, x)
+    assert name not in str(used.untouched())
+
+
+def test_a_function_without_a_gradient_is_not_listed():
+    own = function_of(lambda x: x * 1)
     x = torch.ones(3, requires_grad=True)
     with rt.gradient_override_map({"Sin": rg.rules.optional(lambda dy: dy)}) as used:
-        assert Told.ran is ran
-        torch.relu(x)
-        torch.relu(own.apply(x))
-        F.linear(other.apply(x), torch.ones(2, 3))
-    assert Told.ran
-    name = f"{__name__}.{own.__qualname__} (autograd.Function)"
-    assert [r[1] for r in used.untouched().rows if r[0] == name] == ["1", "1"]  # on two lines
+        with torch.no_grad():
+            own.apply(x)
+        function_of(lambda x: own.apply(x)).apply(x)
+    assert len(used.untouched()) == 1
 
 
 def test_nodes_of_other_threads_are_not_those_of_a_call():

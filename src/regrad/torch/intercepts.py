@@ -28,6 +28,7 @@ from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions, places
 from regrad.torch.below import Below, join_types, script_types
 from regrad.torch.composites import asked_when_compiled
+from regrad.torch.enclosing import is_checkpoint
 from regrad.torch.host import (
     CHECKPOINTS,
     COMPILED_CALL,
@@ -50,7 +51,7 @@ from regrad.torch.host.running import is_called_by_inductor, wants_gradient
 from regrad.torch.modes import Mode
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES
-from regrad.torch.places import COUNTS, open_here
+from regrad.torch.places import COUNTS, open_here, path_here
 from regrad.torch.rulesets import find_rule
 from regrad.torch.whole_calls import call_whole
 
@@ -212,6 +213,18 @@ def _intercept_compile(old: Any, *args: Any, **options: Any) -> Any:
     return old(*args, **options)
 
 
+def _note_function(function: Any, args: Sequence[Any]) -> None:
+    """Note an `autograd.Function` that keeps its own gradient, where no scope has a rule for it."""
+    scopes = open_here()
+    ours = function.__module__.startswith("regrad.")
+    if ours or running.is_program(function) or is_checkpoint(function):
+        return
+    if not any(function in scope._ruleset.coverage.functions for scope in scopes):
+        name = f"{function.__module__}.{function.__qualname__} (autograd.Function)"
+        for scope in scopes:
+            scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
+
+
 @replacing
 def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
     if not SCOPES.get():
@@ -329,7 +342,7 @@ def _entrances() -> Sequence[Entrance]:
                takes("ctx", "run_function", "preserve_rng_state")),
         *_find(CHECKPOINTS, _CHECKPOINT, "_CheckpointFrame.__init__", _intercept_recomputation,
                takes("self", "recompute_fn")),
-        *running.entrances(),
+        *running.entrances(_note_function),
         *_find(OVERRIDES, "torch.autograd", "_engine_run_backward", _intercept_backward),
         *_find(OVERRIDES, "torch", "ScriptMethod.__call__", _intercept_script),
         *_find(OVERRIDES, "torch", "jit.ScriptFunction.__call__", _intercept_script),

@@ -51,8 +51,8 @@ from regrad.torch.host import (
     sequence_nr,
 )
 from regrad.torch.host.bodies import ONE_CALL
-from regrad.torch.host.running import Overload, Told, body_of
-from regrad.torch.nodes import LIBRARIES, Watch, note_functions, tensors
+from regrad.torch.host.running import Overload, body_of
+from regrad.torch.nodes import LIBRARIES, Watch, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import path_here
 from regrad.torch.replacing import find_hidden
@@ -264,8 +264,6 @@ def _run_watched(
             if node is not None and number_of(node) == start:
                 shown = watch.harmless.get((func, type(node)))
                 if shown is not None:
-                    if Told.ran:
-                        note_functions(node, scope._untouched)
                     key = shown, find_caller(LIBRARIES, 2), path
                     counts = scope._untouched.counts
                     counts[key] = counts.get(key, 0) + 1

@@ -31,14 +31,12 @@ from typing import Any
 
 import torch
 import torch.overrides
-from torch.autograd.function import BackwardCFunction
 
 from regrad.core.callers import PACKAGE, find_caller
 from regrad.core.reports import Untouched
 from regrad.errors import PassedOverError
 from regrad.torch.composites import fused
 from regrad.torch.host import LEAVES, func_gradient, number_of, sequence_nr, unwrap
-from regrad.torch.host.running import Told, function_of
 from regrad.torch.optypes import HOLDS, following, holds, nodes_of, spellings
 
 # Ops inside a call that are torch's plumbing, and not ops that the caller wrote: the layout of an
@@ -80,7 +78,7 @@ class Watch:
             # (a function may return its input, or a view: that node is an earlier function's)
             if node is None or number_of(node) < start or node in seen:
                 continue
-            made = new_nodes(node, seen, start, end, untouched)
+            made = new_nodes(node, seen, start, end)
             key = (func, *map(type, made))
             shown = self.harmless.get(key)
             if shown is None:
@@ -123,20 +121,6 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 LIBRARIES: tuple[str, ...] = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 
-def note_functions(node: Any, untouched: Untouched) -> None:
-    """Note the nodes of other people's Functions behind a node, unless they were met before."""
-    for behind, _ in node.next_functions:
-        if isinstance(behind, BackwardCFunction) and _MET not in behind.metadata:
-            of = function_of(behind)
-            if not of.__module__.startswith("regrad."):
-                behind.metadata[_MET] = True
-                name = f"{of.__module__}.{of.__qualname__} (autograd.Function)"  # where it is found
-                untouched.note(name, find_caller(LIBRARIES))
-
-
-_MET = "met by regrad"
-
-
 def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
     """Return a call as the report shows it: `Tanh`, `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
@@ -173,19 +157,14 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value.values())
 
 
-def new_nodes(
-    node: Any, seen: set[Any], start: int = 0, end: int = LEAVES, untouched: Untouched | None = None
-) -> list[Any]:
+def new_nodes(node: Any, seen: set[Any], start: int = 0, end: int = LEAVES) -> list[Any]:
     """Return a node, and those behind it that are not in `seen`, with numbers in this range.
 
-    (`seen` holds them: a wrapper that nobody holds goes, and the next may have its id.) An
-    `autograd.Function` of somebody else's, which no mode is asked about, is met here, and noted.
+    (`seen` holds them: a wrapper that nobody holds goes, and the next may have its id.)
     """
     seen.add(node)
     found = [node]
     for each in found:  # which grows
-        if untouched is not None and Told.ran:
-            note_functions(each, untouched)
         for behind, _ in each.next_functions:
             if behind is not None and start <= number_of(behind) < end and behind not in seen:
                 seen.add(behind)

@@ -103,9 +103,8 @@ class Told:
     looks into a Function's own class.
     """
 
-    # Whether a Function has run in a scope, so that its nodes are worth looking for. (Where classes
-    # of Functions have no metaclass that can be told, nobody knows.)
-    ran: bool = Kind is type
+    def __init__(self, note: Callable[[Any, Sequence[Any]], None]) -> None:
+        self.note = note  # of a Function that autograd records, and its arguments
 
     def __get__(self, function: Any, kind: Any = None) -> Any:
         if function is None:
@@ -114,10 +113,12 @@ class Told:
         if _has_forward_mode():
             return forward
 
-        if not Told.ran:
-            Told.ran = True
-
         def run(*args: Any, **options: Any) -> Any:
+            # (`forward` with a context shows whether autograd records; not inside of another)
+            ctx = args[0] if args else None
+            recorded = ctx.next_functions if isinstance(ctx, BackwardCFunction) else args
+            if _APPLIED.get() is None and recorded and wants_gradient(args):
+                self.note(function, args)
             token = _APPLIED.set((function, args, options))
             try:
                 y = forward(*args, **options)
@@ -143,9 +144,9 @@ class Told:
             Kind.forward = self
 
 
-def entrances() -> list[tuple[Any, str, Callable[[Any], Any]]]:
+def entrances(note: Callable[..., None]) -> list[tuple[Any, str, Callable[[Any], Any]]]:
     """Return the functions to replace in open scopes, in order to know which Function runs."""
-    return [] if Kind is type else [(Kind, "forward", lambda old: Told())]
+    return [] if Kind is type else [(Kind, "forward", lambda old: Told(note))]
 
 
 class Silent(Kind):
