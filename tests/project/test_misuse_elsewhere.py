@@ -7,6 +7,7 @@ which the message would not be good: the function, what came, what was expected,
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -219,7 +220,7 @@ JAX = {
     "asked for another key": (lambda: jax_asked("Relu"),
         e.ArgumentError, ["assert_fired('Relu')", "but 'Sign'"]),
     "the gradient of the original": (lambda: jax_asked(original=True),
-        e.NotFiredError, ["'Sign' never ran", "did not occur in a program that was traced"]),
+        e.NotFiredError, ["'Sign' never ran", "no call of the function that override returned"]),
     "a Tensor in jnp.sum": (lambda: rg.grad(lambda v: jnp.sum(v**2))(x),
         e.GradientError, ["given a regrad Tensor", "Use regrad.sum.", "regrad.jax.from_regrad"]),
     "jax.jit of regrad's function": (lambda: jax.jit(squares)(j),
@@ -277,6 +278,7 @@ NAMES = {  # in which module, and what the message says to use
     },
     "regrad.rules": {
         "StraightThrough": "regrad.rules.straight_through", "surrogate": "sigmoid_surrogate",
+        "integrated_gradients": "regrad.rules.attribution.integrated",
         "ste": "regrad.rules.straight_through", "grad_reverse": "regrad.rules.reverse_gradient",
     },
     "regrad.random": {"seed": "takes a seed", "rand": "regrad.random.uniform"},
@@ -292,7 +294,92 @@ NAMES = {  # in which module, and what the message says to use
     },
 }  # fmt: skip
 
-TABLES = {"torch rule": TORCH_RULES, "torch": TORCH, "jax": JAX, "tf": TF}
+NET = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+X = torch.ones(2, 3)
+
+
+def in_net(rules, model=NET):
+    with rg.torch.gradient_override_map(rules, model=model):
+        model(X).sum().backward()
+
+
+def around_backward_only():
+    y = NET(X).sum()
+    with rg.torch.gradient_override_map({"Relu": rg.rules.optional("Identity")}) as used:
+        y.backward()
+    used.assert_fired("Relu")
+
+
+def of_no_gradient():
+    with rg.torch.gradient_override_map({"Relu": rg.rules.optional("Identity")}) as used:
+        torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(3, 2))(X).sum().backward()
+    used.assert_fired("Relu")
+
+
+def collected_later():
+    kept = rg.gradient_override_map({"Sign": "Identity"})
+    del kept
+
+
+def relevance(*args, **options):
+    return rg.rules.lrp.relevance(NET, X, *args, **options)
+
+
+def in_a_model(path):
+    return in_jax({rg.at(path, "Sign"): "Identity"})
+
+
+NEWCOMERS = {
+    "a model for regrad's own scope": (lambda: rg.gradient_override_map(STE, model=NET),
+        e.ArgumentError, ["model", "rg.torch.gradient_override_map(rules, model=model)", "rg.jax"]),
+    "a path that is near": (lambda: in_net({rg.at("lay.*", "Relu"): "Identity"},
+                            torch.nn.Sequential().append(torch.nn.ModuleDict())),
+        e.ArgumentError, ["at('lay.*') names no module", "It has '0'"]),
+    "a regular expression": (lambda: in_net({rg.at(r"\d+", "Relu"): "Identity"}),
+        e.ArgumentError, ["names no module", "It has '0', '1', '2'", "* is any name"]),
+    "a site has no name": (
+        lambda: in_net({rg.at(lambda site: site.name == "1", "Relu"): "Identity"}),
+        AttributeError, ["a Site has no 'name'", "path", "module_class"]),
+    "find_nan of f and x": (lambda: rg.torch.find_nan(NET, X),
+        e.ArgumentError, ["find_nan", "It returns a function: find_nan(f)(x)"]),
+    "trace_gradients of f and x": (lambda: rg.torch.trace_gradients(NET, X),
+        e.ArgumentError, ["trace_gradients", "It returns a function: trace_gradients(f)(x)"]),
+    "a scope around backward": (around_backward_only,
+        e.NotFiredError, ["'Relu' never ran", "Run the model, and not only its backward pass"]),
+    "no input requires a gradient": (of_no_gradient,
+        e.NotFiredError, ["no gradient passed them", "inputs that require a gradient"]),
+    "a scope that is collected": (collected_later,
+        e.UnusedOverrideWarning, ["was not entered", f"was made at {__file__}"]),
+    "relevance without rules": (lambda: relevance(0),
+        e.ArgumentError, ["relevance takes a dict", "such as epsilon_plus()", "got None"]),
+    "relevance by one rule": (lambda: relevance(0, rg.rules.lrp.epsilon(0.1)),
+        e.ArgumentError, ["such as epsilon_plus() or {F.linear: rule}", "got epsilon"]),
+    "relevance by a composite's name": (lambda: relevance(0, rg.rules.lrp.epsilon_plus),
+        e.ArgumentError, ["such as epsilon_plus();", "got epsilon_plus"]),
+    "a layer that is none": (lambda: relevance(0, rg.rules.lrp.epsilon_plus(), ["block1"]),
+        e.ArgumentError, ["no module of the model is 'block1'", "It has '0', '1', '2'"]),
+    "deep_lift without a reference": (lambda: relevance(0, rg.rules.lrp.deep_lift()),
+        e.ArgumentError, ["deep_lift() does", "reference=zeros_like(inputs)"]),
+    "a reference of another shape": (
+        lambda: relevance(0, rg.rules.lrp.deep_lift(), reference=torch.zeros(1, 5)),
+        e.ArgumentError, ["of its shape or of one example", "(1, 5)", "(2, 3)"]),
+    "jit of a torch module": (lambda: rg.jit(NET)(X),
+        e.ArgumentError, ["torch.compile"]),
+    "an override that nobody called": (
+        lambda: rg.jax.override(jnp.sin, {"Sin": "Sin"}).assert_fired(),
+        e.NotFiredError, ["'Sin' never ran", "no call of the function that override returned"]),
+    "a path without a model": (lambda: in_a_model("layers.0"),
+        e.ArgumentError, ["at('layers.0')", "paths are those in model=model"]),
+    "variables before gradients": (
+        lambda: rg.train.Optimizer(optax.sgd(0.1)).apply_gradients([rg.Variable(x, name="w")], [x]),
+        e.ArgumentError, ["apply_gradients(zip(gradients, variables))"]),
+    "a registration without a name": (lambda: tf.RegisterGradient(squares),
+        e.ArgumentError, ["must be a string", "@tf.RegisterGradient('Name')"]),
+}  # fmt: skip
+
+TABLES = {
+    "torch rule": TORCH_RULES, "torch": TORCH, "jax": JAX, "tf": TF, "newcomer": NEWCOMERS,
+}  # fmt: skip
 CASES = [
     pytest.param(*case, id=f"{kind}: {what}")
     for kind, table in TABLES.items()

@@ -44,6 +44,8 @@ KEYWORDS = {
     "learning_rate": "The rate is the optax optimizer's: Optimizer(optax.adam(learning_rate)).",
     **dict.fromkeys(["nondiff_argnums", "static_argnames", "static_argnums"], _CLOSE_OVER),
     **dict.fromkeys(["operand", "operands"], _BY_POSITION),
+    "model": "Scopes of regrad's own functions have no model. For PyTorch write "
+    "rg.torch.gradient_override_map(rules, model=model), for JAX rg.jax.override(f, rules).",
     "out_dims": "It is called out_axes here.",
     **dict.fromkeys(["primals", "tangents"], _OF_JVP),
     "requires_grad": FUNCTIONS,

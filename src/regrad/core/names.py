@@ -94,6 +94,7 @@ SAME = {  # names of other libraries (and of parts that are loaded on use), and 
     "clamp": "clip", "clip_by_value": "clip", "convert_to_tensor": "asarray",
     "cross_entropy": "losses.softmax_cross_entropy", "div": "divide", "fft2": "fft.fftn",
     "fit": "train.fit", "flatten": "reshape", "float_tensor": "tensor", "gather": "take",
+    "attribution": "rules.attribution", "integrated_gradients": "rules.attribution.integrated",
     "grad_reverse": "rules.reverse_gradient", "gradcheck": "testing.check_gradients",
     "gradient_report": "testing.gradient_report", "gradient_reversal": "rules.reverse_gradient",
     "inverse": "linalg.inv", "l1": "losses.absolute_difference", "load": "train.restore",

@@ -221,6 +221,9 @@ class Site:
     file: str = ""
     line: int = 0
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a Site has no {name!r}. It has {', '.join(self.__dict__)}")
+
 
 def site_of(
     chain: Sequence[Step], op_type: str | None, nth: int, xs: Iterable[Any], where: str
@@ -488,8 +491,17 @@ def _names_nothing(entry: Any, steps: Sequence[Step]) -> str:
         why = "is of that class" if isinstance(entry, type) else "is that one"
         return f"at({_shown(entry)}): no module of the model {why}.{hint}"
     paths = [path for step in steps for path in step.paths]
-    hint = near(entry, paths) or _near_last(entry, paths)
-    return f"at({entry!r}) names no module of the model.{hint}"
+    return f"at({entry!r}) names no module of the model.{near_paths(entry, paths)}"
+
+
+def near_paths(entry: str, paths: Iterable[str]) -> str:
+    """A hint at the paths of modules that a path or pattern could mean."""
+    known = [path for path in paths if path]
+    shown = f" It has {', '.join(map(repr, known[:5]))}{', …' * (len(known) > 5)}; * is any name."
+    hint = near(entry, known) or _near_last(entry, known)
+    return hint or (
+        shown if known else " No part of it has a path; paths are those in model=model."
+    )
 
 
 def _near_last(pattern: str, paths: Sequence[str]) -> str:

@@ -190,11 +190,12 @@ class Report(Generic[B]):
         """Say why a rule never ran."""
         if not binding.hits:
             instead = self._instead(binding)
-            return "no op of that type was created in the scope" + f" ({instead})" * bool(instead)
+            why = "no op of that type was created in the scope" + f" ({instead})" * bool(instead)
+            return f"{why}. Run the model, and not only its backward pass, inside the scope"
         lines = ", ".join(hit.where for hit in binding.hits)
         return (
             f"ops were created ({lines}), but no gradient passed them. Ask after the gradient has "
-            "been computed, and of a result that depends on them."
+            "been computed, of a result that depends on them and of inputs that require a gradient."
         )
 
     def _unmatched(self) -> list[B]:

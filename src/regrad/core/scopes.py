@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any, NamedTuple, Self, TypeVar
 
 from regrad.core.blocks import Block
-from regrad.core.callers import find_opener
+from regrad.core.callers import find_caller, find_opener
 from regrad.core.reports import B, Report, reported
 from regrad.errors import ArgumentError, GradientError, NotFiredError, UnusedOverrideWarning, kind
 
@@ -108,11 +108,12 @@ class Scope(Block, Report[B]):
         meanwhile would be lost. This one is gone when the scope is entered, and in garbage that
         Python collects at some later line.
         """
-        name = self._name
+        name, where = self._name, find_caller()
 
         def warn(_: object) -> None:
             if not sys.is_finalizing():
                 message = f"{name} was not entered, so no rule is in force: write `with {name}(…):`"
+                message += f". The scope was made at {where}"
                 warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
 
         self._idle = weakref.ref(self, warn) if self._rules else None

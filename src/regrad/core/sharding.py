@@ -167,7 +167,7 @@ def to_jax(data: Array) -> Any:
     if hasattr(data, "detach"):
         raise ArgumentError(
             "a compiled function takes Tensors of NumPy or JAX data, got PyTorch's; convert it "
-            "with rg.tensor(t.numpy())"
+            "with rg.tensor(t.numpy()). For a module or function of PyTorch there is torch.compile"
         )
     return data
 

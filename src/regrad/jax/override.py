@@ -393,7 +393,8 @@ class override(Report[KeyBinding]):
             return f"it occurs only where it cannot. {advice(closed)}"
         if not binding.hits:
             instead = self._instead(binding)
-            return "it did not occur in a program that was traced" + f" ({instead})" * bool(instead)
+            why = "no call of the function that override returned ran it"
+            return why + f" ({instead})" * bool(instead)
         return super()._why_not(binding)
 
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from inspect import isroutine
+from inspect import isfunction
 from itertools import pairwise
 from math import inf
 from operator import mul
@@ -1158,7 +1158,7 @@ def relevance(
     model: Any,
     inputs: Any,
     target: Any,
-    rules: Any,
+    rules: Any = None,
     layers: Any = (),
     *,
     reference: Any = None,
@@ -1217,8 +1217,11 @@ def relevance(
     if check and reference is not None:
         raise ArgumentError('relevance: check="ops" is for runs without a reference')
     if not isinstance(rules, Mapping):
-        call = f", such as {rules.__name__}()" if isroutine(rules) else ""
-        raise ArgumentError(f"relevance takes a dict of op types to rules{call}; got {kind(rules)}")
+        call = f"{rules.__name__}()" if isfunction(rules) else "epsilon_plus() or {F.linear: rule}"
+        raise ArgumentError(
+            f"relevance takes a dict of op types to rules, such as {call}; got "
+            f"{getattr(rules, '__name__', kind(rules))}"
+        )
     pairs = (rescale, rescale_max, reveal_cancel)
     if reference is None and any(rule in pairs for rule in unmarked(spread(rules))[0].values()):
         raise ArgumentError(

@@ -17,8 +17,8 @@ from torch.autograd.graph import get_gradient_edge
 from regrad.core.callers import find_caller
 from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
-from regrad.core.places import Step, matches
-from regrad.errors import ArgumentError, kind, near
+from regrad.core.places import Step, matches, near_paths
+from regrad.errors import ArgumentError, kind
 from regrad.inspection import relevances
 from regrad.inspection.relevances import Loss, Relevance, balance, by_name, halves, most_first
 from regrad.torch.bridge import is_differentiable
@@ -227,7 +227,7 @@ def named(paths: Any, modules: Mapping[str, Any]) -> list[str]:
         fits = [n for n in modules if n == path or matches(path, Step((n,)))]
         if not fits:
             raise ArgumentError(
-                f"relevance: no module of the model is {path!r}.{near(path, modules)}"
+                f"relevance: no module of the model is {path!r}.{near_paths(path, modules)}"
             )
         found |= dict.fromkeys(fits)
     return list(found)

@@ -287,7 +287,7 @@ class Optimizer:
         if var_list is not None:
             raise ArgumentError(
                 "apply_gradients: pairs (gradient, variable) name their variables; var_list goes "
-                "with a dict of gradients"
+                "with a dict of gradients. Write apply_gradients(zip(gradients, variables))"
             )
         pairs = [_pair(p) for p in grads]
         if len(_by_name(v for _, v in pairs)) < len(pairs):

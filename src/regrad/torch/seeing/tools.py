@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from regrad.checking import differences
 from regrad.core.replacements import ABSENT, put_back
+from regrad.core.signatures import helpful
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
@@ -42,6 +43,7 @@ _CURE_OF = {
 }  # fmt: skip
 
 
+@helpful("trace_gradients")
 def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
     """Return a function that runs `f` and its backward pass, and tells what ran there.
 
@@ -75,6 +77,7 @@ def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
     return traces.traced(TorchRecorder(f, "trace_gradients"))
 
 
+@helpful("find_nan")
 def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
     """Return a function that runs `f` forward and backward, and finds the first NaN or infinity.
 

@@ -91,7 +91,9 @@ def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
     ...     return -grad
     """
     if not isinstance(op_type, str):
-        raise ArgumentError(f"op_type must be a string, got {op_type!r}")
+        raise ArgumentError(
+            f"op_type must be a string, got {op_type!r}. Write @tf.RegisterGradient('Name')"
+        )
     return register(op_type)
 
 
