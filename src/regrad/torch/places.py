@@ -98,7 +98,7 @@ class Spot(tuple[Any, ...]):
 
     def enter(self, module: Any) -> Spot:
         """Return the spot inside a module that is called here."""
-        found = self.nexts.get(id(module))
+        found: Any = self.nexts.get(id(module))
         same = found is self or (found and found.module() is module and found.kind is type(module))
         if not same:
             found = self.nexts[id(module)] = self._inside(module)
@@ -327,7 +327,7 @@ class Modules:
 _LATER = "Open the scope after the model is complete"
 
 
-def _inner(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
+def _inner(module: Any) -> Iterator[tuple[Any, str, Any]]:
     """Yield where the modules stand that a module calls: what holds it, its key, and itself."""
     for key, inner in module._modules.items():
         yield module._modules, key, inner
@@ -370,7 +370,7 @@ def check_model(model: Any, keys: Iterable[Any]) -> None:
                 unknown = [
                     w for w in entries(key.what) if isinstance(w, str) and w not in families()
                 ]
-                if entry in families() and unknown and _reach(model, entry) is None:
+                if entry in families() and unknown and _reach(model, str(entry)) is None:
                     raise ArgumentError(
                         f"{key!r} has an op type for its place: is it rg.at({key.what!r:.40}, "
                         f"{entry!r})?"
@@ -487,9 +487,10 @@ def call_in_hooks(old: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(old)
     def forward(self: Any, *args: Any, **options: Any) -> Any:
-        module, whole, before = FORWARD.get() or (None, None, None)
-        if module is not self:
+        found = FORWARD.get()
+        if found is None or found[0] is not self:
             return old(self, *args, **options)
+        _, whole, before = found
         FORWARD.set(None)
         put = {
             name: x for name, x in vars(self).items()
