@@ -219,7 +219,7 @@ def is_view(x: torch.Tensor) -> bool:
 
 
 _as_no_view: Any = OVERRIDES.part(
-    "torch._unsafe_view", "nothing public makes a tensor of the same memory without being a view of one",
+    "torch._unsafe_view", "nothing public shares memory outside of views",
     lambda found: not found(torch.ones(2, 2).mT, [2, 2])._is_view(),
     missing=lambda y, _: y.clone(), needed=False,
 )  # fmt: skip
