@@ -183,6 +183,9 @@ CASES = {
         {"Sin": rg.rules.learns(lambda dy, x, by: (dy * K[0], {"by": dy.sum()}), by=ONE)},
         values=True,
     ),
+    "regrad.rules.once_differentiable": lambda: under(
+        {"Sin": rg.rules.once_differentiable(lambda dy: dy * K[0])}
+    ),
     "regrad.rules.optional": lambda: under({"Sin": rg.rules.optional(scaled)}),
     "regrad.rules.vjp_of": lambda: under({"Sin": rg.rules.vjp_of(lambda x: x * K[0])}),
     "regrad.train.Optimizer": optimizer,
