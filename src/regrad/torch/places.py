@@ -463,7 +463,13 @@ def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) 
                 return whole(old, self, args, options)
             token = FORWARD.set((self, whole, {**vars(self)}))
             try:
-                return hooks(self, *args, **options)
+                y = hooks(self, *args, **options)
+                if FORWARD.get() is not None:
+                    raise PassedOverError(
+                        f"the call of {type(self).__name__} has a rule as a whole, and its "
+                        "`forward` ran out of sight of the rule"
+                    )
+                return y
             finally:
                 FORWARD.reset(token)
         return old(self, *args, **options)

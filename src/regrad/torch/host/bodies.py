@@ -62,7 +62,8 @@ def with_hooks_around(call: Callable[..., Any]) -> Callable[..., Any] | None:
     if "_slow_forward" not in getattr(call, "__code__", _return_false.__code__).co_names:
         return None
     names = PatchedGlobals(sys.modules[call.__module__])
-    names["torch"] = PatchedModule(torch, _C=PatchedModule(torch._C, _is_tracing=lambda: True))
+    yes = dict.fromkeys(("_is_tracing", "_get_tracing_state"), lambda: True)  # (by version)
+    names["torch"] = PatchedModule(torch, _C=PatchedModule(torch._C, **yes))
     return _with_names(call, names)
 
 
