@@ -200,10 +200,17 @@ def _intercept_backward(old: Any, *args: Any, **options: Any) -> Any:
     held = _hold_scopes()
     if not held:
         return old(*args, **options)
-    for mode in held[1]:
-        mode.around_backward = partial(reopen, held)
-    with reopen(held):
-        return old(*args, **options)
+    with _LOCK:
+        for mode in held[1]:
+            mode.passes += 1
+            mode.around_backward = partial(reopen, held)
+    try:
+        with reopen(held):
+            return old(*args, **options)
+    finally:
+        with _LOCK:
+            for mode in held[1]:
+                mode.passes -= 1
 
 
 @replacing

@@ -51,7 +51,7 @@ from regrad.torch.host import (
     sequence_nr,
 )
 from regrad.torch.host.bodies import ONE_CALL
-from regrad.torch.host.running import Overload, body_of
+from regrad.torch.host.running import Overload, body_of, in_program
 from regrad.torch.nodes import LIBRARIES, Watch, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import path_here
@@ -104,7 +104,8 @@ class Mode(torch.overrides.TorchFunctionMode):
     traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]] = {}
     watch: Watch
     divides: bool  # whether there is a rule for RealDiv here or around
-    around_backward: Any = None  # opens what was open where a backward pass began (`intercepts`)
+    passes = 0  # how many backward passes run
+    around_backward: Any = None  # opens what was open where one began
     methods: Any = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
 
     def __init__(self, scope: Any) -> None:
@@ -126,8 +127,10 @@ class Mode(torch.overrides.TorchFunctionMode):
         if is_dynamo_compiling():
             return self._run_traced(func, args, kwargs or {})
         options = kwargs or {}
+        if self.passes and in_program():
+            return func(*args, **options)  # (a compiled program has its rules built in)
         if self.scope not in SCOPES.get():
-            if self.around_backward and not SCOPES.get() and current_pass() >= 0:
+            if self.passes and not SCOPES.get() and current_pass() >= 0:
                 with self.around_backward():  # a thread of the engine
                     return func(*args, **options)
             return func(*args, **options)  # another task of this thread runs

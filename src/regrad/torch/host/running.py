@@ -190,6 +190,16 @@ def is_program(function: Callable[..., Any]) -> bool:
     return function.__module__.startswith(_PROGRAMS) or function.__name__ == "ApplyTemplate"
 
 
+def in_program() -> bool:
+    """Return whether a program of torch.compile runs, of what a backward pass runs."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_PROGRAMS):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def in_checkpoint() -> bool:
     """Return whether code runs that torch.utils.checkpoint will run again.
 
