@@ -144,6 +144,10 @@ TIMES = {
 }
 
 
+def name(key):
+    return getattr(key, "__name__", None) or str(key)
+
+
 def matrix():
     x = numbers(4, 4).cos() + torch.diag(numbers(4) * 3)
     return x.requires_grad_()
@@ -159,7 +163,7 @@ def scope_of(key, rule):
 
 
 @road
-@pytest.mark.parametrize("key", SEVERAL, ids=str)
+@pytest.mark.parametrize("key", SEVERAL, ids=name)
 @pytest.mark.parametrize("rule", TIMES.values(), ids=TIMES)
 def test_the_gradients_of_several_outputs_scale_and_add(road, key, rule):
     x, f = matrix(), SEVERAL[key]
@@ -170,7 +174,7 @@ def test_the_gradients_of_several_outputs_scale_and_add(road, key, rule):
 
 
 @pytest.mark.parametrize("rule", [lambda dy, builtin: builtin(dy), rg.rules.vjp_of(torch.sin)])
-@pytest.mark.parametrize("key", [key for key in SEVERAL if callable(key)], ids=str)
+@pytest.mark.parametrize("key", [key for key in SEVERAL if callable(key)], ids=name)
 def test_results_keep_their_type(key, rule):
     x, f = matrix(), SEVERAL[key]
     plain = f(x)
@@ -194,7 +198,7 @@ def test_none_is_no_gradient_of_an_output():
 
 
 @road
-@pytest.mark.parametrize("key", SEVERAL, ids=str)
+@pytest.mark.parametrize("key", SEVERAL, ids=name)
 @pytest.mark.parametrize("wrong", [lambda dy: [*dy, *dy], lambda dy: dy[0], lambda dy: dy[:1]])
 def test_a_wrong_number_of_gradients_is_refused(road, key, wrong):
     x = matrix()

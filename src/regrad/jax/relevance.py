@@ -94,10 +94,7 @@ def explain(
         rules = {**rules, LAYER: optional(lambda dy: dy)}
     used = override(program, rules, model=module)
     if layers:
-        if module is None:
-            raise ArgumentError(
-                f"relevance: layers are paths in a model of Flax or Equinox, got {kind(model)}"
-            )
+        _refuse_layers(model, module)
         used._surgery.where.naming.tap = partial(_tapped, layers)  # pyright: ignore
     total, dxs, ops = _differentiated(used, list(xs.values()), bool(check or layers))
     known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
@@ -107,6 +104,13 @@ def explain(
         shares = tuple(shares.values()) if isinstance(inputs, tuple) else shares[0]
     losses = most_first(_lost(ops), float(missing.sum())) if check else ()
     return Relevance(shares, _layers(layers, ops, half), total, missing, losses, used)
+
+
+def _refuse_layers(model: Any, module: Any) -> None:
+    if module is None:
+        raise ArgumentError(
+            f"relevance: layers are paths in a model of Flax or Equinox, got {kind(model)}"
+        )
 
 
 # -- op by op --------------------------------------------------------------------------------------

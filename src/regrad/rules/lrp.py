@@ -34,7 +34,7 @@ from functools import reduce
 from inspect import isfunction
 from itertools import pairwise
 from math import inf
-from operator import mul
+from operator import itemgetter, mul
 from typing import Any, NamedTuple, ParamSpec
 
 from regrad.core.containers import flatten
@@ -509,8 +509,8 @@ def frozen_norm(
         for mean in means:
             v = (x - mean) * w
             scale = ((y - b) * v).sum(axes, keepdim=True) / nonzero((v * v).sum(axes, keepdim=True))
-            fits.append((float(((y - b - scale * v) ** 2).sum()), mean, scale))
-        rest, mean, scale = min(fits, key=lambda fit: fit[0])
+            fits += [(float(((y - b - scale * v) ** 2).sum()), mean, scale)]
+        rest, mean, scale = min(fits, key=itemgetter(0))
         if not rest <= 1e-3 * float(((y - b) ** 2).sum()):
             raise RuleError(
                 "frozen_norm expected the output of a layer norm or an RMS norm: weight * (x - "
@@ -1229,10 +1229,8 @@ def relevance(
             "one: reference=zeros_like(inputs)"
         )
     torch = sys.modules.get("torch")
-    of_torch = torch and (
-        isinstance(model, torch.nn.Module)
-        or any(isinstance(x, torch.Tensor) for x in flatten(inputs)[0])
-    )
+    given = (model, *flatten(inputs)[0])
+    of_torch = torch and any(isinstance(x, torch.nn.Module | torch.Tensor) for x in given)
     if "jax" in sys.modules and callable(model) and not of_torch:
         from regrad.jax.relevance import explain as explain_function
 

@@ -135,13 +135,7 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
             return y
     places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
     xs = [args[i] for i in places]
-    (form,) = rule.forms
-    names = [*form, *(f"args{i}" for i in range(len(args)))][: len(args)]
-    every = {**form, **dict(zip(names, args, strict=True))}
-    attrs = {name: x for name, x in every.items() if not isinstance(x, torch.Tensor)}
-    one = rule.with_names(
-        [names[i] for i in places], [ctx.needs_input_grad[i] for i in places], attrs
-    )
+    one, attrs = _rule_for(rule, args, places, ctx.needs_input_grad)
     layout = None if one.op.flat else (tuple(range(len(xs))),)
     call = RuleCall(one, xs, layout, attrs, _applied(function, args, places), hit)
     call.once, call.at, call.total = rule.once, places, len(args)
@@ -173,6 +167,15 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
         ctx.save_for_backward(*ctx.to_save, *saved)
     call.theirs = function, len(saved)
     return y
+
+
+def _rule_for(rule: Any, args: Sequence[Any], places: Sequence[int], moves: Sequence[bool]) -> Any:
+    """Return the rule for a call of a Function, and the arguments that are not tensors, by name."""
+    (form,) = rule.forms
+    names = [*form, *(f"args{i}" for i in range(len(args)))][: len(args)]
+    every = {**form, **dict(zip(names, args, strict=True))}
+    attrs = {name: x for name, x in every.items() if not isinstance(x, torch.Tensor)}
+    return rule.with_names([names[i] for i in places], [moves[i] for i in places], attrs), attrs
 
 
 def _applied(function: Any, args: Sequence[Any], places: Sequence[int]) -> Callable[..., Any]:

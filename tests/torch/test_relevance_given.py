@@ -1,0 +1,236 @@
+"""`rules.lrp` on sums of products and other norms; references, training mode, precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regrad as rg
+import regrad.torch
+from regrad.errors import ArgumentError
+from regrad.rules import lrp
+from tests.helpers.relevance_networks import (
+    fill,
+    numbers,
+)
+from tests.torch.test_relevance import close
+
+override = regrad.torch.gradient_override_map
+
+ADDMM = {
+    "addmm": (torch.addmm, lambda b, x, w: torch.addmm(b, x, w)),
+    "by keywords": (torch.addmm, lambda b, x, w: torch.addmm(mat2=w, mat1=x, input=b)),
+    "in place": (torch.addmm, lambda b, x, w: (b.expand(3, 2) * 1).addmm_(x, w)),
+    "baddbmm": (
+        torch.baddbmm,
+        lambda b, x, w: torch.baddbmm(b.expand(1, 3, 2), x[None], w[None])[0],
+    ),
+}
+RULES_OF_LINEAR = [lrp.epsilon(), lrp.gamma(), lrp.z_plus(), lrp.alpha_beta(), lrp.z_box(-1.0, 1.0),
+          lrp.flat(), lrp.w_square()]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES_OF_LINEAR, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("name", ADDMM)
+def test_rules_of_linear_maps_on_products_with_a_sum(name, rule):
+    """They are those of F.linear, whose rules are compared with formulas elsewhere."""
+    (key, f), b, w = ADDMM[name], numbers(2), numbers(4, 2)
+    x = numbers(3, 4).requires_grad_()
+
+    def gradient(key, y):
+        with override({key: rule}) as used:
+            y = y()
+        (dx,) = torch.autograd.grad(y.sum(), x)
+        used.assert_fired()
+        return dx
+
+    due = gradient(F.linear, lambda: F.linear(x, w.mT.clone(), b))
+    torch.testing.assert_close(gradient(key, lambda: f(b, x, w)), due)
+
+
+class OwnRms(nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(size)), 1e-6
+
+    def forward(self, hidden_states):
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
+
+
+NORMS = {
+    "LayerNorm": (lambda: nn.LayerNorm(5), F.layer_norm),
+    "of two axes": (lambda: nn.LayerNorm((2, 5)), F.layer_norm),
+    "without bias": (lambda: nn.LayerNorm(5, bias=False), F.layer_norm),
+    "without weight": (lambda: nn.LayerNorm(5, elementwise_affine=False), F.layer_norm),
+    "RMSNorm": (lambda: nn.RMSNorm(5, eps=1e-6), F.rms_norm),
+    "RMSNorm, no eps": (lambda: nn.RMSNorm(5), F.rms_norm),
+    "RMSNorm without weight": (lambda: nn.RMSNorm(5, elementwise_affine=False), F.rms_norm),
+    "transformers": (lambda: OwnRms(5), None),
+}
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_with_a_frozen_scale(name, whole, backward):
+    make, key = NORMS[name]
+    norm = make().double()
+    for i, p in enumerate(norm.parameters()):
+        p.data = numbers(*p.shape, seed=i)
+    x, dy = numbers(3, 2, 5).requires_grad_(), numbers(3, 2, 5, seed=1)
+    axes = (-2, -1) if name == "of two axes" else (-1,)
+    mean = x.mean(axes, keepdim=True) * isinstance(norm, nn.LayerNorm)
+    eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
+    square = ((x - mean) ** 2).mean(axes, keepdim=True) + (eps or torch.finfo(x.dtype).eps)
+    due = (x - mean) / square.sqrt().detach()
+    due = due if getattr(norm, "weight", None) is None else due * norm.weight
+    (expected,) = torch.autograd.grad(due, x, dy)
+    with override(
+        {rg.at(norm) if whole or key is None else key: lrp.frozen_norm}, model=norm
+    ) as used:
+        y = norm(x)
+    if backward:
+        y.backward(dy)
+    dx = x.grad if backward else torch.autograd.grad(y, x, dy)[0]
+    torch.testing.assert_close(dx, expected)
+    used.assert_fired()
+
+
+# -- a reference, training mode, precision ---------------------------------------------------------
+
+
+class Several(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.a, self.form = fill(nn.Linear(3, 2)), form
+
+    def forward(self, x):
+        h = F.relu(self.a(x))
+        return {
+            "tuple": (10 * h, h), "list": [10 * h, h, 2 * h, 3 * h], "dict": {"y": (10 * h, None)},
+            "scalar": (10 * h, h.sum(), "text"), "states": (10 * h, h.expand(3, *h.shape)),
+            "transposed": (10 * h).T, "mean": 10 * (h - h.mean(0)), "sum": h.sum(),
+        }[self.form]  # fmt: skip
+
+
+def first(y):
+    y = y.get("y") if isinstance(y, dict) else y
+    return (y if isinstance(y, torch.Tensor) else y[0])[:, 0]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("form", ["tuple", "list", "dict", "scalar", "states"])
+def test_a_reference_of_models_that_return_several(form, batch):
+    net, x, zero = Several(form), numbers(batch, 3, seed=1), torch.zeros(1, 3).double()
+    found = lrp.relevance(net, x, first, lrp.deep_lift(), reference=zero)
+    close(found.total, (first(net(x)) - first(net(zero))).detach())
+    assert abs(found.missing).max() < 1e-12
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.r, self.o = fill(nn.RNN(3, 4)), fill(nn.Linear(4, 2))
+
+    def forward(self, x):
+        return self.o(self.r(x)[0])
+
+
+@pytest.mark.parametrize(("net", "target", "shape"), [
+    (Several("transposed"), lambda y: y[0], (2, 3)),
+    (Several("mean"), 0, (2, 3)),
+    (Several("sum"), lambda y: y, (2, 3)),
+    (TimeFirst(), lambda y: y[-1, :, 0], (5, 1, 3)),
+    (TimeFirst(), lambda y: y[-1, :, 0], (5, 2, 3)),
+    (TimeFirst(), lambda y: y[0, :, 0], (4, 2, 3)),
+])  # fmt: skip
+def test_a_batch_that_is_not_the_first_axis_is_refused(net, target, shape):
+    x = numbers(*shape, seed=1)
+    with pytest.raises(ArgumentError, match=r"in one batch.*the batch must be the first axis"):
+        lrp.relevance(net, x, target, lrp.deep_lift(), reference=torch.zeros_like(x))
+
+
+DROPS = [nn.BatchNorm1d(3), nn.Dropout(), nn.AlphaDropout(), nn.RReLU()]
+
+
+@pytest.mark.parametrize("module", DROPS, ids=lambda m: type(m).__name__)
+def test_training_mode_is_refused_where_it_matters(module):
+    model, x = nn.Sequential(module, nn.Linear(3, 2)).double(), numbers(2, 3)
+    with pytest.raises(ArgumentError, match=r"training mode \(.*model\.eval\(\)"):
+        lrp.relevance(model.train(), x, 0, lrp.epsilon_plus())
+    lrp.relevance(model.eval(), x, 0, lrp.epsilon_plus())
+
+
+@pytest.mark.parametrize("module", [nn.Dropout(0.0), nn.InstanceNorm1d(3)])
+def test_training_mode_is_fine_elsewhere(module):
+    x = numbers(2, 3, 4)
+    lrp.relevance(nn.Sequential(module, nn.Linear(4, 2)).double().train(), x,
+                  lambda y: y[:, 0, 0], lrp.epsilon_plus())  # fmt: skip
+
+
+def precisions():
+    backends = torch.backends
+    parts = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    parts += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+    return [part.fp32_precision for part in parts]
+
+
+def set_whole(precision):
+    torch.backends.fp32_precision = precision
+
+
+@pytest.fixture
+def as_before():
+    """Leave the settings of this process as they were."""
+    yield
+    set_whole("none")
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
+    torch.backends.cudnn.allow_tf32 = True
+
+
+@pytest.mark.parametrize("settings", [
+    lambda: None,
+    lambda: torch.set_float32_matmul_precision("high"),
+    lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    lambda: set_whole("tf32"),
+    lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+], ids=["default", "high", "no_tf32", "whole", "part"])  # fmt: skip
+@pytest.mark.parametrize("fails", [False, True])
+def test_relevance_computes_in_full_precision(settings, fails, as_before):
+    seen = []
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            seen.append(precisions())
+            h = super().forward(x)
+            h.register_hook(lambda dy: seen.append(precisions()) if h.requires_grad else None)
+            return h[:, 5] if fails else h
+
+    settings()
+    before = precisions()
+    try:
+        lrp.relevance(Net(3, 2), torch.ones(2, 3), 0, lrp.epsilon_plus())
+    except IndexError:
+        assert fails
+    assert seen == [["ieee"] * 6] * (1 if fails else 2)
+    assert precisions() == before
+    set_whole("bf16")  # what follows the whole still does
+    after = precisions()
+    set_whole("none")
+    settings()
+    set_whole("bf16")
+    assert after == precisions()
+
+
+def test_tf32_is_off_by_its_older_name_too(as_before):
+    seen = []
+    net = nn.Linear(3, 2)
+    net.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
+    lrp.relevance(net, torch.ones(2, 3), 0, lrp.epsilon_plus())
+    assert seen == [False] and torch.backends.cudnn.allow_tf32
