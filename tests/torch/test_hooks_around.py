@@ -160,3 +160,22 @@ def test_two_arguments_that_are_one_tensor_stay_one(call):
         y = call(net[0], x)
     torch.testing.assert_close(y, plain)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], -due)
+
+
+class AsksItsOwn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([3.0], dtype=D))
+
+    def forward(self, x):
+        return 2 * x * self.w if x is self.w else x * self.w
+
+
+def test_a_parameter_that_is_an_argument():
+    net = nn.Sequential(AsksItsOwn())
+    plain = net[0](net[0].w)
+    (due,) = torch.autograd.grad(plain, net[0].w)
+    with override({rg.at("0"): lambda dy, builtin: builtin(5 * dy)}, model=net):
+        y = net[0](net[0].w)
+    assert y.item() == plain.item()
+    assert torch.autograd.grad(y, net[0].w)[0].item() == 5 * due.item()

@@ -99,6 +99,39 @@ def test_parts_of_a_model_that_run_by_themselves_are_seen():
         model.enc(x)
 
 
+def run_parts(model, x):
+    return model.dec(model.enc(x))
+
+
+class Lists(nn.Module):
+    """Containers that are never called hold the modules that are."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.ModuleList([nn.Sequential(nn.ReLU())])
+        self.b = nn.ModuleDict({"0": nn.Sequential(nn.ReLU(), nn.Tanh())})
+
+
+def swapped_lists(m):
+    m.a, m.b = m.b, m.a
+
+
+@pytest.mark.parametrize(("make", "key", "run", "change"), [
+    (Model, "enc.0", run_parts, swapped), (Model, "dec", run_parts, swapped),
+    (Lists, "a.0", lambda m, x: m.a[0](x) if isinstance(m.a, nn.ModuleList) else m.b[0](x),
+     swapped_lists),
+])  # fmt: skip
+def test_parts_change_places_where_the_module_around_them_is_not_called(make, key, run, change):
+    model, x = make(), torch.ones(2, requires_grad=True)
+    with (
+        pytest.raises(PassedOverError, match=r"any more|was put"),
+        override({rg.at(key, "Relu"): lambda dy: 7 * dy}, model=model),
+    ):
+        run(model, x)
+        change(model)
+        run(model, x)
+
+
 def test_a_class_without_a_model():
     module, x = nn.ReLU(), torch.ones(1, requires_grad=True)
     with override({rg.at(OtherReLU, "Relu"): lambda dy: 10 * dy}):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch
@@ -253,3 +254,11 @@ def test_the_gradient_of_an_unused_output_of_an_op(rule):
     with override({torch.std_mean: rule}, materialize=False):
         y = torch.std_mean(x)[1]
     assert torch.autograd.grad(y, x)[0].tolist() == [[3.0] * 4] * 4
+
+
+def test_none_in_a_checkpoint():
+    model, x = nn.Sequential(Two()), numbers(4, 3).requires_grad_()
+    with override({rg.at("0"): TIMES["2 builtin(dy)"]}, model=model, materialize=False):
+        y = checkpoint(model, x, use_reentrant=False)[0].sum()
+    y.backward()
+    assert [p.grad is None for p in model.parameters()] == [False, False, True, True]

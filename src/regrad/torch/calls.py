@@ -237,7 +237,9 @@ class RuleCall:
         def outputs(moving: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             return self._outputs(replaced(held, self.moving, moving))
 
-        found = gradients(outputs, partial(vjp_again, call=self), [xs[n] for n in self.moving], dys)
+        zeros = self.materializes or any(isinstance(dy, Tensor) for dy in dys)
+        again = partial(vjp_again, call=self, zeros=zeros)
+        found = gradients(outputs, again, [xs[n] for n in self.moving], dys)
         return replaced([None] * len(xs), self.moving, found)
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
@@ -314,7 +316,8 @@ class Overridden(torch.autograd.Function, metaclass=Silent):
             ys, outputs = output, [(tuple(y.shape), y.dtype) for y in output]
         if outputs or not ys[0].is_floating_point():
             ctx.mark_non_differentiable(*[y for y in ys if not is_differentiable(y)])
-        ctx.set_materialize_grads(call.materializes)
+        if not call.materializes:
+            ctx.set_materialize_grads(False)
         if in_forward_mode():  # vmap has it that both modes save the same
             kept = list(range(len(xs)))
             ctx.save_for_forward(*xs, *(ys if call.keeps_y else ()))

@@ -109,23 +109,26 @@ class _Repeated(DispatchMode):
 
 
 def vjp_again(
-    function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors, call: Any = None
-) -> list[Any]:
+    function: Callable[[Tensors], Tensors], xs: Tensors, dys: Tensors, call: Any = None,
+    zeros: bool = True,
+) -> list[Any]:  # fmt: skip
     """Return the gradients of a function that has run before, and must do the same."""
 
     def again(xs: Tensors) -> Tensors:
         with _Repeated():
             return function(xs)
 
-    return vjp(again, xs, dys, call)
+    return vjp(again, xs, dys, call, zeros)
 
 
 def vjp(
-    function: Callable[[Tensors], Tensors], xs: Tensors, dys: Any, call: Any = None
-) -> list[Any]:
+    function: Callable[[Tensors], Tensors], xs: Tensors, dys: Any, call: Any = None,
+    zeros: bool = True,
+) -> list[Any]:  # fmt: skip
     """Return the gradients of a function, which is run for it: of floats, None for others.
 
-    The dys may be a function of the results. The `call` is for messages.
+    The dys may be a function of the results. The `call` is for messages. Where nothing is connected
+    there are zeros, or None.
     """
     if not is_transformed():
         recording = torch.is_grad_enabled()
@@ -139,7 +142,10 @@ def vjp(
                 with torch.set_grad_enabled(recording):
                     dys = dys(record.ys)
             dxs = record.pull(dys, recording)
-        return [fitted(dx, x.shape, x.dtype, x) for dx, x in zip(dxs, xs, strict=True)]
+        pairs = zip(dxs, xs, strict=True)
+        return [
+            fitted(dx, x.shape, x.dtype, x) if zeros or dx is not None else dx for dx, x in pairs
+        ]
     places = [i for i, x in enumerate(xs) if is_differentiable(x)]
     ys, pull, *_ = torch.func.vjp(
         lambda *moved: tuple(function(replaced(xs, places, moved))), *[xs[i] for i in places]

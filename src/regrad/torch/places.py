@@ -213,6 +213,7 @@ class Modules:
                 self._add(module, name, clean[name])
         self.kinds: list[type] = [*map(type, self.modules)]
         self.inner: list[list[Any]] = [[*_inner(module)] for module in self.modules]
+        self.ways: list[list[Any]] = [[_way(model, n) for n in names] for names in self.names]
 
     def _add(self, module: nn.Module, name: str, path: str) -> None:
         n = self.numbers.setdefault(id(module), len(self.modules))
@@ -243,7 +244,6 @@ class Modules:
             step = self.plan.bare(Step((), module, type(module)))
             path, known = node.path, node.known
         else:
-            self._refuse_moved(n, module)
             step = self.plan.places.steps[n]
             self.ran.update(dict.fromkeys(step.paths))
             path, known = step.paths[0], ref(module)
@@ -262,6 +262,17 @@ class Modules:
                 f"the class of the module {self.paths[n][0]!r} was {self.kinds[n].__name__} when "
                 f"the scope opened, and is {type(module).__name__} now. {_LATER}"
             )
+        for way in self.ways[n]:
+            for held, key, inner in way:
+                if held.get(key) is not inner:
+                    break
+            else:
+                break
+        else:
+            raise PassedOverError(
+                f"the module {self.paths[n][0]!r} ({type(module).__name__}) is not in that place "
+                f"of the model any more. {_LATER}"
+            )
         for held, key, inner in self.inner[n]:
             if (now := held.get(key)) is not inner and id(now) in self.numbers:
                 path = self.paths[self.numbers[id(now)]][0]
@@ -274,13 +285,6 @@ class Modules:
         """Return the path of a module; "" if it is not known."""
         n = self.numbers.get(id(module))
         return "" if n is None else self.paths[n][0]
-
-    def _refuse_moved(self, n: int, module: Any) -> None:
-        if not any(_reach(self.model, name) is module for name in self.names[n]):
-            raise PassedOverError(
-                f"the module {self.paths[n][0]!r} ({type(module).__name__}) is not in "
-                f"that place of the model any more, as it was when the scope opened. {_LATER}"
-            )
 
     def _refuse_strange(self, parent: Any, module: Any) -> None:
         """Refuse a module that came after the scope opened, or a copy, if keys name modules."""
@@ -333,6 +337,15 @@ def _inner(module: Any) -> Iterator[tuple[Any, str, Any]]:
         yield module._modules, key, inner
         if isinstance(inner, LISTS):
             yield from _inner(inner)
+
+
+def _way(module: Any, name: str) -> list[tuple[Any, str, Any]]:
+    """Return where the modules stand that lead to a name, as `_inner` does."""
+    way: list[tuple[Any, str, Any]] = []
+    for key in name.split(".") if name else ():
+        way.append((module._modules, key, module._modules[key]))
+        module = module._modules[key]
+    return way
 
 
 def _reach(model: Any, name: str) -> Any:

@@ -563,7 +563,7 @@ def _override(
             layout = None if rule.op.flat else filled.layout
             forward = filled.bind(spelling.function)
             call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
-            call.once, call.materializes = held.once, scope is None or scope._root._materialize
+            call.once, call.materializes = held.once, scope is None or scope._materialize
             if rule.learned or compiled_code.PLACE.get() is not None:
                 refuse_compiled(rule)
                 xs += rule.learned

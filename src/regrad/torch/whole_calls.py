@@ -149,9 +149,9 @@ class WholeCall:
         # (autograd alone keeps tensors that were given: a checkpoint drops them)
         self.leaves: list[Any] = [None if isinstance(x, torch.Tensor) else x for x in leaves]
         self.tensors: list[torch.Tensor] = [leaves[i] for i in self.places]
-        ids = [*map(id, self.tensors)]
-        self.first: list[int] = [*map(ids.index, ids)]  # (the module may ask whether q is k)
         self.parameters: list[torch.Tensor] = [*held.values()]
+        ids = [*map(id, (*self.tensors, *self.parameters))]
+        self.first: list[int] = [*map(ids.index, ids)]  # (the module may ask whether q is k)
         self.close: containers.Rebuild = containers.only
 
     def _positions(self, count: int) -> list[str]:
@@ -173,8 +173,8 @@ class WholeCall:
 
     def value(self, within: Within, xs: Sequence[torch.Tensor]) -> Any:
         """Return what the module makes of these tensors and parameters; what it holds stays."""
-        count = len(self.places)
-        rest = iter(replaced(self.leaves, self.places, [xs[i] for i in self.first]))
+        count, xs = len(self.places), [xs[i] for i in self.first]
+        rest = iter(replaced(self.leaves, self.places, xs[:count]))
         made = [rebuild([next(rest) for _ in range(n)]) for n, rebuild in self.rebuilds]
         names = [name for name, _ in self.given[self.count :]]
         options = dict(zip(names, made[self.count :], strict=True))
@@ -348,7 +348,7 @@ def call_whole(
             return call.closed(call.value(within, given))
         bound = rule.rule_for(call, site)
         made = ModuleCall(bound, call, within, hit, call.named(rule.asks)[1])
-        made.materializes = scope._root._materialize
+        made.materializes = scope._materialize
         del call.tensors
         return call.closed(made(*given, *bound.learned))
     return run(module, *args, **options)
