@@ -137,7 +137,7 @@ TORCH = {
     "keep is a name": (lambda: in_torch(STE, keep="sin"),
         e.ArgumentError, ["keep expected a list of torch callables", "got 'sin'"]),
     "open, which is JAX's": (lambda: in_torch(STE, open=[torch.sin]),
-        e.ArgumentError, ["argument 'open'", "It takes rules, keep, model, values, order."]),
+        e.ArgumentError, ["argument 'open'", "It takes rules, keep, model, values, order, mate"]),
     "a scope around regrad's code": (lambda: torch_scope_around(lambda: rg.grad(rg.sign)(x)),
         e.UnusedOverrideWarning, ["matched nothing", "rg.gradient_override_map"]),
     "a scope around JAX's code": (lambda: torch_scope_around(lambda: jax.grad(jax_signs)(j)),

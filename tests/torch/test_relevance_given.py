@@ -11,6 +11,7 @@ import regrad as rg
 import regrad.torch
 from regrad.errors import ArgumentError
 from regrad.rules import lrp
+from regrad.torch.host import settings_unlocked
 from tests.helpers.relevance_networks import (
     fill,
     numbers,
@@ -186,12 +187,19 @@ def set_whole(precision):
 
 @pytest.fixture
 def as_before():
-    """Leave the settings of this process as they were."""
-    yield
-    set_whole("none")
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
-    torch.backends.cudnn.allow_tf32 = True
+    """Leave the settings of this process as they were (PyTorch's own test tools lock them)."""
+    with settings_unlocked():
+        yield
+        set_whole("none")
+        torch.set_float32_matmul_precision("highest")
+        of = torch.backends
+        of.cuda.matmul.fp32_precision = of.mkldnn.matmul.fp32_precision = "none"
+        of.cudnn.allow_tf32 = True
+
+
+def test_settings_that_are_locked(monkeypatch):
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", False)
+    lrp.relevance(nn.Linear(3, 2), torch.ones(2, 3), 0, lrp.epsilon_plus())
 
 
 @pytest.mark.parametrize("settings", [

@@ -176,11 +176,15 @@ def test_parameters_that_are_sharded(tmp_path):
 
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = make()
-        mesh = dist.init_device_mesh("cpu", (1,))
+        model, mesh = make(), dist.init_device_mesh("cpu", (1,))
+        with override({at("head"): pre}, model=model):
+            due = torch.autograd.grad(model(X).sum(), model.head.weight)[0]
         fully_shard(model.head, mesh=mesh)
+        with override({at("head"): pre}, model=model):  # (whose hooks gather the parameters)
+            model(X).sum().backward()
+        check([model.head.weight.grad.full_tensor()], [due])
         with (
-            override({at("head"): rg.rules.optional(pre)}, model=model),
+            override({at(""): rg.rules.optional(pre)}, model=model),
             pytest.raises(PassedOverError, match=r"parameters of the class .*DTensor"),
         ):
             model(X)

@@ -56,7 +56,7 @@ class VjpOf:
     """A rule that is the gradient of a function; see `vjp_of`."""
 
     closes_over: tuple[str, ...] = ("g",)
-    is_surrogate = True
+    is_surrogate: bool = True
 
     def __init__(self, g: Callable[..., Any]) -> None:
         self.g = g

@@ -81,7 +81,9 @@ class RuleCall:
     theirs: tuple[Any, int] = None, 0  # that Function, and how many tensors it has saved itself
     specs: Sequence[Any] = ()  # shapes and dtypes of its tensors, once its rule runs
     once = False  # whether the rule is for the first derivative alone
-    materializes = True  # whether outputs that nothing uses have gradients of zeros, and not None
+    materializes: bool = (
+        True  # whether outputs that nothing uses have gradients of zeros, and not None
+    )
     record: Any = None  # torch's own record of the op, for `builtin` (`TorchGradient`)
 
     @cached_property

@@ -104,7 +104,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]] = {}
     watch: Watch
     divides: bool  # whether there is a rule for RealDiv here or around
-    passes = 0  # how many backward passes run
+    passes: int = 0  # how many backward passes run
     around_backward: Any = None  # opens what was open where one began
     methods: Any = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
 

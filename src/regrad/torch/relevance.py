@@ -22,7 +22,7 @@ from regrad.errors import ArgumentError, kind
 from regrad.inspection import relevances
 from regrad.inspection.relevances import Loss, Relevance, balance, by_name, halves, most_first
 from regrad.torch.bridge import is_differentiable
-from regrad.torch.host import DisableTorchFunction
+from regrad.torch.host import DisableTorchFunction, settings_unlocked
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.overriding import gradient_override_map
 from regrad.torch.seeing.modules import ModulePaths
@@ -300,16 +300,18 @@ def full_precision() -> Generator[None]:
     with suppress(RuntimeError):  # (where a user has set the precision of parts)
         allowed = cudnn.allow_tf32
     try:
-        if allowed:
-            cudnn.allow_tf32 = False
-        for part, _ in before:
-            part.fp32_precision = "ieee"
+        with settings_unlocked():
+            if allowed:
+                cudnn.allow_tf32 = False
+            for part, _ in before:
+                part.fp32_precision = "ieee"
         yield
     finally:
-        if allowed:
-            cudnn.allow_tf32 = True
-        for part, precision in before:
-            part.fp32_precision = precision
+        with settings_unlocked():
+            if allowed:
+                cudnn.allow_tf32 = True
+            for part, precision in before:
+                part.fp32_precision = precision
 
 
 # -- where relevance is lost -----------------------------------------------------------------------

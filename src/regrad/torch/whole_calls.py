@@ -287,7 +287,8 @@ class Answering:
     """A call whose rule runs once, and what `builtin` has found for the parameters then."""
 
     def __init__(self, call: ModuleCall) -> None:
-        self.call, self.vjp = call, call.vjp
+        self.call: ModuleCall = call
+        self.vjp: Any = call.vjp
         self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:

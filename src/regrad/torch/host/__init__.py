@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from functools import cache, wraps
 from operator import attrgetter, methodcaller
 from typing import Any, NoReturn
@@ -311,6 +312,11 @@ def name_inside(kind: type) -> str | None:
     """Return how a module around another one calls that; None for any other class."""
     torchs = [each for each in kind.__mro__ if each.__module__.startswith("torch.")]
     return next((_WRAPPERS[each.__name__] for each in torchs if each.__name__ in _WRAPPERS), None)
+
+
+def settings_unlocked() -> Any:
+    """Return a block in which `torch.backends` takes settings, though they may be locked."""
+    return getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)()
 
 
 def is_program(kind: type) -> bool:
