@@ -522,10 +522,9 @@ def hits_of_all_processes() -> None:
     try:
         used.assert_fired(group=dist.group.WORLD)
     except NotFiredError as error:  # the same in both
-        assert str(error) == (
+        assert str(error).startswith(
             "rank 0: the rule 'sharper' for the op type 'Softmax' never ran: no op of that "
-            "type was created in the scope. Run the model, and not only its backward pass, inside "
-            "the scope"
+            "type was created in the scope."
         ), error
     else:
         raise AssertionError("a rule ran in one process of two")
