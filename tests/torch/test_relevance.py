@@ -517,7 +517,7 @@ def wrong(words, error=ArgumentError, **given):
 
 
 def test_what_does_not_fit_is_refused():
-    wrong("expected a torch.nn.Module, got function", model=lambda x: x)
+    wrong("expected a torch.nn.Module, got epsilon_plus", model=lambda x: x)
     wrong("there are 3 classes, got the target 3", target=3)
     wrong("target expected an int, a tensor of ints or a function, got str", target="cat")
     wrong("target expected an int", target=True)
@@ -529,7 +529,7 @@ def test_what_does_not_fit_is_refused():
     )
     wrong("the module 'idle' did not run", model=Twice(), inputs=numbers(1, 2), layers=["idle"])
     wrong('check expected None or "ops"', check="modules")
-    wrong("to rules, such as epsilon_plus\\(\\); got function", rules=lrp.epsilon_plus)
+    wrong("to rules, such as epsilon_plus\\(\\); got epsilon_plus", rules=lrp.epsilon_plus)
     ids = torch.tensor([[1]])
     wrong("no input is a tensor of floats", model=Sum(), inputs=ids)
     wrong("is for runs without a reference", check="ops", reference=numbers(1, 2, 8, 8))
