@@ -517,7 +517,7 @@ def wrong(words, error=ArgumentError, **given):
 
 
 def test_what_does_not_fit_is_refused():
-    wrong("expected a torch.nn.Module, got epsilon_plus", model=lambda x: x)
+    wrong("expected a torch.nn.Module, got function", model=lambda x: x)
     wrong("there are 3 classes, got the target 3", target=3)
     wrong("target expected an int, a tensor of ints or a function, got str", target="cat")
     wrong("target expected an int", target=True)
