@@ -97,10 +97,13 @@ class RuleCall:
     def __call__(self, *xs: torch.Tensor) -> Any:
         if OWN.get():
             return self.forward(*xs)
-        if torch.is_grad_enabled() and (found := self._link(xs)) is not None:
+        rule, start, versions = self.rule, 0, []
+        of_function = rule.forward is not None or rule.is_surrogate  # (other rules pay nothing)
+        if of_function and torch.is_grad_enabled() and (found := self._link(xs)) is not None:
             return found
-        start, replaces = sequence_nr(), self.rule.replaces and torch.is_grad_enabled()
-        versions = [version_of(x) for x in xs] if replaces else ()
+        replaces = rule.forward is not None and torch.is_grad_enabled()
+        if replaces:
+            start, versions = sequence_nr(), [version_of(x) for x in xs]
         if self.rule.asks_builtin or (self.once and not self._is_in_program()):
             later = is_traced() and may_change(self.rule)  # (what is recorded now is gone then)
             self.prepare(xs, None if later else TorchGradient.of(self.forward, xs))
