@@ -4,7 +4,10 @@ import zlib
 
 import pytest
 
-from tests.helpers import by_backward
+from tests.helpers.optional import is_installed
+
+if is_installed("torch"):  # (tests of other packages run in this folder, too)
+    from tests.helpers import by_backward
 
 
 @pytest.fixture(autouse=True)
