@@ -1,0 +1,114 @@
+"""One program under rules on each host: its values, its gradients, and whether the rules ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+
+
+class Functions:
+    """A host's functions by NumPy's names, looked for in several modules."""
+
+    def __init__(self, *modules: Any, **others: Any) -> None:
+        self._modules, self._others = modules, others
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._others:
+            return self._others[name]
+        return next(getattr(m, name) for m in self._modules if hasattr(m, name))
+
+
+def listed(y: Any) -> list[Any]:
+    return list(y) if isinstance(y, tuple | list) else [y]
+
+
+def weights(ys: list[Any]) -> list[np.ndarray]:
+    """Gradients that arrive, none like another."""
+    shapes = [tuple(map(int, y.shape)) for y in ys]
+    return [np.linspace(i + 1, i + 2, int(np.prod(s))).reshape(s) for i, s in enumerate(shapes)]
+
+
+def zeros_for_none(dxs: Any, xs: Any) -> list[Any]:
+    return [x * 0 if dx is None else dx for dx, x in zip(dxs, xs, strict=True)]
+
+
+def by_regrad(program: Any, rules: Any, xs: Any, order: int = 1, jit: bool = False) -> Any:
+    f = lambda *xs: listed(program(Functions(rg, rg.nn), *xs))  # noqa: E731
+
+    def first(*xs: Any) -> Any:
+        ys, back = rg.vjp(f, *xs)
+        return ys, zeros_for_none(back([rg.tensor(w) for w in weights(ys)]), xs)
+
+    def second(*xs: Any) -> Any:
+        return None, rg.grads(lambda *xs: sum(rg.sum(dx) for dx in first(*xs)[1]))(xs)
+
+    run = second if order == 2 else first
+    with rg.gradient_override_map(rules(Functions(rg, rg.nn))) as used:
+        found = (rg.jit(run) if jit else run)(*[rg.tensor(x) for x in xs])
+    return *found, used
+
+
+def by_graph(program: Any, rules: Any, xs: Any, order: int = 1) -> Any:
+    import regrad.v1 as tf
+
+    functions = Functions(tf, tf.nn, sum=tf.reduce_sum)
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        given = [tf.placeholder(tf.float64, x.shape) for x in xs]
+        with graph.gradient_override_map(rules(functions)) as used:
+            ys = listed(program(functions, *given))
+        found = zeros_for_none(tf.gradients(ys, given, list(map(tf.constant, weights(ys)))), given)
+        if order == 2:
+            found = tf.gradients(found, given)
+        ys, found = session.run([ys, found], dict(zip(given, xs, strict=True)))
+    return ys, found, used
+
+
+def by_torch(program: Any, rules: Any, xs: Any, order: int = 1) -> Any:
+    import torch
+
+    import regrad.torch
+
+    functions = Functions(torch, torch.nn.functional)
+    leaves = [torch.tensor(x, requires_grad=True) for x in xs]
+    with regrad.torch.gradient_override_map(rules(functions)) as used:
+        ys = listed(program(functions, *leaves))
+    arriving = [torch.tensor(w) for w in weights(ys)]
+    options = {"create_graph": order == 2, "materialize_grads": True}
+    found = torch.autograd.grad(ys, leaves, arriving, **options)
+    if order == 2:
+        found = torch.autograd.grad([dx.sum() for dx in found], leaves, materialize_grads=True)
+    return [y.detach() for y in ys], [dx.detach() for dx in found], used
+
+
+def by_jax(program: Any, rules: Any, xs: Any, order: int = 1, jit: bool = False) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    functions = Functions(jnp, jax.nn, name_scope=jax.named_scope)
+    f = lambda *xs: listed(program(functions, *xs))  # noqa: E731
+    used = rg.jax.override(f, rules(functions))
+
+    def first(*xs: Any) -> Any:
+        ys, back = jax.vjp(used, *xs)
+        return ys, back([jnp.asarray(w) for w in weights(ys)])
+
+    def second(*xs: Any) -> Any:
+        places = tuple(range(len(xs)))
+        return None, jax.grad(lambda *xs: sum(dx.sum() for dx in first(*xs)[1]), places)(*xs)
+
+    run = second if order == 2 else first
+    with jax.enable_x64(True):
+        return *(jax.jit(run) if jit else run)(*map(jnp.asarray, xs)), used
+
+
+HOSTS = {
+    "regrad": by_regrad,
+    "regrad, jit": lambda *args: by_regrad(*args, jit=True),
+    "v1": by_graph,
+    "torch": by_torch,
+    "jax": by_jax,
+    "jax, jit": lambda *args: by_jax(*args, jit=True),
+}

@@ -1,0 +1,202 @@
+"""Rules of overrides that mean the same on every host: the expected gradients are formulas by hand.
+
+`tests/core/test_rules_on_hosts.py` runs each row in regrad, in a graph of TensorFlow 1, in PyTorch
+and in JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import regrad as rg
+
+REGRAD, GRAPH, TORCH, JAX = ("regrad", "regrad, jit"), ("v1",), ("torch",), ("jax", "jax, jit")
+ALL = REGRAD + GRAPH + TORCH + JAX
+PARTS = np.arange(1.0, 5)
+X, Y = np.array([-1.5, 0.3, 2.0]), np.array([0.7, -0.4, 1.2])
+A = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
+B = np.array([[1.0, -2.0], [0.5, 1.5], [-0.25, 3.0]])
+
+
+class Row(NamedTuple):
+    """A rule in force for a program, and the gradients expected."""
+
+    name: str
+    program: tuple[Any, Callable[..., Any]]  # a key; a function of the host's functions and of xs
+    rule: Any
+    due: Any  # of the gradients that arrive and the inputs; a string has the words of an error
+    xs: tuple[np.ndarray, ...] = (X,)
+    second: Callable[..., Any] | None = None  # the gradient of the sum of what is due
+    hosts: tuple[str, ...] = ALL
+
+
+def scoped(o, x):
+    with o.name_scope("head"):
+        y = o.tanh(x)
+    return y + 3 * o.tanh(2 * x)
+
+
+def sevenfold(op, grad):
+    return 7 * grad
+
+
+rg.RegisterGradient("RowsOfRulesSeven")(sevenfold)
+rg.RegisterGradient("RowsOfRulesThree")(lambda dy, x: 3 * dy * x)
+r = rg.rules
+SIGN, TANH = ("Sign", lambda o, x: o.sign(x)), ("Tanh", lambda o, x: o.tanh(x))
+EXP, ROUND = ("Exp", lambda o, x: o.exp(x)), ("Round", lambda o, x: o.round(x))
+RELU, SPLIT = ("Relu", lambda o, a, b: o.relu(a) * b), ("Split", lambda o, x: o.split(x, 2))
+MUL, MATMUL = ("Mul", lambda o, a, b: a * b), ("MatMul", lambda o, a, b: o.matmul(a, b))
+slope = lambda x: 1 - np.tanh(x) ** 2  # noqa: E731
+sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+positive = lambda x: np.maximum(x, 0)  # noqa: E731
+negative = lambda x: np.minimum(x, 0)  # noqa: E731
+
+
+def along(dy, a, b):
+    """The gradients of `a @ b`."""
+    return dy @ b.T, a.T @ dy
+
+
+def shared(contributions: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The gradients expected of a rule of relevance for `a @ b`: parts of the relevance, over a."""
+
+    def due(dy, a, b):
+        parts = contributions(a[:, :, None], b[None])  # of each input to each output
+        total = parts.sum(1, keepdims=True)
+        relevance = parts / (total + (total == 0)) * (dy * (a @ b))[:, None]
+        return relevance.sum(2) / a, 0 * b
+
+    return due
+
+
+FORMS = [
+    Row("a factor", SIGN, lambda dy: 7 * dy, lambda dy, x: 7 * dy),
+    Row("input and output by name", TANH, lambda dy, x, y: dy * (x + 9 * y),
+        lambda dy, x: dy * (x + 9 * np.tanh(x))),
+    Row("TensorFlow's form", SIGN, sevenfold, lambda dy, x: 7 * dy),
+    Row("op.inputs", SIGN, lambda op, grad: grad * op.inputs[0] * 2, lambda dy, x: 2 * dy * x),
+    Row("op.outputs", TANH, lambda op, grad: [grad * op.outputs[0]], lambda dy, x: dy * np.tanh(x)),
+    Row("a registered name", SIGN, "RowsOfRulesSeven", lambda dy, x: 7 * dy),
+    Row("a registered name, new form", SIGN, "RowsOfRulesThree", lambda dy, x: 3 * dy * x),
+    Row("the rule of another op type", SIGN, "Identity", lambda dy, x: dy),
+    Row("another op type's, of y", TANH, "Exp", lambda dy, x: dy * np.tanh(x)),
+    Row("its own, by name", TANH, "Tanh", lambda dy, x: dy * slope(x)),
+    Row("written with regrad", SIGN, lambda dy, x: dy * rg.exp(x), lambda dy, x: dy * np.exp(x)),
+    Row("a function as the key", (lambda o: o.relu, lambda o, x: o.relu(x)), lambda dy: 7 * dy,
+        lambda dy, x: 7 * dy, hosts=TORCH + JAX),
+    Row("forward", TANH, lambda dy, x, forward: dy * forward(x + 1),
+        lambda dy, x: dy * np.tanh(x + 1)),
+    Row("builtin", TANH, lambda dy, builtin: 3 * builtin(dy), lambda dy, x: 3 * dy * slope(x)),
+    Row("builtin of more", TANH, lambda dy, x, builtin: builtin(dy * x),
+        lambda dy, x: dy * x * slope(x)),
+    Row("rules.builtin", TANH, r.builtin("Tanh"), lambda dy, x: dy * slope(x)),
+    Row("builtin of another", SIGN, r.builtin("Tanh"), lambda dy, x: dy * (1 - np.sign(x) ** 2)),
+    Row("optional", SIGN, r.optional(lambda dy: 7 * dy), lambda dy, x: 7 * dy),
+    Row("no_gradient", TANH, r.no_gradient, lambda dy, x: 0 * x),
+    Row("[None]", TANH, lambda dy: [None], lambda dy, x: 0 * x),
+    Row("None in TensorFlow's form", TANH, lambda op, grad: None, lambda dy, x: 0 * x),
+    Row("vjp_of", SIGN, r.vjp_of(lambda x: x * x * x), lambda dy, x: 3 * dy * x**2,
+        second=lambda dy, x: 6 * dy * x),
+    Row("a rule is differentiated", SIGN, lambda dy, x: dy * x * x, lambda dy, x: dy * x**2,
+        second=lambda dy, x: 2 * dy * x),
+    Row("y leads to the rule again", TANH, lambda dy, y: dy * y, lambda dy, x: dy * np.tanh(x),
+        second=lambda dy, x: dy * np.tanh(x)),
+    Row("builtin leads to the rule again", EXP, lambda dy, builtin: 3 * builtin(dy),
+        lambda dy, x: 3 * dy * np.exp(x), second=lambda dy, x: 9 * dy * np.exp(x),
+        hosts=REGRAD + GRAPH),
+    Row("builtin is the host's own at second order", EXP, lambda dy, builtin: 3 * builtin(dy),
+        lambda dy, x: 3 * dy * np.exp(x), second=lambda dy, x: 3 * dy * np.exp(x),
+        hosts=TORCH + JAX),
+]  # fmt: skip
+INPUTS_AND_OUTPUTS = [
+    Row("two inputs", MUL, lambda dy, a, b: (2 * dy * b, 3 * dy * a),
+        lambda dy, a, b: (2 * dy * b, 3 * dy * a), (X, Y)),
+    Row("two inputs, TensorFlow's form", MUL, lambda op, dy: (dy * op.inputs[1], -dy),
+        lambda dy, a, b: (dy * b, -dy), (X, Y)),
+    Row("None for one input", MUL, lambda dy, a, b: (dy * b, None),
+        lambda dy, a, b: (dy * b, 0 * b), (X, Y)),
+    Row("one tensor twice", ("Mul", lambda o, x: x * x), lambda dy: (2 * dy, 3 * dy),
+        lambda dy, x: 5 * dy),
+    Row("an input that is broadcast", MUL, lambda dy: (dy, 5 * dy),
+        lambda dy, a, b: (dy, 5 * dy.sum(0)), (A, Y)),
+    Row("the other name of an op type", ("Add", lambda o, a, b: a + b), lambda dy: (2 * dy, 3 * dy),
+        lambda dy, a, b: (2 * dy, 3 * dy), (X, Y)),
+    Row("a product of matrices", MATMUL, lambda dy, a, b: (dy @ (2 * b).T, None),
+        lambda dy, a, b: (2 * dy @ b.T, 0 * b), (A, B)),
+    Row("builtin of two inputs", MATMUL, lambda dy, builtin: 3 * builtin(dy),
+        lambda dy, a, b: along(3 * dy, a, b), (A, B)),
+    Row("vjp_of two inputs", MUL, r.vjp_of(lambda a, b: a * a * b),
+        lambda dy, a, b: (2 * dy * a * b, dy * a**2), (X, Y),
+        lambda dy, a, b: (2 * dy * (b + a), 2 * dy * a)),
+    Row("vjp_of one of two", MUL, r.vjp_of(lambda a: a * a),
+        lambda dy, a, b: (2 * dy * a, 0 * b), (X, Y)),
+    Row("attributes", ("Sum", lambda o, x: o.sum(x, axis=1)),
+        lambda dy, x, axis: rg.expand_dims(dy, axis) * x, lambda dy, x: dy[:, None] * x, (A,)),
+    Row("several outputs", SPLIT, lambda dy, x: rg.concat([2 * dy[0], 3 * dy[1]], axis=0) * x,
+        lambda dy, x: np.concatenate([2 * dy[0], 3 * dy[1]]) * x, (PARTS,), hosts=REGRAD + GRAPH),
+    Row("one of several outputs", ("Split", lambda o, x: o.split(x, 2)[0]),
+        lambda dy: rg.concat([2 * dy[0], dy[1] + 7], axis=0),
+        lambda dy, x: np.concatenate([2 * dy, 7 + 0 * dy]), (PARTS,), hosts=REGRAD + GRAPH),
+    Row("a scope", (rg.at("head", "Tanh"), scoped), r.scale(7.0),
+        lambda dy, x: 7 * dy * slope(x) + 6 * dy * slope(2 * x), hosts=REGRAD + GRAPH + JAX),
+    Row("a map for a scope", (rg.at("head"), scoped), {"Tanh": r.scale(7.0)},
+        lambda dy, x: 7 * dy * slope(x) + 6 * dy * slope(2 * x), hosts=REGRAD + GRAPH + JAX),
+    Row("the second call", (rg.at("", "Tanh", nth=1), scoped), lambda dy: 7 * dy,
+        lambda dy, x: dy * slope(x) + 42 * dy, hosts=REGRAD + GRAPH + JAX),
+]  # fmt: skip
+
+PLUS = shared(lambda a, b: positive(a * b))
+MINUS = shared(lambda a, b: negative(a * b))
+READY = [
+    Row("straight_through", ROUND, r.straight_through, lambda dy, x: dy),
+    Row("clipped_straight_through", SIGN, r.clipped_straight_through,
+        lambda dy, x: dy * (abs(x) <= 1)),
+    Row("superspike", SIGN, r.superspike(3.0), lambda dy, x: dy / (1 + 3 * abs(x)) ** 2),
+    Row("sigmoid_surrogate", SIGN, r.sigmoid_surrogate(2.0),
+        lambda dy, x: 4 * dy * sigmoid(2 * x) * sigmoid(-2 * x)),
+    Row("triangle", SIGN, r.triangle(1.7, 0.3),
+        lambda dy, x: 0.3 * dy * positive(1 - abs(x) / 1.7)),
+    Row("rectangle", SIGN, r.rectangle(3.2), lambda dy, x: dy * (abs(x) < 1.6) / 3.2),
+    Row("arctan_surrogate", SIGN, r.arctan_surrogate(3.0),
+        lambda dy, x: dy * 1.5 / (1 + (1.5 * np.pi * x) ** 2)),
+    Row("gaussian", SIGN, r.gaussian(0.7),
+        lambda dy, x: dy * np.exp(-(x**2) / 0.98) / (0.7 * np.sqrt(2 * np.pi))),
+    Row("reverse", TANH, r.reverse(2.0), lambda dy, x: -2 * dy * slope(x)),
+    Row("scale", TANH, r.scale(3.0), lambda dy, x: 3 * dy * slope(x)),
+    Row("clip", TANH, r.clip(0.1, 0.5), lambda dy, x: np.clip(dy * slope(x), 0.1, 0.5)),
+    Row("clip_norm", EXP, r.clip_norm(2.0),
+        lambda dy, x: 2 * dy * np.exp(x) / np.linalg.norm(dy * np.exp(x))),
+    Row("guided_relu", RELU, r.guided_relu,
+        lambda dy, a, b: (positive(dy * b) * (a > 0), dy * positive(a)), (X, Y)),
+    Row("deconvnet_relu", RELU, r.deconvnet_relu,
+        lambda dy, a, b: (positive(dy * b), dy * positive(a)), (X, Y)),
+    Row("lrp.epsilon", MATMUL, r.lrp.epsilon(0.5),
+        lambda dy, a, b: along(dy * (a @ b) / (a @ b + 0.5 * np.sign(a @ b)), a, b), (A, B)),
+    Row("lrp.z_plus", MATMUL, r.lrp.z_plus(1e-12), PLUS, (A, B)),
+    Row("lrp.alpha_beta", MATMUL, r.lrp.alpha_beta(2.0, 1.0, 1e-12),
+        lambda *xs: (2 * PLUS(*xs)[0] - MINUS(*xs)[0], 0 * B), (A, B)),
+    Row("lrp.w_square", MATMUL, r.lrp.w_square(1e-12), shared(lambda a, b: b**2 + 0 * a), (A, B)),
+    Row("lrp.flat", MATMUL, r.lrp.flat(1e-12), shared(lambda a, b: 1 + 0 * a * b), (A, B)),
+    Row("lrp.z_box", MATMUL, r.lrp.z_box(-3, 4, 1e-12),
+        shared(lambda a, b: a * b + 3 * positive(b) - 4 * negative(b)), (A, B)),
+    Row("lrp.pass_", TANH, r.lrp.pass_, lambda dy, x: dy * np.tanh(x) / x),
+    Row("lrp.uniform", MATMUL, r.lrp.uniform, lambda dy, a, b: along(dy / 2, a, b), (A, B)),
+]  # fmt: skip
+
+REFUSED = [
+    Row("None", SIGN, lambda dy: None, "returned None, expected a Tensor",
+        hosts=REGRAD + TORCH + JAX),
+    Row("another shape", SIGN, lambda dy: dy[:2], r"\(2,\).*\(3,\)"),
+    Row("another dtype", SIGN, lambda dy: rg.astype(dy, "float32"), "float32"),
+    Row("two gradients", SIGN, lambda dy: [dy, dy], "returned 2 gradients"),
+    Row("a string", SIGN, lambda dy: "no", "expected a Tensor, got str"),
+    Row("an unknown name", SIGN, lambda dy, z: dy, "'z'"),
+    Row("one gradient for two", MUL, lambda dy: dy, "2 inputs", (X, Y)),
+    Row("another rule's names", SIGN, "MatMul", "'MatMul' is for the inputs a, b"),
+]  # fmt: skip
+
+ROWS = [*FORMS, *INPUTS_AND_OUTPUTS, *READY, *REFUSED]
