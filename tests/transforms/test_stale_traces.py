@@ -2,7 +2,8 @@
 
 JAX keeps what it has traced by function object. So each construct is called with the same objects
 in one process, under one map of overrides and another, under none, and under the first one again:
-what a trace has bound for one of them must not serve another.
+what a trace has bound for one of them must not serve another. The same holds for the keys under
+which programs are kept.
 """
 
 from __future__ import annotations
@@ -11,44 +12,31 @@ import itertools
 import types
 from contextlib import nullcontext
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import regrad as rg
+from regrad.core import registry
+from tests.roads import ROADS
+from tests.transforms.regions import REGIONS, in_both_branches
 
-pytest.importorskip("jax")
-
+pytestmark = pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
 VALUES = np.array([0.5, -1.0], np.float32)
 X = rg.tensor(VALUES)
 
 
 def constructs(body):
-    """Functions that run the body, and how often; the objects inside are the same in each call."""
-    step = lambda c, _: (body(c), None)  # noqa: E731
-    steps = lambda c: rg.scan(step, c, length=2)[0]  # noqa: E731
-    other = lambda x: -body(-x)  # noqa: E731
-    positive = lambda x: rg.sum(x) > -10  # noqa: E731
-    goes_on = lambda c: c[1] < 2  # noqa: E731
-    counted = lambda c: (body(c[0]), c[1] + 1)  # noqa: E731
-    indexed = lambda i, c: body(c)  # noqa: E731
-    in_scan = lambda c, _: (rg.cond(positive(c), body, other, c), None)  # noqa: E731
-    inner, outer = rg.jit(body), rg.jit(steps)
-    recomputed, batched = rg.checkpoint(body), rg.vmap(body)
-    return {
-        "scan": (steps, 2),
-        "scan that computes again": (lambda x: rg.scan(step, x, length=2, checkpoint=True)[0], 2),
-        "cond": (lambda x: rg.cond(positive(x), body, other, x), 1),
-        "the other branch": (lambda x: rg.cond(rg.sum(x) > 10, other, body, x), 1),
-        "while_loop": (lambda x: rg.while_loop(goes_on, counted, (x, 0), max_steps=3)[0], 2),
-        "fori_loop": (lambda x: rg.fori_loop(0, 2, indexed, x), 2),
-        "map": (lambda x: rg.map(body, x), 1),
-        "vmap": (batched, 1),
-        "checkpoint": (recomputed, 1),
-        "jit": (inner, 1),
-        "jit of scan": (outer, 2),
-        "cond in scan": (lambda x: rg.scan(in_scan, x, length=2)[0], 2),
-        "vmap of checkpoint": (rg.vmap(recomputed), 1),
-        "checkpoint of jit of scan": (rg.checkpoint(outer), 2),
+    """Functions that run the body once; the objects inside are the same in each call."""
+    made = {name: region(body) for name, region in REGIONS.items()}
+    scan_of_cond = REGIONS["scan"](made["cond"])
+    return made | {
+        "the other branch": lambda x: rg.cond(rg.sum(x) > 10, rg.zeros_like, body, x),
+        "jit of scan": rg.jit(made["scan"]),
+        "cond in scan": scan_of_cond,
+        "vmap of checkpoint": rg.vmap(made["checkpoint"]),
+        "checkpoint of jit of scan": rg.checkpoint(rg.jit(made["scan"])),
     }
 
 
@@ -69,63 +57,29 @@ def roads(f):
     }
 
 
-def expected(way, factor, times):
-    """The gradient where the rule gives dy times a factor, by plain arithmetic."""
-    return np.full(2, factor**times)
-
-
-def derivative(way, times):
-    """Derivatives of tanh of itself, by differences."""
-
-    def first(x):
-        up, down = x + 1e-4, x - 1e-4
-        for _ in range(times):
-            up, down = np.tanh(up), np.tanh(down)
-        return (up - down) / 2e-4
-
-    x = VALUES.astype(np.float64)
-    if way != "grad of grad":
-        return first(x)
-    return ((x + 1e-3) * first(x + 1e-3) - (x - 1e-3) * first(x - 1e-3)) / 2e-3
-
-
+T = np.tanh(VALUES)
+OWN = {"grad of grad": (1 - T**2) * (1 - 2 * VALUES * T)}  # of x tanh'(x); else tanh'(x)
 CONSTRUCTS = constructs(rg.tanh)
-WAYS = [(name, way) for name in CONSTRUCTS for way in roads(rg.tanh)]
-A = {"Tanh": lambda dy: dy * 5.0}
-B = {"Tanh": lambda dy: dy * 7.0}
-FACTORS = {id(A): 5.0, id(B): 7.0}
+A, B = {"Tanh": lambda dy: dy * 5.0}, {"Tanh": lambda dy: dy * 7.0}
+ORDER = [(A, 5), (B, 7), (None, 0), (A, 5), (A, 5), (None, 0), (None, 0), (B, 7), (B, 7), (A, 5)]
 
 
-def under(rules):
-    return nullcontext() if rules is None else rg.gradient_override_map(rules)
-
-
-@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
-@pytest.mark.parametrize(("name", "way"), WAYS)
+@pytest.mark.parametrize("name", CONSTRUCTS)
+@pytest.mark.parametrize("way", roads(rg.tanh))
 def test_one_body_under_one_map_and_another(name, way):
-    f, times = CONSTRUCTS[name]
-    road = roads(f)[way]
-    for rules in (A, B, None, A, A, None, None, B, B, A):
-        with under(rules) as used:
+    road = roads(CONSTRUCTS[name])[way]
+    for rules, factor in ORDER:
+        with rg.gradient_override_map(rules) if rules else nullcontext() as used:
             dx = road(X).numpy()
-        if rules is None:
-            np.testing.assert_allclose(dx, derivative(way, times), rtol=1e-3)
-        else:
-            np.testing.assert_allclose(dx, expected(way, FACTORS[id(rules)], times))
-            assert used is not None
+        due = np.full(2, factor) if rules else OWN.get(way, 1 - T**2)
+        np.testing.assert_allclose(dx, due, rtol=1e-5)
+        if used:
             used.assert_fired("Tanh")
 
 
 # -- what a rule reaches ---------------------------------------------------------------------------
 
 GLOBAL = 5.0
-
-
-class Scale(rg.Module):
-    """A module whose Variable a rule reads."""
-
-    def __init__(self):
-        self.k = rg.Variable(np.float32(5.0))
 
 
 def rules():
@@ -136,81 +90,121 @@ def rules():
         nonlocal k
         k = to
 
-    def rebind_global(to):
-        global GLOBAL
-        GLOBAL = to
-
-    listed_default = [5.0]
     listed, named, held = [5.0], {"k": 5.0}, types.SimpleNamespace(k=5.0)
-    array, default = np.array(5.0, np.float32), lambda dy, k=listed_default: dy * k[0]
-    variable, module, box = rg.Variable(np.float32(5.0)), Scale(), [rg.tensor(5.0)]
+    array, default, box = np.array(5.0, np.float32), [5.0], [rg.tensor(5.0)]
+    variable, module = rg.Variable(np.float32(5.0)), rg.Module()
+    module.k = rg.Variable(np.float32(5.0))
     return {
         "closure": (lambda dy: dy * k, rebind),
-        "global": (lambda dy: dy * GLOBAL, rebind_global),
-        "list in place": (lambda dy: dy * listed[0], lambda to: listed.__setitem__(0, to)),
-        "dict in place": (lambda dy: dy * named["k"], lambda to: named.update(k=to)),
+        "global": (lambda dy: dy * GLOBAL, lambda to: globals().update(GLOBAL=to)),
+        "list": (lambda dy: dy * listed[0], lambda to: listed.__setitem__(0, to)),
+        "dict": (lambda dy: dy * named["k"], lambda to: named.update(k=to)),
         "attribute": (lambda dy: dy * held.k, lambda to: setattr(held, "k", to)),
-        "default in place": (default, lambda to: listed_default.__setitem__(0, to)),
-        "array in place": (lambda dy: dy * array, lambda to: array.__setitem__((), to)),
-        "Tensor in a list": (
-            lambda dy: dy * box[0], lambda to: box.__setitem__(0, rg.tensor(float(to))),
-        ),
+        "default": (lambda dy, k=default: dy * k[0], lambda to: default.__setitem__(0, to)),
+        "array": (lambda dy: dy * array, lambda to: array.__setitem__((), to)),
+        "Tensor": (lambda dy: dy * box[0], lambda to: box.__setitem__(0, rg.tensor(to))),
         "Variable": (lambda dy: dy * variable.value, lambda to: variable.assign(np.float32(to))),
-        "Variable of a module": (
-            lambda dy: dy * module.k.value, lambda to: module.k.assign(np.float32(to)),
-        ),
-    }  # fmt: skip
+        "Module": (lambda dy: dy * module.k.value, lambda to: module.k.assign(np.float32(to))),
+    }
 
 
 CHANGES = [
     *itertools.product(CONSTRUCTS, ["closure", "Variable"]),
-    *itertools.product(["scan"], rules()),
+    *itertools.product(["scan"], rules().keys() - {"closure", "Variable"}),
 ]
 
 
-@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
-@pytest.mark.parametrize(("name", "change"), dict.fromkeys(CHANGES))
+@pytest.mark.parametrize(("name", "change"), sorted(CHANGES))
 def test_a_rule_whose_closure_changes(name, change):
     """Within one scope, and in the next one with the same map."""
-    f, times = CONSTRUCTS[name]
     for way in ("jit of grad", "grad of jit"):
-        (rule, to), road = rules()[change], roads(f)[way]
+        (rule, to), road = rules()[change], roads(CONSTRUCTS[name])[way]
         for factors in ((5.0, 3.0), (3.0, 5.0)):
             with rg.gradient_override_map({"Tanh": rule}):
                 for factor in factors:
                     to(factor)
-                    np.testing.assert_allclose(
-                        road(X).numpy(), expected(way, factor, times), err_msg=way
-                    )
-
-
-# -- the default dtype -----------------------------------------------------------------------------
+                    np.testing.assert_allclose(road(X).numpy(), [factor] * 2, err_msg=way)
 
 
 def of_default(x):
-    return rg.ones((2,)) * rg.sum(rg.stop_gradient(x) > 0)
+    return rg.ones(()) * rg.sum(rg.stop_gradient(x) > 0)
 
 
-def dtypes():
-    """Functions whose results have the default dtype."""
-    positive = lambda x: rg.sum(x) > -10  # noqa: E731
-    step = lambda c, _: (c, of_default(c))  # noqa: E731
-    return {
-        "scan": lambda x: rg.scan(step, x, length=2)[1],
-        "cond": lambda x: rg.cond(positive(x), of_default, of_default, x),
-        "map": lambda x: rg.map(of_default, rg.stack([x, x])),
-        "vmap": lambda x: rg.vmap(of_default)(rg.stack([x, x])),
-        "checkpoint": rg.checkpoint(of_default),
-        "jit": rg.jit(of_default),
-    }
-
-
-@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
-@pytest.mark.parametrize("name", dtypes())
+@pytest.mark.parametrize("name", ["alone", "jit", "checkpoint", "vmap", "map", "cond", "scan, ys"])
 def test_the_default_dtype_is_switched(name):
-    f = dtypes()[name]
+    f = {**REGIONS, "cond": in_both_branches}[name](of_default)
     ways = {"once": rg.jit(f), "in a jit": rg.jit(lambda x: f(x)), "eager": f}
-    changes = ["float32", "float64", "float64", "float32", "float64"]
-    for (way, call), dtype in itertools.product(ways.items(), changes):
+    for way, dtype in itertools.product(ways, ["float32", "float64", "float64", "float32"]):
         with rg.default_dtype(dtype):
-            assert call(X).dtype == dtype, way
+            assert ways[way](X).dtype == dtype, way
+
+
+# -- roads (see tests/roads.py) on which a change comes between two calls --------------------------
+
+PAIR = [rg.tensor([0.3, 0.7]), rg.tensor([1.5, -0.4])]
+CHANGED = [r for r in ROADS if r.call.endswith(("changes", "order")) and r.api == "grads"]
+
+
+@pytest.mark.parametrize("road", CHANGED, ids=str)
+def test_roads_are_right_after_a_change(road):
+    found = road.gradients(lambda a, b: rg.sum(rg.sin(a) * b * b), PAIR)
+    due = np.cos([0.3, 0.7]) * [2.25, 0.16], 2 * np.sin([0.3, 0.7]) * [1.5, -0.4]
+    for dx, expected in zip(found, due, strict=True):
+        np.testing.assert_allclose(dx.numpy(), road.factor * expected, 1e-4)
+
+
+# -- keys of programs and of their variants --------------------------------------------------------
+
+
+def test_the_place_of_a_rule_chooses_the_program():
+    f = rg.jit(lambda x: rg.sin(x) + rg.sin(3.0 * x))
+    rule, found = (lambda dy: 100.0 * dy), []
+    for n in (0, 1):  # one function for both, so the closure is the same
+        with rg.gradient_override_map({rg.at(what="Sin", nth=n): rule}):
+            found.append(rg.grad(f)(rg.tensor(0.0)).item())
+    assert found == [103.0, 301.0] and f.cache_info().programs == 2
+
+
+def test_what_is_registered_meanwhile_chooses_the_program():
+    f = rg.jit(lambda x: x * 1.0)
+    f(X)
+    registry.version += 1  # as a kernel that is registered does
+    f(X)
+    assert f.cache_info().traces == 2
+
+
+def variants(f):
+    """How many variants the programs have: JAX may trace again on its own."""
+    return sum(len(program.variants) for program in f.programs.values())
+
+
+def test_what_is_wanted_chooses_the_variant():
+    f, square, x = rg.jit(lambda x, y: x * y), rg.jit(lambda x: x * x), rg.tensor(3.0)
+    by = [rg.grad(f, argnums=n)(rg.tensor(2.0), x).item() for n in (0, 1)]
+    assert by == [3.0, 2.0]
+    assert (rg.grad(square)(x).item(), rg.jvp(square, [x], [x])[1].item()) == (6.0, 18.0)
+    assert variants(square) == 2
+
+
+def test_the_layout_of_a_variable_chooses_the_variant():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    w = rg.Variable(X)
+    f = rg.jit(lambda x: (w.assign_add(x), x.sum())[1])
+    f(X)
+    w.assign(rg.asarray(jax.device_put(VALUES, spread)))
+    f(X)
+    assert type(w._tensor._data.sharding) is type(spread) and variants(f) == 2
+
+
+def test_no_memory_is_donated_while_jax_searches_for_nan():
+    w = rg.Variable(rg.asarray(jnp.ones(100_000)))
+    f = rg.jit(lambda x: (w.assign_add(rg.sum(x) * rg.ones(100_000)), x)[1])
+    f(X)
+    jax.config.update("jax_debug_nans", True)
+    try:
+        held = w._tensor._data
+        f(X)
+        assert not held.is_deleted() and variants(f) == 2
+    finally:
+        jax.config.update("jax_debug_nans", False)
