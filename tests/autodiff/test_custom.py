@@ -1,5 +1,7 @@
 """custom_grad: forms, save, orders, closures, errors."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -7,27 +9,13 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.core.state import current
 from regrad.errors import ArgumentError, GradientError, RuleError
+from tests.helpers.rows import plain, refused, under
+
+custom = rg.custom_grad
 
 
-@rg.custom_grad
-def program_one(a, save):
-    save([a])
-    return {"value": a.square(), "grad_func": lambda dy, saved: [dy.mul(saved[0].abs())]}
-
-
-def test_program_one(capsys):
-    a = rg.tensor1d([0, -1, 1, 2])
-    print("f(a):")
-    program_one(a).print()
-    print("f'(a):")
-    rg.grad(program_one)(a).print()
-    assert capsys.readouterr().out == (
-        "f(a):\nTensor\n    [0, 1, 1, 4]\nf'(a):\nTensor\n    [0, 1, 1, 2]\n"
-    )
-
-
-def test_program_two(capsys):
-    @rg.custom_grad
+def test_the_program_of_tensorflow_js(capsys):
+    @custom
     def custom_op(a, save):
         save([a])
         value = a.pow(rg.scalar(3, "int32"))
@@ -36,9 +24,8 @@ def test_program_two(capsys):
     a = rg.tensor1d([0, -1, 2, -2, 0.3])
     custom_op(a).print()
     rg.grad(custom_op)(a).print()
-    assert capsys.readouterr().out == (
-        "Tensor\n    [0, -1, 8, -8, 0.027]\nTensor\n    [0, 1, 2, 2, 0.3]\n"
-    )
+    expected = "Tensor\n    [0, -1, 8, -8, 0.027]\nTensor\n    [0, 1, 2, 2, 0.3]\n"
+    assert capsys.readouterr().out == expected
 
 
 FORMS = {
@@ -55,52 +42,100 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form):
-    f = rg.custom_grad(FORMS[form])
+    f = custom(FORMS[form])
     assert f(rg.scalar(3.0)).item() == 9.0
     assert rg.grad(f)(3.0).item() == 7.0
 
 
-def test_several_inputs_and_none():
-    f = rg.custom_grad(lambda a, b: (a * b, lambda dy: [dy * 2, None]))
-    da, db = rg.grads(f)([1.0, 5.0])
-    assert (da.item(), db.item()) == (2.0, 0.0)
+class Method:
+    def grad_func(self, dy):
+        return dy * 3
 
 
-def test_several_outputs():
-    f = rg.custom_grad(lambda x: ((x * 2, x * 3), lambda dy: dy[0] * 10 + dy[1] * 100))
-    y, z = f(rg.scalar(1.0))
-    assert (y.item(), z.item()) == (2.0, 3.0)
-    assert rg.grad(lambda x: f(x)[0])(1.0).item() == 10.0
-    assert rg.grad(lambda x: f(x)[0] + f(x)[1])(1.0).item() == 110.0
+def by(grad_func):
+    """A function that saves its input, with this gradient function."""
+    return lambda x, save: (save([x]), (x * x, grad_func))[1]
 
 
-def test_outputs_in_a_dict():
-    f = rg.custom_grad(lambda x: ({"a": x * 2, "b": x * 3}, lambda dy: dy["a"] + 5 * dy["b"]))
-    assert rg.grad(lambda x: f(x)["b"])(1.0).item() == 5.0
+FITTING = [
+    lambda dy: dy * 3,
+    lambda dy, saved: dy * 3,
+    lambda dy, saved, k=3: dy * k,
+    lambda dy, k=3: dy * k,
+    lambda *args: args[0] * 3,
+    lambda dy, *args: dy * 3,
+    lambda dy, **options: dy * 3,
+    lambda dy, *, k=3: dy * k,
+    functools.partial(lambda k, dy: dy * k, 3),
+    functools.partial(lambda k, dy, saved: dy * k, 3),
+    Method().grad_func,
+]
 
 
-def test_containers_and_constants_among_the_inputs():
-    def f(p, n, w, label="x"):
-        return p["a"] * n + w * p["b"], lambda dy: [{"a": dy * 1, "b": dy * 2}, dy * 3]
-
-    custom = rg.custom_grad(f)
-    got = rg.grads(lambda p, w: custom(p, 4, w, label="y"))([{"a": 1.0, "b": 2.0}, 5.0])
-    assert (got[0]["a"].item(), got[0]["b"].item(), got[1].item()) == (1.0, 2.0, 3.0)
+@pytest.mark.parametrize("grad_func", FITTING)
+def test_gradient_functions_that_fit(grad_func):
+    assert rg.grad(custom(by(grad_func)))([1.0, 2.0]).tolist() == [3.0, 3.0]
 
 
-def test_the_forward_ops_do_not_count():
-    f = rg.custom_grad(lambda x: (rg.exp(rg.sin(x)), lambda dy: dy * 2))
-    assert rg.grad(f)(1.0).item() == 2.0
-    nested = rg.custom_grad(lambda x: (f(x) * 3, lambda dy: dy * 5))
-    assert rg.grad(nested)(1.0).item() == 5.0
+two = custom(lambda x: ((x * 2, x * 3), lambda dy: dy[0] * 10 + dy[1] * 100))
+named = custom(lambda x: ({"a": x * 2, "b": x * 3}, lambda dy: dy["a"] + 5 * dy["b"]))
+mixed = custom(lambda p, n, w, label="x": (
+    p["a"] * n + w * p["b"], lambda dy: [{"a": dy * 1, "b": dy * 2}, dy * 3]))  # fmt: skip
+composed = custom(lambda x: (rg.exp(rg.sin(x)), lambda dy: dy * 2))
+same = custom(lambda x: (x, lambda dy: dy * 3))
+constant = custom(lambda x: (FIVE, lambda dy: dy * 3))
+by_numpy = custom(lambda x: (rg.asarray(x.numpy() ** 2), lambda dy: dy * 2 * x))
+dict_of_one = custom(lambda p: (p["w"] * 2, lambda dy: {"w": dy * 5}))
+tuples = custom(lambda a, b: (a[0] * b[0], lambda dy: [[dy * 2], [dy * 3]]))
+FIVE = rg.scalar(5.0)
 
 
-def orders(f, x, n=3):
-    out = []
-    for _ in range(n):
-        f = rg.grad(f)
-        out.append(f(rg.asarray(x, dtype=rg.float64)).item())
-    return out
+@custom
+def doubled(x):
+    y = x * 2
+    return (y, y), lambda dy: dy[0] * 10 + dy[1]
+
+
+VALUES = {
+    "None": (lambda: rg.grads(custom(lambda a, b: (a * b, lambda dy: [dy * 2, None])))([1.0, 5.0]),
+             [2.0, 0.0]),
+    "two outputs": (lambda: two(rg.scalar(1.0)), (2.0, 3.0)),
+    "by one output": (lambda: rg.grad(lambda x: two(x)[0])(1.0), 10.0),
+    "by both outputs": (lambda: rg.grad(lambda x: two(x)[0] + two(x)[1])(1.0), 110.0),
+    "one Tensor as two outputs": (
+        lambda: rg.grad(lambda x: (lambda t: 3 * t[0] + 5 * t[1])(doubled(x)))(1.0), 35.0),
+    "an output of a dict": (lambda: rg.grad(lambda x: named(x)["b"])(1.0), 5.0),
+    "a dict as input": (lambda: rg.grad(dict_of_one)({"w": 1.0}), {"w": 5.0}),
+    "tuples as inputs": (lambda: rg.grads(tuples)([(FIVE,), (FIVE,)]), [(2.0,), (3.0,)]),
+    "containers, constants": (lambda: rg.grads(lambda p, w: mixed(p, 4, w, label="y"))(
+        [{"a": 1.0, "b": 2.0}, 5.0]), [{"a": 1.0, "b": 2.0}, 3.0]),
+    "ops inside": (lambda: rg.grad(composed)(1.0), 2.0),
+    "nested": (lambda: rg.grad(custom(lambda x: (composed(x) * 3, lambda dy: dy * 5)))(1.0), 5.0),
+    "its input": (lambda: rg.grad(same)(2.0), 3.0),  # TensorFlow.js: 4
+    "its input, used": (lambda: rg.grad(lambda x: same(x) * x)(2.0), 8.0),
+    "a constant": (lambda: rg.grad(constant)(2.0), 3.0),
+    # dx depends on w, y does not: the first order is right, and the mixed derivative is 1
+    "its gradient function closes over w": (lambda: rg.grad(
+        lambda w: rg.grad(custom(lambda x: (x * 1.0, lambda dy: dy * w)))(1.0))(2.0), 1.0),
+    "NumPy inside": (lambda: rg.grad(by_numpy)(3.0), 6.0),
+    "a default is not what was saved": (lambda: rg.grad(
+        custom(lambda a: (a * 1, lambda dy, flip=True: -dy if flip else dy)))(3.0), -1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_and_gradients(name):
+    call, expected = VALUES[name]
+    assert plain(call()) == expected
+
+
+def test_containers_without_tensors_are_handed_on_as_they_are():
+    log = ["a"]
+    custom(lambda x, log: (log.append(1) or x * 1, lambda dy: dy))(rg.scalar(1.0), log)
+    assert log == ["a", 1]
+
+
+# -- orders ----------------------------------------------------------------------------------------
 
 
 def log1pexp(x, save):
@@ -114,117 +149,112 @@ def log1pexp_closed_over(x):
     return rg.log(1 + e), lambda dy: dy * (1 - 1 / (1 + e))
 
 
-@pytest.mark.parametrize("f", [log1pexp, log1pexp_closed_over])
-def test_saved_intermediates_keep_their_history(f):
-    s = 1 / (1 + np.exp(-0.7))
-    due = [s, s * (1 - s), s * (1 - s) * (1 - 2 * s)]
-    np.testing.assert_allclose(orders(rg.custom_grad(f), 0.7), due, rtol=1e-12)
+def exp(x, save):
+    y = rg.asarray(np.exp(rg.stop_gradient(x).numpy()))  # no history of its own
+    save([y])
+    return y, lambda dy, saved: dy * saved[0]
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_saved_output_is_differentiated_by_the_custom_rule(saves):
-    @rg.custom_grad
-    def exp(x, save):
-        y = rg.asarray(np.exp(rg.stop_gradient(x).numpy()))  # no history of its own
-        save([y])
-        return y, (lambda dy, saved: dy * saved[0]) if saves else (lambda dy: dy * y)
-
-    np.testing.assert_allclose(orders(exp, 0.5), [np.exp(0.5)] * 3, rtol=1e-12)
+def exp_closed_over(x):
+    y = rg.asarray(np.exp(rg.stop_gradient(x).numpy()))
+    return y, lambda dy: dy * y
 
 
-def test_an_input_returned_as_the_value():
-    f = rg.custom_grad(lambda x: (x, lambda dy: dy * 3))
-    assert rg.grad(f)(2.0).item() == 3.0  # TensorFlow.js says 4
-    assert rg.grad(lambda x: f(x) * x)(2.0).item() == 8.0
+S = 1 / (1 + np.exp(-0.7))
+ORDERS = {
+    log1pexp: [S, S * (1 - S), S * (1 - S) * (1 - 2 * S)],
+    log1pexp_closed_over: [S, S * (1 - S), S * (1 - S) * (1 - 2 * S)],
+    exp: [np.exp(0.7)] * 3,
+    exp_closed_over: [np.exp(0.7)] * 3,
+    lambda x: (rg.sign(x), lambda dy: dy * x): [0.7, 1.0],  # what grad_func says
+}
 
 
-def test_a_constant_returned_as_the_value():
-    c = rg.scalar(5.0)
-    f = rg.custom_grad(lambda x: (c, lambda dy: dy * 3))
-    assert rg.grad(f)(2.0).item() == 3.0
-    with pytest.raises(GradientError, match="no path"):
-        rg.grad(lambda x: c)(2.0)
+@pytest.mark.parametrize("f", ORDERS)
+def test_to_third_order(f):
+    g = custom(f)
+    for expected in ORDERS[f]:
+        g = rg.grad(g)
+        np.testing.assert_allclose(g(rg.asarray(0.7, dtype=rg.float64)).item(), expected, 1e-12)
 
 
-def test_second_order_of_surrogates_is_what_grad_func_says():
-    f = rg.custom_grad(lambda x: (rg.sign(x), lambda dy: dy * x))
-    np.testing.assert_allclose(orders(f, 2.0, 2), [2.0, 1.0])
+def test_what_a_gradient_function_differentiates_is_under_the_overrides_of_the_call():
+    """Of the three sines, the one under `grad` has the rule; those of grad_func itself do not."""
+
+    def differentiating(x):
+        inner = lambda: rg.grad(lambda p: rg.sum(rg.sin(p)))(x)  # noqa: E731
+        return rg.sin(x), lambda dy: dy * (rg.sin(x) + inner())
+
+    f = rg.gradient_override_map({"Sin": lambda dy: dy * 100.0})(
+        lambda x: rg.sum(custom(differentiating)(x))
+    )
+    x = np.array([0.7, 0.2], np.float32)
+    jitted = pytest.importorskip("jax") and [rg.jit(rg.grad(f)), rg.grad(rg.jit(f))]
+    for df in [rg.grad(f), rg.grad(rg.checkpoint(f)), *jitted]:
+        np.testing.assert_allclose(df(x).numpy(), np.sin(x) + 100, rtol=1e-6)
+    with tf.Graph().as_default(), tf.Session() as session:
+        place = tf.placeholder(np.float32, [2])
+        dx = tf.gradients(f(rg.asarray(place)), place)
+        np.testing.assert_allclose(session.run(dx, {place: x})[0], np.sin(x) + 100, rtol=1e-6)
 
 
-def test_closing_over_a_differentiated_tensor_is_refused():
-    def loss(w):
-        f = rg.custom_grad(lambda x: (x * w, lambda dy: dy))
-        return f(rg.scalar(1.0) * w)
+def test_what_a_rule_differentiates_is_masked_like_the_rule():
+    rule = lambda dy, x: dy * rg.grad(lambda p: rg.sum(rg.sin(p)))(x)  # noqa: E731
+    rules = {"Sin": lambda dy: dy * 100.0, "Tanh": rule}
+    dx = under(rules, rg.grad(lambda x: rg.tanh(x) + rg.sin(x)), 0.7)
+    assert dx.item() == pytest.approx(np.cos(0.7) + 100)
 
-    with pytest.raises(GradientError, match=r"closes over 'w', which is being differentiated"):
-        rg.grad(loss)(2.0)
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+def closing(use):
+    """A function of w, with a custom function inside that uses w past its inputs."""
+    return lambda w: custom(lambda x: (use(w), lambda dy: dy))(w + 1.0)
+
+
+def nested_closing(w):
+    inner = custom(lambda b: (b * w, lambda dy: dy))
+    return custom(lambda a: (inner(a), lambda dy: dy))(w * 1.0)
+
+
+def of_an_outer_derivative(w):
+    return rg.grad(custom(lambda x: (x * w, lambda dy: dy * 2)))(1.0)
+
+
+CLOSING = {
+    **{f.__name__: closing(f) for f in (rg.sin, rg.sign, rg.sum)},
+    "w * 2": closing(lambda w: w * 2.0),
+    "2 + w": closing(lambda w: 2.0 + w),
+    "stack": closing(lambda w: rg.stack([w, w])[0]),
+    "w": closing(lambda w: w),
+    "no input is differentiated": lambda w: custom(lambda x: (x * w, lambda dy: dy))(FIVE),
+    "returned alone": lambda w: custom(lambda a: (w, lambda dy: dy))(FIVE) + w * 0,
+    "of an outer derivative": of_an_outer_derivative,
+    "nested": nested_closing,
+    "nested, in a gradient": lambda z: z * rg.grad(nested_closing)(rg.scalar(3.0)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSING)
+def test_closing_over_what_is_differentiated_is_refused(name):
+    refused(lambda: rg.grad(CLOSING[name])(2.0), GradientError, "closes over .* which is being dif")
     assert current() is None
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        rg.sin,
-        rg.sign,
-        lambda w: w * 2.0,
-        lambda w: 2.0 + w,
-        rg.sum,
-        lambda w: rg.stack([w, w])[0],
-        lambda w: w,
-    ],
-)
-def test_every_use_of_what_is_closed_over_is_refused(use):
-    def f(w):
-        custom = rg.custom_grad(lambda x: (use(w), lambda dy: dy))
-        return custom(w + 1.0)
-
-    with pytest.raises(GradientError, match="closes over 'w'"):
-        rg.grad(f)(rg.tensor([1.0, 2.0]))
-
-
-def test_closing_over_it_is_refused_although_no_input_is_differentiated():
-    def loss(w):
-        return rg.custom_grad(lambda x: (x * w, lambda dy: dy))(rg.scalar(1.0))
-
-    with pytest.raises(GradientError, match="closes over 'w'"):
-        rg.grad(loss)(2.0)
-
-
-def test_closing_over_a_tensor_of_an_outer_derivative_is_refused():
-    def outer(w):
-        f = rg.custom_grad(lambda x: (x * w, lambda dy: dy * 2))
-        return rg.grad(f)(1.0)
-
-    with pytest.raises(GradientError, match="closes over 'w'"):
-        rg.grad(outer)(2.0)
 
 
 def test_closing_over_a_variable_is_refused():
     v = rg.Variable(2.0, name="weight")
-    f = rg.custom_grad(lambda x: (x * v, lambda dy: dy))
-    with pytest.raises(GradientError, match="the Variable 'weight'"):
-        rg.variable_grads(lambda: f(v * 1.0))
-    g = rg.custom_grad(lambda x, w: (x * w, lambda dy: [dy * 10, dy * 100]))
-    grads = rg.variable_grads(lambda: g(rg.scalar(3.0), v)).grads
-    assert grads["weight"].item() == 100.0
+    f = custom(lambda x: (x * v, lambda dy: dy))
+    refused(lambda: rg.variable_grads(lambda: f(v * 1.0)), GradientError, "the Variable 'weight'")
+    g = custom(lambda x, w: (x * w, lambda dy: [dy * 10, dy * 100]))
+    assert plain(rg.variable_grads(lambda: g(rg.scalar(3.0), v)).grads) == {"weight": 100.0}
 
 
-def test_grad_func_may_close_over_what_it_likes():
-    # dx depends on w, y does not: first order is right, and the mixed derivative is 1
-    def outer(w):
-        f = rg.custom_grad(lambda x: (x * 1.0, lambda dy: dy * w))
-        return rg.grad(f)(1.0)
-
-    assert rg.grad(outer)(2.0).item() == 1.0
+def fails(x):
+    raise RuntimeError("boom")
 
 
-def test_numpy_inside_f():
-    f = rg.custom_grad(lambda x: (rg.asarray(x.numpy() ** 2), lambda dy: dy * 2 * x))
-    assert rg.grad(f)(3.0).item() == 6.0
-    with pytest.raises(GradientError, match="stop_gradient"):
-        rg.grad(rg.grad(f))(3.0)
-
-
+FORM = "custom_grad: the gradient function.*takes "
 MISUSE = [
     (lambda x: x * x, ArgumentError, "must return"),
     (lambda x: (x, 3), ArgumentError, "its grad_func is int"),
@@ -241,68 +271,55 @@ MISUSE = [
     (lambda x: (x * x, lambda dy: rg.astype(dy, "float64")), RuleError, "dtype float64"),
     (lambda x: (x * x, lambda dy, saved: saved[0]), ArgumentError, "What f saved is nothing"),
     (lambda x, save: (save(a=x), (x, lambda dy, s: s.b))[1], ArgumentError, r"by name \(a\)"),
+    (
+        by(lambda dy, a, b: dy),
+        ArgumentError,
+        FORM + r"\(dy, a, b\), expected \(dy, saved\) or \(dy",
+    ),
+    (by(lambda: 1), ArgumentError, FORM + r"\(\)"),
+    (by(lambda dy, *, saved: dy), ArgumentError, FORM + r"\(dy, \*, saved\)"),
+    (by(lambda dy, a, b, k=1: dy), ArgumentError, FORM + r"\(dy, a, b, k=1\)"),
+    (by(functools.partial(lambda dy, a, b, c: dy, c=2)), ArgumentError, FORM + r".*b, \*, c=2\)"),
+    (by(lambda dy, saved: len(3)), TypeError, "^object of type 'int' has no len"),
+    (fails, RuntimeError, "boom"),
+]
+OTHERS = [
+    (lambda x: custom(lambda x, w=None: (x * 1.0, lambda dy: dy))(FIVE, w=x), GradientError,
+     "keyword argument 'w'"),
+    (rg.grad(lambda x: by_numpy(x).sum()), GradientError, "stop_gradient"),
+    (lambda x: FIVE, GradientError, "no path"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("f", "error", "words"), [(custom(f), *expected) for f, *expected in MISUSE] + OTHERS
+)
+def test_misuse(f, error, words):
+    refused(lambda: rg.grad(f)([1.0, 2.0]), error, words)
+    assert current() is None
+
+
+NOT_LINEAR = [
+    lambda dy: dy if dy.sum().item() < 1 else dy * 0.1,
+    lambda dy: rg.tensor(dy.tolist()),
+    lambda dy: rg.remainder(dy, 2.0),
+    lambda dy: rg.astype(rg.astype(dy, rg.int32), rg.float32),
 ]
 
 
-@pytest.mark.parametrize(("f", "error", "words"), MISUSE)
-def test_misuse(f, error, words):
-    with pytest.raises(error, match=words):
-        rg.grad(rg.custom_grad(f))([1.0, 2.0])
-    assert current() is None
+@pytest.mark.parametrize("grad_func", NOT_LINEAR)
+def test_forward_mode_refuses_what_is_not_linear(grad_func):
+    f = custom(lambda x: (x * 1, grad_func))
+    refused(lambda: rg.jvp(f, [[1.0, 2.0]], [[3.0, 4.0]]), GradientError, "forward mode")
 
 
 def test_save_after_the_fact():
     kept = []
-    f = rg.custom_grad(lambda x, save: (kept.append(save), (x, lambda dy: dy))[1])
-    rg.grad(f)(1.0)
-    with pytest.raises(ArgumentError, match="save was called after"):
-        kept[0]([1])
-
-
-def test_exceptions_inside_leave_nothing_open():
-    def f(x):
-        raise RuntimeError("boom")
-
-    with pytest.raises(RuntimeError, match="boom"):
-        rg.grad(rg.custom_grad(f))(1.0)
-    assert current() is None
-
-
-def test_a_keyword_that_is_differentiated_is_refused():
-    f = rg.custom_grad(lambda x, w=None: (x * 1.0, lambda dy: dy))
-    with pytest.raises(GradientError, match="keyword argument 'w'"):
-        rg.grad(lambda w: f(rg.scalar(1.0), w=w))(2.0)
+    rg.grad(custom(lambda x, save: (kept.append(save), (x, lambda dy: dy))[1]))(1.0)
+    refused(lambda: kept[0]([1]), ArgumentError, "save was called after")
 
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod])
 def test_a_method_object_is_refused_where_it_is_decorated(kind):
-    with pytest.raises(ArgumentError, match=f"put @{kind.__name__} above @custom_grad"):
-        rg.custom_grad(kind(lambda x: (x, lambda dy: dy)))
-
-
-def test_what_a_gradient_function_differentiates_is_under_the_overrides_of_the_call():
-    """Of the three sines, the one under `grad` has the rule; those of grad_func itself do not."""
-
-    def differentiating(x):
-        inner = lambda: rg.grad(lambda p: rg.sum(rg.sin(p)))(x)  # noqa: E731
-        return rg.sin(x), lambda dy: dy * (rg.sin(x) + inner())
-
-    def f(x):
-        with rg.gradient_override_map({"Sin": lambda dy: dy * 100.0}):
-            return rg.sum(rg.custom_grad(differentiating)(x))
-
-    x = np.array([0.7, 0.2], np.float32)
-    jitted = pytest.importorskip("jax") and [rg.jit(rg.grad(f)), rg.grad(rg.jit(f))]
-    for df in [rg.grad(f), rg.grad(rg.checkpoint(f)), *jitted]:
-        np.testing.assert_allclose(df(x).numpy(), np.sin(x) + 100, rtol=1e-6)
-    with tf.Graph().as_default(), tf.Session() as session:
-        place = tf.placeholder(np.float32, [2])
-        dx = tf.gradients(f(rg.asarray(place)), place)
-        np.testing.assert_allclose(session.run(dx, {place: x})[0], np.sin(x) + 100, rtol=1e-6)
-
-
-def test_what_a_rule_differentiates_is_masked_like_the_rule():
-    rule = lambda dy, x: dy * rg.grad(lambda p: rg.sum(rg.sin(p)))(x)  # noqa: E731
-    with rg.gradient_override_map({"Sin": lambda dy: dy * 100.0, "Tanh": rule}):
-        dx = rg.grad(lambda x: rg.tanh(x) + rg.sin(x))(0.7)
-    assert dx.item() == pytest.approx(np.cos(0.7) + 100)
+    f = kind(lambda x: (x, lambda dy: dy))
+    refused(lambda: custom(f), ArgumentError, f"put @{kind.__name__} above @custom_grad")

@@ -9,6 +9,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
+from functools import partial
 
 import pytest
 import torch
@@ -19,12 +20,11 @@ import regrad.v1 as tf
 from regrad.core.state import current
 from regrad.errors import ArgumentError, OpenScopeWarning
 from regrad.torch import open_scopes
+from tests.helpers.rows import in_thread, refused
 
 X = rg.tensor([-2.0, 0.5])
-
-
-def tripled(dy):
-    return dy * 3
+SIGN = {"Sign": lambda dy: dy * 3}
+OTHER_GRAPH = tf.Graph()
 
 
 def slope():
@@ -42,42 +42,31 @@ def slope_in_graph():
         return session.run(tf.gradients(tf.sign(x), x)[0])[0]
 
 
-def dtype():
-    return rg.scalar(1.0).dtype.itemsize
+def default_session():
+    session = tf.get_default_session()
+    return session is not None and session.run(tf.constant(2.0)) == 2.0
 
 
 def variable_scope():
     return tf.get_variable_scope().name
 
 
-def name():
-    return tf.no_op().name.rpartition("/")[0]
-
-
-def controls():
-    return len(tf.no_op().control_inputs)
-
-
-def is_default(graph):
-    return lambda: tf.get_default_graph() is graph
-
-
-# Each kind: what makes a scope, what is to be seen of it, and what that is inside and outside.
+# Each kind: a scope, a sight of it, and the results of that inside and outside.
 KINDS = {
-    "core": (lambda: rg.gradient_override_map({"Sign": tripled}), slope, 3, 0),
-    "torch": (
-        lambda: regrad.torch.gradient_override_map({"Sign": tripled}), slope_in_torch, 3, 0,
-    ),
-    "graph": (
-        lambda: tf.get_default_graph().gradient_override_map({"Sign": tripled}),
-        slope_in_graph, 3, 0,
-    ),
-    "default_dtype": (lambda: rg.default_dtype("float64"), dtype, 8, 4),
-    "name_scope": (lambda: tf.name_scope("a/"), name, "a", ""),
+    "core": (lambda: rg.gradient_override_map(SIGN), slope, 3, 0),
+    "torch": (lambda: regrad.torch.gradient_override_map(SIGN), slope_in_torch, 3, 0),
+    "graph": (lambda: tf.get_default_graph().gradient_override_map(SIGN), slope_in_graph, 3, 0),
+    "default_dtype": (lambda: rg.default_dtype("float64"), lambda: rg.scalar(1).dtype.itemsize,
+                      8, 4),
+    "name_scope": (lambda: tf.name_scope("a/"), lambda: tf.no_op().name.rpartition("/")[0],
+                   "a", ""),
     "variable_scope": (lambda: tf.variable_scope("v"), variable_scope, "v", ""),
     "variable_op_scope": (lambda: tf.variable_op_scope([], "v"), variable_scope, "v", ""),
-    "control_dependencies": (lambda: tf.control_dependencies([tf.no_op()]), controls, 1, 0),
-    "session": (tf.Session, lambda: tf.get_default_session() is not None, True, False),
+    "control_dependencies": (lambda: tf.control_dependencies([tf.no_op()]),
+                             lambda: len(tf.no_op().control_inputs), 1, 0),
+    "session": (tf.Session, default_session, True, False),
+    "default graph": (OTHER_GRAPH.as_default, lambda: tf.get_default_graph() is OTHER_GRAPH,
+                      True, False),
 }  # fmt: skip
 
 
@@ -103,39 +92,24 @@ def leave(scope):
     scope.__exit__(None, None, None)
 
 
-def in_a_thread(scope):
+def in_a_pool(call):
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(leave, scope).result()
+        return pool.submit(call).result()
 
 
-def in_a_thread_with_the_context(scope):
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(copy_context().run, leave, scope).result()
+async def awaited(call):
+    call()
 
 
-def in_to_thread(scope):
-    asyncio.run(asyncio.to_thread(leave, scope))
-
-
-def in_a_copied_context(scope):
-    copy_context().run(leave, scope)
-
-
-def in_an_empty_context(scope):
-    Context().run(leave, scope)
-
-
-def in_a_task(scope):
-    async def late():
-        leave(scope)
-
-    asyncio.run(late())
-
-
-WRONG = [
-    in_a_thread, in_a_thread_with_the_context, in_to_thread, in_a_copied_context,
-    in_an_empty_context, in_a_task,
-]  # fmt: skip
+WRONG = {
+    "a thread": in_thread,
+    "a pool": in_a_pool,
+    "a thread with the context": lambda call: in_thread(partial(copy_context().run, call)),
+    "to_thread": lambda call: asyncio.run(asyncio.to_thread(call)),
+    "a copied context": lambda call: copy_context().run(call),
+    "an empty context": lambda call: Context().run(call),
+    "a task": lambda call: asyncio.run(awaited(call)),
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -147,60 +121,32 @@ def test_a_wrong_exit_raises_and_changes_nothing(kind, wrong):
     scope.__enter__()
     assert see() == inside
     for _ in range(2):
-        with pytest.raises(ArgumentError, match=r"left in another thread or context .* still open"):
-            wrong(scope)
+        refused(lambda: WRONG[wrong](partial(leave, scope)), ArgumentError,
+                "left in another thread or context .* still open")  # fmt: skip
         assert see() == inside
     leave(scope)
     assert see() == outside
 
 
-def test_a_default_graph_that_is_left_elsewhere_stays(graph):
-    other = tf.Graph()
-    scope = other.as_default()
-    scope.__enter__()
-    with pytest.raises(ArgumentError, match="another thread or context"):
-        in_a_thread(scope)
-    assert tf.get_default_graph() is other
-    leave(scope)
-    assert tf.get_default_graph() is graph
-
-
-def test_a_session_that_is_left_elsewhere_is_not_closed():
-    with tf.Session() as session:
-        with pytest.raises(ArgumentError, match="another thread or context"):
-            in_a_copied_context(session)
-        assert session.run(tf.constant(2.0)) == 2.0
-
-
 @pytest.mark.parametrize("kind", ["core", "graph", "default_dtype"])
 def test_a_scope_that_is_never_left_says_where_it_was_opened(kind):
     make, see, _, outside = KINDS[kind]
-    if kind != "default_dtype":
-        scope = make()
-        scope.__enter__()
-        see()
-        with pytest.warns(OpenScopeWarning, match=r"test_exits.py:\d+ was never left") as caught:
-            del scope
-            gc.collect()
-    else:
-        with pytest.warns(OpenScopeWarning, match=r"default_dtype: .* was never left") as caught:
-            make().__enter__()
+    scope = make()
+    scope.__enter__()
+    see()
+    with pytest.warns(OpenScopeWarning, match=r"(test_exits.py:\d+|dtype: .*) was never") as caught:
+        del scope
+        gc.collect()
     (one,) = caught
     assert one.filename == __file__
-    line = linecache.getline(__file__, one.lineno)
-    assert "__enter__()" in line
+    assert "__enter__()" in linecache.getline(__file__, one.lineno)
     assert see() == outside
 
 
 def test_a_scope_of_torch_is_open_as_long_as_its_thread():
     make, see, inside, outside = KINDS["torch"]
-
-    def begin():
-        make().__enter__()
-        return see()
-
     pool = ThreadPoolExecutor(1)
-    assert pool.submit(begin).result() == inside
+    assert pool.submit(lambda: (make().__enter__(), see())[1]).result() == inside
     gc.collect()
     assert pool.submit(see).result() == inside
     with pytest.warns(OpenScopeWarning, match=r"test_exits.py:\d+ was never left") as caught:
@@ -212,7 +158,7 @@ def test_a_scope_of_torch_is_open_as_long_as_its_thread():
 def test_the_line_is_that_of_the_user_behind_an_exit_stack():
     with pytest.warns(OpenScopeWarning) as caught:
         stack = contextlib.ExitStack()
-        stack.enter_context(rg.gradient_override_map({"Sign": tripled}))
+        stack.enter_context(rg.gradient_override_map(SIGN))
         slope()
         stack.pop_all()
         gc.collect()
@@ -235,9 +181,8 @@ def test_a_scope_that_is_finalised_elsewhere_is_in_force_nowhere_else(kind, aliv
 
     def begin():
         with graph.as_default():
-            generator = holding(make, see)
-            next(generator)
-            held.append(generator)
+            held.append(holding(make, see))
+            next(held[0])
 
     with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore", OpenScopeWarning)
@@ -248,7 +193,7 @@ def test_a_scope_that_is_finalised_elsewhere_is_in_force_nowhere_else(kind, aliv
         gc.collect()
         assert see() == outside
         assert slope() == 0.0
-        with rg.gradient_override_map({"Sign": tripled}):
+        with rg.gradient_override_map(SIGN):
             assert slope() == 3.0
         if alive and kind == "core":  # nobody can leave it there: it has ended
             assert pool.submit(see).result() == outside
@@ -258,14 +203,24 @@ def test_a_scope_that_is_finalised_elsewhere_is_in_force_nowhere_else(kind, aliv
 
 
 def test_a_scope_that_is_collected_out_of_turn_leaves_the_inner_one():
-    outer = rg.gradient_override_map({"Sign": lambda dy: dy * 5, "Sin": tripled})
+    outer = rg.gradient_override_map({"Sign": lambda dy: dy * 5, "Sin": "Identity"})
     outer.__enter__()
     rg.sin(1.0)
-    with rg.gradient_override_map({"Sign": tripled}):
+    with rg.gradient_override_map(SIGN):
         with pytest.warns(OpenScopeWarning):
             del outer
             gc.collect()
         assert slope() == 3.0
+    assert slope() == 0.0
+
+
+def test_scopes_left_out_of_turn_are_an_error():
+    a = holding(lambda: rg.gradient_override_map(SIGN), slope)
+    b = holding(lambda: rg.gradient_override_map({"Relu": "Identity"}), slope)
+    next(a), next(b)
+    refused(lambda: next(a), ArgumentError, "left out of turn")
+    with pytest.warns(UserWarning, match="matched nothing"):
+        next(b, None)
     assert slope() == 0.0
 
 
@@ -277,7 +232,7 @@ def test_tasks_of_one_thread_leave_their_own():
             await asyncio.sleep(0)
         return found, slope()
 
-    async def together():
+    async def main():
         return await asyncio.gather(*map(under, range(5)))
 
-    assert asyncio.run(together()) == [(float(k), 0.0) for k in range(5)]
+    assert asyncio.run(main()) == [(float(k), 0.0) for k in range(5)]

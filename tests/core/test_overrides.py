@@ -1,15 +1,18 @@
-"""Overrides by op type: binding, scopes, hits, errors, confinement."""
+"""Overrides by op type: forms of rules, binding, scopes, decorators, hits, errors."""
 
 import asyncio
-import contextlib
+import functools
 import gc
-import threading
-import warnings
+import inspect
 
 import numpy as np
 import pytest
+import torch
 
 import regrad as rg
+import regrad.torch
+import regrad.v1 as tf
+from regrad.core.state import current
 from regrad.errors import (
     ArgumentError,
     NotFiredError,
@@ -18,15 +21,13 @@ from regrad.errors import (
     UnknownOpError,
     UnusedOverrideWarning,
 )
+from tests.helpers.rows import plain, refused, together, under
 
+override, optional = rg.gradient_override_map, rg.rules.optional
+OTHER = regrad.torch.gradient_override_map
 SEVEN = lambda dy: dy * 7  # noqa: E731
-
-
-@contextlib.contextmanager
-def unused_is_fine():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnusedOverrideWarning)
-        yield
+SIGN = {"Sign": SEVEN}
+X = rg.tensor([1.0, 2.0])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,303 +36,165 @@ def names():
     rg.RegisterGradient("TestsSevenTF")(lambda op, grad: grad * 7)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [SEVEN, "TestsSeven", "TestsSevenTF", lambda op, grad: grad * 7, lambda dy, x, y: dy * 7],
-)
-def test_forms_of_rules(rule):
-    with rg.gradient_override_map({"Sign": rule}) as used:
+# -- forms of rules --------------------------------------------------------------------------------
+
+
+def by_seven(dy, x):
+    return dy * 7
+
+
+def two(k, dy, x):
+    return dy * k
+
+
+class Callable:
+    """An object that is a rule, and one whose methods are."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __call__(self, dy, x):
+        return dy * 7
+
+    def native(self, dy):
+        return dy * 7
+
+    def tensorflow(self, op, grad):
+        return grad * 7
+
+
+def stated(*args, **options):
+    """A function that shows the signature of another, and is not said to wrap it."""
+    return by_seven(*args, **options)
+
+
+stated.__signature__ = inspect.signature(by_seven)
+RULES = {
+    "native": SEVEN,
+    "registered": "TestsSeven",
+    "registered, TensorFlow's": "TestsSevenTF",
+    "TensorFlow's": lambda op, grad: grad * 7,
+    "of the input and output": lambda dy, x, y: dy * 7,
+    "stated signature": stated,
+    "partial": functools.partial(two, 7),
+    "partial of a method": functools.partial(Callable().native),
+    "object": Callable(),
+    "method": Callable().native,
+    "method in TensorFlow's form": Callable().tensorflow,
+    "staticmethod": staticmethod(SEVEN),
+    "wrapper": functools.wraps(by_seven)(lambda *args: args[0] * 7),
+    "names and more": lambda dy, *rest: dy * 7,
+    "anything": lambda *args: args[1] * 7,
+    "a list": lambda dy: [dy * 7],
+    "a tuple": lambda dy, x: (dy * 7,),
+    "a default": lambda dy, k=7.0: dy * k,
+    "a keyword": lambda dy, *, x: dy * x * 14,
+    "a default and a keyword": lambda dy, k=7.0, *, y: dy * k * y,
+}
+
+
+@pytest.mark.parametrize("form", RULES)
+def test_forms_of_rules(form):
+    with override({"Sign": RULES[form]}) as used:
         assert rg.grad(rg.sign)(0.5).item() == 7.0
+        assert rg.jit(rg.grad(rg.sign))(0.5).item() == 7.0
     used.assert_fired()
 
 
-def test_the_rule_of_another_op_type():
-    with rg.gradient_override_map({"Round": "Identity"}):
-        assert rg.grad(rg.round)(0.4).item() == 1.0
-    with rg.gradient_override_map({"Identity": "Exp"}):
-        assert rg.grad(rg.identity)(3.0).item() == 3.0
+def spread(op, grad):
+    assert op.get_attr("axis") == 1
+    refused(lambda: op.get_attr("axes"), RuleError, "no attribute 'axes'")
+    return rg.broadcast_to(rg.expand_dims(grad, 1), op.inputs[0].shape) * 3
 
 
-def test_tensorflow_form_sees_the_record():
-    seen = []
-
-    def rule(op, grad):
-        seen.append((op.type, op.name, len(op.inputs), len(op.outputs)))
-        assert op.inputs[0].item() == 2.0
-        assert op.outputs[0].item() == 6.0
-        return grad * 10, None
-
-    with rg.gradient_override_map({"Mul": rule}):
-        da, db = rg.grads(lambda a, b: a * b)([2.0, 3.0])
-    assert (da.item(), db.item()) == (10.0, 0.0)
-    assert seen == [("Mul", "multiply", 2, 1)]
+def recorded(op, grad):
+    """A rule of TensorFlow's form, which sees the record of the product of 2 and 3."""
+    assert (op.type, op.name, len(op.inputs), len(op.outputs)) == ("Mul", "multiply", 2, 1)
+    assert (op.inputs[0].item(), op.outputs[0].item()) == (2.0, 6.0)
+    return grad * 10, None
 
 
-def test_attributes():
-    def rule(op, grad):
-        assert op.get_attr("axis") == 1
-        with pytest.raises(RuleError, match="no attribute 'axes'"):
-            op.get_attr("axes")
-        return rg.broadcast_to(rg.expand_dims(grad, 1), op.inputs[0].shape) * 3
+def integers(x):
+    a, b = rg.unstack(rg.astype(x, rg.int32))
+    return a * 2.0 + b * 3.0
 
-    with rg.gradient_override_map({"Sum": rule}):
-        dx = rg.grad(lambda x: rg.sum(x, axis=1))(rg.ones((2, 2)))
-    assert dx.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+V = rg.Variable(2.0, name="v")
+Z = rg.tensor(np.array([1 + 2j]))
+flag = lambda x: rg.astype(x > 0, rg.float32) * 3  # noqa: E731
+whole = lambda x: rg.astype(rg.astype(x, "int32") * 2, rg.float32)  # noqa: E731
+product = lambda a, b: a * b  # noqa: E731
+VALUES = {
+    "the rule of another op type": ({"Round": "Identity"}, lambda: rg.grad(rg.round)(0.4), 1.0),
+    "a rule of the output": ({"Identity": "Exp"}, lambda: rg.grad(rg.identity)(3.0), 3.0),
+    "an attribute": ({"Sum": spread}, lambda: rg.grad(lambda x: rg.sum(x, axis=1))(rg.ones((2, 2))),
+                     [[3.0, 3.0], [3.0, 3.0]]),
+    "the record": ({"Mul": recorded}, lambda: rg.grads(product)([2.0, 3.0]), [10.0, 0.0]),
+    "an alias": ({"Add": lambda dy: (dy * 2, dy * 3)},
+                 lambda: rg.grads(lambda a, b: a + b)([1.0, 1.0]), [2.0, 3.0]),
+    "identity": ({"Identity": SEVEN}, lambda: rg.grad(rg.identity)(1.0), 7.0),
+    "an alias is no identity": ({"Identity": optional(SEVEN)},
+                                lambda: rg.grad(rg.grad(lambda x: x * x))(2.0), 2.0),
+    "nor is a read": ({"Identity": optional(SEVEN)},
+                      lambda: rg.variable_grads(lambda: V * 1.0).grads, {"v": 1.0}),
+    "a comparison": ({"Greater": lambda dy, a, b: (dy, None)}, lambda: rg.grad(flag)([0.5, -1.0]),
+                     [3.0, 3.0]),
+    "stop_gradient": ({"StopGradient": "Identity"}, lambda: rg.grad(rg.stop_gradient)(2.0), 1.0),
+    "a cast": ({"Cast": lambda dy: dy}, lambda: rg.grad(whole)(2.7), 2.0),
+    "integers": ({"Cast": lambda dy: dy}, lambda: rg.grad(integers)([1.0, 2.0]), [2.0, 3.0]),
+    # the rule for Exp multiplies; an override of Mul must not reach it
+    "rules are masked": ({"Mul": optional(lambda dy: (dy * 0, dy * 0))},
+                         lambda: rg.grad(rg.exp)(0.0), 1.0),
+    # the rule is y' = x: the second derivative is 1, whatever Sign is
+    "second order": ({"Sign": lambda dy, x: dy * x}, lambda: rg.grad(rg.grad(rg.sign))(3.0), 1.0),
+    "by the output": ({"Sign": lambda dy, y: dy * y}, lambda: rg.grad(rg.grad(rg.sign))(3.0), 1.0),
+    "a broadcast input": ({"Mul": lambda dy: (dy, dy)},
+                          lambda: rg.grads(product)([rg.ones((2, 3)), rg.ones(3)])[1], [2.0] * 3),
+    "None": ({"Sign": lambda dy: [None]}, lambda: rg.grad(rg.sign)(X), [0.0, 0.0]),
+    "TensorFlow's None": ({"Sign": lambda op, dy: None}, lambda: rg.grad(rg.sign)(X), [0.0, 0.0]),
+    "no_gradient": ({"Sign": rg.rules.no_gradient}, lambda: rg.grad(rg.sign)(X), [0.0, 0.0]),
+    "a list, of complex numbers": ({"Square": lambda dy, x: [dy * x]},
+                                   lambda: rg.grad(rg.square)(Z), [1 + 2j]),
+    "complex numbers": ({"Square": lambda dy, x: dy * x}, lambda: rg.grad(rg.square)(Z), [1 + 2j]),
+    "a list, forward": ({"Sign": lambda dy: [dy * 3]}, lambda: rg.jvp(rg.sign, [X], [X])[1],
+                        [3.0, 6.0]),
+    # TensorFlow's releases call one op by either name
+    "one op by two names": ({"Add": "Sub", "AddV2": "Sub"}, lambda: rg.add(1.0, 2.0), 3.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_gradients_under_rules(name):
+    rules, call, expected = VALUES[name]
+    assert plain(under(rules, call)) == expected
 
 
 def test_binding_is_at_creation():
-    def f(x):
-        with rg.gradient_override_map({"Sign": SEVEN}):
-            return rg.sign(x)
-
-    assert rg.grad(f)(0.5).item() == 7.0
-
-    # where the derivative is asked for does not matter
+    assert rg.grad(lambda x: under(SIGN, rg.sign, x))(0.5).item() == 7.0
     _, back = rg.vjp(lambda x: rg.sign(x) * 1.0, rg.scalar(0.5))
-    with unused_is_fine(), rg.gradient_override_map({"Sign": SEVEN, "Mul": lambda dy: (dy, dy)}):
-        assert back(1.0)[0].item() == 0.0
+    rules = {"Sign": optional(SEVEN), "Mul": optional(lambda dy: (dy, dy))}
+    assert under(rules, back, 1.0)[0].item() == 0.0  # where it is differentiated is no matter
 
 
 def test_nesting_and_shadowing():
     double, triple = (lambda dy: dy * 2), (lambda dy: dy * 3)
-    with rg.gradient_override_map({"Sign": double, "Round": double}) as outer:
-        with rg.gradient_override_map({"Sign": triple}) as inner:
-            assert rg.grad(rg.sign)(0.5).item() == 3.0
-            assert rg.grad(rg.round)(0.5).item() == 2.0
-        assert rg.grad(rg.sign)(0.5).item() == 2.0
-    assert rg.grad(rg.sign)(0.5).item() == 0.0
+    slopes = lambda: [rg.grad(f)(0.5).item() for f in (rg.sign, rg.round)]  # noqa: E731
+    with override({"Sign": double, "Round": double}) as outer:
+        with override({"Sign": triple}) as inner:
+            assert slopes() == [3.0, 2.0]
+        assert slopes() == [2.0, 2.0]
+    assert slopes() == [0.0, 0.0]
     assert [h.op_type for h in inner.hits] == ["Sign"]
     assert {h.op_type for h in outer.hits} == {"Sign", "Round"}
 
 
-def test_overrides_fire_inside_compositions():
-    with rg.gradient_override_map({"Sqrt": SEVEN}) as used:
-        rg.grad(lambda x: rg.std(x))(rg.tensor([1.0, 2.0, 4.0]))
-    used.assert_fired("Sqrt")
-
-
-def test_aliases_and_reads_of_variables_are_not_identities():
-    v = rg.Variable(2.0)
-    with rg.gradient_override_map({"Identity": SEVEN}):
-        assert rg.variable_grads(lambda: v * 1.0).grads[v.name].item() == 1.0
-        assert rg.grad(rg.grad(lambda x: x * x))(2.0).item() == 2.0
-        assert rg.grad(rg.identity)(1.0).item() == 7.0
-
-
-def test_what_is_free_becomes_watched_under_a_rule():
-    surrogate = lambda dy, a, b: (dy, None)  # noqa: E731
-    with rg.gradient_override_map({"Greater": surrogate}):
-        y = lambda x: rg.astype(x > 0, rg.float32) * 3  # noqa: E731
-        assert rg.grad(y)(rg.tensor([0.5, -1.0])).tolist() == [3.0, 3.0]
-    with rg.gradient_override_map({"StopGradient": "Identity"}):
-        assert rg.grad(rg.stop_gradient)(2.0).item() == 1.0
-    with rg.gradient_override_map({"Cast": lambda dy: dy}):
-        f = lambda x: rg.astype(rg.astype(x, "int32") * 2, rg.float32)  # noqa: E731
-        assert rg.grad(f)(2.7).item() == 2.0
-
-
-def test_the_rules_and_the_walk_are_masked():
-    # the rule for Exp multiplies; an override of Mul must not reach it
-    with unused_is_fine(), rg.gradient_override_map({"Mul": lambda dy: (dy * 0, dy * 0)}):
-        np.testing.assert_allclose(rg.grad(rg.exp)(1.0).item(), np.e, rtol=1e-6)
-
-
-def test_orders():
-    # the rule is y' = x: second derivative 1, whatever Sign is
-    with rg.gradient_override_map({"Sign": lambda dy, x: dy * x}):
-        assert rg.grad(rg.grad(rg.sign))(3.0).item() == 1.0
-    # a rule that uses y goes back through the overridden op
-    with rg.gradient_override_map({"Sign": lambda dy, y: dy * y}) as used:
-        assert rg.grad(rg.grad(rg.sign))(3.0).item() == 1.0
-    assert used.hits[0].ran == 2
-
-
-def test_alias_names_of_op_types():
-    with rg.gradient_override_map({"Add": lambda dy: (dy * 2, dy * 3)}) as used:
-        da, db = rg.grads(lambda a, b: a + b)([1.0, 1.0])
-    assert (da.item(), db.item()) == (2.0, 3.0)
-    assert used.hits[0].op_type == "AddV2"
-
-
-# -- hits ----------------------------------------------------------------------------------------
-
-
-def test_hits_tell_type_rule_line_and_counts():
-    def model(x):
-        for _ in range(3):
-            x = rg.sign(x) + x  # this line
-        return x
-
-    line = model.__code__.co_firstlineno + 2
-    with rg.gradient_override_map({"Sign": "TestsSeven"}) as used:
-        model(rg.scalar(1.0))
-        rg.grad(model)(1.0)
-    (hit,) = used.hits
-    assert (hit.op_type, hit.rule, hit.count, hit.ran) == ("Sign", "TestsSeven", 6, 3)
-    assert hit.where.endswith(f"test_overrides.py:{line}")
-    assert "Sign <- TestsSeven: 6 created, rule ran 3 times" in repr(used)
-
-
-def test_assert_fired_means_ran():
-    with rg.gradient_override_map({"Sign": SEVEN}) as used:
-        rg.sign(rg.scalar(1.0))
-    with pytest.raises(NotFiredError, match="no gradient passed them"):
-        used.assert_fired()
-    with unused_is_fine(), rg.gradient_override_map({"Sign": SEVEN, "Relu": SEVEN}) as used:
-        rg.grad(rg.sign)(1.0)
-    used.assert_fired("Sign")
-    with pytest.raises(NotFiredError, match="'Relu' never ran: no op of that type"):
-        used.assert_fired()
-
-
-def test_the_rule_counts_after_the_scope():
-    with rg.gradient_override_map({"Sign": SEVEN}) as used:
-        _, back = rg.vjp(rg.sign, rg.scalar(1.0))
-    assert used.hits[0].ran == 0
-    back(1.0)
-    used.assert_fired()
-
-
-@pytest.mark.parametrize("override", [rg.gradient_override_map, rg.torch.gradient_override_map])
-def test_a_scope_that_nobody_enters_warns(override):
-    with pytest.warns(UnusedOverrideWarning, match="was not entered, .* write `with") as found:
-        override({"Relu": lambda dy: dy})
-    assert found[0].filename == __file__
-    override({})  # nothing is lost
-    override({"Relu": lambda dy: dy})(lambda x: x)  # the calls of the function will enter it
-    for wrong in ({"Relo": "Identity"}, 3):
-        with pytest.raises((UnknownOpError, ArgumentError)), override(wrong):
-            pass
-    scope = override({"Relu": lambda dy: dy})
-    scope.itself = scope
-    del scope
-    gc.collect()  # (a warning from here would blame whatever line Python collects garbage at)
-
-
-def test_an_unused_scope_warns():
-    with pytest.warns(UnusedOverrideWarning, match=r"matched nothing.*'Relu6'"):  # noqa: SIM117
-        with rg.gradient_override_map({"Relu6": SEVEN}):
-            rg.nn.relu(rg.scalar(1.0))
-
-
-# -- errors --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rules", "error", "words"),
-    [
-        ({"sign": SEVEN}, UnknownOpError, "no op type 'sign'. Did you mean 'Sign'"),
-        ({"Matmul": SEVEN}, UnknownOpError, "Did you mean 'MatMul'"),
-        ({"nonsense": SEVEN}, UnknownOpError, "no op type 'nonsense'"),
-        ({"Sign": "TestsSevn"}, UnknownOpError, "Did you mean 'TestsSeven'"),
-        ({"Sign": 3}, ArgumentError, "expected a registered name or a function, got 3"),
-        ({3: SEVEN}, ArgumentError, "an op type is a string"),
-        ([("Sign", SEVEN)], ArgumentError, "takes a dict of op types"),
-        ({"Sign": lambda dy, a: dy}, RuleError, "asks for 'a'.*may name x, y"),
-        ({"Sum": lambda dy, axs: dy}, RuleError, "asks for 'axs'.*Did you mean 'axis'"),
-        ({"Sign": lambda grad: grad}, RuleError, "first parameter is dy"),
-        ({"Sign": lambda g, x: g * x}, RuleError, "first parameter is dy"),
-        ({"Sign": "MatMul"}, RuleError, "inputs a, b"),
-    ],
-)
-def test_maps_are_checked_when_the_scope_is_entered(rules, error, words):
-    with pytest.raises(error, match=words):  # noqa: SIM117
-        with rg.gradient_override_map(rules):
-            raise AssertionError("the scope was entered")
-    assert rg.grad(rg.sign)(1.0).item() == 0.0
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (lambda dy: 0, "expected a Tensor, got int"),
-        (lambda dy: None, "input 'x', returned None, expected a Tensor. Did it forget its"),
-        (rg.rules.no_gradient, None),
-        (lambda dy: [None], None),
-        (lambda op, grad: None, None),
-        (lambda dy: SEVEN, "got function. Was a function that makes rules"),
-        (lambda dy: dy[:1], r"returned the shape \(1,\), expected \(2,\)"),
-        (lambda dy: rg.astype(dy, rg.float64), "returned the dtype float64, expected float32"),
-        (lambda op, grad: [grad, grad], "returned 2, and the op has 1 input"),
-        (lambda op, grad: [], "returned 0, and the op has 1 input"),
-    ],
-)
-def test_malformed_gradients(rule, words):
-    with rg.gradient_override_map({"Sign": rule}):
-        if words is None:
-            assert rg.grad(rg.sign)([1.0, 2.0]).tolist() == [0.0, 0.0]
-        else:
-            with pytest.raises(RuleError, match=words) as caught:
-                rg.grad(rg.sign)([1.0, 2.0])
-            assert "'Sign'" in str(caught.value)
-
-
-def test_wrong_shapes_are_summed_only_where_the_op_broadcasts():
-    a, b = rg.ones((2, 3)), rg.ones((3,))
-    with rg.gradient_override_map({"Mul": lambda dy: (dy, dy)}):
-        _, db = rg.grads(lambda a, b: a * b)([a, b])
-    assert db.tolist() == [2.0, 2.0, 2.0]
-    with (
-        rg.gradient_override_map({"Mul": lambda dy: (dy, rg.ones((2,)))}),
-        pytest.raises(RuleError, match="input 'b'"),
-    ):
-        rg.grads(lambda a, b: a * b)([a, b])
-
-
-def test_registration():
-    with pytest.raises(RegistrationError, match="'TestsSeven' is taken already by"):
-        rg.RegisterGradient("TestsSeven")(SEVEN)
-    with pytest.raises(KeyError, match="by an op type"):
-        rg.RegisterGradient("Sign")(SEVEN)
-    with pytest.raises(ArgumentError, match="needs a name"):
-        rg.RegisterGradient(3)
-    with pytest.raises(RegistrationError, match="has a rule already"):
-        rg.gradient("Sign")(SEVEN)
-    with pytest.raises(UnknownOpError, match="Did you mean 'Sign'"):
-        rg.gradient("sign")
-    with pytest.raises(RegistrationError, match="exists already"):
-        rg.op("Sign")(lambda xp, x: x)
-
-
-def test_a_scope_is_not_entered_twice():
-    scope = rg.gradient_override_map({"Sign": SEVEN})
-    with scope:
-        rg.sign(rg.scalar(1.0))
-        with pytest.raises(ArgumentError, match="open already"):
-            scope.__enter__()
-
-
-# -- confinement -----------------------------------------------------------------------------------
-
-
-def test_threads_that_were_started_before_have_no_overrides():
-    found, opened = [], threading.Event()
-    thread = threading.Thread(
-        target=lambda: opened.wait(60) and found.append(rg.grad(rg.sign)(1.0).item())
-    )
-    thread.start()
-    with rg.gradient_override_map({"Sign": SEVEN}):
-        rg.sign(rg.scalar(1.0))
-        opened.set()
-        thread.join()
-    assert found == [0.0]
-
-
-def test_threads_with_different_overrides_do_not_mix():
-    wrong = []
-
-    def work(k):
-        for _ in range(100):
-            with rg.gradient_override_map({"Sign": lambda dy: dy * k}):
-                if rg.grad(lambda x: rg.sign(x) * x)(2.0).item() != 2 * k + 1:
-                    wrong.append(k)
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert wrong == []
+def test_the_librarys_own_plumbing_is_masked():
+    wrong = {
+        "Reshape": optional(lambda dy, x_shape: rg.reshape(dy, x_shape) * 10),
+        "Pack": optional(lambda op, dy: None),
+    }
+    with override({**wrong, "Mul": "Mul"}) as used:
+        assert rg.jacobian(rg.jacobian(lambda x: x * x * x))(2.0).item() == 12.0
+    assert {hit.op_type for hit in used.hits} == {"Mul"}
 
 
 def test_tasks_inherit_a_copy():
@@ -340,23 +203,251 @@ def test_tasks_inherit_a_copy():
         return rg.grad(rg.sign)(1.0).item()
 
     async def main():
-        with rg.gradient_override_map({"Sign": SEVEN}):
-            rg.sign(rg.scalar(1.0))
+        with override(SIGN):
+            rg.sign(1.0)
             task = asyncio.create_task(later())
-        plain = rg.grad(rg.sign)(1.0).item()
-        return plain, await task  # the task outlives the scope in which it was made
+        return rg.grad(rg.sign)(1.0).item(), await task  # which outlives its scope
 
     assert asyncio.run(main()) == (0.0, 7.0)
 
 
-def test_tasks_do_not_leak_overrides_to_each_other():
-    async def one(k):
-        with rg.gradient_override_map({"Sign": lambda dy: dy * k}):
-            rg.sign(rg.scalar(1.0))
-            await asyncio.sleep(0.001 * k)
-            return rg.grad(rg.sign)(1.0).item()
+# -- hits ----------------------------------------------------------------------------------------
 
-    async def main():
-        return await asyncio.gather(*[one(k) for k in range(6)])
 
-    assert asyncio.run(main()) == [float(k) for k in range(6)]
+def test_hits_show_type_rule_line_and_counts():
+    def model(x):
+        for _ in range(3):
+            x = rg.sign(x) + x  # this line
+        return rg.sum(x) + rg.std(x * 0 + X)
+
+    with override({"Sign": "TestsSeven", "Sum": "Identity", "Sqrt": SEVEN}) as used:
+        model(rg.scalar(1.0))
+        rg.grad(model)(1.0)
+        X.sum()
+    first, *sums, sqrt = used.hits
+    assert (first.op_type, first.rule, first.count, first.ran) == ("Sign", "TestsSeven", 6, 3)
+    line = model.__code__.co_firstlineno + 2
+    assert first.where.endswith(f"test_overrides.py:{line}")
+    assert "Sign <- TestsSeven: 6 created, rule ran 3 times" in repr(used)
+    assert [int(hit.where.rpartition(":")[2]) - line for hit in sums] == [1, 6]
+    assert sqrt.op_type == "Sqrt"  # inside of a composition
+
+
+def test_assert_fired_means_ran():
+    with override({"Sign": SEVEN, "Relu": optional(SEVEN)}) as used:
+        _, back = rg.vjp(rg.sign, 1.0)
+    refused(used.assert_fired, NotFiredError, "no gradient passed them")
+    back(1.0)  # after the scope
+    used.assert_fired("Sign")
+    refused(lambda: used.assert_fired("Relu"), NotFiredError, "'Relu' never ran: no op of that ty")
+
+
+@pytest.mark.parametrize("make", [override, OTHER], ids=["core", "torch"])
+def test_a_scope_that_nobody_enters_warns(make):
+    with pytest.warns(UnusedOverrideWarning, match="was not entered, .* write `with") as found:
+        make({"Relu": SEVEN})
+    assert found[0].filename == __file__
+    make({})  # nothing is lost
+    make({"Relu": SEVEN})(lambda x: x)  # the calls of the function will enter it
+    for wrong in ({"Relo": "Identity"}, 3):
+        refused(lambda wrong=wrong: make(wrong).__enter__(), (UnknownOpError, ArgumentError))
+    scope = make({"Relu": SEVEN})
+    scope.itself = scope
+    del scope
+    gc.collect()  # (a warning from here would blame whatever line Python collects garbage at)
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+MAPS = [
+    ({"sign": SEVEN}, UnknownOpError, "no op type 'sign'. Did you mean 'Sign'"),
+    ({"Matmul": SEVEN}, UnknownOpError, "Did you mean 'MatMul'"),
+    ({"nonsense": SEVEN}, UnknownOpError, "no op type 'nonsense'"),
+    ({"Sign": "TestsSevn"}, UnknownOpError, "Did you mean 'TestsSeven'"),
+    ({"Sign": 3}, ArgumentError, "expected a registered name or a function, got 3"),
+    ({3: SEVEN}, ArgumentError, "an op type is a string"),
+    ([("Sign", SEVEN)], ArgumentError, "takes a dict of op types"),
+    ({"Add": "AddV2", "AddV2": "Sub"}, ArgumentError, "name one op type"),
+    ({"Sign": lambda dy, a: dy}, RuleError, "asks for 'a'.*may name x, y"),
+    ({"Sum": lambda dy, axs: dy}, RuleError, "asks for 'axs'.*Did you mean 'axis'"),
+    ({"Sign": lambda grad: grad}, RuleError, "first parameter is dy"),
+    ({"Sign": lambda g, x: g * x}, RuleError, "first parameter is dy"),
+    ({"Sign": lambda x, dy: dy}, RuleError, "first parameter is dy"),
+    ({"Sign": "MatMul"}, RuleError, "inputs a, b"),
+    ({"Sign": functools.cache(by_seven)}, Exception, "'by_seven'.*functools.cache or lru_cache"),
+    ({"Sign": functools.lru_cache(two)}, Exception, "'two'.*functools.cache or lru_cache"),
+    ({"Sign": functools.partial(two, k=3)}, Exception, r"'two'.* takes \(\*, k=3, dy, x\)"),
+    ({"Sign": abs}, Exception, r"the rule 'abs'.*takes \(x, /\)"),
+    ({"Sign": rg.sin}, Exception, r"the rule 'sin'.*takes \(x, /\)"),
+    ({"Sign": np.negative}, Exception, r"the rule 'negative'.*takes \(x, /, out=None"),
+    ({"Sign": lambda **options: 1}, Exception, r"the rule '<lambda>'.*takes \(\*\*options\)"),
+]
+
+
+@pytest.mark.parametrize(("rules", "error", "words"), MAPS)
+def test_maps_are_checked_before_the_scope_is_open(rules, error, words):
+    refused(lambda: under(rules, pytest.fail, "the scope is open"), error, words)
+    assert current() is None
+
+
+MALFORMED = [
+    (lambda dy: 0, "expected a Tensor, got int"),
+    (lambda dy: None, "input 'x', returned None, expected a Tensor. Did it forget its"),
+    (lambda dy: SEVEN, "got function. Was a function that makes rules"),
+    (lambda dy: dy[:1], r"returned the shape \(1,\), expected \(2,\)"),
+    (lambda dy: rg.astype(dy, rg.float64), "returned the dtype float64, expected float32"),
+    (lambda dy: [dy, dy], "expected a Tensor, got list"),
+    (lambda dy: [], "expected a Tensor, got list"),
+    (lambda *args: args[0] * 3, r"'<lambda>'.*takes \(\*args\), which does not say its form"),
+    (lambda grad, op: grad, r"called in TensorFlow's form, \(op, grad\)"),
+    (lambda op, grad: [grad, grad], "returned 2, and the op has 1 input"),
+    (lambda op, grad: [], "returned 0, and the op has 1 input"),
+]
+
+
+@pytest.mark.parametrize(("rule", "words"), MALFORMED)
+def test_malformed_gradients(rule, words):
+    refused(lambda: under({"Sign": rule}, rg.grad(rg.sign), X), Exception, words, "'Sign'|<lambda>")
+    assert rg.grad(rg.sign)(1.0).item() == 0.0
+
+
+taken = rg.RegisterGradient
+# What no broadcasting spread is not summed either.
+ERRORS = {
+    "a shape of no broadcast": (lambda: under({"Mul": lambda dy: (dy, rg.ones(2))}, rg.grads(
+        product), [rg.ones((2, 3)), rg.ones(3)]), RuleError, "input 'b'"),
+    "another length": (lambda: under({"Mul": lambda dy: [rg.ones((7, 2))] * 2}, rg.grad(
+        lambda b: (b * b).sum()), X), RuleError, r"shape \(7, 2\), expected \(2,\)"),
+    "a shape for a scalar": (lambda: under({"AddV2": lambda dy: [rg.ones((3, 4))] * 2}, rg.grad(
+        lambda x: x + 1.0), 2.0), RuleError, r"shape \(3, 4\), expected \(\)"),
+    "not linear, forward": (lambda: under({"Sign": lambda dy: [dy + 1]}, rg.jvp, rg.sign, [X], [X]),
+                            rg.errors.GradientError, "returns a gradient.* even where none arrive"),
+    "a taken name": (lambda: taken("TestsSeven")(SEVEN), RegistrationError, "is taken already by"),
+    "the name of an op": (lambda: taken("Sign")(SEVEN), KeyError, "by an op type"),
+    "no name": (lambda: taken(3), ArgumentError, "needs a name"),
+    "a second rule": (lambda: rg.gradient("Sign")(SEVEN), RegistrationError, "has a rule already"),
+    "a rule of no op": (lambda: rg.gradient("sign"), UnknownOpError, "Did you mean 'Sign'"),
+    "a second op": (lambda: rg.op("Sign")(lambda xp, x: x), RegistrationError, "exists already"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    refused(*ERRORS[name])
+
+
+# -- decorators ------------------------------------------------------------------------------------
+
+
+def test_each_call_runs_under_the_rules():
+    @override(SIGN)
+    def f(x, fails=False):
+        """The docs of f."""
+        return 1 / 0 if fails else rg.sign(x)
+
+    assert (f.__name__, f.__doc__) == ("f", "The docs of f.")
+    assert f(X).tolist() == [1.0, 1.0]
+    assert rg.grad(f)(X).tolist() == rg.grad(f)(X).tolist() == [7.0, 7.0]
+    refused(lambda: f(X, fails=True), ZeroDivisionError)
+    assert rg.grad(rg.sign)(X).tolist() == [0.0, 0.0]  # it has ended
+
+
+def test_the_scope_has_the_hits_of_all_calls():
+    scope = override(SIGN)
+    f = scope(lambda x: rg.sign(x))
+    refused(scope.assert_fired, NotFiredError, "no code ran in its scope")
+    f(X)
+    refused(scope.assert_fired, NotFiredError, "no gradient passed")
+    rg.grad(f)(X)
+    rg.grad(f)(rg.tensor([[1.0]]))
+    scope.assert_fired()
+    (hit,) = scope.hits
+    assert (hit.count, hit.ran, list(hit.shapes)) == (3, 2, ["2", "1×1"])
+
+
+def test_recursive_nested_and_on_several_functions():
+    scope = override({"Sign": lambda dy: dy * 3})
+    f = scope(lambda x, n: rg.sign(x) if n == 0 else rg.sign(f(x, n - 1)))
+    g = override({"Sign": lambda dy: dy * 5})(lambda x: rg.sign(f(x, 1)))
+    h = scope(lambda x: rg.sign(x))
+    slopes = [rg.grad(each)(1.0).item() for each in (lambda x: f(x, 2), g, h)]
+    assert slopes == [27.0, 45.0, 3.0]
+    assert sum(hit.ran for hit in scope.hits) == 3 + 2 + 1
+
+
+def test_methods_and_threads():
+    class Model:
+        factor = 2.0
+
+        @override(SIGN)
+        def run(self, x):
+            return rg.sign(x) * self.factor
+
+    assert plain(together([lambda: rg.grad(Model().run)(X)] * 4)) == [[14.0, 14.0]] * 4
+
+
+def test_a_call_in_which_nothing_matches_warns_at_its_line():
+    f = override({"Relu": SEVEN})(lambda x: rg.sign(x))
+    with pytest.warns(UnusedOverrideWarning, match="matched nothing") as caught:
+        f(X)
+    assert caught[0].filename == __file__
+
+
+def generator(x):
+    yield rg.sign(x)
+
+
+async def coroutine(x):
+    return rg.sign(x)
+
+
+async def both(x):
+    yield rg.sign(x)
+
+
+DECORATORS = {
+    "core": lambda: override(SIGN),
+    "torch": lambda: OTHER({"Relu": SEVEN}),
+    "name_scope": lambda: rg.name_scope("a"),
+    "default_dtype": lambda: rg.default_dtype("float64"),
+}
+
+
+@pytest.mark.parametrize("f", [generator, coroutine, both, dict, 3])
+@pytest.mark.parametrize("make", DECORATORS)
+def test_what_runs_after_the_call_is_refused(make, f):
+    refused(lambda: DECORATORS[make]()(f), ArgumentError, r"(\w+) decorates functions; this is")
+
+
+def test_under_jit_and_around_it():
+    factor = 2.0
+    scope = override({"Sign": lambda dy: dy * factor})
+    ways = [rg.jit(scope(lambda x: rg.sign(x))), scope(rg.jit(lambda x: rg.sign(x)))]
+    assert [rg.grad(f)(1.0).item() for f in ways] == [2.0, 2.0]
+    factor = 7.0  # a rule that changes is traced again
+    assert [rg.grad(f)(1.0).item() for f in ways] == [7.0, 7.0]
+    scope.assert_fired()
+
+
+def test_torch():
+    scope = OTHER({"Relu": SEVEN})
+    f = scope(lambda x: torch.relu(torch.sin(x)))
+    a = torch.tensor([-1.0, 2.0], requires_grad=True)
+    refused(scope.assert_fired, NotFiredError, "no code ran")
+    for _ in range(2):
+        assert torch.equal(torch.autograd.grad(f(a).sum(), a)[0], 7 * torch.cos(a))
+    scope.assert_fired()
+    assert [(hit.count, hit.ran) for hit in scope.hits] == [(2, 2)]
+    assert "Sin" in str(scope.untouched())
+
+
+def test_in_a_graph():
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        scope = graph.gradient_override_map({"Sign": "Identity"})
+        f = scope(lambda x: tf.sign(x))
+        p = tf.constant([1.0, 2.0])
+        assert session.run(tf.gradients(f(f(p)) * 5.0, p)[0]).tolist() == [5.0, 5.0]
+        scope.assert_fired()
+        assert [hit.count for hit in scope.hits] == [2]
+        wrong = graph.gradient_override_map(3)(f)  # pyright: ignore[reportArgumentType]
+        refused(lambda: wrong(p), ArgumentError, "op_type_map must be a dictionary")
