@@ -1,7 +1,8 @@
-"""TensorFlow's math and array functions: values, shapes, names, dtypes, gradients.
+"""TensorFlow's functions: values, gradients, shapes, op types and names, overrides, eager mode.
 
-Each row of a table is run in a session with its shapes known, with the sizes hidden and with
-even the rank hidden, and in regrad's eager mode; the second implementation is NumPy's.
+Each call of the table is run in a session with its shapes known, with the sizes hidden and with
+even the rank hidden, and in regrad's eager mode; the other implementation is NumPy's, or for the
+functions of `tf.nn` and `tf.image` eager regrad's.
 """
 
 from __future__ import annotations
@@ -11,14 +12,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
-from tests.helpers.v1_math_rows import (
-    F32,
-    MATRIX,
-    PICKED,
-    ROWS,
-    SHAPES,
-    listed,
-)
+from tests.helpers.v1_rows import CALLS, F32, SHAPES, M, kinds, listed, placeholders
 from tests.helpers.v1_session import run
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -26,104 +20,91 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 # With nothing known of the shape, what even TensorFlow cannot build, or has to be told.
 NEED_RANK = {
-    "rank hidden": {
-        "boolean_mask", "boolean_mask of columns", "x[mask]", "unique", "slice by tensors",
-        "segment_mean",
-    },
-    "sizes hidden": {"slice by tensors"},
+    "boolean_mask", "boolean_mask: columns", "x[mask]", "unique", "slice: by tensors",
+    "segment_mean", "nn.convolution",
+}  # fmt: skip
+PAIRS = [
+    (row, hidden)
+    for row in CALLS
+    for hidden in kinds(row)
+    if not (hidden == "rank hidden" and row.label in NEED_RANK)
+    and (row.label, hidden) != ("slice: by tensors", "sizes hidden")
+]
+OPEN = (  # how large the result is, values decide
+    "boolean_mask", "confusion_matrix", "range", "segment_", "sequence_mask", "unique",
+    "where: places", "x[mask]", "x[i:]", "slice: by tensors",
+)  # fmt: skip
+# What asks for sizes to choose its ops; it waits for the run.
+WAITING = {
+    "sizes hidden": ("einsum", "signal.irfft", "spectral.rfft: of a length"),
+    "batch hidden": (),
+    "rank hidden": (
+        "einsum", "signal.irfft", "spectral.rfft", "matrix_transpose",
+        "concat: along the last axis", "space_to_batch_nd", "strided_slice", "unstack", "x[",
+        "nn.conv", "nn.depthwise", "nn.max_pool", "nn.avg_pool", "nn.lrn", "nn.embedding", "image.",
+    ),
 }  # fmt: skip
 
 
 def due(row):
-    with np.errstate(all="ignore"):
-        return [np.asarray(y) for y in listed(row.reference(*row.arrays))]
+    """The values, the gradients of the sum of their squares if there are some, and the tolerance.
+
+    For functions of float32 that another float32 implementation checks, the tolerance is larger.
+    """
+    if not callable(row.due):
+        return [np.asarray(y) for y in listed(row.due)], None, {"rtol": 1e-5, "atol": 1e-6}
+    f = lambda *xs: rg.sum(rg.square(row.due(*xs)))  # noqa: E731
+    gradients = [g.numpy() for g in rg.grads(f)(list(row.arrays))]
+    values = [row.due(*map(rg.tensor, row.arrays)).numpy()]
+    return values, gradients, {"rtol": 2e-4, "atol": 2e-5}
 
 
-def check(got, expected):
-    assert got.dtype == expected.dtype
-    assert got.shape == expected.shape
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+def check(found, expected, tolerance):
+    for got, y in zip(found, expected, strict=True):
+        assert got.dtype == y.dtype
+        assert got.shape == y.shape
+        np.testing.assert_allclose(got, y, **tolerance)
 
 
-@pytest.mark.parametrize("hidden", SHAPES)
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_values(row, hidden):
-    if row.label in NEED_RANK.get(hidden, {}):
-        return
-    xs = [tf.placeholder(a.dtype, SHAPES[hidden](a)) for a in row.arrays]
-    ys = listed(row.f(*xs))
-    found = run(ys, dict(zip(xs, row.arrays, strict=True)))
-    for y, got, expected in zip(ys, found, due(row), strict=True):
-        check(np.asarray(got), expected)
+@pytest.mark.parametrize(("row", "hidden"), PAIRS, ids=str)
+def test_values_and_gradients(row, hidden):
+    xs = placeholders(row, hidden)
+    ys, feed = listed(row.f(*xs)), dict(zip(xs, row.arrays, strict=True))
+    values, gradients, tolerance = due(row)
+    check([np.asarray(y) for y in run(ys, feed)], values, tolerance)
+    for y, expected in zip(ys, values, strict=True):
         assert y.dtype == expected.dtype
         assert y.shape.is_compatible_with(expected.shape)
-        assert hidden != "static" or y.shape.is_fully_defined() or row.label in OPEN
+        assert hidden != "static" or y.shape.is_fully_defined() or row.label.startswith(OPEN)
+    if gradients:
+        check(run(tf.gradients(tf.reduce_sum(tf.square(ys[0])), xs), feed), gradients, tolerance)
 
 
-OPEN = {
-    "boolean_mask",
-    "boolean_mask of a constant",
-    "boolean_mask of columns",
-    "confusion_matrix",
-    "range",
-    "range backwards",
-    "range of floats",
-    "segment_mean",
-    "segment_sum",
-    "sequence_mask",
-    "unique",
-    "where tells places",
-    "x[mask]",
-    "x[i:] of a tensor",
-    "slice by tensors",
-}  # how large the result is, values decide
+@pytest.mark.parametrize("row", CALLS, ids=str)
+def test_eager_tensors_are_computed_at_once(row):
+    ys = listed(row.f(*map(rg.asarray, row.arrays)))
+    assert {type(y) for y in ys} == {rg.Tensor}
+    values, _, tolerance = due(row)
+    check([y.numpy() for y in ys], values, tolerance)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_eager(row, graph):
-    ys = listed(row.f(*[rg.asarray(a) for a in row.arrays]))
-    for y, expected in zip(ys, due(row), strict=True):
-        assert isinstance(y, rg.Tensor)
-        check(y.numpy(), expected)
-
-
-@pytest.mark.parametrize("row", [r for r in ROWS if r.op_type], ids=str)
+@pytest.mark.parametrize("row", [r for r in CALLS if r.op], ids=str)
 def test_types_and_names_of_ops(row):
-    xs = [tf.placeholder(a.dtype, a.shape) for a in row.arrays]
-    op = listed(row.f(*xs))[0].op
-    assert (op.type, op.name) == (row.op_type, row.name)
+    op = listed(row.f(*placeholders(row, "static")))[0].op
+    assert (op.type, op.name) == (row.op, row.name)
 
 
-@pytest.mark.parametrize("hidden", ["sizes hidden", "rank hidden"])
-@pytest.mark.parametrize("row", [r for r in ROWS if r.op_type], ids=str)
+@pytest.mark.parametrize(("row", "hidden"), [p for p in PAIRS if p[0].op], ids=str)
 def test_ops_are_there_for_overrides_whatever_is_known(row, hidden, graph):
-    if row.label in NEED_RANK[hidden] or row.label in WAITING[hidden]:
+    if hidden == "static" or row.label.startswith(WAITING[hidden]):
         return
-    row.f(*[tf.placeholder(a.dtype, SHAPES[hidden](a)) for a in row.arrays])
-    assert row.op_type in {op.type for op in graph.get_operations()}
-
-
-# What asks for sizes to choose its ops; it waits for the run.
-WAITING = {
-    "sizes hidden": {"einsum", "irfft", "rfft of a length"},
-    "rank hidden": {
-        "einsum",
-        "irfft",
-        "rfft",
-        "rfft of a length",
-        "matrix_transpose",
-        "concat along the last axis",
-        "space_to_batch_nd",
-        "strided_slice",
-        "unstack",
-        *[row.label for row in PICKED if row.label.startswith("x[")],
-    },
-}
+    row.f(*placeholders(row, hidden))
+    assert row.op in {op.type for op in graph.get_operations()}
 
 
 # -- gradients -----------------------------------------------------------------------------------
 
-W = np.array([[0.5, -1.0], [2.0, 0.25], [1.0, 1.5]], F32)
+W = F32([[0.5, -1.0], [2.0, 0.25], [1.0, 1.5]])
 DIFFERENTIATED = {
     "matmul": lambda x: tf.matmul(x, W),
     "exp of a sum": lambda x: tf.exp(tf.reduce_sum(x, 1) * 0.1),
@@ -148,37 +129,17 @@ DIFFERENTIATED = {
 }
 
 
-@pytest.mark.parametrize("hidden", SHAPES)
+@pytest.mark.parametrize("hidden", ["static", "sizes hidden", "rank hidden"])
 @pytest.mark.parametrize("name", DIFFERENTIATED)
-def test_gradients(name, hidden):
+def test_gradients_agree_with_differences(name, hidden):
     f = DIFFERENTIATED[name]
-    x = tf.placeholder(tf.float32, SHAPES[hidden](MATRIX))
-    (dx,) = tf.gradients(f(x), x)
-    expected = differences(f, MATRIX)
-    np.testing.assert_allclose(run(dx, {x: MATRIX}), expected, rtol=2e-2, atol=2e-2)
-
-
-def differences(f, at, step=1e-2):
-    """The gradient of the sum of f by central differences."""
-    x = tf.placeholder(tf.float32, at.shape)
-    total = tf.reduce_sum(f(x))
-    slope = np.zeros_like(at)
+    x = tf.placeholder(tf.float32, SHAPES[hidden](M))
+    total, (dx,) = tf.reduce_sum(f(x)), tf.gradients(f(x), x)
+    steps = np.eye(6, dtype=F32).reshape(6, 2, 3) * F32(1e-2)
     with tf.Session() as session:
-        for i in np.ndindex(at.shape):
-            moved = np.zeros_like(at)
-            moved[i] = step
-            values = [session.run(total, {x: at + sign * moved}) for sign in (1, -1)]
-            slope[i] = (values[0] - values[1]) / (2 * step)
-    return slope
-
-
-@pytest.mark.parametrize("f", [
-    tf.argmax, tf.round, tf.zeros_like, tf.stop_gradient, lambda x: tf.range(x[0, 0]),
-    lambda x: tf.unique(tf.reshape(x, [-1])).y, lambda x: tf.lin_space(x[0, 0], 1.0, 3),
-])  # fmt: skip
-def test_no_gradient_passes(f):
-    x = tf.constant(MATRIX + 3)
-    assert tf.gradients(f(x), x) == [None]
+        slopes = [session.run(total, {x: M + h}) - session.run(total, {x: M - h}) for h in steps]
+        found = session.run(dx, {x: M}).ravel()
+    np.testing.assert_allclose(found, np.divide(slopes, 2e-2), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("f", [
@@ -186,18 +147,15 @@ def test_no_gradient_passes(f):
     lambda x: tf.concat([x, x], 0) * 3, lambda x: x[:1] - 2 * x[1:],
 ])  # fmt: skip
 def test_gradients_of_integers_are_integers(f):
-    x = tf.constant([2, 5])
-    (dx,) = tf.gradients(f(x), x)
+    x, y = tf.constant([2, 5]), tf.constant([2.0, 5.0], tf.float64)
+    (dx,), (dy,) = tf.gradients(f(x), x), tf.gradients(f(y), y)
     assert dx.dtype == tf.int32
-    y = tf.placeholder(tf.float64, [2])
-    (dy,) = tf.gradients(f(tf.cast(y, tf.float64)), y)
-    assert run([dx, dy], {y: [2, 5]})[0].tolist() == run(dy, {y: [2, 5]}).tolist()
+    assert run(dx).tolist() == run(dy).tolist()
 
 
 def test_a_rule_of_tf_functions_serves_in_eager_mode():
     def clipped(op, grad):
-        x = op.inputs[0]
-        return tf.where(tf.abs(x) <= 1.0, grad, tf.zeros(tf.shape(grad)))
+        return tf.where(tf.abs(op.inputs[0]) <= 1.0, grad, tf.zeros(tf.shape(grad)))
 
     with rg.gradient_override_map({"Sign": clipped}):
         dx = rg.grad(lambda x: rg.sum(rg.sign(x)))(rg.tensor([-2.0, 0.5]))
@@ -215,22 +173,34 @@ OVERRIDDEN = {
     "StridedSlice": lambda x: x[:, 0],
     "MatMul": lambda x: tf.matmul(x, W),
 }
+IMAGE = np.ones([1, 6, 5, 3], F32)
+OVERRIDDEN_NN = {
+    "Relu": tf.nn.relu,
+    "Conv2D": lambda x: tf.nn.conv2d(x, np.ones([3, 3, 3, 2], F32), [1, 1, 1, 1], "SAME"),
+    "MaxPool": lambda x: tf.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], "SAME"),
+    "AvgPool": lambda x: tf.nn.avg_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], "SAME"),
+    "Softmax": tf.nn.softmax,
+    "LogSoftmax": lambda x: tf.nn.softmax_cross_entropy_with_logits(labels=IMAGE, logits=x),
+    "BiasAdd": lambda x: tf.nn.bias_add(x, F32([1, 2, 3])),
+    "MatMul": lambda x: tf.layers.dense(x, 2),
+    "Conv2D of a layer": lambda x: tf.layers.conv2d(x, 2, 3),
+}
+FIRED = [(t, f, M, h) for t, f in OVERRIDDEN.items() for h in SHAPES if h != "batch hidden"]
+FIRED = [row for row in FIRED if row[0::3] != ("StridedSlice", "rank hidden")]  # waits for the run
+FIRED += [(t, f, IMAGE, "batch hidden") for t, f in OVERRIDDEN_NN.items()]
 
 
-CASES = [(t, hidden) for t in OVERRIDDEN for hidden in SHAPES]
-CASES.remove(("StridedSlice", "rank hidden"))  # such an index waits for the run
-
-
-@pytest.mark.parametrize(("op_type", "hidden"), CASES)
-def test_rules_in_force_fire(op_type, hidden, graph):
-    x = tf.placeholder(tf.float32, SHAPES[hidden](MATRIX))
-
+@pytest.mark.parametrize(("name", "f", "array", "hidden"), FIRED, ids=str)
+def test_rules_in_force_fire(name, f, array, hidden, graph):
     def sevens(op, *grads):
         return [tf.ones_like(i) * 7.0 if i is not None and i.dtype == tf.float32 else None
                 for i in op.inputs]  # fmt: skip
 
-    with graph.gradient_override_map({op_type: sevens}) as used:
-        y = OVERRIDDEN[op_type](x)
+    x = tf.placeholder(tf.float32, SHAPES[hidden](array))
+    with graph.gradient_override_map({name.partition(" ")[0]: sevens}) as used:
+        y = f(x)
     (dx,) = tf.gradients(y, x)
     used.assert_fired()
-    assert (run(dx, {x: MATRIX}) % 7 == 0).all()
+    found = run(dx, {x: array})
+    assert found.any()
+    assert (found % 7 == 0).all()
