@@ -1,0 +1,245 @@
+"""Which tests find which faults of the source.
+
+Faults (`mutant_sources`, `past_faults`) are put into src/regrad one at a time, in memory. A mutant
+is run by the tests that execute its line, the quick ones first, until one of them fails: it is
+*found* by that test, and otherwise it *survives*. A survivor that no test can find, since it
+changes no result, is listed with its reason in `EXPLAINED`.
+
+python -m tests.campaigns.mutants list            the mutants, one a line
+python -m tests.campaigns.mutants probe           one run of all tests: which run which lines
+python -m tests.campaigns.mutants run [WORD …]    each mutant (with these words in its name)
+python -m tests.campaigns.mutants table           the record as a table
+
+`probe` and `run` keep what they find in out/mutants; `run` goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import marshal
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+from tests.campaigns import mutant_sources as sources
+from tests.campaigns.mutant_sources import Mutant
+from tests.campaigns.past_faults import PAST, Past
+from tests.helpers.paths import ROOT
+
+OUT = ROOT / "out" / "mutants"
+RECORD = Path(__file__).parent / "results" / "mutants.json"
+AT_START = Path(__file__).parent / "at_start"
+PYTEST = [sys.executable, "-m", "pytest", "-p", "tests.campaigns.mutant_plugin", "-p",
+          "no:cacheprovider", "--tb=line"]  # fmt: skip
+
+# How many mutants of a kind are taken in each part of the package (others: one).
+COUNTS = {"key": 2, "check": 2, "state": 2, "guard": 2, "swapped": 0, "nothing": 0}
+PARTS = ("autodiff", "core", "graph", "jax", "ops", "torch", "transforms", "v1")
+FOLDED = {"shapes": "ops", "rules": "others", "checking": "others", "inspection": "others",
+          "train": "others"}  # fmt: skip
+
+FIRST, SECOND = 40, 400  # tests in the first and the second process of a mutant
+
+EXPLAINED: dict[str, str] = {}
+
+
+def part_of(file: str) -> str | None:
+    folder = file.partition("/")[0]
+    return folder if folder in PARTS else FOLDED.get(folder)
+
+
+def mutants() -> list[Mutant | Past]:
+    """Those of the sample, in a fixed order, and the faults that were there once."""
+    found: dict[tuple[str | None, str], list[Mutant]] = defaultdict(list)
+    for mutant in sources.chosen(2, part_of):
+        found[part_of(mutant.file), mutant.kind].append(mutant)
+    sample = [m for (_, kind), group in found.items() for m in group[: COUNTS.get(kind, 1)]]
+    return [*sample, *PAST]
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def environment(codes: dict[str, CodeType], folder: Path, **more: Any) -> dict[str, str]:
+    """The environment in which Python runs such code of regrad's modules."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {module: folder / f"{module}.code" for module in codes}
+    for module, code in codes.items():
+        paths[module].write_bytes(marshal.dumps(code))
+    index = folder / "modules.json"
+    index.write_text(json.dumps({m: str(p) for m, p in paths.items()}), encoding="utf-8")
+    search = [str(AT_START), str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    own = {"REGRAD_CHANGED": index, "PYTHONPATH": os.pathsep.join(filter(None, search)), **more}
+    return {**os.environ, **{name: str(value) for name, value in own.items()}}
+
+
+def call(command: Sequence[str], env: dict[str, str], limit: float) -> int | None:
+    """The exit status of a process; None if it runs for too long. No child of it is left."""
+    log = OUT / "last.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, env=env, cwd=ROOT, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+# -- which tests run which lines -------------------------------------------------------------------
+
+
+class Hits(NamedTuple):
+    """What one run with probes has shown."""
+
+    tests: dict[str, list[str]]  # by mutant: the tests that execute its statement
+    seconds: dict[str, float]  # by test
+
+
+def probe(arguments: Sequence[str]) -> None:
+    """Run all tests with a probe in front of each mutant's statement."""
+    places: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for mutant in mutants():
+        places[mutant.file][mutant.line].append(mutant.name)
+    codes = {
+        sources.module_of(file): sources.code_with_probes(sources.SOURCE / file, names)
+        for file, names in places.items()
+    }
+    hits = OUT / "hits"
+    hits.mkdir(parents=True, exist_ok=True)
+    for old in hits.glob("*.jsonl"):
+        old.unlink()
+    env = environment(codes, OUT / "probes", REGRAD_HITS=hits)
+    print(
+        subprocess.run([*PYTEST, "-n", "2", "--dist", "worksteal", *arguments], env=env, cwd=ROOT)
+    )
+
+
+def read_hits() -> Hits:
+    """The lines that `probe` has left."""
+    tests: dict[str, dict[str, None]] = defaultdict(dict)
+    seconds: dict[str, float] = defaultdict(float)
+    for path in sorted((OUT / "hits").glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            test, names, time = json.loads(line)
+            seconds[test] += time
+            for name in names:
+                tests[name][test] = None
+    return Hits({name: list(found) for name, found in tests.items()}, seconds)
+
+
+def in_stages(tests: list[str], seconds: dict[str, float]) -> list[list[str]]:
+    """Some quick tests of few files; then some of all; then the others."""
+    files = Counter(test.partition("::")[0] for test in tests)
+    few = {file for file, _ in files.most_common(5)}
+    quick = sorted(tests, key=lambda test: (test.partition("::")[0] not in few, seconds[test]))
+    first = quick[:FIRST]
+    rest = sorted(set(tests) - {*first}, key=lambda t: (seconds[t] > 0.5, hash_of(t)))
+    return [stage for stage in (first, rest[:SECOND], rest[SECOND:]) if stage]
+
+
+def hash_of(text: str) -> int:
+    return sources.zlib.crc32(text.encode())
+
+
+# -- one mutant ------------------------------------------------------------------------------------
+
+
+def run_one(mutant: Mutant | Past, hits: Hits, quick: set[str] | None) -> dict[str, Any]:
+    """Which test finds a mutant: one of `make test`, if one can, or of the whole suite."""
+    there = hits.tests.get(mutant.name, [])
+    groups = [there] if quick is None else [
+        [t for t in there if t in quick], [t for t in there if t not in quick]
+    ]  # fmt: skip
+    files = {"REGRAD_TESTS": OUT / "tests.json", "REGRAD_FAILED": OUT / "failed.jsonl"}
+    env = environment({sources.module_of(mutant.file): mutant.code()}, OUT / "mutant", **files)
+    found: dict[str, Any] = {"part": part_of(mutant.file), "tests": len(there), "found": None}
+    for group, name in zip(groups, ("make test", "make test-all"), strict=False):
+        for stage in in_stages(group, hits.seconds):
+            by = failing(stage, env, 120 + 20 * sum(hits.seconds[t] for t in stage))
+            if by is not None:
+                return {**found, "found": by, "in": name}
+    return found
+
+
+def failing(tests: list[str], env: dict[str, str], limit: float) -> str | None:
+    """The first of these tests that fails, None if all pass."""
+    (OUT / "tests.json").write_text(json.dumps(tests), encoding="utf-8")
+    failed = OUT / "failed.jsonl"
+    failed.unlink(missing_ok=True)
+    files = sorted({test.partition("::")[0] for test in tests})
+    workers = ["-n", "2"] if len(tests) > SECOND else []
+    status = call([*PYTEST, "-x", *workers, *files], env, limit)
+    if failed.exists():
+        return json.loads(failed.read_text(encoding="utf-8").splitlines()[0])[0]
+    if status is None:
+        return f"a test that does not end, of {files[0]}"
+    return None if status in (0, 5) else f"the import of regrad (exit status {status})"
+
+
+def run(words: Sequence[str], again: bool) -> None:
+    """Run the mutants whose names contain one of these words, and keep what was found."""
+    path = OUT / "found.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    hits, names = read_hits(), OUT / "quick.txt"
+    quick = set(names.read_text(encoding="utf-8").split("\n")) if names.exists() else None
+    for mutant in mutants():
+        if mutant.name in found and not again:
+            continue
+        if words and not any(word in mutant.name for word in words):
+            continue
+        found[mutant.name] = run_one(mutant, hits, quick)
+        path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        print(mutant.name, "|", found[mutant.name]["found"] or "SURVIVES", flush=True)
+
+
+# -- the record ------------------------------------------------------------------------------------
+
+
+def table() -> str:
+    """The record in words: mutants found by part, then the survivors."""
+    found = json.loads(RECORD.read_text(encoding="utf-8"))["results"]
+    lines = ["| part | mutants | found | by `make test` | explained |", "|---|---|---|---|---|"]
+    for part in sorted({row["part"] for row in found.values()}):
+        rows = {name: row for name, row in found.items() if row["part"] == part}
+        lines.append(
+            f"| {part} | {len(rows)} | {sum(r['found'] is not None for r in rows.values())} "
+            f"| {sum(r.get('in') == 'make test' for r in rows.values())} "
+            f"| {sum(name in EXPLAINED for name in rows)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("command", choices=("list", "probe", "run", "table"))
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--again", action="store_true", help="run what was run before, too")
+    options, others = parser.parse_known_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    match options.command:
+        case "list":
+            for mutant in mutants():
+                print(f"{mutant.name}  line {mutant.line}: {mutant.text}")
+        case "probe":
+            probe([*options.words, *others])
+        case "run":
+            run(options.words, options.again)
+        case "table":
+            print(table())
+
+
+if __name__ == "__main__":
+    main()
