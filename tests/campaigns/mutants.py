@@ -8,6 +8,7 @@ changes no result, is listed with its reason in `EXPLAINED`.
 python -m tests.campaigns.mutants list            the mutants, one a line
 python -m tests.campaigns.mutants probe           one run of all tests: which run which lines
 python -m tests.campaigns.mutants run [WORD …]    each mutant (with these words in its name)
+python -m tests.campaigns.mutants record          write what was found into the record
 python -m tests.campaigns.mutants table           the record as a table
 
 `probe` and `run` keep what they find in out/mutants; `run` goes on where it was stopped.
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple
 from tests.campaigns import mutant_sources as sources
 from tests.campaigns.mutant_sources import Mutant
 from tests.campaigns.past_faults import PAST, Past
+from tests.campaigns.records import facts, write
 from tests.helpers.paths import ROOT
 
 OUT = ROOT / "out" / "mutants"
@@ -208,23 +210,52 @@ def run(words: Sequence[str], again: bool) -> None:
 # -- the record ------------------------------------------------------------------------------------
 
 
+def record() -> None:
+    """Write down what `run` has found, with the survivors' reasons."""
+    found = json.loads((OUT / "found.json").read_text(encoding="utf-8"))
+    texts = {m.name: m.text for m in mutants()}
+    rows = {name: {**row, "text": texts[name]} for name, row in found.items() if name in texts}
+    for name, row in rows.items():
+        if row["found"] is None and name in EXPLAINED:
+            row["explained"] = EXPLAINED[name]
+    write(RECORD, {**facts("tests.campaigns.mutants"), "results": rows})
+
+
 def table() -> str:
     """The record in words: mutants found by part, then the survivors."""
     found = json.loads(RECORD.read_text(encoding="utf-8"))["results"]
-    lines = ["| part | mutants | found | by `make test` | explained |", "|---|---|---|---|---|"]
+    lines = [
+        "| part | mutants | found | of them by `make test` | explained |",
+        "|---|---|---|---|---|",
+    ]
     for part in sorted({row["part"] for row in found.values()}):
-        rows = {name: row for name, row in found.items() if row["part"] == part}
-        lines.append(
-            f"| {part} | {len(rows)} | {sum(r['found'] is not None for r in rows.values())} "
-            f"| {sum(r.get('in') == 'make test' for r in rows.values())} "
-            f"| {sum(name in EXPLAINED for name in rows)} |"
-        )
-    return "\n".join(lines)
+        rows = [row for row in found.values() if row["part"] == part]
+        counts = [sum(map(test, rows)) for test in (is_found, is_found_soon, is_explained)]
+        lines.append("| " + " | ".join([part, str(len(rows)), *map(str, counts)]) + " |")
+    left = [f"{name}: {row['text']}" for name, row in found.items()
+            if not is_found(row) and not is_explained(row)]  # fmt: skip
+    late = [f"{name}: {row['found']}" for name, row in found.items()
+            if is_found(row) and not is_found_soon(row)]  # fmt: skip
+    return "\n".join(
+        [*lines, "", "Found by nothing:", *left, "", "By `make test-all` alone:", *late]
+    )
+
+
+def is_found(row: dict[str, Any]) -> bool:
+    return row["found"] is not None
+
+
+def is_found_soon(row: dict[str, Any]) -> bool:
+    return row.get("in") == "make test"
+
+
+def is_explained(row: dict[str, Any]) -> bool:
+    return "explained" in row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=("list", "probe", "run", "table"))
+    parser.add_argument("command", choices=("list", "probe", "run", "record", "table"))
     parser.add_argument("words", nargs="*")
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
     options, others = parser.parse_known_args()
@@ -237,6 +268,8 @@ def main() -> None:
             probe([*options.words, *others])
         case "run":
             run(options.words, options.again)
+        case "record":
+            record()
         case "table":
             print(table())
 
