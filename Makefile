@@ -1,6 +1,7 @@
 # Every target sets up what it needs in .venv, and then does its job.
 #   make demo    train a binarised network five ways on real digits
-#   make test    the whole test suite
+#   make test    the tests, without slow ones (about 6 minutes on 2 cores)
+#   make test-all  all tests (about 25 minutes on 2 cores)
 #   make check   lint, format and types
 #   make hosts   the suite on every version of PyTorch, JAX, NumPy and Python (hours)
 #   make proof   that rules fire or raise, everywhere (some hours; ARGS=--quick: two minutes)
@@ -17,7 +18,7 @@ ARGS ?=
 PINS ?= --constraint .github/newest.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check proof hosts public peers docs bench clean
+.PHONY: demo test test-all check proof hosts public peers docs bench clean
 
 # (One BLAS thread: the matrices are small, and threads would only wait for each other.)
 demo: $(VENV)/.demo
@@ -26,14 +27,23 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all $(ARGS)
+
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Tests that choose among libraries, dtypes and shapes: here they take all of them.
+GRIDS := ops/test_ops core/test_builtin_rules graph/test_samples transforms/test_jit_samples
+
 proof: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.proof $(ARGS)
 	$(BIN)/python -m tests.campaigns.roads $(ARGS)
+ifeq ($(findstring --quick,$(ARGS)),)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --proof $(GRIDS:%=tests/%.py)
+endif
 
 hosts: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.hosts $(ARGS)

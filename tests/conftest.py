@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
+from tests.helpers import choices, progress
 from tests.helpers.optional import ABSENT, absent_in, is_installed
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -34,6 +35,44 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # What needs a GPU is for machines that have one.
 collect_ignore = [] if shutil.which("nvidia-smi") else ["torch/test_cuda.py"]
+
+
+# -- how much of the tests runs, and how far they are ----------------------------------------------
+
+
+def pytest_addoption(parser):
+    for level, words in (("test-all", "slow tests too"), ("proof", "slow tests, and every choice")):
+        parser.addoption(
+            f"--{level.removeprefix('test-')}", dest="level", action="store_const", const=level,
+            default="test", help=f"{words} (tests/helpers/choices.py)",
+        )  # fmt: skip
+
+
+def pytest_configure(config):
+    choices.level = config.option.level
+
+
+def pytest_sessionstart(session):
+    plugins = session.config.pluginmanager
+    if terminal := plugins.get_plugin("terminalreporter"):  # (a worker of pytest-xdist has none)
+        plugins.register(progress.Progress(session, terminal))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out slow tests, unless they are asked for."""
+    asked = config.option.markexpr or any("::" in arg for arg in config.args)
+    if not asked and choices.level == "test":
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed:
+        progress.describe(item, report)
+    return report
 
 
 # -- without optional packages ---------------------------------------------------------------------

@@ -225,8 +225,8 @@ def _logged(row: Row) -> tuple[Result, Path]:
 
 def _suite(python: str, tests: Sequence[str], folder: Path, out: IO[str]) -> tuple[str, int]:
     report = folder / "report.xml"
-    command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider"]
-    command += ["--junitxml", str(report), "-rfE", "--no-header", *tests]
+    command = [python, "-m", "pytest", "--all", "-n", "2", "--dist", "worksteal"]
+    command += ["-p", "no:cacheprovider", "--junitxml", str(report), "-rfE", "--no-header", *tests]
     code = call(command, cwd=ROOT, stdout=out, stderr=out).returncode
     if not report.exists():
         return "no test ran", code or 1

@@ -1,0 +1,108 @@
+"""`make test` says how far it is, repeats what fails, and chooses by name what it leaves out."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from tests import conftest
+from tests.helpers import choices, progress
+
+
+@pytest.fixture
+def level(monkeypatch):
+    return lambda name: monkeypatch.setattr(choices, "level", name)
+
+
+def test_a_choice_is_one_option_two_or_all(level):
+    options = ["numpy", "jax", "torch"]
+    found = {}
+    for name in choices.OPTIONS:
+        level(name)
+        found[name] = [choices.choose(f"row {i}", options) for i in range(300)]
+    for one, two, every in zip(*found.values(), strict=True):
+        assert (len(one), len(two), sorted(every)) == (1, 2, sorted(options))
+        assert one == two[:1] == every[:1]
+    counts = [sum(one == [x] for one in found["test"]) for x in options]
+    assert min(counts) > 70, counts
+    assert choices.choose("row", []) == []
+
+
+def test_a_choice_is_the_same_in_every_process(level):
+    level("test")
+    assert choices.choose("a name", range(1000)) == [672]
+
+
+ITEM = SimpleNamespace(get_closest_marker=lambda name: None)
+SLOW = SimpleNamespace(get_closest_marker=lambda name: name == "slow")
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "args", "due"),
+    [
+        ("test", "", ["tests"], [ITEM]),
+        ("test", "slow", ["tests"], [ITEM, SLOW]),
+        ("test", "", ["tests/test_a.py::test_b"], [ITEM, SLOW]),
+        ("test-all", "", ["tests"], [ITEM, SLOW]),
+        ("proof", "", ["tests"], [ITEM, SLOW]),
+    ],
+)
+def test_slow_tests_run_where_they_are_asked_for(level, name, mark, args, due):
+    level(name)
+    items, left_out = [ITEM, SLOW], []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    option = SimpleNamespace(markexpr=mark)
+    config = SimpleNamespace(option=option, args=args, hook=hook)
+    conftest.pytest_collection_modifyitems(config, items)
+    assert items == due
+    assert [*items, *left_out] == [ITEM, SLOW]
+
+
+def report(when, outcome="passed", **more):
+    return SimpleNamespace(
+        when=when, passed=outcome == "passed", failed=outcome == "failed", sections=[], **more
+    )
+
+
+def test_a_line_says_how_far_it_is(monkeypatch):
+    lines, now = [], [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    terminal = SimpleNamespace(verbosity=0, ensure_newline=lambda: None, write_line=lines.append)
+    plugin = progress.Progress(SimpleNamespace(testscollected=4000), terminal)
+    for i in range(1000):
+        now[0] += 0.03
+        plugin.pytest_runtest_logreport(report("call", "failed" if i == 3 else "passed"))
+        plugin.pytest_runtest_logreport(report("teardown"))
+    assert lines == [
+        "12 %: 499 of 4,000 tests, 1 failed, 0:15 min so far, about 1:45 min left",
+        "24 %: 999 of 4,000 tests, 1 failed, 0:30 min so far, about 1:30 min left",
+    ]
+    assert plugin.pytest_report_teststatus(report("call")) == ("passed", "", "")
+    for other in (report("call", "failed"), report("setup"), report("call", wasxfail="no")):
+        assert plugin.pytest_report_teststatus(other) is None
+
+
+@pytest.mark.parametrize(("name", "due"), [("test", []), ("test-all", []), ("proof", ["--proof"])])
+@pytest.mark.parametrize("node", ["test_a[two words]", 'test_a[it\'s 3$ or \\u03c3, "so"]'])
+def test_a_failure_names_the_command_that_repeats_it(level, tmp_path, name, due, node):
+    level(name)
+    (tmp_path / "Makefile").write_text("test test-all:\n\t@printf '%s\\n' $@ $(ARGS)\n")
+    done = subprocess.run(
+        progress.repeat(node), shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [name if not due else "test", *due, node]
+
+
+@pytest.mark.parametrize(
+    ("params", "properties", "due"),
+    [({}, [], []), ({"seed": 7}, [], ["seed 7"]), ({"x": 1}, [("seed", 8)], ["seed 8"])],
+)
+def test_a_failure_names_the_seed(level, params, properties, due):
+    level("test")
+    item = SimpleNamespace(
+        nodeid="a.py::test_b", callspec=SimpleNamespace(params=params), user_properties=properties
+    )
+    failed = report("call", "failed")
+    progress.describe(item, failed)
+    said = ("to repeat it", "\n".join([*due, "make test ARGS='\"a.py::test_b\"'"]))
+    assert failed.sections == [said]
