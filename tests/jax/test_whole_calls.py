@@ -1,6 +1,12 @@
-"""Rules for whole calls of modules in JAX, against functions with a custom_vjp."""
+"""Rules for whole calls of modules in JAX, against models with the change written into them."""
 
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import linen, nnx
 
 import regrad as rg
 from regrad.errors import (
@@ -11,236 +17,146 @@ from regrad.errors import (
     RuleError,
     UnusedOverrideWarning,
 )
+from tests.helpers.jax_networks import (
+    BENT_ON_ARRIVAL,
+    BENT_ON_LEAVING,
+    REVERSED,
+    SITES,
+    EqxBlock,
+    EqxNet,
+    NnxNet,
+    X,
+    bent,
+    close,
+    loss,
+)
 
-jax = pytest.importorskip("jax")
-eqx = pytest.importorskip("equinox")
-nnx = pytest.importorskip("flax.nnx")
-linen = pytest.importorskip("flax.linen")
-pytest.importorskip("regrad.jax")
-jnp = jax.numpy
-at = rg.at
-
-
-class Block(eqx.Module):
-    w: jax.Array
-
-    def __call__(self, x):
-        return jnp.tanh(x @ self.w)
-
-
-class Net(eqx.Module):
-    layers: list
-    head: Block
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+at, override, NET, ROW = rg.at, rg.jax.override, EqxNet(), X[0]
 
 
-class NnxBlock(nnx.Module):
-    def __init__(self, w):
-        self.w = nnx.Param(w)
-
-    def __call__(self, x):
-        return jnp.tanh(x @ self.w[...])
-
-
-class NnxNet(nnx.Module):
-    def __init__(self, ws):
-        self.layers = nnx.List([NnxBlock(w) for w in ws[:2]])
-        self.head = NnxBlock(ws[2])
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-KEYS = jax.random.split(jax.random.key(0), 4)
-SHAPES = [(3, 4), (4, 3), (3, 2)]
-WS = [jax.random.normal(k, shape) for k, shape in zip(KEYS, SHAPES, strict=False)]
-NET = Net([Block(w) for w in WS[:2]], Block(WS[2]))
-X = jax.random.normal(KEYS[3], (5, 3))
-
-
-def loss(net, x):
-    return jnp.sum(net(x) ** 2)
-
-
-def bent(dy):
-    return 2 * jnp.sin(dy)
-
-
-def pre(dy, builtin):
+def arriving(dy, builtin):
     return builtin(bent(dy))
 
 
-def post(dy, builtin):
+def leaving(dy, builtin):
     return bent(builtin(dy))
 
 
-def same(dy):
-    return dy
-
-
-def by_hand(before=same, after=same):
-    """A block with a gradient that is bent as it arrives, or as it leaves."""
-
-    @jax.custom_vjp
-    def block(w, x):
-        return jnp.tanh(x @ w)
-
-    def pull(kept, dy):
-        w, x = kept
-        slope = before(dy) * (1 - jnp.tanh(x @ w) ** 2)
-        return x.T @ slope, after(slope @ w.T)
-
-    block.defvjp(lambda w, x: (block(w, x), (w, x)), pull)
-    return block
-
-
-def reference(paths, **bends):
-    """The loss where the blocks of these paths have other gradients."""
-    names = ["layers.0", "layers.1", "head"]
-    blocks = [by_hand(**bends) if name in paths else by_hand() for name in names]
-
-    def f(net, x):
-        for block, module in zip(blocks, [*net.layers, net.head], strict=True):
-            x = block(module.w, x)
-        return jnp.sum(x**2)
-
-    return f
-
-
-def check(found, expected):
-    jax.tree.map(lambda a, b: jnp.allclose(a, b, rtol=1e-4, atol=1e-4) or pytest.fail(f"{a} {b}"),
-                 found, expected)  # fmt: skip
-
-
 SELECTORS = {
-    "path": (at("head"), ["head"]),
-    "pattern": (at("layers.*"), ["layers.0", "layers.1"]),
-    "class": (at(Block), ["layers.0", "layers.1", "head"]),
-    "tuple": (at(("head", "layers.1")), ["head", "layers.1"]),
-    "predicate": (at(lambda site: site.path == "layers.0"), ["layers.0"]),
-    "first": (at(Block, nth=0), ["layers.0"]),
-    "last": (at(Block, nth=-1), ["head"]),
+    "path": (at("head"), {"head"}),
+    "pattern": (at("layers.*"), {"layers.0", "layers.1"}),
+    "class": (at(EqxBlock), {*SITES[:3]}),
+    "tuple": (at(("head", "layers.1")), {"head", "layers.1"}),
+    "predicate": (at(lambda site: site.path == "layers.0"), {"layers.0"}),
+    "first": (at(EqxBlock, nth=0), {"layers.0"}),
+    "last": (at(EqxBlock, nth=-1), {"head"}),
 }
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_every_kind_of_place(selector):
     key, paths = SELECTORS[selector]
-    ours = rg.jax.override(loss, {key: pre}, model=NET)
-    expected = jax.grad(reference(paths, before=bent))(NET, X)
-    check(jax.grad(ours)(NET, X), expected)
+    ours = override(loss, {key: arriving}, model=NET)
+    by_hand = EqxNet(paths, BENT_ON_ARRIVAL)
+    close(jax.grad(ours)(NET, ROW), jax.grad(loss)(by_hand, ROW))
     ours.assert_fired()
-    assert {hit.path for hit in ours.hits} == set(paths)
-    check(jax.jit(jax.grad(ours))(NET, X), expected)
-    rows = jax.vmap(jax.grad(ours), (None, 0))(NET, X[:, None])
-    check(jax.tree.map(lambda row: row.sum(0), rows), expected)
+    assert {hit.path for hit in ours.hits} == paths
+    close(jax.jit(jax.grad(ours))(NET, ROW), jax.grad(loss)(by_hand, ROW))
+    rows = jax.vmap(jax.grad(ours), (None, 0))(NET, X)
+    close(rows, jax.vmap(jax.grad(loss), (None, 0))(by_hand, X))
 
 
-def test_what_leaves_and_second_order():
-    ours = rg.jax.override(loss, {at("head"): post}, model=NET)
-    f = reference(["head"], after=bent)
-    check(jax.grad(ours)(NET, X), jax.grad(f)(NET, X))
-    check(jax.grad(ours, argnums=1)(NET, X), jax.grad(f, argnums=1)(NET, X))
+@pytest.mark.parametrize(
+    ("rule", "change"), [(arriving, BENT_ON_ARRIVAL), (leaving, BENT_ON_LEAVING)]
+)
+def test_by_all_arguments_and_at_second_order(rule, change):
+    ours = override(loss, {at("head"): rule}, model=NET)
+    by_hand = EqxNet({"head"}, change)
+    found, expected = (jax.grad(f, (0, 1))(m, ROW) for f, m in ((ours, NET), (loss, by_hand)))
+    close(found, expected)
 
-    def second(f):
-        def norm(net):
-            return sum(jnp.sum(dw**2) for dw in jax.tree.leaves(jax.grad(f)(net, X)))
+    def squares(f):
+        return lambda net: sum(jnp.sum(dw**2) for dw in jax.tree.leaves(jax.grad(f)(net, ROW)))
 
-        return jax.grad(norm)(NET)
-
-    check(second(ours), second(f))
-    ours = rg.jax.override(loss, {at("head"): pre}, model=NET)
-    check(second(ours), second(reference(["head"], before=bent)))
+    close(jax.grad(squares(ours))(NET), jax.grad(squares(loss))(by_hand))
 
 
 def test_nnx():
-    net = NnxNet(WS)
-    rules = {at("layers.1"): pre, at("head"): rg.rules.reverse()}
-    ours = rg.jax.override(loss, rules, model=net)
-
-    def f(net, x):
-        first, second, head = by_hand(), by_hand(before=bent), by_hand(after=lambda dy: -dy)
-        x = second(net.layers[1].w, first(net.layers[0].w, x))
-        return jnp.sum(head(net.head.w, x) ** 2)
-
-    check(jax.tree.leaves(nnx.grad(ours)(net, X)), jax.tree.leaves(
-        [jax.grad(f)(NET, X).head, jax.grad(f)(NET, X).layers]))  # fmt: skip
+    net, by_hand = NnxNet(), NnxNet()
+    by_hand.layers[1].change, by_hand.head.change = BENT_ON_ARRIVAL, REVERSED
+    ours = override(loss, {at("layers.1"): arriving, at("head"): rg.rules.reverse()}, model=net)
+    close(nnx.grad(ours)(net, X), nnx.grad(loss)(by_hand, X))
     ours.assert_fired()
 
 
+class Power(eqx.Module):
+    def __call__(self, x, *, power=2):
+        return x**power
+
+
+class Both(eqx.Module):
+    block: EqxBlock
+    act: Power
+
+    def __call__(self, x):
+        return self.act(self.block(x))
+
+
 def test_a_module_without_parameters():
-    class Act(eqx.Module):
-        def __call__(self, x, *, power=2):
-            return x**power
-
-    class Both(eqx.Module):
-        block: Block
-        act: Act
-
-        def __call__(self, x):
-            return self.act(self.block(x))
-
-    net = Both(NET.head, Act())
-    ours = rg.jax.override(loss, {at("act"): lambda dy, x: 7 * dy * x}, model=net)
-    dy = 2 * net(X)
-    expected = jax.vjp(net.block, X)[1](7 * dy * net.block(X))[0]
-    check(jax.grad(ours, argnums=1)(net, X), expected)
+    net = Both(NET.head, Power())
+    ours = override(loss, {at("act"): lambda dy, x: 7 * dy * x}, model=net)
+    y, back = jax.vjp(net.block, ROW)
+    close(jax.grad(ours, argnums=1)(net, ROW), back(7 * 2 * y**2 * y)[0])
 
 
 def test_what_is_refused():
     for f, model in [(loss, None), (lambda p, x: x, linen.Dense(2))]:
         with pytest.raises(ArgumentError, match="Equinox or Flax's nnx leave a boundary"):
-            rg.jax.override(f, {at("head"): pre}, model=model)
+            override(f, {at("head"): arriving}, model=model)
     with pytest.raises(ArgumentError, match=r"keep: rg.at\('head'\) is not a key"):
-        rg.jax.override(loss, {at("layers.0"): pre}, model=NET, keep=[at("head")])
+        override(loss, {at("layers.0"): arriving}, model=NET, keep=[at("head")])
     with pytest.raises(RuleError, match="did not call builtin, so nobody knows"):
-        jax.grad(rg.jax.override(loss, {at("head"): lambda dy, x: x}, model=NET))(NET, X)
-    ours = rg.jax.override(loss, {at("head"): pre}, model=NET)
+        jax.grad(override(loss, {at("head"): lambda dy, x: x}, model=NET))(NET, ROW)
+    ours = override(loss, {at("head"): arriving}, model=NET)
     with pytest.raises(GradientError, match="not linear"):
-        jax.jvp(lambda x: ours(NET, x), (X,), (X,))
+        jax.jvp(lambda x: ours(NET, x), (ROW,), (ROW,))
 
 
 def test_keys_inside_are_passed_over():
-    rules = {at("head"): pre, "Tanh": lambda dy, y: dy * (1 - y**2)}
+    rules = {at("head"): arriving, "Tanh": lambda dy, y: dy * (1 - y**2)}
     with pytest.raises(PassedOverError, match="'Tanh' occurs inside of a call that has a rule"):
-        rg.jax.override(loss, rules, model=NET)(NET, X)
-    ours = rg.jax.override(loss, rules, model=NET, keep=[at("head")])
-    check(jax.grad(ours)(NET, X), jax.grad(reference(["head"], before=bent))(NET, X))
-    assert {hit.path for hit in ours.hits if hit.op_type == "Tanh"} == {"layers.0", "layers.1"}
+        override(loss, rules, model=NET)(NET, ROW)
+    ours = override(loss, rules, model=NET, keep=[at("head")])
+    close(jax.grad(ours)(NET, ROW), jax.grad(loss)(EqxNet({"head"}, BENT_ON_ARRIVAL), ROW))
+    paths = {hit.path for hit in ours.hits if hit.op_type == "Tanh"}
+    assert paths == {"layers.0", "layers.1", ""}
+
+
+class Skips(eqx.Module):
+    a: EqxBlock
+    b: EqxBlock
+
+    def __call__(self, x):
+        return self.a(x)
 
 
 def test_modules_that_never_run():
-    class Skips(eqx.Module):
-        a: Block
-        b: Block
-
-        def __call__(self, x):
-            return self.a(x)
-
-    net = Skips(Block(WS[0]), Block(WS[0]))
-    ours = rg.jax.override(lambda net, x: jnp.sum(net(x)), {at("*"): pre}, model=net)
+    net = Skips(NET.head, NET.layers[0])
+    ours = override(loss, {at("*"): arriving}, model=net)
     with pytest.warns(UnusedOverrideWarning, match="names 'b', which was never called"):
-        jax.grad(ours)(net, X)
+        jax.grad(ours)(net, ROW)
     with pytest.raises(NotFiredError, match="'b'"):
         ours.assert_fired()
 
 
+class Pair(eqx.Module):
+    def __call__(self, second, first):
+        return 2 * second + 3 * first
+
+
 def test_keywords_in_another_order_than_the_signature():
-    class Pair(eqx.Module):
-        def __call__(self, second, first):
-            return 2 * second + 3 * first
-
-    pair, x = Pair(), jnp.ones(2)
-
-    def called(second, first):
-        return pair(first=first, second=second).sum()
-
+    pair = Pair()
+    called = lambda second, first: pair(first=first, second=second).sum()  # noqa: E731
     rules = {at(""): lambda dy, second, first: (5 * dy, 7 * dy)}
-    found = jax.grad(rg.jax.override(called, rules, model=pair), (0, 1))(x, x)
-    assert [dx.tolist() for dx in found] == [[5.0] * 2, [7.0] * 2]
+    found = jax.grad(override(called, rules, model=pair), (0, 1))(ROW, ROW)
+    assert [dx.tolist() for dx in found] == [[5.0] * 4, [7.0] * 4]
