@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tracemalloc
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 import regrad as rg
 from regrad.core.state import current
-from regrad.errors import ArgumentError, GradientError
+from regrad.errors import GradientError
 from tests.helpers.quick import MODES, nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
@@ -32,19 +33,6 @@ def test_containers_and_constants(mode):
     assert (dp["a"].tolist(), dp["b"][0].tolist()) == ([9.0, 12.0], [3.0, 6.0])
 
 
-@MODES
-def test_orders_to_three(mode):
-    x = np.array([0.3, -1.2])
-    f = lambda x: (rg.sin(x) * x * x).sum()  # noqa: E731
-    climbed = lambda g: lambda x: (rg.grad(g)(x) ** 2).sum()  # noqa: E731
-    g = rg.checkpoint(f)
-    for _ in range(3):
-        due = rg.grad(f)(x).numpy()
-        np.testing.assert_allclose(mode(rg.grad(g))(x).numpy(), due, rtol=1e-11)
-        np.testing.assert_allclose(rg.grad(mode(g))(x).numpy(), due, rtol=1e-11)
-        f, g = climbed(f), climbed(g)
-
-
 def test_it_runs_once_forward_and_once_backward():
     runs = []
     f = rg.checkpoint(lambda x: runs.append(1) or rg.sin(x))
@@ -59,21 +47,6 @@ def test_it_runs_once_forward_and_once_backward():
 
 
 @MODES
-def test_what_it_closes_over(mode):
-    v = rg.Variable(3.0)
-
-    def loss(w):
-        f = rg.checkpoint(lambda x: x * w * v * w)
-        return f(rg.scalar(2.0))
-
-    assert mode(rg.grad(loss))(rg.scalar(5.0)).item() == 60.0
-    g = mode(loss)
-    assert rg.variable_grads(lambda: g(rg.scalar(5.0))).grads[v.name].item() == 50.0
-    second = rg.grad(rg.grad(loss))
-    assert mode(second)(rg.scalar(5.0)).item() == 12.0
-
-
-@MODES
 def test_it_runs_again_on_the_values_that_were(mode):
     v = rg.Variable(2.0)
     f = rg.checkpoint(lambda x: x * v * v)
@@ -83,9 +56,10 @@ def test_it_runs_again_on_the_values_that_were(mode):
         v.assign(100.0)
         return y + f(x)
 
-    g = mode(rg.grad(loss))
-    assert g(rg.scalar(1.0)).item() == 4.0 + 10_000.0
+    assert mode(rg.grad(loss))(rg.scalar(1.0)).item() == 4.0 + 10_000.0
     assert v.item() == 100.0
+    by_v = lambda: rg.variable_grads(lambda: f(rg.scalar(2.0))).grads[v.name]  # noqa: E731
+    assert mode(by_v)().item() == 400.0
 
 
 def test_names_bound_anew_before_the_backward_pass_are_refused():
@@ -102,19 +76,11 @@ def test_names_bound_anew_before_the_backward_pass_are_refused():
 @MODES
 def test_assignments_are_made_once(mode):
     v = rg.Variable(1.0)
-
-    @rg.checkpoint
-    def f(x):
-        v.assign(v * x)
-        return v * x
-
-    g = mode(rg.grad(f))
-    assert g(rg.scalar(3.0)).item() == 6.0
+    f = rg.checkpoint(lambda x: (v.assign(v * x), v * x)[1])
+    assert mode(rg.grad(f))(rg.scalar(3.0)).item() == 6.0
     assert v.item() == 3.0
-
-    h = mode(lambda x: f(x) + v)
     v.assign(1.0)
-    assert rg.grad(h)(rg.scalar(3.0)).item() == 7.0
+    assert rg.grad(mode(lambda x: f(x) + v))(rg.scalar(3.0)).item() == 7.0
     assert v.item() == 3.0
 
 
@@ -157,44 +123,12 @@ def test_overrides_in_force_at_first_count_again(mode):
     used.assert_fired()
 
 
-def test_forward_mode():
-    f = rg.checkpoint(lambda x: rg.sin(x) * x)
-    due = rg.jvp(lambda x: rg.sin(x) * x, [rg.scalar(0.5)], [rg.scalar(2.0)])
-    for y, expected in zip(rg.jvp(f, [rg.scalar(0.5)], [rg.scalar(2.0)]), due, strict=True):
-        np.testing.assert_allclose(y.numpy(), expected.numpy(), rtol=1e-6)
-    g = rg.checkpoint(rg.sign)
-    with (
-        rg.gradient_override_map({"Sign": lambda dy: rg.where(dy > 0, dy, 0.0)}),
-        pytest.raises(GradientError, match="forward mode"),
-    ):
-        rg.jvp(g, [rg.scalar(1.0)], [rg.scalar(1.0)])
-
-
-@MODES
-def test_no_path(mode):
-    f = rg.checkpoint(lambda x, y: (rg.stop_gradient(x) * y, x > 0))
-    g = mode(lambda x, y: f(x, y)[0])
-    with pytest.raises(GradientError, match="no path"):
-        rg.grad(lambda x: g(x, rg.scalar(1.0)))(rg.scalar(1.0))
-    assert rg.grads(g, unconnected="zero")([rg.scalar(2.0), rg.scalar(1.0)])[1].item() == 2.0
-
-
-@MODES
-def test_a_custom_function_that_closes_over(mode):
-    def f(w):
-        inner = rg.checkpoint(lambda x: x * w)
-        return rg.custom_grad(lambda x: (inner(x), lambda dy: dy))(w * 1.0)
-
-    with pytest.raises(GradientError, match="closes over"):
-        mode(rg.grad(f))(rg.scalar(2.0))
-
-
-def test_exceptions_in_either_run():
-    state = {"runs": 0}
+def test_exceptions_in_the_second_run():
+    runs = []
 
     def f(x):
-        state["runs"] += 1
-        if state["runs"] == 2:
+        runs.append(x)
+        if len(runs) == 2:
             raise KeyError("again")
         return rg.sin(x)
 
@@ -204,34 +138,41 @@ def test_exceptions_in_either_run():
 
 
 def peak(f, x):
-    rg.grad(f)(x)
+    """The memory that the gradient of the sum of f takes, as a multiple of that of x."""
+    gradient = rg.grad(lambda x: f(x).sum())
+    gradient(x)
     tracemalloc.start()
     try:
-        rg.grad(f)(x)
+        gradient(x)
         return tracemalloc.get_traced_memory()[1] / x.nbytes
     finally:
         tracemalloc.stop()
 
 
-def test_memory_falls():
-    x = np.ones((100, 200))
+def test_memory_falls_in_eager_mode():
+    x, n = np.ones((200, 100)), 40
+    block = lambda x: functools.reduce(lambda x, _: rg.sin(x), range(10), x)  # noqa: E731
+    chain = lambda f: lambda x: functools.reduce(lambda x, _: f(x), range(8), x)  # noqa: E731
+    assert peak(chain(block), x) > 75
+    assert peak(chain(rg.checkpoint(block)), x) < 30
+    body = lambda c, _: (rg.sin(rg.sin(rg.sin(rg.sin(c)))), None)  # noqa: E731
+    assert peak(lambda x: rg.scan(body, x, length=n)[0], x) > 4 * n
+    assert peak(lambda x: rg.scan(body, x, length=n, checkpoint=True)[0], x) < 1.5 * n + 12
 
-    def block(x):
-        for _ in range(10):
-            x = rg.sin(x)
-        return x
 
-    def chain(block):
-        def f(x):
-            for _ in range(8):
-                x = block(x)
-            return x.sum()
+def test_residuals_of_compiled_scans():
+    n, size = 16, 64
 
-        return f
+    def kept(checkpoint):
+        body = lambda c, _: (rg.sin(rg.sin(rg.sin(c))), None)  # noqa: E731
+        f = lambda x: rg.scan(body, x, length=n, checkpoint=checkpoint)[0].sum()  # noqa: E731
+        jaxpr = jax.make_jaxpr(lambda a: rg.grad(f)(rg.asarray(a)).data)(np.ones(size))
+        forward = next(e for e in jaxpr.eqns if e.primitive.name == "scan")
+        # (what a scan stacks has its length in front; JAX 0.11 no longer says how many carries)
+        stacked = [v for v in forward.outvars if v.aval.shape[:1] == (n,) and v.aval.ndim > 1]
+        return sum(v.aval.size for v in stacked if str(v) != "_") / (n * size)
 
-    plain, less = peak(chain(block), x), peak(chain(rg.checkpoint(block)), x)
-    assert plain > 75
-    assert less < 30
+    assert kept(True) <= 1 < kept(False) <= 3
 
 
 def test_what_is_kept_under_jit():
@@ -252,18 +193,17 @@ def test_what_is_kept_under_jit():
 
 
 def test_an_argument_without_a_gradient_that_is_closed_over_as_well():
+    """By x sin x squared; the sum of the rows of its hessian, which is diagonal."""
+
     def f(x):
         choose = lambda y: x * rg.sin(x) if rg.sum(y) > 1 else x  # noqa: E731
         return rg.sum(rg.checkpoint(choose)(x) ** 2)
 
-    def by_jax(x):
-        return jax.numpy.sum((x * jax.numpy.sin(x)) ** 2)
-
-    x = np.array([0.6, 1.0, -0.3])
-    np.testing.assert_allclose(rg.grad(f)(x).numpy(), jax.grad(by_jax)(x))
-    np.testing.assert_allclose(rg.hessian(f)(x).numpy(), jax.hessian(by_jax)(x), atol=1e-12)
-    v = np.array([1.0, -2.0, 0.5])
-    np.testing.assert_allclose(rg.jvp(f, [x], [v])[1].numpy(), jax.jvp(by_jax, (x,), (v,))[1])
+    x, v = np.array([0.6, 1.0, -0.3]), np.array([1.0, -2.0, 0.5])
+    y, dy, ddy = x * np.sin(x), np.sin(x) + x * np.cos(x), 2 * np.cos(x) - x * np.sin(x)
+    np.testing.assert_allclose(rg.grad(f)(x).numpy(), 2 * y * dy)
+    np.testing.assert_allclose(rg.hessian(f)(x).numpy().sum(0), 2 * dy**2 + 2 * y * ddy)
+    np.testing.assert_allclose(rg.jvp(f, [x], [v])[1].numpy(), 2 * y * dy @ v)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -279,34 +219,3 @@ def test_a_variable_that_holds_a_tensor_which_is_closed_over_as_well(order):
     x, w = rg.tensor([3.0, 4.0]), rg.tensor([5.0, 6.0])
     dx, dw = rg.grad(f, argnums=(0, 1), unconnected="zero")(x, w)
     assert (dx.tolist(), dw.tolist()) == ([0.0, 0.0], [10.0, 12.0])
-
-
-def test_what_a_compiled_function_made_is_used_in_a_batch():
-    def f(x):
-        t = rg.jit(lambda p: p * x)(x)
-        return rg.sum(rg.vmap(lambda r: rg.vmap(lambda q: q * r * rg.sum(t))(x))(t))
-
-    def by_jax(x):
-        return jax.numpy.sum(x * x) ** 2 * jax.numpy.sum(x)
-
-    x = np.array([0.6, 1.0, -0.3])
-    np.testing.assert_allclose(rg.grad(rg.checkpoint(f))(x).numpy(), jax.grad(by_jax)(x))
-    np.testing.assert_allclose(rg.hessian(rg.checkpoint(f))(x).numpy(), jax.hessian(by_jax)(x))
-
-
-async def later(x):
-    return x
-
-
-def one_by_one(x):
-    yield x
-
-
-async def one_by_one_later(x):
-    yield x
-
-
-@pytest.mark.parametrize("f", [later, one_by_one, one_by_one_later])
-def test_a_function_that_runs_after_the_call_is_refused(f):
-    with pytest.raises(ArgumentError, match="an async or a generator function"):
-        rg.checkpoint(f)
