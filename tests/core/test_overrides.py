@@ -33,7 +33,6 @@ X = rg.tensor([1.0, 2.0])
 @pytest.fixture(scope="module", autouse=True)
 def names():
     rg.RegisterGradient("TestsSeven")(SEVEN)
-    rg.RegisterGradient("TestsSevenTF")(lambda op, grad: grad * 7)
 
 
 # -- forms of rules --------------------------------------------------------------------------------
@@ -69,11 +68,6 @@ def stated(*args, **options):
 
 stated.__signature__ = inspect.signature(by_seven)
 RULES = {
-    "native": SEVEN,
-    "registered": "TestsSeven",
-    "registered, TensorFlow's": "TestsSevenTF",
-    "TensorFlow's": lambda op, grad: grad * 7,
-    "of the input and output": lambda dy, x, y: dy * 7,
     "stated signature": stated,
     "partial": functools.partial(two, 7),
     "partial of a method": functools.partial(Callable().native),
@@ -124,13 +118,9 @@ flag = lambda x: rg.astype(x > 0, rg.float32) * 3  # noqa: E731
 whole = lambda x: rg.astype(rg.astype(x, "int32") * 2, rg.float32)  # noqa: E731
 product = lambda a, b: a * b  # noqa: E731
 VALUES = {
-    "the rule of another op type": ({"Round": "Identity"}, lambda: rg.grad(rg.round)(0.4), 1.0),
-    "a rule of the output": ({"Identity": "Exp"}, lambda: rg.grad(rg.identity)(3.0), 3.0),
     "an attribute": ({"Sum": spread}, lambda: rg.grad(lambda x: rg.sum(x, axis=1))(rg.ones((2, 2))),
                      [[3.0, 3.0], [3.0, 3.0]]),
     "the record": ({"Mul": recorded}, lambda: rg.grads(product)([2.0, 3.0]), [10.0, 0.0]),
-    "an alias": ({"Add": lambda dy: (dy * 2, dy * 3)},
-                 lambda: rg.grads(lambda a, b: a + b)([1.0, 1.0]), [2.0, 3.0]),
     "identity": ({"Identity": SEVEN}, lambda: rg.grad(rg.identity)(1.0), 7.0),
     "an alias is no identity": ({"Identity": optional(SEVEN)},
                                 lambda: rg.grad(rg.grad(lambda x: x * x))(2.0), 2.0),
@@ -144,14 +134,6 @@ VALUES = {
     # the rule for Exp multiplies; an override of Mul must not reach it
     "rules are masked": ({"Mul": optional(lambda dy: (dy * 0, dy * 0))},
                          lambda: rg.grad(rg.exp)(0.0), 1.0),
-    # the rule is y' = x: the second derivative is 1, whatever Sign is
-    "second order": ({"Sign": lambda dy, x: dy * x}, lambda: rg.grad(rg.grad(rg.sign))(3.0), 1.0),
-    "by the output": ({"Sign": lambda dy, y: dy * y}, lambda: rg.grad(rg.grad(rg.sign))(3.0), 1.0),
-    "a broadcast input": ({"Mul": lambda dy: (dy, dy)},
-                          lambda: rg.grads(product)([rg.ones((2, 3)), rg.ones(3)])[1], [2.0] * 3),
-    "None": ({"Sign": lambda dy: [None]}, lambda: rg.grad(rg.sign)(X), [0.0, 0.0]),
-    "TensorFlow's None": ({"Sign": lambda op, dy: None}, lambda: rg.grad(rg.sign)(X), [0.0, 0.0]),
-    "no_gradient": ({"Sign": rg.rules.no_gradient}, lambda: rg.grad(rg.sign)(X), [0.0, 0.0]),
     "a list, of complex numbers": ({"Square": lambda dy, x: [dy * x]},
                                    lambda: rg.grad(rg.square)(Z), [1 + 2j]),
     "complex numbers": ({"Square": lambda dy, x: dy * x}, lambda: rg.grad(rg.square)(Z), [1 + 2j]),
@@ -273,7 +255,6 @@ MAPS = [
     ({"Sign": lambda grad: grad}, RuleError, "first parameter is dy"),
     ({"Sign": lambda g, x: g * x}, RuleError, "first parameter is dy"),
     ({"Sign": lambda x, dy: dy}, RuleError, "first parameter is dy"),
-    ({"Sign": "MatMul"}, RuleError, "inputs a, b"),
     ({"Sign": functools.cache(by_seven)}, Exception, "'by_seven'.*functools.cache or lru_cache"),
     ({"Sign": functools.lru_cache(two)}, Exception, "'two'.*functools.cache or lru_cache"),
     ({"Sign": functools.partial(two, k=3)}, Exception, r"'two'.* takes \(\*, k=3, dy, x\)"),
@@ -294,8 +275,6 @@ MALFORMED = [
     (lambda dy: 0, "expected a Tensor, got int"),
     (lambda dy: None, "input 'x', returned None, expected a Tensor. Did it forget its"),
     (lambda dy: SEVEN, "got function. Was a function that makes rules"),
-    (lambda dy: dy[:1], r"returned the shape \(1,\), expected \(2,\)"),
-    (lambda dy: rg.astype(dy, rg.float64), "returned the dtype float64, expected float32"),
     (lambda dy: [dy, dy], "expected a Tensor, got list"),
     (lambda dy: [], "expected a Tensor, got list"),
     (lambda *args: args[0] * 3, r"'<lambda>'.*takes \(\*args\), which does not say its form"),

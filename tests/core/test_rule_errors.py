@@ -1,16 +1,26 @@
-"""A wrong answer of a rule names the rule, with its line, and the op, with that of its call."""
+"""Errors name the rule and the op with their lines; tracebacks show the caller's code alone."""
 
+import gc
+import inspect
+import linecache
 import re
-from pathlib import Path
+import traceback
 
 import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import RuleError
+import regrad.v1 as tf
+from regrad.core import walk
+from regrad.core.generated import define
+from regrad.core.tracebacks import SETTING
+from regrad.errors import ArgumentError, GradientError, RuleError, ShapeError
+from tests.helpers.marks import marked_lines
 from tests.helpers.optional import optional
+from tests.helpers.rows import refused, under
 
 jax, torch = optional("jax"), optional("torch")
+HERE = re.escape(__file__)
 
 
 def truncating(dy, x):
@@ -33,6 +43,10 @@ def of_text(dy, x):
     return "dy"
 
 
+def of_none(dy):
+    pass
+
+
 ANSWERS = {
     truncating: r"input 'x', returned the shape \(1,\), expected \(3,\)",
     of_two: "input 'x', returned 2 gradients for one input, expected a Tensor",
@@ -43,83 +57,79 @@ ANSWERS = {
 
 def by_regrad(rule):
     with rg.gradient_override_map({"Sign": rule}):
-        rg.grad(lambda x: rg.sum(rg.sign(x)))(rg.tensor(np.ones(3)))  # regrad's
+        rg.grad(lambda x: rg.sum(rg.sign(x)))(rg.tensor(np.ones(3)))  # here: by_regrad
 
 
 def by_torch(rule):
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     with rg.torch.gradient_override_map({"Sign": rule}):
-        y = torch.sign(x)  # torch's
+        y = torch.sign(x)  # here: by_torch
     y.sum().backward()
 
 
 def by_jax(rule):
     def f(x):
-        return jax.numpy.sign(x).sum()  # jax's
+        return jax.numpy.sign(x).sum()  # here: by_jax
 
     with jax.enable_x64(True):
         jax.grad(rg.jax.override(f, {"Sign": rule}))(jax.numpy.ones(3))
 
 
-HOSTS = {by_regrad: "regrad's", by_torch: "torch's", by_jax: "jax's"}
+def product(x):
+    return rg.sum(x * x)  # here: product
 
 
-def line_of(marker):
-    lines = Path(__file__).read_text("utf-8").splitlines()
-    (number,) = [i for i, text in enumerate(lines, 1) if text.endswith(f"# {marker}")]
-    return f"{__file__}:{number}"
+LINES = marked_lines(__file__)
 
 
 @pytest.mark.parametrize("rule", ANSWERS)
-@pytest.mark.parametrize("run", HOSTS)
+@pytest.mark.parametrize("run", [by_regrad, by_torch, by_jax])
 def test_a_wrong_answer_names_the_rule_and_the_op(run, rule):
-    with pytest.raises(RuleError, match=ANSWERS[rule]) as caught:
-        run(rule)
     name, place = rule.__name__, f"{__file__}:{rule.__code__.co_firstlineno}"
-    says = f"the rule '{name}' ({name}, {place}) for the op type 'Sign' at {line_of(HOSTS[run])}"
-    assert says in str(caught.value)
+    says = f"the rule '{name}' ({name}, {place}) for the op type 'Sign' at {LINES[run.__name__]}"
+    refused(lambda: run(rule), RuleError, ANSWERS[rule], re.escape(says))
 
 
-def test_a_wrong_number_of_gradients_names_the_rule_and_the_op():
-    def f(x):
-        return rg.sum(x * x)  # product
-
-    with (
-        rg.gradient_override_map({"Mul": of_one}),
-        pytest.raises(RuleError, match=r"returned 1, and the op has 2 inputs") as caught,
-    ):
-        rg.grad(f)(rg.ones((3,)))
-    assert f"of_one, {__file__}:" in str(caught.value)
-    assert f"for the op type 'Mul' at {line_of('product')}" in str(caught.value)
+@rg.op("TestsTwoFunctions")
+def two(xp, a: rg.Tensor, b: rg.Tensor) -> rg.Tensor:
+    return a + b
 
 
-def test_the_function_for_the_input_is_named_of_a_rule_that_has_several():
-    @rg.op("TestsTwoFunctions")
-    def two(xp, a: rg.Tensor, b: rg.Tensor) -> rg.Tensor:
-        return a + b
-
-    @rg.gradient("TestsTwoFunctions", "a")
-    def by_a(dy):
-        return dy
-
-    @rg.gradient("TestsTwoFunctions", "b")
-    def by_b(dy):
-        return dy[:1]
-
-    with pytest.raises(RuleError, match=re.escape(f"(by_b, {__file__}:")):
-        rg.grad(lambda b: rg.sum(two(rg.ones((3,)), b)))(rg.ones((3,)))
+@rg.gradient("TestsTwoFunctions", "a")
+def by_a(dy):
+    return dy
 
 
-def test_the_gradient_function_of_a_custom_function_is_named():
-    @rg.custom_grad
-    def halved(x):
-        def answers(dy):
-            return dy[:1]
+@rg.gradient("TestsTwoFunctions", "b")
+def by_b(dy):
+    return dy[:1]
 
-        return x * 0.5, answers
 
-    with pytest.raises(RuleError, match=re.escape(f"'halved' (answers, {__file__}:")):
-        rg.grad(lambda x: rg.sum(halved(x)))(rg.ones((3,)))
+def answers(dy):
+    return dy[:1]
+
+
+@rg.custom_grad
+def halved(x):
+    return x * 0.5, answers
+
+
+ONES = rg.ones((3,))
+PLACES = {
+    "a wrong number": (lambda: under({"Mul": of_one}, rg.grad(product), ONES), f"of_one, {HERE}:.* "
+                       f"for the op type 'Mul' at {re.escape(LINES['product'])}.*returned 1, and "
+                       "the op has 2 inputs"),
+    "one of several functions": (lambda: rg.grad(lambda b: rg.sum(two(ONES, b)))(ONES),
+                                 rf"\(by_b, {HERE}:"),
+    "a gradient function": (lambda: rg.grad(lambda x: rg.sum(halved(x)))(ONES),
+                            rf"'halved' \(answers, {HERE}:"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_function_is_named(name):
+    call, words = PLACES[name]
+    refused(call, RuleError, words)
 
 
 @pytest.mark.parametrize("answer", [lambda dy: dy[:1], lambda dy: dy.astype("int64"), lambda dy: 1])
@@ -128,25 +138,8 @@ def test_custom_gradients_in_other_libraries_are_named_with_their_line(answer):
     def in_jax(x):
         return x * 2, answer
 
-    with pytest.raises(RuleError, match=re.escape(f"in_jax (in_jax, {__file__}:")):
-        jax.grad(lambda x: in_jax(x).sum())(jax.numpy.ones(3))
-
-
-def test_what_a_rule_raises_is_noted_with_its_lines():
-    def failing(dy):
-        raise OSError("no")
-
-    with rg.gradient_override_map({"Sign": failing}), pytest.raises(OSError, match="no") as caught:
-        rg.grad(rg.sign)(1.0)
-    (note,) = caught.value.__notes__
-    assert re.fullmatch(
-        rf"in the rule 'failing' \(failing, {re.escape(__file__)}:\d+\) for the op type 'Sign' at "
-        rf"{re.escape(__file__)}:\d+", note,
-    )  # fmt: skip
-
-
-def of_none(dy):
-    pass
+    gradient = jax.grad(lambda x: in_jax(x).sum())
+    refused(lambda: gradient(jax.numpy.ones(3)), RuleError, rf"in_jax \(in_jax, {HERE}:")
 
 
 @pytest.mark.parametrize("rule", [*ANSWERS, of_none])
@@ -154,6 +147,116 @@ def test_a_wrong_answer_of_the_rule_of_an_op_itself_is_refused(rule, monkeypatch
     for name in ("rule", "replaced"):
         monkeypatch.setattr(rg.find_op("Sign"), name, getattr(rg.find_op("Sign"), name))
     rg.gradient("Sign", "x", overwrite=True)(rule)
-    message = ANSWERS.get(rule, "input 'x', returned None, expected a Tensor. Did it forget")
-    with pytest.raises(RuleError, match=message):
-        rg.grad(lambda x: rg.sum(rg.sign(x)))(rg.tensor(np.ones(3)))
+    words = ANSWERS.get(rule, "input 'x', returned None, expected a Tensor. Did it forget")
+    refused(lambda: rg.grad(lambda x: rg.sum(rg.sign(x)))(np.ones(3)), RuleError, words)
+
+
+def surrogate(x, no, alpha, more):
+    return x
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_rule_that_does_not_fit_is_placed_at_the_users_function(learned):
+    rule = rg.rules.vjp_of(surrogate)
+    rule = rg.rules.learns(rule, alpha=rg.Variable(2.0)) if learned else rule
+    line = surrogate.__code__.co_firstlineno
+    words = rf"\(surrogate, {HERE}:{line}\) asks for 'no"
+    refused(lambda: under({"Relu": rule}, rg.grad(rg.nn.relu), 1.0), RuleError, words)
+
+
+# -- tracebacks ------------------------------------------------------------------------------------
+
+
+def wrong_rule(dy):
+    raise ValueError("mine")
+
+
+def model(x):
+    return rg.sin(x)
+
+
+def misshapen(x):
+    return rg.reshape(x, (7,))
+
+
+def outer(x):
+    return rg.sum(misshapen(x))
+
+
+def run_of_a_graph():
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.float32, [None])
+        y = tf.reshape(x, [2, 2])
+        session.run(y, {x: [1.0, 2.0, 3.0]})
+
+
+def frames(error):
+    """The names of the functions in a traceback, below the call of the test."""
+    names = [entry.name for entry in traceback.extract_tb(error.__traceback__)]
+    return names[1 + (names[0] == "refused") :]
+
+
+def by_wrong_rule():
+    with rg.gradient_override_map({"Sin": wrong_rule}):
+        rg.grad(model)(1.0)
+
+
+SQUARE = rg.zeros((3, 3))
+# Of each call, the functions in the traceback of its error.
+SHOWN = {
+    "a rule": (by_wrong_rule, ValueError, ["wrong_rule"]),
+    "an op": (lambda: misshapen(ONES), ShapeError, ["misshapen", "reshape"]),
+    **{wrap.__name__: (lambda wrap=wrap: wrap(outer)(SQUARE), ShapeError,
+                       ["outer", "misshapen"])
+       for wrap in (rg.jit, rg.grad, rg.vmap, rg.hessian)},
+    "a refusal": (lambda: rg.grad(lambda x: rg.zeros(()))(1.0), GradientError, []),
+    "a graph": (run_of_a_graph, tf.errors.InvalidArgumentError, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_tracebacks_show_the_callers_code(name):
+    call, kind, expected = SHOWN[name]
+    assert frames(refused(call, kind)) == expected
+
+
+def test_what_a_rule_raises_is_noted_with_its_lines():
+    (note,) = refused(by_wrong_rule, ValueError, "mine").__notes__
+    assert re.fullmatch(rf"in the rule 'wrong_rule' \(wrong_rule, {HERE}:\d+\) for the op type "
+                        rf"'Sin' at {HERE}:\d+", note)  # fmt: skip
+
+
+def test_what_breaks_in_the_library_keeps_every_frame(monkeypatch):
+    broken = define("broken", "def broken(*args):\n    raise KeyError('broken')\n", {})
+    monkeypatch.setattr(walk, "_walk", broken)
+    error = refused(lambda: rg.grad(model)(1.0), ArgumentError)
+    assert frames(error.__cause__)[-2:] == ["walk", "broken"]
+
+
+def test_all_frames_are_there_on_demand(monkeypatch):
+    monkeypatch.setenv(SETTING, "full")
+    assert "_walk" in frames(refused(by_wrong_rule, ValueError, "mine"))
+
+
+# -- functions that are written out as source ------------------------------------------------------
+
+
+def test_each_function_has_its_own_source():
+    twice = define("twice", "def twice(x):\n    return 2 * x", {})
+    thrice = define("twice", "def twice(x):\n    return 3 * x", {})
+    assert (twice(4), thrice(4)) == (8, 12)
+    assert twice.__code__.co_filename != thrice.__code__.co_filename
+    line = linecache.getline(twice.__code__.co_filename, 2, twice.__globals__)
+    assert line == "    return 2 * x\n"
+    assert inspect.getsource(rg.expand_dims).startswith("def expand_dims(")
+    found = traceback.extract_tb(refused(rg.expand_dims, TypeError).__traceback__)
+    assert any("misfit_" in (entry.line or "") for entry in found)
+
+
+def test_nothing_is_left_of_a_function_that_nobody_looked_at():
+    function = define("twice", "def twice(x):\n    return 2 * x", {})
+    file = function.__code__.co_filename
+    del function
+    gc.collect()
+    assert file not in linecache.cache
+    assert linecache.getline(file, 2) == ""
