@@ -2,6 +2,7 @@
 
 import pytest
 
+import regrad as rg
 from regrad.core.places import (
     CLASS,
     EVERYWHERE,
@@ -19,6 +20,7 @@ from regrad.core.places import (
     spread,
 )
 from regrad.errors import ArgumentError
+from tests.helpers.rows import refused
 
 
 class Module:
@@ -34,45 +36,37 @@ class Conv(Module):
 
 
 NET, ENCODER, FIRST, SECOND, HEAD = Module(), Module(), Dense(), Dense(), Conv()
-STEPS = [
+STEPS = ROOT, ENC, ZERO, ONE, END = [
     Step(("",), NET),
     Step(("encoder",), ENCODER),
     Step(("encoder.layers.0", "tied"), FIRST),
     Step(("encoder.layers.1",), SECOND),
     Step(("head",), HEAD),
 ]
-ROOT, ENC, ZERO, ONE, END = STEPS
+INNER = [ROOT, ENC, ZERO]
+relu = lambda where=None, nth=None: at(where, "Relu", nth)  # noqa: E731
+PATTERNS = {
+    "": [""],
+    "a": ["a"],
+    "*": ["a", "b"],
+    "**": ["", "a", "b", "a.b", "a.c.b", "a.l10.act", "a.l3.act"],
+    "a.**": ["a", "a.b", "a.c.b", "a.l10.act", "a.l3.act"],
+    "**.b": ["b", "a.b", "a.c.b"],
+    "a.*.b": ["a.c.b"],
+    "a/c/b": ["a.c.b"],
+    "a.l*.act": ["a.l10.act", "a.l3.act"],
+    "a.l[2-4].act": ["a.l3.act"],
+    "a.l?.act": ["a.l3.act"],
+    "A": [],
+    "a+": [],
+}
 
 
-def always(site):
-    return True
-
-
-@pytest.mark.parametrize(
-    ("pattern", "paths"),
-    [
-        ("", [""]),
-        ("a", ["a"]),
-        ("*", ["a", "b"]),
-        ("**", ["", "a", "b", "a.b", "a.c.b", "a.l10.act", "a.l3.act"]),
-        ("a.**", ["a", "a.b", "a.c.b", "a.l10.act", "a.l3.act"]),
-        ("**.b", ["b", "a.b", "a.c.b"]),
-        ("a.*.b", ["a.c.b"]),
-        ("a/c/b", ["a.c.b"]),
-        ("a.l*.act", ["a.l10.act", "a.l3.act"]),
-        ("a.l[2-4].act", ["a.l3.act"]),
-        ("a.l?.act", ["a.l3.act"]),
-        ("A", []),
-        ("a+", []),
-    ],
-)
-def test_patterns(pattern, paths):
-    known = ["", "a", "b", "a.b", "a.c.b", "a.l10.act", "a.l3.act"]
-    assert [path for path in known if matches(pattern, Step((path,)))] == paths
-
-
-def test_scopes_of_other_libraries_have_slashes():
-    assert matches("Net.first", Step(("Net/first",)))
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns(pattern):
+    for slashes in (False, True):  # scopes of other libraries have slashes
+        steps = {p: Step((p.replace(".", "/") if slashes else p,)) for p in PATTERNS["**"]}
+        assert [path for path, step in steps.items() if matches(pattern, step)] == PATTERNS[pattern]
 
 
 def test_keys_are_values():
@@ -80,182 +74,142 @@ def test_keys_are_values():
     assert repr(at("a.*", ("Relu", "Tanh"), 0)) == "rg.at('a.*', ('Relu', 'Tanh'), nth=0)"
     assert repr(at(what="Relu", nth=1)) == "rg.at(None, 'Relu', nth=1)"
     assert repr(at((Dense, FIRST))) == "rg.at((Dense, <a Dense>))"
-    assert eval(repr(at("a", nth=-1)), {"rg": __import__("regrad")}) == at("a", nth=-1)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: at(), "names no place and no op"),
-        (lambda: at("a", "Relu", 1.0), "nth expected an int such as 0, got float"),
-        (lambda: spread({at("a", "Relu", -1): 1}), "nth counts calls from 0"),
-        (lambda: at("a", "Relu", True), "nth expected an int"),
-        (lambda: at(["a"], "Relu"), "several in a tuple"),
-        (lambda: spread({"Relu": {"Tanh": "r"}}), "A map is for a place"),
-        (lambda: spread({at("a", "Relu"): {"Tanh": "r"}}), "A map is for a place"),
-        (lambda: spread({at("a", "Relu"): 1, at("a"): {"Relu": 2}}), "two keys of the map mean"),
-    ],
-)
-def test_keys_that_make_no_sense(make, words):
-    with pytest.raises(ArgumentError, match=words):
-        make()
+    assert eval(repr(at("a", nth=-1)), {"rg": rg}) == at("a", nth=-1)
 
 
 def test_maps_in_maps():
     found = spread({"Tanh": 0, at("a"): {"Relu": 1, at(Dense): {"Sum": 2, at("b", nth=0): 3}}})
-    inner = at(Dense, "Sum").inside(at("a"))
-    assert found == {"Tanh": 0, at("a", "Relu"): 1, inner: 2, at("b", nth=0).inside(
-        at(Dense).inside(at("a"))): 3}  # fmt: skip
+    inner, last = at(Dense, "Sum").inside(at("a")), at("b", nth=0).inside(at(Dense).inside(at("a")))
+    assert found == {"Tanh": 0, at("a", "Relu"): 1, inner: 2, last: 3}
     assert repr(inner) == "rg.at('a') > rg.at(Dense, 'Sum')"
     assert spread({at(what="Relu"): 1}) == {"Relu": 1}
     assert spread({at("a", nth=0): {"Relu": 1}}) == {at(what="Relu").inside(at("a", nth=0)): 1}
 
 
-def keys_at(chain, *keys, steps=STEPS):
-    return [fit.key for fit in Places(keys, steps).fits(chain)]
+def keys_at(chain, *keys):
+    return [fit.key for fit in Places(keys, STEPS).fits(chain)]
 
 
-def test_a_key_holds_while_a_module_runs():
-    key = at("encoder", "Relu")
-    assert keys_at([ROOT, ENC, ZERO], key) == [key] == keys_at([ROOT, ENC], key)
-    assert keys_at([ROOT, END], key) == [] == keys_at([], key)
+def always(site):
+    return True
 
 
-def test_a_whole_call_is_that_of_the_module_itself():
-    key = at("encoder")
-    assert keys_at([ROOT, ENC], key) == [key]
-    assert keys_at([ROOT, ENC, ZERO], key) == []
+BY_RANK = [relu(FIRST), relu("encoder.layers.0"), relu(Dense), relu(always), relu(nth=0)]
+LAYERS = [relu("encoder.layers.*"), relu("**.0")]
+INSIDE = relu(Dense).inside(at("encoder"))
+SECOND_DENSE = at(what="Relu").inside(at(Dense, nth=1))
+# The keys of a map that fit a chain, by rank.
+FITS = {
+    "while a module runs": ([relu("encoder")], INNER, [0]),
+    "in the module itself": ([relu("encoder")], [ROOT, ENC], [0]),
+    "not elsewhere": ([relu("encoder")], [ROOT, END], []),
+    "not outside": ([relu("encoder")], [], []),
+    "a whole call": ([at("encoder")], [ROOT, ENC], [0]),
+    "not what it calls": ([at("encoder")], INNER, []),
+    "two names, one": ([relu("tied")], [ROOT, ZERO], [0]),
+    "two names, the other": ([relu("encoder.layers.0")], [ROOT, ZERO], [0]),
+    "ranks": (BY_RANK[::-1], INNER, [4, 3, 2, 1, 0]),
+    "the rank, not the depth": ([relu("encoder.layers.0"), relu(ENCODER)], INNER, [1, 0]),
+    "the innermost of a rank": ([relu("encoder"), relu("**.0"), relu("")], INNER, [1, 0, 2]),
+    "one of two patterns": (LAYERS, [ROOT, ENC, ONE], [0]),
+    "a place in a place": ([INSIDE], INNER, [0]),
+    "without the outer one": ([INSIDE], [ROOT, ZERO], []),
+    "without the inner one": ([INSIDE], [ROOT, ENC], []),
+    "in the nth module": ([SECOND_DENSE], [ROOT, ENC, ONE], [0]),
+    "not in another": ([SECOND_DENSE], INNER, []),
+}
 
 
-def test_a_module_under_two_names_has_both():
-    assert keys_at([ROOT, ZERO], at("tied", "Relu")) == [at("tied", "Relu")]
-    assert keys_at([ROOT, ZERO], at("encoder.layers.0", "Relu")) != []
+@pytest.mark.parametrize("name", FITS)
+def test_keys_that_fit(name):
+    keys, chain, order = FITS[name]
+    assert keys_at(chain, *keys) == [keys[i] for i in order]
 
 
-def test_ranks():
-    keys = at(what="Relu", nth=0), at(always, "Relu"), at(Dense, "Relu")
-    keys = (*keys, at("encoder.layers.0", "Relu"), at(FIRST, "Relu"))
-    fits = Places(keys, STEPS).fits([ROOT, ENC, ZERO])
+def test_ranks_have_names():
+    fits = Places(BY_RANK, STEPS).fits(INNER)
     assert [fit.order[0] for fit in fits] == [INSTANCE, PATH, CLASS, PREDICATE, EVERYWHERE]
-    assert [fit.key for fit in fits] == list(reversed(keys))
-
-
-def test_the_rank_counts_more_than_the_depth():
-    outer, inner = at(ENCODER, "Relu"), at("encoder.layers.0", "Relu")
-    assert keys_at([ROOT, ENC, ZERO], inner, outer) == [outer, inner]
-
-
-def test_the_innermost_of_a_rank_wins():
-    keys = at("encoder", "Relu"), at("**.0", "Relu"), at("", "Relu")
-    assert keys_at([ROOT, ENC, ZERO], *keys) == [keys[1], keys[0], keys[2]]
-
-
-def test_two_keys_for_one_module_are_refused():
-    with pytest.raises(ArgumentError, match="neither is more specific"):
-        keys_at([ROOT, ENC, ZERO], at("encoder.layers.*", "Relu"), at("**.0", "Relu"))
-    assert keys_at([ROOT, ENC, ONE], at("encoder.layers.*", "Relu"), at("**.0", "Relu")) == [
-        at("encoder.layers.*", "Relu")
-    ]
-
-
-def test_a_tuple_selects_by_any_entry_and_ranks_by_the_best():
-    key = at((Dense, "head", HEAD), "Relu")
+    key = relu((Dense, "head", HEAD))  # a tuple ranks by its best entry
     assert Places([key], STEPS).fits([ROOT, END])[0].order == (INSTANCE, 0)
     assert Places([key], STEPS).fits([ROOT, ONE])[0].order == (CLASS, 0)
+    step = Step(("always",), keys_at)  # a function that takes no site is no predicate
+    assert Places([relu(keys_at)]).fits([step])[0].order[0] == INSTANCE
 
 
-def test_places_in_places():
-    key = at(Dense, "Relu").inside(at("encoder"))
-    assert keys_at([ROOT, ENC, ZERO], key) == [key]
-    assert keys_at([ROOT, ZERO], key) == [] == keys_at([ROOT, ENC], key)
+NTH = [(at(Dense, nth=0), ZERO), (at(Dense, nth=-1), ONE), (at("*", nth=2), END)]
 
 
-def test_nth_of_modules_is_by_the_order_of_the_model():
-    for key, step in [(at(Dense, nth=0), ZERO), (at(Dense, nth=-1), ONE), (at("*", nth=2), END)]:
-        assert [s.path for s in STEPS if keys_at([ROOT, s], key)] == [step.path]
+@pytest.mark.parametrize(("key", "step"), NTH)
+def test_nth_of_modules_is_by_the_order_of_the_model(key, step):
+    assert [s.path for s in STEPS if keys_at([ROOT, s], key)] == [step.path]
+
+
+def test_nth_of_the_modules_inside_of_a_place():
     inside = at(what=Module, nth=1, where="encoder.**").of_modules()
     assert inside == at(Module, nth=1).inside(at("encoder.**"))
     assert [s.path for s in STEPS if keys_at([ROOT, ENC, s], inside)] == [ZERO.path]
-    key = at(what="Relu").inside(at(Dense, nth=1))
-    assert keys_at([ROOT, ENC, ONE], key) == [key] and keys_at([ROOT, ENC, ZERO], key) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        (at("encodr", "Relu"), "names no module of the model. Did you mean 'encoder'"),
-        (at("layers.0", "Relu"), "Did you mean 'encoder.layers.0'"),
-        (at(int, "Relu"), "no module of the model is of that class"),
-        (at(Conv(), "Relu"), "at.<a Conv>.: no module of the model"),
-        (at(Dense, nth=2), "there are 2 such modules"),
-        (at(Conv, "Relu").inside(at("encoder")), "names no module of the model"),
-    ],
-)
-def test_what_is_not_in_the_model(key, words):
-    with pytest.raises(ArgumentError, match=words):
-        Places([key], STEPS)
-
-
-def test_nth_of_modules_needs_a_model():
-    with pytest.raises(ArgumentError, match="model="):
-        Places([at(Dense, nth=0)])
-
-
-def calls(keys, chains):
-    """The rules that calls get, one call for each chain."""
+def calls(keys, *chains):
+    """The keys, by number, that have calls, one for each chain, with their counts."""
     places, counts, found = Places(keys, STEPS), Counts(), []
     for chain in chains:
         fits = places.fits(chain)
         fit, n = pick(fits, counts, lambda n, c=chain: site_of(c, "Relu", n, [], "f.py:3"))
-        found.append(fit and (fit.key, n))
+        found.append(fit and (keys.index(fit.key), n))
     return found
 
 
-def test_nth_counts_the_calls_that_a_key_fits():
-    rest, second = at("encoder", "Relu"), at("encoder", "Relu", 1)
-    found = calls([rest, second], [[ROOT, END], [ROOT, ENC], [ROOT, ENC, ZERO], [ROOT, ENC]])
-    assert found == [None, (rest, 0), (second, 1), (rest, 2)]
+EITHER = [relu("encoder", 0), relu("**.encoder", 1)]
+# The keys that have these calls of Relu.
+CALLS = {
+    "those that a key fits are counted": ([relu("encoder"), relu("encoder", 1)],
+                                          [[ROOT, END], [ROOT, ENC], INNER, [ROOT, ENC]],
+                                          [None, (0, 0), (1, 1), (0, 2)]),
+    "those of another key too": ([relu(HEAD), relu(nth=1)], [[ROOT, END], [ROOT, ENC], [ROOT, ENC]],
+                                 [(0, 0), (1, 1), None]),
+    "each of two": (EITHER, [[ROOT, ENC], [ROOT, ENC]], [(0, 0), (1, 1)]),
+    "in a predicate": ([at("head", "Relu").inside(at(lambda site: site.nth == 1))],
+                       [[ROOT, END], [ROOT, END], [ROOT, ENC]], [None, (0, 0), None]),
+}  # fmt: skip
 
 
-def test_calls_that_another_key_has_are_counted():
-    keys = at(HEAD, "Relu"), at(what="Relu", nth=1)
-    assert calls(keys, [[ROOT, END], [ROOT, ENC], [ROOT, ENC]]) == [
-        (keys[0], 0),
-        (keys[1], 1),
-        None,
-    ]
-
-
-def test_two_keys_for_one_call_are_refused():
-    keys = at("encoder", "Relu", 0), at("**.encoder", "Relu", 1)
-    assert calls(keys, [[ROOT, ENC], [ROOT, ENC]]) == [(keys[0], 0), (keys[1], 1)]
-    with pytest.raises(ArgumentError, match="two keys of the map select the same place 'encoder'"):
-        calls([keys[0], at("**.encoder", "Relu", 0)], [[ROOT, ENC]])
-    with pytest.raises(ArgumentError, match="two keys"):
-        calls([at(always, "Relu"), at(lambda site: True, "Relu")], [[ROOT]])
+@pytest.mark.parametrize("name", CALLS)
+def test_nth_counts_calls(name):
+    keys, chains, expected = CALLS[name]
+    assert calls(keys, *chains) == expected
 
 
 def test_predicates_see_the_site():
     seen = []
-
-    def chosen(site):
-        seen.append(site)
-        return site.path == "head"
-
-    key = at(chosen, "Relu")
-    assert calls([key], [[ROOT, ENC], [ROOT, END]]) == [None, (key, 0)]
+    key = relu(lambda site: (seen.append(site), site.path == "head")[1])
+    assert calls([key], [ROOT, ENC], [ROOT, END]) == [None, (0, 0)]
     assert seen[1] == Site("head", "Relu", 1, (), (), HEAD, Conv, "f.py", 3)
-    assert Places([key], STEPS).fits([ROOT])[0].order[0] == PREDICATE
 
 
-def test_a_predicate_around_a_place():
-    key = at("head", "Relu").inside(at(lambda site: site.nth == 1))
-    assert calls([key], [[ROOT, END], [ROOT, END], [ROOT, ENC]]) == [None, (key, 0), None]
+TWO = "two keys of the map select the same place 'encoder'"
+ERRORS = [
+    (lambda: at(), "names no place and no op"),
+    (lambda: at("a", "Relu", 1.0), "nth expected an int such as 0, got float"),
+    (lambda: at("a", "Relu", True), "nth expected an int"),
+    (lambda: at(["a"], "Relu"), "several in a tuple"),
+    (lambda: spread({at("a", "Relu", -1): 1}), "nth counts calls from 0"),
+    (lambda: spread({"Relu": {"Tanh": "r"}}), "A map is for a place"),
+    (lambda: spread({at("a", "Relu"): {"Tanh": "r"}}), "A map is for a place"),
+    (lambda: spread({at("a", "Relu"): 1, at("a"): {"Relu": 2}}), "two keys of the map mean"),
+    (lambda: Places([at("encodr", "Relu")], STEPS), "no module of the model. Did you mean 'encode"),
+    (lambda: Places([at("layers.0", "Relu")], STEPS), "Did you mean 'encoder.layers.0'"),
+    (lambda: Places([at(int, "Relu")], STEPS), "no module of the model is of that class"),
+    (lambda: Places([at(Conv(), "Relu")], STEPS), "at.<a Conv>.: no module of the model"),
+    (lambda: Places([at(Dense, nth=2)], STEPS), "there are 2 such modules"),
+    (lambda: Places([relu(Conv).inside(at("encoder"))], STEPS), "names no module of the model"),
+    (lambda: Places([at(Dense, nth=0)]), "model="),
+    (lambda: keys_at(INNER, *LAYERS), "neither is more specific"),
+    (lambda: calls([EITHER[0], relu("**.encoder", 0)], [ROOT, ENC]), TWO),
+    (lambda: calls([relu(always), relu(lambda site: True)], [ROOT]), "two keys"),
+]
 
 
-def test_what_is_no_predicate():
-    def function(x):
-        return x
-
-    (fit,) = Places([at(function, "Relu")]).fits([Step(("function",), function)])
-    assert fit.order[0] == INSTANCE
+@pytest.mark.parametrize(("call", "words"), ERRORS)
+def test_keys_that_make_no_sense(call, words):
+    refused(call, ArgumentError, words)
