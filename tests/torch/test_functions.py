@@ -7,13 +7,13 @@ import threading
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import GradientError, PassedOverError, RuleError, UnusedOverrideWarning
-
-override = regrad.torch.gradient_override_map
+from regrad.rules import optional, straight_through, vjp_of
+from tests.torch.common import D, bare_function, function, grad, leaf, orders, override
 
 
 class Spike(torch.autograd.Function):
@@ -31,19 +31,6 @@ class Spike(torch.autograd.Function):
         return dy / (ctx.slope * x.abs() + 1) ** 2, None
 
 
-class Newer(torch.autograd.Function):
-    @staticmethod
-    def forward(x, slope):
-        return (x > 0).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(inputs[0])
-        ctx.slope = inputs[1]
-
-    backward = Spike.backward
-
-
 class Silent(Spike):
     """It wants no zeros for gradients that do not arrive."""
 
@@ -53,28 +40,27 @@ class Silent(Spike):
         return Spike.forward(ctx, x, slope)
 
 
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, scale, a, b):
-        return scale * a * b, a + b
-
-    @staticmethod
-    def backward(ctx, dy, dz):
-        return None, dy, dz
-
-
-class Within(torch.autograd.Function):
-    """It computes an op that might be a key as well."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return torch.relu(x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy
-
-
+Newer = function(
+    lambda x, slope: (x > 0).to(x.dtype), lambda dy, x, slope: dy / 2, "Newer", newer=True
+)
+Product = bare_function(
+    "Product",
+    lambda ctx, scale, a, b: (scale * a * b, a + b),
+    lambda ctx, dy, dz: (None, dy, dz),
+)
+# It computes an op that might be a key as well.
+Within = bare_function("Within", lambda ctx, x: torch.relu(x), lambda ctx, dy: dy)
+# As norse has it: its slope is a tensor, too.
+SuperSpike = function(
+    lambda input_tensor, alpha: (input_tensor > 0).to(input_tensor.dtype),
+    lambda dy, x, alpha: dy,
+    "SuperSpike",
+)
+# In the newer form, with a number between, and a name that means something else.
+Weighted = function(
+    lambda a, k, forward: a * k + forward, lambda dy, a, k, b: (dy, None, dy), newer=True
+)
+Clipped = function(lambda x: x.clamp_(min=0), lambda dy, x: dy, "Clipped", in_place=True)
 held = Spike.apply  # as code that was imported before any scope
 
 
@@ -86,11 +72,9 @@ def triangle_in_regrad(dy, x):
     return dy * rg.maximum(1 - abs(x), 0.0)
 
 
-def leaf():
-    return torch.tensor([-2.0, -0.25, 0.5], dtype=torch.float64, requires_grad=True)
-
-
-EXPECTED = torch.tensor([0.0, 0.75, 0.5], dtype=torch.float64)
+START = (-2.0, -0.25, 0.5)
+EXPECTED = torch.tensor([0.0, 0.75, 0.5], dtype=D)
+either = pytest.mark.parametrize("rule", [triangle, triangle_in_regrad])
 CALLS = {
     "apply": (Spike, lambda x: Spike.apply(x)),
     "held": (Spike, lambda x: held(x, 10.0)),
@@ -101,10 +85,10 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("rule", [triangle, triangle_in_regrad])
+@either
 @pytest.mark.parametrize(("key", "call"), CALLS.values(), ids=CALLS)
 def test_a_function_as_a_key(key, call, rule):
-    x, own = leaf(), leaf()
+    x, own = leaf(*START), leaf(*START)
     before = vars(key).copy()
     value = call(own)
     with override({key: rule}) as used:
@@ -119,7 +103,7 @@ def test_a_function_as_a_key(key, call, rule):
 
 
 def test_several_inputs_and_outputs():
-    a, b = leaf(), leaf()
+    a, b = leaf(*START), leaf(*START)
     with override({Product: lambda dy, a, b: (dy[0] * b, dy[1] * 3)}):
         y, z = Product.apply(2.0, a, b)
     (y.sum() + 5 * z.sum()).backward()
@@ -127,45 +111,41 @@ def test_several_inputs_and_outputs():
 
 
 def test_second_derivatives_are_those_of_the_rule():
-    x = leaf()
+    x = leaf(*START)
     with override({Spike: lambda dy, x: dy * x**3}):
         y = held(x)
-    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    assert torch.allclose(second, 3 * x.detach() ** 2)
+    assert torch.allclose(orders(y, x)[1], 3 * x.detach() ** 2)
 
 
 def test_the_rule_is_confined():
     """To the scope, the thread, and the class itself."""
-    x, elsewhere = leaf(), leaf()
-    gradient = torch.autograd.grad(held(x).sum(), x)[0]
+    x, elsewhere = leaf(*START), leaf(*START)
+    gradient = grad(held(x), x)
     with override({Spike: triangle}):
         thread = threading.Thread(target=lambda: held(elsewhere).sum().backward())
         with override({}):  # inner scopes go along
-            assert torch.equal(torch.autograd.grad(held(x).sum(), x)[0], EXPECTED)
+            assert torch.equal(grad(held(x), x), EXPECTED)
         with pytest.warns(UnusedOverrideWarning), override({Product: lambda dy: None}):
             pass
-        assert torch.equal(torch.autograd.grad(Silent.apply(x).sum(), x)[0], gradient)
-        inner = lambda dy, x: dy * 2  # noqa: E731
-        with override({Spike: inner}):
-            assert torch.autograd.grad(held(x).sum(), x)[0].tolist() == [2, 2, 2]
-        assert torch.equal(torch.autograd.grad(held(x).sum(), x)[0], EXPECTED)
+        assert torch.equal(grad(Silent.apply(x), x), gradient)
+        with override({Spike: lambda dy, x: dy * 2}):
+            assert grad(held(x), x).tolist() == [2, 2, 2]
+        assert torch.equal(grad(held(x), x), EXPECTED)
     thread.start()
     thread.join()
     assert torch.equal(elsewhere.grad, gradient)
-    assert torch.equal(torch.autograd.grad(held(x).sum(), x)[0], gradient)
+    assert torch.equal(grad(held(x), x), gradient)
 
 
 def test_ops_inside_are_covered_by_its_rule():
-    x = leaf()
+    x = leaf(*START)
     with override({Within: lambda dy: 7 * dy, "Relu": lambda dy: 3 * dy}):
         y = Within.apply(x) + torch.relu(x)
-    y.sum().backward()
-    assert x.grad.tolist() == [10, 10, 10]
+    assert grad(y, x).tolist() == [10, 10, 10]
 
 
 def test_wrong_answers_are_refused():
-    x = leaf()
+    x = leaf(*START)
     with override({Spike: lambda dy: dy[:1]}):
         y = held(x)
     with pytest.raises(RuleError, match="shape"):
@@ -176,12 +156,10 @@ def test_wrong_answers_are_refused():
 def test_what_cannot_be_reached_is_refused():
     with override({Newer: triangle, Spike: triangle}):
         with pytest.raises(PassedOverError, match=r"Newer.*torch\.func"):
-            torch.func.grad(lambda x: Newer.apply(x, 1.0).sum())(leaf().detach())
-        with (
-            torch.autograd.forward_ad.dual_level(),
-            pytest.raises(GradientError, match="forward mode"),
-        ):
-            held(torch.autograd.forward_ad.make_dual(leaf(), torch.ones(3, dtype=torch.float64)))
+            torch.func.grad(lambda x: Newer.apply(x, 1.0).sum())(EXPECTED)
+        refused = pytest.raises(GradientError, match="forward mode")
+        with forward_ad.dual_level(), refused:
+            held(forward_ad.make_dual(leaf(*START), torch.ones(3, dtype=D)))
 
 
 @torch.library.custom_op("regrad_tests::spike", mutates_args=())
@@ -197,57 +175,24 @@ OP = torch.ops.regrad_tests.spike
 OPS = {"defined": spike, "packet": OP, "overload": OP.default}
 
 
-@pytest.mark.parametrize("rule", [triangle, triangle_in_regrad])
+@either
 @pytest.mark.parametrize("call", OPS.values(), ids=OPS)
 @pytest.mark.parametrize("key", OPS.values(), ids=OPS)
 def test_a_custom_op_as_a_key(key, call, rule):
-    x = leaf()
+    x = leaf(*START)
     with override({key: rule}) as used:
         y = call(x, 2.0)
-    y.sum().backward()
-    assert torch.equal(x.grad, EXPECTED)
+    assert torch.equal(grad(y, x), EXPECTED)
     used.assert_fired(key)
-    assert torch.autograd.grad(call(x, 2.0).sum(), x)[0].tolist() == [11, 11, 11]
+    assert grad(call(x, 2.0), x).tolist() == [11, 11, 11]
 
 
 # -- several tensors, by the names of the forward pass ---------------------------------------------
 
 
-class SuperSpike(torch.autograd.Function):
-    """As norse has it: its slope is a tensor, too."""
-
-    @staticmethod
-    def forward(ctx, input_tensor, alpha):
-        return (input_tensor > 0).to(input_tensor.dtype)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy, None
-
-
-class Weighted(torch.autograd.Function):
-    """In the newer form, with a number between, and a name that means something else."""
-
-    @staticmethod
-    def forward(a, k, forward):
-        return a * k + forward
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy, None, dy
-
-
-V = torch.tensor([-0.5, 0.25], dtype=torch.float64)
-TEN = torch.tensor(10.0, dtype=torch.float64)
-
-
 def ruled(rule, function, *args):
     """The gradients by those of the arguments that require one."""
-    with regrad.torch.gradient_override_map({function: rule}) as used:
+    with override({function: rule}) as used:
         y = function.apply(*args)
     xs = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
     found = torch.autograd.grad(y.sum(), xs, allow_unused=True)
@@ -255,84 +200,67 @@ def ruled(rule, function, *args):
     return [None if dx is None else dx.tolist() for dx in found]
 
 
+V, TEN = (-0.5, 0.25), torch.tensor(10.0, dtype=D)
+ANSWERS = {
+    "triangle": (rg.rules.triangle(), TEN, [0.5, 0.75]),
+    "straight_through": (straight_through, TEN, [1.0, 1.0]),
+    "by name": (lambda dy, input_tensor, alpha: dy * input_tensor * alpha, TEN, [-5.0, 2.5]),
+    "a tuple": (lambda dy, input_tensor, alpha: (dy * alpha, None), TEN, [10.0, 10.0]),
+    "by place": (lambda dy, a, b: [dy * b, None], TEN, [10.0, 10.0]),
+    "xs": (lambda dy, xs: [dy * xs[1], None], TEN, [10.0, 10.0]),
+    "op, grad": (lambda op, grad: [grad * op.inputs[1], None], TEN, [10.0, 10.0]),
+    "builtin": (lambda dy, alpha, builtin: alpha * builtin(dy)[0], TEN, [10.0, 10.0]),
+    "a number": (lambda dy, input_tensor, alpha: dy * alpha, 4.0, [4.0, 4.0]),
+}
+
+
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        (regrad.rules.triangle(), [0.5, 0.75]),
-        (regrad.rules.straight_through, [1.0, 1.0]),
-        (lambda dy, input_tensor, alpha: dy * input_tensor * alpha, [-5.0, 2.5]),
-        (lambda dy, input_tensor, alpha: (dy * alpha, None), [10.0, 10.0]),
-        (lambda dy, a, b: [dy * b, None], [10.0, 10.0]),
-        (lambda dy, xs: [dy * xs[1], None], [10.0, 10.0]),
-        (lambda op, grad: [grad * op.inputs[1], None], [10.0, 10.0]),
-        (lambda dy, alpha, builtin: alpha * builtin(dy)[0], [10.0, 10.0]),
-    ],
-)
-def test_a_function_that_is_differentiated_by_one_tensor(rule, expected):
-    assert ruled(rule, SuperSpike, V.clone().requires_grad_(), TEN) == [expected]
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_function_that_is_differentiated_by_one_tensor(name):
+    rule, alpha, expected = ANSWERS[name]
+    assert ruled(rule, SuperSpike, leaf(*V), alpha) == [expected]
 
 
 def test_several_differentiated_tensors_and_numbers_by_name():
-    x, w = V.clone().requires_grad_(), (2 * V).requires_grad_()
+    x, w = leaf(*V), leaf(-1.0, 0.5)
     rule = lambda dy, a, k, forward_, forward: (dy * k, dy * forward_)  # noqa: E731
     assert ruled(rule, Weighted, x, 3.0, w) == [[3.0, 3.0], [-1.0, 0.5]]
     moved = lambda dy, a, forward, forward_: (forward(a, forward_), None)  # noqa: E731
     assert ruled(moved, Weighted, x, 3.0, w) == [[-2.5, 1.25], None]
 
 
-def test_a_number_where_a_tensor_may_stand():
-    rule = lambda dy, input_tensor, alpha: dy * alpha  # noqa: E731
-    assert ruled(rule, SuperSpike, V.clone().requires_grad_(), 4.0) == [[4.0, 4.0]]
-
-
 def test_names_that_it_does_not_have_are_refused_when_the_scope_opens():
-    scope = regrad.torch.gradient_override_map({SuperSpike: lambda dy, alfa: dy})
+    scope = override({SuperSpike: lambda dy, alfa: dy})
     with pytest.raises(RuleError, match=r"asks for 'alfa'.* Did you mean 'alpha'"), scope:
         pass
-    both = [V.clone().requires_grad_(), TEN.clone().requires_grad_()]
     with pytest.raises(RuleError, match=r"asks for 'x'.*it may name input_tensor, alpha"):
-        ruled(lambda dy, x: dy, SuperSpike, *both)
+        ruled(lambda dy, x: dy, SuperSpike, leaf(*V), leaf(10))
 
 
 def test_untouched_says_where_a_function_is():
-    rules = {"Tanh": regrad.rules.optional(lambda dy: dy)}
-    with regrad.torch.gradient_override_map(rules) as used:
-        SuperSpike.apply(V.clone().requires_grad_(), TEN) * 2
+    with override({"Tanh": optional(lambda dy: dy)}) as used:
+        SuperSpike.apply(leaf(*V), TEN) * 2
     assert f"{__name__}.SuperSpike (autograd.Function)" in [r[0] for r in used.untouched().rows]
 
 
-class Clipped(torch.autograd.Function):
-    """It works in place, and says so."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.clamp_(min=0)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy
+IN_PLACE = {
+    "dy": (lambda dy: 7 * dy, [7, 7]),
+    "y": (lambda dy, y: dy * y, [1, 0]),
+    "builtin": (lambda dy, builtin: 3 * builtin(dy), [3, 3]),
+    "x": (lambda dy, x: dy * x, None),
+    "x, regrad": (lambda dy, x: rg.multiply(dy, x), None),
+    "vjp_of": (vjp_of(torch.sigmoid), None),
+}
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        (lambda dy: 7 * dy, [7, 7]),
-        (lambda dy, y: dy * y, [1, 0]),
-        (lambda dy, builtin: 3 * builtin(dy), [3, 3]),
-        (lambda dy, x: dy * x, None),
-        (lambda dy, x: rg.multiply(dy, x), None),
-        (rg.rules.vjp_of(torch.sigmoid), None),
-    ],
-)
-def test_an_input_that_the_function_changes_in_place(rule, expected):
-    x = torch.tensor([1.0, -2.0], requires_grad=True)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_an_input_that_the_function_changes_in_place(name):
+    rule, expected = IN_PLACE[name]
+    x = leaf(1, -2)
     with override({Clipped: rule}):
         for _ in range(3):  # (the later calls are known ones)
             if expected is None:
                 with pytest.raises(PassedOverError, match=r"Clipped changes its input .* for y,"):
                     Clipped.apply(x * 1)
             else:
-                (dx,) = torch.autograd.grad(Clipped.apply(x * 1).sum(), x)
-                assert dx.tolist() == expected
+                assert grad(Clipped.apply(x * 1), x).tolist() == expected
