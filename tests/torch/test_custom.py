@@ -5,12 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
+from regrad.torch import custom_grad as custom
+from regrad.torch import from_regrad as of_regrad
+from tests.torch.common import D, backward, close, grad, leaf, orders, override
 
-custom = regrad.torch.custom_grad
 func = torch.func
 
 
@@ -30,8 +32,7 @@ def slope(dy, saved):
 @custom
 def softplus_by_closure(x):
     e = torch.exp(-x.abs())
-    y = torch.log1p(e) + x.clamp(min=0)
-    return y, lambda dy: dy * torch.where(x > 0, 1 / (1 + e), e / (1 + e))
+    return torch.log1p(e) + x.clamp(min=0), lambda dy: slope(dy, (e, x))
 
 
 @custom
@@ -41,13 +42,14 @@ def softplus_by_name(x, *, save):
     return y, lambda dy, saved: slope(dy, (saved.e, saved.x))
 
 
-@regrad.torch.from_regrad
+@of_regrad
 def from_regrad(x):
     return rg.log1p(rg.exp(-abs(x))) + rg.maximum(x, 0)
 
 
 ONES = {f.__name__: f for f in (softplus, softplus_by_closure, softplus_by_name, from_regrad)}
-X = torch.tensor([-30.0, -1.5, 0.5, 4.0], dtype=torch.float64)
+VALUES = (-30.0, -1.5, 0.5, 4.0)
+X = torch.tensor(VALUES, dtype=D)
 BATCH = torch.stack([X, X / 2, -X])
 
 
@@ -62,9 +64,8 @@ def total(f):
 def compiled(backend):
     def run(f):
         torch._dynamo.reset()
-        x = X.clone().requires_grad_()
-        y = torch.compile(lambda x: f(x * 2), backend=backend, fullgraph=True)(x)
-        return torch.autograd.grad(y.sum(), x)[0]
+        x = leaf(*VALUES)
+        return grad(torch.compile(lambda x: f(x * 2), backend=backend, fullgraph=True)(x), x)
 
     return run
 
@@ -116,11 +117,9 @@ def test_checked_by_torch(f):
 
 
 def test_the_rule_is_the_one_given():
-    x = torch.tensor([2.0], requires_grad=True)
+    x = leaf(2)
     odd = custom(lambda x: (x * x, lambda dy: dy * 7 * x))
-    (dx,) = torch.autograd.grad(odd(x), x, create_graph=True)
-    assert dx.item() == 14
-    assert torch.autograd.grad(dx, x)[0].item() == 7
+    assert [dx.item() for dx in orders(odd(x), x)] == [14, 7]
 
 
 def test_several_inputs_outputs_and_containers():
@@ -130,62 +129,97 @@ def test_several_inputs_outputs_and_containers():
         value = {"sum": a + b, "product": a * b**power}
         return value, lambda dy: ({"a": dy["sum"] * scale, "b": dy["product"]}, None)
 
-    a, b = (torch.full((2,), v, requires_grad=True) for v in (2.0, 3.0))
-    scale = torch.tensor(5.0)
-    y = f({"a": a, "b": b}, scale, power=2)
+    a, b = leaf(2, 2), leaf(3, 3)
+    y = f({"a": a, "b": b}, torch.tensor(5.0, dtype=D), power=2)
     assert y["product"].tolist() == [18, 18]
     da, db = torch.autograd.grad(y["sum"].sum() + 2 * y["product"].sum(), (a, b))
-    assert da.tolist() == [5, 5]
-    assert db.tolist() == [2, 2]
+    assert (da.tolist(), db.tolist()) == ([5, 5], [2, 2])
 
 
 def test_python_numbers_pass_through_and_nothing_else_is_needed():
     reverse = custom(lambda x, k: (x.clone(), lambda dy: -k * dy))
-    x = torch.ones(2, requires_grad=True)
-    reverse(x, 3.0).sum().backward()
-    assert x.grad.tolist() == [-3, -3]
+    x = leaf(1, 1)
+    assert grad(reverse(x, 3.0), x).tolist() == [-3, -3]
     with torch.no_grad():
         assert not reverse(x, 3.0).requires_grad
     assert not reverse(torch.ones(2), 3.0).requires_grad
 
 
 def test_an_overridden_op_inside_counts_for_what_is_saved_only():
-    x = torch.tensor([0.5], requires_grad=True)
+    x = leaf(0.5)
     f = custom(lambda x: (torch.tanh(x), lambda dy: dy * 2))
-    with regrad.torch.gradient_override_map({"Tanh": lambda dy: dy * 100}) as used:
+    with override({"Tanh": lambda dy: dy * 100}) as used:
         y = f(x)
-    assert torch.autograd.grad(y, x)[0].item() == 2
-    assert used.hits[0].count == 1
-    assert used.hits[0].ran == 0
+    assert grad(y, x).item() == 2
+    assert [(hit.count, hit.ran) for hit in used.hits] == [(1, 0)]
 
 
-w = torch.ones(4, dtype=torch.float64, requires_grad=True)
+# -- refusals --------------------------------------------------------------------------------------
+
+w = leaf(1, 1, 1, 1)
+module = torch.nn.Linear(4, 4).double()
 
 
 def closes_over_a_leaf(x):
     return x * w, lambda dy: dy
 
 
-def closes_over_a_result(x, product=None):
+def closing_over_a_result(x):
     product = w * 2
     return custom(lambda x: (x * product, lambda dy: dy))(x)
 
 
-def test_what_f_closes_over_is_refused_by_name():
-    x = X.clone().requires_grad_()
-    with pytest.raises(GradientError, match=r"closes_over_a_leaf .* closes over 'w', which requ"):
-        custom(closes_over_a_leaf)(x)
-    with pytest.raises(GradientError, match="closes over 'product', which requires grad"):
-        closes_over_a_result(x)
-    with pytest.raises(GradientError, match="closes over 'w'"):
-        custom(closes_over_a_leaf)(X)  # also where x itself needs no gradient
+def running(value, grad_func):
+    """A call with a gradient, and its backward pass."""
+    return lambda x: custom(lambda x: (value(x), grad_func))(x).sum().backward()
+
+
+times = lambda x: x * 1  # noqa: E731
+REFUSED = {
+    "a leaf": (custom(closes_over_a_leaf), GradientError,
+               r"closes_over_a_leaf .* closes over 'w', which requ"),
+    "a leaf, without a gradient": (lambda x: custom(closes_over_a_leaf)(X), GradientError,
+                                   "closes over 'w'"),
+    "a result": (closing_over_a_result, GradientError,
+                 "closes over 'product', which requires grad"),
+    "a module": (custom(lambda x: (module(x), lambda dy: dy)), GradientError,
+                 r"closes over 'module.bias', which requires grad"),
+    "a keyword": (lambda x: custom(lambda x, weight: (x * weight, lambda dy: dy))(x, weight=w),
+                  GradientError, "'weight', a tensor that requires grad"),
+    "a shape": (running(times, lambda dy: dy.sum()), RuleError,
+                r"input 'x', returned the shape \(\), expected \(4,\)"),
+    "a dtype": (running(times, lambda dy: dy.float()), RuleError,
+                r"returned the dtype torch.float32, expected torch.float64"),
+    "two": (running(times, lambda dy: [dy, dy]), RuleError,
+            r"wrong structure.*expected gradients by x"),
+    "a float": (running(times, lambda dy: 3.0), RuleError, r"returned float, expected a tensor"),
+    "no gradient": (custom(lambda x: x), ArgumentError, "must return"),
+    "a value that is a float": (custom(lambda x: (1.0, lambda dy: dy)), ArgumentError,
+                                "its value holds float"),
+    "save": (custom(lambda x, save: (save(x), lambda dy: dy)), ArgumentError,
+             "save takes one list or keywords"),
+    "no function": (lambda x: custom(3), ArgumentError, "must be a function"),
+    "from_regrad": (of_regrad(lambda x: 1.0), ArgumentError, "must return Tensors, got float"),
+    "under regrad": (
+        lambda x: rg.grad(lambda s: rg.asarray(of_regrad(rg.sin)(X)).sum() * s)(rg.scalar(1.0)),
+        GradientError, "sin was called while regrad differentiates"),
+    "forward mode": (
+        lambda x: func.jvp(of_regrad(lambda x: rg.rules.clip_gradient(x, -1.0, 1.0)), (X,), (X,)),
+        GradientError, "forward mode"),
+}  # fmt: skip
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(name):
+    call, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        call(leaf(*VALUES))
+
+
+def test_without_a_gradient_a_function_may_close_over_parameters():
     with torch.no_grad():
-        custom(closes_over_a_leaf)(x)
-    module = torch.nn.Linear(4, 4).double()
-    with pytest.raises(GradientError, match=r"closes over 'module.bias', which requires grad"):
-        custom(lambda x: (module(x), lambda dy: dy))(x)
-    with pytest.raises(GradientError, match="'weight', a tensor that requires grad"):
-        custom(lambda x, weight: (x * weight, lambda dy: dy))(x, weight=w)
+        custom(closes_over_a_leaf)(leaf(*VALUES))
 
 
 def written_wholly(x):
@@ -204,61 +238,26 @@ def written_and_returned(x):
 
 @pytest.mark.parametrize("f", [written_wholly, written_in_part, written_and_returned])
 def test_a_function_that_writes_into_its_input(f):
-    x = X.clone().requires_grad_()
-    for given in (x * 1, (x * 1)[:2]):
+    x = leaf(*VALUES)
+    for each in (x * 1, (x * 1)[:2]):
         with pytest.raises(GradientError, match=r"\) changed its input 'x' in place"):
-            custom(f)(given)
+            custom(f)(each)
     custom(f)(X.clone())  # (without a gradient)
-
-    @custom
-    def unrecorded(x):
-        with torch.no_grad():
-            x.mul_(2)
-        return x, lambda dy: 2 * dy
-
-    (dx,) = torch.autograd.grad(unrecorded(x * 1).sum(), x)
-    assert dx.tolist() == [2] * 4
-
-
-@pytest.mark.parametrize(
-    ("grad_func", "message"),
-    [
-        (lambda dy: dy.sum(), r"input 'x', returned the shape \(\), expected \(4,\)"),
-        (lambda dy: dy.float(), r"returned the dtype torch.float32, expected torch.float64"),
-        (lambda dy: [dy, dy], r"wrong structure.*expected gradients by x"),
-        (lambda dy: 3.0, r"returned float, expected a tensor"),
-    ],
-)
-def test_wrong_gradients_are_refused(grad_func, message):
-    x = X.clone().requires_grad_()
-    with pytest.raises(RuleError, match=message):
-        custom(lambda x: (x * 1, grad_func))(x).sum().backward()
-
-
-def test_misuse():
-    with pytest.raises(ArgumentError, match="must return"):
-        custom(lambda x: x)(X)
-    with pytest.raises(ArgumentError, match="its value holds float"):
-        custom(lambda x: (1.0, lambda dy: dy))(X)
-    with pytest.raises(ArgumentError, match="save takes one list or keywords"):
-        custom(lambda x, save: (save(x), lambda dy: dy))(X)
-    with pytest.raises(ArgumentError, match="must be a function"):
-        custom(3)
+    unrecorded = custom(torch.no_grad()(written_wholly))
+    assert grad(unrecorded(x * 1), x).tolist() == [2] * 4
 
 
 def test_under_checkpoint_and_autocast():
-    from torch.utils.checkpoint import checkpoint
-
+    x = leaf(*VALUES)
     for reentrant in (False, True):
-        x = X.clone().requires_grad_()
-        checkpoint(softplus, x, use_reentrant=reentrant).sum().backward()
-        torch.testing.assert_close(x.grad, torch.sigmoid(X))
+        dx = backward(checkpoint(softplus, x, use_reentrant=reentrant), x)
+        torch.testing.assert_close(dx, torch.sigmoid(X))
     x = torch.ones(3, 3, requires_grad=True)
     product = custom(lambda a: (a @ a, lambda dy: 2.0 * dy.float()))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = product(x)
     assert y.dtype == torch.bfloat16
-    assert torch.autograd.grad(y.float().sum(), x)[0].dtype == torch.float32
+    assert grad(y.float(), x).dtype == torch.float32
 
 
 def linear(x, w, save):
@@ -292,22 +291,22 @@ def test_dtypes_under_autocast(case, inside):
     inputs = [torch.rand(n, 4, generator=generator).requires_grad_() for n in (2, 3)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
 
-    def orders(y, xs):
+    def both_orders(y, xs):
         first = torch.autograd.grad(y.square().sum(), xs, create_graph=True)
         return [*first, *torch.autograd.grad(sum(dx.square().sum() for dx in first), xs)]
 
-    expected = orders(exact[0] @ exact[1].mT, exact)
+    expected = both_orders(exact[0] @ exact[1].mT, exact)
     with torch.autocast("cpu", torch.bfloat16):
         y = f(*inputs)
-        found = orders(y.float(), inputs) if inside else None
+        found = both_orders(y.float(), inputs) if inside else None
         each = func.grad(lambda x: f(x, inputs[1]).float().square().sum())(inputs[0])
-    found = found or orders(y.float(), inputs)
+    found = found or both_orders(y.float(), inputs)
     assert y.dtype == dtype
     for dx, right in zip([*found, each], [*expected, expected[0]], strict=True):
         assert dx.dtype == torch.float32
         error = (dx - right).abs().max() / right.abs().max()
         assert error < (1e-6 if dtype == torch.float32 and not inside else 1e-2)
-    assert f(*exact).dtype == torch.float64
+    assert f(*exact).dtype == D
 
 
 # -- from_regrad ---------------------------------------------------------------------------------
@@ -319,62 +318,43 @@ def test_rules_of_regrad_hold_at_every_order():
         save([x])
         return x * x * x, lambda dy, saved: dy * 10 * saved[0] * saved[0]
 
-    f = regrad.torch.from_regrad(cube)
-    x = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
-    (dx,) = torch.autograd.grad(f(x), x, create_graph=True)
-    (d2x,) = torch.autograd.grad(dx, x, create_graph=True)
-    (d3x,) = torch.autograd.grad(d2x, x)
-    assert (dx.item(), d2x.item(), d3x.item()) == (40, 40, 20)
+    x = leaf(2)
+    assert [dx.item() for dx in orders(of_regrad(cube)(x), x, 3)] == [40, 40, 20]
 
 
 def test_overrides_of_regrad_are_those_of_the_call():
-    f = regrad.torch.from_regrad(rg.sign)
-    x = torch.tensor([-2.0, 0.5], requires_grad=True)
+    x = leaf(-2, 0.5)
     with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}) as used:
-        y = f(x)
-    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [0, 1]
+        y = of_regrad(rg.sign)(x)
+    assert grad(y, x).tolist() == [0, 1]
     used.assert_fired()
 
 
 def test_the_data_are_shared():
     seen = []
     x = torch.ones(3)
-    regrad.torch.from_regrad(lambda t: (seen.append(t.data.data_ptr()), t * 2)[1])(x)
+    of_regrad(lambda t: (seen.append(t.data.data_ptr()), t * 2)[1])(x)
     assert seen == [x.data_ptr()]
 
 
 def test_containers_dtypes_and_several_outputs():
-    f = regrad.torch.from_regrad(lambda d, k: {"n": rg.sum(d["x"] * k), "i": rg.argmax(d["x"])})
-    x = torch.tensor([1.0, 5.0, 2.0], requires_grad=True)
+    f = of_regrad(lambda d, k: {"n": rg.sum(d["x"] * k), "i": rg.argmax(d["x"])})
+    x = leaf(1, 5, 2)
     y = f({"x": x, "name": "kept"}, 3)
     assert y["i"].item() == 1
     assert not y["i"].requires_grad
-    y["n"].backward()
-    assert x.grad.tolist() == [3, 3, 3]
+    assert grad(y["n"], x).tolist() == [3, 3, 3]
 
 
 def test_complex_gradients_are_torchs():
     x = torch.tensor([1 + 2j, -0.5j], requires_grad=True)
-    f = regrad.torch.from_regrad(lambda z: rg.real(z * z * rg.exp(z)))
-    g = torch.autograd.grad(f(x).sum(), x)[0]
-    torch.testing.assert_close(g, torch.autograd.grad((x * x * x.exp()).real.sum(), x)[0])
+    f = of_regrad(lambda z: rg.real(z * z * rg.exp(z)))
+    close([grad(f(x), x)], [grad((x * x * x.exp()).real, x)], 1e-6)
 
 
 def test_numpy_results_come_back_as_torch():
-    f = regrad.torch.from_regrad(lambda x: rg.tensor(np.ones(3, "float32")))
+    f = of_regrad(lambda x: rg.tensor(np.ones(3, "float32")))
     assert f(torch.ones(2)).tolist() == [1, 1, 1]
-
-
-@pytest.mark.versions
-def test_refusals_of_from_regrad():
-    with pytest.raises(ArgumentError, match="must return Tensors, got float"):
-        regrad.torch.from_regrad(lambda x: 1.0)(X)
-    f = regrad.torch.from_regrad(rg.sin)
-    with pytest.raises(GradientError, match="sin was called while regrad differentiates"):
-        rg.grad(lambda x: rg.asarray(f(X)).sum() * x)(rg.scalar(1.0))
-    clip = regrad.torch.from_regrad(lambda x: rg.rules.clip_gradient(x, -1.0, 1.0))
-    with pytest.raises(GradientError, match="forward mode"):
-        func.jvp(clip, (X,), (torch.ones_like(X),))
 
 
 def test_errors_of_torch_land_are_errors_of_regrad():
