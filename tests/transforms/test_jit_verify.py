@@ -9,6 +9,7 @@ import pytest
 import regrad as rg
 from regrad.errors import StaleError
 from regrad.transforms import verification
+from tests.transforms.regions import REGIONS
 
 X = rg.tensor([0.5, -1.0])
 
@@ -48,29 +49,24 @@ def test_the_line_and_what_differs():
     assert message.startswith("jit(f) is stale") and "Variable" in message
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda x, h: x * rg.tensor([h, 1.0]),
-        lambda x, h: x if h == 2 else x + x,
-        lambda x, h: (x, h),
-        lambda x, h: (x, x) if h == 2 else [x, x],
-        lambda x, h: rg.reshape(x, (2, 1) if h == 2 else (1, 2)),
-        lambda x, h: rg.cond(x.sum() > 0, lambda: x * h, lambda: x),
-        lambda x, h: rg.scan(lambda c, _: (c * h, None), x, None, length=2)[0],
-        lambda x, h: rg.vmap(lambda v: v * h)(x),
-        lambda x, h: rg.grad(lambda x: (x**h).sum())(x),
-        lambda x, h: rg.checkpoint(lambda x: x * h)(x),
-        lambda x, h: x * T[h],
-    ],
-)
+T = {2.0: rg.scalar(2.0), 3.0: rg.scalar(3.0)}
+DIFFERENT = {
+    **{n: lambda x, h, r=r: r(lambda v: v * h)(x) for n, r in REGIONS.items()},
+    "a constant": lambda x, h: x * rg.tensor([h, 1.0]),
+    "an op": lambda x, h: x if h == 2 else x + x,
+    "a result": lambda x, h: (x, h),
+    "a container": lambda x, h: (x, x) if h == 2 else [x, x],
+    "a shape": lambda x, h: rg.reshape(x, (2, 1) if h == 2 else (1, 2)),
+    "a gradient": lambda x, h: rg.grad(lambda x: (x**h).sum())(x),
+    "a Tensor": lambda x, h: x * T[h],
+}
+
+
+@pytest.mark.parametrize("f", DIFFERENT.values(), ids=DIFFERENT)
 def test_kinds_of_differences(f):
     hidden = Hidden(2.0)
     with pytest.raises(StaleError, match="is stale: traced again"):
         twice(lambda x: f(x, hidden()), hidden)
-
-
-T = {2.0: rg.scalar(2.0), 3.0: rg.scalar(3.0)}
 
 
 def test_another_variable_is_assigned():
