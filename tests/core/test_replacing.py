@@ -1,17 +1,26 @@
-"""Rules that replace the values of regrad's ops: eager, compiled, in graphs, of higher order."""
+"""Rules that replace values, that change an op's own gradient, or are that of another function."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 import regrad as rg
+import regrad.torch
 import regrad.v1 as tf
 from regrad.errors import ArgumentError, GraphError, RuleError
+from regrad.rules import vjp_of
+from tests.helpers.rows import WAYS, close, plain, refused
 
 rng = np.random.default_rng(0)
 A, B, X = rng.normal(size=(3, 4)), rng.normal(size=(4, 2)), np.array([1.5, -2.0, 3.0])
+T = rg.tensor(X)
+ways = pytest.mark.parametrize("way", WAYS)
+OTHER = regrad.torch.gradient_override_map
 
 
 @pytest.fixture(autouse=True)
@@ -24,17 +33,12 @@ def scope(forward, gradient=None, op_type="Tanh"):
     return rg.gradient_override_map({op_type: rg.replace(forward, gradient)}, values=True)
 
 
-# -- an int8 linear layer --------------------------------------------------------------------------
+# -- replaced values -------------------------------------------------------------------------------
 
 
-def quantised(x):
+def quantised(x, xp=rg):
     scale = abs(x).max() / 127
-    return rg.clip(rg.round(x / scale), -128, 127) * scale
-
-
-def quantised_by_numpy(x):
-    scale = np.abs(x).max() / 127
-    return np.clip(np.round(x / scale), -128, 127) * scale
+    return xp.clip(xp.round(x / scale), -128, 127) * scale
 
 
 def straight_through(dy, a, b):
@@ -45,204 +49,331 @@ def layer(a):
     return (a @ rg.tensor(B)).square().sum()
 
 
-def expected_layer():
-    """The value, and the gradient by a, of a quantised product with a straight-through gradient."""
-    y = quantised_by_numpy(A) @ quantised_by_numpy(B)
-    return np.sum(y**2), 2 * y @ B.T
-
-
-ways = {
-    "eager": lambda f: f,
-    "jit": rg.jit,
-    "checkpoint": rg.checkpoint,
-    "jit of checkpoint": lambda f: rg.jit(rg.checkpoint(f)),
-}
-
-
-@pytest.mark.parametrize("way", ways)
+@ways
 def test_a_quantised_layer(way):
-    y, da = expected_layer()
-    with scope(lambda a, b, forward: forward(quantised(a), quantised(b)), straight_through,
-               "MatMul") as used:  # fmt: skip
-        f = ways[way](layer)
-        np.testing.assert_allclose(f(rg.tensor(A)).numpy(), y, rtol=1e-12)
-        np.testing.assert_allclose(rg.grad(f)(rg.tensor(A)).numpy(), da, rtol=1e-12)
-        np.testing.assert_allclose(rg.jit(rg.grad(f))(rg.tensor(A)).numpy(), da, rtol=1e-12)
+    y = quantised(A, np) @ quantised(B, np)
+    forward = lambda a, b, forward: forward(quantised(a), quantised(b))  # noqa: E731
+    with scope(forward, straight_through, "MatMul") as used:
+        f = WAYS[way](layer)
+        close(f(rg.tensor(A)), np.sum(y**2))
+        close([rg.grad(f)(rg.tensor(A)), rg.jit(rg.grad(f))(rg.tensor(A))], [2 * y @ B.T] * 2)
     used.assert_fired()
     assert {hit.rule for hit in used.hits} == {"replace(<lambda>, straight_through)"}
-    np.testing.assert_allclose(layer(rg.tensor(A)).numpy(), np.sum((A @ B) ** 2), rtol=1e-12)
+    close(layer(rg.tensor(A)), np.sum((A @ B) ** 2))
 
 
-def test_second_order_through_a_rule_of_y():
-    """The derivative of `dy * y * x`, where y follows the rule as well: `y * x**2 + y`."""
-    with scope(lambda x: rg.where(x > 0, x * x, x), lambda dy, x, y: dy * y * x):
-        y = np.where(X > 0, X**2, X)
-        f = lambda x: rg.tanh(x).sum()  # noqa: E731
-        np.testing.assert_allclose(rg.tanh(rg.tensor(X)).numpy(), y)
-        np.testing.assert_allclose(rg.grad(f)(rg.tensor(X)).numpy(), y * X)
-        for hessian in (rg.hessian(f), rg.jit(rg.hessian(f)), rg.hessian(rg.jit(f))):
-            found = hessian(rg.tensor(X)).numpy()
-            np.testing.assert_allclose(found, np.diag(y * X**2 + y), rtol=1e-12)
+BENT = np.where(X > 0, X**2, X)
+TANH = np.tanh(X)
+# In the place of tanh: a function, a rule; the value at X, and two derivatives.
+REPLACED = {
+    "a rule of y, which follows it too": (  # the derivative of dy * y * x is y * x**2 + y
+        lambda x: rg.where(x > 0, x * x, x), lambda dy, x, y: dy * y * x,
+        [BENT, BENT * X, BENT * X**2 + BENT]),
+    "without a rule, with a stop_gradient": (
+        lambda x: rg.sin(x) + rg.stop_gradient(x**3 - rg.sin(x)), None,
+        [X**3, np.cos(X), -np.sin(X)]),
+    "by names": (
+        lambda x, y, forward, x_shape: y + forward(2 * x) * len(x_shape), None,
+        [TANH + np.tanh(2 * X), 3 - TANH**2 - 2 * np.tanh(2 * X) ** 2]),
+    "builtin is that of the function": (lambda x: x**3, rg.rules.scale(0.5), [X**3, 1.5 * X**2]),
+}  # fmt: skip
 
 
-def test_without_a_rule_it_is_the_derivative_of_the_function():
-    """A stop_gradient in it counts: the value is x**3, the gradient that of sin."""
-
-    def forward(x):
-        return rg.sin(x) + rg.stop_gradient(x**3 - rg.sin(x))
-
-    with scope(forward) as used:
-        f = lambda x: rg.tanh(x).sum()  # noqa: E731
-        np.testing.assert_allclose(f(rg.tensor(X)).numpy(), np.sum(X**3), rtol=1e-12)
-        for way in (f, rg.jit(f)):
-            np.testing.assert_allclose(rg.grad(way)(rg.tensor(X)).numpy(), np.cos(X), rtol=1e-12)
-            found = rg.hessian(way)(rg.tensor(X)).numpy()
-            np.testing.assert_allclose(found, -np.diag(np.sin(X)), rtol=1e-12)
+@pytest.mark.parametrize("name", REPLACED)
+def test_values_and_derivatives(name):
+    forward, rule, (y, first, *second) = REPLACED[name]
+    with scope(forward, rule) as used:
+        close(rg.tanh(T), y)
+        for f in (lambda x: rg.tanh(x).sum(), rg.jit(lambda x: rg.tanh(x).sum())):
+            close([f(T), rg.grad(f)(T), rg.jit(rg.grad(f))(T)], [np.sum(y), first, first], 1e-9)
+            for second_order in second:
+                for hessian in (rg.hessian(f), rg.jit(rg.hessian(f))):
+                    close(hessian(T), np.diag(second_order))
     used.assert_fired()
 
 
 def test_loops_branches_and_vmap():
+    looped = lambda x: rg.scan(lambda c, _: (rg.tanh(c) + 1, c), x, rg.zeros(2))[0].sum()  # noqa: E731
+    each = rg.vmap(rg.grad(lambda x: rg.tanh(x)))
     with scope(lambda x: x * x, lambda dy, x, y: dy * y):
-        x = rg.tensor(X)
-        looped = lambda x: rg.scan(lambda c, _: (rg.tanh(c) + 1, c), x, rg.zeros(2))[0].sum()  # noqa: E731
-        np.testing.assert_allclose(looped(x).numpy(), np.sum((X**2 + 1) ** 2 + 1))
-        np.testing.assert_allclose(rg.grad(looped)(x).numpy(), X**2 * (X**2 + 1) ** 2)
-        found = rg.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, rg.tanh(s[1])), (0, x))[1]
-        np.testing.assert_allclose(found.numpy(), X**4)
-        branch = rg.cond(x.sum() > 0, rg.tanh, lambda x: x, x)
-        np.testing.assert_allclose(branch.numpy(), X**2)
-        each = rg.vmap(rg.grad(lambda x: rg.tanh(x)))
-        np.testing.assert_allclose(each(x).numpy(), X**2)
-        np.testing.assert_allclose(rg.jit(each)(x).numpy(), X**2)
+        close(
+            [looped(T), rg.grad(looped)(T)], [np.sum((X**2 + 1) ** 2 + 1), X**2 * (X**2 + 1) ** 2]
+        )
+        close(
+            rg.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, rg.tanh(s[1])), (0, T))[1], X**4
+        )
+        close([rg.cond(T.sum() > 0, rg.tanh, lambda x: x, T), each(T), rg.jit(each)(T)], [X**2] * 3)
 
 
 def test_a_graph_has_the_value_too():
     with scope(lambda x, y: x * y, lambda dy, x: dy * x) as used, tf.Graph().as_default():
         x = tf.placeholder(tf.float64, [None])
         y = tf.tanh(x)
-        (dx,) = tf.gradients(y, [x])
         with tf.Session() as session:
-            found, gradient = session.run([y, dx], {x: X})
-    np.testing.assert_allclose(found, X * np.tanh(X), rtol=1e-12)
-    np.testing.assert_allclose(gradient, X, rtol=1e-12)
+            close(session.run([y, tf.gradients(y, [x])[0]], {x: X}), [X * TANH, X])
     used.assert_fired()
 
 
-def test_what_a_forward_may_name():
-    with scope(lambda x, y, forward, x_shape: y + forward(2 * x) * len(x_shape)):
-        x = rg.tensor(X)
-        np.testing.assert_allclose(rg.tanh(x).numpy(), np.tanh(X) + np.tanh(2 * X), rtol=1e-12)
-        dx = rg.grad(lambda x: rg.tanh(x).sum())(x).numpy()
-        np.testing.assert_allclose(dx, 3 - np.tanh(X) ** 2 - 2 * np.tanh(2 * X) ** 2, rtol=1e-9)
+def test_sequences_and_broadcast_inputs():
     with scope(lambda xs, axis, forward: forward([2 * x for x in xs]), None, "ConcatV2"):
-        x = rg.tensor(X)
-        assert rg.concat([x, x]).tolist() == [*(2 * X), *(2 * X)]
-        assert rg.grad(lambda x: rg.concat([x, x]).sum())(x).tolist() == [4, 4, 4]
+        assert rg.concat([T, T]).tolist() == [*(2 * X), *(2 * X)]
+        assert rg.grad(lambda x: rg.concat([x, x]).sum())(T).tolist() == [4, 4, 4]
     with scope(lambda a, b: a + b, lambda dy, a, b: (10 * dy, 100 * dy), "Mul"):
-        a, b = rg.tensor(np.ones((2, 3))), rg.tensor(X)
-        assert (a * b).tolist() == [(1 + X).tolist()] * 2
-        assert rg.grad(lambda b: (a * b).sum())(b).tolist() == [200, 200, 200]  # summed over rows
-    with scope(lambda x: x**3, rg.rules.scale(0.5)):  # whose `builtin` is that of x**3
-        dx = rg.grad(lambda x: rg.tanh(x).sum())(rg.tensor(X)).numpy()
-        np.testing.assert_allclose(dx, 1.5 * X**2)
+        a = rg.tensor(np.ones((2, 3)))
+        assert (a * T).tolist() == [(1 + X).tolist()] * 2
+        assert rg.grad(lambda b: (a * b).sum())(T).tolist() == [200, 200, 200]  # summed over rows
 
 
 def test_in_one_place_with_its_site():
     seen = []
-
-    def forward(x, site):
-        seen.append(site.path)
-        return -x
-
-    rules = {rg.at("head", "Tanh"): rg.replace(forward)}
+    rules = {rg.at("head", "Tanh"): rg.replace(lambda x, site: (seen.append(site.path), -x)[1])}
     with rg.gradient_override_map(rules, values=True) as used:
-        x = rg.tensor(X)
-        assert rg.tanh(x).tolist() == np.tanh(X).tolist()
+        assert rg.tanh(T).tolist() == TANH.tolist()
         with rg.name_scope("head"):
-            assert rg.tanh(x).tolist() == (-X).tolist()
-    assert seen == ["head"]
+            assert rg.tanh(T).tolist() == (-X).tolist()
     used.assert_fired()  # no gradient is needed for that: the value was replaced
-    assert [hit.path for hit in used.hits] == ["head"]
+    assert seen == [hit.path for hit in used.hits] == ["head"]
 
 
 def test_the_inner_scope_wins():
-    x = rg.tensor(X)
     with scope(lambda x: 2 * x):
         with scope(lambda x: 3 * x):
-            assert rg.tanh(x).tolist() == (3 * X).tolist()
+            assert rg.tanh(T).tolist() == (3 * X).tolist()
         with rg.gradient_override_map({"Tanh": lambda dy: dy}):
-            assert rg.tanh(x).tolist() == np.tanh(X).tolist()
-        assert rg.tanh(x).tolist() == (2 * X).tolist()
-    decorated = scope(lambda x: 4 * x)(lambda x: rg.tanh(x))
-    assert decorated(x).tolist() == (4 * X).tolist()
+            assert rg.tanh(T).tolist() == TANH.tolist()
+        assert rg.tanh(T).tolist() == (2 * X).tolist()
+    assert scope(lambda x: 4 * x)(lambda x: rg.tanh(x))(T).tolist() == (4 * X).tolist()
 
 
 def test_one_compiled_function_under_several_scopes():
-    f, x = rg.jit(lambda x: rg.tanh(x)), rg.tensor(X)
+    f = rg.jit(lambda x: rg.tanh(x))
     for _ in range(2):
         for factor in (2, 3):
             with scope(lambda x, k=factor: k * x):
-                np.testing.assert_allclose(f(x).numpy(), factor * X)
-        np.testing.assert_allclose(f(x).numpy(), np.tanh(X))
+                close(f(T), factor * X)
+        close(f(T), TANH)
 
 
-# -- refused ---------------------------------------------------------------------------------------
-
-
-def test_a_scope_that_does_not_say_so():
-    with pytest.raises(ArgumentError, match=r"values of 'Tanh' .* Write gradient_override_map\(ru"):
-        rg.gradient_override_map({"Tanh": rg.rules.optional(rg.replace(rg.sin))})
-    graph = tf.Graph()
-    with pytest.raises(ArgumentError, match="values=True"):
-        graph.gradient_override_map({"Tanh": rg.replace(rg.sin)})
-
-
-@pytest.mark.parametrize(
-    ("forward", "message"),
-    [
-        (lambda x: x.sum(), r"returned the shape \(\) and the dtype float64, expected those of the "
-         r"op's own result, the shape \(3,\) and the dtype float64"),
-        (lambda x: rg.astype(x, rg.float32), r"the dtype float32, expected .* the dtype float64"),
-        (lambda x: None, "returned None, expected one tensor"),
-        (lambda x: [x, x], "returned list, expected one tensor"),
-        (lambda z: z, r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
-        (lambda x, builtin: x, "has no 'builtin'"),
-        (lambda *xs: xs, "must name what it takes"),
-    ],
-)  # fmt: skip
-def test_a_forward_that_does_not_fit(forward, message):
-    with pytest.raises(RuleError, match=message), scope(forward):
-        rg.tanh(rg.tensor(X))
-
-
-def test_what_cannot_be_replaced():
-    with pytest.raises(RuleError, match="'Split' returns several results"), scope(
-        lambda x: x, None, "Split"
-    ):  # fmt: skip
-        pass
-    with pytest.raises(GraphError, match="cannot be replaced as TensorFlow 1 makes it"), scope(
-        lambda x: x, None, "Identity"
-    ), tf.Graph().as_default():  # fmt: skip
+def read_in_a_graph():
+    with scope(lambda x: x, None, "Identity"), tf.Graph().as_default():
         tf.Variable(1.0).read_value()
 
 
-def test_arguments():
-    with pytest.raises(ArgumentError, match=r"forward expected a function .* got int"):
-        rg.replace(3)
-    with pytest.raises(ArgumentError, match=r"gradient expected a rule .* got float"):
-        rg.replace(rg.sin, 1.0)
-    with pytest.raises(ArgumentError, match=r"gradient expected a rule"):
-        rg.replace(rg.sin, rg.replace(rg.sin))
+def entered(rules, f=None, **options):
+    with rg.gradient_override_map(rules, **options):
+        return f and f(T)
 
 
-@pytest.mark.parametrize(
-    ("rules", "options", "words"),
-    [
-        ({"Tanh": rg.replace(lambda x: 2 * x)}, {"values": True, "order": 1}, "order=1 asks"),
-        ({rg.at("head"): rg.replace(lambda x: 2 * x)}, {"values": True}, "is for whole calls"),
-        ({rg.at("head"): rg.rules.reverse()}, {"order": 1}, "order=1 asks"),
-    ],
-)
-def test_what_does_not_go_together(rules, options, words):
-    with pytest.raises(ArgumentError, match=words):
-        rg.gradient_override_map(rules, **options)
+def by_forward(forward):
+    return lambda: entered({"Tanh": rg.replace(forward)}, rg.tanh, values=True)
+
+
+DOUBLED = rg.replace(lambda x: 2 * x)
+RESULTS = (r"returned the shape \(\) and the dtype float64, expected those of the op's own result, "
+           r"the shape \(3,\) and the dtype float64")  # fmt: skip
+REFUSED = [
+    (lambda: entered({"Tanh": rg.rules.optional(rg.replace(rg.sin))}), ArgumentError,
+     r"values of 'Tanh' .* Write gradient_override_map\(ru"),
+    (lambda: tf.Graph().gradient_override_map({"Tanh": DOUBLED}), ArgumentError, "values=True"),
+    (by_forward(lambda x: x.sum()), RuleError, RESULTS),
+    (by_forward(lambda x: rg.astype(x, rg.float32)), RuleError,
+     "the dtype float32, expected .* the dtype float64"),
+    (by_forward(lambda x: None), RuleError, "returned None, expected one tensor"),
+    (by_forward(lambda x: [x, x]), RuleError, "returned list, expected one tensor"),
+    (by_forward(lambda z: z), RuleError,
+     r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
+    (by_forward(lambda x, builtin: x), RuleError, "has no 'builtin'"),
+    (by_forward(lambda *xs: xs), RuleError, "must name what it takes"),
+    (lambda: scope(rg.sin, None, "Split").__enter__(), RuleError, "'Split' returns several result"),
+    (read_in_a_graph, GraphError, "cannot be replaced as TensorFlow 1 makes it"),
+    (lambda: rg.replace(3), ArgumentError, "forward expected a function .* got int"),
+    (lambda: rg.replace(rg.sin, 1.0), ArgumentError, "gradient expected a rule .* got float"),
+    (lambda: rg.replace(rg.sin, DOUBLED), ArgumentError, "gradient expected a rule"),
+    (lambda: entered({"Tanh": DOUBLED}, values=True, order=1), ArgumentError, "order=1 asks"),
+    (lambda: entered({rg.at("head"): DOUBLED}, values=True), ArgumentError, "is for whole calls"),
+    (lambda: entered({rg.at("head"): rg.rules.reverse()}, order=1), ArgumentError, "order=1 asks"),
+    (lambda: vjp_of(3), ArgumentError, "vjp_of expected a function, got int"),
+    (lambda: entered({"Sign": vjp_of(lambda q, z: q)}), RuleError,
+     "asks for 'q', which the op type 'Sign' does not have"),
+    (lambda: vjp_of(rg.nn.sigmoid)(1.0), RuleError, "cannot be called"),
+    (lambda: in_torch(lambda x: x.sum()), RuleError,
+     r"returned the shape \(\), expected that of the op's result, \(3,\)"),
+    (lambda: in_torch(lambda x: (x, x)), RuleError, "expected one result, like the op's, got tup"),
+    (lambda: rg.rules.clip(2, 1), ArgumentError, r"min \(2\) must not be greater than max \(1\)"),
+    (lambda: rg.rules.clip_norm(0), ArgumentError, "clip_norm: expected a max_norm above 0, got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "words"), REFUSED)
+def test_what_is_refused(call, error, words):
+    refused(call, error, words)
+
+
+# -- the gradient of another function --------------------------------------------------------------
+
+S = 1 / (1 + np.exp(-X))
+FIRST, SECOND = S * (1 - S), S * (1 - S) * (1 - 2 * S)  # of the sigmoid, by hand
+WRITTEN = {
+    "torch's function": torch.sigmoid,
+    "with torch": lambda x: torch.sigmoid(x),
+    "regrad's function": rg.nn.sigmoid,
+    "with regrad": lambda x: rg.nn.sigmoid(x),
+    "with operators": lambda x: 1 / (1 + np.e ** (-x)),
+}
+
+
+def in_torch(g, way=torch.sign, order=1):
+    x = torch.tensor(X, requires_grad=True)
+    with OTHER({"Sign": vjp_of(g)}) as used:
+        y = way(x)
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=order == 2)
+    used.assert_fired()
+    return dx if order == 1 else torch.autograd.grad(dx.sum(), x)[0]
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("name", WRITTEN)
+def test_in_torch(name):
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.sign, backend="aot_eager", fullgraph=True)
+    close([in_torch(WRITTEN[name]), in_torch(WRITTEN[name], compiled)], [FIRST, FIRST])
+    close(in_torch(WRITTEN[name], order=2), SECOND)
+    with OTHER({"Sign": vjp_of(WRITTEN[name])}):
+        close(torch.func.vmap(torch.func.grad(torch.sign))(torch.tensor(X)), FIRST)
+
+
+@pytest.mark.parametrize("g", [jax.nn.sigmoid, lambda x: jax.nn.sigmoid(x), rg.nn.sigmoid])
+def test_in_jax(g):
+    ours = rg.jax.override(jnp.sign, {"Sign": vjp_of(g)})
+    first = jax.grad(lambda x: ours(x).sum())
+    close([first(X), jax.jit(first)(X), jax.vmap(jax.grad(ours))(jnp.asarray(X))], [FIRST] * 3)
+    close(jax.grad(lambda x: first(x).sum())(X), SECOND)
+
+
+def test_under_vmap():
+    with rg.gradient_override_map({"Step": vjp_of(rg.nn.sigmoid)}):
+        close(rg.vmap(rg.grad(rg.step))(T), FIRST)
+
+
+def numbers(*shape):
+    return torch.tensor(rng.normal(size=shape), requires_grad=True)
+
+
+def positive(a, b):
+    return a.clamp(min=0) @ b.clamp(min=0)
+
+
+def filtered(x, w, bias, strides, pad, dilations):
+    return F.conv2d(x, w.clamp(min=0), bias.abs(), strides, pad, dilations)
+
+
+PRODUCT, IMAGES = [(2, 3), (3, 4)], [(1, 2, 5, 5), (3, 2, 2, 2), (3,)]
+# An op type, a function for its gradient; the function that runs, and the one differentiated.
+BY_NAMES = {
+    "by name": ("MatMul", positive, torch.matmul, positive, PRODUCT),
+    "by place": ("MatMul", lambda left, right: positive(left, right), torch.matmul, positive,
+                 PRODUCT),
+    "a convolution": ("Conv2D", filtered, lambda x, w, b: F.conv2d(x, w, b, 2, 1),
+                      lambda x, w, b: filtered(x, w, b, 2, 1, 1), IMAGES),
+    "a sequence": ("ConcatV2", lambda xs: torch.cat([x**2 for x in xs]),
+                   lambda *xs: torch.cat(xs), lambda *xs: torch.cat([x**2 for x in xs]),
+                   [(2,), (3,)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_NAMES)
+def test_several_inputs(name):
+    key, g, f, differentiated, shapes = BY_NAMES[name]
+    xs = [numbers(*shape) for shape in shapes]
+    with OTHER({key: vjp_of(g)}):
+        y = f(*xs)
+    weights = torch.cos(torch.arange(float(y.numel()))).reshape(y.shape)
+    expected = torch.autograd.grad((differentiated(*xs) * weights).sum(), xs)
+    close(torch.autograd.grad((y * weights).sum(), xs), expected)
+
+
+@pytest.mark.versions
+def test_a_product_of_float32_is_not_of_bfloat16():
+    a, b = (numbers(*s).detach().float().requires_grad_() for s in [(4, 64), (64, 4)])
+    with OTHER({"MatMul": vjp_of(lambda a, b: a @ b)}):
+        found = torch.autograd.grad((a @ b).sum(), [a, b])
+    ones = torch.ones(4, 4, dtype=torch.float64)
+    close(found, [ones @ b.detach().double().T, a.detach().double().T @ ones], 1e-5)
+
+
+def test_one_function_is_one_rule():
+    assert vjp_of(rg.nn.sigmoid) == vjp_of(rg.nn.sigmoid) != vjp_of(rg.tanh)
+    assert len({vjp_of(lambda x: x) for _ in range(3)}) == 1
+
+
+# -- an op's own gradient, changed -----------------------------------------------------------------
+
+OWN = [np.ones((3, 2)) @ B.T, A.T @ np.ones((3, 2))]
+CHANGED = {
+    "reverse": (rg.rules.reverse(), lambda g: -g),
+    "clip_norm": (rg.rules.clip_norm(3.0), lambda g: g * 3 / np.linalg.norm(g)),
+    "clip_norm, larger": (rg.rules.clip_norm(300.0), lambda g: g),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_of_a_product(name):
+    rule, change = CHANGED[name]
+    with rg.gradient_override_map({"MatMul": rule}) as used:
+        found = rg.grads(lambda a, b: (a @ b).sum())([rg.tensor(A), rg.tensor(B)])
+    close(found, [change(g) for g in OWN])
+    assert used.hits[0].rule == name.partition(",")[0]
+
+
+def test_a_gradient_of_zero_has_a_norm_and_a_second_derivative():
+    x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    with OTHER({"Pow": rg.rules.clip_norm(1.0)}):
+        y = (x**2).sum()
+    (dx,) = torch.autograd.grad(y, x, create_graph=True)
+    (ddx,) = torch.autograd.grad(dx.sum(), x)
+    assert plain([dx, ddx]) == [[0.0] * 3, [2.0] * 3]
+
+
+# -- ops of several outputs: the gradients that arrive scale and add -------------------------------
+
+SQUARE = np.cos(np.arange(16.0).reshape(4, 4)) + np.diag([3.0, 4.0, 5.0, 6.0])
+OURS = {
+    "Split": lambda x: rg.sum(rg.split(x, 2)[0] ** 2),
+    "Svd": lambda x: rg.sum(rg.linalg.svd(x)[1] ** 2),
+    "Unpack": lambda x: rg.sum(rg.unstack(x)[0] ** 2),
+    "Qr": lambda x: rg.sum(rg.linalg.qr(x)[1] ** 3),
+}
+TWICE = {
+    "builtin(2 dy)": lambda dy, builtin: builtin(2 * dy),
+    "builtin(dy + dy)": lambda dy, builtin: builtin(dy + dy),
+    "builtin(dy / 0.5)": lambda dy, builtin: builtin(dy / 0.5),
+    "2 builtin(dy)": lambda dy, builtin: 2 * builtin(dy),
+}
+NONE = {"None": lambda dy, builtin: builtin([None if not np.any(d) else 2 * d for d in dy])}
+
+
+@pytest.mark.parametrize("rule", TWICE | NONE)
+@pytest.mark.parametrize("key", OURS)
+def test_several_outputs(key, rule):
+    df = rg.grad(OURS[key])
+    expected = 2 * df(rg.tensor(SQUARE)).numpy()
+    with rg.gradient_override_map({key: (TWICE | NONE)[rule]}):
+        for way in (df,) if rule in NONE else (df, rg.jit(df)):  # (jit has no numbers to look at)
+            close(way(rg.tensor(SQUARE)), expected, 1e-9)
+
+
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("rule", TWICE)
+def test_several_outputs_in_jax(rule, mode):
+    f, x = (lambda x: jnp.sum(jnp.linalg.qr(x)[1] ** 3)), jnp.asarray(SQUARE)
+    found = mode(jax.grad(rg.jax.override(f, {jnp.linalg.qr: TWICE[rule]})))(x)
+    close(found, 2 * jax.grad(f)(x), 1e-9)
+
+
+@pytest.mark.parametrize("wrong", [lambda dy: [*dy, *dy], lambda dy: dy[0], lambda dy: dy[:1]])
+@pytest.mark.parametrize("key", OURS)
+def test_a_wrong_number_of_gradients_is_refused(key, wrong):
+    rules = {key: lambda dy, builtin: builtin(wrong(dy))}
+    with rg.gradient_override_map(rules):
+        words = r"passed \d gradients, and the op has \d outputs"
+        refused(lambda: rg.grad(OURS[key])(rg.tensor(SQUARE)), RuleError, words)

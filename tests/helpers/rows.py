@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import regrad as rg
@@ -79,3 +80,20 @@ def together(calls: list[Callable[[], Any]]) -> list[Any]:
     for error in errors:
         raise error
     return results
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "eager": lambda f: f,
+    "jit": rg.jit,
+    "checkpoint": rg.checkpoint,
+    "jit of checkpoint": lambda f: rg.jit(rg.checkpoint(f)),
+}
+
+
+def close(found: Any, expected: Any, rtol: float = 1e-12) -> None:
+    """Assert that two lists of arrays, or two arrays, hold nearly the same numbers."""
+    if isinstance(expected, list | tuple):
+        for a, b in zip(found, expected, strict=True):
+            close(a, b, rtol)
+        return
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=rtol, atol=rtol)
