@@ -7,25 +7,20 @@ import numpy as np
 import pytest
 
 import regrad as rg
+from tests.helpers.rows import close
+
+MEGABYTE = rg.asarray(np.zeros(250_000, "f4"))
 
 
-def kept_bytes(f, x):
-    """The bytes of all arrays that the tape of f keeps alive beside its input and output."""
-    kept = {}
+def linearized(f, x):
+    """The record of a differentiated call, and the function of gradients."""
     _, back = rg.vjp(f, x)
-    run = back.__closure__
-    (linearized,) = [c.cell_contents for c in run if type(c.cell_contents).__name__ == "Linearized"]
-    for record in linearized.tape.records:
-        tensors = [t for t in record.xs if t is not None]
-        ys = record.y if isinstance(record.y, tuple) else (record.y,)
-        tensors += [t for t in ys if t is not None]
-        for t in tensors:
-            kept[id(t._data)] = t._data.nbytes
-    kept.pop(id(x._data), None)
-    return sum(kept.values())
+    cells = [c.cell_contents for c in back.__closure__]
+    (found,) = [c for c in cells if type(c).__name__ == "Linearized"]
+    return found, back
 
 
-def chain(op, n=100):
+def repeated(op, n):
     def f(x):
         for _ in range(n):
             x = op(x)
@@ -34,42 +29,42 @@ def chain(op, n=100):
     return f
 
 
-MEGABYTE = 250_000
+KEPT = {
+    "add": (lambda x: x + 1.0, 0),
+    "neg": (lambda x: -x, 0),
+    "reshape": (lambda x: rg.reshape(x, (-1,)), 0),
+    "scale": (lambda x: x * 2.0, 0),
+    "sin": (rg.sin, 99),
+    "tanh": (rg.tanh, 100),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "op", "megabytes"),
-    [
-        ("add", lambda x: x + 1.0, 0),
-        ("neg", lambda x: -x, 0),
-        ("reshape", lambda x: rg.reshape(x, (-1,)), 0),
-        ("scale", lambda x: x * 2.0, 0),
-        ("sin", rg.sin, 99),
-        ("tanh", rg.tanh, 100),
-    ],
-)
-def test_records_keep_what_rules_name(name, op, megabytes):
-    x = rg.asarray(np.zeros(MEGABYTE, "f4"))
-    assert kept_bytes(chain(op), x) <= megabytes * 1e6 + 1000
+@pytest.mark.parametrize("name", KEPT)
+def test_records_keep_what_rules_name(name):
+    op, megabytes = KEPT[name]
+    kept = {}  # the bytes of all arrays beside the input
+    for record in linearized(repeated(op, 100), MEGABYTE)[0].tape.records:
+        for t in (*record.xs, *(record.y if isinstance(record.y, tuple) else (record.y,))):
+            if t is not None:
+                kept[id(t._data)] = t._data.nbytes
+    kept.pop(id(MEGABYTE._data), None)
+    assert sum(kept.values()) <= megabytes * 1e6 + 1000
 
 
 def test_records_of_ops_of_one_input_are_made_when_they_are_asked_for():
     x = rg.asarray(np.array([0.3, 0.5, -2.0]))
-    y, back = rg.vjp(lambda x: rg.reciprocal(-rg.tanh(rg.sin(x))) * x, x)
-    linearized = back.__closure__[0].cell_contents
-    records = linearized.tape.records
-    assert [r.op.type for r in records] == ["Sin", "Tanh", "Neg", "Reciprocal", "Mul"]
-    assert [len(r.xs) for r in records] == [1, 0, 0, 0, 2]
-    assert [r.y is not None for r in records] == [False, True, False, True, False]
+    found, back = linearized(lambda x: rg.reciprocal(-rg.tanh(rg.sin(x))) * x, x)
+    records = found.tape.records
+    kept = [(r.op.type, len(r.xs), r.y is not None) for r in records]
+    assert kept == [("Sin", 1, False), ("Tanh", 0, True), ("Neg", 0, False),
+                    ("Reciprocal", 0, True), ("Mul", 2, False)]  # fmt: skip
     assert all(spec == ((3,), np.float64) for r in records for spec in r.specs)
-    before = [linearized.inputs[0][0]._id, *(r.outputs for r in records)]
+    before = [found.inputs[0][0]._id, *(r.outputs for r in records)]
     assert [r.inputs[0] for r in records] == before[:-1]
-    assert records[0].xs[0]._id == before[0]
-    assert records[1].y._id == before[2]
+    assert (records[0].xs[0]._id, records[1].y._id) == (before[0], before[2])
     z = x.numpy() + 1e-30j
-    expected = (-z / np.tanh(np.sin(z))).imag / 1e-30
     for _ in range(2):
-        np.testing.assert_allclose(back(rg.ones_like(y))[0].numpy(), expected, rtol=1e-12)
+        close(back(rg.ones(3))[0], (-z / np.tanh(np.sin(z))).imag / 1e-30)
 
 
 def test_ops_of_one_input_leave_the_garbage_collector_nothing_to_follow():
@@ -77,11 +72,10 @@ def test_ops_of_one_input_leave_the_garbage_collector_nothing_to_follow():
         seen = []
 
         def f(x):
-            for _ in range(n):
-                x = rg.tanh(rg.sin(x))
+            y = repeated(lambda x: rg.tanh(rg.sin(x)), n)(x)
             gc.collect()
             seen.append(len(gc.get_objects()))
-            return x
+            return y
 
         rg.grad(f)(rg.tensor([1.0]))
         return seen[0]
@@ -90,10 +84,8 @@ def test_ops_of_one_input_leave_the_garbage_collector_nothing_to_follow():
 
 
 def test_only_the_wanted_gradients_inputs_are_kept():
-    a, b = rg.ones((10, 10)), rg.ones((10, 10))
-    _, back = rg.vjp(lambda a: rg.matmul(a, b), a)
-    linearized = back.__closure__[0].cell_contents
-    (record,) = linearized.tape.records
+    b = rg.ones((10, 10))
+    (record,) = linearized(lambda a: rg.matmul(a, b), b * 1)[0].tape.records
     assert record.xs[0] is None
     assert record.xs[1] is b
 
@@ -108,49 +100,40 @@ def test_an_intermediate_that_no_rule_names_is_freed_in_the_forward_pass():
         assert seen[0]() is None
         return h
 
-    rg.grad(f)(rg.tensor([1.0]))
-
-
-def test_a_custom_gradient_keeps_what_it_saves():
-    seen = []
-
-    def f(x, save):
+    @rg.custom_grad
+    def custom(x, save):
         h = rg.exp(x)
         seen.append(weakref.ref(h))
         save([x])
         return h * 2, lambda dy, saved: dy * saved[0]
 
-    op = rg.custom_grad(f)
-    rg.grad(lambda x: (op(x), seen.append(seen[0]() is None))[0])(rg.tensor([1.0]))
-    assert seen[1] is True
+    def g(x):
+        y = custom(x)
+        assert seen[-1]() is None
+        return y
+
+    rg.grad(f)(rg.tensor([1.0]))
+    rg.grad(g)(rg.tensor([1.0]))
 
 
-def growth(work, times):
-    work(20)
-    gc.collect()
-    before = len(gc.get_objects())
-    work(times)
-    gc.collect()
-    return len(gc.get_objects()) - before
+square = rg.custom_grad(lambda x: (x * x, lambda dy: dy * x))
+in_a_scope = rg.gradient_override_map({"Sin": lambda dy: dy})(lambda: rg.grad(rg.sin)(1.0))
+CALLS = {
+    "a gradient": lambda: rg.grad(lambda x: rg.sin(square(x)) + x)(2.0),
+    "a scope": in_a_scope,
+}
 
 
-def test_no_objects_are_left_by_gradients():
-    op = rg.custom_grad(lambda x: (x * x, lambda dy: dy * x))
-
-    def work(n):
+@pytest.mark.parametrize("name", CALLS)
+def test_no_objects_are_left(name):
+    def count(n):
         for _ in range(n):
-            rg.grad(lambda x: rg.sin(op(x)) + x)(2.0)
+            CALLS[name]()
+        gc.collect()
+        return len(gc.get_objects())
 
-    assert growth(work, 500) < 50
-
-
-def test_no_objects_are_left_by_scopes():
-    def work(n):
-        for _ in range(n):
-            with rg.gradient_override_map({"Sign": lambda dy: dy}):
-                rg.grad(rg.sign)(1.0)
-
-    assert growth(work, 500) < 50
+    before = count(20)
+    assert count(500) - before < 50
 
 
 def test_gradients_leave_no_reference_cycles():

@@ -12,37 +12,29 @@ import regrad.torch
 import regrad.v1 as tf
 from regrad.core.reports import Table, Untouched
 from regrad.errors import ArgumentError
+from tests.helpers.rows import refused
+
+RULES = {"Sign": rg.rules.straight_through}
 
 
-@pytest.fixture
-def used():
-    with rg.gradient_override_map({"Sign": rg.rules.straight_through}) as used:
+def test_the_table_has_rule_calls_line_and_shapes():
+    with rg.gradient_override_map(RULES) as used:
         for shape in [(2, 3), (4,), (4,), (), (5, 1)]:
             rg.grad(lambda x: rg.sign(x).sum())(rg.ones(shape))
-    return used
-
-
-def test_the_table_has_rule_calls_line_and_shapes(used):
-    ((op_type, rule, calls, ran, line, shapes),) = used.table().rows
-    assert (op_type, rule, calls, ran) == ("Sign", "straight_through", "5", "5")
+    table = used.table()
+    ((*start, line, shapes),) = table.rows
+    assert start == ["Sign", "straight_through", "5", "5"]
     assert "test_reports.py:" in line
     assert shapes == "2×3, 4, scalar, and 1 more"
-
-
-def test_printed_it_is_aligned_text(used):
-    headings, rule, row = str(used.table()).splitlines()
+    headings, rule, row = str(table).splitlines()
     assert headings.startswith("op type  rule")
     assert set(rule) == {"-", " "}
     assert row.index("straight_through") == headings.index("rule")
-    assert repr(used.table()) == str(used.table())
-
-
-def test_rich_draws_it(used):
+    assert repr(table) == str(table)
     console = Console(file=io.StringIO(), width=200)
-    console.print(used.table())
+    console.print(table)
     text = console.file.getvalue()
-    assert "straight_through" in text
-    assert "┃ op type" in text
+    assert "straight_through" in text and "┃ op type" in text
 
 
 def test_untouched_counts_by_name_and_line():
@@ -56,7 +48,7 @@ def test_untouched_counts_by_name_and_line():
 def test_compiled_calls_report_their_shapes():
     f = rg.jit(rg.grad(lambda x: rg.sign(x).sum()))
     for _ in range(2):
-        with rg.gradient_override_map({"Sign": rg.rules.straight_through}) as used:
+        with rg.gradient_override_map(RULES) as used:
             f(rg.ones((2, 2)))
         assert used.table().rows[0][-1] == "2×2"
 
@@ -69,26 +61,26 @@ def graph_sine():
 
 
 def torch_sine():
-    x = torch.ones(2, requires_grad=True)
-    y = torch.sin(x).sum()
+    y = torch.sin(torch.ones(2, requires_grad=True)).sum()
     return lambda: y.backward(retain_graph=True)
 
 
-@pytest.mark.parametrize("kind", ["eager", "graph", "torch"])
+SINES = {
+    "eager": (rg.gradient_override_map, lambda: lambda: rg.grad(rg.sin)(1.0)),
+    "graph": (lambda rules: tf.get_default_graph().gradient_override_map(rules), graph_sine),
+    "torch": (regrad.torch.gradient_override_map, torch_sine),
+}
+
+
+@pytest.mark.parametrize("kind", SINES)
 def test_a_deep_copy_keeps_the_hits_of_its_time(kind):
-    graph = tf.Graph()
-    scope, sine = {
-        "eager": (rg.gradient_override_map, lambda: lambda: rg.grad(rg.sin)(1.0)),
-        "graph": (graph.gradient_override_map, graph_sine),
-        "torch": (regrad.torch.gradient_override_map, torch_sine),
-    }[kind]
-    with graph.as_default():
+    scope, sine = SINES[kind]
+    with tf.Graph().as_default():
         with scope({"Sin": lambda dy, x: dy * 3.0}) as used:
             differentiate = sine()
             differentiate()
             now = copy.deepcopy(used)
-            with pytest.raises(ArgumentError, match="not open"):
-                now.__exit__(None, None, None)
+            refused(lambda: now.__exit__(None, None, None), ArgumentError, "not open")
             differentiate()
         left = copy.deepcopy({"report": used})["report"]
         assert [now.hits[0].ran, left.hits[0].ran] == [1, 2]
@@ -102,11 +94,9 @@ def test_a_deep_copy_keeps_the_hits_of_its_time(kind):
 
 def test_in_torch_the_missed_relu6_is_seen():
     model = torch.nn.Sequential(torch.nn.ReLU6(), torch.nn.ReLU())
-    x = torch.ones(2, requires_grad=True)
     with regrad.torch.gradient_override_map({"Relu": "Identity"}) as used:
-        model(x).sum().backward()
+        model(torch.ones(2, requires_grad=True)).sum().backward()
     assert [row[:2] for row in used.untouched().rows] == [("hardtanh (Relu6)", "1"), ("Sum", "1")]
-    with pytest.raises(ArgumentError, match="does not override 'Relu6'"):
-        used.assert_fired("Relu6")
+    refused(lambda: used.assert_fired("Relu6"), ArgumentError, "does not override 'Relu6'")
     used.assert_fired("Relu")
     used.assert_fired(torch.relu)

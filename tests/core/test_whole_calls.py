@@ -11,8 +11,9 @@ from regrad.errors import (
     RuleError,
     UnusedOverrideWarning,
 )
+from tests.helpers.rows import close, plain, refused, under
 
-at = rg.at
+at, override = rg.at, rg.gradient_override_map
 X = rg.tensor([0.3, -0.7, 1.1], dtype="float64")
 W = rg.Variable(np.array([1.5, 2.0, -0.5]), name="w")
 
@@ -38,7 +39,7 @@ def post(dy, builtin):
     return bent(builtin(dy))
 
 
-def by_hand(before, after):
+def by_hand(before=lambda dy: dy, after=lambda dy: dy):
     """The block with a gradient that is bent as it arrives, or as it leaves."""
 
     @rg.custom_grad
@@ -55,158 +56,115 @@ def by_hand(before, after):
     return lambda x: function(x, W)
 
 
-def same(dy):
-    return dy
-
-
-arriving, leaving = by_hand(bent, same), by_hand(same, bent)
-
-
-def gradients(part):
-    dx = rg.grad(lambda x: f(x, part))(X)
+def gradients(part=block):
+    """The gradients by x and W, and the second one by x."""
+    df = rg.grad(lambda x: f(x, part))
     dw = rg.variable_grads(lambda: f(X, part)).grads["w"]
-    second = rg.grad(lambda x: rg.sum(rg.square(rg.grad(lambda x: f(x, part))(x))))(X)
-    return [np.asarray(dx), np.asarray(dw), np.asarray(second)]
-
-
-def check(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+    return [df(X), dw, rg.grad(lambda x: rg.sum(rg.square(df(x))))(X)]
 
 
 @pytest.mark.parametrize(
     "where", ["block", "*", ("other", "block"), lambda site: site.path == "block"]
 )
-@pytest.mark.parametrize(("rule", "part"), [(pre, arriving), (post, leaving)])
-def test_rules_that_ask_for_builtin(where, rule, part):
-    expected = gradients(part)
-    with rg.gradient_override_map({at(where): rule}) as used:
-        check(gradients(block), expected)
+@pytest.mark.parametrize(("rule", "hand"), [(pre, by_hand(bent)), (post, by_hand(after=bent))])
+def test_rules_that_ask_for_builtin(where, rule, hand):
+    with override({at(where): rule}) as used:
+        close(gradients(), gradients(hand))
     used.assert_fired()
     used.assert_fired(at(where))
     assert {(hit.op_type, hit.path) for hit in used.hits} == {("Call", "block")}
-    check(gradients(block), gradients(lambda x: rg.tanh(x * W)))
+    close(gradients(), gradients(lambda x: rg.tanh(x * W)))
 
 
-def test_reversal():
-    plain, _, _ = gradients(block)
-    dw = rg.variable_grads(lambda: f(X)).grads["w"]
-    with rg.gradient_override_map({at("block"): rg.rules.reverse(0.5)}):
-        found = rg.grad(f)(X), rg.variable_grads(lambda: f(X)).grads["w"]
-    check(map(np.asarray, found), [-0.5 * plain, np.asarray(dw)])
-
-
-def test_parameters_by_name():
-    def rule(dy, x, w):
-        return dy * x, {"w": dy * w * 3}
-
-    with rg.gradient_override_map({at("block"): rule}):
-        dx = rg.grad(f)(X)
-        dw = rg.variable_grads(lambda: f(X)).grads["w"]
-    h, w, x = np.sin(np.asarray(X)), np.array([1.5, 2.0, -0.5]), np.asarray(X)
+def test_reversal_and_parameters_by_name():
+    dx, dw, _ = gradients()
+    close(under({at("block"): rg.rules.reverse(0.5)}, gradients)[:2], [-0.5 * dx, dw])
+    h, w, x = np.sin(X.numpy()), W.numpy(), X.numpy()
     dy = 2 * np.tanh(h * w)
-    check([np.asarray(dx), np.asarray(dw)], [dy * h * np.cos(x), dy * w * 3])
+    rules = {at("block"): lambda dy, x, w: (dy * x, {"w": dy * w * 3})}
+    close(under(rules, gradients)[:2], [dy * h * np.cos(x), dy * w * 3])
 
 
-def test_outputs_and_nested_paths():
-    @rg.name_scope("two")
-    def two(a, k, b):
-        return {"sum": a * k + b, "product": a * b}
+@rg.name_scope("two")
+def two(a, k, b):
+    return {"sum": a * k + b, "product": a * b}
 
-    def g(a, b):
-        with rg.name_scope("model"):
-            y = two(a, 3.0, b)
-        return rg.sum(y["sum"]) + rg.sum(rg.square(y["product"]))
 
-    def rule(dy, a, k, b):
-        by_product, by_sum = dy
-        return by_sum * k + by_product * b, by_sum + by_product * a
+def in_a_model(a, b):
+    with rg.name_scope("model"):
+        y = two(a, 3.0, b)
+    return rg.sum(y["sum"]) + rg.sum(rg.square(y["product"]))
 
-    b = rg.tensor([1.0, 2.0, 3.0], dtype="float64")
-    expected = rg.grads(g)([X, b])
-    for each in (rule, lambda dy, builtin: builtin(dy)):
-        with rg.gradient_override_map({at("model.two"): each}) as used:
-            check(map(np.asarray, rg.grads(g)([X, b])), map(np.asarray, expected))
-        used.assert_fired()
+
+def of_two(dy, a, k, b):
+    by_product, by_sum = dy
+    return by_sum * k + by_product * b, by_sum + by_product * a
+
+
+@pytest.mark.parametrize("rule", [of_two, lambda dy, builtin: builtin(dy)])
+def test_outputs_and_nested_paths(rule):
+    expected = rg.grads(in_a_model)([X, X + 1])
+    with override({at("model.two"): rule}) as used:
+        close(rg.grads(in_a_model)([X, X + 1]), expected)
+    used.assert_fired()
+
+
+@rg.name_scope("pair")
+def pair(second, first):
+    return 2 * second + 3 * first
+
+
+@pytest.mark.parametrize(("rule", "expected"), [
+    (lambda dy, second, first: (5 * dy, 7 * dy), [[5.0] * 3, [7.0] * 3]),
+    (lambda dy, builtin: builtin(7 * dy), [[14.0] * 3, [21.0] * 3]),
+])  # fmt: skip
+def test_keywords_in_another_order_than_the_signature(rule, expected):
+    called = lambda second, first: rg.sum(pair(first=first, second=second))  # noqa: E731
+    assert plain(under({at("pair"): rule}, rg.grads(called), [X, X])) == expected
 
 
 def test_transforms():
     pytest.importorskip("jax")
-    x, w = rg.astype(X, "float32"), rg.Variable(rg.tensor([1.5, 2.0, -0.5]), name="w")
-
-    @rg.name_scope("block")
-    def small(x):
-        return rg.tanh(x * w)
-
-    @rg.name_scope("block")
-    def batched(x, w):
-        return rg.tanh(x * w)
-
-    def g(x):
-        return f(x, small)
-
-    with rg.gradient_override_map({at("block"): pre}) as used:
-        expected = np.asarray(rg.grad(g)(x))
+    x, weights = rg.astype(X, "float32"), [1.5, 2.0, -0.5]
+    w = rg.Variable(rg.tensor(weights), name="w")
+    small = rg.name_scope("block")(lambda x: rg.tanh(x * w))
+    batched = rg.name_scope("block")(lambda x, w: rg.tanh(x * w))
+    g = lambda x: f(x, small)  # noqa: E731
+    with override({at("block"): pre}) as used:
+        expected = rg.grad(g)(x)
         for each in (rg.jit(rg.grad(g)), rg.grad(rg.jit(g)), rg.grad(rg.checkpoint(g))):
-            np.testing.assert_allclose(np.asarray(each(x)), expected, rtol=1e-5)
+            close(each(x), expected, 1e-5)
         rows = rg.vmap(rg.grad(lambda x, w: rg.sum(rg.square(batched(x, w))), argnums=0))
-        found = rows(x, rg.tensor([1.5, 2.0, -0.5]))
-    y = np.tanh(np.asarray(x) * [1.5, 2.0, -0.5])
-    slopes = np.array([1.5, 2.0, -0.5]) * (1 - y**2)
-    np.testing.assert_allclose(np.asarray(found), 2 * np.sin(2 * y) * slopes, rtol=1e-5)
-    assert not np.allclose(expected, np.asarray(rg.grad(g)(x)))
+        found = rows(x, rg.tensor(weights))
+    y = np.tanh(x.numpy() * weights)
+    close(found, 2 * np.sin(2 * y) * weights * (1 - y**2), 1e-5)
+    assert not np.allclose(expected.numpy(), rg.grad(g)(x).numpy())
     assert sum(hit.ran for hit in used.hits) >= 4
 
 
-def test_what_is_refused():
-    for where in (block, rg.Module, rg.Module()):
-        with (
-            pytest.raises(ArgumentError, match="functions that a name_scope decorates"),
-            rg.gradient_override_map({at(where): pre}),
-        ):
-            pass
-
-    def blocked(x):
-        with rg.name_scope("block"):
-            return rg.tanh(x)
-
-    key = {at("block"): rg.rules.optional(pre)}
-    with (
-        rg.gradient_override_map(key),
-        pytest.raises(ArgumentError, match=r"'block' is a block\. Write it above a function"),
-    ):
-        rg.grad(lambda x: f(x, blocked))(X)
-    with (
-        pytest.raises(PassedOverError, match="'Tanh' ran inside of the call of 'block'"),
-        rg.gradient_override_map({**key, "Tanh": lambda dy: dy}),
-    ):
-        f(X)
-    with (
-        pytest.raises(RuleError, match="did not call builtin, so nobody knows the gradient of 'w'"),
-        rg.gradient_override_map({at("block"): lambda dy, x: dy * x}),
-    ):
-        rg.variable_grads(lambda: f(X))
-    with (
-        rg.gradient_override_map({at("block"): pre}),
-        pytest.raises(GradientError, match="forward mode"),
-    ):
-        rg.jvp(f, [X], [X])
-    with (
-        pytest.warns(UnusedOverrideWarning, match="other"),
-        rg.gradient_override_map({at("other"): pre}),
-    ):
-        f(X)
+def blocked(x):
+    with rg.name_scope("block"):
+        return rg.tanh(x)
 
 
-def test_keywords_in_another_order_than_the_signature():
-    @rg.name_scope("pair")
-    def pair(second, first):
-        return 2 * second + 3 * first
+KEY = {at("block"): rg.rules.optional(pre)}
+DECORATED = ArgumentError, "functions that a name_scope decorates"
+REFUSED = [
+    (lambda: under({at(block): pre}, f, X), *DECORATED),
+    (lambda: under({at(rg.Module): pre}, f, X), *DECORATED),
+    (lambda: under({at(rg.Module()): pre}, f, X), *DECORATED),
+    (lambda: under(KEY, rg.grad(lambda x: f(x, blocked)), X), ArgumentError,
+     r"'block' is a block\. Write it above a function"),
+    (lambda: under({**KEY, "Tanh": lambda dy: dy}, f, X), PassedOverError,
+     "'Tanh' ran inside of the call of 'block'"),
+    (lambda: under({at("block"): lambda dy, x: dy * x}, rg.variable_grads, lambda: f(X)), RuleError,
+     "did not call builtin, so nobody knows the gradient of 'w'"),
+    (lambda: under(KEY, rg.jvp, f, [X], [X]), GradientError, "forward mode"),
+    (lambda: under({at("other"): pre}, f, X), UnusedOverrideWarning, "other"),
+]  # fmt: skip
 
-    def called(second, first):
-        return rg.sum(pair(first=first, second=second))
 
-    with rg.gradient_override_map({at("pair"): lambda dy, second, first: (5 * dy, 7 * dy)}):
-        assert [dx.tolist() for dx in rg.grads(called)([X, X])] == [[5.0] * 3, [7.0] * 3]
-    with rg.gradient_override_map({at("pair"): lambda dy, builtin: builtin(7 * dy)}):
-        assert [dx.tolist() for dx in rg.grads(called)([X, X])] == [[14.0] * 3, [21.0] * 3]
+@pytest.mark.parametrize(("call", "error", "words"), REFUSED)
+@pytest.mark.filterwarnings("error::regrad.errors.UnusedOverrideWarning")
+def test_what_is_refused(call, error, words):
+    refused(call, error, words)
