@@ -3,69 +3,54 @@
 import re
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 from regrad.errors import ArgumentError, PassedOverError, RuleError
+from regrad.rules import learns, optional, vjp_of
+from tests.torch.common import D, close, function, leaf, numbers, override
 
-torch = pytest.importorskip("torch")
-nn, F = torch.nn, torch.nn.functional
-override = pytest.importorskip("regrad.torch").gradient_override_map
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-DOUBLE = torch.float64
-X = torch.randn(4, 5, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)) * 4
+X = numbers(4, 5) * 4
 
 
-def by_hand(value, gradients):
-    """A Function of x and a parameter."""
+def parameter(value):
+    return nn.Parameter(torch.tensor(value, dtype=D))
 
-    class Hand(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, p):
-            ctx.save_for_backward(x, p)
-            return value(x)
 
-        @staticmethod
-        def backward(ctx, dy):
-            return gradients(dy, *ctx.saved_tensors)
+def by_hand(value, rule):
+    """A Function of x and a parameter, with the gradients of a rule."""
 
-    return Hand.apply
+    def gradients(dy, x, p):
+        dx, by_name = rule(dy, x, p)
+        return dx, *by_name.values()
+
+    return function(value, gradients).apply
 
 
 def lsq(dy, x, step):  # the step size of a quantizer, Esser et al. (2020)
     inside = (x.abs() <= 3).to(dy.dtype)
-    return dy * inside / step, (dy * (x.round() - x * inside / step)).sum() * 0.1
+    return dy * inside / step, {"step": (dy * (x.round() - x * inside / step)).sum() * 0.1}
 
 
 def pact(dy, x, alpha):  # the clip of an activation, Choi et al. (2018)
-    return dy * ((x > 0) & (x < alpha)), (dy * (x >= alpha)).sum()
+    return dy * ((x > 0) & (x < alpha)), {"alpha": (dy * (x >= alpha)).sum()}
 
 
 def slope(dy, x, beta):  # a surrogate whose steepness is learned
     s = 1 - torch.tanh(beta * x) ** 2
-    return dy * beta * s, (dy * x * s).sum()
+    return dy * beta * s, {"beta": (dy * x * s).sum()}
 
 
-def named(rule, name):
-    """The rule as a map takes it: the gradient by the parameter in a dict."""
-
-    def learning(dy, x, step=None, alpha=None, beta=None):
-        p = {"step": step, "alpha": alpha, "beta": beta}[name]
-        dx, dp = rule(dy, x, p)
-        return dx, {name: dp}
-
-    return {
-        "step": lambda dy, x, step: learning(dy, x, step=step),
-        "alpha": lambda dy, x, alpha: learning(dy, x, alpha=alpha),
-        "beta": lambda dy, x, beta: learning(dy, x, beta=beta),
-    }[name]
-
-
+smooth = vjp_of(lambda x, beta: torch.tanh(beta * x))
 CASES = {
-    "lsq": ("Round", torch.round, lsq, "step", 0.7),
-    "pact": (F.relu6, F.relu6, pact, "alpha", 6.0),
-    "slope": ("Sign", torch.sign, slope, "beta", 1.3),
-    "in place": ("Relu", lambda x: x.clone().relu_(), pact, "alpha", 2.5),
+    "lsq": ("Round", torch.round, lsq, lsq, "step", 0.7),
+    "pact": (F.relu6, F.relu6, pact, pact, "alpha", 6.0),
+    "slope": ("Sign", torch.sign, slope, slope, "beta", 1.3),
+    "in place": ("Relu", lambda x: x.clone().relu_(), pact, pact, "alpha", 2.5),
+    "the gradient of another function": ("Sign", torch.sign, smooth, slope, "beta", 1.3),
 }
 
 
@@ -73,62 +58,39 @@ def twice(f, x):
     return (f(x * 2) ** 2).sum() + f(x.cos()).sin().sum()
 
 
-def to_second_order(f, x, p):
-    dxs = torch.autograd.grad(f(x), [x, p], create_graph=True)
+def to_second_order(y, *xs):
+    dxs = torch.autograd.grad(y, xs, create_graph=True)
     total = sum((dx**2).sum() for dx in dxs)
-    return [*dxs, *torch.autograd.grad(total, [x, p], allow_unused=True)]
-
-
-def check(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        if b is None:
-            assert a is None or not a.any()
-        else:
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    return [*dxs, *torch.autograd.grad(total, xs, allow_unused=True)]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_exact_to_second_order(case):
-    key, function, rule, name, start = CASES[case]
-    x = X.clone().requires_grad_()
-    p = nn.Parameter(torch.tensor(start, dtype=DOUBLE))
-    hand = by_hand(function, rule)
-    expected = to_second_order(lambda x: twice(lambda z: hand(z, p), x), x, p)
-    learning = rg.rules.learns(named(rule, name), **{name: p})
-    with override({key: learning}) as used:
-        check(to_second_order(lambda x: twice(function, x), x, p), expected)
+    key, f, rule, right, name, start = CASES[case]
+    x, p = X.clone().requires_grad_(), parameter(start)
+    hand = by_hand(lambda x, p: f(x), right)
+    expected = to_second_order(twice(lambda x: hand(x, p), x), x, p)
+    rules = {key: learns(rule, **{name: p})}
+    with override(rules) as used:
+        close(to_second_order(twice(f, x), x, p), expected)
     used.assert_fired()
     for use_reentrant in (False, True):
-
-        def again(z, use_reentrant=use_reentrant):
-            return checkpoint(function, z, use_reentrant=use_reentrant)
-
-        with override({key: learning}):
-            y = twice(again, x)
+        options = {"use_reentrant": use_reentrant}
+        with override(rules):
+            y = twice(lambda x, options=options: checkpoint(f, x, **options), x)
         p.grad = x.grad = None
         y.backward()
-        check([x.grad, p.grad], expected[:2])
-
-
-def test_the_gradient_of_another_function():
-    x = X.clone().requires_grad_()
-    p = nn.Parameter(torch.tensor(1.3, dtype=DOUBLE))
-    smooth = rg.rules.vjp_of(lambda x, beta: torch.tanh(beta * x))
-    expected = to_second_order(lambda x: twice(lambda z: by_hand(torch.sign, slope)(z, p), x), x, p)
-    with override({"Sign": rg.rules.learns(smooth, beta=p)}):
-        check(to_second_order(lambda x: twice(torch.sign, x), x, p), expected)
+        close([x.grad, p.grad], expected[:2])
 
 
 def test_hooks_and_training():
-    p = nn.Parameter(torch.tensor(2.0, dtype=DOUBLE))
-    seen = []
+    p, seen = parameter(2.0), []
     p.register_hook(seen.append)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU6(), nn.Linear(5, 5), nn.ReLU6()).to(DOUBLE)
-    learning = rg.rules.learns(named(pact, "alpha"), alpha=p)
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU6(), nn.Linear(5, 5), nn.ReLU6()).to(D)
     optimizer = torch.optim.SGD([p], 0.1)
     for n in (1, 2):
-        with override({F.relu6: learning}):
+        with override({F.relu6: learns(pact, alpha=p)}):
             (-model(20 * X).sum()).backward()  # (much of it is beyond the clip)
         assert len(seen) == n
         optimizer.step()
@@ -137,165 +99,129 @@ def test_hooks_and_training():
 
 
 def test_several_inputs_and_builtin():
-    a = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
-    b = torch.randn(4, 2, dtype=DOUBLE, requires_grad=True)
-    p, q = (nn.Parameter(torch.tensor(v, dtype=DOUBLE)) for v in (2.0, 3.0))
+    a, b = numbers(3, 4).requires_grad_(), numbers(4, 2).requires_grad_()
+    p, q = parameter(2.0), parameter(3.0)
 
     def rule(dy, builtin, gain, shift):
         by_a, by_b = gain * builtin(dy)
         return by_a, by_b + shift, {"gain": dy.sum(), "shift": None}
 
-    with override({"MatMul": rg.rules.learns(rule, gain=p, shift=q)}):
+    with override({"MatMul": learns(rule, gain=p, shift=q)}):
         (a @ b).sum().backward()
-    ones = torch.ones(3, 2, dtype=DOUBLE)
-    check([a.grad, b.grad, p.grad], [2 * ones @ b.mT, 2 * a.mT @ ones + 3, ones.sum()])
+    ones = torch.ones(3, 2, dtype=D)
+    close([a.grad, b.grad, p.grad], [2 * ones @ b.mT, 2 * a.mT @ ones + 3, ones.sum()])
     assert q.grad is None
 
 
 def test_whole_calls_and_places():
-    layer = nn.Linear(5, 2).to(DOUBLE)
-    p = nn.Parameter(torch.tensor(2.0, dtype=DOUBLE))
-    x = X.clone().requires_grad_()
-
-    def rule(dy, builtin, gain):
-        return builtin(dy * gain), {"gain": dy.sum()}
-
+    layer, p, x = nn.Linear(5, 2).to(D), parameter(2.0), X.clone().requires_grad_()
+    rule = lambda dy, builtin, gain: (builtin(dy * gain), {"gain": dy.sum()})  # noqa: E731
     inputs = [x, layer.weight, layer.bias]
     expected = torch.autograd.grad(layer(x).sum() * 2, inputs)
-    with override({rg.at(layer): rg.rules.learns(rule, gain=p)}):
+    with override({rg.at(layer): learns(rule, gain=p)}):
         found = torch.autograd.grad(layer(x).sum(), [*inputs, p])
-    check(found, [*expected, torch.tensor(8.0, dtype=DOUBLE)])
+    close(found, [*expected, torch.tensor(8.0, dtype=D)])
     net = nn.Sequential(nn.ReLU(), nn.ReLU())
-    with override({rg.at("1", "Relu"): rg.rules.learns(named(pact, "alpha"), alpha=p)}, model=net):
-        (dx, dp) = torch.autograd.grad(net(x).sum(), [x, p])
-    check([dx, dp], [((x > 0) & (x < 2)).to(DOUBLE), (x >= 2).sum().to(DOUBLE)])
+    with override({rg.at("1", "Relu"): learns(pact, alpha=p)}, model=net):
+        found = torch.autograd.grad(net(x).sum(), [x, p])
+    close(found, [((x > 0) & (x < 2)).to(D), (x >= 2).sum().to(D)])
 
 
 def test_torch_func():
-    p = torch.tensor(2.0, dtype=DOUBLE)
-
     def loss(p):
-        p = p * 1
-        with override({"Relu": rg.rules.learns(named(pact, "alpha"), alpha=p)}):
+        with override({"Relu": learns(pact, alpha=p * 1)}):
             return torch.relu(X).sum()
 
-    assert torch.func.grad(loss)(p) == (X >= 2).sum()
+    assert torch.func.grad(loss)(torch.tensor(2.0, dtype=D)) == (X >= 2).sum()
 
 
-class Half(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x / 2
+# -- refusals --------------------------------------------------------------------------------------
 
-    @staticmethod
-    def backward(ctx, dy):
-        return dy / 2
+P = parameter(2.0)
+Half = function(lambda x: x / 2, lambda dy, x: dy / 2, "Half")
 
 
-def test_what_is_refused():
-    p = nn.Parameter(torch.tensor(2.0))
-    with pytest.raises(ArgumentError, match="learns names no parameter"):
-        rg.rules.learns(lambda dy: dy)
-    with pytest.raises(ArgumentError, match="learns expected a rule, got"):
-        rg.rules.learns(3, step=p)
-    with pytest.raises(RuleError, match="does not ask for its parameter 'step'"):
-        rg.rules.learns(lambda dy, x: dy, step=p)
-    learning = rg.rules.learns(lambda dy, step: (dy, {"step": None}), step=p)
-    for value in (2.0, p.detach()):
-        with (
-            pytest.raises(ArgumentError, match="step expected a tensor of PyTorch that requires"),
-            override({"Relu": rg.rules.learns(learning.rule, step=value)}),
-        ):
-            pass
-    with (
-        pytest.raises(
-            ArgumentError, match=r"Half is an autograd\.Function, whose node has no room"
-        ),
-        override({Half: learning}),
-    ):
-        pass
-    with pytest.raises(RuleError, match="cannot be called"):
-        learning(p)
-    with (
-        pytest.raises(ArgumentError, match="expected a Variable or a Tensor of regrad's, got Par"),
-        rg.gradient_override_map({"Relu": learning}),
-    ):
-        pass
+def by_step(dy, step):
+    return dy, {"step": step}
 
 
-@pytest.mark.parametrize(
-    "answer", [lambda dy: dy, lambda dy: (dy, {}), lambda dy: (dy, {"st": dy})]
-)
-def test_answers_without_the_parameter(answer):
-    p, x = nn.Parameter(torch.tensor(2.0)), torch.ones(2, requires_grad=True)
-    with override({"Relu": rg.rules.learns(lambda dy, step: answer(dy), step=p)}):
-        y = torch.relu(x).sum()
-        with pytest.raises(RuleError, match="learns step, and did not return gradients by name"):
-            y.backward()
+def opened(key, rule, scope=override):
+    with scope({key: rule}):
+        return torch.relu(leaf(1, 1)).sum()
 
 
-def test_compiled_code_is_refused():
+def compiled():
     torch.compiler.reset()
-    p, x = nn.Parameter(torch.tensor(2.0)), torch.ones(2, requires_grad=True)
-    learning = rg.rules.learns(lambda dy, step: (dy, {"step": step}), step=p)
-    compiled = torch.compile(torch.relu, backend="aot_eager")
-    with (
-        override({"Relu": rg.rules.optional(learning)}),
-        pytest.raises(PassedOverError, match="has parameters that learn"),
-    ):
-        compiled(x)
+    with override({"Relu": optional(learns(by_step, step=P))}):
+        torch.compile(torch.relu, backend="aot_eager")(leaf(1, 1))
 
 
-def test_a_layer_is_quantised_by_a_step_that_learns():
-    """LSQ whole: the value is replaced, and the step has a gradient (Esser 2020)."""
-
-    class Quantise(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, step):
-            ctx.save_for_backward(x, step)
-            return torch.round(x / step).clamp(-4, 3) * step
-
-        @staticmethod
-        def backward(ctx, dy):
-            x, step = ctx.saved_tensors
-            v = x / step
-            inside = (v > -4) & (v < 3)
-            return dy * inside, (dy * torch.where(inside, v.round() - v, v.clamp(-4, 3))).sum()
-
-    def rule(dy, x, step):
-        v = x / step
-        inside = (v > -4) & (v < 3)
-        return dy * inside, {
-            "step": (dy * torch.where(inside, v.round() - v, v.clamp(-4, 3))).sum()
-        }
-
-    ours, theirs = (torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64)) for _ in range(2))
-    x = torch.linspace(-2, 2, 9, dtype=torch.float64)
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    quantise = lambda x, step: torch.round(x / step).clamp(-4, 3) * step  # noqa: E731
-    rules = {"Tanh": rg.replace(quantise, rg.rules.learns(rule, step=ours))}
-    for _ in range(2):
-        with rg.torch.gradient_override_map(rules, values=True):
-            y = torch.tanh(a)
-        y.square().sum().backward()
-        z = Quantise.apply(b, theirs)
-        z.square().sum().backward()
-        torch.testing.assert_close(y, z, rtol=1e-12, atol=0)
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=0)
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=0)
-        with torch.no_grad():
-            for step in (ours, theirs):
-                step -= 0.01 * step.grad
+def answer(rule):
+    y = opened("Relu", learns(rule, step=P))
+    y.backward()
 
 
 def surrogate(x, no, alpha, more):
     return x
 
 
-@pytest.mark.parametrize("learned", [False, True])
-def test_a_rule_that_does_not_fit_is_placed_at_the_users_function(learned):
-    rule = rg.rules.vjp_of(surrogate)
-    rule = rg.rules.learns(rule, alpha=torch.ones((), requires_grad=True)) if learned else rule
-    place = re.escape(f"(surrogate, {__file__}:{surrogate.__code__.co_firstlineno}) asks for 'no")
-    with pytest.raises(RuleError, match=place), override({"Relu": rule}):
-        pass
+WHERE = re.escape(f"(surrogate, {__file__}:{surrogate.__code__.co_firstlineno}) asks for 'no")
+NOT_A_LEAF = "step expected a tensor of PyTorch that requires"
+UNNAMED = "learns step, and did not return gradients by name"
+REFUSED = {
+    "no parameter": (lambda: learns(lambda dy: dy), ArgumentError, "learns names no parameter"),
+    "no rule": (lambda: learns(3, step=P), ArgumentError, "learns expected a rule, got"),
+    "a rule without it": (lambda: learns(lambda dy, x: dy, step=P), RuleError,
+                          "does not ask for its parameter 'step'"),
+    "a float": (lambda: opened("Relu", learns(by_step, step=2.0)), ArgumentError, NOT_A_LEAF),
+    "detached": (lambda: opened("Relu", learns(by_step, step=P.detach())), ArgumentError,
+                 NOT_A_LEAF),
+    "a Function": (lambda: opened(Half, learns(by_step, step=P)), ArgumentError,
+                   r"Half is an autograd\.Function, whose node has no room"),
+    "a call": (lambda: learns(by_step, step=P)(P), RuleError, "cannot be called"),
+    "regrad's own": (
+        lambda: opened("Relu", learns(by_step, step=P), rg.gradient_override_map),
+        ArgumentError, "expected a Variable or a Tensor of regrad's, got Par"),
+    "compiled": (compiled, PassedOverError, "has parameters that learn"),
+    "an answer without": (lambda: answer(lambda dy, step: dy), RuleError, UNNAMED),
+    "an answer of no names": (lambda: answer(lambda dy, step: (dy, {})), RuleError, UNNAMED),
+    "another name": (lambda: answer(lambda dy, step: (dy, {"st": dy})), RuleError, UNNAMED),
+    "a surrogate": (lambda: opened("Relu", vjp_of(surrogate)), RuleError, WHERE),
+    "one that learns": (lambda: opened("Relu", learns(vjp_of(surrogate), alpha=P)), RuleError,
+                        WHERE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(name):
+    call, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_a_layer_is_quantised_by_a_step_that_learns():
+    """LSQ whole: the value is replaced, and the step has a gradient (Esser 2020)."""
+
+    def value(x, step):
+        return torch.round(x / step).clamp(-4, 3) * step
+
+    def rule(dy, x, step):
+        v = x / step
+        inside = (v > -4) & (v < 3)
+        by_step = (dy * torch.where(inside, v.round() - v, v.clamp(-4, 3))).sum()
+        return dy * inside, {"step": by_step}
+
+    quantise = by_hand(value, rule)
+    ours, theirs = parameter(0.3), parameter(0.3)
+    x = torch.linspace(-2, 2, 9, dtype=D)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    for _ in range(2):
+        with override({"Tanh": rg.replace(value, learns(rule, step=ours))}, values=True):
+            y = torch.tanh(a)
+        z = quantise(b, theirs)
+        for each in (y, z):
+            each.square().sum().backward()
+        close([y, a.grad, ours.grad], [z, b.grad, theirs.grad])
+        with torch.no_grad():
+            for step in (ours, theirs):
+                step -= 0.01 * step.grad
