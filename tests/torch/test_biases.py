@@ -1,7 +1,5 @@
 """Rules that name the bias, and the other parameters of linear, convolutions and norms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,56 +7,38 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import regrad
 import regrad.rules
-import regrad.torch
 from regrad.errors import RuleError
-from tests.torch.test_builtin import WAYS, close, gradients, numbers
+from tests.torch.common import D, close, grad, numbers, override
+from tests.torch.test_builtin import WAYS, gradients, in_scope
 
-override = regrad.torch.gradient_override_map
 G = nn.grad
 
+
+def sizes(*shapes):
+    return [numbers(*shape) for shape in shapes]
+
+
 CHANNELS = [numbers(3, seed=1), numbers(3, seed=2)]
+STRIDED = lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2)  # noqa: E731
 CASES = {
-    "linear": (F.linear, F.linear, [numbers(3, 2), numbers(4, 2), numbers(4)]),
-    "conv1d": (F.conv1d, F.conv1d, [numbers(2, 3, 8), numbers(4, 3, 2), numbers(4)]),
-    "conv2d": ("Conv2D", F.conv2d, [numbers(2, 3, 4, 4), numbers(4, 3, 2, 2), numbers(4)]),
-    "conv3d": ("Conv3D", F.conv3d, [numbers(1, 2, 3, 3, 3), numbers(3, 2, 2, 2, 2), numbers(3)]),
-    "conv_transpose2d": (
-        F.conv_transpose2d,
-        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2),
-        [numbers(2, 3, 4, 4), numbers(3, 4, 2, 2), numbers(4)],
-    ),
-    "layer_norm": (
-        F.layer_norm, lambda x, w, b: F.layer_norm(x, (3,), w, b), [numbers(2, 3), *CHANNELS]
-    ),
-    "batch_norm": (
-        F.batch_norm,
-        lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
-        [numbers(4, 3), *CHANNELS],
-    ),
-    "torch.batch_norm": (
-        F.batch_norm,
+    "linear": (F.linear, F.linear, sizes((3, 2), (4, 2), (4,))),
+    "conv1d": (F.conv1d, F.conv1d, sizes((2, 3, 8), (4, 3, 2), (4,))),
+    "conv2d": ("Conv2D", F.conv2d, sizes((2, 3, 4, 4), (4, 3, 2, 2), (4,))),
+    "conv3d": ("Conv3D", F.conv3d, sizes((1, 2, 3, 3, 3), (3, 2, 2, 2, 2), (3,))),
+    "conv_transpose2d": (F.conv_transpose2d, STRIDED, sizes((2, 3, 4, 4), (3, 4, 2, 2), (4,))),
+    "layer_norm": (F.layer_norm, lambda x, w, b: F.layer_norm(x, (3,), w, b),
+                   [numbers(2, 3), *CHANNELS]),
+    "batch_norm": (F.batch_norm, lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+                   [numbers(4, 3), *CHANNELS]),
+    "torch.batch_norm": (F.batch_norm,
         lambda x, w, b: torch.batch_norm(x, w, b, None, None, True, 0.1, 1e-5, False),
-        [numbers(4, 3), *CHANNELS],
-    ),
-    "group_norm": (
-        F.group_norm, lambda x, w, b: F.group_norm(x, 1, w, b), [numbers(4, 3), *CHANNELS]
-    ),
-    "instance_norm": (
-        F.instance_norm,
-        lambda x, w, b: F.instance_norm(x, None, None, w, b),
-        [numbers(2, 3, 4), *CHANNELS],
-    ),
+        [numbers(4, 3), *CHANNELS]),
+    "group_norm": (F.group_norm, lambda x, w, b: F.group_norm(x, 1, w, b),
+                   [numbers(4, 3), *CHANNELS]),
+    "instance_norm": (F.instance_norm, lambda x, w, b: F.instance_norm(x, None, None, w, b),
+                      [numbers(2, 3, 4), *CHANNELS]),
 }  # fmt: skip
-
-
-def in_scope(key, rule, f, way="eager"):
-    def run(*xs):
-        with override({key: rule}):
-            return WAYS[way](f)(*xs)
-
-    return run
 
 
 @pytest.mark.versions
@@ -98,31 +78,19 @@ def test_second_derivatives_are_those_of_the_rule_and_of_torch(name):
     close(gradients(in_scope(key, rule, f), xs, 2), gradients(scaled, xs, 2))
 
 
-def test_by_torchs_names_and_formulas():
-    def rule(dy, input, weight, bias):
-        assert bias is None or torch.equal(bias, xs[2])
-        return dy @ weight, dy.mT @ input
-
-    xs = CASES["linear"][2]
-    close(gradients(in_scope(F.linear, rule, F.linear), xs), gradients(F.linear, xs))
-    close(gradients(in_scope(F.linear, rule, F.linear), xs[:2]), gradients(F.linear, xs[:2]))
-
-
 def test_a_convolution_with_and_without_a_bias():
+    found = []
+
     def rule(dy, x, w, bias, strides, pad, dilations):
         found.append(bias)
-        return (
-            G.conv2d_input(x.shape, w, dy, strides, pad, dilations),
-            G.conv2d_weight(x, w.shape, dy, strides, pad, dilations),
-        )
+        dx = G.conv2d_input(x.shape, w, dy, strides, pad, dilations)
+        return dx, G.conv2d_weight(x, w.shape, dy, strides, pad, dilations)
 
-    found = []
     _, f, xs = CASES["conv2d"]
-    close(gradients(in_scope("Conv2D", rule, f), xs), gradients(f, xs))
-    close(gradients(in_scope("Conv2D", rule, f), xs[:2]), gradients(f, xs[:2]))
+    strided = lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1)  # noqa: E731
+    for key, f, given in (("Conv2D", f, xs), ("Conv2D", f, xs[:2]), (F.conv2d, strided, xs)):
+        close(gradients(in_scope(key, rule, f), given), gradients(f, given))
     assert torch.equal(found[0], xs[2]) and found[1] is None
-    relu = lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1)  # noqa: E731
-    close(gradients(in_scope(F.conv2d, rule, relu), xs), gradients(relu, xs))
 
 
 def test_a_module_with_statistics():
@@ -139,14 +107,6 @@ def test_a_module_with_statistics():
     used.assert_fired()
     close([x.grad, norm.bias.grad], [torch.ones_like(x), torch.full((3,), 4.0).double()])
     assert norm.weight.grad is None
-
-
-def test_wrong_numbers_and_names_are_refused():
-    xs = CASES["linear"][2]
-    with pytest.raises(RuleError, match="returned 1, and the op has 3 inputs"):
-        gradients(in_scope(F.linear, lambda dy, input, bias: [dy], F.linear), xs)
-    with pytest.raises(RuleError, match=r"asks for 'wieght'.* Did you mean 'weight'"):
-        override({F.linear: lambda dy, input, wieght: [dy]}).__enter__()
 
 
 NAMES = {
@@ -183,49 +143,56 @@ def test_rules_name_the_parameters_in_either_way(key, names, count):
 
 @pytest.mark.parametrize("key", ["Conv2D", F.conv2d])
 def test_groups_can_be_named(key):
-    x, w = numbers(1, 2, 3, 3), numbers(4, 1, 2, 2)
-
-    def rule(dy, x, w, groups):
-        return [3 * G.conv2d_input(x.shape, w, dy, groups=groups), None]
-
-    def grouped(x, w):
-        return F.conv2d(x, w, groups=2)
-
-    x = x.requires_grad_()
-    with override({key: rule}):
-        y = F.conv2d(x, w, groups=2)
-    close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(3 * grouped(x, w).sum(), x))
+    x, w = numbers(1, 2, 3, 3).requires_grad_(), numbers(4, 1, 2, 2)
+    rule = lambda dy, x, w, groups: [  # noqa: E731
+        3 * G.conv2d_input(x.shape, w, dy, groups=groups), None
+    ]  # fmt: skip
+    f = lambda x, w: F.conv2d(x, w, groups=2)  # noqa: E731
+    close([grad(in_scope(key, rule, f)(x, w), x)], [grad(3 * f(x, w), x)])
 
 
-@pytest.mark.parametrize("key", ["Conv2D", F.linear, F.conv1d, F.layer_norm])
-def test_the_message_lists_names_that_work(key):
-    listed = r"asks for 'grups'.* it may name (x|input), (w|weight|running_mean)?.*bias"
-    with pytest.raises(RuleError, match=listed):
-        override({key: lambda dy, x, grups: dy}).__enter__()
+LISTED = r"asks for 'grups'.* it may name (x|input), (w|weight|running_mean)?.*bias"
+REFUSED = {
+    "Conv2D": ("Conv2D", lambda dy, x, grups: dy, LISTED),
+    "linear": (F.linear, lambda dy, x, grups: dy, LISTED),
+    "conv1d": (F.conv1d, lambda dy, x, grups: dy, LISTED),
+    "layer_norm": (F.layer_norm, lambda dy, x, grups: dy, LISTED),
+    "almost": (F.linear, lambda dy, input, wieght: [dy],
+               r"asks for 'wieght'.* Did you mean 'weight'"),
+    # It would be called with the weight as `other`, and the bias as `w`.
+    "by place": ("Conv2D", regrad.rules.vjp_of(lambda x, other, w: x), "asks for 'other'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_message_lists_names_that_work(name):
+    key, rule, words = REFUSED[name]
+    with pytest.raises(RuleError, match=words), override({key: rule}):
+        pass
+
+
+def test_a_wrong_number_of_gradients_is_refused():
+    rule = lambda dy, input, bias: [dy]  # noqa: E731
+    with pytest.raises(RuleError, match="returned 1, and the op has 3 inputs"):
+        gradients(in_scope(F.linear, rule, F.linear), CASES["linear"][2])
 
 
 # -- one gradient, where one input is differentiated -----------------------------------------------
 
 
-X = torch.tensor([-2.0, 0.5, 3.0], dtype=torch.float64)
-SCALE, ZERO = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0, dtype=torch.int32)
-TABLE = torch.full((4, 3), 2.0, dtype=torch.float64)
+X = torch.tensor([-2.0, 0.5, 3.0], dtype=D)
+SCALE, ZERO = torch.tensor(0.5, dtype=D), torch.tensor(0, dtype=torch.int32)
+TABLE = torch.full((4, 3), 2.0, dtype=D)
+whole, each = torch.fake_quantize_per_tensor_affine, torch.fake_quantize_per_channel_affine
 ONE: dict[str, Any] = {
     "clamp": ("ClipByValue", lambda x: torch.clamp(x, -1, 1)),
     "clamp, one bound": ("ClipByValue", lambda x: torch.clamp(x, min=-1)),
     "clamp, bounds that are tensors": (torch.clamp, lambda x: torch.clamp(x, -SCALE, SCALE)),
     "heaviside": ("Step", lambda x: torch.heaviside(x, SCALE)),
     "heaviside, as a callable": (torch.heaviside, lambda x: torch.heaviside(values=SCALE, input=x)),
-    "fake_quantize": (
-        torch.fake_quantize_per_tensor_affine,
-        lambda x: torch.fake_quantize_per_tensor_affine(x.float(), SCALE.float(), ZERO, 0, 3),
-    ),
+    "fake_quantize": (whole, lambda x: whole(x.float(), SCALE.float(), ZERO, 0, 3)),
     "fake_quantize by channels": (
-        torch.fake_quantize_per_channel_affine,
-        lambda x: torch.fake_quantize_per_channel_affine(
-            x.float(), torch.ones(3), torch.zeros(3, dtype=torch.int32), 0, 0, 3
-        ),
-    ),
+        each, lambda x: each(x.float(), torch.ones(3), torch.zeros(3, dtype=torch.int), 0, 0, 3)),
     "mul by a number": ("Mul", lambda x: x * 5),
     "lerp": (torch.lerp, lambda x: torch.lerp(x, X, 0.5)),
 }  # fmt: skip
@@ -246,14 +213,19 @@ def test_straight_through(name, backward):
     used.assert_fired()
 
 
-@pytest.mark.parametrize("rule", [lambda dy, a, b: dy * b, lambda dy, b: dy * b, lambda dy, x: dy])
-def test_one_gradient_for_another_input_is_refused(rule):
+ANOTHER = {
+    "a, b": ("Mul", lambda dy, a, b: dy * b, lambda x: x * 5),
+    "b": ("Mul", lambda dy, b: dy * b, lambda x: x * 5),
+    "x": ("ClipByValue", lambda dy, x: dy, lambda x: torch.clamp(X, x, 9 * SCALE)),
+}
+
+
+@pytest.mark.parametrize("name", ANOTHER)
+def test_one_gradient_for_another_input_is_refused(name):
     """A rule that names another input than the one that is differentiated may mean that one."""
-    x = X.clone().requires_grad_()
-    key, f = ("Mul", lambda x: x * 5) if "b" in rule.__code__.co_varnames else (
-        "ClipByValue", lambda x: torch.clamp(X, x, 9 * SCALE))  # fmt: skip
+    key, rule, f = ANOTHER[name]
     with pytest.raises(RuleError, match="wrong number of gradients"), override({key: rule}):
-        f(x).sum().backward()
+        f(X.clone().requires_grad_()).sum().backward()
 
 
 @pytest.mark.parametrize("names", ["x", "weight", "x, weight", "input, weight", "xs"])
@@ -271,14 +243,6 @@ def test_the_weight_of_an_embedding(names):
     "f", [lambda x, w, forward: forward(x, w), lambda x, forward: forward([x])]
 )
 def test_forward_with_too_few_inputs(f):
-    with (
-        pytest.raises(RuleError, match=r"forward of the op type.* expected \[1, 1, 1\]"),
-        override({F.linear: regrad.replace(f)}, values=True),
-    ):
+    refused = pytest.raises(RuleError, match=r"forward of the op type.* expected \[1, 1, 1\]")
+    with refused, override({F.linear: regrad.replace(f)}, values=True):
         F.linear(numbers(3, 2).requires_grad_(), numbers(4, 2), numbers(4))
-
-
-def test_a_surrogate_by_place_with_the_name_of_an_input_elsewhere_is_refused():
-    """It would be called with the weight as `other`, and the bias as `w`."""
-    with pytest.raises(RuleError, match="asks for 'other'"):
-        override({"Conv2D": regrad.rules.vjp_of(lambda x, other, w: x)}).__enter__()

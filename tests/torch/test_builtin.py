@@ -1,7 +1,5 @@
 """`builtin` and `forward` in rules for PyTorch: three times torch's own gradient, in every way."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,19 +7,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import GradientError, RuleError
 from regrad.torch.optypes import families, spellings
+from tests.torch.common import D, close, function, grad, numbers, override
 from tests.torch.test_ops import plain, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-override = regrad.torch.gradient_override_map
-D = torch.float64
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(*shape, dtype=D, generator=torch.Generator().manual_seed(seed))
-
 
 # -- three ways to write it ------------------------------------------------------------------------
 
@@ -44,6 +35,7 @@ def scaled_by_regrad(dy, builtin):
 
 
 RULES = [scaled, scaled_dy, scaled_by_regrad]
+three_ways = pytest.mark.parametrize("rule", RULES)
 
 
 def gradients(f, xs, order=1):
@@ -60,32 +52,39 @@ def gradients(f, xs, order=1):
     return [dx.detach() for dx in found]
 
 
-def close(got, expected):
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+def in_scope(key, rule, f, way="eager", scopes=None):
+    """Return a function that runs another one under a rule."""
+
+    def run(*xs):
+        with override({key: rule}) as used:
+            y = WAYS[way](f)(*xs)
+        if scopes is not None:
+            scopes.append(used)
+        return y
+
+    return run
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("rule", RULES)
+@three_ways
 @pytest.mark.parametrize("op_type", families())
 def test_every_spelling(op_type, rule):
-    for function, spelling in spellings().items():
+    for f, spelling in spellings().items():
         if spelling.family.type != op_type:
             continue
-        for args, y in plain(function, op_type, spelling.in_place):
-            theirs, given = run(function, args, spelling.in_place)
+        for args, y in plain(f, op_type, spelling.in_place):
+            theirs, given = run(f, args, spelling.in_place)
             try:
                 theirs.backward(y.detach().cos())
             except (NotImplementedError, RuntimeError):
                 continue  # torch has no derivative
             with override({op_type: rule}) as used:
-                ours, xs = run(function, args, spelling.in_place)
+                ours, xs = run(f, args, spelling.in_place)
             assert torch.equal(ours, y)
             ours.backward(y.detach().cos())
             used.assert_fired()
-            for x, other in zip(xs, given, strict=True):
-                if other.grad is not None:
-                    torch.testing.assert_close(x.grad, 3 * other.grad, rtol=1e-12, atol=1e-12)
+            pairs = [(x.grad, other.grad) for x, other in zip(xs, given, strict=True)]
+            close(*zip(*[(dx, 3 * due) for dx, due in pairs if due is not None], strict=True))
 
 
 # -- every way -------------------------------------------------------------------------------------
@@ -100,12 +99,9 @@ CASES = {
     "a list": ("ConcatV2", lambda a, b: torch.cat([a, b]), [numbers(2), numbers(3)]),
     "several outputs": (torch.sort, lambda x: torch.sort(x)[0], [numbers(3, 2)]),
     "linear": (F.linear, F.linear, [numbers(3, 2), numbers(4, 2), numbers(4)]),
-    "layer norm": (
-        F.layer_norm,
-        lambda x, w, b: F.layer_norm(x, (3,), w, b),
-        [numbers(2, 3), numbers(3, seed=1), numbers(3, seed=2)],
-    ),
-}
+    "layer norm": (F.layer_norm, lambda x, w, b: F.layer_norm(x, (3,), w, b),
+                   [numbers(2, 3), numbers(3, seed=1), numbers(3, seed=2)]),
+}  # fmt: skip
 WAYS = {
     "eager": lambda f: f,
     "checkpoint": lambda f: lambda *xs: checkpoint(f, *xs, use_reentrant=False),
@@ -115,7 +111,7 @@ WAYS = {
 
 @pytest.mark.versions
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("rule", RULES)
+@three_ways
 @pytest.mark.parametrize("name", CASES)
 def test_three_times_torchs_gradient(name, rule, way):
     key, f, xs = CASES[name]
@@ -123,25 +119,16 @@ def test_three_times_torchs_gradient(name, rule, way):
         rule = lambda dy, builtin: builtin((3 * dy[0], None))  # noqa: E731
     torch._dynamo.reset()
     expected = [3 * dx for dx in gradients(f, xs)]
-
-    def in_scope(*xs):
-        with override({key: rule}):
-            return WAYS[way](f)(*xs)
-
-    close(gradients(in_scope, xs), expected)
+    close(gradients(in_scope(key, rule, f, way), xs), expected)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@three_ways
 @pytest.mark.parametrize("name", ["Tanh", "MatMul", "layer norm", "linear"])
 def test_higher_orders_are_those_of_torch(name, rule):
     key, f, xs = CASES[name]
-
-    def in_scope(*xs):
-        with override({key: rule}):
-            return f(*xs)
-
     for order in (2, 3) if name in ("Tanh", "layer norm") else (2,):  # (of products, 0 from there)
-        close(gradients(in_scope, xs, order), [3 * dx for dx in gradients(f, xs, order)])
+        expected = [3 * dx for dx in gradients(f, xs, order)]
+        close(gradients(in_scope(key, rule, f), xs, order), expected)
 
 
 TRANSFORMS = {
@@ -153,7 +140,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("rule", RULES)
+@three_ways
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_under_torch_func(transform, rule, compiled):
@@ -173,31 +160,23 @@ def test_compiled_code_asks_a_rule_that_reads_what_may_change():
     f = torch.compile(torch.tanh, backend="aot_eager", fullgraph=True)
     x = numbers(3)
     for strength["now"] in (2.0, 5.0):
-
-        def in_scope(x):
-            with override({"Tanh": lambda dy, builtin: strength["now"] * builtin(dy)}):
-                return f(x)
-
-        close(gradients(in_scope, [x]), [strength["now"] * gradients(torch.tanh, [x])[0]])
+        rule = lambda dy, builtin: strength["now"] * builtin(dy)  # noqa: E731
+        expected = [strength["now"] * gradients(torch.tanh, [x])[0]]
+        close(gradients(in_scope("Tanh", rule, f), [x]), expected)
 
 
 # -- what the forward pass changes, or draws -------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
+@three_ways
 @pytest.mark.parametrize("way", WAYS)
 def test_buffers_change_once(way, rule):
-    x = numbers(5, 3)
     torch._dynamo.reset()
     found = []
-    for rules in ({F.batch_norm: rg.rules.optional(lambda dy: None)}, {F.batch_norm: rule}):
-        norm, leaf = nn.BatchNorm1d(3).double(), x.clone().requires_grad_()
-        if rules[F.batch_norm] is rule:
-            with override(rules):
-                y = WAYS[way](norm)(leaf)
-        else:
-            y = WAYS[way](norm)(leaf)
-        (y**3).sum().backward()
+    for ruled in (False, True):
+        norm, leaf = nn.BatchNorm1d(3).double(), numbers(5, 3).requires_grad_()
+        f = in_scope(F.batch_norm, rule, norm, way) if ruled else WAYS[way](norm)
+        (f(leaf) ** 3).sum().backward()
         found.append([norm.running_mean, leaf.grad, norm.weight.grad, norm.bias.grad])
     (mean, *dxs), (ours, *got) = found
     torch.testing.assert_close(ours, mean)
@@ -224,70 +203,40 @@ def test_random_numbers_that_would_be_drawn_again_are_refused(rule, way):
 # -- Functions -------------------------------------------------------------------------------------
 
 
-class Scaled(torch.autograd.Function):
-    """A product, with a number and with another gradient than its own."""
-
-    @staticmethod
-    def forward(ctx, a, k, b):
-        ctx.save_for_backward(a, b)
-        ctx.k = k
-        return a * b * k
-
-    @staticmethod
-    def backward(ctx, dy):
-        a, b = ctx.saved_tensors
-        return dy * b.sin() * ctx.k, None, dy * a.cos() * ctx.k
-
-
-class InNewForm(Scaled):
-    @staticmethod
-    def forward(a, k, b):
-        return a * b * k
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        a, ctx.k, b = inputs
-        ctx.save_for_backward(a, b)
+# A product, with a number and with another gradient than its own.
+Scaled, InNewForm = (
+    function(
+        lambda a, k, b: a * b * k,
+        lambda dy, a, k, b: (dy * b.sin() * k, None, dy * a.cos() * k),
+        newer=newer,
+    )
+    for newer in (False, True)
+)
 
 
 @pytest.mark.versions
 @pytest.mark.parametrize("way", ["eager", "checkpoint"])
-@pytest.mark.parametrize("rule", RULES)
+@three_ways
 @pytest.mark.parametrize("function", [Scaled, InNewForm])
 def test_a_function_has_its_own_backward(function, rule, way):
-    xs = [numbers(3), numbers(3, seed=1)]
+    xs, scopes = [numbers(3), numbers(3, seed=1)], []
     f = lambda a, b: function.apply(a, 2, b)  # noqa: E731
-
-    def in_scope(*xs):
-        with override({function: rule}) as used:
-            y = WAYS[way](f)(*xs)
-        scopes.append(used)
-        return y
-
-    scopes = []
-    close(gradients(in_scope, xs), [3 * dx for dx in gradients(f, xs)])
+    ruled = in_scope(function, rule, f, way, scopes)
+    close(gradients(ruled, xs), [3 * dx for dx in gradients(f, xs)])
     scopes[0].assert_fired()
     a, b = xs
     weights = torch.linspace(1, 2, 3, dtype=D)
-    close(gradients(in_scope, xs), [6 * b.sin() * weights, 6 * a.cos() * weights])
-    expected = [-4.2 * a.sin() * weights, 4.2 * b.cos() * weights]
-    close(gradients(in_scope, xs, 2), expected)
+    close(gradients(ruled, xs), [6 * b.sin() * weights, 6 * a.cos() * weights])
+    close(gradients(ruled, xs, 2), [-4.2 * a.sin() * weights, 4.2 * b.cos() * weights])
 
 
 # -- rules.builtin, forward ------------------------------------------------------------------------
 
 
 def test_the_builtin_of_a_callable_is_a_value():
-    xs = CASES["linear"][2]
-
-    def in_scope(*xs):
-        with override({F.linear: rg.rules.builtin(F.linear)}) as used:
-            y = F.linear(*xs)
-        scopes.append(used)
-        return y
-
-    scopes = []
-    close(gradients(in_scope, xs), gradients(F.linear, xs))
+    xs, scopes = CASES["linear"][2], []
+    ruled = in_scope(F.linear, rg.rules.builtin(F.linear), F.linear, scopes=scopes)
+    close(gradients(ruled, xs), gradients(F.linear, xs))
     assert [(hit.rule, hit.ran) for hit in scopes[0].hits] == [("linear", 1)]
 
 
@@ -302,23 +251,17 @@ def test_builtins_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_forward_is_the_op(way):
-    def rule(dy, x, forward):
-        return dy * forward(x + 1)
-
     torch._dynamo.reset()
     x = numbers(3).requires_grad_()
-    with override({"Tanh": rule}):
-        y = WAYS[way](torch.tanh)(x)
-    (dx,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(dx, (x + 1).tanh().detach())
+    rule = lambda dy, x, forward: dy * forward(x + 1)  # noqa: E731
+    y = in_scope("Tanh", rule, torch.tanh, way)(x)
+    close([grad(y, x)], [(x + 1).tanh()])
 
 
 def test_forward_of_several_inputs_and_numbers():
-    x = numbers(3).requires_grad_()
-    with override({"Mul": lambda dy, a, b, forward: (dy * forward(a + 1, b), None)}):
-        y = x * 2.0
-    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 2 * (x + 1).detach())
-    with override({"Mul": lambda dy, a, b, forward: (dy * forward(a, 3.0), None)}):
-        y = x * 2.0
+    x, twice = numbers(3).requires_grad_(), lambda x: x * 2.0
+    y = in_scope("Mul", lambda dy, a, b, forward: (dy * forward(a + 1, b), None), twice)(x)
+    close([grad(y, x)], [2 * (x + 1)])
+    y = in_scope("Mul", lambda dy, a, b, forward: (dy * forward(a, 3.0), None), twice)(x)
     with pytest.raises(RuleError, match=r"an input is the number 2\.0, and cannot be another"):
         y.sum().backward()
