@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 import regrad.v1 as tf
+from regrad.errors import UnusedOverrideWarning
 
 
 def initialized(session: tf.Session) -> tf.Session:
@@ -25,6 +28,25 @@ def run(fetches: Any, feed: Any = None) -> Any:
 def values(tensors: Sequence[Any], feed: Any = None) -> list[Any]:
     """The value of each, in a session of its own; None stays None."""
     return [None if t is None else run(t, feed).tolist() for t in tensors]
+
+
+def slope(y: Any, x: Any, feed: Any = None) -> Any:
+    """The value of dy/dx."""
+    return values(tf.gradients(y, x), feed)[0]
+
+
+def overridden(rules: Any, build: Any, *args: Any) -> Any:
+    """What `build` makes of the arguments, under these rules."""
+    with tf.get_default_graph().gradient_override_map(rules):
+        return build(*args)
+
+
+@contextlib.contextmanager
+def unused_is_fine() -> Iterator[None]:
+    """No warning of a scope that matches nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusedOverrideWarning)
+        yield
 
 
 @pytest.fixture
