@@ -5,226 +5,190 @@ import pytest
 
 import regrad.v1 as tf
 from regrad.errors import GradientError, GraphError
-from tests.helpers.v1_session import run, values
+from tests.helpers.v1_session import initialized, overridden, powers, run, values
 
 pytestmark = pytest.mark.usefixtures("graph")
 
 
-# -- cond ----------------------------------------------------------------------------------------
+# -- values and derivatives, in plain and in compiled sessions -------------------------------------
 
 
-def cubed_or_squared(x):
-    return tf.cond(x > 0.0, lambda: x * x * x, lambda: x * x)
+def count_to(n, body, *start, **options):
+    """`body`, n times, on the start values; the last of the results."""
+    turn = lambda i, *a: (i + 1, *body(i, *a))  # noqa: E731
+    return tf.while_loop(lambda i, *a: i < n, turn, [tf.constant(0), *start], **options)[-1]
 
 
-@pytest.mark.parametrize(
-    ("value", "due"), [(2.0, [8.0, 12.0, 12.0, 6.0]), (-2.0, [4.0, -4.0, 2.0, 0.0])]
-)
-def test_cond_takes_a_branch_at_every_order(value, due):
-    x = tf.placeholder(tf.float32, [])
-    y, orders = cubed_or_squared(x), []
-    for _ in range(4):
-        orders.append(0.0 if y is None else run(y, {x: value}))
-        (y,) = tf.gradients(y, x) if y is not None else [None]
-    assert orders == due
-
-
-def test_cond_gives_gradients_to_what_its_branches_use():
-    a, b, which = tf.constant(2.0), tf.constant(3.0), tf.placeholder(tf.bool, [])
-    y = tf.cond(which, lambda: a * 5.0, lambda: a * b)
-    grads = tf.gradients(y, [a, b])
-    assert run(grads, {which: True}) == [5.0, 0.0]
-    assert run(grads, {which: False}) == [3.0, 2.0]
-
-
-def test_cond_runs_only_the_branch_that_it_takes():
-    calls, v = [], tf.Variable(1.0)
-    which = tf.placeholder(tf.bool, [])
-
-    def traced(name, value):
-        return tf.py_func(lambda: calls.append(name) or value, [], tf.float32)
-
-    y = tf.cond(
-        which,
-        lambda: traced("yes", np.float32(1.0)),
-        lambda: v.assign_add(10.0) + traced("no", np.float32(2.0)),
-    )
-    with tf.Session() as session:
-        session.run(v.initializer)
-        assert session.run(y, {which: True}) == 1.0
-        assert (calls, session.run(v)) == (["yes"], 1.0)
-        assert session.run(y, {which: False}) == 13.0
-        assert (calls, session.run(v)) == (["yes", "no"], 11.0)
-
-
-def test_cond_returns_structures():
-    x, which = tf.constant(2.0), tf.placeholder(tf.bool, [])
-    a, b = tf.cond(which, lambda: (x, x * 2.0), lambda: (x * 3.0, x * 4.0))
-    assert run([a, b], {which: False}) == [6.0, 8.0]
-    assert values(tf.gradients([a, b], x), {which: False}) == [7.0]
-
-
-def test_cond_nests():
-    x = tf.placeholder(tf.float32, [])
+def nested_cond(x):
     inner = lambda: tf.cond(x > 10.0, lambda: x * 2.0, lambda: x * 3.0)  # noqa: E731
-    y = tf.cond(x > 0.0, inner, lambda: x * 4.0)
-    (dx,) = tf.gradients(y, x)
-    assert [run(dx, {x: value}) for value in (20.0, 5.0, -1.0)] == [2.0, 3.0, 4.0]
+    return tf.cond(x > 0.0, inner, lambda: x * 4.0)
 
 
-@pytest.mark.parametrize(
-    ("yes", "no"),
-    [
-        (lambda x: x, lambda x: tf.constant(1)),
-        (lambda x: (x, x), lambda x: (x,)),
-    ],
-    ids=["dtypes", "structures"],
-)
-def test_branches_of_cond_must_agree(yes, no):
-    x = tf.constant(2.0)
-    with pytest.raises((TypeError, ValueError)):
-        tf.cond(tf.constant(True), lambda: yes(x), lambda: no(x))
-
-
-def test_overrides_bind_inside_branches(graph):
-    x, which = tf.constant(3.0), tf.placeholder(tf.bool, [])
-
-    def inside():
-        with graph.gradient_override_map({"Sign": lambda op, grad: grad * 5.0}):
-            return tf.sign(x)
-
-    with graph.gradient_override_map({"Sign": lambda op, grad: grad * op.inputs[0]}) as used:
-        y = tf.cond(which, inside, lambda: tf.sign(x))
-    (dx,) = tf.gradients(y, x)
-    assert [run(dx, {which: True}), run(dx, {which: False})] == [5.0, 3.0]
-    (ddx,) = tf.gradients(dx, x)
-    assert run(ddx, {which: False}) == 1.0
-    used.assert_fired()
-
-
-@pytest.mark.parametrize(
-    ("value", "due"), [(-1.0, [1.0, -2.0]), (0.5, [1.5, 3.0]), (2.0, [8.0, 4.0])]
-)
-def test_case_takes_the_first_that_is_true(value, due):
-    x = tf.placeholder(tf.float32, [])
+def case(x):
     pairs = [(x < 0.0, lambda: x * x), (x < 1.0, lambda: x * 3.0)]
-    y = tf.case(pairs, default=lambda: x * 4.0)
-    assert run([y, *tf.gradients(y, x)], {x: value}) == due
+    return tf.case(pairs, default=lambda: x * 4.0)
 
 
-# -- while_loop ----------------------------------------------------------------------------------
-
-
-def power(x, n):
-    """`x ** n` by multiplication."""
-    start = (tf.constant(0), tf.ones_like(x))
-    return tf.while_loop(lambda i, y: i < n, lambda i, y: (i + 1, y * x), start)[1]
-
-
-@pytest.mark.parametrize(
-    ("n", "due"),
-    [
-        (0, [1.0, 0.0, 0.0]),
-        (1, [2.0, 1.0, 0.0]),
-        (2, [4.0, 4.0, 2.0]),
-        (5, [32.0, 80.0, 160.0]),
-    ],
-)
-def test_a_loop_of_so_many_turns_as_the_run_says(n, due):
-    x, turns = tf.constant(2.0), tf.placeholder(tf.int32, [])
-    y = power(x, turns)
-    (dx,) = tf.gradients(y, x)
-    (ddx,) = tf.gradients(dx, x)
-    assert run([y, dx, ddx], {turns: n}) == due
-
-
-def test_a_loop_of_one_variable():
-    x = tf.constant(1.0)
-    y = tf.while_loop(lambda y: y < 100.0, lambda y: y * 2.0, [x])
-    assert isinstance(y, tf.Tensor)
-    assert run([y, *tf.gradients(y, x)]) == [128.0, 128.0]
-
-
-def test_a_loop_carries_structures():
-    x = tf.constant([1.0, 2.0])
-    i, (total, pair) = tf.while_loop(
+def carried_structures(x):
+    _, (total, pair) = tf.while_loop(
         lambda i, state: i < 3,
         lambda i, state: (i + 1, (state[0] + state[1] * x, state[1] * 2.0)),
         (tf.constant(0), (tf.zeros([2]), tf.constant(1.0))),
     )
-    assert [a.tolist() for a in run([i, total, pair])] == [3, [7.0, 14.0], 8.0]
-    assert values(tf.gradients(total, x)) == [[7.0, 7.0]]
+    return total * pair
 
 
-def test_a_loop_gives_gradients_to_start_and_closure():
-    start, factor, offset = tf.constant(1.0), tf.Variable(3.0), tf.constant(10.0)
-    _, y = tf.while_loop(
-        lambda i, y: i < 2, lambda i, y: (i + 1, y * factor + offset), (tf.constant(0), start)
-    )
-    assert run(y) == 49.0
-    assert values(tf.gradients(y, [start, factor, offset])) == [9.0, 16.0, 4.0]
+def doubled_to_100(x, **options):
+    y = tf.while_loop(lambda y: y < 100.0, lambda y: y * 2.0, [x], **options)
+    assert isinstance(y, tf.Tensor)
+    return y
 
 
-def test_a_loop_ends_at_its_maximum():
-    y = tf.while_loop(
-        lambda y: y < 100.0, lambda y: y * 2.0, [tf.constant(1.0)], maximum_iterations=3
-    )
-    assert run(y) == 8.0
+def branches_in_a_loop(x):
+    """((1·x + x²)·x + x⁴) = x² + x³ + x⁴."""
+    body = lambda i, y: [  # noqa: E731
+        tf.cond(tf.equal(i % 2, 0), lambda: y * x, lambda: y + powers(x, i + 1, **BOUND))
+    ]
+    return count_to(4, body, tf.constant(1.0))
 
 
-def test_loops_and_branches_nest():
-    x = tf.constant(2.0)
-
-    def body(i, y):
-        return i + 1, tf.cond(tf.equal(i % 2, 0), lambda: y * x, lambda: y + power(x, i + 1))
-
-    _, y = tf.while_loop(lambda i, y: i < 4, body, (tf.constant(0), tf.constant(1.0)))
-    # ((1·x + x²)·x + x⁴) = x² + x³ + x⁴
-    (dx,) = tf.gradients(y, x)
-    (ddx,) = tf.gradients(dx, x)
-    assert run([y, dx, ddx]) == [28.0, 48.0, 62.0]
+def growing(x):
+    shapes = [tf.TensorShape([]), tf.TensorShape([None])]
+    return count_to(3, lambda i, y: [tf.concat([y, x], 0)], x, shape_invariants=shapes)
 
 
-def test_overrides_bind_inside_loops(graph):
-    x, turns = tf.constant(2.0), tf.placeholder(tf.int32, [])
-
-    def body(i, y):
-        with graph.gradient_override_map({"Identity": lambda op, grad: -grad * op.inputs[0]}):
-            return i + 1, tf.identity(y) * 1.0
-
-    _, y = tf.while_loop(lambda i, y: i < turns, body, (tf.constant(0), x))
-    (dx,) = tf.gradients(y, x)
-    (ddx,) = tf.gradients(dx, x)
-    assert [run(dx, {turns: n}) for n in range(4)] == [1.0, -2.0, 4.0, -8.0]
-    assert run(ddx, {turns: 1}) == -1.0
+def inner_rule_in_a_branch(x, which):
+    inside = lambda: overridden({"Sign": lambda op, dy: dy * 5.0}, tf.sign, x)  # noqa: E731
+    build = lambda: tf.cond(which, inside, lambda: tf.sign(x))  # noqa: E731
+    return overridden({"Sign": lambda op, dy: dy * op.inputs[0]}, build)
 
 
-def test_an_outer_override_reaches_into_loops(graph):
-    x = tf.constant(0.5)
-    with graph.gradient_override_map({"Sign": "Identity"}) as used:
-        _, y = tf.while_loop(
-            lambda i, y: i < 3, lambda i, y: (i + 1, tf.sign(y) * 2.0), (tf.constant(0), x)
-        )
-    assert run([y, *tf.gradients(y, x)]) == [2.0, 8.0]
-    used.assert_fired()
+def rule_in_a_loop(x, n):
+    rule = {"Identity": lambda op, dy: -dy * op.inputs[0]}
+    return count_to(n, lambda i, y: [overridden(rule, tf.identity, y) * 1.0], x, **BOUND)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [lambda i, y: (i + 1,), lambda i, y: (i + 1, tf.cast(y, tf.int32)), lambda i, y: (i, [y, y])],
-    ids=["fewer", "dtype", "structure"],
-)
-def test_a_body_must_return_what_it_was_given(body):
-    with pytest.raises((TypeError, ValueError)):
-        tf.while_loop(lambda i, y: i < 3, body, (tf.constant(0), tf.constant(1.0)))
+def with_a_scale(build):
+    """What `build` makes, where the rule of Square uses a variable of the value 3."""
+    scale = tf.Variable(3.0)
+    return overridden({"Square": lambda op, dy: dy * scale}, build)
+
+
+def both_results(x, which):
+    a, b = tf.cond(which, lambda: (x, x * 2.0), lambda: (x * 3.0, x * 4.0))
+    return a + b
+
+
+def start_and_closure(start, factor, offset):
+    return count_to(2, lambda i, y: [y * factor + offset], start)
+
+
+BOUND, SIGN = {"maximum_iterations": 9}, {"Sign": "Identity"}
+FLOWS = {  # a function, inputs, and the value and the derivatives by the first that are due
+    "cond": (lambda x: tf.cond(x > 0.0, lambda: x * x * x, lambda: x * x),
+             [([2.0], [8.0, 12.0, 12.0, 6.0]), ([-2.0], [4.0, -4.0, 2.0, 0.0])]),
+    "cond in cond": (nested_cond,
+                     [([20.0], [40.0, 2.0]), ([5.0], [15.0, 3.0]), ([-1.0], [-4.0, 4.0])]),
+    "cond, one side": (lambda b, a, p: tf.cond(p, lambda: a * 5.0, lambda: a * b),
+                       [([3.0, 2.0, True], [10.0, 0.0]), ([3.0, 2.0, False], [6.0, 2.0])]),
+    "cond, both sides": (lambda a, b, p: tf.cond(p, lambda: a * 5.0, lambda: a * b),
+                         [([2.0, 3.0, True], [10.0, 5.0]), ([2.0, 3.0, False], [6.0, 3.0])]),
+    "cond of tuples": (both_results, [([2.0, False], [14.0, 7.0]), ([2.0, True], [6.0, 3.0])]),
+    "cond, a sine": (lambda x: tf.cond(x > 0.0, lambda: x * x * 4.0, lambda: -tf.sin(x)),
+                     [([2.0], [16.0, 16.0, 8.0]),
+                      ([-3.0], [np.sin(3.0), -np.cos(-3.0), np.sin(-3.0)])]),
+    "case": (case, [([-1.0], [1.0, -2.0]), ([0.5], [1.5, 3.0]), ([2.0], [8.0, 4.0])]),
+    "a loop": (lambda x, n: powers(x, n, **BOUND),
+               [([2.0, 0], [1.0, 0.0]), ([2.0, 1], [2.0, 1.0]), ([2.0, 5], [32.0, 80.0]),
+                ([2.0, 12], [512.0, 2304.0])]),
+    "a loop, in a plain session": (
+        powers, [([2.0, 0], [1.0, 0.0, 0.0]), ([2.0, 1], [2.0, 1.0, 0.0]),
+                 ([2.0, 2], [4.0, 4.0, 2.0]), ([2.0, 5], [32.0, 80.0, 160.0])]),
+    "a loop of 5": (lambda x: powers(x, 5),
+                    [([2.0], [32.0, 80.0, 160.0]), ([-0.5], [-1 / 32, 0.3125, -2.5])]),
+    "one variable": (lambda x: doubled_to_100(x, **BOUND), [([1.0], [128.0, 128.0])]),
+    "a maximum": (lambda x: doubled_to_100(x, maximum_iterations=3), [([1.0], [8.0, 8.0])]),
+    "structures": (carried_structures, [([[1.0, 2.0]], [[56.0, 112.0], [56.0, 56.0]])]),
+    "start": (start_and_closure, [([1.0, 3.0, 10.0], [49.0, 9.0])]),
+    "closure": (lambda w, a, b: start_and_closure(a, w, b),
+                [([3.0, 1.0, 10.0], [49.0, 16.0, 2.0])]),
+    "offset": (lambda b, a, w: start_and_closure(a, w, b), [([10.0, 1.0, 3.0], [49.0, 4.0])]),
+    "branches in a loop": (branches_in_a_loop, [([2.0], [28.0, 48.0, 62.0])]),
+    "a growing variable": (growing, [([[1.0, 2.0]], [[1.0, 2.0] * 4, [4.0, 4.0]])]),
+    "a rule in a branch": (inner_rule_in_a_branch,
+                           [([3.0, True], [1.0, 5.0, 0.0]), ([3.0, False], [1.0, 3.0, 1.0])]),
+    "a rule around a branch": (
+        lambda x: overridden(
+            SIGN, tf.cond, x > 0.0, lambda: tf.sign(x) * 2.0, lambda: tf.sign(x) * 3.0),
+        [([-2.0], [-3.0, 3.0]), ([2.0], [2.0, 2.0])]),
+    "a rule in a loop": (rule_in_a_loop, [([2.0, n], [2.0, (-2.0) ** n]) for n in range(4)]),
+    "a rule in a loop of 1": (lambda x: rule_in_a_loop(x, 1), [([2.0], [2.0, -2.0, -1.0])]),
+    "a rule around a loop": (
+        lambda x: overridden(SIGN, count_to, 3, lambda i, y: [tf.sign(y) * 2.0], x),
+        [([0.5], [2.0, 8.0])]),
+    "a loop's rule uses more": (
+        lambda x: with_a_scale(lambda: count_to(2, lambda i, y: [tf.square(y)], x)),
+        [([2.0], [16.0, 9.0])]),
+    "a branch's rule uses more": (
+        lambda x, p: with_a_scale(lambda: tf.cond(p, lambda: tf.square(x), lambda: -x)),
+        [([2.0, True], [4.0, 3.0]), ([2.0, False], [-2.0, -1.0])]),
+}  # fmt: skip
+KINDS = {float: tf.float32, list: tf.float32, int: tf.int32, bool: tf.bool}
+
+
+FLOWS_JIT = [(name, jit) for name in FLOWS for jit in (False, True)[: 2 - ("plain" in name)]]
+
+
+@pytest.mark.parametrize(("name", "jit"), FLOWS_JIT)
+def test_values_and_derivatives(name, jit):
+    f, cases = FLOWS[name]
+    xs = [tf.placeholder(KINDS[type(x)], np.shape(x)) for x in cases[0][0]]
+    found = [f(*xs)]
+    for _ in cases[0][1][1:]:
+        found += tf.gradients(found[-1], xs[0])
+    with tf.Session(jit=jit) as session:
+        initialized(session)
+        for inputs, due in cases:
+            feed = dict(zip(xs, inputs, strict=True))
+            for got, expected in zip(session.run(found, feed), due, strict=True):
+                np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_a_loop_of_many_turns():
     x = tf.constant(1.0)
-    _, y = tf.while_loop(
-        lambda i, y: i < 3000, lambda i, y: (i + 1, y + x), (tf.constant(0), tf.constant(0.0))
-    )
+    y = count_to(3000, lambda i, y: [y + x], tf.constant(0.0))
     assert run([y, *tf.gradients(y, x)]) == [3000.0, 3000.0]
+
+
+DISAGREE = {
+    "dtypes of cond": lambda x: tf.cond(x > 0.0, lambda: x, lambda: tf.constant(1)),
+    "structures of cond": lambda x: tf.cond(x > 0.0, lambda: (x, x), lambda: (x,)),
+    "fewer in a loop": lambda x: tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1,), (0, x)),
+    "dtypes in a loop": lambda x: count_to(3, lambda i, y: [tf.cast(y, tf.int32)], x),
+    "structures in a loop": lambda x: count_to(3, lambda i, y: [[y, y]], x),
+}
+
+
+@pytest.mark.parametrize("name", DISAGREE)
+def test_branches_and_turns_must_agree(name):
+    with pytest.raises((TypeError, ValueError)):
+        DISAGREE[name](tf.constant(2.0))
+
+
+def test_cond_runs_only_the_branch_that_it_takes():
+    calls, v, which = [], tf.Variable(1.0), tf.placeholder(tf.bool, [])
+
+    def traced(name, value):
+        return tf.py_func(lambda: calls.append(name) or np.float32(value), [], tf.float32)
+
+    yes, no = lambda: traced("yes", 1.0), lambda: v.assign_add(10.0) + traced("no", 2.0)
+    y = tf.cond(which, yes, no)
+    with tf.Session() as session:
+        initialized(session)
+        assert session.run(y, {which: True}) == 1.0
+        assert (calls, session.run(v)) == (["yes"], 1.0)
+        assert session.run(y, {which: False}) == 13.0
+        assert (calls, session.run(v)) == (["yes", "no"], 11.0)
 
 
 # -- Print, group, tuple, control_dependencies ---------------------------------------------------
@@ -239,26 +203,18 @@ def test_print_passes_value_and_gradient_and_prints_to_stderr(capfd):
     assert out == ""
 
 
-def test_tuple_waits_for_everything():
-    v = tf.Variable(1.0)
-    a, b = tf.constant(2.0), v.assign_add(5.0)
-    waited, _ = tf.tuple([a, b])
+@pytest.mark.parametrize("by", ["a part", "control_inputs"])
+def test_tuple_waits_for_everything(by):
+    v, a = tf.Variable(1.0), tf.constant(2.0)
+    up = v.assign_add(5.0)
+    waited, other = (
+        tf.tuple([a, up]) if by == "a part" else tf.tuple([a, None], control_inputs=[up.op])
+    )
+    assert by == "a part" or other is None
     with tf.Session() as session:
-        session.run(v.initializer)
-        assert session.run(waited) == 2.0
+        assert initialized(session).run(waited) == 2.0
         assert session.run(v) == 6.0
     assert values(tf.gradients(waited * 3.0, a)) == [3.0]
-
-
-def test_tuple_takes_none_and_more_to_wait_for():
-    v = tf.Variable(1.0)
-    a = tf.constant(2.0)
-    waited, none = tf.tuple([a, None], control_inputs=[v.assign_add(5.0).op])
-    assert none is None
-    with tf.Session() as session:
-        session.run(v.initializer)
-        assert session.run(waited) == 2.0
-        assert session.run(v) == 6.0
 
 
 def test_nested_groups_run_in_the_order_of_their_dependencies():
@@ -271,8 +227,7 @@ def test_nested_groups_run_in_the_order_of_their_dependencies():
         second = tf.group(note("second"))
         with tf.control_dependencies([second]):
             third = note("third")
-    everything = tf.group(tf.group(third), tf.no_op())
-    assert run(everything) is None
+    assert run(tf.group(tf.group(third), tf.no_op())) is None
     assert calls == ["first", "second", "third"]
 
 
@@ -283,28 +238,6 @@ def test_dependencies_reach_into_branches():
     assert run(y) == 4.0
 
 
-def test_a_rule_inside_a_loop_may_use_what_the_loop_does_not():
-    x, scale = tf.constant(2.0), tf.Variable(3.0)
-    with tf.get_default_graph().gradient_override_map({"Square": lambda op, dy: dy * scale}):
-        _, y = tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, tf.square(y)), [0, x])
-    (dx,) = tf.gradients(y, x)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        assert session.run([y, dx]) == [16.0, 9.0]
-
-
-def test_a_rule_inside_a_branch_may_use_what_the_branch_does_not():
-    x, scale = tf.constant(2.0), tf.Variable(3.0)
-    p = tf.placeholder(tf.bool, [])
-    with tf.get_default_graph().gradient_override_map({"Square": lambda op, dy: dy * scale}):
-        y = tf.cond(p, lambda: tf.square(x), lambda: -x)
-    (dx,) = tf.gradients(y, x)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        assert session.run([y, dx], {p: True}) == [4.0, 3.0]
-        assert session.run([y, dx], {p: False}) == [-2.0, -1.0]
-
-
 # -- complex numbers -------------------------------------------------------------------------------
 
 COMPLEX = {  # holomorphic and not; TensorFlow's convention is conj(df/dz) where there is one
@@ -313,17 +246,24 @@ COMPLEX = {  # holomorphic and not; TensorFlow's convention is conj(df/dz) where
     "the conjugate": lambda z: tf.conj(z) * z * z,
     "exp": tf.exp,
 }
+
+
+def in_cond(f):
+    yes = tf.placeholder_with_default(True, [])
+    return lambda x: tf.cond(yes, lambda: f(x), lambda: tf.identity(x))
+
+
+def in_loop(f):
+    return lambda x: count_to(2, lambda i, v: [f(v)], x, maximum_iterations=3)
+
+
 REGIONS = {
-    "cond": lambda f, z: tf.cond(tf.constant(True), lambda: f(z), lambda: z),
-    "a cond in a cond": lambda f, z: tf.cond(
-        tf.constant(True), lambda: tf.cond(tf.constant(True), lambda: f(z), lambda: z), lambda: z
+    "cond": lambda f, z: in_cond(f)(z),
+    "a cond in a cond": lambda f, z: in_cond(in_cond(f))(z),
+    "while_loop, a variable": lambda f, z: count_to(
+        2, lambda i, a: [tf.cond(i < 1, lambda: f(a), lambda: a)], z
     ),
-    "while_loop, a variable": lambda f, z: tf.while_loop(
-        lambda i, a: i < 2, lambda i, a: (i + 1, tf.cond(i < 1, lambda: f(a), lambda: a)), [0, z]
-    )[1],
-    "while_loop, a capture": lambda f, z: tf.while_loop(
-        lambda i, a: i < 1, lambda i, a: (i + 1, f(z)), [0, z * 0.0]
-    )[1],
+    "while_loop, a capture": lambda f, z: count_to(1, lambda i, a: [f(z)], z * 0.0),
 }
 
 
@@ -360,33 +300,7 @@ def test_complex_second_derivatives_agree_with_differences(region, f):
         np.testing.assert_allclose(session.run(dd, {z: at}), by_parts, atol=1e-7)
 
 
-@pytest.mark.parametrize("nothing", [[], ()])
-def test_a_python_function_without_results_is_an_operation(nothing):
-    seen = []
-    ran = tf.py_func(seen.append, [tf.constant(2.0)], nothing)
-    assert isinstance(ran, tf.Operation)
-    assert run(ran) is None
-    with tf.control_dependencies([ran]):
-        y = tf.identity(tf.constant(1.0))
-    assert run(y) == 1.0
-    assert seen == [2.0, 2.0]
-
-
 # -- paths through branches and loops ------------------------------------------------------------
-
-
-def in_cond(f):
-    yes = tf.placeholder_with_default(True, [])
-    return lambda x: tf.cond(yes, lambda: f(x), lambda: tf.identity(x))
-
-
-def in_loop(f):
-    def looped(x):
-        start = [0, x]
-        body = lambda i, v: (i + 1, f(v))  # noqa: E731
-        return tf.while_loop(lambda i, v: i < 2, body, start, maximum_iterations=3)[1]
-
-    return looped
 
 
 AROUND = {
@@ -400,12 +314,7 @@ AROUND = {
 
 def scaled(w):
     """The function `w * v`, whose gradient is ten times as large."""
-
-    @tf.custom_gradient
-    def f(v):
-        return w * v, lambda dy: dy * w * 10.0
-
-    return f
+    return tf.custom_gradient(lambda v: (w * v, lambda dy: dy * w * 10.0))
 
 
 CLOSED = {
@@ -447,11 +356,7 @@ def test_a_custom_gradient_inside_is_refused_by_what_it_closes_over(region):
 def test_a_custom_gradient_may_stop_the_gradient_itself(region):
     around, times = AROUND[region]
     x, c = tf.constant(5.0), tf.constant(2.0)
-
-    @tf.custom_gradient
-    def f(v):
-        return tf.stop_gradient(c) * v, lambda dy: dy * 20.0
-
+    f = tf.custom_gradient(lambda v: (tf.stop_gradient(c) * v, lambda dy: dy * 20.0))
     assert run(tf.gradients(around(f)(x) * c, [x, c])) == [2 * 20.0**times, 5 * 2.0**times]
 
 
@@ -467,7 +372,7 @@ def test_a_second_derivative_in_a_loop_says_that_a_gradient_function_reads_the_g
     x, c = tf.constant(0.5), tf.constant(2.0)
     (dx,) = tf.gradients(in_loop(lambda v: scaled(c)(v) ** 2.0)(x), x)
     (ddx,) = tf.gradients(dx, x)
-    with pytest.raises(GraphError, match="gradient function of f uses tensors of the graph"):
+    with pytest.raises(GraphError, match="gradient function of <lambda> uses tensors of the graph"):
         run(ddx)
 
 
@@ -480,15 +385,12 @@ def test_a_custom_gradient_in_a_branch_has_a_second_derivative():
 
 def logged(kind, f, x):
     """The last of two results, of which the first is only logged."""
+    one, yes = (lambda v: (f(v), v * v + v)), tf.placeholder_with_default(True, [])
+    chosen = lambda v: tf.cond(yes, lambda: one(v), lambda: (v, v))  # noqa: E731
     if kind == "cond":
-        yes = tf.placeholder_with_default(True, [])
-        return tf.cond(yes, lambda: (f(x), x * x + x), lambda: (x, x))[1]
-    one = lambda v: (f(v), v * v + v)  # noqa: E731
-    if kind == "cond in while":
-        yes = tf.placeholder_with_default(True, [])
-        one = lambda v: tf.cond(yes, lambda: (f(v), v * v + v), lambda: (v, v))  # noqa: E731
-    body = lambda i, log, v: (i + 1, *one(v))  # noqa: E731
-    return tf.while_loop(lambda i, log, v: i < 1, body, [0, x, x], maximum_iterations=2)[2]
+        return chosen(x)[1]
+    turn = chosen if kind == "cond in while" else one
+    return count_to(1, lambda i, log, v: turn(v), x, x, maximum_iterations=2)
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -521,17 +423,17 @@ def test_a_variable_is_used_if_any_iteration_uses_it(graph, fed, which, due, jit
 
 def test_variables_that_pass_through_each_other_agree_with_differences():
     x, z = tf.placeholder(tf.float64, []), tf.placeholder(tf.float64, [])
-    body = lambda i, a, b, c: (i + 1, b * z, c * 2.0, a * a)  # noqa: E731
     for turns in (0, 1, 2, 4):
-        start = [0, x, x * 3.0, x * 5.0]
-        y = tf.while_loop(lambda i, a, b, c, n=turns: i < n, body, start)[1]
-        found = run(tf.gradients(y, [x, z], unconnected_gradients="zero"), {x: 0.5, z: 2.0})
+        y = tf.while_loop(
+            lambda i, a, b, c, n=turns: i < n,
+            lambda i, a, b, c: (i + 1, b * z, c * 2.0, a * a),
+            [0, x, x * 3.0, x * 5.0],
+        )[1]
         at = lambda p, q, y=y: run(y, {x: p, z: q})  # noqa: E731
-        by_x, by_z = (
-            at(0.5 + 1e-6, 2.0) - at(0.5 - 1e-6, 2.0),
-            at(0.5, 2 + 1e-6) - at(0.5, 2 - 1e-6),
-        )
-        np.testing.assert_allclose(found, [by_x / 2e-6, by_z / 2e-6], rtol=1e-6)
+        h = 1e-6
+        due = [at(0.5 + h, 2.0) - at(0.5 - h, 2.0), at(0.5, 2 + h) - at(0.5, 2 - h)]
+        found = run(tf.gradients(y, [x, z], unconnected_gradients="zero"), {x: 0.5, z: 2.0})
+        np.testing.assert_allclose(found, np.divide(due, 2 * h), rtol=1e-6)
 
 
 def test_no_gradient_leads_from_a_result_to_what_it_does_not_use():
