@@ -394,14 +394,3 @@ def test_jax_is_asked_for_at_once(monkeypatch):
     with pytest.raises(MissingPackageError, match=r"Session\(jit=True\) needs jax"):
         tf.Session(jit=True)
     tf.Session()
-
-
-def test_interactive_sessions_compile_too():
-    session = tf.InteractiveSession(jit=True)
-    try:
-        v = tf.Variable(2.0)
-        v.initializer.run()
-        assert (v * 2.0).eval() == 4.0
-        assert isinstance(session._variables["Variable"], jax.Array)
-    finally:
-        session.close()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
-from tests.helpers.v1_session import initialized
+from tests.helpers.v1_session import initialized, run
 
 pytestmark = pytest.mark.usefixtures("graph")
 
@@ -12,31 +12,21 @@ pytestmark = pytest.mark.usefixtures("graph")
 # -- Variable ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype", "due", "shape"),
-    [
-        (1, None, "int32", []),
-        (1.5, None, "float32", []),
-        ([[1.0, 2.0]], None, "float32", [1, 2]),
-        (np.ones(3), None, "float64", [3]),
-        (1, tf.float32, "float32", []),
-        (True, None, "bool", []),
-    ],
-    ids=str,
-)
-def test_a_variable_has_the_dtype_and_shape_of_its_value(session, value, dtype, due, shape):
+@pytest.mark.parametrize(("value", "dtype", "due", "shape"), [
+    (1, None, "int32", []), (1.5, None, "float32", []), ([[1.0, 2.0]], None, "float32", [1, 2]),
+    (np.ones(3), None, "float64", [3]), (1, tf.float32, "float32", []), (True, None, "bool", []),
+], ids=str)  # fmt: skip
+def test_a_variable_has_the_dtype_and_shape_of_its_value(value, dtype, due, shape):
     v = tf.Variable(value, dtype=dtype)
     assert v.dtype.base_dtype.name == due
-    assert (v.shape.as_list(), v.get_shape().as_list()) == (shape, shape)
-    assert initialized(session).run(v).tolist() == np.asarray(value).tolist()
+    assert v.shape.as_list() == v.get_shape().as_list() == shape
+    assert run(v).tolist() == np.asarray(value).tolist()
 
 
-def test_the_value_may_be_a_tensor_or_a_function(session):
+def test_the_value_may_be_a_tensor_or_a_function():
     v = tf.Variable(tf.ones([2]) * 3.0)
-    w = tf.Variable(lambda: tf.constant(4.0))
-    u = tf.Variable(v.initialized_value() * 2.0)
-    got = initialized(session).run([v, w, u])
-    assert [a.tolist() for a in got] == [[3.0, 3.0], 4.0, [6.0, 6.0]]
+    w, u = tf.Variable(lambda: tf.constant(4.0)), tf.Variable(v.initialized_value() * 2.0)
+    assert [a.tolist() for a in run([v, w, u])] == [[3.0, 3.0], 4.0, [6.0, 6.0]]
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -83,63 +73,36 @@ def test_one_variable_is_initialised_by_its_own_op(session):
         session.run(u)
 
 
-OPERATORS = {
-    "v + 1.0": [2.0, 3.0],
-    "1.0 - v": [0.0, -1.0],
-    "v * v": [1.0, 4.0],
-    "2.0 / v": [2.0, 1.0],
-    "-v": [-1.0, -2.0],
-    "v ** 2.0": [1.0, 4.0],
-    "v[1]": 2.0,
-    "v > 1.0": [False, True],
-    "abs(v)": [1.0, 2.0],
-    "tf.reduce_sum(v)": 3.0,
-}
-
-
-@pytest.mark.parametrize("expression", OPERATORS)
-def test_a_variable_computes_as_a_tensor_does(session, expression):
-    y = eval(expression, {"tf": tf, "v": tf.Variable([1.0, 2.0])})
-    assert isinstance(y, tf.Tensor)
-    assert initialized(session).run(y).tolist() == OPERATORS[expression]
-
-
 # -- assignments ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("build", "due"),
-    [
-        (lambda v: tf.assign(v, [5.0, 6.0]), [5.0, 6.0]),
-        (lambda v: tf.assign_add(v, [1.0, 1.0]), [2.0, 3.0]),
-        (lambda v: tf.assign_sub(v, [1.0, 1.0]), [0.0, 1.0]),
-        (lambda v: v.assign([5.0, 6.0]), [5.0, 6.0]),
-        (lambda v: v.assign_add([1.0, 1.0]), [2.0, 3.0]),
-        (lambda v: v.assign_sub([1.0, 1.0]), [0.0, 1.0]),
-        (lambda v: v.assign(v * tf.constant(3.0)), [3.0, 6.0]),
-    ],
-)
+@pytest.mark.parametrize(("build", "due"), [
+    (lambda v: tf.assign(v, [5.0, 6.0]), [5.0, 6.0]), (lambda v: v.assign([5.0, 6.0]), [5.0, 6.0]),
+    (lambda v: tf.assign_add(v, [1.0, 1.0]), [2.0, 3.0]),
+    (lambda v: tf.assign_sub(v, [1.0, 1.0]), [0.0, 1.0]),
+    (lambda v: v.assign_add([1.0, 1.0]), [2.0, 3.0]),
+    (lambda v: v.assign_sub([1.0, 1.0]), [0.0, 1.0]),
+    (lambda v: v.assign(v * tf.constant(3.0)), [3.0, 6.0]),
+])  # fmt: skip
 def test_assignments_give_the_new_value(session, build, due):
-    v = tf.Variable([1.0, 2.0])
+    v, x = tf.Variable([1.0, 2.0]), tf.constant(2.0)
     assignment = build(v)
-    doubled = assignment * 2.0
-    initialized(session)
-    assert session.run(assignment).tolist() == due
-    initialized(session)
-    assert session.run(doubled).tolist() == [2.0 * x for x in due]
-    assert session.run(v).tolist() == due
-    initialized(session)
-    assert session.run(assignment.op) is None
-    assert session.run(v).tolist() == due
+    fetches = [(assignment, due), (assignment * x, [2.0 * y for y in due]), (assignment.op, None)]
+    assert tf.gradients(assignment * 1.0, x) == [None]
+    for fetch, expected in fetches:
+        found = initialized(session).run(fetch)
+        assert (found if expected is None else found.tolist()) == expected
+        assert session.run(v).tolist() == due
 
 
-def test_assignments_are_checked():
-    v = tf.Variable([1.0, 2.0])
+def test_assignments_are_checked_and_have_no_gradient():
+    v, x = tf.Variable([1.0, 2.0]), tf.constant([2.0, 2.0])
     with pytest.raises(ValueError):
         tf.assign(v, [1.0, 2.0, 3.0])
     for wrong in (tf.constant([1, 2]), tf.constant([1.0, 2.0], tf.float64)):
         with pytest.raises((TypeError, ValueError)):
             tf.assign(v, wrong)
+    assert tf.gradients(tf.assign(v, x * x), [x]) == [None]
 
 
 def test_a_shape_changes_only_on_request(session):
@@ -149,17 +112,13 @@ def test_a_shape_changes_only_on_request(session):
     assert session.run(v.value()).tolist() == [1.0, 2.0, 3.0]
 
 
-def test_an_assignment_has_no_gradient():
-    v, x = tf.Variable(1.0), tf.constant(2.0)
-    assert tf.gradients(tf.assign(v, x * x), [x]) == [None]
-
-
 def test_an_assigned_value_is_what_was_computed_before_it_changed(session):
     a, b = tf.Variable(1.0), tf.Variable(2.0)
     x, y = tf.identity(a), tf.identity(b)
     with tf.control_dependencies([x, y]):
         swap = tf.group(a.assign(y), b.assign(x))
-    initialized(session).run(swap)
+    assert swap.type == "NoOp"
+    assert initialized(session).run([swap, tf.no_op()]) == [None, None]
     assert session.run([a, b]) == [2.0, 1.0]
 
 
@@ -170,12 +129,9 @@ def test_what_was_made_before_does_not_wait(session):
     v = tf.Variable(1.0)
     before = v * 10.0
     with tf.control_dependencies([v.assign_add(1.0)]):
-        after = tf.identity(v.read_value()) * 10.0
-        same = before
+        after, same = tf.identity(v.read_value()) * 10.0, before
     initialized(session)
-    assert session.run(same) == 10.0
-    assert session.run(after) == 20.0
-    assert session.run(v) == 2.0
+    assert [session.run(y) for y in (same, after, v)] == [10.0, 20.0, 2.0]
 
 
 def test_dependencies_add_up_and_can_be_cleared():
@@ -187,14 +143,6 @@ def test_dependencies_add_up_and_can_be_cleared():
             none = tf.no_op()
     assert {op.name for op in both.control_inputs} == {"a", "b"}
     assert list(none.control_inputs) == []
-
-
-def test_groups_run_everything(session):
-    v, w = tf.Variable(1.0), tf.Variable(1.0)
-    both = tf.group(v.assign(5.0), w.assign(6.0))
-    assert both.type == "NoOp"
-    assert initialized(session).run([both, tf.no_op()]) == [None, None]
-    assert session.run([v, w]) == [5.0, 6.0]
 
 
 def test_dependencies_on_what_is_not_in_the_graph():
@@ -211,11 +159,12 @@ def test_dependencies_on_what_is_not_in_the_graph():
 
 def test_collections_hold_variables_in_order():
     a, b = tf.Variable(1.0), tf.Variable(1.0, trainable=False)
-    c = tf.get_variable("c", [])
-    assert [v.op.name for v in tf.global_variables()] == [v.op.name for v in (a, b, c)]
+    c, mine = tf.get_variable("c", []), tf.Variable(1.0, False, collections=["mine"])
+    assert tf.global_variables() == [a, b, c]
     assert tf.trainable_variables() == [a, c]
-    assert tf.GraphKeys.TRAINABLE_VARIABLES == "trainable_variables"
-    assert tf.GraphKeys.GLOBAL_VARIABLES == "variables"
+    assert tf.get_collection("mine") == [mine]
+    names = tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.GLOBAL_VARIABLES
+    assert names == ("trainable_variables", "variables")
 
 
 def test_a_collection_comes_as_a_copy(graph):
@@ -228,37 +177,28 @@ def test_a_collection_comes_as_a_copy(graph):
         assert tf.get_collection("mine") == []
 
 
-def test_variables_can_be_put_into_other_collections():
-    v = tf.Variable(1.0, collections=["mine"])
-    assert tf.get_collection("mine") == [v]
-    assert tf.global_variables() == []
-
-
 # -- get_variable, variable_scope ----------------------------------------------------------------
 
 
-def test_the_older_scope_takes_a_default_name():
-    with tf.variable_op_scope([], None, "net") as scope:
-        assert scope.name == "net"
-
-
-def test_a_scope_has_the_constraint_of_its_variables():
-    def at_most_one(v):
-        return tf.clip_by_value(v, -1.0, 1.0)
-
-    with tf.Session() as sess, tf.variable_scope("s", constraint=at_most_one):
+def test_a_scope_has_the_constraint_of_its_variables(session):
+    at_most_one = lambda v: tf.clip_by_value(v, -1.0, 1.0)  # noqa: E731
+    with tf.variable_scope("s", constraint=at_most_one):
         v = tf.get_variable("v", [], initializer=tf.zeros_initializer())
         own = tf.get_variable("own", [], constraint=tf.negative)
-        assert own.constraint is tf.negative
-        step = tf.train.GradientDescentOptimizer(1.0).minimize(tf.square(v - 10.0), var_list=[v])
-        sess.run(tf.global_variables_initializer())
-        sess.run(step)
-        assert sess.run(v) == 1.0
+    assert own.constraint is tf.negative
+    step = tf.train.GradientDescentOptimizer(1.0).minimize(tf.square(v - 10.0), var_list=[v])
+    initialized(session).run(step)
+    assert session.run(v) == 1.0
 
 
 def test_get_variable_makes_and_shares():
-    with tf.variable_scope("s"):
-        v = tf.get_variable("v", [2])
+    def layer():
+        with tf.variable_scope("s", reuse=tf.AUTO_REUSE):
+            return tf.get_variable("v", [2])
+
+    v = layer()
+    assert layer() is v
+    assert tf.global_variables() == [v]
     with tf.variable_scope("s", reuse=True):
         assert tf.get_variable("v", [2]) is v
         assert tf.get_variable("v") is v
@@ -270,92 +210,113 @@ def test_get_variable_makes_and_shares():
     assert v.name == "s/v:0"
 
 
-def test_get_variable_refuses_what_was_not_meant():
+@pytest.mark.parametrize(("reuse", "arguments", "words"), [
+    (None, ("v", [2]), "s/v"), (None, ("no_shape",), "."), (True, ("w", [2]), "s/w"),
+    (True, ("v", [3]), "."), (True, ("v", [2], tf.int32), "."),
+])  # fmt: skip
+def test_get_variable_refuses_what_was_not_meant(reuse, arguments, words):
     with tf.variable_scope("s"):
         tf.get_variable("v", [2])
-        with pytest.raises(ValueError, match="s/v"):
-            tf.get_variable("v", [2])
-        with pytest.raises(ValueError):
-            tf.get_variable("no_shape")
-    with tf.variable_scope("s", reuse=True):
-        with pytest.raises(ValueError, match="s/w"):
-            tf.get_variable("w", [2])
-        with pytest.raises(ValueError):
-            tf.get_variable("v", [3])
-        with pytest.raises(ValueError):
-            tf.get_variable("v", [2], tf.int32)
-
-
-def test_auto_reuse_makes_or_shares():
-    def layer():
-        with tf.variable_scope("layer", reuse=tf.AUTO_REUSE):
-            return tf.get_variable("w", [2])
-
-    assert layer() is layer()
-    assert len(tf.global_variables()) == 1
+    with tf.variable_scope("s", reuse=reuse), pytest.raises(ValueError, match=words):
+        tf.get_variable(*arguments)
 
 
 def test_variable_scopes_nest_and_open_name_scopes():
     with tf.variable_scope("a"), tf.variable_scope("b") as scope:
-        v = tf.get_variable("v", [])
-        x = tf.constant(1.0, name="x")
+        names = [scope, tf.get_variable("v", []), tf.constant(1.0, name="x")]
     with tf.variable_scope("a"):
-        y = tf.constant(1.0, name="y")
+        names += [tf.constant(1.0, name="y")]
     with tf.name_scope("n"):
-        w = tf.get_variable("w", [])
-    assert (scope.name, v.name, x.name) == ("a/b", "a/b/v:0", "a/b/x:0")
-    assert (y.name, w.name) == ("a_1/y:0", "w:0")
+        names += [tf.get_variable("w", [])]
+    with tf.variable_op_scope([], None, "net") as older:
+        names += [older]
+    assert [x.name for x in names] == ["a/b", "a/b/v:0", "a/b/x:0", "a_1/y:0", "w:0", "net"]
     assert tf.get_variable_scope().name == ""
 
 
-def test_a_scope_has_a_default_initializer(session):
+def test_a_scope_has_a_default_initializer():
     with tf.variable_scope("s", initializer=tf.constant_initializer(3.0)):
         v = tf.get_variable("v", [2])
         w = tf.get_variable("w", initializer=tf.constant([7.0]), trainable=False)
         u = tf.get_variable("u", initializer=np.float32(8.0))
-    got = initialized(session).run([v, w, u])
-    assert [a.tolist() for a in got] == [[3.0, 3.0], [7.0], 8.0]
+    assert [a.tolist() for a in run([v, w, u])] == [[3.0, 3.0], [7.0], 8.0]
     assert tf.trainable_variables() == [v, u]
 
 
 # -- initializers --------------------------------------------------------------------------------
 
 
-SHAPE = [40, 60]
 LIMIT = np.sqrt(6.0 / 100.0)
+INITIALIZERS = {  # and the least, the largest and the mean value, and the standard deviation
+    "zeros": (tf.zeros_initializer, 0.0, 0.0, 0.0, 0.0),
+    "ones": (tf.ones_initializer, 1.0, 1.0, 1.0, 0.0),
+    "constant": (lambda: tf.constant_initializer(2.5), 2.5, 2.5, 2.5, 0.0),
+    "uniform": (lambda: tf.random_uniform_initializer(-1.0, 3.0), -1.0, 3.0, 1.0, 4 / 12**0.5),
+    "normal": (lambda: tf.random_normal_initializer(2.0, 0.5), -1.0, 5.0, 2.0, 0.5),
+    "truncated": (lambda: tf.truncated_normal_initializer(0.0, 0.1), -0.2, 0.2, 0.0, 0.088),
+    "glorot": (tf.glorot_uniform_initializer, -LIMIT, LIMIT, 0.0, LIMIT / 3**0.5),
+    "default": (lambda: None, -LIMIT, LIMIT, 0.0, LIMIT / 3**0.5),
+    "a class": (lambda: tf.zeros_initializer, 0.0, 0.0, 0.0, 0.0),
+}
 
 
-@pytest.mark.parametrize(
-    ("initializer", "low", "high", "mean", "deviation"),
-    [
-        (lambda: tf.zeros_initializer(), 0.0, 0.0, 0.0, 0.0),
-        (lambda: tf.ones_initializer(), 1.0, 1.0, 1.0, 0.0),
-        (lambda: tf.constant_initializer(2.5), 2.5, 2.5, 2.5, 0.0),
-        (lambda: tf.random_uniform_initializer(-1.0, 3.0), -1.0, 3.0, 1.0, 4 / 12**0.5),
-        (lambda: tf.random_normal_initializer(2.0, 0.5), -1.0, 5.0, 2.0, 0.5),
-        (lambda: tf.truncated_normal_initializer(0.0, 0.1), -0.2, 0.2, 0.0, 0.088),
-        (lambda: tf.glorot_uniform_initializer(), -LIMIT, LIMIT, 0.0, LIMIT / 3**0.5),
-        (lambda: None, -LIMIT, LIMIT, 0.0, LIMIT / 3**0.5),
-    ],
-    ids=["zeros", "ones", "constant", "uniform", "normal", "truncated", "glorot", "default"],
-)
-def test_initializers(session, initializer, low, high, mean, deviation):
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_initializers(name):
+    make, low, high, mean, deviation = INITIALIZERS[name]
     tf.set_random_seed(0)
-    v = tf.get_variable("v", SHAPE, initializer=initializer())
-    got = initialized(session).run(v)
-    assert (got.shape, got.dtype) == (tuple(SHAPE), np.float32)
-    assert got.min() >= low
-    assert got.max() <= high
+    got = run(tf.get_variable("v", [40, 60], initializer=make()))
+    assert (got.shape, got.dtype) == ((40, 60), np.float32)
+    assert low <= got.min() <= got.max() <= high
     np.testing.assert_allclose(got.mean(), mean, atol=0.1 * deviation)
     np.testing.assert_allclose(got.std(), deviation, rtol=0.05)
 
 
+FANS = {(40, 60): (40, 60), (3, 3, 20, 30): (180, 270)}
+
+
+@pytest.mark.parametrize("shape", FANS)
+@pytest.mark.parametrize(("make", "variance"), [
+    (tf.glorot_uniform_initializer, lambda i, o: 2 / (i + o)),
+    (tf.glorot_normal_initializer, lambda i, o: 2 / (i + o)),
+    (tf.variance_scaling_initializer, lambda i, o: 1 / i),
+    (lambda: tf.variance_scaling_initializer(3.0, "fan_out", "normal"), lambda i, o: 3 / o),
+    (lambda: tf.variance_scaling_initializer(2.0, distribution="uniform"), lambda i, o: 2 / i),
+    (tf.initializers.he_normal, lambda i, o: 2 / i),
+    (tf.initializers.he_uniform, lambda i, o: 2 / i),
+    (tf.initializers.lecun_normal, lambda i, o: 1 / i),
+])  # fmt: skip
+def test_scaled_initializers(session, make, variance, shape):
+    got = session.run(make()(shape))
+    assert (got.shape, got.dtype) == (shape, np.float32)
+    due = np.sqrt(variance(*FANS[shape]))
+    assert abs(got.std() / due - 1) < 0.06
+    assert abs(got.mean()) < 0.1 * due
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 3, 4)])
+def test_orthogonal(session, shape):
+    q = session.run(tf.orthogonal_initializer(gain=2.0)(shape)).reshape(-1, shape[-1])
+    square = q @ q.T if q.shape[0] < q.shape[1] else q.T @ q
+    np.testing.assert_allclose(square, 4 * np.eye(len(square)), rtol=1e-4, atol=1e-5)
+
+
+def test_constants(session):
+    init = tf.constant_initializer([1, 2, 3])
+    assert session.run(init([2, 2], tf.int32)).tolist() == [[1, 2], [3, 3]]
+    assert session.run(tf.zeros_initializer()([2], tf.bool)).tolist() == [False, False]
+    assert session.run(tf.ones_initializer(tf.float64)([2])).dtype == np.float64
+    assert session.run(tf.initializers.identity(gain=3.0)([2, 2])).tolist() == [[3, 0], [0, 3]]
+
+
 def test_a_seed_repeats_the_values():
     def values(graph_seed, seed=None):
-        with tf.Graph().as_default(), tf.Session() as session:
+        with tf.Graph().as_default():
             tf.set_random_seed(graph_seed)
-            v = tf.Variable(tf.random_normal([5], seed=seed))
-            return initialized(session).run(v).tolist()
+            made = tf.glorot_uniform_initializer(seed)([5])
+            return run([tf.Variable(tf.random_normal([5], seed=seed)), made])
 
-    assert values(1) == values(1) != values(2)
-    assert values(1, 3) == values(1, 3) != values(1, 4)
+    def same(a, b):
+        return [x.tolist() == y.tolist() for x, y in zip(a, b, strict=True)]
+
+    assert same(values(1), values(1)) == same(values(1, 3), values(1, 3)) == [True, True]
+    assert same(values(1), values(2)) == same(values(1, 3), values(1, 4)) == [False, False]
