@@ -249,25 +249,6 @@ def test_a_failed_run_changes_nothing(session):
     assert session.run(v).tolist() == [2.0, 3.0]
 
 
-def test_save_and_restore_in_the_middle(session, tmp_path):
-    w = tf.Variable([1.0, -2.0])
-    step = tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.reduce_sum(w * w))
-    session.run(tf.global_variables_initializer())
-    saver = tf.train.Saver()
-    session.run(step)
-    path = saver.save(session, str(tmp_path / "model"))
-    session.run(step)
-    due = session.run(w)
-    session.run(step)
-    saver.restore(session, path)
-    session.run(step)
-    assert session.run(w).tolist() == due.tolist()
-    with tf.Session() as plain:  # a checkpoint knows nothing of how it was made
-        saver.restore(plain, path)
-        plain.run(step)
-        np.testing.assert_allclose(plain.run(w), due, rtol=1e-6)
-
-
 def test_threads_share_a_session(session):
     v = tf.Variable(0)
     session.run(v.initializer)

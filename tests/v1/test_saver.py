@@ -1,4 +1,4 @@
-"""Checkpoints: which files there are, and what is refused."""
+"""Checkpoints: what is saved and restored, which files there are, and what is refused."""
 
 import os
 
@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from tests.helpers.v1_session import initialized
 
 
 @pytest.fixture
-def session():
-    with tf.Graph().as_default(), tf.Session() as session:
+def session(graph):
+    """A session with variables: one has a name that numpy.savez takes as an argument, too."""
+    with tf.Session() as session:
         tf.Variable([1.0, 2.0], name="s/v")
-        tf.Variable(3, name="file")  # also the name of an argument of numpy.savez
+        tf.Variable(3, name="file")
         tf.Variable(["a", "bcd"], name="words")
-        session.run(tf.global_variables_initializer())
-        yield session
+        yield initialized(session)
 
 
 def test_values_and_dtypes_come_back(session, tmp_path):
-    path = tf.train.Saver().save(session, tmp_path / "model")
+    saver, (v, number, _) = tf.train.Saver(), tf.global_variables()
+    path = saver.save(session, str(tmp_path / "model"))
+    assert path == str(tmp_path / "model") == tf.train.latest_checkpoint(str(tmp_path))
     assert tf.train.list_variables(path) == [("file", []), ("s/v", [2]), ("words", [2])]
     assert tf.train.load_variable(tmp_path, "file").dtype == np.int32
     reader = tf.train.NewCheckpointReader(path)
@@ -28,6 +31,49 @@ def test_values_and_dtypes_come_back(session, tmp_path):
     assert not reader.has_tensor("v")
     with np.load(path + ".npz") as archive:
         assert archive["s/v"].tolist() == [1.0, 2.0]
+    session.run([v.assign([0.0, 0.0]), number.assign(0)])
+    with tf.Session() as other:  # without initializing
+        for target in (session, other):
+            saver.restore(target, path)
+            assert [a.tolist() for a in target.run([v, number])] == [[1.0, 2.0], 3]
+
+
+def test_another_graph_restores_by_name(session, tmp_path):
+    path = tf.train.Saver().save(session, str(tmp_path / "model"), global_step=7)
+    assert path.endswith("model-7")
+    with tf.Graph().as_default(), tf.Session() as other:
+        u, column = tf.Variable([0.0, 0.0], name="u"), tf.Variable([[0.0], [0.0]])
+        tf.train.Saver({"s/v": u}).restore(other, path)
+        tf.train.Saver({"s/v": column}, reshape=True).restore(other, path)
+        assert [a.tolist() for a in other.run([u, column])] == [[1.0, 2.0], [[1.0], [2.0]]]
+        with pytest.raises(tf.errors.NotFoundError, match="'u'"):
+            tf.train.Saver([u]).restore(other, path)
+
+
+def test_only_the_listed_variables_are_saved(session, tmp_path):
+    v, w = tf.Variable(1.0), tf.Variable(2.0)
+    saver = tf.train.Saver([v])
+    path = saver.save(initialized(session), str(tmp_path / "model"))
+    session.run([v.assign(0.0), w.assign(0.0)])
+    saver.restore(session, path)
+    assert session.run([v, w]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_training_goes_on_where_it_was_saved(graph, tmp_path, jit):
+    w = tf.Variable([1.0, -2.0])
+    step = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(w * w))
+    saver = tf.train.Saver()
+    with tf.Session(jit=jit) as session, tf.Session() as other:
+        initialized(session).run(step)
+        path = saver.save(session, str(tmp_path / "model"))
+        session.run(step)
+        due = session.run(w)
+        session.run(step)
+        for target in (session, other):  # a checkpoint knows nothing of how it was made
+            saver.restore(target, path)
+            target.run(step)
+            np.testing.assert_allclose(target.run(w), due, rtol=1e-6 if jit else 0)
 
 
 def test_old_checkpoints_are_deleted(session, tmp_path):
@@ -47,14 +93,11 @@ def test_all_are_kept(session, tmp_path, max_to_keep):
     assert len(os.listdir(tmp_path)) == 8
 
 
-def test_a_folder_may_be_moved(session, tmp_path):
+def test_folders_may_be_moved_and_relative(session, tmp_path, monkeypatch):
     (tmp_path / "old").mkdir()
     tf.train.Saver().save(session, tmp_path / "old" / "model")
     (tmp_path / "old").rename(tmp_path / "new")
     assert tf.train.latest_checkpoint(tmp_path / "new") == str(tmp_path / "new" / "model")
-
-
-def test_relative_paths(session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert tf.train.Saver().save(session, "model") == "model"
     assert tf.train.latest_checkpoint(".") == "./model"
@@ -76,16 +119,11 @@ def test_nothing_is_assigned_unless_all_fits(session, tmp_path):
             other.run(good)
 
 
-def test_reshape(session, tmp_path):
-    path = tf.train.Saver().save(session, tmp_path / "model")
-    with tf.Graph().as_default(), tf.Session() as other:
-        column = tf.Variable([[0.0], [0.0]])
-        tf.train.Saver({"s/v": column}, reshape=True).restore(other, path)
-        assert other.run(column).tolist() == [[1.0], [2.0]]
-
-
-def test_a_damaged_file(session, tmp_path):
+def test_damaged_and_missing_files(session, tmp_path):
     saver = tf.train.Saver()
+    assert tf.train.latest_checkpoint(str(tmp_path)) is None
+    with pytest.raises((ValueError, tf.errors.NotFoundError)):
+        saver.restore(session, str(tmp_path / "nothing"))
     path = saver.save(session, tmp_path / "model")
     file = tmp_path / "model.npz"
     for damaged in (b"", b"nonsense", file.read_bytes()[:200]):
@@ -94,20 +132,16 @@ def test_a_damaged_file(session, tmp_path):
             saver.restore(session, path)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("missing/model", {}, "doesn't exist"),
-        ("checkpoint", {}, "collides"),
-        ("model", {"latest_filename": "a/b"}, "path components"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "words"), [
+    ("missing/model", {}, "doesn't exist"), ("checkpoint", {}, "collides"),
+    ("model", {"latest_filename": "a/b"}, "path components"),
+])  # fmt: skip
 def test_paths_that_are_refused(session, tmp_path, name, options, words):
     with pytest.raises(ValueError, match=words):
         tf.train.Saver().save(session, tmp_path / name, **options)
 
 
-def test_sessions_that_are_refused(session, tmp_path):
+def test_sessions_and_names_that_are_refused(session, tmp_path):
     saver = tf.train.Saver()
     with pytest.raises(TypeError, match="must be a Session"):
         saver.save(None, tmp_path / "model")
@@ -116,9 +150,5 @@ def test_sessions_that_are_refused(session, tmp_path):
     with tf.Session(graph=tf.Graph()) as other, pytest.raises(ValueError, match="another graph"):
         saver.save(other, tmp_path / "model")
     assert os.listdir(tmp_path) == []
-
-
-def test_names_must_differ(session):
-    v = tf.global_variables()[0]
     with pytest.raises(ValueError, match="the same name: s/v"):
-        tf.train.Saver([v, v])
+        tf.train.Saver([tf.global_variables()[0]] * 2)

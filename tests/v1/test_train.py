@@ -1,4 +1,8 @@
-"""Optimizers against the update rules that TensorFlow 1 documents, and Saver."""
+"""tf.train: optimizers against their update rules, minimize and its parts, schedules, averages.
+
+The numbers come from the rules that TensorFlow 1 documents, in NumPy, and for Adadelta from
+PyTorch.
+"""
 
 import itertools
 
@@ -6,9 +10,11 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
-from tests.helpers.v1_session import initialized
+from regrad.errors import GraphError
+from tests.helpers.v1_session import initialized, overridden
 
 pytestmark = pytest.mark.usefixtures("graph")
+train = tf.train
 
 
 # -- the update rules, in NumPy ------------------------------------------------------------------
@@ -58,168 +64,195 @@ def adagrad(w, gradient, lr, initial=0.1):
         yield w
 
 
+def ftrl(w, gradient, lr, power, l1, l2, shrinkage):
+    """Algorithm 1 of McMahan et al., with beta = 0."""
+    n, z = np.full_like(w, 0.1), np.zeros_like(w)
+    while True:
+        g = gradient(w)
+        grown = n + g**2
+        z = z + g + 2 * shrinkage * w - (grown**-power - n**-power) / lr * w
+        n, scale = grown, grown**-power / lr + 2 * l2
+        w = np.where(abs(z) <= l1, 0, (np.sign(z) * l1 - z) / scale)
+        yield w
+
+
+def adadelta(w, gradient, lr, rho, epsilon):
+    import torch
+
+    parameter = torch.tensor(w, requires_grad=True)
+    optimizer = torch.optim.Adadelta([parameter], lr=lr, rho=rho, eps=epsilon)
+    while True:
+        parameter.grad = torch.tensor(gradient(parameter.detach().numpy()))
+        optimizer.step()
+        yield parameter.detach().numpy().copy()
+
+
+def regularized(lr, power, l1, l2, shrinkage):
+    return train.FtrlOptimizer(
+        lr, power, 0.1, l1, l2, l2_shrinkage_regularization_strength=shrinkage
+    )
+
+
 START, TARGET, SCALE = np.array([[1.0, -2.0], [3.0, 1.0]]), 0.5, [1.0, 5.0]
-OPTIMIZERS = {
-    "gradient descent": (
-        lambda: tf.train.GradientDescentOptimizer(0.1),
-        lambda w, g: gradient_descent(w, g, 0.1),
-    ),
-    "momentum": (
-        lambda: tf.train.MomentumOptimizer(0.02, 0.9),
-        lambda w, g: momentum(w, g, 0.02, 0.9),
-    ),
-    "nesterov": (
-        lambda: tf.train.MomentumOptimizer(0.02, 0.9, use_nesterov=True),
-        lambda w, g: momentum(w, g, 0.02, 0.9, nesterov=True),
-    ),
-    "adam": (lambda: tf.train.AdamOptimizer(), adam),
-    "adam with options": (
-        lambda: tf.train.AdamOptimizer(0.1, beta1=0.8, beta2=0.99, epsilon=0.1),
-        lambda w, g: adam(w, g, 0.1, 0.8, 0.99, 0.1),
-    ),
-    "rmsprop": (lambda: tf.train.RMSPropOptimizer(0.05), lambda w, g: rmsprop(w, g, 0.05)),
-    "rmsprop with momentum": (
-        lambda: tf.train.RMSPropOptimizer(0.05, decay=0.8, momentum=0.5, epsilon=0.01),
-        lambda w, g: rmsprop(w, g, 0.05, 0.8, 0.5, 0.01),
-    ),
+NESTEROV, CENTERED = train.MomentumOptimizer, train.RMSPropOptimizer
+OPTIMIZERS = {  # the optimizer, its update rule, and the arguments of both
+    "descent": (train.GradientDescentOptimizer, gradient_descent, (0.1,)),
+    "momentum": (train.MomentumOptimizer, momentum, (0.02, 0.9)),
+    "nesterov": (lambda *a: NESTEROV(*a[:2], use_nesterov=a[2]), momentum, (0.02, 0.9, True)),
+    "adam": (train.AdamOptimizer, adam, ()),
+    "adam with options": (train.AdamOptimizer, adam, (0.1, 0.8, 0.99, 0.1)),
+    "rmsprop": (train.RMSPropOptimizer, rmsprop, (0.05,)),
+    "rmsprop with momentum": (train.RMSPropOptimizer, rmsprop, (0.05, 0.8, 0.5, 0.01)),
     "rmsprop, centered": (
-        lambda: tf.train.RMSPropOptimizer(0.05, epsilon=1e-3, centered=True),
-        lambda w, g: rmsprop(w, g, 0.05, epsilon=1e-3, centered=True),
-    ),
-    "adagrad": (lambda: tf.train.AdagradOptimizer(0.5), lambda w, g: adagrad(w, g, 0.5)),
-    "adagrad with a start": (
-        lambda: tf.train.AdagradOptimizer(0.5, initial_accumulator_value=1.0),
-        lambda w, g: adagrad(w, g, 0.5, 1.0),
-    ),
-}
+        lambda *a: CENTERED(*a[:4], centered=a[4]), rmsprop, (0.05, 0.9, 0.0, 1e-3, True)),
+    "adagrad": (train.AdagradOptimizer, adagrad, (0.5,)),
+    "adagrad with a start": (train.AdagradOptimizer, adagrad, (0.5, 1.0)),
+    "adadelta": (train.AdadeltaOptimizer, adadelta, (0.5, 0.9, 1e-6)),
+    **{f"ftrl {power} {strengths}": (regularized, ftrl, (0.5, power, *strengths))
+       for power in (-0.5, -0.3) for strengths in ((0, 0, 0), (0.4, 0.2, 0), (0.1, 0, 0.3))},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("dtype", "jit"), [("float32", False), ("float64", False), ("float32", True)]
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_updates(session, name, dtype):
-    optimizer, reference = OPTIMIZERS[name]
-    w, scale = tf.Variable(START.astype(dtype)), np.asarray(SCALE, dtype)
-    step = optimizer().minimize(tf.reduce_sum(tf.square(w - dtype(TARGET)) * scale))
-    initialized(session)
-    due = reference(START, lambda w: 2 * (w - TARGET) * SCALE)
-    for expected in itertools.islice(due, 6):
-        session.run(step)
-        tolerance = 1e-5 if dtype == np.float32 else 1e-7  # epsilon and lr are float32 in TF
-        np.testing.assert_allclose(session.run(w), expected, rtol=tolerance, atol=tolerance)
+def test_updates(name, dtype, jit):
+    make, reference, arguments = OPTIMIZERS[name]
+    w, count = tf.Variable(START.astype(dtype)), tf.Variable(0, trainable=False)
+    loss = tf.reduce_sum(tf.square(w - np.array(TARGET, dtype)) * np.array(SCALE, dtype))
+    step = make(*arguments).minimize(loss, global_step=count)
+    due = reference(START, lambda w: 2 * (w - TARGET) * SCALE, *arguments)
+    exact = (1e-6, 1e-8) if name.startswith(("adadelta", "ftrl")) else (1e-7, 1e-7)
+    rtol, atol = (1e-5, 1e-5) if dtype == "float32" else exact
+    with tf.Session(jit=jit) as session:
+        initialized(session)
+        for expected in itertools.islice(due, 6):
+            session.run(step)
+            np.testing.assert_allclose(session.run(w), expected, rtol=rtol, atol=atol)
+        assert session.run(count) == 6
 
 
-def test_state_of_optimizers_is_no_trainable_variable():
-    w = tf.Variable(1.0)
-    tf.train.AdamOptimizer().minimize(w * w)
+def test_state_of_optimizers(session):
+    w = tf.Variable(1.0, name="w")
+    step = train.MomentumOptimizer(0.1, 0.9).minimize(w * w)
     assert tf.trainable_variables() == [w]
-    assert len(tf.global_variables()) > 1
-
-
-def test_state_belongs_to_the_session_and_is_initialised_again(session):
-    w = tf.Variable(1.0)
-    step = tf.train.MomentumOptimizer(0.1, 0.9).minimize(w * w)
+    assert [v.op.name for v in tf.global_variables()] == ["w", "w/Momentum"]
+    session.run(w.initializer)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="w/Momentum"):
+        session.run(step)
     seen = []
     for _ in range(2):
-        initialized(session)
-        for _ in range(3):
-            session.run(step)
-        seen.append(session.run(w))
+        initialized(session)  # again
+        seen.append([session.run(step) for _ in range(3)] + [session.run(w)])
     assert seen[0] == seen[1]
 
 
 # -- minimize and its parts ----------------------------------------------------------------------
 
 
+def descent(rate=0.1):
+    return train.GradientDescentOptimizer(rate)
+
+
 def test_minimize_returns_one_op(session):
-    w = tf.Variable(1.0)
-    step = tf.train.GradientDescentOptimizer(0.1).minimize(w * w)
-    assert (step.name, step.type) == ("GradientDescent", "NoOp")
-    assert initialized(session).run(step) is None
-
-
-def test_global_step_is_counted(session):
     w, count = tf.Variable(1.0), tf.Variable(0, trainable=False)
-    step = tf.train.GradientDescentOptimizer(0.1).minimize(w * w, global_step=count, name="s")
+    step = descent().minimize(w * w)
+    assert (step.name, step.type) == ("GradientDescent", "NoOp")
+    step = descent().minimize(w * w, global_step=count, name="s")
     initialized(session)
     assert [session.run(step) for _ in range(3)] == [None] * 3
     assert (session.run(count), step.name.split("/")[0]) == (3, "s")
 
 
-def test_gradients_come_in_order_and_may_be_none():
+def test_gradients_come_in_order_and_may_be_changed(session):
     a, b = tf.Variable(1.0), tf.Variable(2.0)
     tf.Variable(3.0, trainable=False)
     c = tf.Variable(4.0)
-    pairs = tf.train.GradientDescentOptimizer(0.1).compute_gradients(c * a)
+    pairs = descent().compute_gradients(c * a * a * 50.0)
     assert [v for _, v in pairs] == [a, b, c]
     assert [g is None for g, _ in pairs] == [False, True, False]
-
-
-def test_gradients_may_be_changed_before_they_are_applied(session):
-    a, b = tf.Variable(1.0), tf.Variable(2.0)
-    optimizer = tf.train.GradientDescentOptimizer(0.1)
-    pairs = optimizer.compute_gradients(a * a * 50.0)
     clipped = [(g if g is None else tf.clip_by_value(g, -1.0, 1.0), v) for g, v in pairs]
-    initialized(session).run(optimizer.apply_gradients(clipped))
-    np.testing.assert_allclose(session.run([a, b]), [0.9, 2.0], rtol=1e-6)
+    initialized(session).run(descent().apply_gradients(clipped))
+    np.testing.assert_allclose(session.run([a, b, c]), [0.9, 2.0, 3.9], rtol=1e-6)
 
 
-def test_var_list_chooses(session):
-    a, b = tf.Variable(1.0), tf.Variable(1.0, trainable=False)
-    step = tf.train.GradientDescentOptimizer(0.25).minimize(a * a + b * b, var_list=[b])
+VAR_LISTS = {
+    "a list": lambda d: [*d.values()], "a dict": dict, "values": dict.values,
+    "an iterator": lambda d: iter(d.values()), "a set": lambda d: {*d.values()},
+    "a tuple": lambda d: (*d.values(),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VAR_LISTS)
+def test_var_list_chooses_and_is_any_iterable(session, kind):
+    a, b = tf.Variable(2.0), tf.Variable(3.0, trainable=False)
+    step = descent().minimize(a * b, var_list=VAR_LISTS[kind]({"a": a, "b": b}))
     initialized(session).run(step)
-    assert session.run([a, b]) == [1.0, 0.5]
+    np.testing.assert_allclose(session.run([a, b]), [1.7, 2.8], rtol=1e-6)
+    with pytest.raises(GraphError, match="No variables to optimize"):
+        descent().minimize(a, var_list=VAR_LISTS[kind]({}))
 
 
 @pytest.mark.parametrize("kind", ["placeholder", "variable"])
 def test_the_learning_rate_may_be_a_tensor(session, kind):
-    w = tf.Variable(1.0)
+    w, other = tf.Variable(1.0), tf.Variable(7.0)
     rate = tf.placeholder(tf.float32, []) if kind == "placeholder" else tf.Variable(0.25)
-    step = tf.train.GradientDescentOptimizer(rate).minimize(w * w, var_list=[w])
-    initialized(session).run(step, {rate: 0.25} if kind == "placeholder" else None)
-    assert session.run(w) == 0.5
+    step = descent(rate).minimize(w * w * other, var_list=w)
+    initialized(session).run(
+        step, {rate: 0.25, other: 1.0} if kind == "placeholder" else {other: 1.0}
+    )
+    assert session.run([w, other]) == [0.5, 7.0]
 
 
 def test_the_learning_rate_may_fall_with_the_steps(session):
     w, count = tf.Variable(0.0), tf.Variable(0, trainable=False)
-    rate = tf.train.exponential_decay(1.0, count, 2, 0.5, staircase=True)
-    step = tf.train.GradientDescentOptimizer(rate).minimize(-w, global_step=count, var_list=[w])
+    rate = train.exponential_decay(1.0, count, 2, 0.5, staircase=True)
+    step = descent(rate).minimize(-w, global_step=count, var_list=[w])
     initialized(session)
     for _ in range(4):
         session.run(step)
     assert session.run(w) == 3.0
 
 
-@pytest.mark.parametrize("optimizer", [tf.train.MomentumOptimizer, tf.train.AdagradOptimizer])
-def test_gathered_rows_alone_are_updated(session, optimizer):
-    w, row = tf.Variable([[1.0], [1.0]]), tf.placeholder(tf.int32, [1])
-    options = {"momentum": 0.9} if optimizer is tf.train.MomentumOptimizer else {}
-    step = optimizer(0.1, **options).minimize(tf.reduce_sum(tf.gather(w, row)))
-    initialized(session).run(step, {row: [0]})
-    first = session.run(w)
-    session.run(step, {row: [1]})
-    second = session.run(w)
-    assert first[1] == 1.0
-    assert second[0] == first[0] != 1.0
-    assert second[1] == first[0]
-
-
-def test_a_rule_in_force_trains_binary_weights(session, graph):
+def test_a_rule_in_force_trains_binary_weights(session):
     w = tf.Variable([0.3, -0.2])
-    with graph.gradient_override_map({"Sign": "Identity"}) as used:
-        loss = tf.reduce_sum(tf.square(tf.sign(w) - [-1.0, -1.0]))
-    step = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-    used.assert_fired()
+    sign = overridden({"Sign": "Identity"}, tf.sign, w)
+    step = descent().minimize(tf.reduce_sum(tf.square(sign - [-1.0, -1.0])))
     initialized(session)
     for _ in range(3):
         session.run(step)
     assert session.run(tf.sign(w)).tolist() == [-1.0, -1.0]
 
 
-# -- errors --------------------------------------------------------------------------------------
+REFUSED = {  # what is asked of a variable w of two elements, the error, and its words
+    "no variables": (lambda w: descent().minimize(tf.constant(1.0), var_list=[]),
+                     ValueError, "No variables to optimize"),
+    "no path": (lambda w: descent().minimize(tf.constant(1.0)),
+                ValueError, r"No gradients provided.*'?w"),
+    "no gradients": (lambda w: descent().apply_gradients([(None, w)]),
+                     ValueError, "No gradients provided"),
+    "nothing": (lambda w: descent().apply_gradients([]), ValueError, "No variables provided"),
+    "integers": (lambda w: descent().minimize(tf.Variable(3) * 2), ValueError, "int32"),
+    "another shape": (lambda w: descent().apply_gradients([(tf.zeros([3]), w)]),
+                      ValueError, r"'w:0' has the shape \(3,\)"),
+    "a number": (lambda w: descent().apply_gradients([(1.0, w)]),
+                 TypeError, "Gradient must be a Tensor"),
+    "another dtype": (lambda w: descent().apply_gradients([(tf.zeros([2], tf.float64), w)]),
+                      TypeError, "float64"),
+    "no rule": (lambda w: train.Optimizer(False, "mine").minimize(w * w),
+                NotImplementedError, "_apply_dense"),
+    "a second step": (lambda w: [train.create_global_step() for _ in range(2)],
+                      GraphError, "already exists"),
+}  # fmt: skip
 
 
-def descent():
-    return tf.train.GradientDescentOptimizer(0.1)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    build, error, words = REFUSED[name]
+    w = tf.Variable([1.0, 2.0], name="w")
+    with pytest.raises(error, match=words):
+        build(w)
 
 
 def test_a_loss_without_variables():
@@ -227,79 +260,179 @@ def test_a_loss_without_variables():
         descent().minimize(tf.constant(1.0))
 
 
-def test_a_loss_that_no_variable_reaches():
-    v = tf.Variable(1.0, name="untouched")
-    with pytest.raises(ValueError, match=r"No gradients provided.*untouched"):
-        descent().minimize(tf.constant(1.0))
-    with pytest.raises(ValueError, match="No gradients provided"):
-        descent().apply_gradients([(None, v)])
-    with pytest.raises(ValueError, match="No variables provided"):
-        descent().apply_gradients([])
+def test_gradients_of_another_shape_are_refused_in_the_run(session):
+    w, g = tf.Variable([1.0, 2.0], name="w"), tf.placeholder(tf.float32)
+    step = descent().apply_gradients([(g, w)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"gradient for 'w'.*\(3,\)"):
+        initialized(session).run(step, {g: [1.0, 2.0, 3.0]})
+    assert session.run(w).tolist() == [1.0, 2.0]
 
 
-def test_integers_are_not_trained():
-    v = tf.Variable(3)
-    with pytest.raises(ValueError, match="int32"):
-        descent().minimize(v * v)
+# -- rows ----------------------------------------------------------------------------------------
+
+LEFT_ALONE = {
+    "descent": train.GradientDescentOptimizer,
+    "momentum": lambda rate: train.MomentumOptimizer(rate, 0.9),
+    "adagrad": train.AdagradOptimizer,
+    "adadelta": train.AdadeltaOptimizer,
+    "rmsprop": lambda rate: train.RMSPropOptimizer(rate, momentum=0.5),
+    "rmsprop, centered": lambda rate: train.RMSPropOptimizer(rate, centered=True),
+    "ftrl": train.FtrlOptimizer,
+}
 
 
-# -- Saver ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_rows_that_were_not_gathered_stay(name, jit):
+    w = tf.Variable(np.ones((4, 2), np.float32))
+    i, j = tf.placeholder(tf.int32, [None]), tf.placeholder(tf.int32, [None])
+    loss = 2.0 * tf.reduce_sum(tf.gather(w, i)) + tf.reduce_sum(tf.gather(w, j))
+    step = LEFT_ALONE[name](0.1).minimize(loss)
+    with tf.Session(jit=jit) as session:
+        before = initialized(session).run(w)
+        for rows, touched in (([[0, 0], [1]], [0, 1]), ([[3], [3]], [3])):
+            session.run(step, dict(zip((i, j), rows, strict=True)))
+            after = session.run(w)
+            still = [r for r in range(4) if r not in touched]
+            assert (after[touched] < before[touched]).all()
+            assert (after[still] == before[still]).all()
+            before = after
 
 
-def test_what_was_saved_is_restored_without_initialising(session, tmp_path):
-    v, w = tf.Variable([1.0, 2.0], name="v"), tf.Variable(3, name="w")
-    saver = tf.train.Saver()
+@pytest.mark.parametrize("jit", [False, True])
+def test_adam_moves_all_rows_on(jit):
+    w, row = tf.Variable(np.ones((3, 1), np.float32)), tf.placeholder(tf.int32, [1])
+    step = train.AdamOptimizer(0.1).minimize(tf.reduce_sum(tf.gather(w, row)))
+    with tf.Session(jit=jit) as session:
+        initialized(session).run(step, {row: [0]})
+        before = session.run(w)
+        session.run(step, {row: [1]})
+        after = session.run(w)
+    assert after[0] < before[0] < after[2] == before[2] == 1.0
+
+
+# -- optimizers of one's own, constraints ----------------------------------------------------------
+
+
+class SignDescent(train.Optimizer):
+    def __init__(self, rate, use_locking=False, name="SignDescent"):
+        super().__init__(use_locking, name)
+        self._rate = rate
+
+    def _create_slots(self, var_list):
+        for v in var_list:
+            self._zeros_slot(v, "count", self._name)
+
+    def _prepare(self):
+        self._rate_tensor = tf.convert_to_tensor(self._rate, name="rate")
+
+    def _apply_dense(self, grad, var):
+        count = self.get_slot(var, "count")
+        counted = tf.assign_add(count, tf.ones_like(count))
+        return tf.group(tf.assign_sub(var, self._rate_tensor * tf.sign(grad)), counted)
+
+    def _apply_sparse(self, grad, var):
+        raise NotImplementedError("Sparse gradient updates are not supported.")
+
+
+def test_an_optimizer_of_ones_own(session):
+    w = tf.Variable([3.0, -1.0], name="w")
+    optimizer = SignDescent(0.5)
+    step = optimizer.minimize(tf.reduce_sum(w * w), var_list=w)
     initialized(session)
-    path = saver.save(session, str(tmp_path / "model.ckpt"))
-    assert path == str(tmp_path / "model.ckpt")
-    session.run([v.assign([0.0, 0.0]), w.assign(0)])
-    with tf.Session() as other:
-        for target in (session, other):
-            saver.restore(target, path)
-            assert [a.tolist() for a in target.run([v, w])] == [[1.0, 2.0], 3]
-    assert tf.train.latest_checkpoint(str(tmp_path)) == path
+    for _ in range(2):
+        session.run(step)
+    assert session.run(w).tolist() == [2.0, 0.0]
+    assert session.run(optimizer.get_slot(w, "count")).tolist() == [2.0, 2.0]
+    assert (optimizer.get_slot_names(), step.name) == (["count"], "SignDescent")
 
 
-def test_another_graph_restores_by_name(session, tmp_path):
-    tf.Variable([1.0, 2.0], name="v")
-    path = tf.train.Saver().save(initialized(session), str(tmp_path / "model"), global_step=7)
-    assert path.endswith("model-7")
-    with tf.Graph().as_default(), tf.Session() as other:
-        u = tf.Variable([0.0, 0.0], name="u")
-        tf.train.Saver({"v": u}).restore(other, path)
-        assert other.run(u).tolist() == [1.0, 2.0]
-        with pytest.raises(tf.errors.NotFoundError, match="'u'"):
-            tf.train.Saver([u]).restore(other, path)
+def test_a_constraint_holds_after_each_step(session):
+    w = tf.Variable([1.0, -1.0], constraint=lambda w: tf.maximum(w, 0.0))
+    initialized(session).run(descent(0.25).minimize(tf.reduce_sum(w * w)))
+    assert session.run(w).tolist() == [0.5, 0.0]
 
 
-def test_only_the_listed_variables_are_saved(session, tmp_path):
-    v, w = tf.Variable(1.0), tf.Variable(2.0)
-    saver = tf.train.Saver([v])
-    path = saver.save(initialized(session), str(tmp_path / "model"))
-    session.run([v.assign(0.0), w.assign(0.0)])
-    saver.restore(session, path)
-    assert session.run([v, w]) == [1.0, 0.0]
+def test_slots_have_tensorflows_names():
+    w = tf.Variable([1.0], name="s/w")
+    train.AdamOptimizer().minimize(w * w)
+    optimizer = train.RMSPropOptimizer(0.1, centered=True)
+    optimizer.minimize(w * w)
+    due = "s/w beta1_power beta2_power s/w/Adam s/w/Adam_1 s/w/RMSProp s/w/RMSProp_1 s/w/RMSProp_2"
+    assert [v.op.name for v in tf.global_variables()] == due.split()
+    assert optimizer.get_slot_names() == ["mg", "momentum", "rms"]
+    assert optimizer.get_slot(w, "rms").op.name == "s/w/RMSProp_1"
+    assert optimizer.get_slot(w, "nothing") is None
 
 
-def test_training_goes_on_where_it_was_saved(session, tmp_path):
-    w = tf.Variable([1.0, -2.0])
-    step = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(w * w))
-    saver = tf.train.Saver()
-    initialized(session).run(step)
-    path = saver.save(session, str(tmp_path / "model"))
-    session.run(step)
-    due = session.run(w)
-    with tf.Session() as other:
-        saver.restore(other, path)
-        other.run(step)
-        assert other.run(w).tolist() == due.tolist()
+def test_one_optimizer_in_two_graphs():
+    optimizer = train.AdamOptimizer(0.1)
+    for _ in range(2):
+        with tf.Graph().as_default(), tf.Session() as session:
+            w = tf.Variable([1.0], name="w")
+            step = optimizer.minimize(w * w)
+            initialized(session).run(step)
+            np.testing.assert_allclose(session.run(w), [0.9], rtol=1e-6)
+            assert len(optimizer.variables()) == 4
 
 
-def test_a_saver_needs_variables_and_a_checkpoint(session, tmp_path):
-    with pytest.raises(ValueError):
-        tf.train.Saver()
-    v = tf.Variable(1.0)
-    saver = tf.train.Saver([v])
-    with pytest.raises((ValueError, tf.errors.NotFoundError)):
-        saver.restore(session, str(tmp_path / "nothing"))
-    assert tf.train.latest_checkpoint(str(tmp_path)) is None
+# -- schedules, steps, averages --------------------------------------------------------------------
+
+decay = train.exponential_decay
+SCHEDULES = {  # of the step n, and in NumPy
+    "exponential": (lambda n: decay(0.1, n, 10, 0.5), lambda n: 0.1 * 0.5 ** (n / 10)),
+    "stairs": (lambda n: decay(0.1, n, 10, 0.5, staircase=True), lambda n: 0.1 * 0.5 ** (n // 10)),
+    "natural": (
+        lambda n: train.natural_exp_decay(0.1, n, 10, 0.5), lambda n: 0.1 * np.exp(-0.5 * n / 10)),
+    "inverse time": (
+        lambda n: train.inverse_time_decay(0.1, n, 10, 0.5, staircase=True),
+        lambda n: 0.1 / (1 + 0.5 * (n // 10))),
+    "polynomial": (
+        lambda n: train.polynomial_decay(0.1, n, 10, 0.01, power=2.0),
+        lambda n: 0.09 * (1 - min(n, 10) / 10) ** 2 + 0.01),
+    "polynomial, in cycles": (
+        lambda n: train.polynomial_decay(0.1, n, 10, 0.01, cycle=True),
+        lambda n: 0.09 * (1 - n / (10 * max(1, -(-n // 10)))) + 0.01),
+    "cosine": (
+        lambda n: train.cosine_decay(0.1, n, 10, alpha=0.2),
+        lambda n: 0.1 * (0.2 + 0.8 * (1 + np.cos(np.pi * min(n, 10) / 10)) / 2)),
+    "pieces": (
+        lambda n: train.piecewise_constant(n, [5, 10], [1.0, 0.5, 0.1]),
+        lambda n: 1.0 if n <= 5 else 0.5 if n <= 10 else 0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules(session, name, dtype):
+    schedule, due = SCHEDULES[name]
+    n = tf.placeholder(dtype, [])
+    rate = schedule(n)
+    assert rate.dtype == tf.float32
+    for step in (0, 1, 5, 6, 10, 11, 25):
+        np.testing.assert_allclose(session.run(rate, {n: step}), due(step), rtol=1e-5, err_msg=step)
+
+
+def test_the_global_step(session, graph):
+    assert train.get_global_step() is None
+    step = train.get_or_create_global_step()
+    assert train.get_or_create_global_step(graph) is train.get_global_step() is step
+    assert (step.op.name, step.dtype.base_dtype, step.trainable) == ("global_step", tf.int64, False)
+    assert train.global_step(initialized(session), step) == 0
+
+
+def test_moving_averages(session):
+    v, count = tf.Variable(1.0, name="v"), tf.Variable(0, trainable=False, name="count")
+    average = train.ExponentialMovingAverage(0.9, count)
+    with tf.control_dependencies([descent(0.5).minimize(0.5 * v * v, global_step=count)]):
+        update = average.apply()
+    initialized(session)
+    value = mean = 1.0
+    for n in range(1, 4):
+        session.run(update)
+        value *= 0.5
+        mean -= (1 - min(0.9, (1 + n) / (10 + n))) * (mean - value)
+        np.testing.assert_allclose(session.run([v, average.average(v)]), [value, mean], rtol=1e-6)
+    assert set(average.variables_to_restore()) == {"v/ExponentialMovingAverage", "count"}
+    with pytest.raises(ValueError, match="already computed"):
+        average.apply([v])
