@@ -32,135 +32,82 @@ def cases(*kinds: str) -> list[dict[str, Any]]:
     ]
 
 
-SAME = (
-    "abs acos add asin atan atan2 atanh ceil cos erf exp expm1 floor log log1p maximum minimum "
-    "pow reciprocal round sign sin sinh sqrt square step tan tanh where"
-)
-SAME_IN_NN = "prelu relu relu6 selu sigmoid softmax softplus"
-PLAIN = {  # TensorFlow.js's name → ours, where the arguments are the same
-    **{name: name for name in SAME.split()},
-    **{name: f"nn.{name}" for name in SAME_IN_NN.split()},
-    "clone": "identity",
-    "div": "divide",
-    "greaterEqual": "greater_equal",
-    "logSigmoid": "nn.log_sigmoid",
-    "logSoftmax": "nn.log_softmax",
-    "mod": "remainder",
-    "mul": "multiply",
-    "neg": "negative",
-    "onesLike": "ones_like",
-    "sub": "subtract",
-    "zerosLike": "zeros_like",
-}
-LOSSES = {
-    "absoluteDifference": "absolute_difference",
-    "cosineDistance": "cosine_distance",
-    "hingeLoss": "hinge_loss",
-    "huberLoss": "huber_loss",
-    "logLoss": "log_loss",
-    "meanSquaredError": "mean_squared_error",
-    "sigmoidCrossEntropy": "sigmoid_cross_entropy",
-    "softmaxCrossEntropy": "softmax_cross_entropy",
-}
-SNAKE = {
-    "alignCorners": "align_corners",
-    "batchDims": "batch_dims",
-    "depthRadius": "depth_radius",
-    "filterSize": "filter_size",
-    "keepDims": "keepdims",
-    "labelSmoothing": "label_smoothing",
-    "numSegments": "num_segments",
-    "offValue": "off_value",
-    "onValue": "on_value",
-    "outputShape": "output_shape",
-    "transposeA": "transpose_a",
-    "transposeB": "transpose_b",
-    "varianceEpsilon": "epsilon",
-    "clipValueMin": "min",
-    "clipValueMax": "max",
-    "perm": "axes",
-}
-RENAMED = {  # the arguments are the same but for their names (SNAKE)
-    "avgPool": "nn.avg_pool",
-    "batchNorm": "nn.batch_norm",
-    "broadcastTo": "broadcast_to",
-    "clipByValue": "clip",
-    "concat": "concat",
-    "conv2d": "nn.conv2d",
-    "conv2dTranspose": "nn.conv2d_transpose",
-    "conv3d": "nn.conv3d",
-    "dilation2d": "nn.dilation2d",
-    "expandDims": "expand_dims",
-    "gather": "take",
-    "leakyRelu": "nn.leaky_relu",
-    "localResponseNormalization": "nn.local_response_normalization",
-    "logSumExp": "logsumexp",
-    "matMul": "matmul",
-    "max": "max",
-    "maxPool": "nn.max_pool",
-    "maxPool3d": "nn.max_pool3d",
-    "mean": "mean",
-    "min": "min",
-    "prod": "prod",
-    "reshape": "reshape",
-    "resizeBilinear": "nn.resize_bilinear",
-    "reverse": "flip",
-    "separableConv2d": "nn.separable_conv2d",
-    "squeeze": "squeeze",
-    "stack": "stack",
-    "sum": "sum",
-    "transpose": "permute_dims",
-    "unsortedSegmentSum": "segment_sum",
-}
+def renames(text):
+    """TensorFlow.js's names → ours: the same, or the one after the =."""
+    return {name: ours or name for name, _, ours in (word.partition("=") for word in text.split())}
+
+
+PLAIN = renames("""
+    abs acos add asin atan atan2 atanh ceil cos erf exp expm1 floor log log1p maximum minimum
+    pow reciprocal round sign sin sinh sqrt square step tan tanh where clone=identity div=divide
+    greaterEqual=greater_equal mod=remainder mul=multiply neg=negative onesLike=ones_like
+    sub=subtract zerosLike=zeros_like broadcastTo=broadcast_to clipByValue=clip concat
+    expandDims=expand_dims gather=take logSumExp=logsumexp matMul=matmul max mean min prod reshape
+    reverse=flip squeeze stack sum transpose=permute_dims unsortedSegmentSum=segment_sum
+""")
+IN_NN = renames("""
+    prelu relu relu6 selu sigmoid softmax softplus logSigmoid=log_sigmoid logSoftmax=log_softmax
+    avgPool=avg_pool batchNorm=batch_norm conv2d conv2dTranspose=conv2d_transpose conv3d dilation2d
+    leakyRelu=leaky_relu localResponseNormalization=local_response_normalization maxPool=max_pool
+    maxPool3d=max_pool3d resizeBilinear=resize_bilinear separableConv2d=separable_conv2d
+""")
+LOSSES = renames("""
+    absoluteDifference=absolute_difference cosineDistance=cosine_distance hingeLoss=hinge_loss
+    huberLoss=huber_loss logLoss=log_loss meanSquaredError=mean_squared_error
+    sigmoidCrossEntropy=sigmoid_cross_entropy softmaxCrossEntropy=softmax_cross_entropy
+""")
+ARGUMENTS = renames("""
+    alignCorners=align_corners batchDims=batch_dims depthRadius=depth_radius keepDims=keepdims
+    filterSize=filter_size labelSmoothing=label_smoothing numSegments=num_segments perm=axes
+    offValue=off_value onValue=on_value outputShape=output_shape transposeA=transpose_a
+    transposeB=transpose_b varianceEpsilon=epsilon clipValueMin=min clipValueMax=max
+""")
 LISTS = ("concat", "stack")  # take all their arguments as one list
 
 
-def function(path: str) -> Callable[..., Any]:
-    return attrgetter(path)(rg)
-
-
-def renamed(path: str) -> Callable[..., Any]:
-    def call(*args: Any, **attrs: Any) -> Any:
-        return function(path)(*args, **{SNAKE.get(k, k): hashable(v) for k, v in attrs.items()})
+def renamed(path):
+    def call(*args, **attrs):
+        attrs = {ARGUMENTS.get(k, k): hashable(v) for k, v in attrs.items()}
+        return attrgetter(path)(rg)(*args, **attrs)
 
     return call
 
 
-def hashable(value: Any) -> Any:
+def hashable(value):
     """Lists as tuples, as one writes axes and shapes in Python."""
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
-def loss(path: str) -> Callable[..., Any]:
-    def call(*args: Any, reduction: str = "SUM_BY_NONZERO_WEIGHTS", **attrs: Any) -> Any:
-        return renamed(f"losses.{path}")(*args, reduction=reduction.lower(), **attrs)
+def loss(name):
+    def call(*args, reduction="SUM_BY_NONZERO_WEIGHTS", **attrs):
+        return renamed(f"losses.{name}")(*args, reduction=reduction.lower(), **attrs)
 
     return call
 
 
-def slice_to(x: Any, begin: Any, size: Any = None) -> Any:
+def slice_to(x, begin, size=None):
     begin = [begin] if isinstance(begin, int) else begin
-    rest = [-1] * (x.ndim - len(begin))
-    size = [-1] * x.ndim if size is None else size
-    return rg.slice(x, [*begin, *(0 for _ in rest)], size)
+    rest = [0] * (x.ndim - len(begin))
+    return rg.slice(x, [*begin, *rest], [-1] * x.ndim if size is None else size)
 
 
-def norm(x: Any, ord: Any = "euclidean", axis: Any = None) -> Any:
+def norm(x, ord="euclidean", axis=None):
     return rg.linalg.vector_norm(x, axis=axis, ord={"euclidean": 2}.get(ord, ord))
 
 
-def moments(x: Any, axis: Any = None, keepDims: bool = False, output: str = "mean") -> Any:
+def moments(x, axis=None, keepDims=False, output="mean"):
     mean, variance = rg.nn.moments(x, axis=hashable(axis), keepdims=keepDims)
     return mean if output == "mean" else variance
 
 
-def one_hot(x: Any, depth: int, dtype: str = "int32", **values: Any) -> Any:
+def one_hot(x, depth, dtype="int32", **values):
     return rg.astype(renamed("one_hot")(x, depth, **values), dtype)
 
 
 OPS: dict[str, Callable[..., Any]] = {
-    **{name: renamed(path) for name, path in (PLAIN | RENAMED).items()},
-    **{name: loss(path) for name, path in LOSSES.items()},
+    **{name: renamed(ours) for name, ours in PLAIN.items()},
+    **{name: renamed(f"nn.{ours}") for name, ours in IN_NN.items()},
+    **{name: loss(ours) for name, ours in LOSSES.items()},
     "cast": lambda x, dtype: rg.astype(x, dtype),
     "mirrorPad": lambda x, paddings, mode: rg.pad(x, paddings, mode=mode),
     "moments": moments,
