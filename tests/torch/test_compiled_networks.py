@@ -1,9 +1,10 @@
-"""Whole networks under torch.compile: trained under rules, with as many graphs as without any."""
+"""Modules and whole networks under torch.compile: trained under rules, in as many graphs.
 
-from __future__ import annotations
+Modules of torch.nn compile whole, with the values that they have without a scope.
+"""
 
 import io
-from typing import Any
+import warnings
 
 import pytest
 import torch
@@ -13,24 +14,11 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import regrad as rg
-import regrad.torch
-from tests.helpers.networks import (
-    BOTH,
-    GPT,
-    RELU,
-    Leaky,
-    ResNet,
-    assert_equal,
-    gpt_by_hand,
-    images,
-    loss_of,
-    resnet_by_hand,
-    state,
-    texts,
-    train,
-)
+import tests.helpers.networks as nets
+from regrad.errors import UnusedOverrideWarning
+from tests.helpers.networks import BOTH, RELU, Leaky, ResNet, assert_equal, images, train
+from tests.torch.common import grad, leaf, override
 
-override = regrad.torch.gradient_override_map
 pytestmark = [
     pytest.mark.versions,
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # after a graph break
@@ -46,7 +34,7 @@ def nothing_is_compiled():
 class UNet(nn.Module):
     """Norms of both kinds, a ReLU in place, what is concatenated, upsampled and transposed."""
 
-    def __init__(self, relu: Any = None) -> None:
+    def __init__(self, relu=None):
         super().__init__()
         torch.manual_seed(0)
         self.relu = relu
@@ -54,13 +42,13 @@ class UNet(nn.Module):
         self.higher, self.last = nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(4, 5, 1)
         self.double()
 
-    def part(self, width: int, out: int) -> nn.Module:
+    def part(self, width, out):
         return nn.Sequential(
             nn.Conv2d(width, out, 3, padding=1, bias=False), nn.BatchNorm2d(out),
             self.relu or nn.ReLU(inplace=True), nn.GroupNorm(2, out), nn.SiLU(),
         )  # fmt: skip
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         a = self.down(x)
         b = self.higher(self.deep(F.max_pool2d(a, 2)))
         return self.last(self.up(torch.cat([a, b], 1))).mean((2, 3))
@@ -69,33 +57,33 @@ class UNet(nn.Module):
 class Recurrent(nn.Module):
     """A classifier on an LSTM, which Dynamo leaves out of its graphs."""
 
-    def __init__(self, relu: Any = F.relu) -> None:
+    def __init__(self, relu=F.relu):
         super().__init__()
         torch.manual_seed(0)
         self.embed, self.lstm = nn.Embedding(11, 4), nn.LSTM(4, 6, batch_first=True)
         self.first, self.last, self.relu = nn.Linear(6, 6), nn.Linear(6, 11), relu
         self.double()
 
-    def forward(self, tokens: Any) -> Any:
+    def forward(self, tokens):
         return self.last(self.relu(self.first(self.lstm(self.embed(tokens))[0])))
 
 
 class ByHand(nn.Module):
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return Leaky.apply(x)
 
 
-NETWORKS: dict[str, Any] = {  # with the same by hand, the data, and rules
-    "ResNet": (ResNet, resnet_by_hand, images, RELU),
-    "GPT": (GPT, gpt_by_hand, texts, BOTH),
+NETWORKS = {  # with the same by hand, the data, and rules
+    "ResNet": (ResNet, nets.resnet_by_hand, images, RELU),
+    "GPT": (nets.GPT, nets.gpt_by_hand, nets.texts, BOTH),
     "U-Net": (UNet, lambda: UNet(ByHand()), images, RELU),
-    "LSTM": (Recurrent, lambda: Recurrent(Leaky.apply), texts, RELU),
+    "LSTM": (Recurrent, lambda: Recurrent(Leaky.apply), nets.texts, RELU),
 }
 
 
-def compiled(model: nn.Module, backend: str = "aot_eager") -> tuple[nn.Module, Any]:
+def compiled(model, backend="aot_eager", **options):
     counter = CompileCounterWithBackend(backend)
-    return torch.compile(model, backend=counter), counter  # pyright: ignore
+    return torch.compile(model, backend=counter, **options), counter
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -118,23 +106,20 @@ def test_inductor_compiles_a_network_under_rules():
     model, _ = compiled(ResNet(), "inductor")
     with override(RELU):
         found = train(model, images(), 1)[1]
-    assert_equal(found, train(resnet_by_hand(), images(), 1)[1])
+    assert_equal(found, train(nets.resnet_by_hand(), images(), 1)[1])
 
 
-def gradients(model: nn.Module, net: nn.Module, size: int = 8) -> dict[str, Any]:
+def gradients(model, net, size=8):
     net.zero_grad()
     x, labels = images()
-    loss_of(model(x[:size]), labels[:size]).backward()
-    return state(net)
+    nets.loss_of(model(x[:size]), labels[:size]).backward()
+    return nets.state(net)
 
 
 def test_batches_of_other_sizes_compile_no_more_than_without_rules():
     counts = []
-    for rules, by_hand in (
-        (RELU, resnet_by_hand()),
-        ({"Sign": "Identity"}, ResNet()),
-        ({}, ResNet()),
-    ):
+    same = {"Sign": "Identity"}
+    for rules, by_hand in ((RELU, nets.resnet_by_hand()), (same, ResNet()), ({}, ResNet())):
         torch._dynamo.reset()
         net = ResNet()
         model, counter = compiled(net)
@@ -157,7 +142,7 @@ def test_a_model_under_one_rule_and_another():
     for name, these in rules.items():
         with override(these):
             expected[name] = gradients(net, net)
-    assert_equal(expected["A"], gradients(by_hand := resnet_by_hand(), by_hand))
+    assert_equal(expected["A"], gradients(by_hand := nets.resnet_by_hand(), by_hand))
     for known in (0, 1):
         for n, (name, these) in enumerate(rules.items()):
             with override(these):
@@ -185,15 +170,15 @@ def test_a_rule_that_is_made_anew_at_each_step_compiles_once(name):
 
 @pytest.mark.parametrize("name", ["a closure", "a default"])
 def test_rules_of_other_values_are_others(name):
-    x = torch.ones(2, requires_grad=True)
+    x = leaf(1, 1)
     model = torch.compile(torch.relu, backend="aot_eager")
     for k in (2.0, 3.0, 2.0):
         with override({"Relu": FRESH[name]([k])}):
             y = model(x)
-        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [k, k]
+        assert grad(y, x).tolist() == [k, k]
 
 
-def scoped(x: Any) -> Any:
+def scoped(x):
     with override(RELU):
         return torch.relu(x).sum()
 
@@ -201,20 +186,19 @@ def scoped(x: Any) -> Any:
 class Part(nn.Module):
     """A network one part of which runs under a rule."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.part = nn.ReLU()
         self.part.forward = override(RELU)(self.part.forward)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return (self.part(x) + torch.relu(x)).sum()
 
 
-@pytest.mark.parametrize(("run", "slope"), [(scoped, 0.25), (Part(), 0.25)])
-def test_a_scope_inside_is_right_or_refused_by_name(run, slope):
-    x = torch.tensor([-1.0], requires_grad=True)
-    (dx,) = torch.autograd.grad(torch.compile(run, backend="aot_eager")(x), x)
-    assert dx.tolist() == [slope]
+@pytest.mark.parametrize("run", [scoped, Part()], ids=["function", "module"])
+def test_a_scope_inside_is_right_or_refused_by_name(run):
+    x = leaf(-1)
+    assert grad(torch.compile(run, backend="aot_eager")(x), x).tolist() == [0.25]
     torch._dynamo.reset()
     with pytest.raises(Unsupported, match=r"gradient_override_map|with override|with scope"):
         torch.compile(run, backend="aot_eager", fullgraph=True)(x)
@@ -233,3 +217,116 @@ def test_a_compiled_model_is_saved_and_loaded():
         other, _ = compiled(net)
         other.load_state_dict(torch.load(file))
         assert_equal(train(other, images())[1], train(model, images())[1])
+
+
+# -- modules of torch.nn ---------------------------------------------------------------------------
+
+
+class Loss(nn.Module):
+    def forward(self, x):
+        return F.cross_entropy(x, torch.arange(len(x)) % x.shape[1], label_smoothing=0.1)
+
+
+class Made(nn.Module):
+    """A loss that is made in the forward pass: Dynamo asks no mode about it."""
+
+    def forward(self, x):
+        return nn.CrossEntropyLoss(label_smoothing=0.1)(x, torch.arange(len(x)) % x.shape[1])
+
+
+class Repeated(nn.Module):
+    """A module whose arguments are one tensor."""
+
+    def __init__(self, inner, count):
+        super().__init__()
+        self.inner, self.count = inner, count
+
+    def forward(self, x):
+        y = self.inner(*[x] * self.count)
+        return y[0] if isinstance(y, tuple) else y
+
+
+FLAT, ROWS, IMAGE = (4, 3), (2, 5, 4), (2, 3, 4, 4)
+SMALL = {"d_model": 4, "nhead": 2, "dim_feedforward": 8, "dropout": 0.0, "batch_first": True}
+ATTENTION = lambda: nn.MultiheadAttention(4, 2, batch_first=True)  # noqa: E731
+MODULES = {
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), IMAGE),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGE),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(3), FLAT),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(3), IMAGE),
+    "CELU": (nn.CELU, FLAT),
+    "Conv2d": (lambda: nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), IMAGE),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(3, 2, 3), IMAGE),
+    "CosineSimilarity": (lambda: Repeated(nn.CosineSimilarity(), 2), FLAT),
+    "Dropout": (lambda: nn.Dropout(0.0), FLAT),
+    "ELU": (nn.ELU, FLAT),
+    "GELU": (nn.GELU, FLAT),
+    "GLU": (nn.GLU, ROWS),
+    "GroupNorm": (lambda: nn.GroupNorm(1, 3), FLAT),
+    "Hardsigmoid": (nn.Hardsigmoid, FLAT),
+    "Hardswish": (nn.Hardswish, FLAT),
+    "Hardtanh": (nn.Hardtanh, FLAT),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(3), IMAGE),
+    "LayerNorm": (lambda: nn.LayerNorm(3), FLAT),
+    "LeakyReLU": (nn.LeakyReLU, FLAT),
+    "Linear": (lambda: nn.Linear(3, 2), FLAT),
+    "LocalResponseNorm": (lambda: nn.LocalResponseNorm(2), IMAGE),
+    "LogSoftmax": (lambda: nn.LogSoftmax(-1), FLAT),
+    "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGE),
+    "Mish": (nn.Mish, FLAT),
+    "MultiheadAttention": (lambda: Repeated(ATTENTION(), 3), ROWS),
+    "PReLU": (nn.PReLU, FLAT),
+    "PixelShuffle": (lambda: nn.PixelShuffle(2), (1, 4, 2, 2)),
+    "RMSNorm": (lambda: nn.RMSNorm(3), FLAT),
+    "ReLU": (nn.ReLU, FLAT),
+    "ReLU6": (nn.ReLU6, FLAT),
+    "SELU": (nn.SELU, FLAT),
+    "SiLU": (nn.SiLU, FLAT),
+    "Softmax": (lambda: nn.Softmax(-1), FLAT),
+    "Softplus": (nn.Softplus, FLAT),
+    "Softsign": (nn.Softsign, FLAT),
+    "TransformerDecoderLayer": (lambda: Repeated(nn.TransformerDecoderLayer(**SMALL), 2), ROWS),
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(**SMALL), ROWS),
+    "Upsample": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), IMAGE),
+    "ZeroPad2d": (lambda: nn.ZeroPad2d(1), IMAGE),
+    "cross_entropy": (Loss, FLAT),
+}  # fmt: skip
+
+
+def answers(net, shape):
+    """Return the result, and the gradient by the input."""
+    x = torch.linspace(-1.5, 2, torch.Size(shape).numel()).reshape(shape).requires_grad_()
+    y = net(x)
+    return y.detach(), grad(y * torch.linspace(1, 2, y.numel()).reshape(y.shape), x)
+
+
+# One that the network has in front of the module, and one that most modules have not.
+@pytest.mark.parametrize("key", ["Tanh", "Relu"])
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_compile_whole_beside_a_rule(name, key):
+    make, shape = MODULES[name]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Tanh(), make())
+    model, counter = compiled(net, fullgraph=True)
+    plain = answers(net, shape)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UnusedOverrideWarning)
+        with override({key: lambda dy: dy * 3}):
+            wanted = answers(net, shape)
+        with override({key: lambda dy: dy * 3}):
+            y, dx = answers(model, shape)
+    assert counter.frame_count == 1
+    torch.testing.assert_close((y, dx), (plain[0], wanted[1]))
+    assert key == "Relu" or not torch.allclose(dx, plain[1])
+
+
+@pytest.mark.parametrize("make", [Loss, Made])
+def test_a_loss_runs_under_the_rule_for_an_op_inside(make):
+    net = nn.Sequential(nn.Tanh(), make())
+    model, _ = compiled(net, fullgraph=True)
+    with override({"LogSoftmax": lambda dy: dy * 3}) as used:
+        wanted = answers(net, FLAT)
+        found = answers(model, FLAT)
+    used.assert_fired()
+    torch.testing.assert_close(found, wanted)
+    assert not torch.allclose(found[1], answers(net, FLAT)[1])
