@@ -12,7 +12,6 @@ of the name of the sample; `python -m tests.campaigns.roads` runs all of them.
 from __future__ import annotations
 
 import copy
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regrad as rg
+from tests.helpers.choices import choose
 
 Function = Callable[..., Any]
 Gradients = Sequence[Any]
@@ -304,9 +304,8 @@ COMPILED = [road for road in ROADS if road.compiles]
 
 
 def roads_for(name: str) -> list[Road]:
-    """Return the roads of a sample: an eager road, and for one sample in four a compiled one."""
-    number = zlib.crc32(name.encode())
-    chosen = [EAGER[number % len(EAGER)]]
-    if number % 4 == 0:
-        chosen.append(COMPILED[number // 4 % len(COMPILED)])
-    return list(dict.fromkeys(chosen))
+    """Return the roads of a sample: eager ones, and for one sample in ten compiled ones."""
+    chosen = choose(f"{name}: eager road", EAGER)
+    if True in choose(f"{name}: compiles", [True, *[False] * 9]):
+        chosen += choose(f"{name}: compiled road", COMPILED)
+    return chosen

@@ -1,11 +1,10 @@
-"""Every sample through graph mode: with static shapes, with sizes hidden, with the rank hidden.
+"""Every sample through graph mode: with static shapes, with sizes hidden, or the rank hidden.
 
 What a graph computes is what eager NumPy computes: values, gradients, second derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import UnknownShapeError
 from tests.helpers import sample_runs as runs
+from tests.helpers.choices import choose
 from tests.helpers.graph_sample_runs import SHAPES, UNSTACKED, SampleGraph, eager_values
 from tests.helpers.sample_runs import case_named
 from tests.samples import Sample
@@ -32,42 +32,29 @@ def over(rows: list[Sample]) -> Any:
     return pytest.mark.parametrize("row", rows, ids=str)
 
 
-def in_each_graph(row: Sample, check: Callable[[SampleGraph], None]) -> None:
-    """Check the row in graphs that are told less and less of its shapes."""
-    for hidden in SHAPES:
-        if str(row) not in NEEDS[hidden]:
-            with tf.Graph().as_default(), case_named(hidden):
-                check(SampleGraph(row, hidden))
-
-
 @over(runs.ROWS)
-def test_values_are_those_of_eager_mode(row: Sample) -> None:
+def test_values_and_gradients_are_those_of_eager_mode(row: Sample) -> None:
+    """In graphs that are told less and less of the shapes."""
     due = eager_values(row)
-
-    def check(built: SampleGraph) -> None:
-        assert len(built.ys) == len(due)
-        for y, got, expected in zip(built.ys, built.run(built.ys), due, strict=True):
-            assert isinstance(y, rg.Tensor)
-            assert got.shape == expected.shape
-            assert y.dtype == got.dtype == expected.dtype
-            assert tf.convert_to_tensor(y).shape.is_compatible_with(expected.shape)
-            np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
-
-    in_each_graph(row, check)
+    for hidden in choose(row, [h for h in SHAPES if str(row) not in NEEDS[h]]):
+        with tf.Graph().as_default(), case_named(hidden):
+            built = SampleGraph(row, hidden)
+            check_values(built, due)
+            for order in range(1, min(row.order, 2) + 1):
+                expected = runs.gradients(row, runs.inputs_of(row, "numpy"), order)
+                for a, b in zip(built.gradients(due, order), expected, strict=True):
+                    atol = 1e-7 * (1 + np.abs(b).max(initial=0))
+                    np.testing.assert_allclose(a, b, 1e-7, atol, err_msg=f"order {order}")
 
 
-@over([row for row in runs.ROWS if row.order])
-def test_gradients_are_those_of_eager_mode(row: Sample) -> None:
-    values, xs = eager_values(row), runs.inputs_of(row, "numpy")
-    due = {order: runs.gradients(row, xs, order) for order in range(1, min(row.order, 2) + 1)}
-
-    def check(built: SampleGraph) -> None:
-        for order, expected in due.items():
-            for a, b in zip(built.gradients(values, order), expected, strict=True):
-                atol = 1e-7 * (1 + np.abs(b).max(initial=0))
-                np.testing.assert_allclose(a, b, rtol=1e-7, atol=atol)
-
-    in_each_graph(row, check)
+def check_values(built: SampleGraph, due: list[np.ndarray]) -> None:
+    assert len(built.ys) == len(due)
+    for y, got, expected in zip(built.ys, built.run(built.ys), due, strict=True):
+        assert isinstance(y, rg.Tensor)
+        assert got.shape == expected.shape
+        assert y.dtype == got.dtype == expected.dtype
+        assert tf.convert_to_tensor(y).shape.is_compatible_with(expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +105,15 @@ def test_there_are_samples_of_such_ops() -> None:
     assert len({op_type for _, op_type in WHOLE}) > 20
 
 
-@pytest.mark.parametrize("by", ["tf.gradients", "a tape"])
-@pytest.mark.parametrize("hidden", SHAPES)
 @pytest.mark.parametrize(("row", "op_type"), WHOLE, ids=str)
-def test_a_rule_for_an_op_of_integers_fires(
-    row: Sample, op_type: str, hidden: str, by: str
-) -> None:
+def test_a_rule_for_an_op_of_integers_fires(row: Sample, op_type: str) -> None:
+    options = [(hidden, by) for hidden in SHAPES for by in ("tf.gradients", "a tape")]
+    for hidden, by in choose(f"{row}: {op_type}", options):
+        with tf.Graph().as_default(), case_named(f"{hidden}, {by}"):
+            check_fires(row, op_type, hidden, by)
+
+
+def check_fires(row: Sample, op_type: str, hidden: str, by: str) -> None:
     arrays = runs.inputs_of(row, "numpy")
     places = [i for i, a in enumerate(arrays) if runs.is_float(a)]
     xs = [tf.placeholder(arrays[i].dtype, SHAPES[hidden](arrays[i])) for i in places]

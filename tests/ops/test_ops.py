@@ -1,8 +1,7 @@
-"""Every sample through every library, dtype and order."""
+"""Every sample on NumPy, and in the libraries, dtypes and forms that a hash of its name chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from regrad.core.registry import not_yet
 from regrad.testing import gradient_report
 from tests.campaigns import numerics
 from tests.campaigns.verdicts import DELIVERED, EXPLAINED
+from tests.helpers.choices import choose
 from tests.helpers.sample_runs import (
     NEEDS_VALUES,
     ROWS,
@@ -29,35 +29,14 @@ from tests.helpers.sample_runs import (
 )
 from tests.samples import Sample
 
-# On JAX each shape of each op is compiled when it runs alone, which takes most of the time of all
-# tests. Op by op JAX has the first row of each op type, and those that cannot be compiled; values
-# are computed so in every third row, too. `test_jit_samples` has every row on JAX, compiled as a
-# whole, to its full order.
+# On JAX each shape of each op is compiled when it runs alone. So op by op JAX has the first row of
+# each op type, and those that cannot be compiled; `test_jit_samples` has every row on JAX.
 FIRST = {str(row) for row in {t: row for row in reversed(ROWS) for t in row.covers}.values()}
 FIRST |= NEEDS_VALUES.keys()
-THIRD = {*map(str, ROWS[::3])}
-TOGETHER = 10  # rows in one compiled program: its own time is that of two or three rows
 
 
 def over(rows: list[Sample]) -> Any:
     return pytest.mark.parametrize("row", rows, ids=str)
-
-
-def libraries(row: Sample, on_jax: Container[str]) -> list[str]:
-    """NumPy first, and the others in which a row runs op by op."""
-    return [b for b in row.backends if b != "jax" or str(row) in on_jax]
-
-
-@over(ROWS)
-def test_values(row: Sample) -> None:
-    if row.reference is not None:
-        due = row.reference(*row.inputs)
-        due = [np.asarray(d) for d in (due if isinstance(due, tuple | list) else [due])]
-    else:
-        due = numbers(row.f(*[rg.asarray(a) for a in inputs_of(row, "numpy")]))
-    for backend in libraries(row, {*FIRST, *THIRD}):
-        with case_named(backend):
-            check_values(row, inputs_of(row, backend), due)
 
 
 def check_values(row: Sample, xs: list[Any], due: list[np.ndarray]) -> None:
@@ -71,6 +50,14 @@ def check_values(row: Sample, xs: list[Any], due: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(np.asarray(x), original)
 
 
+def check_covers(row: Sample) -> None:
+    """The sample creates the ops that it covers."""
+    rules = {t: lambda op, *grads: None for t in row.covers}
+    with rg.gradient_override_map(rules) as used:
+        row.f(*[rg.asarray(a) for a in row.inputs])
+    assert {hit.op_type for hit in used.hits} == {rg.find_op(t).type for t in row.covers}
+
+
 def check_gradients(row: Sample, f: Any, order: int) -> None:
     """Compare gradients with differences; only where there are no elements is nothing compared."""
     report = gradient_report(f, [rg.asarray(a) for a in row.inputs], order=order, rtol=row.rtol)
@@ -78,103 +65,114 @@ def check_gradients(row: Sample, f: Any, order: int) -> None:
     assert report.comparisons or any(a.size == 0 for a in row.inputs)
 
 
-@over([r for r in ROWS if r.order])
-def test_gradients_against_differences(row: Sample) -> None:
+def check_order(row: Sample) -> None:
     check_gradients(row, row.f, row.order)
 
 
-@over([r for r in ROWS if r.order])
-def test_gradients_go_on_through_what_arrives(row: Sample) -> None:
+def check_arriving(row: Sample) -> None:
     """The second order of a linear op is all in the gradient that arrives at it."""
     check_gradients(row, squared(row), min(row.order, 2))
 
 
-@over([r for r in ROWS if r.order and len(r.inputs) > 1])
-def test_gradients_by_one_input_alone(row: Sample) -> None:
+def check_alone(row: Sample) -> None:
     """Rules see which gradients are wanted, and may compute each in a way of its own."""
-    for one in alone(row):
+    for one in [*alone(row)] or [row]:
         with case_named(one.name):
             check_gradients(one, one.f, min(row.order, 2))
 
 
-@over([r for r in ROWS if r.order])
-def test_gradients_agree_between_libraries(row: Sample) -> None:
-    for order in range(1, min(row.order, 2) + 1):
-        due = gradients(row, inputs_of(row, "numpy"), order)
-        for backend in libraries(row, FIRST if order == 1 else ())[1:]:
-            with case_named(f"{backend}, order {order}"):
-                got = gradients(row, inputs_of(row, backend), order)
-                for a, b in zip(got, due, strict=True):
-                    atol = 1e-7 * (1 + np.abs(b).max(initial=0))
-                    np.testing.assert_allclose(a, b, rtol=1e-7, atol=atol)
-
-
-def check_float32(row: Sample, ys: list[Any], dxs: list[Any] | None = None) -> None:
-    """Neither values nor gradients have become float64, and the gradients are right."""
-    for y in ys:
-        assert y.dtype not in (np.float64, np.complex128), y.dtype
-    if dxs is None:
-        return
-    due = gradients(row, inputs_of(row, "numpy"), 1)
-    for dx, expected in zip(numbers(dxs), due, strict=True):
-        assert dx.dtype in (np.float32, np.complex64)
-        scale = 1 + np.abs(expected).max(initial=0)
-        np.testing.assert_allclose(dx, expected, rtol=2e-3, atol=2e-3 * scale)
-
-
-def run_in_float32(row: Sample, xs: list[Any]) -> tuple[list[Any], list[Any] | None]:
-    """Results and, if there are any, gradients."""
-    ys = outputs(row.f(*[rg.asarray(x) for x in xs]))
-    return ys, gradient_tensors(row, xs, 1) if row.order else None
-
-
 @over(ROWS)
-def test_float32_stays_float32(row: Sample) -> None:
-    for backend in libraries(row, NEEDS_VALUES):
-        with case_named(backend):
-            check_float32(row, *run_in_float32(row, inputs_of(row, backend, single=True)))
+def test_on_numpy(row: Sample) -> None:
+    """Values are those of the reference, and gradients those of differences."""
+    xs = inputs_of(row, "numpy")
+    due = numbers(row.f(*map(rg.asarray, xs)))
+    if row.reference is not None:
+        found = row.reference(*row.inputs)
+        due = [np.asarray(d) for d in (found if isinstance(found, tuple | list) else [found])]
+    with case_named("values"):
+        check_values(row, xs, due)
+    if row.covers:
+        with case_named("the ops that it covers"):
+            check_covers(row)
+    if row.order:
+        check_gradients(row, row.f, min(row.order, 2))
+        for check in choose(f"{row}: differences", [check_order, check_arriving, check_alone]):
+            with case_named(check.__name__):
+                check(row)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, where the range ends
-@over([r for r in numerics.ROWS if "float16" in numerics.dtypes_of(r)])
-def test_gradients_of_half_floats(row: Sample) -> None:
-    """They are those of float64, unless a rounding decides or the range ends."""
-    once = replace(row, order=1)
-    for library in ("numpy", "torch"):
-        if numerics.there(row, "float16", library):
-            (found,) = numerics.compared(once, "float16", library, False)
-            assert found.outcome in (DELIVERED, EXPLAINED), found
+# -- other libraries, dtypes and devices -----------------------------------------------------------
 
 
-@over([r for r in ROWS if str(r) in FIRST])
-def test_values_of_float32_stay_so_on_jax_op_by_op(row: Sample) -> None:
-    xs = inputs_of(row, "jax", single=True)
-    check_float32(row, outputs(row.f(*[rg.asarray(x) for x in xs])))
+def check_library(row: Sample, library: str) -> None:
+    """Values, and gradients of two orders (on JAX of one), are those of NumPy."""
+    xs, given = inputs_of(row, library), inputs_of(row, "numpy")
+    check_values(row, xs, numbers(row.f(*map(rg.asarray, given))))
+    for order in range(1, min(row.order, 1 if library == "jax" else 2) + 1):
+        due = gradients(row, given, order)
+        for a, b in zip(gradients(row, xs, order), due, strict=True):
+            atol = 1e-7 * (1 + np.abs(b).max(initial=0))
+            np.testing.assert_allclose(a, b, rtol=1e-7, atol=atol, err_msg=f"order {order}")
 
 
-COMPILED = [r for r in ROWS if "jax" in r.backends and str(r) not in NEEDS_VALUES]
+def check_float32(row: Sample, library: str) -> None:
+    """Neither values nor gradients have become float64, and the gradients are right."""
+    xs = inputs_of(row, library, single=True)
+    for y in outputs(row.f(*map(rg.asarray, xs))):
+        assert y.dtype not in (np.float64, np.complex128), y.dtype
+    if row.order and (library != "jax" or str(row) in NEEDS_VALUES):
+        due = gradients(row, inputs_of(row, "numpy"), 1)
+        for dx, expected in zip(numbers(gradient_tensors(row, xs, 1)), due, strict=True):
+            assert dx.dtype in (np.float32, np.complex64)
+            scale = 1 + np.abs(expected).max(initial=0)
+            np.testing.assert_allclose(dx, expected, rtol=2e-3, atol=2e-3 * scale)
 
 
-@pytest.mark.parametrize("first", range(0, len(COMPILED), TOGETHER), ids=lambda i: str(COMPILED[i]))
-def test_float32_stays_float32_on_jax(first: int) -> None:
-    rows = COMPILED[first : first + TOGETHER]
-
-    @rg.jit
-    def program(*inputs: Any) -> list[Any]:
-        return [run_in_float32(row, list(xs)) for row, xs in zip(rows, inputs, strict=True)]
-
-    found = program(*[tuple(inputs_of(row, "jax", single=True)) for row in rows])
-    for row, (ys, dxs) in zip(rows, found, strict=True):
-        with case_named(row):
-            check_float32(row, ys, dxs)
+def check_float16(row: Sample, library: str) -> None:
+    """Gradients are those of float64, unless a rounding decides or the range ends."""
+    (found,) = numerics.compared(replace(row, order=1), "float16", library, False)
+    assert found.outcome in (DELIVERED, EXPLAINED), found
 
 
-@over([r for r in ROWS if r.covers])
-def test_creates_the_ops_that_it_covers(row: Sample) -> None:
-    rules = {t: lambda op, *grads: None for t in row.covers}
-    with rg.gradient_override_map(rules) as used:
-        row.f(*[rg.asarray(a) for a in row.inputs])
-    assert {hit.op_type for hit in used.hits} == {rg.find_op(t).type for t in row.covers}
+def check_meta(row: Sample, library: str) -> None:
+    """Tensors of the device "meta" have no values, and refuse to meet those of another device."""
+    xs = [x.to("meta") for x in inputs_of(row, library)]
+    runs = [lambda: row.f(*map(rg.asarray, xs)), lambda: gradients(row, xs, 1)]
+    for run in runs[: 1 + bool(row.order)]:
+        try:
+            run()
+        except Exception as error:  # by an op that must look at values
+            assert "expected device" not in str(error), error
+
+
+HALF = {str(row) for row in numerics.ROWS if "float16" in numerics.dtypes_of(row)}
+
+
+def others(row: Sample) -> list[tuple[Any, str]]:
+    """Checks of a row in other libraries and dtypes, of which it takes some."""
+    libraries = [b for b in ("numpy", "torch") if b in row.backends]
+    checks = [(check_float32, b) for b in libraries]
+    checks += [(check_float16, b) for b in libraries if str(row) in HALF]
+    return checks + [(check_meta, b) for b in libraries if b == "torch"]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, where the range of float16 ends
+@over(ROWS)
+def test_in_other_dtypes(row: Sample) -> None:
+    if "torch" in row.backends:
+        with case_named("torch"):
+            check_library(row, "torch")
+    for check, library in choose(f"{row}: dtype", others(row)):
+        with case_named(f"{check.__name__}, {library}"):
+            check(row, library)
+
+
+@pytest.mark.slow
+@over([row for row in ROWS if "jax" in row.backends and str(row) in FIRST])
+def test_on_jax_op_by_op(row: Sample) -> None:
+    for check in choose(f"{row}: JAX", [check_library, check_float32]):
+        with case_named(check.__name__):
+            check(row, "jax")
 
 
 def test_every_op_type_has_a_sample() -> None:
@@ -194,18 +192,6 @@ def test_constants_are_made_where_the_data_lie(constant: Any) -> None:
     x = rg.asarray(torch.ones(3, device="meta"))  # it refuses data of another device, as a GPU does
     assert rg.where(x > 0, x, constant).device.type == "meta"
     assert rg.maximum(x * constant, constant).device.type == "meta"
-
-
-@over([r for r in ROWS if "torch" in r.backends])
-def test_new_arrays_lie_where_the_data_lie(row: Sample) -> None:
-    """Tensors of the device "meta" have no values, and refuse to meet those of another device."""
-    xs = [x.to("meta") for x in inputs_of(row, "torch")]
-    runs = [lambda: row.f(*map(rg.asarray, xs)), lambda: gradients(row, xs, 1)]
-    for run in runs[: 1 + bool(row.order)]:
-        try:
-            run()
-        except Exception as error:  # by an op that must look at values
-            assert "expected device" not in str(error), error
 
 
 LARGE = np.linspace(-2.0, 2.0, 10_000).reshape(100, 100)

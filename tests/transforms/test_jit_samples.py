@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import pytest
 import regrad as rg
 from regrad.errors import RegradError
 from tests.helpers import sample_runs as runs
+from tests.helpers.choices import choose
 from tests.helpers.sample_runs import NEEDS_VALUES, case_named
 from tests.samples import Sample
 
@@ -54,68 +55,18 @@ def ladder(row: Sample, f: Function, xs: Sequence[rg.Tensor], order: int) -> lis
     return rungs
 
 
-TOGETHER = 10  # rows in one program: compiled alone, each would take a third longer
+RTOL = {"float64": 1e-9, "float32": 2e-3}  # (XLA fuses and reorders, so the last bits differ)
 
 
-def over_groups(rows: Sequence[Sample]) -> Any:
-    groups = [rows[i : i + TOGETHER] for i in range(0, len(rows), TOGETHER)]
-    return pytest.mark.parametrize("rows", groups, ids=lambda rows: f"{rows[0]} and others")
-
-
-def compiled(functions: Sequence[Function], inputs: Sequence[Sequence[rg.Tensor]]) -> list[Any]:
-    """What functions of such inputs give, all in one program."""
-    return rg.jit(lambda *xss: [f(*xs) for f, xs in zip(functions, xss, strict=True)])(*inputs)
-
-
-def climbing(row: Sample, f: Function, order: int) -> Function:
-    """The ladder of a row, whose errors say that it is this row's."""
-
-    def run(*xs: Any) -> list[list[Any]]:
-        with case_named(row):
-            return ladder(row, f, xs, order)
-
-    return run
-
-
-RTOL = 1e-9  # XLA fuses and reorders, so the last bits differ
-
-
-def assert_same(got: Sequence[Sequence[Any]], due: Sequence[Sequence[Any]], what: str) -> None:
+def assert_same(got: Sequence[Any], due: Sequence[Any], what: str, single: bool = False) -> None:
     assert len(got) == len(due)
+    rtol = RTOL["float32" if single else "float64"]
     for order, (a, b) in enumerate(zip(got, due, strict=True)):
         for y, expected in zip(runs.numbers(list(a)), runs.numbers(list(b)), strict=True):
-            assert y.dtype == expected.dtype
+            assert y.dtype == (runs.float_dtype(expected, True) if single else expected.dtype)
             finite = np.abs(expected[np.isfinite(expected)])
-            scale = 1 + finite.max(initial=0)
-            np.testing.assert_allclose(
-                y, expected, rtol=RTOL, atol=RTOL * scale, err_msg=f"{what}, order {order}"
-            )
-
-
-@over_groups(COMPILED)
-def test_compiled(rows: Sequence[Sample]) -> None:
-    inputs = [tensors(row) for row in rows]
-    found = compiled([climbing(row, row.f, row.order) for row in rows], inputs)
-    for row, xs, got in zip(rows, inputs, found, strict=True):
-        assert_same(got, ladder(row, row.f, xs, row.order), f"{row} under jit")
-
-
-THIRD = COMPILED[::3]  # for what is done to all in eager mode, and is slow
-
-
-@over(COMPILED)
-def test_recomputed(row: Sample) -> None:
-    xs = tensors(row)
-    due = ladder(row, row.f, xs, row.order)
-    assert_same(ladder(row, rg.checkpoint(row.f), xs, row.order), due, "checkpoint")
-
-
-@over_groups(THIRD)
-def test_recomputed_and_compiled(rows: Sequence[Sample]) -> None:
-    inputs, orders = [tensors(row) for row in rows], [min(row.order, 1) for row in rows]
-    climbs = [climbing(r, rg.checkpoint(r.f), n) for r, n in zip(rows, orders, strict=True)]
-    for row, n, xs, got in zip(rows, orders, inputs, compiled(climbs, inputs), strict=True):
-        assert_same(got, ladder(row, row.f, xs, n), f"{row}, checkpoint under jit")
+            atol = rtol * (1 + finite.max(initial=0))
+            np.testing.assert_allclose(y, expected, rtol, atol, err_msg=f"{what}, order {order}")
 
 
 def batches(row: Sample) -> list[rg.Tensor]:
@@ -134,23 +85,84 @@ def looped(f: Function) -> Function:
     return batched
 
 
-def vmapped(row: Sample) -> Function:
-    return rg.vmap(lambda *xs: runs.outputs(row.f(*xs)))
+class Case(NamedTuple):
+    """A row as it is, recomputed or batched, to some order."""
+
+    row: Sample
+    how: str
+    single: bool
+    order: int
+
+    def __str__(self) -> str:
+        return f"{self.row}, {self.how}, {'float32' if self.single else 'float64'}"
+
+    def inputs(self) -> list[rg.Tensor]:
+        return batches(self.row) if self.how == "vmap" else tensors(self.row)
+
+    def given(self) -> list[rg.Tensor]:
+        """The same in the precision of the case."""
+        xs = [x.numpy() for x in self.inputs()]
+        return [rg.asarray(x.astype(runs.float_dtype(x, self.single))) for x in xs]
+
+    def due(self) -> list[list[Any]]:
+        """What NumPy has, op by op, in double precision."""
+        f = looped(self.row.f) if self.how == "vmap" else self.row.f
+        return ladder(self.row, f, self.inputs(), self.order)
+
+    def found(self, *xs: rg.Tensor) -> list[list[Any]]:
+        f = {"plain": lambda f: f, "checkpoint": rg.checkpoint, "vmap": vmapped}[self.how]
+        with case_named(self):
+            return ladder(self.row, f(self.row.f), xs, self.order)
 
 
-@over([row for row in COMPILED if row.inputs])
-def test_batched(row: Sample) -> None:
-    xs, order = batches(row), min(row.order, 1)
-    due = ladder(row, looped(row.f), xs, order)
-    assert_same(ladder(row, vmapped(row), xs, order), due, "vmap")
+def vmapped(f: Function) -> Function:
+    return rg.vmap(lambda *xs: runs.outputs(f(*xs)))
 
 
-@over_groups([row for row in THIRD if row.inputs])
-def test_batched_and_compiled(rows: Sequence[Sample]) -> None:
-    inputs, orders = [batches(row) for row in rows], [min(row.order, 1) for row in rows]
-    climbs = [climbing(r, vmapped(r), n) for r, n in zip(rows, orders, strict=True)]
-    for row, n, xs, got in zip(rows, orders, inputs, compiled(climbs, inputs), strict=True):
-        assert_same(got, ladder(row, looped(row.f), xs, n), f"{row}, vmap under jit")
+def cases(row: Sample, options: Sequence[tuple[str, bool, int]], what: str) -> list[Case]:
+    hows = [Case(row, how, single, min(order, row.order)) for how, single, order in options]
+    return choose(f"{row}: {what}", [c for c in hows if row.inputs or c.how != "vmap"])
+
+
+EAGER = [("checkpoint", False, 3), ("vmap", False, 1)]
+COMPILED_AS = [
+    ("plain", False, 1),
+    ("plain", True, 1),
+    ("checkpoint", False, 1),
+    ("vmap", False, 1),
+]
+
+
+@over(COMPILED)
+def test_recomputed_or_batched(row: Sample) -> None:
+    for case in cases(row, EAGER, "eager"):
+        assert_same(case.found(*case.given()), case.due(), str(case))
+
+
+TOGETHER = 10  # rows in one program: compiled alone, each would take a third longer
+GROUPS = [COMPILED[i : i + TOGETHER] for i in range(0, len(COMPILED), TOGETHER)]
+
+
+over_groups = pytest.mark.parametrize("rows", GROUPS, ids=lambda rows: f"{rows[0]} and others")
+
+
+@over_groups
+def test_compiled(rows: Sequence[Sample]) -> None:
+    """Ten rows in one program, each in a form that its name chooses."""
+    check_compiled([case for row in rows for case in cases(row, COMPILED_AS, "compiled")])
+
+
+@pytest.mark.slow
+@over_groups
+def test_compiled_to_the_full_order(rows: Sequence[Sample]) -> None:
+    check_compiled([Case(row, "plain", False, row.order) for row in rows])
+
+
+def check_compiled(group: Sequence[Case]) -> None:
+    program = rg.jit(lambda *xss: [c.found(*xs) for c, xs in zip(group, xss, strict=True)])
+    found = program(*[case.given() for case in group])
+    for case, got in zip(group, found, strict=True):
+        assert_same(got, case.due(), f"{case}, under jit", case.single)
 
 
 @over([row for row in runs.ROWS if str(row) in NEEDS_VALUES])
