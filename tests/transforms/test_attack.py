@@ -5,19 +5,18 @@ Each program comes with numbers from a calculation by hand, or with the words of
 
 from __future__ import annotations
 
-import functools
 import itertools
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError
 from tests.helpers.quick import nothing_is_left_open
+from tests.transforms.regions import REGIONS, in_both_branches
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 X = np.array([0.5, 1.2])
@@ -93,14 +92,10 @@ def called(f, use=lambda y, x: y):
 # (s y)' = s' y + s² y. Of `two_outputs`: y' = z and z' = y. Of `twice_the_same`: a' = 2a, b' = 3x.
 CUSTOM = {
     "kept": (called(kept), [10 * X * E, 10 * (1 + X) * E, 10 * (2 + X) * E]),
-    "saved": (
-        called(saved),
-        [
-            X * E**2,
-            (1 + X) * E**2 + X**2 * E**3,
-            (2 + X) * E**2 + 3 * X * (1 + X) * E**3 + X**3 * E**4,
-        ],
-    ),
+    "saved": (called(saved), [
+        X * E**2, (1 + X) * E**2 + X**2 * E**3,
+        (2 + X) * E**2 + 3 * X * (1 + X) * E**3 + X**3 * E**4,
+    ]),
     "vjp": (called(by_vjp), [5 * (1 + X) * E, 5 * (2 + X) * E, 5 * (3 + X) * E]),
     "vjp of nothing": (called(by_vjp_of_nothing), [5 * X, 5 + 0 * X, 0 * X]),
     "vjp of several": (
@@ -113,51 +108,28 @@ CUSTOM = {
         [2 * E + X * E**2, 3 * E**2 + X * E, 4 * E + X * E**2],
     ),
     "one of two": (called(two_outputs, lambda ys, x: ys[1]), [E, E**2, E]),
-    "the same twice": (
-        called(twice_the_same, lambda ys, x: ys[0] * ys[1]),
-        [
-            2 * E**2 + 3 * X * E,
-            4 * E**2 + (3 + 12 * X) * E,
-            8 * E**2 + (18 + 36 * X) * E,
-        ],
-    ),
-    "around another": (
-        called(around_another),
-        [10 * X * E, 10 * (1 + X) * E, 10 * (2 + X) * E],
-    ),
-}
-TRACED = {
-    "alone": lambda f: f,
-    "checkpoint": rg.checkpoint,
-    "vmap": rg.vmap,
-    "map": lambda f: lambda x: rg.map(f, x),
-    "cond": lambda f: lambda x: rg.cond(rg.sum(x) > 0, f, rg.zeros_like, x),
-    "scan": lambda f: lambda x: rg.scan(lambda c, v: (c, f(v)), 0.0, x)[1],
-    "while": lambda f: (
-        lambda x: rg.while_loop(
-            lambda c: c[0] < 1, lambda c: (c[0] + 1, f(c[1])), (0, x), max_steps=2
-        )[1]
-    ),
-}
+    "the same twice": (called(twice_the_same, lambda ys, x: ys[0] * ys[1]), [
+        2 * E**2 + 3 * X * E, 4 * E**2 + (3 + 12 * X) * E, 8 * E**2 + (18 + 36 * X) * E,
+    ]),
+    "around another": (called(around_another), [10 * X * E, 10 * (1 + X) * E, 10 * (2 + X) * E]),
+}  # fmt: skip
+TRACED = ["alone", "checkpoint", "vmap", "map", "cond", "scan, ys", "while_loop"]
 
 
 @pytest.mark.parametrize("name", CUSTOM)
 @pytest.mark.parametrize("place", TRACED)
 def test_custom_gradients_at_every_order(name, place):
     f, due = CUSTOM[name]
-    f = TRACED[place](f)
-    for order in 1, 2, 3:
-        np.testing.assert_allclose(derivative(f, order)(X).numpy(), due[order - 1])
-    np.testing.assert_allclose(rg.jit(derivative(f, 2))(X).numpy(), due[1])
+    f = REGIONS[place](f)
+    deepest = 3 if place == "cond" else 2
+    inside = rg.jit(lambda x: [derivative(f, n)(x) for n in range(1, deepest + 1)])(X)
+    for order, expected in enumerate(due, 1):
+        np.testing.assert_allclose(derivative(f, order)(X).numpy(), expected)
+        for y in inside[order - 1 : order]:
+            np.testing.assert_allclose(y.numpy(), expected)
     np.testing.assert_allclose(derivative(rg.jit(f), 2)(X).numpy(), due[1])
-
-
-@pytest.mark.parametrize("name", ["kept", "saved", "vjp", "the same twice"])
-def test_custom_gradients_at_the_third_order_of_what_is_traced(name):
-    f, due = CUSTOM[name]
-    third = rg.jit(derivative(TRACED["cond"](f), 3))
-    np.testing.assert_allclose(third(X).numpy(), due[2])
-    np.testing.assert_allclose(derivative(rg.vmap(f), 3)(jnp.asarray(X)).numpy(), due[2])
+    if place == "vmap":
+        np.testing.assert_allclose(derivative(f, 3)(jnp.asarray(X)).numpy(), due[2])
 
 
 IN_GRAPHS = {
@@ -213,20 +185,13 @@ HIDING = {
     "vjp function": lambda y: rg.vjp(rg.sin, y),
     "iterator of numbers": lambda y: itertools.count(),
 }
-BODIES = {
-    "checkpoint": rg.checkpoint,
-    "vmap": rg.vmap,
-    "map": lambda f: lambda x: rg.map(f, x),
-    "scan": lambda f: lambda x: rg.scan(lambda c, v: (c, f(v)), 0.0, x)[1],
-    "jit": rg.jit,
-    "cond": lambda f: rg.jit(lambda x: rg.cond(rg.sum(x) > 0, f, f, x)),
-}
+BODIES = {name: REGIONS[name] for name in ("checkpoint", "vmap", "map", "scan, ys", "jit")}
+BODIES["cond"] = lambda f: rg.jit(in_both_branches(f))
 
 
 @pytest.mark.parametrize("name", HIDING)
 @pytest.mark.parametrize("body", BODIES)
 def test_results_that_hide_tensors_are_refused(body, name):
-    """A checkpoint lost their gradient, vmap gave those of the last example, jit dead tracers."""
     f = BODIES[body](lambda x: HIDING[name](x * x))
     with pytest.raises(ArgumentError, match=r"returned \w+, which is not opened as a container"):
         rg.grad(lambda x: (f(x), rg.sum(x))[1])(X)
@@ -260,46 +225,7 @@ def test_what_a_compiled_function_returned_may_be_changed(make):
             plain[0].clear()
 
 
-# -- static arguments, arrays of other libraries, lists --------------------------------------------
-
-
-class Model:
-    """A model in JAX's manner, with self among the static arguments."""
-
-    rate = 2.0
-
-    @functools.partial(rg.jit, static_argnums=0)
-    def by_place(self, x, n=1):
-        return x * self.rate * n
-
-    @functools.partial(rg.jit, static_argnums=(0, 2))
-    def by_places(self, x, n):
-        return rg.reshape(x, (n, 1))[:, 0] * self.rate
-
-    @functools.partial(rg.jit, static_argnums=(-1, -3))
-    def from_the_end(self, x, n):
-        return rg.reshape(x, (n, 1))[:, 0] * self.rate
-
-    @functools.partial(rg.jit, static_argnames=("self", "n"))
-    def by_name(self, x, n):
-        return rg.reshape(x, (n, 1))[:, 0] * self.rate
-
-
-@pytest.mark.parametrize("method", ["by_place", "by_places", "from_the_end", "by_name"])
-def test_self_may_be_called_static(method):
-    model, n = Model(), 1 if method == "by_place" else 2
-    for rate in 2.0, 3.0:
-        model.rate = rate
-        np.testing.assert_allclose(getattr(model, method)(X, n).numpy(), rate * X)
-
-
-@pytest.mark.parametrize("place", [2, -3, (0, 5)])
-def test_static_arguments_that_are_not_there(place):
-    with pytest.raises(ArgumentError, match=r"static_argnums holds -?\d.*has 2 parameters: x, n"):
-        rg.jit(lambda x, n: x, static_argnums=place)
-    f = rg.jit(lambda *args: rg.reshape(args[-1], (args[0], 1)), static_argnums=0)
-    assert f(2, X).shape == (2, 1)
-
+# -- arrays of other libraries, lists --------------------------------------------------------------
 
 READ = {
     "item": lambda t: t[0].item(),
@@ -315,6 +241,7 @@ READ = {
 @pytest.mark.parametrize("how", READ)
 @pytest.mark.parametrize("size", [2, 100])
 def test_torch_data_that_is_read_counts_by_its_content(how, size):
+    torch = pytest.importorskip("torch")
     t = torch.full((size,), 2.0, dtype=torch.float64)
     f = rg.jit(lambda x: x * READ[how](t))
     assert [f(X).tolist() for _ in range(2)] == [(2 * X).tolist()] * 2

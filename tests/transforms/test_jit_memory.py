@@ -18,31 +18,27 @@ from regrad.errors import RetraceWarning
 from regrad.transforms import jit
 from regrad.v1.run import compiled_plans
 from tests.helpers.quick import full_effort
+from tests.transforms.regions import REGIONS
 
 pytestmark = pytest.mark.usefixtures(full_effort.__name__)
 
 
+def gone(reference):
+    gc.collect()
+    return reference() is None
+
+
 @pytest.mark.parametrize("calls", [1, 3])
-def test_arguments_are_let_go(calls):
-    step = rg.jit(lambda batch: (batch["x"] * 2).sum())
+@pytest.mark.parametrize("make", [lambda x: {"x": rg.tensor(x)}, rg.tensor], ids=["dict", "Tensor"])
+def test_arguments_are_let_go(make, calls):
+    step = rg.jit(lambda x: ((x["x"] if isinstance(x, dict) else x) * 2).sum())
     held = []
     for _ in range(calls):
         x = jnp.ones(1000) + 1
         held.append(weakref.ref(x))
-        step({"x": rg.tensor(x)}).item()
+        step(make(x)).item()
         del x
-    gc.collect()
-    assert [ref() is None for ref in held] == [True] * calls
-
-
-def test_arguments_are_let_go_by_the_short_road():
-    square = rg.jit(lambda x: x * x)
-    x = jnp.ones(1000) + 1
-    held = weakref.ref(x)
-    square(rg.tensor(x)).numpy()
-    del x
-    gc.collect()
-    assert held() is None
+    assert [gone(reference) for reference in held] == [True] * calls
 
 
 def test_former_values_of_variables_are_let_go():
@@ -52,8 +48,7 @@ def test_former_values_of_variables_are_let_go():
     held = weakref.ref(w.value.data)
     w.assign(w.value + 1)
     del loss
-    gc.collect()
-    assert held() is None
+    assert gone(held)
 
 
 def test_a_function_is_traced_once_and_again_for_what_it_takes_from_outside():
@@ -82,50 +77,30 @@ def test_what_a_function_takes_for_other_shapes_only_is_found(u):
     assert f(rg.tensor([1.0, 2.0])).tolist() == [4.0, 8.0]
 
 
-def looped(w, h, xs):
-    def step(h, x):
-        y = rg.tanh(w * h + x)
-        return y, (x, y)
-
-    last, (_, ys) = rg.scan(step, h, xs, reverse=True)
-    return (ys * ys).sum() + last.sum()
-
-
-def gradients(w, h, xs):
-    return rg.grads(looped)([w, h, xs])
-
-
-GIVEN = (np.float32(0.5), np.ones(3, np.float32), np.linspace(0, 1, 15, dtype="f4").reshape(5, 3))
-
-
 def test_what_a_loop_gives_out_is_not_kept_a_second_time():
-    def traced(*arrays):
-        return [dx._data for dx in gradients(*map(wrap, arrays))]
+    def looped(w, h, xs):
+        step = lambda h, x: (y := rg.tanh(w * h + x), (x, y))  # noqa: E731
+        last, (_, ys) = rg.scan(step, h, xs, reverse=True)
+        return (ys * ys).sum() + last.sum()
 
-    equations = jax.make_jaxpr(traced)(*map(jnp.asarray, GIVEN)).jaxpr.eqns
+    given = jnp.float32(0.5), jnp.ones(3), jnp.linspace(0, 1, 15).reshape(5, 3)
+    traced = lambda *xs: [dx._data for dx in rg.grads(looped)([*map(wrap, xs)])]  # noqa: E731
+    equations = jax.make_jaxpr(traced)(*given).jaxpr.eqns
     forward, _ = [e for e in equations if e.primitive.name == "scan"]
     stacked = [v for v in forward.outvars if v.aval.shape == (5, 3)]
     assert len(stacked) == 2  # y, which f gives out, and the h of each step (x is there)
-
-
-def test_its_gradients_are_those_of_eager_mode():
-    for ours, due in zip(rg.jit(gradients)(*GIVEN), gradients(*GIVEN), strict=True):
-        np.testing.assert_allclose(ours.numpy(), due.numpy(), rtol=1e-5)
 
 
 # What was made of a function for good (JAX keeps structures and programs) must not keep it alive,
 # nor what it closes over: programs made in a loop would fill the memory.
 
 BODIES = {
-    "plain": lambda x: rg.sum(rg.sin(x) * x),
-    "cond": lambda x: rg.cond(rg.sum(x) > 0.0, lambda: rg.sum(x * x), lambda: rg.sum(x)),
-    "scan": lambda x: rg.scan(lambda c, e: (c * rg.sin(e), e), rg.sum(x), x)[0],
-    "checkpoint": lambda x: rg.sum(rg.checkpoint(lambda e: rg.sin(e) * e)(x)),
-    "jit": lambda x: rg.sum(rg.jit(lambda e: rg.sin(e) * e)(x)),
-    "custom": lambda x: rg.sum(
-        rg.custom_grad(lambda e: (e * e, lambda dy: rg.grad(lambda z: rg.sum(z * z * dy))(e)))(x)
-    ),
+    name: lambda x, name=name: REGIONS[name](lambda e: rg.sin(e) * e)(x)
+    for name in ("alone", "cond", "scan, ys", "checkpoint", "jit")
 }
+BODIES["custom"] = lambda x: rg.custom_grad(
+    lambda e: (e * e, lambda dy: rg.grad(lambda z: rg.sum(z * z * dy))(e))
+)(x)
 TRANSFORMED = {
     "jit": rg.jit,
     "jit, verify": lambda f: twice(rg.jit(f, verify=True)),
@@ -143,27 +118,21 @@ def twice(f):
 @pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_functions_are_let_go(body, transformed):
-    class Held:
-        pass
-
     def used():
-        held, errors = Held(), []
+        held, errors = rg.Module(), []
 
         def f(x):
             try:
                 rg.matmul(x, held)
             except rg.errors.ArgumentError as error:
                 errors.append(error)  # its traceback holds the frames of the trace
-            return body(x)
+            return rg.sum(body(x))
 
         transformed(f)(rg.tensor([1.0, 2.0]))
         assert errors
         return weakref.ref(held)
 
-    reference = used()
-    gc.collect()
-    assert reference() is None
-    assert not LIVE
+    assert gone(used()) and not LIVE
 
 
 # -- programs make room for others -----------------------------------------------------------------

@@ -11,47 +11,33 @@ import numpy as np
 import pytest
 
 import regrad as rg
+from tests.transforms.regions import REGIONS
 
-NUMBERS = np.random.default_rng(0)
-XS = rg.tensor(NUMBERS.normal(size=(3, 2)), dtype=np.float32)
-W = rg.tensor(NUMBERS.normal(size=2), dtype=np.float32)
-B = rg.tensor(3.0)
+XS = rg.tensor(np.random.default_rng(0).normal(size=3), dtype=np.float32)
+W, B = rg.tensor([0.5, -0.3]), rg.tensor(3.0)
 SCALE = rg.Variable(1.5, name="scale")
 
 
-def in_scan(w):
-    step = lambda c, x: (c + rg.sum(rg.sin(x @ w) * c), c)  # noqa: E731
-    return rg.sum(rg.scan(step, rg.tensor(1.0), XS)[0])
+def loss_in(region):
+    def loss(w):
+        body = lambda x: rg.sin(x * rg.sum(w * w)) * rg.sum(w) * SCALE.value  # noqa: E731
+        return rg.sum(region(body)(XS))
 
-
-def in_cond(w):
-    taken = lambda w: rg.sum(rg.sin(XS @ w) * SCALE.value)  # noqa: E731
-    return rg.cond(rg.sum(XS) > -10, taken, lambda w: rg.sum(rg.sin(-XS @ w)), w)
-
-
-def in_while(w):
-    step = lambda c: (c[0] + rg.sum(rg.sin(XS[0] @ w) * c[0]), c[1] + 1)  # noqa: E731
-    return rg.while_loop(lambda c: c[1] < 3, step, (rg.tensor(1.0), rg.tensor(0)), max_steps=5)[0]
-
-
-def in_vmap(w):
-    return rg.sum(rg.vmap(lambda x: rg.sin(x @ w) * rg.sum(w))(XS))
-
-
-def in_checkpoint(w):
-    return rg.checkpoint(lambda w: rg.sum(rg.sin(XS @ w) * rg.sum(w)))(w)
-
-
-def in_jit(w):
-    return rg.jit(lambda w: rg.sum(rg.sin(XS @ w) * rg.sum(w)))(w)
+    return loss
 
 
 def in_two_scans(w):
     def step(c, x):
         inner = lambda d, y: (d + rg.sin(y * rg.sum(x * w)), None)  # noqa: E731
-        return c + rg.scan(inner, c, XS[:, 0])[0], None
+        return c + rg.scan(inner, c, XS)[0], None
 
-    return rg.scan(step, rg.tensor(1.0), XS)[0]
+    return rg.scan(step, rg.tensor(1.0), rg.stack([XS[:2], XS[1:]]))[0]
+
+
+CHOSEN = "jit", "checkpoint", "cond", "scan", "while_loop", "vmap"
+LOSSES = {name: loss_in(REGIONS[name]) for name in CHOSEN}
+LOSSES["two scans"] = in_two_scans
+over_losses = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
 def gradient_of(loss, *, computed, second):
@@ -71,35 +57,29 @@ def in_a_scan(f):
 
 
 WAYS = {
-    "jit": rg.jit,
-    "jit of jit": lambda f: rg.jit(lambda w, b: rg.jit(f)(w, b)),
-    "jit of vmap": lambda f: rg.jit(lambda w, b: rg.vmap(f, in_axes=(0, None))(w[None], b)[0]),
-    "jit of scan": lambda f: rg.jit(in_a_scan(f)),
-    "jit of checkpoint": lambda f: rg.jit(rg.checkpoint(f)),
+    "jit": lambda f: f,
+    "jit of jit": rg.jit,
+    "jit of vmap": lambda f: lambda w, b: rg.vmap(f, in_axes=(0, None))(w[None], b)[0],
+    "jit of scan": in_a_scan,
+    "jit of checkpoint": rg.checkpoint,
+    "by b": lambda f: lambda w, b: rg.grad(lambda b: rg.sum(f(w, b) * w))(b),
 }
 
 
-@pytest.mark.parametrize("second", [False, True])
-@pytest.mark.parametrize("computed", [False, True])
-@pytest.mark.parametrize(
-    "loss", [in_scan, in_cond, in_while, in_vmap, in_checkpoint, in_jit, in_two_scans]
-)
+@pytest.mark.parametrize(("computed", "second"), [(False, False), (True, True)])
+@over_losses
 def test_the_rule_sees_the_argument_of_now(loss, computed, second):
     f = gradient_of(loss, computed=computed, second=second)
-    expected = [(b, f(W, b).numpy()) for b in (B, B + 1)]
-    for name, way in WAYS.items():
-        g = way(f)
-        for b, values in expected:  # the second call is by the program of the first
-            np.testing.assert_allclose(g(W, b).numpy(), values, 1e-4, 1e-5, err_msg=name)
-    by_b = lambda f: rg.grad(lambda b: rg.sum(f(W, b) * W))  # noqa: E731
-    due = by_b(f)(B).numpy()
-    for g in (by_b(rg.jit(f)), rg.jit(by_b(f))):
-        np.testing.assert_allclose(g(B).numpy(), due, 1e-4, 1e-5)
+    g = rg.jit(lambda w, b: {name: way(f)(w, b) for name, way in WAYS.items()})
+    by_b = WAYS["by b"]
+    for b in (B, B + 1):  # the second call is by the program of the first
+        due, due_by_b = f(W, b).numpy(), by_b(f)(W, b).numpy()
+        for name, y in (g(W, b) | {"by b, outside": by_b(rg.jit(f))(W, b)}).items():
+            expected = due_by_b if name.startswith("by b") else due
+            np.testing.assert_allclose(y.numpy(), expected, 1e-4, 1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "loss", [in_scan, in_cond, in_while, in_vmap, in_checkpoint, in_jit, in_two_scans]
-)
+@over_losses
 def test_gradients_of_gradients_of_a_compiled_function(loss):
     """By programs of programs, which replay the region, and the region in its gradient."""
 
