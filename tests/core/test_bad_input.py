@@ -49,13 +49,16 @@ def test_a_size_that_would_end_the_process_is_refused(name):
 
 def test_the_campaign_can_fail(monkeypatch):
     assert malformed.written(("rg.sum(1.0)", "sum", "refuse")).outcome == SILENT
-    call = malformed.Call("rg.sin", "", [1.0], {"dim": 0}, "dim")
-    assert malformed.verdict(call, "numpy").outcome == EXPLAINED  # by Python: it is a short road
     entry = next(entry for entry in malformed.CALLS if "rg.roll(" in entry[0])
     monkeypatch.setattr("regrad.core.kernel_errors.refusal", lambda error, *_: error)
     assert malformed.written(entry).outcome == BROKEN
     monkeypatch.setattr(rg, "roll", lambda *args: (_ for _ in ()).throw(ValueError("bad")))
     assert malformed.verdict(malformed.Call("rg.roll", "", [1.0], {}), "numpy").outcome == BROKEN
+
+
+def test_python_refuses_what_short_roads_do_not_take():
+    call = malformed.Call("rg.sin", "", [1.0], {"dim": 0}, "dim")
+    assert malformed.verdict(call, "numpy").outcome == EXPLAINED
 
 
 # -- whose error it is -----------------------------------------------------------------------------

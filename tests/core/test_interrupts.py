@@ -303,7 +303,7 @@ def test_where_jax_finds_nan_variables_keep_their_values(capfd):
             assert session.run(w).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_the_trace_of_a_step_is_interrupted_at_once_and_leaves_variables_alone():
+def test_a_trace_is_interrupted_and_leaves_variables_alone():
     v, reached = rg.Variable([1.0]), []
 
     @rg.jit
