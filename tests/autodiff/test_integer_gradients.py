@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
+from tests.helpers.rows import close, under
 
 RULE = {"Greater": lambda dy: [dy * 5.0, None]}
 Z = [0.5, 1.5, 2.0]
@@ -53,74 +54,66 @@ PLACES = {
         floats(context(lambda p: rg.astype(p > 1.0, rg.int32) * 3 - 2)(z), z) / 3.0 + 2.0 / 3.0
     ),
 }
+# Each context meets each kind of data, in one of the places.
+DATA = [(np.asarray, "f4"), (jnp.asarray, "f8"), (np.asarray, "f8"), (jnp.asarray, "f4")]
+CASES = [
+    (context, place, *DATA[(i + j) % 4])
+    for i, context in enumerate(CONTEXTS)
+    for j, place in enumerate(PLACES)
+]
 
 
-def orders(f, z):
+def orders(f, z, way=lambda g: g):
     """The gradient, and the gradient of its sum."""
     with rg.gradient_override_map(RULE) as used:
-        first = rg.grad(f)(z)
-        second = rg.grad(lambda z: rg.sum(rg.grad(f)(z)))(z)
+        first = way(rg.grad(f))(z)
+        second = way(rg.grad(lambda z: rg.sum(rg.grad(f)(z))))(z)
     used.assert_fired()
     return first, second
 
 
-@pytest.mark.parametrize("data", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_a_gradient_passes_every_border(context, place, dtype, data):
+@pytest.mark.parametrize(("context", "place", "data", "dtype"), CASES)
+def test_a_gradient_passes_every_border(context, place, data, dtype):
     z = rg.asarray(data(np.asarray(Z, dtype)))
-    f = lambda z: rg.sum(PLACES[place](CONTEXTS[context], z) * z)  # noqa: E731
-    first, second = orders(f, z)
-    assert first.dtype == second.dtype == dtype
-    np.testing.assert_allclose(first.numpy(), np.greater(Z, 1.0) + 5.0 * np.asarray(Z), rtol=1e-6)
-    np.testing.assert_allclose(second.numpy(), [10.0] * 3, rtol=1e-6)
+    found = orders(lambda z: rg.sum(PLACES[place](CONTEXTS[context], z) * z), z)
+    assert [dz.dtype for dz in found] == [dtype, dtype]
+    close(found, (np.greater(Z, 1.0) + 5.0 * np.asarray(Z), [10.0] * 3), 1e-6)
 
 
 # Loops whose bools come round: the gradient of each as a plain Python loop has it.
 
-LOOPS = {
-    "comes out": lambda z, scan: floats(scan(lambda c, e: e * z > 1.0, FLAGS), z),
-    "comes round": lambda z, scan: scan(
-        lambda c, e: (e * c[1] > 1.0, c[1] + floats(c[0], z)), (FLAGS, z)
-    )[1],
-    "goes in": lambda z, scan: scan(lambda c, e: (c[0], c[1] * e + floats(c[0], z)), (z > 1.0, z))[
-        1
-    ],
-    "closed over": lambda z, scan: closed_over(z, scan),
-    "beside an index that has none": lambda z, scan: scan(
-        lambda c, e: (
-            c[0] * 1,
-            c[1] * rg.take(e, c[0] * 0) + floats(c[2], z),
-            c[1] > 1.0,
-        ),
-        (rg.asarray(np.arange(3)), z, z > 1.0),
-    )[1],
-}
 
-
-def closed_over(z, scan):
+def closed_over(z, loop):
     b = z > 1.0
-    return scan(lambda c, e: c * z + floats(b, z) * rg.sum(e), z)
+    return loop(lambda c, e: c * z + floats(b, z) * rg.sum(e), z)
+
+
+LOOPS = {
+    "comes out": lambda z, loop: floats(loop(lambda c, e: e * z > 1.0, FLAGS), z),
+    "comes round": lambda z, loop: loop(
+        lambda c, e: (e * c[1] > 1.0, c[1] + floats(c[0], z)), (FLAGS, z))[1],
+    "goes in": lambda z, loop: loop(
+        lambda c, e: (c[0], c[1] * e + floats(c[0], z)), (z > 1.0, z))[1],
+    "closed over": closed_over,
+    "beside an index that has none": lambda z, loop: loop(
+        lambda c, e: (c[0] * 1, c[1] * rg.take(e, c[0] * 0) + floats(c[2], z), c[1] > 1.0),
+        (rg.asarray(np.arange(3)), z, z > 1.0))[1],
+}  # fmt: skip
 
 
 def in_python(step, carry):
-    carry = rg.asarray(carry) if isinstance(carry, np.ndarray) else carry
     for e in np.ones((4, 1), "f4"):
         carry = step(carry, rg.asarray(e))
     return carry
 
 
 def in_scan(step, carry, **options):
-    carry = rg.asarray(carry) if isinstance(carry, np.ndarray) else carry
     return rg.scan(lambda c, e: (step(c, e), None), carry, np.ones((4, 1), "f4"), **options)[0]
 
 
 def in_while(step, carry):
-    last = rg.while_loop(
-        lambda c: c[0] < 4, lambda c: (c[0] + 1, step(c[1], ONES[:1])), (0, carry), max_steps=6
-    )
-    return last[1]
+    turn = lambda c: (c[0] + 1, step(c[1], ONES[:1]))  # noqa: E731
+    return rg.while_loop(lambda c: c[0] < 4, turn, (0, carry), max_steps=6)[1]
 
 
 REPEATED = {
@@ -128,66 +121,61 @@ REPEATED = {
     "scan, checkpoint": lambda step, carry: in_scan(step, carry, checkpoint=True),
     "while_loop": in_while,
 }
+MODES = ["eager", "jit", "grad in jit"]
+# Each loop, and each way of bools in it, in each mode once at least.
+ROUNDS = [
+    (name, loop, MODES[(i + j) % 3])
+    for i, name in enumerate(LOOPS)
+    for j, loop in enumerate(REPEATED)
+]
 
 
-@pytest.mark.parametrize("mode", ["eager", "jit", "grad in jit"])
-@pytest.mark.parametrize("loop", REPEATED)
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(("name", "loop", "mode"), ROUNDS)
 def test_a_gradient_comes_round(name, loop, mode):
     def total(loop):
-        return lambda z: rg.sum(LOOPS[name](z, loop) * z)
+        return lambda z: rg.sum(LOOPS[name](z, lambda step, carry: loop(step, arrays(carry))) * z)
 
     z = rg.tensor(Z)
-    f = total(REPEATED[loop])
-    f = rg.jit(f) if mode == "jit" else f
-    if mode == "grad in jit":
-        with rg.gradient_override_map(RULE):
-            first = rg.jit(rg.grad(f))(z)
-            second = rg.jit(rg.grad(lambda z: rg.sum(rg.grad(f)(z))))(z)
-    else:
-        first, second = orders(f, z)
-    for ours, due in zip((first, second), orders(total(in_python), z), strict=True):
-        np.testing.assert_allclose(ours.numpy(), due.numpy(), rtol=1e-5)
+    f = rg.jit(total(REPEATED[loop])) if mode == "jit" else total(REPEATED[loop])
+    found = orders(f, z, rg.jit if mode == "grad in jit" else lambda g: g)
+    close(found, orders(total(in_python), z), 1e-5)
+
+
+def arrays(carry):
+    return rg.asarray(carry) if isinstance(carry, np.ndarray) else carry
 
 
 # What has a gradient by a rule may stand where no gradient is asked of it.
 
+
+def stepped(z, first, step):
+    """The second part of a carry, after two steps."""
+    return rg.scan(lambda c, e: (step(*c), None), (rg.asarray(first), z), ONES)[0][1]
+
+
+def picked(z):
+    i = rg.astype(z > 1.0, rg.int32)
+    return rg.scan(lambda c, e: (c + rg.take(rg.tensor([1.0, 2.0]), i) * e, None), z, ONES)[0]
+
+
 HARMLESS = {
     "the condition of a branch": lambda z: rg.cond(
-        rg.all(z > -1.0), lambda c: c * 2.0, lambda c: c, z
-    ),
+        rg.all(z > -1.0), lambda c: c * 2.0, lambda c: c, z),
     "the condition of a loop": lambda z: rg.while_loop(
-        lambda c: rg.all(-c > -9.0), lambda c: c * 2.0 + 1.0, z, max_steps=6
-    ),
-    "an index that is carried": lambda z: rg.scan(
-        lambda c, e: (
-            (rg.astype(c[1] > 0.0, rg.int32), c[1] + rg.take(rg.tensor([1.0, 2.0]), c[0])),
-            None,
-        ),
-        (rg.asarray(np.array([0, 1, 1], "i4")), z),
-        ONES,
-    )[0][1],
-    "a flag that is carried": lambda z: rg.scan(
-        lambda c, e: (
-            (rg.all(c[1] > 0.0), rg.cond(c[0], lambda a: a * 2.0, lambda a: a, c[1])),
-            None,
-        ),
-        (rg.asarray(True), z),
-        ONES,
-    )[0][1],
-    "an index that is closed over": lambda z: picked(rg.astype(z > 1.0, rg.int32), z),
-}
-
-
-def picked(i, z):
-    add = lambda c, e: (c + rg.take(rg.tensor([1.0, 2.0]), i) * e, None)  # noqa: E731
-    return rg.scan(add, z, ONES)[0]
+        lambda c: rg.all(-c > -9.0), lambda c: c * 2.0 + 1.0, z, max_steps=6),
+    "an index that is carried": lambda z: stepped(z, np.array([0, 1, 1], "i4"), lambda i, c: (
+        rg.astype(c > 0.0, rg.int32), c + rg.take(rg.tensor([1.0, 2.0]), i))),
+    "a flag that is carried": lambda z: stepped(z, True, lambda flag, c: (
+        rg.all(c > 0.0), rg.cond(flag, lambda a: a * 2.0, lambda a: a, c))),
+    "an index that is closed over": picked,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("wrapped", [rg.jit, rg.checkpoint])
 @pytest.mark.parametrize("name", HARMLESS)
 def test_none_is_asked_of_conditions_and_indices(name, wrapped):
-    with rg.gradient_override_map(RULE):
-        due = rg.grad(lambda z: rg.sum(HARMLESS[name](z)))(Z)
-        ours = rg.grad(lambda z: rg.sum(wrapped(HARMLESS[name])(z)))(rg.tensor(Z))
-    assert ours.tolist() == due.tolist()
+    f = HARMLESS[name]
+    expected, found = (
+        under(RULE, rg.grad(lambda z, g=g: rg.sum(g(z))), rg.tensor(Z)) for g in (f, wrapped(f))
+    )
+    assert found.tolist() == expected.tolist()
