@@ -54,13 +54,10 @@ def dilation_rows() -> Any:
         window = (strides, padding or pad, dilations)
         # values of x and w whose sums are distinct
         inputs = (spread(*x), spread(*w, low=-0.5, high=0.45, seed=1))
-        yield sample(
-            f"dilation2d, {what}",
-            lambda x, w, v=(strides, pad, dilations): rg.sin(image.dilation2d(x, w, *v)),
-            inputs,
-            covers="Dilation2D",
-            reference=lambda x, w, v=window: np.sin(dilated(x, w, *v)),
-        )
+        yield sample(f"dilation2d, {what}",
+                     lambda x, w, v=(strides, pad, dilations): rg.sin(image.dilation2d(x, w, *v)),
+                     inputs, covers="Dilation2D",
+                     reference=lambda x, w, v=window: np.sin(dilated(x, w, *v)))  # fmt: skip
 
 
 TAPS = np.array([[0, 3], [2, 1]]).reshape(1, 2, 2, 1)
@@ -131,20 +128,12 @@ NEAREST = [
 def resize_rows(function: Any, type: str, rows: Any) -> Any:
     name = function.__name__
     for what, shape, size, options, reference in rows:
-        yield sample(
-            f"{name}, {what}",
-            lambda x, s=size, o=options: function(x, s, *o),
-            spread(*shape),
-            covers=type,
-            reference=reference,
-        )
-        yield sample(
-            f"the gradient of {name}, {what}",
-            lambda dy, x=shape, s=size, o=options: raw(f"{type}Grad")(dy, x, s, *o),
-            spread(shape[0], *size, shape[3]),
-            covers=f"{type}Grad",
-            reference=transpose(reference, shape),
-        )
+        yield sample(f"{name}, {what}", lambda x, s=size, o=options: function(x, s, *o),
+                     spread(*shape), covers=type, reference=reference)  # fmt: skip
+        yield sample(f"the gradient of {name}, {what}",
+                     lambda dy, x=shape, s=size, o=options: raw(f"{type}Grad")(dy, x, s, *o),
+                     spread(shape[0], *size, shape[3]), covers=f"{type}Grad",
+                     reference=transpose(reference, shape))  # fmt: skip
 
 
 def blocks(x: np.ndarray) -> np.ndarray:
@@ -154,78 +143,40 @@ def blocks(x: np.ndarray) -> np.ndarray:
 
 SAMPLES = [
     *dilation_rows(),
-    sample(
-        "dilation2d of one image without a batch axis",
-        lambda x, w: image.dilation2d(x, w, 1, "valid"),
-        (spread(3, 2, 2), spread(2, 1, 2, low=-0.5, high=0.45, seed=1)),
-        covers="Dilation2D",
-        reference=lambda x, w: dilated(x[None], w, (1, 1), ((0, 0), (0, 0)))[0],
-    ),
-    sample(
-        "which tap is the maximum",
-        lambda x, w: raw("Dilation2DArgmax")(x, w, (1, 1), "valid", (1, 1)),
-        (np.arange(6.0).reshape(1, 2, 3, 1), np.array([0.0, 5, 0, 0]).reshape(2, 2, 1)),
-        covers="Dilation2DArgmax",
-        order=0,
-        reason="no gradient: the result is of integers",
-        reference=lambda x, w: np.array([1, 1], np.int32).reshape(1, 1, 2, 1),
-    ),
-    sample(
-        "elements of windows by their taps",
-        lambda x, taps: raw("TapGather")(x, taps, *TAP_WINDOW),
-        (spread(1, 2, 4, 1), TAPS),
-        covers="TapGather",
-        reference=gathered,
-    ),
-    sample(
-        "elements added at taps of windows",
-        lambda dy, taps: raw("TapScatter")(dy, taps, (1, 2, 4, 1), *TAP_WINDOW),
-        (spread(1, 2, 2, 1), TAPS),
-        covers="TapScatter",
-        reference=scattered,
-    ),
+    sample("dilation2d of one image without a batch axis",
+           lambda x, w: image.dilation2d(x, w, 1, "valid"),
+           (spread(3, 2, 2), spread(2, 1, 2, low=-0.5, high=0.45, seed=1)), covers="Dilation2D",
+           reference=lambda x, w: dilated(x[None], w, (1, 1), ((0, 0), (0, 0)))[0]),
+    sample("which tap is the maximum",
+           lambda x, w: raw("Dilation2DArgmax")(x, w, (1, 1), "valid", (1, 1)),
+           (np.arange(6.0).reshape(1, 2, 3, 1), np.array([0.0, 5, 0, 0]).reshape(2, 2, 1)),
+           covers="Dilation2DArgmax", order=0, reason="no gradient: the result is of integers",
+           reference=lambda x, w: np.array([1, 1], np.int32).reshape(1, 1, 2, 1)),
+    sample("elements of windows by their taps",
+           lambda x, taps: raw("TapGather")(x, taps, *TAP_WINDOW), (spread(1, 2, 4, 1), TAPS),
+           covers="TapGather", reference=gathered),
+    sample("elements added at taps of windows",
+           lambda dy, taps: raw("TapScatter")(dy, taps, (1, 2, 4, 1), *TAP_WINDOW),
+           (spread(1, 2, 2, 1), TAPS), covers="TapScatter", reference=scattered),
     *resize_rows(image.resize_bilinear, "ResizeBilinear", RESIZES),
     *resize_rows(image.resize_nearest, "ResizeNearestNeighbor", NEAREST),
-    sample(
-        "resize_bilinear of one image without a batch axis",
-        lambda x: rg.sin(image.resize_bilinear(x, [3, 3])),
-        spread(2, 2, 2),
-        covers="ResizeBilinear",
-        reference=lambda x: np.sin(between(x[None], (3, 3))[0]),
-    ),
-    sample(
-        "space_to_batch",
-        lambda x: rg.sin(image.space_to_batch(x, [2, 3], [[0, 0], [0, 0]])),
-        spread(1, 2, 3, 2),
-        covers="SpaceToBatchND",
-        reference=lambda x: np.sin(blocks(x)),
-    ),
-    sample(
-        "space_to_batch with paddings",
-        lambda x: image.space_to_batch(x, (2, 3), ((1, 0), (0, 2))),
-        spread(2, 1, 4, 1),
-        covers="SpaceToBatchND",
-        reference=lambda x: blocks(np.pad(x, ((0, 0), (1, 0), (0, 2), (0, 0)))),
-    ),
-    sample(
-        "space_to_batch of sequences",
-        lambda x: image.space_to_batch(x, [2], [[0, 0]]),
-        spread(2, 4),
-        covers="SpaceToBatchND",
-        reference=lambda x: np.concatenate([x[:, ::2], x[:, 1::2]]),
-    ),
-    sample(
-        "batch_to_space",
-        lambda x: rg.sin(image.batch_to_space(x, [2, 1], [[0, 0], [0, 0]])),
-        spread(2, 2, 3, 1),
-        covers="BatchToSpaceND",
-        reference=lambda x: np.sin(np.stack([x[:1], x[1:]], axis=2).reshape(1, 4, 3, 1)),
-    ),
-    sample(
-        "batch_to_space with crops",
-        lambda x: image.batch_to_space(x, (2, 1), ((1, 0), (0, 2))),
-        spread(2, 2, 3, 1),
-        covers="BatchToSpaceND",
-        reference=lambda x: np.stack([x[:1], x[1:]], axis=2).reshape(1, 4, 3, 1)[:, 1:, :1],
-    ),
-]
+    sample("resize_bilinear of one image without a batch axis",
+           lambda x: rg.sin(image.resize_bilinear(x, [3, 3])), spread(2, 2, 2),
+           covers="ResizeBilinear", reference=lambda x: np.sin(between(x[None], (3, 3))[0])),
+    sample("space_to_batch", lambda x: rg.sin(image.space_to_batch(x, [2, 3], [[0, 0], [0, 0]])),
+           spread(1, 2, 3, 2), covers="SpaceToBatchND", reference=lambda x: np.sin(blocks(x))),
+    sample("space_to_batch with paddings",
+           lambda x: image.space_to_batch(x, (2, 3), ((1, 0), (0, 2))), spread(2, 1, 4, 1),
+           covers="SpaceToBatchND",
+           reference=lambda x: blocks(np.pad(x, ((0, 0), (1, 0), (0, 2), (0, 0))))),
+    sample("space_to_batch of sequences", lambda x: image.space_to_batch(x, [2], [[0, 0]]),
+           spread(2, 4), covers="SpaceToBatchND",
+           reference=lambda x: np.concatenate([x[:, ::2], x[:, 1::2]])),
+    sample("batch_to_space", lambda x: rg.sin(image.batch_to_space(x, [2, 1], [[0, 0], [0, 0]])),
+           spread(2, 2, 3, 1), covers="BatchToSpaceND",
+           reference=lambda x: np.sin(np.stack([x[:1], x[1:]], axis=2).reshape(1, 4, 3, 1))),
+    sample("batch_to_space with crops",
+           lambda x: image.batch_to_space(x, (2, 1), ((1, 0), (0, 2))), spread(2, 2, 3, 1),
+           covers="BatchToSpaceND",
+           reference=lambda x: np.stack([x[:1], x[1:]], axis=2).reshape(1, 4, 3, 1)[:, 1:, :1]),
+]  # fmt: skip
