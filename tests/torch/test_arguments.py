@@ -1,25 +1,23 @@
-"""Arguments, places and variants that torch's callables have and regrad's ops do not."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
+"""Arguments of torch's callables: those that regrad's ops do not have, in place, by keyword."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import regrad as rg
 from regrad.core.replacing import replace
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError
 from regrad.rules import optional
-from tests.helpers.torch_calls import IMAGE, D, X, both, override
+from tests.helpers.torch_calls import IMAGE, X, both
+from tests.torch.common import D, close, grad, leaf, override
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 # -- arguments that regrad's ops do not know -------------------------------------------------------
 
-FOREIGN: list[tuple[str, Callable[..., Any]]] = [
+FOREIGN = [
     ("MatMul", lambda x: x @ x[0, 0]),
     ("MatMul", lambda x: x[0, 0, :, 0] @ x),
     ("MatMul", lambda x: torch.mv(x[0, 0], x[0, 1, 0])),
@@ -44,8 +42,8 @@ FOREIGN: list[tuple[str, Callable[..., Any]]] = [
 
 @pytest.mark.parametrize(("op_type", "f"), FOREIGN)
 def test_arguments_of_torchs_own(op_type, f):
-    f = (lambda x, f=f: f(x[..., :4, :])) if op_type == "MatMul" else f
-    value, their, y, dx = both(f, IMAGE, {op_type: op_type})
+    image = IMAGE[..., :4, :] if op_type == "MatMul" else IMAGE
+    value, their, y, dx = both(f, image, {op_type: op_type})
     assert torch.equal(y, value)
     torch.testing.assert_close(dx, their)
 
@@ -63,52 +61,65 @@ def test_the_axis_that_torch_picks():
     assert list(dict.fromkeys(seen)) == [0, 1] and seen[-3:] == [1, 0, 1]
 
 
-# -- what is in place ------------------------------------------------------------------------------
+# -- in place --------------------------------------------------------------------------------------
 
-INDEX = torch.tensor([0, 2])
-IN_PLACE: dict[str, tuple[Any, Callable[..., Any]]] = {
-    "masked_fill_": (torch.Tensor.masked_fill_, lambda x: x.masked_fill_(x > 0, 0.0)),
-    "scatter_add_": (torch.Tensor.scatter_add_, lambda x: x.scatter_add_(0, INDEX, torch.ones(2))),
-    "index_add_": (torch.Tensor.index_add_, lambda x: x.index_add_(0, INDEX, torch.ones(2))),
-    "index_put_": (torch.Tensor.index_put_, lambda x: x.index_put_((INDEX,), torch.ones(2))),
-    "copy_": (torch.Tensor.copy_, lambda x: x.copy_(x.detach() + 1)),
-    "fill_": (torch.Tensor.fill_, lambda x: x.fill_(2.0)),
-    "out of place": (torch.Tensor.masked_fill, lambda x: x.masked_fill_(x > 0, 0.0)),
+INDEX, ONES = torch.tensor([0, 2]), torch.ones(2, dtype=D)
+T = torch.Tensor
+IN_PLACE = {
+    "masked_fill_": (T.masked_fill_, lambda x: x.masked_fill_(x > 0, 0.0)),
+    "scatter_add_": (T.scatter_add_, lambda x: x.scatter_add_(0, INDEX, ONES)),
+    "index_add_": (T.index_add_, lambda x: x.index_add_(0, INDEX, ONES)),
+    "index_put_": (T.index_put_, lambda x: x.index_put_((INDEX,), ONES)),
+    "copy_": (T.copy_, lambda x: x.copy_(x.detach() + 1)),
+    "fill_": (T.fill_, lambda x: x.fill_(2.0)),
+    "out of place": (T.masked_fill, lambda x: x.masked_fill_(x > 0, 0.0)),
 }
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_keys_in_place(name):
     key, change = IN_PLACE[name]
-    x = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
-    with override(
-        {key: lambda dy, xs: [7 * dy if v.dtype == dy.dtype else None for v in xs]}
-    ) as used:
+    x = leaf(0.5, -1, 2)
+    rule = lambda dy, xs: [7 * dy if v.dtype == dy.dtype else None for v in xs]  # noqa: E731
+    with override({key: rule}) as used:
         y = x * 1
         assert change(y) is y
     assert torch.equal(y, change(x.detach().clone()))
     if "add_" not in name and name != "index_put_":
-        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [7.0] * 3
+        assert grad(y, x).tolist() == [7.0] * 3
         used.assert_fired()
 
 
-@pytest.mark.parametrize("key", [torch.Tensor.__setitem__, torch.Tensor.fill_diagonal_])
-def test_keys_that_are_only_in_place(key):
-    with pytest.raises(UnknownOpError, match="in place"), override({key: lambda dy: dy}):
+def opened(key, rule=lambda dy: dy, **options):
+    with override({key: rule}, **options):
         pass
 
 
-def test_the_loss_that_torch_has_in_another_form_is_no_key():
-    rules = {"SparseSoftmaxCrossEntropyWithLogits": lambda dy: (dy, None)}
-    with pytest.raises(UnknownOpError, match="no torch callable is known"), override(rules):
-        pass
-
-
-def test_a_shape_changed_in_place():
+def squeezed():
     x = torch.ones(1, 3, requires_grad=True) * 1
-    rules = {torch.Tensor.squeeze_: lambda dy: dy}
-    with pytest.raises(PassedOverError, match="the shape of its tensor"), override(rules):
+    with override({T.squeeze_: lambda dy: dy}):
         x.squeeze_()
+
+
+REFUSED = {
+    "__setitem__": (lambda: opened(T.__setitem__), UnknownOpError, "in place"),
+    "fill_diagonal_": (lambda: opened(T.fill_diagonal_), UnknownOpError, "in place"),
+    "another form": (lambda: opened("SparseSoftmaxCrossEntropyWithLogits"), UnknownOpError,
+                     "no torch callable is known"),
+    "the shape": (squeezed, PassedOverError, "the shape of its tensor"),
+    "keep by type": (lambda: opened("Sign", keep="Reshape"), ArgumentError, "keep"),
+    "keep of types": (lambda: opened("Sign", keep=["Reshape"]), ArgumentError, "keep"),
+    "keep of modules": (lambda: opened("Sign", keep=[nn.ReLU]), ArgumentError, "keep"),
+    "keep of numbers": (lambda: opened("Sign", keep=[3]), ArgumentError, "keep"),
+    "keep of one": (lambda: opened("Sign", keep=torch.kron), ArgumentError, "keep"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(name):
+    call, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        call()
 
 
 @pytest.mark.parametrize("f", [lambda z: z.mH, lambda z: z.H, lambda z: z.adjoint()])
@@ -124,27 +135,22 @@ def test_conjugates_of_matrices(f):
 @pytest.mark.parametrize("rule", [lambda dy, x: 7 * dy * (x > 0), lambda dy: 7 * dy])
 def test_bfloat16(rule):
     """Rules written with torch's functions see bfloat16 as it is."""
-    x = torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True)
+    x = leaf(1, 2, dtype=torch.bfloat16)
     with override({"Relu": rule}):
-        torch.relu(x).sum().backward()
-    assert x.grad.tolist() == [7.0, 7.0]
+        y = torch.relu(x)
+    assert grad(y, x).tolist() == [7.0, 7.0]
 
 
-@pytest.mark.parametrize("keep", ["Reshape", ["Reshape"], [torch.nn.ReLU], [3], torch.kron])
-def test_keep_has_torch_callables(keep):
-    with pytest.raises(ArgumentError, match="keep"):
-        override({"Sign": lambda dy: dy}, keep=keep)
+# -- maps that change ------------------------------------------------------------------------------
 
 
 def test_a_new_rule_for_a_known_key_is_the_one_that_runs():
-    x = torch.ones(2, requires_grad=True)
+    x = leaf(1, 1)
     for k in (2.0, 3.0):
-        with (
-            override({"Sign": lambda dy, k=k: k * dy}),
-            override({"Relu": lambda dy, k=k: -k * dy}),
-        ):
+        sign, relu = (lambda dy, k=k: k * dy), (lambda dy, k=k: -k * dy)
+        with override({"Sign": sign}), override({"Relu": relu}):
             y = torch.sign(x) + torch.relu(torch.sign(x))
-        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [k - k * k] * 2
+        assert grad(y, x).tolist() == [k - k * k] * 2
 
 
 def test_a_map_is_read_anew_by_each_scope():
@@ -154,10 +160,10 @@ def test_a_map_is_read_anew_by_each_scope():
         return k * dy
 
     def gradient(rules, **options):
-        x = torch.ones(1, requires_grad=True)
+        x = leaf(1)
         with override(rules, **options):
             y = torch.relu(torch.sign(x)) + torch.tanh(torch.sign(x)) * 0
-        return torch.autograd.grad(y.sum(), x)[0].item()
+        return grad(y, x).item()
 
     rules = {"Sign": lambda dy: dy}
     found = [gradient(rules)]
@@ -165,8 +171,7 @@ def test_a_map_is_read_anew_by_each_scope():
     found += [gradient(rules), gradient(rules)]
     k = 3.0  # (in the same cell)
     found.append(gradient(rules))
-    rules["Relu"] = optional(scaled)
-    rules["Cos"] = optional(scaled)
+    rules |= {"Relu": optional(scaled), "Cos": optional(scaled)}
     found += [gradient(rules), gradient({key: each for key, each in rules.items() if key != "Cos"})]
     assert found == [1.0, 2.0, 2.0, 3.0, 3.0, 3.0]
     for _ in range(2):  # what is refused is refused again
@@ -175,3 +180,123 @@ def test_a_map_is_read_anew_by_each_scope():
         with pytest.raises(ArgumentError, match="replaces the values"):
             override({"Sign": replace(lambda x: x)})
         assert gradient({"Sign": scaled}, order=1) == 3.0
+
+
+# -- by keyword: gradients have the order of the signature, whatever the caller's ------------------
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=D) + 1
+
+
+A, B, C, M = uniform(2, 3), uniform(2, 3, seed=1), uniform(2, 3, seed=2), uniform(3, 2, seed=3)
+
+
+@torch.library.custom_op("keywords::mix", mutates_args=())
+def mix(first: torch.Tensor, second: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+    return scale * first + 3 * second
+
+
+mix.register_fake(lambda first, second, scale=2.0: torch.empty_like(first))
+mix.register_autograd(
+    lambda ctx, dy: (ctx.scale * dy, 3 * dy, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "scale", inputs[2]),
+)
+
+
+class Two(nn.Module):
+    def forward(self, first, second, scale=2.0):
+        return scale * first + 3 * second
+
+
+# The tensors in the order of the signature, and in that of the caller.
+CALLS = {
+    "lerp": (torch.lerp, {"input": A, "end": B, "weight": C}, {}),
+    "lerp by a number": (torch.lerp, {"input": A, "end": B}, {"weight": 0.5}),
+    "cosine_similarity": (F.cosine_similarity, {"x1": A, "x2": B}, {"dim": 1}),
+    "pairwise_distance": (F.pairwise_distance, {"x1": A, "x2": B}, {}),
+    "fmod": (torch.fmod, {"input": A, "other": B}, {}),
+    "cross": (torch.cross, {"input": A, "other": B}, {"dim": 1}),
+    "linalg.cross": (torch.linalg.cross, {"input": A, "other": B}, {}),
+    "bilinear": (F.bilinear, {"input1": A, "input2": B, "weight": uniform(4, 3, 3)}, {}),
+    "addcmul": (torch.addcmul, {"input": A, "tensor1": B, "tensor2": C}, {"value": 2}),
+    "addmm": (torch.addmm, {"input": uniform(2, 2), "mat1": A, "mat2": M}, {}),
+    "mse_loss": (F.mse_loss, {"input": A, "target": B}, {}),
+    "a module": (Two(), {"first": A, "second": B}, {"scale": 5.0}),
+    "a custom op": (mix, {"first": A, "second": B}, {"scale": 5.0}),
+    "its overload": (torch.ops.keywords.mix.default, {"first": A, "second": B}, {}),
+}
+
+
+def called(function, given, options, xs):
+    """Call a function with its keywords in the opposite order."""
+    named = dict(zip(given, xs, strict=True), **options)
+    return function(**dict(reversed(named.items()))).sum()
+
+
+def scaled(dxs):
+    return [(i + 2) * dx for i, dx in enumerate(dxs)]
+
+
+# A rule, and the gradients that it returns by the plain ones and by the inputs.
+RULES = {
+    "xs": (lambda dy, xs: scaled(x * x for x in xs), lambda dxs, xs: scaled(x * x for x in xs)),
+    "builtin": (lambda dy, builtin: scaled(builtin(dy)), lambda dxs, xs: scaled(dxs)),
+}
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_have_the_order_of_the_signature(name, backward, rule):
+    function, given, options = CALLS[name]
+    xs = [x.clone().requires_grad_() for x in given.values()]
+    value, due = RULES[rule]
+    expected = due(torch.autograd.grad(called(function, given, options, xs), xs), given.values())
+    key, model = (rg.at(""), function) if isinstance(function, Two) else (function, None)
+    with override({key: value}, model=model) as used:
+        y = called(function, given, options, xs)
+    if backward:
+        y.backward()
+    close([x.grad for x in xs] if backward else torch.autograd.grad(y, xs), expected, 1e-7)
+    used.assert_fired()
+
+
+def by_keyword(x):
+    return torch.lerp(end=2 * x, input=x, weight=0.25).sum()
+
+
+def compiled(x):
+    torch._dynamo.reset()
+    return torch.compile(by_keyword, backend="aot_eager")(x)
+
+
+WAYS = {
+    "eager": by_keyword,
+    "compiled": compiled,
+    "checkpoint": lambda x: checkpoint(by_keyword, x, use_reentrant=False),
+    "reentrant": lambda x: checkpoint(by_keyword, x, use_reentrant=True),
+    "autocast": torch.autocast("cpu", torch.bfloat16)(by_keyword),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_order_holds_everywhere(way):
+    """The gradient by `input` is 5 x, and by `end` 7: 5 x + 14."""
+    x = leaf(1, 1, 1)
+    rules = {torch.lerp: lambda dy, input, end, weight: (5 * dy * input, 28 * dy * weight)}
+    with override(rules):
+        y = WAYS[way](x)
+        y.backward(create_graph=way == "eager")
+        assert x.grad.tolist() == [19.0] * 3
+        if way == "eager":
+            assert grad(x.grad, x).tolist() == [5.0] * 3
+            assert torch.func.grad(by_keyword)(x.detach()).tolist() == [19.0] * 3
+
+
+def test_keywords_of_unknown_order_are_refused(monkeypatch):
+    monkeypatch.setattr("regrad.torch.arguments.forms_of", lambda function: [])
+    refused = pytest.raises(PassedOverError, match="Pass the tensors by position")
+    with refused, override({torch.lerp: lambda dy, xs: xs}):
+        by_keyword(leaf(1, 1, 1))
