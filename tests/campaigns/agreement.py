@@ -2,8 +2,11 @@
 
 Values and gradients in each mode are compared with eager NumPy's, those with the program's twin
 (see `programs`; a nested program's is JAX's), and those of programs without surrogates with
-differences. What disagrees is made smaller as long as it disagrees, and shown as a program that
-runs. Of a nested program a refusal counts as a fault, except where the page of the proof has it.
+differences. Nested programs also run in PyTorch and in JAX, under the overrides of `regrad.torch`
+and `regrad.jax`. Of a nested program a refusal counts as a fault, except where the page of the
+proof has it. Hypothesis makes a program that disagrees smaller, which is shown as a script that
+runs. `make fuzz` searches by the same code for as long as it is told, and
+tests/project/test_random_programs.py is a part of the suite.
 
 A disagreement is *explained* only by a test: the one-sided differences disagree (a kink), the
 differences do not settle, or the reference itself changes as much when its inputs change by
@@ -15,19 +18,25 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
+from inspect import unwrap
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
+from hypothesis import Phase
+from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
 
 import regrad as rg
 import regrad.v1 as tf
 from regrad.core.state import current
 from regrad.errors import RegradError
-from tests.campaigns import in_jax
-from tests.campaigns.programs import Program, made, smaller
+from tests.campaigns import in_jax, in_torch, overridden_jax
+from tests.campaigns.programs import Maker, Program
+from tests.campaigns.sources import Source
 from tests.campaigns.verdicts import (
     BROKEN,
     DELIVERED,
@@ -83,12 +92,31 @@ def in_graph(f: Function, xs: Arrays) -> Any:
 
 
 def compiled(f: Function, xs: Arrays) -> Any:
-    return rg.jit(lambda *xs: value_and_gradients(f, xs))(*map(rg.asarray, xs))
+    return rg.jit(with_gradients(f))(*map(rg.asarray, xs))
+
+
+def again(make: Function) -> Function:
+    """A mode whose function has run before, for other numbers and other values of a variable."""
+
+    def run(f: Function, xs: Arrays) -> Any:
+        g, variable = make(f), unwrap(f).__globals__["W"]
+        for value in (-0.4, 0.2, 0.7):  # (calls after the first take a shorter way)
+            variable.assign(np.float64(value))
+            numbers = xs if value == 0.7 else [value * x + 0.1 for x in xs]
+            ys = g(*[rg.asarray(runs.arrays_of("jax", x)) for x in numbers])
+        return ys
+
+    return run
+
+
+def with_gradients(f: Function) -> Function:
+    return lambda *xs: value_and_gradients(f, xs)
 
 
 def second_order(f: Function) -> Function:
     """A weighed sum of the gradients, to be differentiated again."""
 
+    @wraps(f)
     def g(*xs: Any) -> Any:
         parts = rg.grads(f, unconnected="zero")(list(xs))
         total = rg.asarray(np.float64(0.0))
@@ -116,41 +144,46 @@ def forward(wrap: Function = lambda f: f) -> Function:
     return run
 
 
-CHEAP: dict[str, Function] = {
+MODES: dict[str, Function] = {
+    "twin": on("numpy"),
+    "differences": on("numpy"),
     "torch": on("torch"),
     "checkpoint": on("numpy", rg.checkpoint),
     "vmap": on("numpy", batched),
     "vmap of grad": per_example,
     "jvp": forward(),
     "graph": in_graph,
-}
-SLOW: dict[str, Function] = {
     "jax": on("jax"),
-    "grad of jit": on("numpy", rg.jit),
-    "jit of grad": compiled,
+    "jit of grad": again(lambda f: rg.jit(with_gradients(f))),
+    "grad of jit": again(lambda f: with_gradients(rg.jit(f))),
     "jvp of jit": forward(rg.jit),
     "jit of checkpoint": lambda f, xs: compiled(rg.checkpoint(f), xs),
     "jit of vmap": lambda f, xs: compiled(batched(f), xs),
 }
-MODES = {"numpy": on("numpy"), **CHEAP, **SLOW}
-OUT_OF_PLACE = {"graph": ("cond", "while_loop", "fori_loop", "jit", "variable", "vmap", "map")}
+HOSTS: dict[str, Any] = {"regrad.torch": in_torch, "regrad.jax": overridden_jax}
+NAMES = (*MODES, *HOSTS)
+GRAPHS_LACK = ("cond", "while_loop", "fori_loop", "jit", "variable", "vmap", "map")
 
 
 def fits(program: Program, mode: str) -> bool:
-    """Whether a mode has all that the program uses (graphs have control flow of their own)."""
-    return not any(word in kind for word in OUT_OF_PLACE.get(mode, ()) for kind in program.kinds)
+    """Whether a mode has all that the program uses, and has something to compare."""
+    if mode == "twin":
+        return program.is_nested or program.has_surrogate or "custom_grad" in program.kinds
+    if mode == "differences":
+        return not program.has_surrogate
+    if mode in HOSTS:  # (there a gradient function differentiates without the rules)
+        return not any("custom_grad" in k and "override" in k for k in program.kinds)
+    return mode != "graph" or not any(word in k for word in GRAPHS_LACK for k in program.kinds)
 
 
 def refusal(program: Program, mode: str) -> str:
     """A refusal, or a fault: what JAX runs of a nested program has to run here, too."""
-    known = mode == "graph" or (mode == "torch" and any("jit" in kind for kind in program.kinds))
+    known = (
+        mode == "graph"
+        or (mode == "torch" and any("jit" in kind for kind in program.kinds))
+        or ("vmap" in mode and "variable" in program.kinds)
+    )
     return REFUSED if known or not program.is_nested else BROKEN
-
-
-def chosen(program: Program, rng: random.Random) -> list[str]:
-    """The modes for one program: all that are cheap, and one that compiles, by turns."""
-    modes = [*rng.sample(list(CHEAP), 3), rng.choice(list(SLOW))]
-    return [m for m in modes if fits(program, m)]
 
 
 # -- what came -------------------------------------------------------------------------------------
@@ -166,22 +199,21 @@ class Task:
     @cached_property
     def reference(self) -> Any:
         """The outcome in eager NumPy, with which every other is compared."""
-        return self.outcome("numpy")
+        return self.outcome("")
 
     def function(self, twin: bool = False) -> Function:
-        f = self.program.function(twin)
+        f = self.program.function(twin=twin)
         return second_order(f) if self.order == 2 else f
 
     def outcome(self, mode: str) -> Any:
         """Value and gradients as arrays, or the error."""
+        twin, xs = mode == "twin", self.program.xs
+        host = in_jax if twin and self.program.is_nested else HOSTS.get(mode)
         try:
             with np.errstate(all="ignore"):
-                if self.program.is_nested and mode.endswith("'s twin"):
-                    f = self.program.function(twin=True)
-                    return in_jax.values_and_gradients(f, self.program.xs, self.order)
-                found = MODES[mode.removesuffix("'s twin")](
-                    self.function(mode.endswith("'s twin")), self.program.xs
-                )
+                if host is not None:
+                    return host.values_and_gradients(self.program.function(host), xs, self.order)
+                found = MODES[mode or "twin"](self.function(twin), xs)
             return [np.asarray(y._values() if hasattr(y, "_values") else y) for y in found]
         except Exception as error:
             return error
@@ -199,9 +231,13 @@ def disagree(a: Arrays, b: Arrays) -> bool:
 def compared(task: Task, mode: str) -> tuple[str, str]:
     """The outcome of one mode, and what it says."""
     got = task.outcome(mode)
+    if mode == "regrad.jax" and "differentiates it itself" in str(got):
+        return REFUSED, shown(got)
     if isinstance(got, RegradError):
         same = isinstance(task.reference, RegradError)
         return (REFUSED if same else refusal(task.program, mode)), shown(got)
+    if mode == "regrad.torch" and "saved tensor hooks" in str(got):
+        return EXPLAINED, "torch.func differentiates nothing in a checkpoint"
     if isinstance(got, Exception):
         return BROKEN, shown(got)
     due = task.reference
@@ -229,7 +265,7 @@ def jumps(task: Task, got: Arrays, due: Arrays) -> bool:
             (n, x + size * numbers.standard_normal(x.shape) * (1 + np.abs(x)))
             for n, x in program.inputs
         )
-        moves.append(Task(Program(xs, program.stmts, program.outputs), task.order))
+        moves.append(replace(task, program=replace(program, inputs=xs)))
     found = (moved.reference for moved in moves)
     return any(isinstance(ys, Exception) or disagree(ys, due) for ys in found)
 
@@ -283,98 +319,126 @@ def judged_slope(slope: float, at: Callable[[float], float], y: float) -> tuple[
     return SILENT, f"the slope is {slope:.9g}, and the differences settle on {m1:.9g}"
 
 
-# -- a program -------------------------------------------------------------------------------------
-
-Check = Callable[[Task], tuple[str, str]]
+# -- cases -----------------------------------------------------------------------------------------
 
 
-def checks(task: Task, modes: Sequence[str]) -> Iterator[tuple[str, Check]]:
-    """What is asked of a program: each mode, its twin, differences."""
-    program = task.program
-    if program.has_surrogate or program.is_nested or "custom_grad" in program.kinds:
-        yield "twin", lambda t: compared(t, "numpy's twin")
-    if not program.has_surrogate:
-        yield "differences", differences
-    for mode in modes:
-        yield mode, lambda t, mode=mode: compared(t, mode)
+@dataclass(frozen=True, repr=False)
+class Case:
+    """A program, and the mode that is compared."""
+
+    task: Task
+    mode: str
+
+    def judged(self) -> tuple[str, str]:
+        """The outcome, and what there is to say of it."""
+        base, program = self.task.reference, self.task.program
+        if isinstance(base, RegradError):
+            outcome, detail = refusal(program, ""), shown(base)
+        elif isinstance(base, Exception):
+            outcome, detail = BROKEN, shown(base)
+        elif self.mode == "differences":
+            outcome, detail = differences(self.task)
+        else:
+            outcome, detail = compared(self.task, self.mode)
+        if current() is not None:
+            return SILENT, "a scope or a tape is left open"
+        return outcome, detail
+
+    def __repr__(self) -> str:
+        of = "a weighed sum of the gradients" if self.task.order == 2 else "f"
+        kinds = "; ".join(self.task.program.kinds)
+        return f"{self.mode}: the gradients of {of} [{kinds}]\n\n{self.task.program.runnable()}"
 
 
-def examined(seed: int) -> list[Verdict]:
-    """All verdicts on one program."""
+def made(source: Source, mode: str) -> Case | None:
+    """A case for a mode; None if the program does not fit it."""
+    maker = Maker(source)
+    nested = mode in HOSTS or source.chance(40)
+    program = maker.nested() if nested else maker.flat()
+    order = 1 + source.chance(20)
+    return Case(Task(program, order), mode) if fits(program, mode) else None
+
+
+def seeded(mode: str, seed: int) -> tuple[Case, list[int]]:
+    """The case of a seed, and its choices."""
     rng = random.Random(seed)
-    task = Task(made(seed), 2 if rng.random() < 0.2 else 1)
-    modes = chosen(task.program, rng)
-    base = task.reference
-    if isinstance(base, RegradError) and not task.program.is_nested:
-        return [Verdict(f"{seed} numpy", REFUSED, shown(base))]
-    if isinstance(base, Exception):
-        return [Verdict(f"{seed} numpy", BROKEN, small(task, numpy_alone, shown(base)))]
-    found = []
-    for name, check in checks(task, modes):
-        outcome, detail = check(task)
+    while True:
+        source = Source(rng.randint)
+        if case := made(source, mode):
+            return case, source.choices
+
+
+def smallest(mode: str, choices: list[int], outcome: str, seconds: float = 30.0) -> Case:
+    """The smallest case of an outcome that hypothesis finds from one, given by its choices."""
+
+    @st.composite
+    def cases(draw: Any) -> Case:
+        case = made(Source(lambda low, high: draw(st.integers(low, high))), mode)
+        hypothesis.assume(case is not None)
+        assert case is not None
+        return case
+
+    wrong: dict[str, bool] = {}
+    end = time.monotonic() + seconds
+
+    def is_wrong(case: Case) -> bool:
+        text = repr(case)
+        if text not in wrong:
+            wrong[text] = time.monotonic() < end and case.judged()[0] == outcome
+        return wrong[text]
+
+    database = InMemoryExampleDatabase()
+    database.save(b"found.secondary", choices_to_bytes(choices))  # (from where it is made smaller)
+    settings = hypothesis.settings(
+        database=database, phases=(Phase.reuse, Phase.shrink), deadline=None
+    )
+    return hypothesis.find(cases(), is_wrong, settings=settings, database_key=b"found")
+
+
+def search(mode: str, seed: int, count: int) -> None:
+    """Raise AssertionError, with a small program, if one of so many cases is wrong."""
+    for each in range(seed, seed + count):
+        case, choices = seeded(mode, each)
+        outcome = case.judged()[0]
         if outcome in WRONG:
-            detail = small(task, check, detail)
-        found.append(Verdict(f"{seed} {name}{', 2nd' * (task.order == 2)}", outcome, detail))
-    if current() is not None:
-        found.append(Verdict(f"{seed} state", SILENT, "a scope or a tape is left open"))
-    return found
+            raise AssertionError(report(mode, each, choices, outcome))
 
 
-def numpy_alone(task: Task) -> tuple[str, str]:
-    base = task.reference
-    if isinstance(base, RegradError):
-        return refusal(task.program, "numpy"), shown(base)
-    return (BROKEN, shown(base)) if isinstance(base, Exception) else (DELIVERED, "")
-
-
-def small(task: Task, check: Check, detail: str, seconds: float = 10.0) -> str:
-    """What came of the smallest program for which as much comes, and that program."""
-    wrong, end = check(task)[0], time.monotonic() + seconds
-    again = True
-    while again and time.monotonic() < end:
-        again = False
-        for program in smaller(task.program):
-            less = replace(task, program=program)
-            if size(less) < size(task) and fails(check, less, wrong):
-                task, again = less, True
-                break
-    order = "grads of a weighed sum of the gradients" if task.order == 2 else "grads"
-    detail = check(task)[1] or detail
-    kinds = ", ".join(task.program.kinds)
-    return f"[{kinds}] {order}: {detail}\n{task.program.runnable()}"
-
-
-def fails(check: Check, task: Task, wrong: str) -> bool:
-    try:
-        return check(task)[0] == wrong
-    except Exception:
-        return False
-
-
-def size(task: Task) -> tuple[int, ...]:
-    p = task.program
-    text = sum(len(s.expr.text) for s in p.stmts if s.expr is not None)
-    whole = sum(s.kind != "constant" for s in p.stmts)
-    return len(p.stmts) + len(p.outputs) + len(p.inputs), whole, text
+def report(mode: str, seed: int, choices: list[int], outcome: str) -> str:
+    """A wrong case as text: what came, the smallest program, and the command that repeats it."""
+    case = smallest(mode, choices, outcome)
+    _, detail = case.judged()
+    again = f"make fuzz ARGS=\"--mode '{mode}' --seed {seed} --cases 1\""
+    return f"{outcome}: {detail}\n{case!r}\n\nOnce more: {again}"
 
 
 # -- jobs ------------------------------------------------------------------------------------------
 
-CHUNK = 20
+CHUNK = 100
 
 
 def jobs(count: int, first: int = 0) -> list[str]:
-    """Programs by the chunk: `0+20` are those of the seeds 0 to 19."""
-    return [f"{first + i}+{min(CHUNK, count - i)}" for i in range(0, count, CHUNK)]
+    """Cases by the chunk: `jvp/0+20` are those of the seeds 0 to 19."""
+    chunks = [f"{first + i}+{min(CHUNK, count - i)}" for i in range(0, count, CHUNK)]
+    return [f"{mode}/{chunk}" for mode in NAMES for chunk in chunks]
 
 
 def run(job: str, quick: bool = False) -> list[Verdict]:
-    first, count = map(int, job.split("+"))
-    return [v for seed in range(first, first + count) for v in examined(seed)]
+    mode, _, chunk = job.partition("/")
+    first, count = map(int, chunk.split("+"))
+    return [examined(mode, seed) for seed in range(first, first + count)]
+
+
+def examined(mode: str, seed: int) -> Verdict:
+    case, choices = seeded(mode, seed)
+    outcome, detail = case.judged()
+    if outcome in WRONG:
+        detail = report(mode, seed, choices, outcome)
+    return Verdict(f"{seed} {mode}{', 2nd' * (case.task.order == 2)}", outcome, detail)
 
 
 def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
     """What a case has in common with others, and what tells it from them."""
     seed, _, mode = case.partition(" ")
-    what = detail.partition("]")[0] + "]" if outcome in WRONG else detail.partition(":")[0]
+    what = "wrong" if outcome in WRONG else detail.partition(":")[0]
     return f"{mode} {what}", seed

@@ -1,4 +1,4 @@
-"""What F5's nested programs use of regrad, written in JAX: their twins run by this.
+"""What nested programs use of regrad, written in JAX: their twins run by this.
 
 A twin is the text of the program, in which `rg` is this module. Rules and custom gradients are
 `jax.custom_vjp`, loops and branches those of `jax.lax`, and derivatives JAX's own. Nothing of
@@ -59,6 +59,27 @@ def differentiated(f: Function) -> Function:
             return f(*args)
 
     return run
+
+
+def define(space: dict[str, Any]) -> None:
+    """Replace the place of the prelude by a scope around what runs there."""
+
+    def placed(name: str, op_type: str, f: Function, g: Function) -> Any:
+        return space["under"](op_type, lambda: 0.9 * f()) + g()
+
+    space["placed"] = placed
+
+
+class Variable:
+    def __init__(self, value: Any, name: str = "") -> None:
+        self.value = value
+
+    def assign(self, value: Any) -> None:
+        self.value = value
+
+
+def identity(variable: Variable) -> Any:
+    return jnp.asarray(variable.value)
 
 
 # -- ops -------------------------------------------------------------------------------------------

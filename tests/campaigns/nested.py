@@ -1,4 +1,4 @@
-"""Nested programs for F5: expressions in which every construct holds every other.
+"""Nested programs: expressions in which every construct holds every other.
 
 Their data are vectors and numbers, in containers: dicts, tuples in tuples, leaves that are None.
 Functions close over what is around them, call themselves, open scopes; functions with a gradient
@@ -8,10 +8,11 @@ by JAX (see `in_jax`).
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+
+from tests.campaigns.sources import Source
 
 PRELUDE = """
 import functools
@@ -26,6 +27,12 @@ NESTED_RULES = {
 def under(op_type, f):
     with rg.gradient_override_map({op_type: NESTED_RULES[op_type]}):
         return f()
+
+def placed(name, op_type, f, g):
+    with rg.gradient_override_map({rg.at(f"**.{name}", op_type): NESTED_RULES[op_type]}):
+        with rg.name_scope(name):
+            y = 0.9 * f()
+        return y + g()
 
 def again(n, f, x):
     return x if n == 0 else f(lambda y: again(n - 1, f, y), x)
@@ -118,6 +125,7 @@ VECTORS = {
     ),
     "jvp": "rg.jvp(lambda @1, @2: [[v|@1:v,@2:v]] + @1 * @2, [[[v]], [[v]]], [[[v]], [[v]]])[1]",
     "override": "under(OP, lambda: [[v]])",
+    "override, at a place": "placed('@1', OP, lambda: [[v]], lambda: [[v]])",
     "override, of a function": "(lambda @1: under(OP, lambda: @1([[v]])))(lambda @2: [[v|@2:v]])",
     "recursion": "again(2, lambda @1, @2: @1([[v|@2:v]]) * 0.5 + [[v|@2:v]], [[v]])",
     "recursion, closure": (
@@ -158,10 +166,9 @@ SLOT = re.compile(r"\[\[([vs])(?:([|!])(.*?:[vs]))?\]\]")
 
 
 class Expr(NamedTuple):
-    """An expression, and one without anything inside that may stand in its place."""
+    """An expression, and the name of the construct that it is."""
 
     parts: tuple[str | Expr, ...]
-    leaf: str
     kind: str = "op"
 
     @property
@@ -177,47 +184,36 @@ class Expr(NamedTuple):
         return {self.kind}.union(*[e.kinds for e in self.inner])
 
 
-def smaller(expr: Expr) -> Iterator[Expr]:
-    """Expressions with less in them."""
-    if expr.parts != (expr.leaf,):
-        yield Expr((expr.leaf,), expr.leaf)
-    for i, part in enumerate(expr.parts):
-        if isinstance(part, Expr):
-            for less in smaller(part):
-                yield expr._replace(parts=(*expr.parts[:i], less, *expr.parts[i + 1 :]))
-
-
 class Writer:
     """Random expressions; parameters have names that occur once."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+    def __init__(self, source: Source) -> None:
+        self.source = source
         self.count = 0
 
     def expr(self, kind: str, names: Mapping[str, str], depth: int) -> Expr:
         """An expression of a kind, by names in scope, with so many constructs within each other."""
-        rng = self.rng
-        if depth <= 0 and rng.random() < 0.6:
-            leaf = self.leaf(kind, names)
-            return Expr((leaf,), leaf)
-        if depth <= 0 or rng.random() < 0.3:
-            label, text = "op", rng.choice(PLAIN).replace("[[k]]", f"[[{kind}]]")
-        else:
-            label, text = rng.choice(list((VECTORS if kind == "v" else NUMBERS).items()))
-        return self.filled(label, text, kind, names, depth)
+        what = self.source.integer(0, 19)
+        if what < (12 if depth <= 0 else 2):
+            return Expr((self.leaf(kind, names),))
+        if what < 7 or depth <= 0:
+            plain = self.source.choice(PLAIN).replace("[[k]]", f"[[{kind}]]")
+            return self.filled("op", plain, names, depth)
+        constructs = VECTORS if kind == "v" else NUMBERS
+        scopes = [name for name in constructs if name.startswith("override")]
+        label = self.source.choice(scopes if self.source.chance(25) else list(constructs))
+        return self.filled(label, constructs[label], names, depth)
 
-    def filled(
-        self, label: str, text: str, kind: str, names: Mapping[str, str], depth: int
-    ) -> Expr:
+    def filled(self, label: str, text: str, names: Mapping[str, str], depth: int) -> Expr:
         """A construct with expressions in its slots, one of them as deep as it may be."""
         for i in (1, 2, 3):
             if f"@{i}" in text:
                 self.count += 1
                 text = text.replace(f"@{i}", f"p{self.count}")
-        text = re.sub(r"\bK\b", str(round(self.rng.uniform(0.3, 1.6), 2)), text)
-        text = re.sub(r"\bOP\b", repr(self.rng.choice(RULES)), text)
+        text = re.sub(r"\bK\b", lambda _: str(self.source.number(0.3, 1.6)), text)
+        text = re.sub(r"\bOP\b", lambda _: repr(self.source.choice(RULES)), text)
         slots = [*SLOT.finditer(text)]
-        deep = self.rng.choice(slots)
+        deep = self.source.choice(slots)
         parts: list[str | Expr] = []
         end = 0
         for slot in slots:
@@ -227,12 +223,12 @@ class Writer:
             deeper = slot is deep or label == "op"
             parts.append(self.expr(slot[1], inside, depth - 1 if deeper else 0))
             end = slot.end()
-        return Expr((*parts, text[end:]), self.leaf(kind, names), label)
+        return Expr((*parts, text[end:]), label)
 
     def leaf(self, kind: str, names: Mapping[str, str]) -> str:
         """A name in scope, those of parameters more often."""
         own = [n for n, of in names.items() if of == kind]
         if own:
-            return self.rng.choices(own, [1 + 2 * n.startswith("p") for n in own])[0]
+            return self.source.weighed(own, [1 + 2 * n.startswith("p") for n in own])
         name = self.leaf("v" if kind == "s" else "s", names)
-        return f"rg.sum({name}) * 0.4" if kind == "s" else f"{name} + np.zeros(3)"
+        return f"rg.sum({name}) * 0.4" if kind == "s" else f"{name} + rg.asarray(np.zeros(3))"

@@ -1,31 +1,36 @@
-"""Random programs for F5, as text: every program can be printed and run.
+"""Random programs, as text: every program can be printed and run.
 
-A program is a list of statements over float64 tensors. Each has a *twin*, in which overridden ops
-and custom gradients are written out by `stop_gradient` alone; it needs no override and no
-`custom_grad`, and its value and derivatives of every order are those of the program. Every third
-program is a *nested* one, of a few expressions as `nested` writes them; JAX runs its twin.
+A program is a list of statements over float64 tensors. A *flat* one has a twin, in which overridden
+ops and custom gradients are written out by `stop_gradient` alone; it needs no override and no
+`custom_grad`, and its value and derivatives of every order are those of the program. A *nested*
+one is made of a few expressions as `nested` writes them. JAX runs its twin, and the same text runs
+under the overrides of `regrad.torch` and `regrad.jax` as well.
+
+All choices are whole numbers from a `Source`: hypothesis draws them, and so makes a program that
+fails smaller.
 """
 
 from __future__ import annotations
 
-import random
+import itertools
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import regrad as rg
-from tests.campaigns import in_jax, nested
+from tests.campaigns import nested
+from tests.campaigns.sources import Source
 
 PRELUDE = """
 import numpy as np
 import regrad as rg
 
 def w(y):
-    return np.cos(np.arange(max(1, int(np.prod(y.shape)))).reshape(y.shape)) + 1.5
+    return rg.asarray(np.cos(np.arange(int(np.prod(y.shape)))).reshape(tuple(y.shape)) + 1.5)
 
 def sur(y, g):
     return rg.stop_gradient(y) + (g - rg.stop_gradient(g))
@@ -173,9 +178,7 @@ class Stmt(NamedTuple):
     lines: tuple[str, ...]
     twin: tuple[str, ...]
     uses: tuple[str, ...]
-    shape: tuple[int, ...] = ()
     surrogate: bool = False
-    expr: nested.Expr | None = None
 
 
 def followed(stmt: Stmt, line: str) -> Stmt:
@@ -190,6 +193,7 @@ class Program:
     inputs: tuple[tuple[str, np.ndarray], ...]
     stmts: tuple[Stmt, ...]
     outputs: tuple[str, ...]
+    is_nested: bool = False
 
     @property
     def kinds(self) -> list[str]:
@@ -200,10 +204,6 @@ class Program:
         return any(s.surrogate for s in self.stmts)
 
     @property
-    def is_nested(self) -> bool:
-        return any(s.expr is not None for s in self.stmts)
-
-    @property
     def xs(self) -> list[np.ndarray]:
         return [x for _, x in self.inputs]
 
@@ -211,7 +211,7 @@ class Program:
         """The source of `f`."""
         lines = [f"def f({', '.join(n for n, _ in self.inputs)}):"]
         if "variable" in self.kinds:
-            lines.append("    V.assign(np.float64(0.3))")
+            lines.append("    V.assign(number(0.3))")
         for s in self.stmts:
             lines += ["    " + line for line in (s.twin if twin else s.lines)]
         total = " + ".join(f"rg.sum({y} * w({y}))" for y in self.outputs)
@@ -231,41 +231,46 @@ class Program:
         pairs = zip(self.stmts, last, strict=True)
         return replace(self, stmts=tuple(followed(s, line) for s, line in pairs))
 
-    def function(self, twin: bool = False) -> Any:
+    def function(self, library: Any = rg, twin: bool = False) -> Any:
         """`f`, with definitions of its own."""
-        space = definitions(in_jax if twin and self.is_nested else rg)
-        if "variable" in self.kinds:
-            space["V"] = rg.Variable(np.float64(0.3), name=f"V{next(SERIAL)}")
+        space = definitions(library)
         exec(compile(self.text(twin), "<program>", "exec"), space)
         return space["f"]
 
     def runnable(self) -> str:
         """The program as a script: the prelude, f, the inputs."""
         array = [f"np.array({x.tolist()})" for x in self.xs]
-        variable = 'V = rg.Variable(np.float64(0.3), name="V")\n' * ("variable" in self.kinds)
-        return f"{needed(self.text())}\n{variable}{self.text()}\n\nxs = [{', '.join(array)}]"
+        return f"{needed(self.text())}\n\n{self.text()}\n\nxs = [{', '.join(array)}]"
 
 
-SERIAL = iter(range(10**9))
+SERIAL = itertools.count()
 
 
 def definitions(library: Any = rg) -> dict[str, Any]:
-    space: dict[str, Any] = {}
+    """What a program finds around itself: the prelude, by a library, and two variables."""
+    space: dict[str, Any] = {"rg": library, "np": np, "serial": next(SERIAL)}
     exec(PRELUDE_CODE, space)
-    space["rg"] = library
+    if library is not rg:
+        library.define(space)
     return space
 
 
-PRELUDE_CODE = compile(PRELUDE, "<prelude>", "exec")
+VARIABLES = """
+V = rg.Variable(np.float64(0.3), name=f"V{serial}")
+
+W = rg.Variable(np.float64(0.7), name=f"W{serial}")
+"""
+PRELUDE_CODE = compile(PRELUDE.replace("import regrad as rg", "") + VARIABLES, "<prelude>", "exec")
 
 
 def needed(text: str) -> str:
     """The parts of the prelude that a text uses."""
-    parts = re.split(r"\n\n|\n(?=def twin|\w+ = )", PRELUDE)
+    variables = re.sub(r'f"(\w)\{serial\}"', r'"\1"', VARIABLES)
+    parts = re.split(r"\n\n|\n(?=def twin|\w+ = )", PRELUDE + "\n" + variables)
     found, total = [], text
     for part in reversed(parts):
-        names = re.findall(r"^(?:def )?(\w+)(?:\(| =)", part, re.M)
-        if part.startswith("import") or any(re.search(rf"\b{n}\b", total) for n in names):
+        names = re.findall(r"^(?:def |import )?(\w+)(?:\(| =|$)", part, re.M)
+        if part.startswith("import numpy") or any(re.search(rf"\b{n}\b", total) for n in names):
             found.append(part.strip())
             total += part
     return "\n\n".join(reversed(found)) + "\n"
@@ -277,53 +282,59 @@ def needed(text: str) -> str:
 class Maker:
     """Statement by statement, each run at once in eager mode to learn its shape."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, source: Source) -> None:
+        self.source = source
         self.values: dict[str, Any] = {}
         self.space = definitions()
-        self.space["V"] = rg.Variable(np.float64(0.3), name=f"V{next(SERIAL)}")
         self.stmts: list[Stmt] = []
 
-    def program(self) -> Program:
-        rng, inputs = self.rng, []
-        numbers = np.random.default_rng(rng.randrange(2**32))
-        for i in range(rng.randint(1, 3)):
-            shape = rng.choice([(), (3,), (3,), (2, 3), (2, 3), (1, 3), (2, 1), (2, 2)])
-            inputs.append((f"x{i}", np.round(numbers.uniform(-2, 2, shape), 3)))
-            self.values[f"x{i}"] = rg.asarray(inputs[-1][1])
-        due = rng.randint(2, 7)
-        for _ in range(4 * due):
-            if len(self.stmts) < due:
-                self.grow()
-        used = {name for s in self.stmts for name in s.uses}
-        last = [s.target for s in self.stmts if s.target not in used] or ["x0"]
-        return Program(tuple(inputs), tuple(self.stmts), tuple(last))
+    def flat(self) -> Program:
+        """A program of statements, each of which the shapes allow."""
+        shapes = [(3,), (2, 3), (), (1, 3), (2, 1), (2, 2)]
+        inputs = self.inputs([self.source.choice(shapes) for _ in self.source.times(1, 3)])
+        for _ in self.source.times(1, 7):
+            for _ in range(4):
+                if self.grow():
+                    break
+        return self.whole(inputs)
 
     def nested(self) -> Program:
         """A program of expressions that hold each other; one that raises is kept, and found."""
-        rng, writer = self.rng, nested.Writer(self.rng)
-        numbers = np.random.default_rng(rng.randrange(2**32))
-        shapes = [(3,), *rng.choices([(3,), ()], k=rng.randint(0, 2))]
-        inputs = [(f"x{i}", np.round(numbers.uniform(-2, 2, s), 3)) for i, s in enumerate(shapes)]
-        self.values = {n: rg.asarray(x) for n, x in inputs}
-        due = rng.randint(1, 3)
-        for _ in range(6):
-            if len(self.stmts) < due:
+        writer = nested.Writer(self.source)
+        inputs = self.inputs(
+            [(3,), *[self.source.choice([(3,), ()]) for _ in self.source.times(0, 2)]]
+        )
+        for _ in self.source.times(1, 3):
+            target = f"t{len(self.stmts)}"
+            if self.source.chance(15):
+                (a,) = self.names(1)
+                self.take(self.variable(target, a))
+            else:
                 names = {n: "v" if x.shape else "s" for n, x in self.values.items()}
-                expr = writer.expr("v", names, rng.randint(2, 4))
-                self.take(nested_stmt(f"t{len(self.stmts)}", expr), keep=True)
+                expr = writer.expr("v", names | {"rg.identity(W)": "s"}, self.source.integer(2, 4))
+                self.take(nested_stmt(target, expr), keep=True)
+        return replace(self.whole(inputs), is_nested=True)
+
+    def inputs(self, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[str, np.ndarray], ...]:
+        found = []
+        for i, shape in enumerate(shapes):
+            numbers = [self.source.number(-2, 2) for _ in range(int(np.prod(shape)))]
+            found.append((f"x{i}", np.reshape(numbers, shape)))
+        self.values = {n: rg.asarray(x) for n, x in found}
+        return tuple(found)
+
+    def whole(self, inputs: tuple[tuple[str, np.ndarray], ...]) -> Program:
+        """The program whose results are the statements that no other uses."""
         used = {name for s in self.stmts for name in s.uses}
         last = [s.target for s in self.stmts if s.target not in used] or ["x0"]
-        return Program(tuple(inputs), tuple(self.stmts), tuple(last))
+        return Program(inputs, tuple(self.stmts), tuple(last))
 
-    def grow(self) -> None:
-        make = self.rng.choices(
-            [self.basic, self.shaped, self.region, self.override, self.custom, self.variable],
-            [5, 3, 4, 3, 2, 0.5],
-        )[0]
-        self.take(make(f"t{len(self.stmts)}"))
+    def grow(self) -> bool:
+        makers = self.basic, self.shaped, self.region, self.override, self.custom, self.variable
+        make = self.source.weighed(makers, [6, 4, 8, 9, 4, 2])
+        return self.take(make(f"t{len(self.stmts)}"))
 
-    def take(self, stmt: Stmt, keep: bool = False) -> None:
+    def take(self, stmt: Stmt, keep: bool = False) -> bool:
         """Run a statement, and keep it if there is something to compare."""
         space = {**self.space, **self.values}
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -332,25 +343,27 @@ class Maker:
                 exec("\n".join(stmt.lines), space)
             except Exception:
                 self.stmts += [stmt] * keep
-                return  # the shapes do not fit; (that it fails in other modes alone is found there)
+                return keep  # the shapes do not fit; (a fault in other modes alone is found there)
         y = space[stmt.target]
         data = y.numpy() if isinstance(y, rg.Tensor) else np.zeros(0)
-        if data.dtype == np.float64 and 0 < data.size <= 24 and np.abs(data).max() < 100:
+        fits = data.dtype == np.float64 and 0 < data.size <= 24 and np.abs(data).max() < 100
+        if fits:
             self.values[stmt.target] = y
-            self.stmts.append(stmt._replace(shape=tuple(data.shape)))
+            self.stmts.append(stmt)
+        return bool(fits)
 
     def names(self, count: int) -> list[str]:
         """Operands; those made last come more often."""
         every = list(self.values)
-        return self.rng.choices(every, [1 + i for i in range(len(every))], k=count)
+        return [self.source.weighed(every, range(1, len(every) + 1)) for _ in range(count)]
 
     def alike(self, a: str) -> str:
         """An operand of the same shape, or of rank 0."""
         shape = self.values[a].shape
-        return self.rng.choice([n for n, v in self.values.items() if v.shape in (shape, ())])
+        return self.source.choice([n for n, v in self.values.items() if v.shape in (shape, ())])
 
     def unary(self) -> str:
-        return self.rng.choice(listed(UNARY))
+        return self.source.choice(listed(UNARY))
 
     def plain(self, target: str, kind: str, text: str, uses: Sequence[str]) -> Stmt:
         lines = (f"{target} = {text}",)
@@ -359,39 +372,41 @@ class Maker:
 
     def basic(self, target: str) -> Stmt:
         a, b = self.names(2)
-        text = self.rng.choice(listed(UNARY) + listed(BINARY) * 2)
+        text = self.source.choice(listed(UNARY) + listed(BINARY) * 2)
         return self.plain(target, "op", text.format(a=a, b=b), [a, b] if "{b}" in text else [a])
 
     def shaped(self, target: str) -> Stmt:
-        (a,), text = self.names(1), self.rng.choice(listed(SHAPED))
+        (a,), text = self.names(1), self.source.choice(listed(SHAPED))
         b = self.alike(a)
         return self.plain(target, "op", text.format(a=a, b=b), [a, b] if "{b}" in text else [a])
 
     def region(self, target: str) -> Stmt:
-        kind = self.rng.choice(list(REGIONS))
+        kind = self.source.choice(list(REGIONS))
         (a,) = self.names(1)
         text, uses = self.filled(REGIONS[kind], a)
         return self.plain(target, kind, text, uses)
 
     def filled(self, text: str, a: str, op: str = "") -> tuple[str, list[str]]:
         """A region with its expressions; `op` is applied within the first."""
-        b, k = self.alike(a), round(self.rng.uniform(-1.5, 1.5), 2)
+        b, k = self.alike(a), self.source.number(-1.5, 1.5)
         inside = {"U": self.unary(), "Q": self.unary()}
         for letter, unary in inside.items():
             text = substituted(text, letter, unary, op if letter == "U" else "")
         return text.format(a=a, b=b, k=k), [a, b] if "{b}" in text else [a]
 
     def override(self, target: str) -> Stmt:
-        op_type = self.rng.choice(list(OVERRIDES))
+        op_type = self.source.choice(list(OVERRIDES))
         name = OVERRIDES[op_type]
         (a,) = self.names(1)
-        if op_type in ("Mul", "Sum") or self.rng.random() < 0.4:
+        if op_type in ("Mul", "Sum") or self.source.chance(40):
             b = self.alike(a)
             args = f"{a}, {b}" if op_type == "Mul" else a
             text, uses = f"OP({args})", [a, b] if op_type == "Mul" else [a]
             kind = "override"
         else:
-            region = self.rng.choice([r for r in REGIONS if r not in INNER and "U(" in REGIONS[r]])
+            region = self.source.choice(
+                [r for r in REGIONS if r not in INNER and "U(" in REGIONS[r]]
+            )
             text, uses = self.filled(REGIONS[region], a, "OP")
             kind = f"override of {region}"
             if any(f"rg.{n}(" in text for n in (name, "sum", "mean")) and op_type in ("Sum", "Mul"):
@@ -404,9 +419,11 @@ class Maker:
         return Stmt(target, kind, lines, twin, tuple(dict.fromkeys(uses)), surrogate=True)
 
     def custom(self, target: str) -> Stmt:
-        name = self.rng.choice(list(CUSTOM))
+        name = self.source.choice(list(CUSTOM))
         (a,) = self.names(1)
-        b = self.rng.choice([n for n, v in self.values.items() if v.shape == self.values[a].shape])
+        b = self.source.choice(
+            [n for n, v in self.values.items() if v.shape == self.values[a].shape]
+        )
         uses = [a, b][: CUSTOM[name]]
         text = f"{target} = FUN({', '.join(uses)})"
         return Stmt(
@@ -415,10 +432,13 @@ class Maker:
             surrogate=name in SURROGATES,
         )  # fmt: skip
 
-    def variable(self, target: str) -> Stmt:
-        (a,) = self.names(1)
+    def variable(self, target: str, a: str = "") -> Stmt:
+        a = a or self.names(1)[0]
         written = f"V.assign(rg.sin(rg.sum({a})))"
-        lines = (f"{target} = V * {a}", written, f"{target} = {target} + V")
+        lines = (
+            f"{target} = rg.identity(V) * rg.identity(W) * {a}", written,
+            f"{target} = {target} + rg.identity(V)",
+        )  # fmt: skip
         return Stmt(target, "variable", lines, lines, (a,))
 
 
@@ -428,7 +448,7 @@ def nested_stmt(target: str, expr: nested.Expr) -> Stmt:
     uses = dict.fromkeys(re.findall(r"\b[tx]\d+\b", expr.text))
     surrogate = any(k.startswith(("override", "custom_grad")) and "true" not in k for k in kinds)
     kind = "nested: " + "; ".join(kinds)
-    return Stmt(target, kind, lines, lines, tuple(uses), (3,), surrogate, expr)
+    return Stmt(target, kind, lines, lines, tuple(uses), surrogate)
 
 
 def substituted(text: str, letter: str, unary: str, op: str) -> str:
@@ -442,81 +462,3 @@ def substituted(text: str, letter: str, unary: str, op: str) -> str:
         inner = f"{op}{inner}" if op else inner
         text = text[:i] + "(" + unary.replace("{a}", inner) + ")" + text[j:]
     return text
-
-
-def made(seed: int) -> Program:
-    return Maker(seed).nested() if seed % 3 == 2 else Maker(seed).program()
-
-
-# -- making them smaller ---------------------------------------------------------------------------
-
-
-def smaller(program: Program) -> Iterator[Program]:
-    """Programs with less in them."""
-    if len(program.outputs) > 1:
-        for y in program.outputs:
-            yield tidy(replace(program, outputs=(y,)))
-    for s in reversed(program.stmts):
-        if s.target in program.outputs:
-            for name in s.uses:
-                others = tuple(y for y in program.outputs if y != s.target)
-                yield tidy(replace(program, outputs=(*others, name)))
-    for i, s in enumerate(program.stmts):
-        if s.expr is not None:
-            for expr in nested.smaller(s.expr):
-                less = nested_stmt(s.target, expr)
-                stmts = (*program.stmts[:i], less, *program.stmts[i + 1 :])
-                yield tidy(replace(program, stmts=stmts))
-        if s.kind not in ("constant",):
-            for name, x in program.inputs:
-                if x.shape == s.shape and s.lines != (f"{s.target} = {name}",):
-                    yield tidy(swapped(program, i, name, (name,), "input"))
-            text = f"rg.asarray(np.full({s.shape}, 0.7))"
-            yield tidy(swapped(program, i, text, (), "constant"))
-        if s.kind == "op" and len(s.uses) >= 1:
-            for name in s.uses:
-                if shape_of(program, name) == s.shape:
-                    yield tidy(swapped(program, i, name, (name,), "input"))
-
-
-def shape_of(program: Program, name: str) -> Any:
-    shapes = {n: x.shape for n, x in program.inputs} | {s.target: s.shape for s in program.stmts}
-    return shapes[name]
-
-
-def swapped(program: Program, i: int, text: str, uses: tuple[str, ...], kind: str) -> Program:
-    s = program.stmts[i]
-    lines = (f"{s.target} = {text}",)
-    new = Stmt(s.target, kind, lines, lines, uses, s.shape)
-    return replace(program, stmts=(*program.stmts[:i], new, *program.stmts[i + 1 :]))
-
-
-def tidy(program: Program) -> Program:
-    """Without statements and inputs that lead nowhere, and with plain copies resolved."""
-    names = {}
-    stmts = []
-    for s in program.stmts:
-        if s.kind == "input":
-            names[s.target] = names.get(s.uses[0], s.uses[0])
-        elif names.keys() & set(s.uses):
-            stmts.append(renamed(s, names))
-        else:
-            stmts.append(s)
-    outputs = tuple(dict.fromkeys(names.get(y, y) for y in program.outputs))
-    needed, kept = set(outputs), []
-    for s in reversed(stmts):
-        if s.target in needed:
-            needed |= set(s.uses)
-            kept.append(s)
-    inputs = tuple(pair for pair in program.inputs if pair[0] in needed) or program.inputs[:1]
-    return Program(inputs, tuple(reversed(kept)), outputs)
-
-
-def renamed(s: Stmt, names: dict[str, str]) -> Stmt:
-    def new(text: str) -> str:
-        return re.sub(r"\b[tx]\d+\b", lambda m: names.get(m[0], m[0]), text)
-
-    return s._replace(
-        lines=tuple(map(new, s.lines)), twin=tuple(map(new, s.twin)),
-        uses=tuple(names.get(u, u) for u in s.uses),
-    )  # fmt: skip

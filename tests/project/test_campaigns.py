@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import random
 import re
 import subprocess
 import tempfile
@@ -16,7 +15,6 @@ from regrad.checking.findings import GradientReport
 from regrad.core import bindings, overrides, walk
 from regrad.errors import RuleError
 from tests.campaigns import (
-    agreement,
     answers,
     concurrency,
     edges,
@@ -25,14 +23,11 @@ from tests.campaigns import (
     mutations,
     numerics,
     op_calls,
-    programs,
     proof,
     records,
     regions,
     ulps,
 )
-from tests.campaigns.agreement import Task, differences
-from tests.campaigns.programs import Program, Stmt
 from tests.campaigns.verdicts import (
     BROKEN,
     DELIVERED,
@@ -222,109 +217,6 @@ def test_a_job_that_ends_its_process_is_broken_and_the_others_are_done():
     assert sorted(found) == sorted(job.key for job in jobs)
     broken = {key for key, result in found.items() if result["counts"].get(BROKEN)}
     assert broken == {jobs[1].key}
-
-
-# -- F5 --------------------------------------------------------------------------------------------
-
-
-def program(*texts, x=(0.5, -1.25, 0.75)):
-    """A program whose last statement is its result, each of the one before."""
-    stmts = []
-    for i, text in enumerate(texts):
-        uses = (f"t{i - 1}",) if i else ("x0",)
-        lines = (f"t{i} = " + text.format(a=uses[0]),)
-        stmts.append(Stmt(f"t{i}", "op", lines, lines, uses, (len(x),)))
-    return Task(Program((("x0", np.array(x)),), tuple(stmts), (f"t{len(texts) - 1}",)), 1)
-
-
-def test_a_slice_of_the_programs():
-    found = [v for seed in range(900, 906) for v in examined(seed)]
-    assert len(found) > 10
-    assert outcomes(found) <= {DELIVERED, REFUSED, EXPLAINED}
-
-
-def examined(seed):
-    """A program in the modes that compile nothing."""
-    task = Task(programs.made(seed), 1 + seed % 2)
-    for name, check in agreement.checks(task, ["checkpoint"]):
-        yield Verdict(f"{seed} {name}", *check(task))
-
-
-def test_programs_are_those_of_their_seed():
-    assert programs.made(5).text() == programs.made(5).text()
-    assert len({programs.made(seed).text() for seed in range(10)}) == 10
-
-
-def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch):
-    texts = "rg.sin({a})", "rg.tanh({a})", "{a} * 2.0", "rg.exp({a})"
-    assert differences(program(*texts)) == (DELIVERED, "")
-    tanh = rg.find_op("Tanh")
-    monkeypatch.setattr(tanh, "rule", tanh.rule)  # so that it is put back
-    rg.gradient("Tanh", overwrite=True)(lambda dy, y: dy * (1 - y * y) * 1.01)
-    task = program(*texts)
-    outcome, detail = differences(task)
-    assert outcome == SILENT
-    text = agreement.small(task, differences, detail)
-    assert text.count("rg.tanh") == 1
-    assert "rg.exp" not in text and "rg.sin" not in text
-    exec(text.partition("\n")[2], space := {})
-    assert space["f"](*map(rg.asarray, space["xs"])).shape == ()
-
-
-def test_rounding_behind_a_jump_explains_another_number(monkeypatch):
-    run = agreement.MODES["checkpoint"]
-    monkeypatch.setitem(agreement.MODES, "checkpoint", lambda f, xs: [y + 1.0 for y in run(f, xs)])
-    jump = program("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}))")
-    assert agreement.compared(jump, "checkpoint") == (EXPLAINED, "rounding decides")
-    smooth = program("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}) + 0.5)")
-    assert agreement.compared(smooth, "checkpoint")[0] == SILENT
-
-
-def test_the_sign_of_a_zero_explains_another_number(monkeypatch):
-    run = agreement.MODES["checkpoint"]
-    monkeypatch.setitem(agreement.MODES, "checkpoint", lambda f, xs: [y + 1.0 for y in run(f, xs)])
-    signed = program("rg.nn.relu({a})", "rg.copysign(rg.ones(2), {a})", x=(-0.7, 0.5))
-    assert agreement.compared(signed, "checkpoint") == (EXPLAINED, "the sign of a zero decides")
-    unsigned = program("rg.nn.relu({a})", "{a} * {a}", x=(-0.7, 0.5))
-    assert agreement.compared(unsigned, "checkpoint")[0] == SILENT
-
-
-def test_a_mode_with_other_numbers_is_found(monkeypatch):
-    run = agreement.MODES["checkpoint"]
-    monkeypatch.setitem(
-        agreement.MODES, "checkpoint", lambda f, xs: [y * 1.001 for y in run(f, xs)]
-    )
-    assert agreement.compared(program("rg.sin({a})"), "checkpoint")[0] == SILENT
-
-
-@pytest.mark.parametrize(
-    ("text", "x", "outcome"),
-    [
-        ("rg.abs({a} * 2.0) + {a} * abs({a})", (0.0, 1.0), DELIVERED),
-        ("rg.floor({a})", (1.0, 0.5), EXPLAINED),
-        ("rg.nn.relu({a})", (0.0, 0.5), EXPLAINED),
-        ("rg.abs({a})", (1e-4, 1.0), DELIVERED),
-        ("rg.stop_gradient({a}) * {a}", (1.0, 0.5), SILENT),
-        ("rg.stop_gradient(rg.abs({a}))", (1.0, 0.5), SILENT),
-    ],
-)
-def test_kinks_are_explained_and_nothing_else(text, x, outcome):
-    assert differences(program(text, x=x))[0] == outcome
-
-
-def test_what_rounding_decides_is_explained():
-    task = program("rg.sign(rg.sin({a}) - np.sin(0.3)) + {a}", x=(0.3,))
-    value = [np.array(2.5 * 1.3), np.array([2.5])]
-    assert agreement.jumps(task, value, task.outcome("numpy"))
-    assert not agreement.jumps(
-        program("rg.sin({a})"), value, program("rg.sin({a})").outcome("numpy")
-    )
-
-
-def test_chosen_modes_fit():
-    for seed in range(5):
-        made = programs.made(seed)
-        assert all(agreement.fits(made, m) for m in agreement.chosen(made, random.Random(seed)))
 
 
 # -- F6, F7 ----------------------------------------------------------------------------------------
