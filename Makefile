@@ -3,6 +3,7 @@
 #   make test    the tests, without slow ones (about 6 minutes on 2 cores)
 #   make test-all  all tests (about 25 minutes on 2 cores)
 #   make check   lint, format and types
+#   make fuzz    random programs from the seed of today (an hour; ARGS=--minutes=10)
 #   make hosts   the suite on every version of PyTorch, JAX, NumPy and Python (hours)
 #   make proof   that rules fire or raise, everywhere (some hours; ARGS=--quick: two minutes)
 #   make public  overrides in public models (PYTHON: one that has them; ten minutes)
@@ -18,7 +19,7 @@ ARGS ?=
 PINS ?= --constraint .github/newest.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all check proof hosts public peers docs bench clean
+.PHONY: demo test test-all check proof fuzz hosts public peers docs bench clean
 
 # (One BLAS thread: the matrices are small, and threads would only wait for each other.)
 demo: $(VENV)/.demo
@@ -44,6 +45,9 @@ proof: $(VENV)/.test
 ifeq ($(findstring --quick,$(ARGS)),)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --proof $(GRIDS:%=tests/%.py)
 endif
+
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.campaigns.fuzz $(ARGS)
 
 hosts: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.hosts $(ARGS)

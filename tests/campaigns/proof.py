@@ -118,7 +118,7 @@ class Job(NamedTuple):
 
 def all_jobs(options: argparse.Namespace) -> list[Job]:
     quick = options.quick
-    programs = options.programs or (40 if quick else 20_000)
+    programs = options.programs or (10 if quick else 5_000)
     names: dict[str, Callable[[], Sequence[str]]] = {
         "F1": quick_jobs if quick else fires.jobs,
         "F2": lambda: numerics.jobs(quick),
@@ -398,7 +398,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a minute's worth, for every change")
     parser.add_argument("--only", default="", metavar="F1", help="jobs whose name begins like this")
     parser.add_argument("--seed", type=int, default=0, help="the first random program (F5)")
-    parser.add_argument("--programs", type=int, help="how many of them (20,000; quick: 40)")
+    parser.add_argument(
+        "--programs", type=int, help="how many of them in each mode (5,000; quick: 10)"
+    )
     parser.add_argument(
         "--device", default=torch_samples.DEVICE, help="where torch's samples lie (F13): cpu, cuda"
     )
