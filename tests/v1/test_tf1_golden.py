@@ -14,18 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.tf1_cases import (
-    CASES,
-    DIFFERENT,
-    FILE,
-    due,
-    exceptions,
-    nothing_is_left,
-    over,
-    plain,
-    run,
-    same,
-)
+from tests.helpers import tf1_cases
+from tests.helpers.tf1_cases import CASES, DIFFERENT, nothing_is_left, over, plain, run, same
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left.__name__)
 
@@ -33,12 +23,12 @@ pytestmark = pytest.mark.usefixtures(nothing_is_left.__name__)
 @over("expected")
 def test_answers_as_tensorflow_1_did(case: dict[str, Any]) -> None:
     result = plain(run(case))
-    assert same(result, due(case)), f"got {result}, due {due(case)}"
+    assert same(result, tf1_cases.due(case)), f"got {result}, due {tf1_cases.due(case)}"
 
 
 @over("expected_exception")
 def test_raises_as_tensorflow_1_did(case: dict[str, Any]) -> None:
-    with pytest.raises(exceptions(case)):
+    with pytest.raises(tf1_cases.exceptions(case)):
         run(case)
 
 
@@ -49,43 +39,24 @@ def test_differs_as_decided(name: str) -> None:
 
 
 def test_every_case_is_replayed() -> None:
-    assert len(CASES) == len(FILE["cases"])
+    assert len(CASES) == len(tf1_cases.FILE["cases"])
     assert all("expected" in case or "expected_exception" in case for case in CASES.values())
     assert DIFFERENT.keys() <= CASES.keys()
 
 
-@pytest.mark.parametrize(
-    ("got", "due"),
-    [
-        ([1.0], [1]),
-        ([1], [1.0]),
-        ([True], [1]),
-        ([1.0], [1.0, 1.0]),
-        (1.0, [1.0]),
-        (1.001, 1.0),
-        (0.0, -0.0),
-        (float("nan"), 1.0),
-        (float("inf"), "-Infinity"),
-        (None, 0.0),
-        ("a", "b"),
-        ("RuleError", "KeyError"),
-    ],
-)
+@pytest.mark.parametrize(("got", "due"), [
+    ([1.0], [1]), ([1], [1.0]), ([True], [1]), ([1.0], [1.0, 1.0]), (1.0, [1.0]), (1.001, 1.0),
+    (0.0, -0.0), (float("nan"), 1.0), (float("inf"), "-Infinity"), (None, 0.0), ("a", "b"),
+    ("RuleError", "KeyError"),
+])  # fmt: skip
 def test_the_comparison_can_fail(got: Any, due: Any) -> None:
     assert not same(got, due)
 
 
-@pytest.mark.parametrize(
-    ("got", "due"),
-    [
-        (np.float32(1.5), 1.5),
-        ((np.ones(2), None), [[1.0, 1.0], None]),
-        (np.array([np.nan, np.inf, -np.inf]), ["NaN", "Infinity", "-Infinity"]),
-        (-0.0, -0.0),
-        (b"text", "text"),
-        (np.int32(3), 3),
-        ("RegistrationError", "KeyError"),
-    ],
-)
+@pytest.mark.parametrize(("got", "due"), [
+    (np.float32(1.5), 1.5), ((np.ones(2), None), [[1.0, 1.0], None]), (-0.0, -0.0),
+    (np.array([np.nan, np.inf, -np.inf]), ["NaN", "Infinity", "-Infinity"]), (b"text", "text"),
+    (np.int32(3), 3), ("RegistrationError", "KeyError"),
+])  # fmt: skip
 def test_the_comparison_can_succeed(got: Any, due: Any) -> None:
     assert same(plain(got), due)

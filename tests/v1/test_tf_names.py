@@ -128,38 +128,26 @@ CASES = [
 ]  # fmt: skip
 
 
-def built(expression):
-    return node_of(eval(expression, {"rg": rg, "nn": nn, **tensors()}))
-
-
 @pytest.mark.parametrize(("op_type", "expression", "inputs", "attrs"), CASES, ids=lambda v: str(v))
 def test_views(op_type, expression, inputs, attrs):
-    node = built(expression)
+    node = node_of(eval(expression, {"rg": rg, "nn": nn, **tensors()}))
     assert node.op.type == op_type
     assert shown(node) == inputs
     got = tf_names.attrs(node)
     assert {name: got.get(name) for name in attrs} == attrs
     assert [type(got[name]) for name in attrs] == [type(due) for due in attrs.values()]
-
-
-@pytest.mark.parametrize("expression", [case[1] for case in CASES])
-def test_each_own_tensor_is_shown_once_and_constants_are_int32_or_the_ops_dtype(expression):
-    node = built(expression)
+    # each own tensor is shown once, and constants are int32 or of the op's dtype
     listed = tf_names.inputs(node)
     assert sorted(i for i in listed if isinstance(i, int)) == list(range(len(node.xs)))
     kinds = {value.dtype for _, value in (i for i in listed if not isinstance(i, int))}
     assert kinds <= {I32, F32}
 
 
-def test_sizes_of_the_run_stay_in_the_list():
+def test_sizes_of_the_run():
     x = tensors()["batch"]
     ((_, shape),) = tf_names.inputs(node_of(rg.reshape(x, (x.shape[0], 3, 1))))[1:]
     assert isinstance(shape[0], Dim)
     assert shape[1:] == [3, 1]
-
-
-def test_slices_of_sizes_of_the_run():
-    x = tensors()["batch"]
     node = node_of(x[:, 1])
     assert shown(node)[1:] == [("begin", [0, 1]), ("end", [0, 2]), ("strides", [1, 1])]
     assert tf_names.attrs(node)["begin_mask"] == tf_names.attrs(node)["end_mask"] == 1
@@ -169,11 +157,9 @@ def test_slices_of_sizes_of_the_run():
 
 
 def test_all_axes_of_an_unknown_rank():
-    assert tf_names.inputs(node_of(rg.sum(tensors()["unranked"]))) == [
-        0,
-        ("reduction_indices", None),
-    ]
-    assert tf_names.attrs(tensors()["unranked"]._data.node) == {"dtype": F32, "shape": None}
+    x = tensors()["unranked"]
+    assert tf_names.inputs(node_of(rg.sum(x))) == [0, ("reduction_indices", None)]
+    assert tf_names.attrs(x._data.node) == {"dtype": F32, "shape": None}
 
 
 def test_random_numbers():
@@ -193,17 +179,12 @@ def test_state():
     nodes = {node.op.type: node for node in graph.nodes}
     assert tf_names.attrs(v.op._node)["shape"] == [2]
     assert tf_names.attrs(graph.by_name["v/read"]) == {"T": F32}
-    assert tf_names.attrs(nodes["Assign"]) == {
-        "T": F32,
-        "validate_shape": True,
-        "use_locking": False,
-    }
+    due = {"T": F32, "validate_shape": True, "use_locking": False}
+    assert tf_names.attrs(nodes["Assign"]) == due
     assert tf_names.attrs(nodes["ApplyMomentum"])["use_nesterov"] is True
     assert tf_names.attrs(nodes["NoOp"]) == {}
-    assert [x.name for x in graph.view_of(nodes["ApplyMomentum"]).inputs][:2] == [
-        "v:0",
-        "v/Momentum:0",
-    ]
+    inputs = graph.view_of(nodes["ApplyMomentum"]).inputs
+    assert [x.name for x in inputs][:2] == ["v:0", "v/Momentum:0"]
 
 
 def test_an_op_type_without_a_row_shows_what_it_has():
