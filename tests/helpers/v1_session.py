@@ -56,6 +56,13 @@ def jit_session(graph: tf.Graph) -> Iterator[tf.Session]:
         yield session
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "jit"])
+def any_session(graph: tf.Graph, request: pytest.FixtureRequest) -> Iterator[tf.Session]:
+    """A plain and a compiled session of the test's graph."""
+    with tf.Session(jit=request.param) as session:
+        yield session
+
+
 def powers(x: Any, turns: Any, **options: Any) -> Any:
     """`x` to the power of `turns`, in a loop."""
     start = tf.constant(0), tf.ones_like(x)

@@ -194,13 +194,15 @@ def test_cond_runs_only_the_branch_that_it_takes():
 # -- Print, group, tuple, control_dependencies ---------------------------------------------------
 
 
-def test_print_passes_value_and_gradient_and_prints_to_stderr(capfd):
-    x = tf.constant([1.0, 2.0])
+@pytest.mark.parametrize("jit", [False, True])
+def test_print_passes_value_and_gradient_and_prints_to_stderr(capfd, jit):
+    x = tf.placeholder(tf.float32, [2])
     y = tf.Print(x, [x, tf.constant(7)], message="seen: ")
-    assert values([y * 3.0, *tf.gradients(y * 3.0, x)]) == [[3.0, 6.0], [3.0, 3.0]]
-    out, err = capfd.readouterr()
-    assert "seen: [1 2][7]" in err
-    assert out == ""
+    with tf.Session(jit=jit) as session:
+        for value in (1.0, 2.0):
+            found = session.run([y * 3.0, *tf.gradients(y * 3.0, x)], {x: [value, 4.0]})
+            assert [a.tolist() for a in found] == [[3 * value, 12.0], [3.0, 3.0]]
+    assert capfd.readouterr() == ("", "seen: [1 4][7]\nseen: [2 4][7]\n")
 
 
 @pytest.mark.parametrize("by", ["a part", "control_inputs"])

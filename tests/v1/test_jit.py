@@ -12,7 +12,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.errors import DTypeError, MissingPackageError, RegradError
+from regrad.errors import DTypeError, MissingPackageError
 from tests.helpers import graph_sample_runs as graphs
 from tests.helpers import sample_runs as runs
 from tests.helpers.v1_session import initialized, jit_session, overridden
@@ -130,13 +130,6 @@ def test_fetches_are_those_of_a_plain_session(name):
             np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-6)
 
 
-def test_structures_of_fetches(session):
-    x = tf.placeholder(tf.float32, [1])
-    assert repr(session.run([x[0], tf.argmax(x)], {x: [4.0]})) == "[4.0, 0]"
-    assert session.run(x > 1.0, {x: [2.0]}).tolist() == [True]
-    assert session.run({"a": [x, x.op]}, {x: [2.0]})["a"][1] is None
-
-
 # -- values as they are handed out -----------------------------------------------------------------
 
 
@@ -163,13 +156,6 @@ def test_other_shapes_are_traced_anew(session):
         assert value == 5 * np.prod(shape)
         np.testing.assert_array_equal(gradient, np.full(shape, 4.0))
     assert session._plan.cache_info().currsize == 1
-
-
-def test_make_callable_and_feeds_of_inner_tensors(session):
-    x = tf.placeholder(tf.float32, [2])
-    y = x * 2.0
-    call = session.make_callable(y + 1.0, [y])
-    assert call([1.0, 2.0]).tolist() == [2.0, 3.0]
 
 
 # -- variables -------------------------------------------------------------------------------------
@@ -266,52 +252,6 @@ def test_loops_write_to_variables(session):
     assert session.run(v) == 4.0
 
 
-# -- random numbers --------------------------------------------------------------------------------
-
-
-def draws(seed=None, op_seed=None):
-    with tf.Graph().as_default(), tf.Session(jit=True) as session:
-        tf.set_random_seed(seed)
-        ops = [tf.random_normal([2]), tf.random_uniform([2], seed=op_seed)]
-        return np.ravel([session.run(ops) for _ in range(2)]).tolist()
-
-
-def test_every_run_draws_anew_and_seeds_repeat():
-    assert len({*draws(), *draws()}) == 16
-    assert draws(1) == draws(1) != draws(-1, 2**40)
-
-
-def test_distributions(session):
-    low = tf.placeholder(tf.int32, [])
-    whole = session.run(tf.random_uniform([1000], low, 7, tf.int32), {low: 3})
-    assert set(whole.tolist()) == {3, 4, 5, 6}
-    normal, cut = session.run([tf.random_normal([4000], 2.0, 3.0), tf.truncated_normal([4000])])
-    assert abs(normal.mean() - 2) < 0.2 and abs(normal.std() - 3) < 0.2
-    assert np.abs(cut).max() <= 2
-    assert sorted(session.run(tf.random_shuffle(tf.range(9))).tolist()) == list(range(9))
-    classes = session.run(tf.multinomial([[0.0, -50.0], [-50.0, 0.0]], 5))
-    assert classes.dtype == np.int64
-    assert classes.tolist() == [[0] * 5, [1] * 5]
-
-
-def test_a_gradient_sees_the_numbers_of_its_forward_pass(session):
-    x = tf.ones([50])
-    y = tf.nn.dropout(x, 0.5)
-    assert np.array_equal(*session.run([y, *tf.gradients(y, x)]))
-    z = tf.constant(1.0)
-    turn = lambda i, y: (i + 1, y * tf.random_uniform([]))  # noqa: E731
-    _, end = tf.while_loop(lambda i, y: i < 3, turn, (tf.constant(0), z))
-    for _ in range(2):
-        value, slope = session.run([end, *tf.gradients(end, z)])
-        np.testing.assert_allclose(value, slope, rtol=1e-6)
-
-
-def test_each_iteration_draws_anew(session):
-    turn = lambda i, y: (i + 1, tf.concat([y[1:], tf.random_uniform([1])], 0))  # noqa: E731
-    _, total = tf.while_loop(lambda i, y: i < 3, turn, (tf.constant(0), tf.zeros([3])))
-    assert len(set(session.run(total).tolist())) == 3
-
-
 # -- dtypes ----------------------------------------------------------------------------------------
 
 
@@ -350,24 +290,6 @@ def test_whole_numbers_of_64_bits_are_exact_in_any_mode(x64_off, session):
 
 
 # -- errors, printing, ways in ---------------------------------------------------------------------
-
-
-def test_errors_of_rules_and_of_shapes_are_those_of_a_plain_session(session):
-    x = tf.placeholder(tf.float32, None)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Incompatible shapes"):
-        session.run(x + tf.ones([3]), {x: [1.0, 2.0]})
-    with pytest.raises(tf.errors.InvalidArgumentError, match="You must feed"):
-        session.run(x * 2.0)
-    with pytest.raises(RegradError, match=r"clash|shape"):
-        session.run(tf.matmul(tf.ones([2, 3]), x), {x: np.ones([2, 2])})
-
-
-def test_print_shows_what_runs(session, capsys):
-    x = tf.placeholder(tf.float32, [2])
-    y = tf.Print(x, [x, tf.constant(3)], "values ")
-    for value in (1.0, 2.0):
-        assert session.run(y * 1.0, {x: [value, value]}).tolist() == [value, value]
-    assert capsys.readouterr().err == "values [1 1][3]\nvalues [2 2][3]\n"
 
 
 def test_jax_is_asked_for_at_once(monkeypatch):

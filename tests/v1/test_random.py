@@ -5,9 +5,10 @@ import pytest
 
 import regrad.v1 as tf
 from tests.helpers.v1_rows import ROWS
-from tests.helpers.v1_session import run
+from tests.helpers.v1_session import any_session, run
 
 pytestmark = pytest.mark.usefixtures("graph")
+session = any_session
 
 
 def near(x, y):
@@ -17,13 +18,11 @@ def near(x, y):
 # -- dropout -------------------------------------------------------------------------------------
 
 
-def test_dropout_keeps_the_mean_and_is_drawn_anew():
+def test_dropout_keeps_the_mean_and_is_drawn_anew(session):
     x = tf.ones([1000, 10])
     y = tf.nn.dropout(x, 0.8)
     (dx,) = tf.gradients(y, x)
-    with tf.Session() as session:
-        a, gradient = session.run([y, dx])
-        b = session.run(y)
+    (a, gradient), b = session.run([y, dx]), session.run(y)
     assert set(np.unique(a).tolist()) == {0.0, 1.25}
     assert abs(a.mean() - 1) < 0.02
     assert (a != b).any()
@@ -69,19 +68,19 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-def test_seeds(draw):
+@pytest.mark.parametrize(("draw", "jit"), [*[(d, False) for d in DRAWS], ("random_normal", True)])
+def test_seeds(draw, jit):
     def twice(graph_seed, op_seed):
         with tf.Graph().as_default():
             tf.set_random_seed(graph_seed)
             y = DRAWS[draw](op_seed)
             sessions = []
             for _ in range(2):
-                with tf.Session() as session:
+                with tf.Session(jit=jit) as session:
                     sessions.append([session.run(y).tolist() for _ in range(2)])
             return sessions
 
-    for seeds in [(1, None), (None, 2), (1, 2), (0, 0), (-1, -2)]:
+    for seeds in [(1, None), (None, 2), (1, 2), (0, 0), (-1, 2**40)]:
         (a, b), again = twice(*seeds)
         assert a != b
         assert [a, b] == again == twice(*seeds)[0]
@@ -102,14 +101,16 @@ def test_ops_of_one_seeded_graph_differ():
     (tf.truncated_normal, -2, 2, 0, 0.8796), (tf.random_uniform, 0, 1, 0.5, 12**-0.5),
     (lambda n: tf.truncated_normal(n, 1.0, 2.0, tf.float64), -3, 5, 1, 1.7593),
     (lambda n: tf.random_uniform(n, -1, 3), -1, 3, 1, 4 * 12**-0.5),
-    (lambda n: tf.random_uniform(n, 2, 5, tf.int64), 2, 4, 3, (2 / 3) ** 0.5),
+    (lambda n: tf.random_uniform(n, tf.constant(2, tf.int64), 5, tf.int64), 2, 4, 3, (2 / 3) ** 0.5),
 ])  # fmt: skip
-@pytest.mark.parametrize("fed", [False, True])
-def test_distributions(draw, low, high, mean, deviation, fed):
+@pytest.mark.parametrize("kind", ["known", "fed", "compiled"])
+def test_distributions(draw, low, high, mean, deviation, kind):
+    fed = kind == "fed"
     shape = tf.placeholder(tf.int32, [2]) if fed else [100, 200]
     y = draw(shape)
     assert y.shape.as_list() == ([None, None] if fed else [100, 200])
-    got = run(y, {shape: [100, 200]} if fed else None)
+    with tf.Session(jit=kind == "compiled") as session:
+        got = session.run(y, {shape: [100, 200]} if fed else None)
     assert (got.dtype, got.shape) == (y.dtype.as_numpy_dtype, (100, 200))
     assert low <= got.min() < got.max() <= high
     assert abs(got.mean() - mean) < 0.03 * max(deviation, 1)
@@ -131,20 +132,20 @@ def test_shapes_that_are_known_in_the_run():
     assert run(tf.random_normal(tf.shape(x)), {x: ROWS}).shape == ROWS.shape
 
 
-def test_random_shuffle_permutes_rows_and_has_no_gradient():
+def test_random_shuffle_permutes_rows_and_has_no_gradient(session):
     x = tf.constant(ROWS)
     y = tf.random_shuffle(x)
-    assert sorted(run(y).tolist()) == sorted(ROWS.tolist())
+    assert sorted(session.run(y).tolist()) == sorted(ROWS.tolist())
     with pytest.raises(LookupError):
         tf.gradients(y, x)
     rows = tf.gather(x, tf.random_shuffle(tf.range(4)))
-    assert (run(tf.gradients(rows, x)[0]) == 1).all()
+    assert (session.run(tf.gradients(rows, x)[0]) == 1).all()
 
 
 @pytest.mark.parametrize("draw", [tf.multinomial, tf.random.categorical])
-def test_categorical(draw):
+def test_categorical(session, draw):
     logits = tf.placeholder(tf.float32, [None, 3])
-    got = run(draw(logits, 3000), {logits: np.log([[0.2, 0.3, 0.5], [1.0, 1e-30, 1e-30]])})
+    got = session.run(draw(logits, 3000), {logits: np.log([[0.2, 0.3, 0.5], [1.0, 1e-30, 1e-30]])})
     assert (got.dtype, got.shape) == (np.int64, (2, 3000))
     assert np.abs(np.bincount(got[0]) / 3000 - [0.2, 0.3, 0.5]).max() < 0.05
     assert not got[1].any()
@@ -162,17 +163,16 @@ def test_random_crop():
 # -- in branches and loops -------------------------------------------------------------------------
 
 
-def test_the_gradient_of_a_branch_sees_the_same_draw():
+def test_the_gradient_of_a_branch_sees_the_same_draw(session):
     x, p = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.bool, [])
     y = tf.cond(p, lambda: tf.nn.dropout(x, 0.5), lambda: x)
     (dx,) = tf.gradients(y, x)
-    with tf.Session() as session:
-        got = [session.run([y, dx], {x: np.ones([2, 6]), p: True}) for _ in range(10)]
+    got = [session.run([y, dx], {x: np.ones([2, 6]), p: True}) for _ in range(10)]
     assert all((value == gradient).all() for value, gradient in got)
     assert len({value.tobytes() for value, _ in got}) > 5
 
 
-def test_the_gradient_of_a_loop_sees_the_same_draws():
+def test_the_gradient_of_a_loop_sees_the_same_draws(session):
     x = tf.ones([6])
 
     def turn(i, y, draws):
@@ -183,8 +183,7 @@ def test_the_gradient_of_a_loop_sees_the_same_draws():
     start = [0, x * 1.0, tf.zeros([0])]
     _, y, draws = tf.while_loop(lambda i, y, draws: i < 4, turn, start, shapes)
     (dx,) = tf.gradients(y, x)
-    with tf.Session() as session:
-        got = [session.run([y, dx, draws]) for _ in range(5)]
+    got = [session.run([y, dx, draws]) for _ in range(5)]
     for value, gradient, _ in got:
         near(value, gradient)
     assert len(set(np.concatenate([draws for *_, draws in got]).tolist())) == 5 * 4 * 6
