@@ -74,6 +74,12 @@ def with_a_scale(build):
     return overridden({"Square": lambda op, dy: dy * scale}, build)
 
 
+def used_later(x, fed):
+    body = lambda i, a, v: (i + 1, tf.exp(v), v * 0.5 + (0.1 * a if fed else 0.0))  # noqa: E731
+    rules, condition = {"Exp": lambda dy: 0.0 * dy + 1.0}, lambda i, a, v: i < 3
+    return overridden(rules, tf.while_loop, condition, body, [0, x, x])
+
+
 def both_results(x, which):
     a, b = tf.cond(which, lambda: (x, x * 2.0), lambda: (x * 3.0, x * 4.0))
     return a + b
@@ -83,6 +89,8 @@ def start_and_closure(start, factor, offset):
     return count_to(2, lambda i, y: [y * factor + offset], start)
 
 
+SECOND = 0.15 + 0.1 * np.exp(0.5)  # the value after two turns of `used_later`
+LATER = 0.5 * SECOND + 0.1 * np.exp(0.3)
 BOUND, SIGN = {"maximum_iterations": 9}, {"Sign": "Identity"}
 FLOWS = {  # a function, inputs, and the value and the derivatives by the first that are due
     "cond": (lambda x: tf.cond(x > 0.0, lambda: x * x * x, lambda: x * x),
@@ -126,9 +134,16 @@ FLOWS = {  # a function, inputs, and the value and the derivatives by the first 
     "a rule around a loop": (
         lambda x: overridden(SIGN, count_to, 3, lambda i, y: [tf.sign(y) * 2.0], x),
         [([0.5], [2.0, 8.0])]),
+    # of jax.lax.scan, with exp as a custom_vjp of the same gradient
+    "a variable that no turn uses": (lambda x: used_later(x, False)[2], [([0.5], [0.0625, 0.125])]),
+    "a variable that a turn uses": (lambda x: used_later(x, True)[2], [([0.5], [LATER, 2.05])]),
+    "the other, unused": (lambda x: used_later(x, False)[1], [([0.5], [np.exp(0.125), 1.75])]),
+    "the other, used": (lambda x: used_later(x, True)[1], [([0.5], [np.exp(SECOND), 1.9])]),
     "a loop's rule uses more": (
         lambda x: with_a_scale(lambda: count_to(2, lambda i, y: [tf.square(y)], x)),
         [([2.0], [16.0, 9.0])]),
+    "a custom gradient in a branch": (  # dy/dx = 2 (c x) 10 c, and again c -> 10 c
+        lambda x: in_cond(scaled(tf.constant(2.0)))(x) ** 2.0, [([0.5], [1.0, 40.0, 800.0])]),
     "a branch's rule uses more": (
         lambda x, p: with_a_scale(lambda: tf.cond(p, lambda: tf.square(x), lambda: -x)),
         [([2.0, True], [4.0, 3.0]), ([2.0, False], [-2.0, -1.0])]),
@@ -209,10 +224,9 @@ def test_print_passes_value_and_gradient_and_prints_to_stderr(capfd, jit):
 def test_tuple_waits_for_everything(by):
     v, a = tf.Variable(1.0), tf.constant(2.0)
     up = v.assign_add(5.0)
-    waited, other = (
-        tf.tuple([a, up]) if by == "a part" else tf.tuple([a, None], control_inputs=[up.op])
-    )
-    assert by == "a part" or other is None
+    parts, also = ([a, up], None) if by == "a part" else ([a, None], [up.op])
+    waited, other = tf.tuple(parts, control_inputs=also)
+    assert (other is None) == (by == "control_inputs")
     with tf.Session() as session:
         assert initialized(session).run(waited) == 2.0
         assert session.run(v) == 6.0
@@ -271,35 +285,23 @@ REGIONS = {
 
 @pytest.mark.parametrize("f", COMPLEX)
 @pytest.mark.parametrize("region", REGIONS)
-def test_complex_gradients_through_regions_at_three_orders(region, f):
-    z = tf.placeholder(tf.complex128, [])
-    feed = {z: 0.6 - 0.7j}
-
-    def orders(y):
-        found = []
+def test_complex_gradients_through_regions(region, f):
+    z, y = tf.placeholder(tf.complex128, []), None
+    within, alone = REGIONS[region](COMPLEX[f], z), COMPLEX[f](z)
+    at, h, found = 0.6 - 0.7j, 1e-5, []
+    for y in (within, alone):
         for _ in range(3):
             (y,) = tf.gradients(tf.real(y) + 2.0 * tf.imag(y), z)
             found.append(y)
-        return run(found, feed)
-
-    np.testing.assert_allclose(orders(REGIONS[region](COMPLEX[f], z)), orders(COMPLEX[f](z)))
-
-
-@pytest.mark.parametrize("f", COMPLEX)
-@pytest.mark.parametrize("region", REGIONS)
-def test_complex_second_derivatives_agree_with_differences(region, f):
-    z = tf.placeholder(tf.complex128, [])
-    (d,) = tf.gradients(tf.real(REGIONS[region](COMPLEX[f], z)), z)
+    (d,) = tf.gradients(tf.real(within), z)
     (dd,) = tf.gradients(tf.real(d), z)
-    at, h = 0.6 - 0.7j, 1e-5
     with tf.Session() as session:
-
-        def slope(step):
-            over, under = (session.run(tf.real(d), {z: at + s}) for s in (step, -step))
-            return over - under
-
-        by_parts = slope(h) / (2 * h) + 1j * slope(h * 1j) / (2 * h)
-        np.testing.assert_allclose(session.run(dd, {z: at}), by_parts, atol=1e-7)
+        values = session.run(found, {z: at})
+        moved = [session.run(tf.real(d), {z: at + s}) for s in (h, -h, h * 1j, -h * 1j)]
+        second = session.run(dd, {z: at})
+    np.testing.assert_allclose(values[:3], values[3:])  # at three orders
+    by_differences = (moved[0] - moved[1] + 1j * (moved[2] - moved[3])) / (2 * h)
+    np.testing.assert_allclose(second, by_differences, atol=1e-7)
 
 
 # -- paths through branches and loops ------------------------------------------------------------
@@ -348,26 +350,12 @@ def test_a_custom_gradient_inside_is_refused_by_what_it_closes_over(region):
     for xs in (c, a, [x, a]):
         with pytest.raises(GradientError, match=r"closes over .*captured"):
             tf.gradients(y, xs)
-    (dx,) = tf.gradients(y, x)
-    assert run(dx) == 20.0**times
-    (again,) = tf.gradients(y, x)
-    assert run(again) == 20.0**times
-
-
-@pytest.mark.parametrize("region", AROUND)
-def test_a_custom_gradient_may_stop_the_gradient_itself(region):
-    around, times = AROUND[region]
-    x, c = tf.constant(5.0), tf.constant(2.0)
-    f = tf.custom_gradient(lambda v: (tf.stop_gradient(c) * v, lambda dy: dy * 20.0))
-    assert run(tf.gradients(around(f)(x) * c, [x, c])) == [2 * 20.0**times, 5 * 2.0**times]
-
-
-@pytest.mark.parametrize("region", AROUND)
-def test_what_a_custom_gradient_closes_over_is_refused_at_second_order(region):
-    x, c = tf.constant(0.5), tf.constant(2.0)
-    (dx,) = tf.gradients(AROUND[region][0](scaled(c))(x) ** 2.0, x)
+    assert values(tf.gradients(y, x) + tf.gradients(y, x)) == [20.0**times] * 2
+    (dx,) = tf.gradients(y**2.0, x)
     with pytest.raises(GradientError, match="closes over"):
         tf.gradients(dx, c)
+    stopped = tf.custom_gradient(lambda v: (tf.stop_gradient(c) * v, lambda dy: dy * 20.0))
+    assert run(tf.gradients(around(stopped)(x) * c, [x, c])) == [2 * 20.0**times, 5 * 2.0**times]
 
 
 def test_a_second_derivative_in_a_loop_says_that_a_gradient_function_reads_the_graph():
@@ -376,13 +364,6 @@ def test_a_second_derivative_in_a_loop_says_that_a_gradient_function_reads_the_g
     (ddx,) = tf.gradients(dx, x)
     with pytest.raises(GraphError, match="gradient function of <lambda> uses tensors of the graph"):
         run(ddx)
-
-
-def test_a_custom_gradient_in_a_branch_has_a_second_derivative():
-    x, c = tf.constant(0.5), tf.constant(2.0)
-    y = in_cond(scaled(c))(x) ** 2.0  # dy/dx = 2 (c x) 10 c, and again c -> 10 c
-    (dx,) = tf.gradients(y, x)
-    assert values([dx, *tf.gradients(dx, x)]) == [40.0, 800.0]
 
 
 def logged(kind, f, x):
@@ -404,23 +385,6 @@ def test_a_result_that_nobody_uses_has_no_part_in_the_gradient(kind, jit):
         (dx,) = tf.gradients(y, x)
         with tf.Session(jit=jit) as session:
             assert session.run([dx, *([] if jit else tf.gradients(dx, x))]) == [1.0, 2.0][: 2 - jit]
-
-
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize(
-    ("fed", "which", "due"),  # of jax.lax.scan, with exp as a custom_vjp of the same gradient
-    [(False, 2, 0.125), (True, 2, 2.05), (False, 1, 1.75), (True, 1, 1.9)],
-)
-def test_a_variable_is_used_if_any_iteration_uses_it(graph, fed, which, due, jit):
-    x = tf.constant(0.5)
-
-    def body(i, a, v):
-        return i + 1, tf.exp(v), v * 0.5 + (0.1 * a if fed else 0.0)
-
-    with graph.gradient_override_map({"Exp": lambda dy: 0.0 * dy + 1.0}):
-        ys = tf.while_loop(lambda i, a, v: i < 3, body, [0, x, x])
-    with tf.Session(jit=jit) as session:
-        np.testing.assert_allclose(session.run(tf.gradients(ys[which], x)), [due], rtol=1e-6)
 
 
 def test_variables_that_pass_through_each_other_agree_with_differences():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import regrad as rg
 import regrad.v1 as tf
 from tests.helpers.v1_rows import IMAGES, ROWS, normal
 from tests.helpers.v1_session import initialized
@@ -77,73 +78,78 @@ def test_no_bias_no_scale_no_center_and_not_trainable():
     assert names(tf.trainable_variables()) == ["c/kernel:0"]
 
 
-def test_layers_in_scopes():
-    with tf.variable_scope("net"):
-        y = tf.layers.dense(rows(), 2)
-        tf.layers.dense(y, 2, name="out")
-    assert names(tf.trainable_variables("net/dense")) == ["net/dense/kernel:0", "net/dense/bias:0"]
-    assert names()[2:] == ["net/out/kernel:0", "net/out/bias:0"]
-    assert y.op.name == "net/dense/BiasAdd"
-
-
-def net(x):
-    h = tf.layers.dense(x, 4, tf.nn.relu)
-    return tf.layers.dense(h, 2)
-
-
 @pytest.mark.parametrize("second", [True, tf.AUTO_REUSE])
 def test_two_networks_share_variables(second, session):
-    x = rows()
-    with tf.variable_scope("net", reuse=None if second is True else second):
-        y = net(x)
-    with tf.variable_scope("net", reuse=second):
-        z = net(x)
-    assert len(tf.trainable_variables()) == 4
-    a, b = initialized(session).run([y, z], {x: ROWS})
+    x, outputs = rows(), []
+    for reuse in (None if second is True else second, second):
+        with tf.variable_scope("net", reuse=reuse):
+            h = tf.layers.dense(x, 4, tf.nn.relu)
+            outputs.append(tf.layers.dense(h, 2, name="out"))
+    ws = tf.trainable_variables()
+    scopes = ["net/dense", "net/out"]
+    assert names(ws) == [f"{s}/{name}:0" for s in scopes for name in ("kernel", "bias")]
+    assert names(tf.trainable_variables("net/dense")) == names(ws[:2])
+    assert [y.op.name for y in outputs] == ["net/out/BiasAdd", "net_1/out/BiasAdd"]
+    grads = [tf.gradients(ys, ws) for ys in (outputs, outputs[0])]
+    (a, b), both, once = initialized(session).run([outputs, *grads], {x: ROWS})
     np.testing.assert_array_equal(a, b)
-    both = tf.gradients([y, z], tf.trainable_variables())
-    once = tf.gradients(y, tf.trainable_variables())
-    for a, b in zip(*session.run([both, once], {x: ROWS}), strict=True):
-        near(a, 2 * b)
+    for c, d in zip(both, once, strict=True):
+        near(c, 2 * d)
 
 
 def test_a_layer_shares_by_name(session):
     x = rows()
     y = tf.layers.dense(x, 2, name="a")
-    with pytest.raises(ValueError, match="already exists"):
-        tf.layers.dense(x, 2, name="a")
     z = tf.layers.dense(x, 2, name="a", reuse=True)
-    a, b = initialized(session).run([y, z], {x: ROWS})
-    np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="does not exist"):
-        tf.layers.dense(x, 2, name="b", reuse=True)
+    np.testing.assert_array_equal(*initialized(session).run([y, z], {x: ROWS}))
+    for name, reuse, words in (("a", None, "already exists"), ("b", True, "does not exist")):
+        with pytest.raises(ValueError, match=words):
+            tf.layers.dense(x, 2, name=name, reuse=reuse)
 
 
 # -- what layers compute -------------------------------------------------------------------------
 
 
-def test_dense(session):
-    x = tf.placeholder(tf.float32, [None, 5, 3])
-    w, b = normal(3, 2), normal(2)
-    with_w, with_b = tf.constant_initializer(w), tf.constant_initializer(b)
-    y = tf.layers.dense(x, 2, tf.nn.tanh, kernel_initializer=with_w, bias_initializer=with_b)
-    assert y.shape.as_list() == [None, 5, 2]
-    values = normal(4, 5, 3)
-    near(initialized(session).run(y, {x: values}), np.tanh(values @ w + b))
+def first(layer):
+    """The layer of images whose channels come first, with its result turned back."""
+    return lambda x: tf.transpose(layer(tf.transpose(x, [0, 3, 1, 2])), [0, 2, 3, 1])
 
 
-def test_convolutions(session):
-    x = images()
-    w = tf.constant_initializer(normal(3, 3, 3, 2))
-    y = tf.layers.conv2d(x, 2, 3, 2, "same", activation=tf.nn.relu, kernel_initializer=w)
-    z = tf.nn.relu(tf.nn.conv2d(x, normal(3, 3, 3, 2), [1, 2, 2, 1], "SAME"))
-    first = tf.layers.conv2d(
-        tf.transpose(x, [0, 3, 1, 2]), 2, 3, 2, "same", "channels_first", kernel_initializer=w
-    )
-    first = tf.nn.relu(tf.transpose(first, [0, 2, 3, 1]))
-    a, b, c = initialized(session).run([y, z, first], {x: IMAGES})
-    near(a, b)
-    near(a, c)
+WEIGHTS, BIAS, FILTER, DEEP = normal(3, 2), normal(2), normal(3, 3, 3, 2), normal(4, 5, 3)
+KERNEL = {"kernel_initializer": tf.constant_initializer(FILTER)}
+DENSE = {"kernel_initializer": tf.constant_initializer(WEIGHTS),
+         "bias_initializer": tf.constant_initializer(BIAS)}  # fmt: skip
+CONVOLVED = np.maximum(rg.nn.conv2d(IMAGES, FILTER, 2, "same").numpy(), 0)
+BLOCKS = IMAGES[:, :, :4].reshape(2, 3, 2, 2, 2, 3)
+MEAN, VARIANCE = ROWS.mean(0), ROWS.var(0)
+VALUES = {  # a layer, its input, and its values
+    "dense": (
+        lambda x: tf.layers.dense(x, 2, tf.nn.tanh, **DENSE), DEEP, np.tanh(DEEP @ WEIGHTS + BIAS)),
+    "conv2d": (lambda x: tf.layers.conv2d(x, 2, 3, 2, "same", activation=tf.nn.relu, **KERNEL),
+               IMAGES, CONVOLVED),
+    "conv2d, channels first": (
+        lambda x: tf.nn.relu(first(lambda y: tf.layers.conv2d(
+            y, 2, 3, 2, "same", "channels_first", **KERNEL))(x)), IMAGES, CONVOLVED),
+    "max_pooling2d": (lambda x: tf.layers.max_pooling2d(x, 2, 2), IMAGES, BLOCKS.max((2, 4))),
+    "average_pooling2d": (
+        lambda x: tf.layers.average_pooling2d(x, [2, 2], [2, 2], "same")[:, :, :2], IMAGES,
+        BLOCKS.mean((2, 4))),
+    "batch_normalization": (lambda x: tf.layers.batch_normalization(x, training=True), ROWS,
+                            (ROWS - MEAN) / np.sqrt(VARIANCE + 1e-3)),
+    "batch_normalization, axis": (
+        first(lambda y: tf.layers.batch_normalization(y, axis=1, training=True)), IMAGES,
+        (IMAGES - IMAGES.mean((0, 1, 2))) / np.sqrt(IMAGES.var((0, 1, 2)) + 1e-3)),
+    "dropout": (lambda x: tf.layers.dropout(x, 0.2), ROWS, ROWS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values(session, name):
+    layer, value, due = VALUES[name]
+    x = of(*value.shape[1:])
+    y = layer(x)
+    assert y.shape.as_list() == [None, *due.shape[1:]]
+    near(initialized(session).run(y, {x: value}), due)
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
@@ -157,15 +163,6 @@ def test_a_transposed_convolution_undoes_the_shape_of_a_convolution(session, pad
     due = [size, size, 3] if data_format == "channels_last" else [3, size, size]
     assert y.shape.as_list() == [None, *due]
     assert list(initialized(session).run(y, {x: value}).shape) == [2, *due]
-
-
-def test_pools(session):
-    x = images()
-    y, z = tf.layers.max_pooling2d(x, 2, 2), tf.layers.average_pooling2d(x, [2, 2], [2, 2], "same")
-    assert (y.op.name, z.op.name) == ("max_pooling2d/MaxPool", "average_pooling2d/AvgPool")
-    blocks = IMAGES[:, :, :4].reshape(2, 3, 2, 2, 2, 3)
-    near(session.run(y, {x: IMAGES}), blocks.max((2, 4)))
-    near(session.run(z, {x: IMAGES})[:, :, :2], blocks.mean((2, 4)))
 
 
 @pytest.mark.parametrize(("shape", "static"), [
@@ -188,7 +185,6 @@ def test_dropout(session):
     got = session.run(y, {x: ones, training: True})
     assert abs(got.mean() - 1) < 0.05
     assert set(np.unique(got).tolist()) == {0.0, 1.25}
-    assert (session.run(tf.layers.dropout(x, 0.2), {x: ones}) == 1).all()
     assert (session.run(tf.layers.dropout(x, 0.2, training=True), {x: ones}) == 0).any()
     (dx,) = tf.gradients(y, x)
     assert (session.run(dx, {x: ones, training: False}) == 1).all()
@@ -241,15 +237,6 @@ def test_batch_normalization_in_inference(session, kind):
     assert kind == "fed" or updates() == []
 
 
-def test_batch_normalization_along_another_axis(session):
-    x = tf.placeholder(tf.float32, [None, 3, 6, 5])
-    y = tf.layers.batch_normalization(x, axis=1, training=True)
-    value = IMAGES.transpose(0, 3, 1, 2)
-    got = initialized(session).run(y, {x: value})
-    near(got.mean((0, 2, 3)), [0, 0, 0])
-    assert [v.shape.as_list() for v in tf.global_variables()] == [[3]] * 4
-
-
 def test_the_gradient_flows_through_the_batchs_moments(session):
     x = rows()
     y = tf.layers.batch_normalization(x, training=True)
@@ -267,7 +254,7 @@ def test_update_ops_run_before_the_train_op(session):
     assert (session.run(tf.global_variables()[2]) > 0).all()
 
 
-# -- regularizers, flags ------------------------------------------------------------------
+# -- regularizers, flags -------------------------------------------------------------------------
 
 
 def test_regularizers(session):

@@ -8,7 +8,7 @@ from tests.helpers.v1_rows import ROWS
 from tests.helpers.v1_session import any_session, run
 
 pytestmark = pytest.mark.usefixtures("graph")
-session = any_session
+session, I64 = any_session, tf.int64
 
 
 def near(x, y):
@@ -101,7 +101,7 @@ def test_ops_of_one_seeded_graph_differ():
     (tf.truncated_normal, -2, 2, 0, 0.8796), (tf.random_uniform, 0, 1, 0.5, 12**-0.5),
     (lambda n: tf.truncated_normal(n, 1.0, 2.0, tf.float64), -3, 5, 1, 1.7593),
     (lambda n: tf.random_uniform(n, -1, 3), -1, 3, 1, 4 * 12**-0.5),
-    (lambda n: tf.random_uniform(n, tf.constant(2, tf.int64), 5, tf.int64), 2, 4, 3, (2 / 3) ** 0.5),
+    (lambda n: tf.random_uniform(n, tf.constant(2, I64), 5, I64), 2, 4, 3, (2 / 3) ** 0.5),
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", ["known", "fed", "compiled"])
 def test_distributions(draw, low, high, mean, deviation, kind):
