@@ -62,9 +62,9 @@ def pytest_collection_modifyitems(config, items):
     """Leave out slow tests, unless they are asked for."""
     asked = config.option.markexpr or any("::" in arg for arg in config.args)
     if not asked and choices.level == "test":
-        slow = [item for item in items if item.get_closest_marker("slow")]
+        slow = choices.left_out(items)
         config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        items[:] = [item for item in items if item not in slow]
 
 
 @pytest.hookimpl(wrapper=True)

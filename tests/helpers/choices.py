@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 OPTIONS = {"test": 1, "test-all": 2, "proof": 1_000_000}  # by the targets of the Makefile
@@ -18,9 +18,27 @@ level = "test"  # tests/conftest.py sets it
 
 def choose(name: object, options: Iterable[T]) -> list[T]:
     """Return one option, two, or all of them; a choice of two begins with the choice of one."""
+    return rotated(name, options)[: OPTIONS[level]]
+
+
+def rotated(name: object, options: Iterable[T]) -> list[T]:
+    """Return the options from one on that the name chooses."""
     given = list(options)
-    first = number(name) % len(given) if given else 0
-    return [*given[first:], *given[:first]][: OPTIONS[level]]
+    first = number(name) % max(len(given), 1)
+    return [*given[first:], *given[:first]]
+
+
+def left_out(items: Iterable[Any]) -> set[Any]:
+    """Return the slow tests that `make test` leaves out: but some of each `slow(but=some)`."""
+    tests: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    found: set[Any] = set()
+    for name, cases in tests.items():
+        kept = cases[0].get_closest_marker("slow").kwargs.get("but", 0)
+        found.update(rotated(name, cases)[kept:])
+    return found
 
 
 def number(name: object) -> int:

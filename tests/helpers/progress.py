@@ -28,7 +28,7 @@ class Progress:
         self.failed += report.failed
         self.done += report.when == "teardown"
         now = time.monotonic()
-        if now - self.last >= EVERY and not self.verbose:
+        if self.done and now - self.last >= EVERY and not self.verbose:
             self.last = now
             total = self.session.testscollected
             self.terminal.ensure_newline()

@@ -7,50 +7,7 @@ import pytest
 
 import regrad as rg
 from regrad.core.shapes import as_slice, ascending, window
-from regrad.errors import ArgumentError, ShapeError
 from regrad.ops import array, joining
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda x: array.reshape(x, (4, 2)), ShapeError, "6 elements"),
-        (lambda x: array.reshape(x, (-1, -1)), ShapeError, "cannot have the shape"),
-        (lambda x: array.squeeze(x, 0), ShapeError, "size 1"),
-        (lambda x: array.squeeze(x, 2), ShapeError, "out of range"),
-        (lambda x: array.expand_dims(x, 4), ShapeError, "out of range"),
-        (lambda x: array.expand_dims(x, (0, 0)), ArgumentError, "twice"),
-        (lambda x: array.permute_dims(x, (0, 2)), ShapeError, "each axis"),
-        (lambda x: array.permute_dims(x, (0, 0)), ShapeError, "each axis"),
-        (lambda x: array.permute_dims(x, (0,)), ShapeError, "each axis"),
-        (lambda x: array.matrix_transpose(x[0]), ShapeError, "rank 2"),
-        (lambda x: array.moveaxis(x, (0, 1), (0,)), ArgumentError, "as many"),
-        (lambda x: array.moveaxis(x, (0, 0), (0, 1)), ArgumentError, "different"),
-        (lambda x: array.flip(x, axis=2), ShapeError, "out of range"),
-        (lambda x: joining.concat([x, x[:, :2]]), ShapeError, r"\(2, 3\), \(2, 2\)"),
-        (lambda x: joining.concat([x, x[0]]), ShapeError, "one rank"),
-        (lambda x: joining.concat([rg.scalar(1), rg.scalar(2)]), ShapeError, "use stack"),
-        (lambda x: joining.concat([]), ArgumentError, "at least one"),
-        (lambda x: joining.concat(x), ArgumentError, "a list"),
-        (lambda x: joining.stack([x, x[0]]), ShapeError, "one shape"),
-        (lambda x: joining.split(x, 2, axis=1), ShapeError, "2 equal parts"),
-        (lambda x: joining.split(x, [1, 3], axis=1), ShapeError, "add up"),
-        (lambda x: joining.split(x, [-1, -1], axis=1), ShapeError, "add up"),
-        (lambda x: joining.split(x, [5, -1], axis=1), ShapeError, "add up"),
-        (lambda x: joining.split(x, 0), ShapeError, "0 equal parts"),
-        (lambda x: array.broadcast_arrays(x, rg.zeros(2)), ShapeError, r"\(2, 3\) and \(2,\)"),
-        (lambda x: array.meshgrid(x), ShapeError, "vectors"),
-        (lambda x: array.meshgrid(x[0], indexing="yx"), ArgumentError, "'yx'"),
-        (lambda x: array.tril(x[0]), ShapeError, "tril takes matrices"),
-        (lambda x: array.diagonal(x[0]), ShapeError, "diagonal takes matrices"),
-        (lambda x: array.diag(rg.scalar(1)), ShapeError, "rank 0"),
-        (lambda x: array.diag(x, shape=(2, 2)), ShapeError, "has 2 elements, got 3"),
-    ],
-)
-def test_errors(call, error, words):
-    x = rg.asarray(np.arange(6.0).reshape(2, 3))
-    with pytest.raises(error, match=words):
-        call(x)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import regrad as rg
 from regrad import nn
-from regrad.errors import ArgumentError, DTypeError, ShapeError
+from regrad.errors import ArgumentError
 
 ACTIVATIONS = [
     nn.relu, nn.relu6, nn.leaky_relu, nn.elu, nn.selu, nn.sigmoid, nn.log_sigmoid, nn.softplus,
@@ -122,11 +122,6 @@ def test_small_values_keep_their_digits():
     np.testing.assert_allclose(nn.gelu(-10.0).numpy(), -7.61985302416e-23, rtol=1e-5)
 
 
-def test_softmax_of_rank_0_is_an_error():
-    with pytest.raises(ShapeError, match="axis -1 is out of range for a Tensor of rank 0"):
-        nn.softmax(1.0)
-
-
 def test_log_softmax_where_softmax_is_0():
     assert nn.log_softmax([0.0, 1000.0]).tolist() == [-1000, 0]
 
@@ -149,13 +144,6 @@ def test_batch_norm_is_accurate_far_from_zero():
 def test_batch_norm_takes_keywords_and_numbers():
     y = nn.batch_norm([1.0, 3.0], 2.0, 4.0, scale=2.0, epsilon=0.0)
     assert y.tolist() == [-1, 1]
-
-
-def test_batch_norm_names_the_parameter_that_does_not_fit():
-    with pytest.raises(ShapeError, match=r"scale must broadcast to .* x, \(2, 3\); got \(2,\)"):
-        nn.batch_norm(rg.ones((2, 3)), 0.0, 1.0, scale=rg.ones((2,)))
-    with pytest.raises(ShapeError, match=r"mean must broadcast .* got \(4, 2, 3\)"):
-        nn.batch_norm(rg.ones((2, 3)), rg.ones((4, 2, 3)), 1.0)
 
 
 def test_layer_norm_in_training_has_mean_0_and_variance_1():
@@ -267,11 +255,3 @@ def test_softmax_can_be_overridden_inside_attention():
     used.assert_fired()
     assert not dq.numpy().any()
     assert dv.numpy().any()
-
-
-def test_attention_names_the_shapes_that_do_not_fit():
-    q, k, v = qkv(2, 3, 4)
-    with pytest.raises(ShapeError, match=r"got \(2, 3, 4\), \(2, 3, 3\) and \(2, 3, 4\)"):
-        nn.scaled_dot_product_attention(q, k[..., :3], v)
-    with pytest.raises(DTypeError, match=r"mask must be bools .* got int64"):
-        nn.scaled_dot_product_attention(q, k, v, np.ones((3, 3), dtype=np.int64))

@@ -17,13 +17,11 @@ from regrad import (
     cumulative_min,
     cumulative_prod,
     cumulative_sum,
-    diff,
     linear_recurrence,
     searchsorted,
     sort,
     top_k,
 )
-from regrad.errors import ArgumentError, ShapeError
 from regrad.ops.reduction import prod
 
 LIBRARIES = [np.asarray, jnp.asarray, torch.asarray]
@@ -34,21 +32,6 @@ def gradient(f: Any, x: Any, as_array: Any = np.asarray) -> np.ndarray:
 
 
 SCANS = [cumulative_sum, cumulative_prod, cumulative_max, cumulative_min]
-
-
-@pytest.mark.parametrize("f", SCANS, ids=lambda f: f.__name__)
-def test_scans_need_an_axis(f: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"\(2, 2\).*which axis"):
-        f(rg.ones((2, 2)))
-    with pytest.raises(ShapeError, match="rank 0"):
-        f(rg.scalar(1.0))
-    with pytest.raises(ShapeError, match="axis 2 is out of range"):
-        f(rg.ones((2, 2)), axis=2)
-
-
-def test_two_ways_to_begin_a_scan_exclude_each_other() -> None:
-    with pytest.raises(ArgumentError, match=r"include_initial.*exclusive"):
-        cumulative_sum(rg.ones(2), include_initial=True, exclusive=True)
 
 
 @pytest.mark.parametrize("f", [cumulative_sum, cumulative_prod])
@@ -119,11 +102,7 @@ def test_top_k_of_many(axis: int) -> None:
         np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, due, axis))
 
 
-def test_top_k_errors_and_unused_values() -> None:
-    with pytest.raises(ShapeError, match=r"3 elements along axis 0.*k is 4"):
-        top_k(rg.ones(3), 4)
-    with pytest.raises(ShapeError, match="k is -1"):
-        top_k(rg.ones(3), -1)
+def test_top_k_whose_values_are_not_used() -> None:
     indices = top_k(rg.tensor([1.0, 3.0, 2.0]), 2)[1]
     dx = gradient(lambda x: (x[indices] * x[indices]).sum(), [1.0, 3.0, 2.0])
     np.testing.assert_array_equal(dx, [0, 6, 4])
@@ -136,19 +115,6 @@ def test_indices_are_free_of_the_tape() -> None:
         return x.sum()
 
     np.testing.assert_array_equal(gradient(f, [2.0, 1.0]), 1)
-
-
-def test_rank_0_has_nothing_to_sort() -> None:
-    for f in (sort, argsort, lambda x: top_k(x, 1), diff):
-        with pytest.raises(ShapeError, match="rank 0"):
-            f(rg.scalar(1.0))
-
-
-def test_searchsorted_errors() -> None:
-    with pytest.raises(ShapeError, match="vector"):
-        searchsorted(rg.ones((2, 2)), rg.ones(2))
-    with pytest.raises(ArgumentError, match="'left' or 'right', got 'middle'"):
-        searchsorted(rg.ones(2), rg.ones(2), side="middle")
 
 
 def test_a_long_recurrence_agrees_with_a_loop() -> None:

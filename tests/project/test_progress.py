@@ -33,29 +33,39 @@ def test_a_choice_is_the_same_in_every_process(level):
     assert choices.choose("a name", range(1000)) == [672]
 
 
-ITEM = SimpleNamespace(get_closest_marker=lambda name: None)
-SLOW = SimpleNamespace(get_closest_marker=lambda name: name == "slow")
+class Item:
+    """A test as pytest collects it."""
+
+    def __init__(self, nodeid, *marks):
+        self.nodeid, self.marks = nodeid, {mark.name: mark for mark in marks}
+
+    def get_closest_marker(self, name):
+        return self.marks.get(name)
+
+
+FAST = Item("a.py::test_a")
+SLOW = Item("a.py::test_b", pytest.mark.slow.mark)
+CASES = [Item(f"a.py::test_c[{i}]", pytest.mark.slow(but=2).mark) for i in range(9)]
 
 
 @pytest.mark.parametrize(
-    ("name", "mark", "args", "due"),
+    ("name", "mark", "args", "count"),
     [
-        ("test", "", ["tests"], [ITEM]),
-        ("test", "slow", ["tests"], [ITEM, SLOW]),
-        ("test", "", ["tests/test_a.py::test_b"], [ITEM, SLOW]),
-        ("test-all", "", ["tests"], [ITEM, SLOW]),
-        ("proof", "", ["tests"], [ITEM, SLOW]),
+        ("test", "", ["tests"], 3),
+        ("test", "slow", ["tests"], 11),
+        ("test", "", ["tests/test_a.py::test_b"], 11),
+        ("test-all", "", ["tests"], 11),
+        ("proof", "", ["tests"], 11),
     ],
 )
-def test_slow_tests_run_where_they_are_asked_for(level, name, mark, args, due):
+def test_slow_tests_run_where_they_are_asked_for(level, name, mark, args, count):
     level(name)
-    items, left_out = [ITEM, SLOW], []
+    items, left_out = [FAST, SLOW, *CASES], []
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
-    option = SimpleNamespace(markexpr=mark)
-    config = SimpleNamespace(option=option, args=args, hook=hook)
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=mark), args=args, hook=hook)
     conftest.pytest_collection_modifyitems(config, items)
-    assert items == due
-    assert [*items, *left_out] == [ITEM, SLOW]
+    assert len(items) == count and {*items, *left_out} == {FAST, SLOW, *CASES}
+    assert FAST in items and (SLOW in items) == (count == 11)
 
 
 def report(when, outcome="passed", **more):
