@@ -5,14 +5,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.errors import (
-    ArgumentError,
-    InvalidValueError,
-    MatrixError,
-    RegistrationError,
-    RegradError,
-    UnknownOpError,
-)
+from regrad.errors import ArgumentError, InvalidValueError, RegistrationError, RegradError
 from regrad.ops import array
 from tests.campaigns import malformed
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT
@@ -113,7 +106,7 @@ ERRORS = [
     (lambda: rg.op(3), MADE, ""),
     (lambda: rg.op("Sign")(lambda xp, x: x), MADE, ""),
     (lambda: rg.op("BadInputHalf")(misnamed), ArgumentError, "identifier"),
-    (lambda: rg.find_op("Signn"), UnknownOpError, "Signn"),
+    (lambda: rg.find_op("Signn"), rg.errors.UnknownOpError, "Signn"),
     (lambda: rg.zeros(2**47), MemoryError, ""),
     # No way to spell an attribute is taken for another.
     *[(lambda bad=bad: rg.nn.gelu(x, bad), InvalidValueError, "approximate")
@@ -129,7 +122,7 @@ def test_errors_leave_nothing_behind(call, error, words):
 
 def test_errors_are_of_the_class_that_others_expect():
     error = refused(lambda: rg.linalg.inv(rg.zeros((2, 2))), np.linalg.LinAlgError)
-    assert isinstance(error, MatrixError | ValueError)
+    assert isinstance(error, rg.errors.MatrixError | ValueError)
 
 
 # -- what works now --------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -16,12 +15,6 @@ X = np.random.default_rng(0).normal(size=(4, 5)) * 4
 T = rg.tensor(X)
 override, learns = rg.gradient_override_map, rg.rules.learns
 ways = pytest.mark.parametrize("way", WAYS)
-
-
-@pytest.fixture(autouse=True)
-def doubles():
-    with jax.enable_x64(True):
-        yield
 
 
 def double(x, name=None):

@@ -13,26 +13,16 @@ import regrad as rg
 import regrad.torch
 import regrad.v1 as tf
 from regrad.core.state import current
-from regrad.errors import (
-    ArgumentError,
-    NotFiredError,
-    RegistrationError,
-    RuleError,
-    UnknownOpError,
-    UnusedOverrideWarning,
-)
+from regrad.errors import ArgumentError, NotFiredError, RuleError, UnusedOverrideWarning
 from tests.helpers.rows import plain, refused, together, under
 
 override, optional = rg.gradient_override_map, rg.rules.optional
+UnknownOpError = rg.errors.UnknownOpError
 OTHER = regrad.torch.gradient_override_map
 SEVEN = lambda dy: dy * 7  # noqa: E731
 SIGN = {"Sign": SEVEN}
 X = rg.tensor([1.0, 2.0])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def names():
-    rg.RegisterGradient("TestsSeven")(SEVEN)
+rg.RegisterGradient("TestsSeven")(SEVEN)
 
 
 # -- forms of rules --------------------------------------------------------------------------------
@@ -290,7 +280,7 @@ def test_malformed_gradients(rule, words):
     assert rg.grad(rg.sign)(1.0).item() == 0.0
 
 
-taken = rg.RegisterGradient
+taken, RegistrationError = rg.RegisterGradient, rg.errors.RegistrationError
 # What no broadcasting spread is not summed either.
 ERRORS = {
     "a shape of no broadcast": (lambda: under({"Mul": lambda dy: (dy, rg.ones(2))}, rg.grads(

@@ -3,22 +3,8 @@
 import pytest
 
 import regrad as rg
-from regrad.core.places import (
-    CLASS,
-    EVERYWHERE,
-    INSTANCE,
-    PATH,
-    PREDICATE,
-    Counts,
-    Places,
-    Site,
-    Step,
-    at,
-    matches,
-    pick,
-    site_of,
-    spread,
-)
+from regrad.core import places
+from regrad.core.places import Counts, Places, Site, Step, at, matches, pick, site_of, spread
 from regrad.errors import ArgumentError
 from tests.helpers.rows import refused
 
@@ -128,12 +114,13 @@ def test_keys_that_fit(name):
 
 def test_ranks_have_names():
     fits = Places(BY_RANK, STEPS).fits(INNER)
-    assert [fit.order[0] for fit in fits] == [INSTANCE, PATH, CLASS, PREDICATE, EVERYWHERE]
+    ranks = "INSTANCE", "PATH", "CLASS", "PREDICATE", "EVERYWHERE"
+    assert [fit.order[0] for fit in fits] == [getattr(places, rank) for rank in ranks]
     key = relu((Dense, "head", HEAD))  # a tuple ranks by its best entry
-    assert Places([key], STEPS).fits([ROOT, END])[0].order == (INSTANCE, 0)
-    assert Places([key], STEPS).fits([ROOT, ONE])[0].order == (CLASS, 0)
+    assert Places([key], STEPS).fits([ROOT, END])[0].order == (places.INSTANCE, 0)
+    assert Places([key], STEPS).fits([ROOT, ONE])[0].order == (places.CLASS, 0)
     step = Step(("always",), keys_at)  # a function that takes no site is no predicate
-    assert Places([relu(keys_at)]).fits([step])[0].order[0] == INSTANCE
+    assert Places([relu(keys_at)]).fits([step])[0].order[0] == places.INSTANCE
 
 
 NTH = [(at(Dense, nth=0), ZERO), (at(Dense, nth=-1), ONE), (at("*", nth=2), END)]
@@ -152,9 +139,9 @@ def test_nth_of_the_modules_inside_of_a_place():
 
 def calls(keys, *chains):
     """The keys, by number, that have calls, one for each chain, with their counts."""
-    places, counts, found = Places(keys, STEPS), Counts(), []
+    selected, counts, found = Places(keys, STEPS), Counts(), []
     for chain in chains:
-        fits = places.fits(chain)
+        fits = selected.fits(chain)
         fit, n = pick(fits, counts, lambda n, c=chain: site_of(c, "Relu", n, [], "f.py:3"))
         found.append(fit and (keys.index(fit.key), n))
     return found

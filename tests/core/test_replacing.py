@@ -23,12 +23,6 @@ ways = pytest.mark.parametrize("way", WAYS)
 OTHER = regrad.torch.gradient_override_map
 
 
-@pytest.fixture(autouse=True)
-def doubles():
-    with jax.enable_x64(True):
-        yield
-
-
 def scope(forward, gradient=None, op_type="Tanh"):
     return rg.gradient_override_map({op_type: rg.replace(forward, gradient)}, values=True)
 

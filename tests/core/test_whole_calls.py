@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import (
-    ArgumentError,
-    GradientError,
-    PassedOverError,
-    RuleError,
-    UnusedOverrideWarning,
-)
+from regrad.errors import ArgumentError, GradientError, RuleError
 from tests.helpers.rows import close, plain, refused, under
 
 at, override = rg.at, rg.gradient_override_map
@@ -155,12 +149,12 @@ REFUSED = [
     (lambda: under({at(rg.Module()): pre}, f, X), *DECORATED),
     (lambda: under(KEY, rg.grad(lambda x: f(x, blocked)), X), ArgumentError,
      r"'block' is a block\. Write it above a function"),
-    (lambda: under({**KEY, "Tanh": lambda dy: dy}, f, X), PassedOverError,
+    (lambda: under({**KEY, "Tanh": lambda dy: dy}, f, X), rg.errors.PassedOverError,
      "'Tanh' ran inside of the call of 'block'"),
     (lambda: under({at("block"): lambda dy, x: dy * x}, rg.variable_grads, lambda: f(X)), RuleError,
      "did not call builtin, so nobody knows the gradient of 'w'"),
     (lambda: under(KEY, rg.jvp, f, [X], [X]), GradientError, "forward mode"),
-    (lambda: under({at("other"): pre}, f, X), UnusedOverrideWarning, "other"),
+    (lambda: under({at("other"): pre}, f, X), rg.errors.UnusedOverrideWarning, "other"),
 ]  # fmt: skip
 
 

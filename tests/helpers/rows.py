@@ -42,21 +42,7 @@ def under(rules: Any, call: Callable[..., Any], *args: Any, **options: Any) -> A
 
 def in_thread(call: Callable[[], Any]) -> Any:
     """Return the result of a call in a new thread, or raise its error."""
-    results: list[Any] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    for error in errors:
-        raise error
-    return results[0]
+    return together([call])[0]
 
 
 def together(calls: list[Callable[[], Any]]) -> list[Any]:
