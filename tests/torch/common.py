@@ -62,6 +62,9 @@ def orders(y: torch.Tensor, x: torch.Tensor, count: int = 2) -> list[torch.Tenso
 def bare_function(name: str, forward: Any, backward: Any, **others: Callable[..., Any]) -> Any:
     """Return an autograd.Function of its methods, which take a context."""
     methods = {"forward": forward, "backward": backward, **others}
+    for each, f in methods.items():
+        if f.__name__ == "<lambda>":
+            f.__name__, f.__qualname__ = each, f"{name}.{each}"
     body: dict[str, Any] = {each: staticmethod(f) for each, f in methods.items()}
     return type(name, (torch.autograd.Function,), {**body, "__module__": forward.__module__})
 

@@ -3,33 +3,18 @@
 What needs two processes is in `parallel_checks.py`; each child runs all checks of some kinds.
 """
 
-from __future__ import annotations
-
-from functools import partial
-from typing import Any
-
 import pytest
-import torch
 import torch.multiprocessing
 from torch import nn
 
-import regrad.torch
 from regrad.errors import PassedOverError
-from tests.helpers import children
-from tests.helpers.children import failures, free_port
-from tests.helpers.networks import (
-    RELU,
-    ResNet,
-    assert_equal,
-    images,
-    resnet_by_hand,
-    train,
-)
+from tests.helpers.children import failures, free_port, run_children
+from tests.helpers.networks import RELU, ResNet, assert_equal, images, resnet_by_hand, train
 from tests.helpers.optional import ABSENT
 from tests.helpers.paths import ROOT
+from tests.torch.common import bare_function, grad, leaf, override
 
-override = regrad.torch.gradient_override_map
-run_children = partial(children.run_children, ROOT / "tests/helpers/parallel_checks.py")
+HELPERS = ROOT / "tests/helpers"
 
 
 @pytest.mark.versions
@@ -38,7 +23,8 @@ run_children = partial(children.run_children, ROOT / "tests/helpers/parallel_che
 )
 def test_two_processes(kinds, tmp_path):
     port = free_port()
-    reports = run_children(tmp_path, *[[rank, port, *kinds] for rank in ("0", "1")])
+    ranks = [[rank, port, *kinds] for rank in ("0", "1")]
+    reports = run_children(HELPERS / "parallel_checks.py", tmp_path, *ranks)
     assert failures(reports) == ""
     assert reports[0] == reports[1]
     assert {name.partition("_")[0] + "_" for name in reports[0]} == {*kinds}
@@ -50,75 +36,46 @@ def test_two_processes(kinds, tmp_path):
 def test_a_model_of_keras(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))  # where it writes its settings
-    (report,) = children.run_children(ROOT / "tests/helpers/keras_checks.py", tmp_path, [])
+    (report,) = run_children(HELPERS / "keras_checks.py", tmp_path, [])
     assert [*report] == ["torch_fit_in_a_scope"]
 
 
 # -- Functions as those of which FSDP2 is made ----------------------------------------------------
 
 
-class Reversal(torch.autograd.Function):
-    """It returns what it was given, of which torch then makes a view."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        return -dy
-
-
-class Pair(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Any, y: Any) -> Any:
-        return x, y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-    @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
-        return tuple(-dy for dy in dys)
+# It returns its input, of which torch then makes a view.
+Reversal = bare_function("Reversal", lambda ctx, x: x, lambda ctx, dy: -dy)
+Pair = bare_function(
+    "Pair", lambda x, y: (x, y), lambda ctx, dx, dy: (-dx, -dy),
+    setup_context=lambda ctx, inputs, output: None,
+)  # fmt: skip
 
 
 @pytest.mark.versions
 @pytest.mark.parametrize("function", [Reversal.apply, lambda x: Pair.apply(x, 2 * x)[0]])
 @pytest.mark.parametrize(("key", "op"), [("Relu", torch.relu), ("Reshape", torch.flatten)])
 def test_functions_that_return_what_they_were_given(function, key, op):
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    x = leaf(1, 2)
     with override({key: lambda dy: 7 * dy}) as used:
         y = op(function(x))
-    (dx,) = torch.autograd.grad(y.sum(), x)
-    assert dx.tolist() == [-7.0, -7.0]
+    assert grad(y, x).tolist() == [-7.0, -7.0]
     assert [(hit.count, hit.ran) for hit in used.hits] == [(1, 1)]  # torch's view is not the user's
 
 
+def late(x, y):
+    with override({"Reshape": lambda dy: dy}):
+        Reversal.apply(y)
+        return x.view_as(x), y
+
+
 def test_a_view_in_a_function_is_still_refused():
-    class Hiding(Reversal):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-    x = torch.tensor([1.0], requires_grad=True)
-    with (
-        pytest.raises(PassedOverError, match="Reshape ran in the forward pass"),
-        override({"Reshape": lambda dy: dy}),
-    ):
-        Hiding.apply(x)
-
-
-def test_a_view_in_a_function_that_began_before_the_scope_is_still_refused():
-    class Late(Pair):
-        @staticmethod
-        def forward(x, y):
-            with override({"Reshape": lambda dy: dy}):
-                Reversal.apply(y)
-                return x.view_as(x), y
-
-    x = torch.tensor([1.0], requires_grad=True)
+    hiding = bare_function("Hiding", lambda ctx, x: x.view_as(x), lambda ctx, dy: -dy)
+    refused = pytest.raises(PassedOverError, match="Reshape ran in the forward pass")
+    with refused, override({"Reshape": lambda dy: dy}):
+        hiding.apply(leaf(1))
+    begun = bare_function("Late", late, Pair.backward, setup_context=Pair.setup_context)
     with pytest.raises(PassedOverError, match="began before the scope was opened"):
-        Late.apply(x, 2 * x)
+        begun.apply(leaf(1), leaf(2))
 
 
 # -- copies of a model, and hits ------------------------------------------------------------------
@@ -133,7 +90,6 @@ def test_data_parallel_of_one_process():
 
 def test_hits_of_other_processes_need_a_group():
     with override(RELU) as used:
-        x = torch.ones(1, requires_grad=True)
-        torch.relu(x).backward()
+        torch.relu(leaf(1)).backward()
     with pytest.raises(ValueError, match="process group"):
         used.gather()

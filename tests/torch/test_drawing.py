@@ -1,29 +1,23 @@
 """`regrad.torch.draw`: the functions of a model in its modules, and whose rules they have."""
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
+import regrad as rg
+from regrad.errors import ArgumentError
+from regrad.torch import custom_grad, draw
+from tests.torch.common import bare_function, leaf, override
 
-import regrad as rg  # noqa: E402
-import regrad.torch  # noqa: E402
-from regrad.errors import ArgumentError  # noqa: E402
-
-
-class Clip(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy.clamp(-1, 1)
+Clip = bare_function("Clip", lambda ctx, x: x * 1, lambda ctx, dy: dy.clamp(-1, 1))
+Both = bare_function("Both", lambda ctx, x: (x * 2, x + 2), lambda ctx, a, b: a + b)
 
 
-class Block(torch.nn.Module):
+class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = torch.nn.Conv2d(2, 2, 3, padding=1)
-        self.relu = torch.nn.ReLU(inplace=True)
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x):
         return Clip.apply(self.relu(self.conv(x))) + x
@@ -31,9 +25,9 @@ class Block(torch.nn.Module):
 
 @pytest.fixture
 def drawing():
-    net = torch.nn.Sequential(Block(), Block(), torch.nn.Flatten(), torch.nn.Linear(8, 3))
-    with rg.torch.gradient_override_map({"Relu": rg.rules.guided_relu}):
-        return rg.torch.draw(net, torch.ones(1, 2, 2, 2))
+    net = nn.Sequential(Block(), Block(), nn.Flatten(), nn.Linear(8, 3))
+    with override({"Relu": rg.rules.guided_relu}):
+        return draw(net, torch.ones(1, 2, 2, 2))
 
 
 def ends(drawing):
@@ -71,31 +65,21 @@ def test_functions_in_place_and_containers():
         x += pair["b"]
         return {"y": x.relu_()}
 
-    found = rg.torch.draw(f, {"a": torch.ones(2), "b": torch.ones(2)})
+    found = draw(f, {"a": torch.ones(2), "b": torch.ones(2)})
     assert [b.name for b in found.boxes if b.kind == "op"] == ["mul", "add", "relu"]
     assert {("args[0]['a']", "mul"), ("mul", "add"), ("args[0]['b']", "add")} <= ends(found)
 
 
 def test_custom_gradients_of_regrad():
-    scaled = rg.torch.custom_grad(lambda x: (x * 2, lambda dy: dy * 3))
-    found = rg.torch.draw(lambda x: scaled(x).sum(), torch.ones(2, requires_grad=True))
+    scaled = custom_grad(lambda x: (x * 2, lambda dy: dy * 3))
+    found = draw(lambda x: scaled(x).sum(), leaf(1, 1))
     assert [b.kind for b in found.boxes].count("custom") == 1
-
-
-class Both(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2, x + 2
-
-    @staticmethod
-    def backward(ctx, a, b):
-        return a + b
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_all_outputs_of_a_function_come_from_its_box(requires_grad):
     x = torch.ones(2, requires_grad=requires_grad)
-    found = rg.torch.draw(lambda x: torch.sub(*Both.apply(x)).sin(), x)
+    found = draw(lambda x: torch.sub(*Both.apply(x)).sin(), x)
     boxes = {b.name: b.kind for b in found.boxes if b.kind != "input"}
     assert boxes == {"Both": "custom", "sub": "op", "sin": "op"}
     assert ends(found) == {("args[0]", "Both"), ("Both", "sub"), ("sub", "sin")}
@@ -107,13 +91,13 @@ def test_what_a_view_wrote_is_on_the_way():
         y[0].exp_()
         return y.sum()
 
-    found = rg.torch.draw(f, torch.ones(2, requires_grad=True))
+    found = draw(f, leaf(1, 1))
     assert {("mul", "getitem"), ("getitem", "exp"), ("exp", "sum")} <= ends(found)
 
 
 def test_a_gradient_of_torch_func_is_drawn_with_the_ops_of_its_derivative():
     f = torch.func.grad(lambda x: x.sin().sum())
-    found = rg.torch.draw(lambda x: f(x).sum(), torch.ones(2, requires_grad=True))
+    found = draw(lambda x: f(x).sum(), leaf(1, 1))
     assert {("args[0]", "cos"), ("cos", "mul")} <= ends(found)
 
 
@@ -124,7 +108,7 @@ def test_nothing_is_left_behind():
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        rg.torch.draw(fails, torch.ones(1))
+        draw(fails, torch.ones(1))
     assert len(torch.nn.modules.module._global_forward_hooks) == before
     with pytest.raises(ArgumentError, match="must be a function"):
-        rg.torch.draw(3)
+        draw(3)

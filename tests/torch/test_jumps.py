@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import regrad as rg
-import regrad.torch as rt
-from regrad.errors import PassedOverError, UnusedOverrideWarning
+from regrad.errors import NotFiredError, PassedOverError, UnusedOverrideWarning
+from regrad.rules import optional
+from tests.torch.common import leaf, override
 
-V = torch.tensor([0.5, -0.2], requires_grad=True)
+V = leaf(0.5, -0.2)
 REFUSED = {
     "comparison": (torch.gt, lambda v: (v > 0.1).float()),
     "less": (torch.lt, lambda v: (v < 0.1).float()),
@@ -30,7 +31,7 @@ REFUSED = {
 def test_keys_without_a_gradient_are_refused_at_the_call(case, order):
     key, f = REFUSED[case]
     rules = {key: lambda dy, xs: [7 * dy for _ in xs]}
-    with rt.gradient_override_map(rules, order=order):
+    with override(rules, order=order):
         with pytest.raises(PassedOverError, match=r"would never run.*torch\.heaviside"):
             f(V)
         getattr(V, "float")()  # noqa: B009 (a cast that keeps floats)
@@ -49,7 +50,7 @@ FINE = {
 def test_functions_of_integers_and_parts_of_results_run(case):
     key, f = FINE[case]
     x = torch.tensor([3, 1])
-    with rt.gradient_override_map({key: rg.rules.optional(lambda dy, builtin: builtin(dy))}):
+    with override({key: optional(lambda dy, builtin: builtin(dy))}):
         assert torch.equal(f(x), f(x))
 
 
@@ -57,11 +58,11 @@ def test_values_without_a_gradient_may_be_replaced():
     def above(xs):
         return xs[0] > 0.9
 
-    with rt.gradient_override_map({torch.gt: rg.replace(above)}, values=True):
+    with override({torch.gt: rg.replace(above)}, values=True):
         assert (V > 0.1).tolist() == [False, False]
     with_gradient = {torch.gt: rg.replace(above, lambda dy, xs: [dy, None])}
     refused = pytest.raises(PassedOverError, match="would never run")
-    with refused, rt.gradient_override_map(with_gradient, values=True):
+    with refused, override(with_gradient, values=True):
         torch.gt(V, 0.1)
 
 
@@ -77,16 +78,16 @@ SPIKES = {
 def test_spikes_out_of_sight_are_named_with_their_line(case, key):
     line = SPIKES[case].__code__.co_firstlineno
     found = re.escape(f"test_jumps.py:{line}")
-    rules = {key: rg.rules.triangle(), "Tanh": rg.rules.optional(lambda dy: dy)}
+    rules = {key: rg.rules.triangle(), "Tanh": optional(lambda dy: dy)}
     warned = pytest.warns(UnusedOverrideWarning, match=f"{found}.*key 'Step'")
-    with warned, rt.gradient_override_map(rules) as used:
+    with warned, override(rules) as used:
         SPIKES[case](V)
-    with pytest.raises(rg.errors.NotFiredError, match=found):
+    with pytest.raises(NotFiredError, match=found):
         used.assert_fired(key)
 
 
 def test_what_is_no_spike_is_not_named():
     rules = {"Step": rg.rules.triangle()}
-    with pytest.warns(UnusedOverrideWarning) as caught, rt.gradient_override_map(rules):
+    with pytest.warns(UnusedOverrideWarning) as caught, override(rules):
         (V.detach() > 0, V.to(torch.float64), V.type(torch.float16))
     assert "test_jumps" not in str(caught[0].message)
