@@ -9,7 +9,6 @@ results are in `tests/campaigns/results/op_tables.json`; docs/proof.md shows the
 from __future__ import annotations
 
 import itertools
-import json
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,10 +95,6 @@ def report(content: Mapping[str, Any]) -> str:
     for name, count in content["torch"].items():
         lines.append(f"| {name} | {count:,} | {content['regrad'][name]:,} |")
     return "\n".join(lines)
-
-
-def recorded() -> dict[str, Any]:
-    return json.loads(PATH.read_text(encoding="utf-8"))
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ of its own. The results are in `tests/campaigns/results/peers.json`; docs/proof.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 import time
@@ -189,18 +188,11 @@ def report(content: Mapping[str, Any]) -> str:
     by_library = defaultdict(list)
     for each in content["cells"]:
         by_library[each["library"]].append(each)
-    blocks = [facts(content), summary(content["cells"])]
+    facts = f"{records.line(content)}, {content['op types']} elementwise op types."
+    blocks = [facts, summary(content["cells"])]
     for name, found in by_library.items():
         blocks += [f"#### {name}", grid(found), *footnotes(found)]
     return "\n\n".join(blocks)
-
-
-def facts(content: Mapping[str, Any]) -> str:
-    versions = ", ".join(content["versions"])
-    return (
-        f"{content['date']}, {content['machine']}; {versions}; regrad at commit "
-        f"{content['commit']}. `{content['command']}`, {content['op types']} elementwise op types."
-    )
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> str:
@@ -324,14 +316,11 @@ def main(given: Sequence[str] | None = None) -> int:
     return 0
 
 
-def recorded() -> dict[str, Any]:
-    """What the last run has written down."""
-    return json.loads(PATH.read_text(encoding="utf-8"))
-
-
 def silent_programs(only: str) -> Iterator[str]:
     """The programs of the cells that are silent, each for one op type."""
-    found = {(e["library"], e["way"], e["place"]): e["details"] for e in recorded()["cells"]}
+    found = {
+        (e["library"], e["way"], e["place"]): e["details"] for e in records.read(PATH)["cells"]
+    }
     for library, way, place in cells(only):
         details = found[library.name, way.name, place.name]
         if SILENT in details:

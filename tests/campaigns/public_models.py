@@ -28,8 +28,6 @@ middle, `rg.at(its class, op_type)`, or the first op in that module. Which ops o
 there is told by hooks on the modules (`public_places`). With `--builtin` the rules multiply what
 `builtin(dy)` gives, and no formula is written.
 
-The same models under guided backprop are compared with Captum's and zennit's (`public_peers`).
-
 None of the packages is a dependency of this project. Beside `pip install -e '.[test]'`:
 
     pip install transformers diffusers torch_geometric diffrax
@@ -42,54 +40,68 @@ of the same sources goes on from there. A whole run writes `tests/campaigns/resu
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.util
-import json
-import multiprocessing
-import os
 import re
 import sys
 import time
-import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo
-import tqdm
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import regrad.torch
 from regrad.errors import RegradError
 from tests.campaigns import (
+    driver,
     public_jax,
     public_oracle,
-    public_peers,
     public_places,
     public_table,
     records,
 )
 from tests.campaigns.public_oracle import BY_NAME, Op
-from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG, Verdict
+from tests.campaigns.verdicts import (
+    BROKEN,
+    DELIVERED,
+    EXPLAINED,
+    REFUSED,
+    SILENT,
+    Verdict,
+    shown,
+)
 from tests.helpers.paths import ROOT
 
-RESULT = Path(__file__).parent / "results" / "public.json"
-STATE = ROOT / "out" / "public.jsonl"
-OUTCOMES = (DELIVERED, REFUSED, EXPLAINED, SILENT, BROKEN)
-BACKEND = os.environ.get("REGRAD_PUBLIC_BACKEND", "")  # of torch.compile (for the workers)
-KEYS = os.environ.get("REGRAD_PUBLIC_KEYS", "")  # the kind of place (for the workers)
-BUILTIN = bool(os.environ.get("REGRAD_PUBLIC_BUILTIN", ""))  # (for the workers)
+RESULT = records.RESULTS / "public.json"
+OUT = ROOT / "out"
 COMPILED = (  # what `--compiled` runs
     "torchvision/resnet18", "timm/vit_tiny_patch16_224",
     "transformers/BertForSequenceClassification/sdpa", "transformers/GPT2LMHeadModel/sdpa",
     "transformers/GPT2LMHeadModel/eager", "transformers/LlamaForCausalLM/sdpa",
     "transformers/LlamaForCausalLM/eager",
 )  # fmt: skip
-PEERS = ("captum", "zennit")
 TWO = ("MatMul", "AddV2", "Mul")  # op types of two operands, which torch may exchange inside
+
+
+class Ways(NamedTuple):
+    """How the rules are put in force: by torch.compile, in one place, by `builtin`."""
+
+    backend: str = ""
+    keys: str = ""
+    builtin: bool = False
+
+    @property
+    def part(self) -> str:
+        """The part of the campaign; "" for all models as they are."""
+        return self.backend or self.keys or "builtin" * self.builtin
+
+
+class Job(NamedTuple):
+    key: str  # the name of a row
+    types: tuple[str, ...]
+    ways: Ways
 
 
 # -- a model ---------------------------------------------------------------------------------------
@@ -98,7 +110,8 @@ TWO = ("MatMul", "AddV2", "Mul")  # op types of two operands, which torch may ex
 class Subject:
     """A model with what the plain run of it gave."""
 
-    def __init__(self, row: public_table.Row) -> None:
+    def __init__(self, row: public_table.Row, ways: Ways = Ways()) -> None:  # noqa: B008
+        self.ways = ways
         torch.manual_seed(0)
         built = row.build()
         self.dtype = built.dtype
@@ -112,16 +125,16 @@ class Subject:
         self.dys = [torch.randn_like(y) for y in self.ys]
         is_single = self.record.is_single or self.dtype != torch.float64
         self.tolerance = 2e-4 if is_single else max(1e-6, 30 * self._unrest())
-        self.counter = CompileCounterWithBackend(BACKEND)
+        self.counter = CompileCounterWithBackend(self.ways.backend)
         self.compiled_ys = self.call(self.compiled())
         self.graphs = self.counter.frame_count
 
     def compiled(self) -> Any:
         """The model as it runs in a case: compiled anew, if it is to be compiled."""
-        if not BACKEND:
+        if not self.ways.backend:
             return self.module
         torch._dynamo.reset()
-        self.counter = CompileCounterWithBackend(BACKEND)
+        self.counter = CompileCounterWithBackend(self.ways.backend)
         return torch.compile(self.module, backend=self.counter)  # pyright: ignore
 
     def _unrest(self) -> float:
@@ -139,7 +152,7 @@ class Subject:
 
     def recorded(self) -> tuple[Any, list[public_places.Call]]:
         run = partial(public_oracle.recorded, self.call)
-        return public_places.calls_of(self.module, run) if KEYS else (run(), [])
+        return public_places.calls_of(self.module, run) if self.ways.keys else (run(), [])
 
     def _input(self, x: Any) -> Any:
         is_real = isinstance(x, torch.Tensor) and x.is_floating_point()
@@ -162,7 +175,7 @@ class Subject:
         model: Any = None,
     ) -> tuple[Any, Any, int]:
         """The outputs in a scope, the gradients, and how many calls were bound."""
-        make = public_oracle.builtin_rule if BUILTIN else public_oracle.rule
+        make = public_oracle.builtin_rule if self.ways.builtin else public_oracle.rule
         rules = {self.key or op_type: make(op_type, k, l)}
         model = self.compiled() if model is None else model
         whole = self.module if self.key is not None else None
@@ -196,10 +209,6 @@ def verdict_of(subject: Subject, case: str, op_type: str, ops: Sequence[Op]) -> 
     return Verdict(case, outcome, detail)
 
 
-def shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:400]
-
-
 def compared(subject: Subject, op_type: str, ops: Sequence[Op]) -> tuple[str, str]:
     """Outcome and detail of a case that raises nothing."""
     counted = [op for op in ops if public_oracle.is_called(op_type, op)]
@@ -214,7 +223,10 @@ def compared(subject: Subject, op_type: str, ops: Sequence[Op]) -> tuple[str, st
         far = public_oracle.error(found, subject.due(every, k, l))
         if far <= subject.tolerance:
             return DELIVERED, ("" if first is None else "operands exchanged by torch")
-        if KEYS == "nth" and public_oracle.error(found, subject.due([], k, l)) <= subject.tolerance:
+        if (
+            subject.ways.keys == "nth"
+            and public_oracle.error(found, subject.due([], k, l)) <= subject.tolerance
+        ):
             return EXPLAINED, f"{hits} call was counted that needs no gradient"
         first = first or explained(subject, found, far, ops, counted, hits, k, l)
         if op_type in BY_NAME and hits != subject.overridden(op_type, k, l, subject.module)[2]:
@@ -254,7 +266,7 @@ def values_differ(subject: Subject, ys: Any, op_type: str, ops: Any, counted: An
         float((y - plain).detach().abs().max() / (plain.detach().abs().max() + 1e-300))
         for y, plain in zip(ys, subject.ys, strict=True)
     )
-    is_apart = len(counted) < len(ops) or op_type == "Conv2D" or BACKEND
+    is_apart = len(counted) < len(ops) or op_type == "Conv2D" or subject.ways.backend
     bound = subject.tolerance if is_apart else 0.0
     return "" if far <= bound else f"values differ by {far:.1e} of the largest"
 
@@ -266,79 +278,34 @@ def all_rows() -> list[Any]:
     return [*public_table.rows(), *public_jax.rows()]
 
 
-def done(given: tuple[str, Sequence[str]]) -> dict[str, Any]:
-    """A row's results as they are written down."""
-    name, types = given
-    start = time.perf_counter()
+def done(job: Job) -> driver.Entry:
     torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            verdicts = list(attempted(name, types))
-        except Exception as error:
-            verdicts = [Verdict(name, BROKEN, f"without a scope: {shown(error)}")]
-    counts = Counter(v.outcome for v in verdicts)
-    return {"job": name, "counts": counts, "cases": verdicts,
-            "seconds": round(time.perf_counter() - start, 2)}  # fmt: skip
+    return driver.entry(job.key, lambda: attempted(*job), limit=3600, every=True)
 
 
-def attempted(name: str, types: Sequence[str]) -> Iterator[Verdict]:
+def attempted(name: str, types: Sequence[str], ways: Ways) -> Iterator[Verdict]:
     if name.startswith("jax/"):
         yield from public_jax.verdicts(name, types)
         return
     row = next(r for r in public_table.rows() if r.name == name)
     public_table.prepared(row.package)
-    subject = Subject(row)
+    subject = Subject(row, ways)
     if wrong := values_differ(subject, subject.compiled_ys, "", (), ()):
         yield Verdict(name, EXPLAINED, f"compiled without a scope, {wrong}")
         return
     for op_type in types or public_table.OP_TYPES:
         ops = subject.record.ops(op_type)
-        if KEYS and op_type in BY_NAME:
+        if ways.keys and op_type in BY_NAME:
             ops = [op for op in ops if public_oracle.is_called(op_type, op)]
-        if KEYS and ops:
-            found = public_places.places(subject.module, subject.calls, op_type, ops, KEYS)
+        if ways.keys and ops:
+            found = public_places.places(subject.module, subject.calls, op_type, ops, ways.keys)
             subject.key, is_there = found or (None, lambda op: False)
             ops = [op for op in ops if is_there(op)]
         if ops:
             yield verdict_of(subject, f"{name}/{op_type}", op_type, ops)
 
 
-def carried_out(wanted: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The results of all rows: those of earlier runs, and the others, noted as they come."""
-    from tests.campaigns.proof import before, sources  # (not in the workers: it loads much)
-
-    STATE.parent.mkdir(exist_ok=True)
-    if options.fresh:
-        STATE.unlink(missing_ok=True)
-    digest = sources() + options.types + options.compiled + options.keys + str(options.builtin)
-    known = before(STATE, digest)
-    todo = [(name, types_of(options)) for name in wanted if name not in known]
-    with (
-        multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=60) as pool,
-        STATE.open("a", encoding="utf-8") as file,
-    ):
-        for result in tqdm.tqdm(pool.imap_unordered(done, todo), total=len(todo), unit="model"):
-            line = json.dumps({"sources": digest, **result})
-            known[result["job"]] = json.loads(line)
-            file.write(f"{line}\n")
-            file.flush()
-    return [known[name] for name in wanted]
-
-
-def types_of(options: argparse.Namespace) -> list[str]:
-    return [t for t in options.types.split(",") if t]
-
-
 # -- the report ------------------------------------------------------------------------------------
-
-
-def totals(entries: Iterable[dict[str, Any]]) -> dict[str, Counter[str]]:
-    """Counts by package and outcome."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    for entry in entries:
-        found[package_of(entry["job"])].update(entry["counts"])
-    return dict(found)
 
 
 def package_of(name: str) -> str:
@@ -346,124 +313,63 @@ def package_of(name: str) -> str:
     return "/".join(parts[:2]) if parts[0] == "jax" else parts[0]
 
 
-def cause(outcome: str, op_type: str, detail: str) -> str:
-    """A message without what is of one case only."""
+def class_of(package: str, verdict: Verdict) -> tuple[str, str]:
+    """A message without what is of one case only, and the case."""
+    case, _, detail = verdict
     if found := re.match(r"\w+: (\S+)(?: \S+){0,4}? computes '(\w+)' inside", detail):
-        return f"{found[2]} in {found[1]}"
+        return f"{found[2]} in {found[1]}", case
     text = re.sub(r"\d[\d.e+-]*", "#", detail)
     text = re.sub(r"`.*?`|\(\S+:#\)", "…", text, flags=re.DOTALL)
-    return f"{op_type}: {text[:160]}"
-
-
-def causes(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Everything but what was just delivered, by cause, most frequent first."""
-    found: dict[Any, list[Any]] = defaultdict(list)
-    for entry in entries:
-        for case, outcome, detail in entry["cases"]:
-            if outcome != DELIVERED or detail:
-                found[outcome, cause(outcome, case.rpartition("/")[2], detail)].append(
-                    (case, detail)
-                )
-    rows = [
-        {"outcome": outcome, "cause": why, "count": len(these),
-         "cases": [case for case, _ in these], "detail": min((d for _, d in these), key=len)}
-        for (outcome, why), these in found.items()
-    ]  # fmt: skip
-    return sorted(rows, key=lambda row: (-OUTCOMES.index(row["outcome"]), -row["count"]))
-
-
-def table(counts: Mapping[str, Counter[str]]) -> str:
-    """The counts as a table of Markdown."""
-    lines = [
-        f"| package | cases | {' | '.join(OUTCOMES)} |",
-        "|---|" + "--:|" * (len(OUTCOMES) + 1),
-    ]
-    every = Counter[str]()
-    for found in counts.values():
-        every.update(found)
-    for name, found in [*counts.items(), ("all", every)]:
-        numbers = [sum(found.values()), *[found[o] for o in OUTCOMES]]
-        lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
-    return "\n".join(lines)
-
-
-def listing(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for row in found:
-        yield f"{row['count']:4} {row['outcome']}: {row['cause']}"
-        yield f"       {', '.join(row['cases'][:3])}{', …' if row['count'] > 3 else ''}"
-
-
-def written(
-    path: Path, entries: Sequence[dict[str, Any]], found: Any, peers: Any, packages: Iterable[str]
-) -> None:
-    content = {
-        **records.facts("tests.campaigns.public_models", versions(packages)),
-        "seconds": round(sum(entry["seconds"] for entry in entries)),
-        "models": len(entries),
-        "counts": totals(entries),
-        "causes": found,
-        "guided backprop: relative error": peers,
-        "cases": {case: outcome for e in entries for case, outcome, _ in e["cases"]},
-    }
-    records.write(path, content)
+    return f"{case.rpartition('/')[2]}: {text[:160]}", case
 
 
 def needed() -> list[str]:
-    return [*public_table.SOURCES, *public_jax.PACKAGES, *PEERS]
-
-
-def versions(packages: Iterable[str]) -> Iterator[str]:
-    for name in packages:
-        dist = {"haiku": "dm-haiku"}.get(name, name)
-        yield f"{name} {importlib.metadata.version(dist).partition('+')[0]}"
-
-
-def missing(names: Iterable[str]) -> list[str]:
-    return [name for name in names if importlib.util.find_spec(name) is None]
+    return [*public_table.SOURCES, *public_jax.PACKAGES]
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.public_models")
-    parser.add_argument("--only", default="", metavar="timm/", help="rows that begin like this")
+    parser = driver.arguments("tests.campaigns.public_models", 2, "rows that begin like this")
     parser.add_argument("--types", default="", metavar="Relu,Mul", help="these op types only")
     parser.add_argument("--compiled", default="", metavar="BACKEND", help="by torch.compile")
     parser.add_argument("--keys", default="", choices=public_places.KINDS, help="in one place")
     parser.add_argument("--builtin", action="store_true", help="rules by builtin")
-    parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
     return parser.parse_args(given)
 
 
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
     start = time.perf_counter()
-    part = options.compiled or options.keys or "builtin" * options.builtin  # of the campaign
-    rows = public_table.rows() if part else all_rows()
+    ways = Ways(options.compiled, options.keys, options.builtin)
+    types = tuple(filter(None, options.types.split(",")))
+    rows = [*public_table.rows(), *([] if ways.part else public_jax.rows())]
     wanted = [row.name for row in rows if row.name.startswith(options.only)]
     if options.compiled and not options.only:
         wanted = [name for name in wanted if name in COMPILED]
     if not wanted:
         sys.exit(f"no row begins with {options.only!r}; see public_table.rows()")
-    is_all = not (options.only or part)
+    is_all = not (options.only or ways.part)
     packages = needed() if is_all else sorted({n.partition("/")[0] for n in wanted} - {"jax"})
-    if lacking := missing(packages):
+    if lacking := records.missing(packages):
         sys.exit(f"not installed: {', '.join(lacking)}; the head of public_models.py says how")
-    os.environ |= {  # of workers
-        "OMP_NUM_THREADS": "1", "REGRAD_PUBLIC_BACKEND": options.compiled,
-        "REGRAD_PUBLIC_KEYS": options.keys, "REGRAD_PUBLIC_BUILTIN": "yes" * options.builtin,
-    }  # fmt: skip
-    entries = carried_out(wanted, options)
-    found = causes(entries)
-    print("\n".join(listing(found)), f"\n\n{table(totals(entries))}\n")
+    jobs = [Job(name, types, ways) for name in wanted]
+    digest = driver.sources(str((types, ways)))
+    entries = driver.carried_out(jobs, options, done, OUT / "public.jsonl", digest)
+    found = driver.classes(entries, package_of, class_of)
+    counts = driver.totals(entries, package_of)
     is_whole = not options.only and not options.types
-    peers = public_peers.errors() if is_whole and is_all else {}
-    path = RESULT if is_all else RESULT.with_stem(f"public-{part}")
-    path = path if is_whole else ROOT / "out" / "public-part.json"
-    written(path, entries, found, peers, ["torch", *["jax"] * is_all, *packages])
-    wrong = sum(row["count"] for row in found if row["outcome"] in WRONG)
-    print(f"{wrong} cases must not be. {time.perf_counter() - start:.0f} s; "
-          f"written to {path.relative_to(ROOT)}")  # fmt: skip
-    return 1 if wrong else 0
+    path = RESULT.with_stem(f"public-{ways.part}") if ways.part else RESULT
+    path = path if is_whole else OUT / "public-part.json"
+    content = {
+        **records.facts("tests.campaigns.public_models", ["torch", *["jax"] * is_all, *packages]),
+        "seconds": round(sum(entry["seconds"] for entry in entries)),
+        "models": len(entries),
+        "counts": counts,
+        "classes": found,
+        "cases": {case: outcome for e in entries for case, outcome, _ in e["others"]},
+    }
+    records.write(path, content)
+    every = {"all": sum(counts.values(), Counter[str]())}
+    return driver.told(found, counts | every, [path.relative_to(ROOT)], start)
 
 
 if __name__ == "__main__":

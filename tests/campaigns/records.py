@@ -12,7 +12,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ from tests.helpers.paths import ROOT
 RESULTS = Path(__file__).parent / "results"
 
 
-def facts(command: str, versions: Iterable[str] | None = None) -> dict[str, Any]:
-    """When and where a run took place, and of what; `command` is the module that was run."""
-    found = machine.versions() if versions is None else versions
+def facts(command: str, packages: Iterable[str] = ()) -> dict[str, Any]:
+    """When and where a run took place, and of what; `command` is the module that was run.
+
+    The versions are those of the packages if these are named, else those of the libraries.
+    """
+    found = [f"{name} {version_of(name)}" for name in packages] or machine.versions()
     return {
         "date": machine.today(),
         "command": " ".join([f"python -m {command}", *sys.argv[1:]]),
@@ -32,6 +37,26 @@ def facts(command: str, versions: Iterable[str] | None = None) -> dict[str, Any]
         "versions": [f"Python {platform.python_version()}", *found],
         "commit": machine.commit(),
     }
+
+
+def version_of(name: str) -> str:
+    return version({"haiku": "dm-haiku"}.get(name, name)).partition("+")[0]
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    return [name for name in names if find_spec(name) is None]
+
+
+def line(content: Mapping[str, Any]) -> str:
+    """The facts of a record as a line of a page."""
+    versions = ", ".join(content["versions"])
+    where = f"{content['date']}, {content['machine']}; {versions}"
+    return f"{where}; regrad at commit {content['commit']}. `{content['command']}`"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What the last run has written down."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 # The parts of the package that a record tests, by the name of the record up to a dash.
@@ -89,7 +114,7 @@ def stale(paths: Iterable[Path] | None = None) -> list[str]:
     """
     lines = []
     for path in sorted(RESULTS.glob("*.json")) if paths is None else paths:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read(path)
         commit = content["commit"].removesuffix("-dirty")
         span = ["rev-list", "--count", f"{commit}..HEAD", "--", *content["files"]]
         done = subprocess.run(["git", *span], cwd=ROOT, capture_output=True, text=True)

@@ -22,14 +22,12 @@ install them, and `pip install --no-deps lxt` is the last. A whole run writes
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
 import re
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,20 +218,13 @@ def page(content: Mapping[str, Any]) -> str:
     same = [e for e in found if "ratio" in e]
     other = [e for e in found if "ratio" not in e]
     blocks = {
-        "facts": facts(content),
+        "facts": f"{records.line(content)}.",
         "agreement": agreement(same),
         "differences": differences(other),
         "kept": kept_table(content["kept"]),
-        "lost": losses(recorded(LOST)["lost"]),
+        "lost": losses(records.read(LOST)["lost"]),
     }  # fmt: skip
     return report.filled(PROSE.read_text(encoding="utf-8"), blocks)
-
-
-def facts(content: Mapping[str, Any]) -> str:
-    return (
-        f"{content['date']}, {content['machine']}; {', '.join(content['versions'])}; regrad at "
-        f"commit {content['commit']}. `{content['command']}`."
-    )
 
 
 def number(value: float | None) -> str:
@@ -282,19 +273,9 @@ def losses(found: Sequence[Mapping[str, Any]]) -> str:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def versions() -> Iterator[str]:
-    for name in PACKAGES:
-        yield f"{name} {importlib.metadata.version(name).partition('+')[0]}"
-
-
 def public_rows() -> list[public_table.Row]:
     kinds = ("/train", "/eager", "/padded")
     return [row for row in public_table.rows() if not row.name.endswith(kinds)]
-
-
-def recorded(path: Path = PATH) -> dict[str, Any]:
-    """What the last run has written down."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_lost() -> None:
@@ -302,7 +283,7 @@ def write_lost() -> None:
     found: list[Any] = []
     for row in tqdm.tqdm(public_rows(), unit="model"):
         found.append(lost(row))
-        known = records.facts("tests.campaigns.relevance_peers", versions())
+        known = records.facts("tests.campaigns.relevance_peers", PACKAGES)
         records.write(LOST, {**known, "lost": found})
 
 
@@ -321,7 +302,7 @@ def main(given: Sequence[str] | None = None) -> int:
         )
         return 0
     if options.page:
-        PAGE.write_text(page(recorded()), encoding="utf-8")
+        PAGE.write_text(page(records.read(PATH)), encoding="utf-8")
         return 0
     start = time.perf_counter()
     torch.set_num_threads(1)
@@ -339,7 +320,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.only:
         return 0
     content = {
-        **records.facts("tests.campaigns.relevance_peers", versions()),
+        **records.facts("tests.campaigns.relevance_peers", PACKAGES),
         "stubs for lxt": STUBS,
         "cases": entries,
         "kept": [kept(name) for name in KEPT],

@@ -12,6 +12,7 @@ from regrad.errors import RegradError
 DELIVERED, REFUSED, SILENT, BROKEN = "delivered", "refused", "silent", "broken"
 UNNAMED, EXPLAINED = "refused, unnamed", "explained"
 WRONG = (SILENT, BROKEN)
+OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
 
 
 class Verdict(NamedTuple):

@@ -17,6 +17,7 @@ from regrad.errors import RuleError
 from tests.campaigns import (
     answers,
     concurrency,
+    driver,
     edges,
     fires,
     memory,
@@ -213,7 +214,7 @@ def mortal(job):
 
 def test_a_job_that_ends_its_process_is_broken_and_the_others_are_done():
     jobs = [proof.Job("F5", f"{i}{'dies' * (i == 1)}") for i in range(4)]
-    found = {result["job"]: result for result in proof.results(jobs, 2, mortal)}
+    found = {result["job"]: result for result in driver.results(jobs, 2, mortal)}
     assert sorted(found) == sorted(job.key for job in jobs)
     broken = {key for key, result in found.items() if result["counts"].get(BROKEN)}
     assert broken == {jobs[1].key}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.campaigns import peers
+from tests.campaigns import peers, records
 from tests.campaigns.peer_programs import ERROR, LIBRARIES, Place, Way
 from tests.campaigns.peers import FIRES, RAISES, SILENT, WARNS
 
@@ -39,14 +39,14 @@ def test_no_mechanism_of_regrad_is_silent(library, way):
 
 
 def test_what_is_recorded_of_regrad_is_not_silent():
-    ours = [e for e in peers.recorded()["cells"] if "regrad" in e["library"] + e["way"]]
+    ours = [e for e in records.read(peers.PATH)["cells"] if "regrad" in e["library"] + e["way"]]
     assert len(ours) > 80
     assert not [e for e in ours if SILENT in e["counts"]]
     assert [e["place"] for e in ours if WARNS in e["counts"]] == ["in another thread"]
 
 
 def test_every_silent_cell_has_a_note():
-    silent = [e for e in peers.recorded()["cells"] if SILENT in e["counts"]]
+    silent = [e for e in records.read(peers.PATH)["cells"] if SILENT in e["counts"]]
     assert silent and all(peers.note(e) for e in silent)
 
 

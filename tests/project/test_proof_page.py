@@ -1,6 +1,6 @@
 """The page of the proof is made of what the campaigns have recorded."""
 
-from tests.campaigns import op_tables, proof, proof_page
+from tests.campaigns import op_tables, proof, proof_page, records
 from tests.campaigns.proof_page import Record
 
 AGAIN = "run python -m tests.campaigns.proof page"
@@ -59,7 +59,7 @@ def test_records_that_go_on_from_each_other_are_one():
 
 
 def test_the_counts_of_samples_are_those_of_the_table():
-    assert op_tables.recorded()["regrad"] == op_tables.of_regrad(), (
+    assert records.read(op_tables.PATH)["regrad"] == op_tables.of_regrad(), (
         "run python -m tests.campaigns.op_tables"
     )
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regrad.torch
-from tests.campaigns import public_jax, public_models, public_oracle, public_table
+from tests.campaigns import public_jax, public_models, public_oracle, public_table, records
 from tests.campaigns.public_table import Built, Row
 from tests.campaigns.verdicts import BROKEN, DELIVERED, REFUSED, SILENT
 
@@ -97,5 +97,5 @@ def test_the_table_is_frozen():
 
 
 def test_a_package_that_lacks_is_named():
-    assert public_models.missing(["torch", "no_such_package"]) == ["no_such_package"]
+    assert records.missing(["torch", "no_such_package"]) == ["no_such_package"]
     assert public_oracle.K != public_oracle.L

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.campaigns import relevance_cases, relevance_models, relevance_peers
+from tests.campaigns import records, relevance_cases, relevance_models, relevance_peers
 from tests.campaigns.relevance_peers import AGREES, BOUND, KEPT, RAISES, SILENT
 
-FOUND = relevance_peers.recorded()
+FOUND = records.read(relevance_peers.PATH)
 AGAIN = "run python -m tests.campaigns.relevance_peers page"
 
 
