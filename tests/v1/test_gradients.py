@@ -168,15 +168,6 @@ def test_stop_gradients_stops_what_made_the_tensor_in_one_call(stopped, due):
     assert values(tf.gradients(a + b, a)) == [3.0]
 
 
-def test_second_and_third_derivatives():
-    x = tf.placeholder(tf.float32, [None])
-    y, found = x**3.0, []
-    for _ in range(3):
-        (y,) = tf.gradients(y, x)
-        found.append(run(y, {x: X}).tolist())
-    assert found == [[3.0, 12.0], [6.0, 12.0], [6.0, 6.0]]
-
-
 def test_hessians():
     x, z = tf.constant([1.0, 2.0, 3.0]), tf.constant(X)
     y = tf.reduce_sum(x) ** 2.0 * x[0] + tf.reduce_sum(z**3.0)
