@@ -247,13 +247,6 @@ def test_nested_groups_run_in_the_order_of_their_dependencies():
     assert calls == ["first", "second", "third"]
 
 
-def test_dependencies_reach_into_branches():
-    v, x = tf.Variable(1.0), tf.constant(2.0)
-    with tf.control_dependencies([v.assign_add(1.0)]):
-        y = tf.cond(tf.constant(True), lambda: x * v.read_value(), lambda: x)
-    assert run(y) == 4.0
-
-
 # -- complex numbers -------------------------------------------------------------------------------
 
 COMPLEX = {  # holomorphic and not; TensorFlow's convention is conj(df/dz) where there is one
