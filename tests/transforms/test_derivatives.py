@@ -1,5 +1,8 @@
 """vjp, jvp, jacobian, hessian, linearize, hvp; forward mode under rules, or its refusal."""
 
+import itertools
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import GradientError
 from tests.samples import all_samples
+from tests.transforms.regions import REGIONS
 
 X = np.array([0.3, -0.7, 1.1])
 A = np.array([[1.0, 2.0, -1.0], [0.5, -2.0, 3.0]])
@@ -48,29 +52,6 @@ def test_zeros_where_nothing_is_connected():
     assert rg.jacfwd(lambda x: x * 2)(rg.zeros([0])).shape == (0, 0)
 
 
-W = np.linspace(-1, 1, 6).reshape(2, 3)
-FUNCTIONS = {
-    "product": lambda x: rg.sin(x) * x,
-    "scalar": lambda x: (x * x).sum(),
-    "matrix": lambda x: rg.matmul(W, x) / (1 + x[0] * x[0]),
-    "where": lambda x: rg.where(x > 0, x * x, -x),
-    "concat": lambda x: rg.concat([x[1:], rg.exp(x[:1])]),
-    "softmax": lambda x: rg.nn.softmax(x) * rg.max(x),
-    "cumulative": lambda x: rg.cumulative_prod(x),
-    "sort": lambda x: rg.sort(x) * x,
-}
-
-
-@pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_forward_and_reverse_agree_with_differences(f):
-    x, v, h = np.array([0.4, -1.3, 0.9]), np.array([0.3, 0.8, -0.5]), 1e-6
-    y, dy = rg.jvp(f, [f64(x)], [f64(v)])
-    difference = (f(f64(x + h * v)).numpy() - f(f64(x - h * v)).numpy()) / (2 * h)
-    for found in dy.numpy(), rg.jacobian(f)(f64(x)).numpy() @ v:
-        np.testing.assert_allclose(found, difference, rtol=1e-6, atol=1e-8)
-    assert y.tolist() == f(f64(x)).tolist()
-
-
 # What regrad has as JAX has it: a function of the library and of its sine.
 def of_two(sin):
     return lambda x, a: {"y": sin(a @ x), "z": x[0] * a}
@@ -94,6 +75,7 @@ LIKE_JAX = {
     "jacrev": lambda lib, sin: lib.jacrev(of_two(sin), argnums=(0, 1))(X, A),
     "jacfwd of jacrev": lambda lib, sin: lib.jacfwd(lib.jacrev(lambda x: sin(x) * x[0]))(X),
     "jacrev of jacfwd": lambda lib, sin: lib.jacrev(lib.jacfwd(lambda x: sin(x) * x[0]))(X),
+    "jacobian": lambda lib, sin: lib.jacobian(of_two(sin), argnums=(1, 0))(X, A),
     "hessian": lambda lib, sin: lib.hessian(scalar(sin))(X),
     "jvp of grad": lambda lib, sin: lib.jvp(lib.grad(scalar(sin)), (X,), (X + 1,))[1],
     "linearize": linearized,
@@ -145,29 +127,6 @@ def test_rules_in_force_count_or_raise(name):
             call(f)
 
 
-NOT_LINEAR = {
-    "a comparison": (lambda dy, x: rg.where(dy > 0, dy, 0), "'Greater'"),
-    "clipping": (lambda dy: rg.clip(dy, -1, 1), "'ClipByValue'"),
-    "a product": (lambda dy: dy * dy, "'Mul'"),
-    "a sign": (lambda dy: rg.sign(dy), "'Sign'"),
-    "a maximum": (lambda dy: rg.maximum(dy, 0), "'Maximum'"),
-    "a norm": (lambda dy: dy / rg.sqrt(rg.sum(dy * dy)), "'Mul'"),
-    "a constant": (lambda dy: dy + 1, "even where none arrives"),
-    "a cut": (lambda dy: rg.stop_gradient(dy), "'StopGradient'"),
-    "a custom function": (lambda dy: rg.rules.reverse_gradient(dy), "'CustomGrad'"),
-}
-
-
-@pytest.mark.parametrize("name", NOT_LINEAR)
-@pytest.mark.parametrize("around", [lambda f: f, rg.checkpoint], ids=["alone", "checkpoint"])
-def test_forward_mode_is_refused_where_a_rule_is_not_linear(name, around):
-    (rule, words), f = NOT_LINEAR[name], around(rg.round)
-    with rg.gradient_override_map({"Round": rule}):
-        rg.grad(f)([0.2, 1.4])
-        with pytest.raises(GradientError, match=f"forward mode.*'Round'.*{words}|{words}.*'Round'"):
-            rg.jvp(f, [[0.2, 1.4]], [[1.0, 1.0]])
-
-
 def test_every_op_that_is_differentiable_has_forward_mode():
     """The product of its derivative with two vectors is that of reverse mode."""
     for row in all_samples():
@@ -205,103 +164,92 @@ STRAIGHT = {
     "vjp of the product": lambda dy, x: rg.vjp(lambda z: z * z * dy, x)[1](rg.ones_like(x))[0],
     "jvp": lambda dy, x: rg.jvp(rg.sin, [x], [dy])[1],
 }
+# Rules that are not linear in dy, and the op that the error names.
 BENT = {
-    "square": lambda dy, x: dy * dy,
-    "relu": lambda dy, x: rg.nn.relu(dy),
-    "clipped": lambda dy, x: rg.clip(dy, -1, 1),
-    "sign": lambda dy, x: rg.sign(dy) * x,
-    "normalized": lambda dy, x: dy / rg.linalg.vector_norm(dy),
-    "masked by itself": lambda dy, x: rg.where(dy > 0, dy, 0),
-    "plus ones": lambda dy, x: dy + rg.ones_like(dy),
-    "grad": lambda dy, x: rg.grad(lambda z: (z * dy * dy).sum())(x),
-    "grad by dy": lambda dy, x: rg.grad(lambda d: (d * d * d).sum())(dy),
-    "vjp": lambda dy, x: rg.vjp(lambda z: z * dy, x)[1](dy)[0],
-    "jvp": lambda dy, x: rg.jvp(lambda z: z * dy, [x], [dy])[1],
+    "square": (lambda dy, x: dy * dy, "'Mul'"),
+    "relu": (lambda dy, x: rg.nn.relu(dy), "'Relu'"),
+    "clipped": (lambda dy, x: rg.clip(dy, -1, 1), "'ClipByValue'"),
+    "sign": (lambda dy, x: rg.sign(dy) * x, "'Sign'"),
+    "maximum": (lambda dy, x: rg.maximum(dy, 0), "'Maximum'"),
+    "normalized": (lambda dy, x: dy / rg.linalg.vector_norm(dy), "not linear"),
+    "a norm": (lambda dy, x: dy / rg.sqrt(rg.sum(dy * dy)), "'Mul'"),
+    "masked by itself": (lambda dy, x: rg.where(dy > 0, dy, 0), "'Greater'"),
+    "a constant": (lambda dy, x: dy + 1, "even where none arrives"),
+    "plus ones": (lambda dy, x: dy + rg.ones_like(dy), "even where none arrives"),
+    "cut": (lambda dy, x: rg.stop_gradient(dy), "'StopGradient'"),
+    "custom": (lambda dy, x: rg.rules.reverse_gradient(dy), "'CustomGrad'"),
+    "grad": (lambda dy, x: rg.grad(lambda z: (z * dy * dy).sum())(x), "not linear"),
+    "grad by dy": (lambda dy, x: rg.grad(lambda d: (d * d * d).sum())(dy), "not linear"),
+    "vjp": (lambda dy, x: rg.vjp(lambda z: z * dy, x)[1](dy)[0], "not linear"),
+    "jvp": (lambda dy, x: rg.jvp(lambda z: z * dy, [x], [dy])[1], "not linear"),
 }
 LIBRARIES = {
     "numpy": np.asarray,
-    "jax": lambda v: __import__("jax").numpy.asarray(v),
+    "jax": jnp.asarray,
     "torch": lambda v: __import__("torch").tensor(v),
+    "graph": np.asarray,
 }
-ways = pytest.mark.parametrize(
-    ("library", "jitted"),
-    [("numpy", False), ("numpy", True), ("jax", False), ("jax", True), ("torch", False)],
-)
+WAYS = [(library, "alone") for library in LIBRARIES]
+WAYS += [("numpy", "jit"), ("jax", "jit"), ("numpy", "checkpoint")]
+ways = pytest.mark.parametrize(("library", "around"), WAYS)
 VALUES = np.random.default_rng(0).normal(size=(3, 70)).astype(np.float32)  # seeds that are ops
 
 
-def under(rule, jitted):
+def under(rule, around):
     def f(x):
         with rg.gradient_override_map({"Tanh": rule}):
             return rg.tanh(x) * 2
 
-    return rg.jit(f) if jitted else f
+    return REGIONS[around](f)
+
+
+def tangent(rule, library, around, x, v):
+    """The derivative of `under`, by a session if the library is a graph."""
+    if library != "graph":
+        to = LIBRARIES[library]
+        return rg.jvp(under(rule, around), [rg.tensor(to(x))], [rg.tensor(to(v))])[1].numpy()
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        at, along = [tf.placeholder(np.float32, [None]) for _ in range(2)]
+        with graph.gradient_override_map({"Tanh": rule}):
+            found = rg.jvp(lambda x: rg.tanh(x) * 2, [at], [along])[1]
+        return session.run(found, {at: x, along: v})
 
 
 @ways
 @pytest.mark.parametrize("kind", STRAIGHT)
 @pytest.mark.parametrize("size", [2, 70])
-def test_forward_mode_of_linear_rules(kind, library, jitted, size):
-    x, v, dy = [rg.tensor(LIBRARIES[library](row[:size])) for row in VALUES]
-    f = under(STRAIGHT[kind], jitted)
-    (dx,) = rg.vjp(f, x)[1](dy)
-    got = rg.jvp(f, [x], [v])[1]
-    assert float((dy * got).sum()) == pytest.approx(float((dx * v).sum()), rel=1e-4)
-    assert float((got * got).sum()) > 0
+def test_forward_mode_of_linear_rules(kind, library, around, size):
+    x, v, dy = VALUES[:, :size]
+    to = LIBRARIES[library]
+    (dx,) = rg.vjp(under(STRAIGHT[kind], around), rg.tensor(to(x)))[1](rg.tensor(to(dy)))
+    got = tangent(STRAIGHT[kind], library, around, x, v)
+    assert (dy * got).sum() == pytest.approx((dx.numpy() * v).sum(), rel=1e-4)
+    assert (got * got).sum() > 0
 
 
 @ways
 @pytest.mark.parametrize("kind", BENT)
-def test_forward_mode_of_rules_that_are_not_linear(kind, library, jitted):
-    x, v, _ = [rg.tensor(LIBRARIES[library](row)) for row in VALUES]
-    f = under(BENT[kind], jitted)
+def test_forward_mode_of_rules_that_are_not_linear(kind, library, around):
+    rule, words = BENT[kind]
     try:
-        dy = rg.jvp(f, [x], [v])[1]
+        dy = tangent(rule, library, around, *VALUES[:2])
     except GradientError as error:
         assert "forward mode" in str(error)
+        assert words in str(error) or (library, around) != ("numpy", "alone"), error
     else:  # of what is traced only the run can tell
-        assert jitted
-        assert np.isnan(dy.numpy()).all()
+        assert around == "jit" or library == "graph"
+        assert np.isnan(dy).all()
 
 
 @ways
-def test_an_override_of_what_makes_constants_counts(library, jitted):
+def test_an_override_of_what_makes_constants_counts(library, around):
     def rule(dy, x):
         with rg.gradient_override_map({"OnesLike": lambda dy: dy}):
             ones = rg.ones_like(dy)
         return dy * ones
 
-    x, v, _ = [rg.tensor(LIBRARIES[library](row)) for row in VALUES]
     with pytest.raises(GradientError, match=r"not linear.*'Mul'"):
-        rg.jvp(under(rule, jitted), [x], [v])
-
-
-def in_graph(rule, values):
-    """The result of `under` and its tangent, by a session."""
-    with tf.Graph().as_default() as graph:
-        x, v = [tf.placeholder(np.float32, [None]) for _ in values]
-        with graph.gradient_override_map({"Tanh": rule}):
-            found = rg.jvp(lambda x: rg.tanh(x) * 2, [x], [v])
-        with tf.Session() as session:
-            return session.run(list(found), dict(zip([x, v], values, strict=True)))
-
-
-@pytest.mark.parametrize("kind", STRAIGHT)
-def test_forward_mode_of_linear_rules_in_a_graph(kind):
-    x, v = VALUES[:2]
-    due = rg.jvp(under(STRAIGHT[kind], jitted=False), [x], [v])
-    for y, expected in zip(in_graph(STRAIGHT[kind], [x, v]), due, strict=True):
-        np.testing.assert_allclose(y, expected.numpy(), rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", BENT)
-def test_forward_mode_of_rules_that_are_not_linear_in_a_graph(kind):
-    try:
-        dy = in_graph(BENT[kind], VALUES[:2])[1]
-    except GradientError as error:
-        assert "forward mode" in str(error)
-    else:  # only the run can tell
-        assert np.isnan(dy).all()
+        tangent(rule, library, around, *VALUES[:2])
 
 
 def test_forward_mode_of_second_order_in_a_graph():
@@ -310,3 +258,167 @@ def test_forward_mode_of_second_order_in_a_graph():
         p = tf.placeholder(np.float64, [None])
         found = rg.jvp(rg.grad(lambda x: rg.sin(x).sum()), [p], [rg.asarray(v)])[1]
         np.testing.assert_allclose(session.run(found, {p: x}), -np.sin(x) * v)
+
+
+# -- forward mode through loops --------------------------------------------------------------------
+
+POINT, SPEED = rg.scalar(0.7), rg.scalar(1.3)
+
+
+def sines(x):
+    """As many steps as the value asks for."""
+    return rg.while_loop(lambda c: c[0] > 0.1, lambda c: (c[0] / 2, rg.sin(c[1]) + c[0]), (x, x))[1]
+
+
+def moved(f):
+    return lambda x: rg.jvp(f, [x], [SPEED])[1]
+
+
+def test_rules_inside_a_loop_of_unknown_length():
+    with (
+        pytest.raises(GradientError, match="forward mode: the backward pass is not linear"),
+        rg.gradient_override_map({"Sin": lambda dy: rg.nn.relu(dy)}),
+    ):
+        rg.jit(moved(sines))(POINT)
+    with rg.gradient_override_map({"Sin": lambda dy: dy + 1}):
+        assert np.isnan(rg.jit(moved(sines))(POINT).item())
+        with pytest.raises(GradientError, match="even where none arrives"):
+            moved(sines)(POINT)
+
+
+def test_results_that_do_not_move():
+    def f(x):
+        body = lambda c: (c[0] + 1, c[1] * 0.5, c[2] * x)  # noqa: E731
+        return rg.while_loop(lambda c: c[0] < 3, body, (0, rg.scalar(1.0), x))
+
+    for g in (f, rg.jit(f)):
+        count, constant, y = [dy.item() for dy in moved(g)(POINT)]
+        assert (count, constant, y) == (0, 0, pytest.approx(4 * 0.7**3 * 1.3, rel=1e-5))
+
+
+def test_variables_assigned_in_the_loop():
+    v = rg.Variable(1.0)
+
+    def g(x):
+        v.assign(1.0)
+        rg.while_loop(lambda c: c < 3, lambda c: (v.assign(v * x), c + 1)[1], 0)
+        return v * x
+
+    assert rg.jit(moved(g))(POINT).item() == pytest.approx(4 * 0.7**3 * 1.3, rel=1e-5)
+
+
+# -- a gradient function that is transposed piece by piece -----------------------------------------
+#
+# What comes before a region is transposed for its inputs, and once more for what does not lead
+# through it, so a gradient function runs twice: in the derivative of a compiled function, by a
+# replay of a replay.
+
+
+@rg.custom_grad
+def kept_sin(x, save):
+    save(x=x)
+    return rg.sin(x), lambda dy, saved: dy * rg.cos(saved.x)
+
+
+@rg.custom_grad
+def closed_sin(x):
+    return rg.sin(x), lambda dy: dy * rg.cos(x)
+
+
+@rg.custom_grad
+def sin_of_a_pair(pair, save):
+    y = rg.sin(pair["x"])
+    save(x=pair["x"], y=y)
+    back = lambda dy, saved: {"x": dy[0] * rg.cos(saved.x) + dy[1] * saved.y, "of": None}  # noqa: E731
+    return (y, -rg.cos(pair["x"])), back
+
+
+SINES = {
+    "saved": kept_sin,
+    "closed over": closed_sin,
+    "of a pair": lambda x: sin_of_a_pair({"x": x, "of": rg.tensor(1.0)})[0],
+}
+# A region over another input; c is the sum of the sines.
+JAX = SimpleNamespace(scan=jax.lax.scan, vmap=jax.vmap, cond=jax.lax.cond)
+OVER_ANOTHER = {
+    "scan": lambda lib, c, x: lib.scan(lambda c, r: (c * r, c), c, x)[1],
+    "vmap": lambda lib, c, x: lib.vmap(lambda r: r * c * r)(x),
+    "cond": lambda lib, c, x: lib.cond(x[0] > 0, lambda: x * x * c, lambda: x),
+}
+DERIVATIVES = {
+    "jvp": lambda lib, g: lib.jvp(g, (P, Q), (Q, P))[1],
+    "linearize": lambda lib, g: lib.linearize(g, P, Q)[1](Q, P),
+    "jvp of jvp": lambda lib, g: lib.jvp(
+        lambda x, w: lib.jvp(g, (x, w), (w, x * w))[1], (P, Q), (Q, P)
+    )[1],
+    "grad of jvp": lambda lib, g: lib.grad(lambda x: lib.jvp(g, (x, P * 1.0), (x * x, x))[1])(Q),
+    "jvp of grad": lambda lib, g: lib.jvp(lib.grad(lambda w: g(P * 1.0, w)), (Q,), (P,))[1],
+}
+P, Q = np.array([0.3, 0.2], np.float32), np.array([0.1, 0.4], np.float32)
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.parametrize("region", OVER_ANOTHER)
+@pytest.mark.parametrize("sine", SINES)
+def test_a_gradient_function_that_runs_twice_in_a_replay(sine, region, name):
+    def g(x, w):
+        t = SINES[sine](w)
+        return rg.sum(t) * rg.sum(t) + rg.sum(OVER_ANOTHER[region](rg, rg.sum(t), x))
+
+    def by_jax(x, w):
+        t = jnp.sin(w)
+        return jnp.sum(t) ** 2 + jnp.sum(OVER_ANOTHER[region](JAX, jnp.sum(t), x))
+
+    due = DERIVATIVES[name](jax, by_jax)
+    for f in (rg.jit(g), rg.jit(lambda x, w: rg.jit(g)(x, w))):
+        found = [DERIVATIVES[name](rg, f)]
+        if name == "jvp of grad":
+            found.append(rg.hvp(f, [P, Q], [P * 0, P])[1])
+        for y in found:
+            np.testing.assert_allclose(y.numpy(), due, 1e-5, 1e-6)
+
+
+# Rules that return the same whatever arrives, and whether they return 0.
+FIXED = {
+    "x": (lambda dy, x: x, False),
+    "ones": (lambda dy, x: rg.ones_like(dy), False),
+    "a constant": (lambda dy, x: rg.full(dy.shape, 2.0, dtype=dy.dtype), False),
+    "zeros like dy": (lambda dy, x: rg.zeros_like(dy), True),
+    "zeros": (lambda dy, x: rg.zeros(x.shape, dtype=x.dtype), True),
+    "no gradient": (lambda dy, x: rg.rules.no_gradient(dy), True),
+}
+FORWARD = {
+    "jvp": lambda f, x: rg.jvp(f, [x], [x])[1],
+    "jacfwd": lambda f, x: rg.jacfwd(f)(x).sum(),
+    "linearize": lambda f, x: rg.linearize(f, x)[1](x),
+}
+
+
+@pytest.mark.parametrize("size", [2, 100])  # constants of more than 64 elements are traced
+@pytest.mark.parametrize("way", FORWARD)
+@pytest.mark.parametrize("name", FIXED)
+def test_under_jit_a_rule_that_ignores_dy_is_refused(name, way, size):
+    rule, is_zero = FIXED[name]
+    x = rg.tensor(np.linspace(0.5, 2, size), dtype="float32")
+    custom = rg.custom_grad(lambda x, save: (rg.sin(x), lambda dy: rule(dy, x)))
+
+    def overridden(x):
+        with rg.gradient_override_map({"Sin": rule}):
+            return rg.sin(x * x)
+
+    arounds = ("alone", "scan", "cond", "vmap") if way == "jvp" else ("alone",)
+    for around, f in itertools.product(arounds, (overridden, lambda x: custom(x * x))):
+        g = REGIONS[around](f)
+        if is_zero:
+            assert not rg.jit(lambda x: FORWARD[way](g, x))(x).numpy().any()  # noqa: B023
+        else:
+            with pytest.raises(GradientError, match="even where none arrives"):
+                rg.jit(lambda x: FORWARD[way](g, x))(x)  # noqa: B023
+
+
+def test_under_jit_a_rule_that_is_affine_in_dy_gives_nan():
+    def f(x):
+        with rg.gradient_override_map({"Sin": lambda dy, x: 0 * dy + x}):
+            return rg.sin(x)
+
+    assert np.isnan(rg.jit(lambda x: rg.jvp(f, [x], [x])[1])([0.5, 2.0]).numpy()).all()

@@ -1,45 +1,32 @@
 """Whether compiled functions see that Python state has changed: a grid of ways to change it."""
 
-import collections
-import contextvars
-import dataclasses
-import enum
 import functools
-import io
+import gc
 import itertools
-import math
-import operator
-import os
 import pathlib
-import queue
-import random
-import tempfile
-import threading
-import types
-import weakref
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import RegradError
+from regrad.errors import RegradError, StaleError
+from regrad.transforms import verification
 from tests.helpers.paths import DOCS
 from tests.helpers.ways import REFUSED, UNSEEN, WAYS
+from tests.transforms.regions import REGIONS
 
-MODULES = [
-    collections, contextvars, dataclasses, enum, functools, io, itertools, jax, jnp, math, np,
-    operator, os, pathlib, queue, random, rg, tempfile, threading, types, weakref,
-]  # fmt: skip
-NAMES = {"jax.numpy": "jnp", "numpy": "np", "regrad": "rg"}
 COUNT = itertools.count()
+IMPORTS = """
+import collections, contextvars, dataclasses, enum, functools, io, itertools, jax, math, operator
+import os, pathlib, queue, random, tempfile, threading, types, weakref
+import jax.numpy as jnp, numpy as np, regrad as rg
+"""
 
 
 def results(way, jit):
     """What the function gives before the change and after it."""
-    space = {NAMES.get(m.__name__, m.__name__): m for m in MODULES}
-    space.update(__name__="way", count=COUNT, jit=jit, x=rg.tensor([0.5, -2.0]))
+    space = {"__name__": "way", "count": COUNT, "jit": jit, "x": rg.tensor([0.5, -2.0])}
+    exec(IMPORTS, space)
     exec(way.setup, space)
     exec(f"f = lambda x: {way.f}" if way.f else "", space)
     exec(f"J = jit(f, {way.options})", space)
@@ -86,3 +73,130 @@ def test_the_docs_name_each_kind_of_change_that_is_not_seen():
     table = text.split("| what changes |")[1].split("\n\n")[0]
     rows = [row.split("|")[1].strip() for row in table.splitlines()[2:]]
     assert [any(row.startswith(kind) for kind in UNSEEN) for row in rows] == [True] * len(UNSEEN)
+
+
+# -- verify=True finds a program that is stale ----------------------------------------------------
+
+X = rg.tensor([0.5, -1.0])
+
+
+class Hidden:
+    """State that `jit` does not see."""
+
+    def __init__(self, value):
+        self.values = [value] * 1000
+
+    def __call__(self):
+        return self.values[0]
+
+
+def twice(f, hidden, **options):
+    """Call a verified function, change what it does not see, and call it again."""
+    g = rg.jit(f, verify=True, **options)
+    g(X)
+    hidden.values[0] = 3.0
+    return g(X)
+
+
+def test_the_line_and_what_differs():
+    hidden = Hidden(2.0)
+
+    def f(x):
+        y = rg.sin(x)
+        return y * hidden()  # the line
+
+    with pytest.raises(StaleError, match=r"test_jit_staleness.py:\d+ \(.*f\)") as error:
+        twice(f, hidden)
+    message = str(error.value)
+    source = pathlib.Path(__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(source, 1) if text.endswith("# the line"))
+    assert f"test_jit_staleness.py:{line} " in message
+    assert "program has mul(float32[2], 2.)" in message and "now has mul(float32[2], 3.)" in message
+    assert message.startswith("jit(f) is stale") and "Variable" in message
+
+
+T = {2.0: rg.scalar(2.0), 3.0: rg.scalar(3.0)}
+DIFFERENT = {
+    **{n: lambda x, h, r=r: r(lambda v: v * h)(x) for n, r in REGIONS.items()},
+    "a constant": lambda x, h: x * rg.tensor([h, 1.0]),
+    "an op": lambda x, h: x if h == 2 else x + x,
+    "a result": lambda x, h: (x, h),
+    "a container": lambda x, h: (x, x) if h == 2 else [x, x],
+    "a shape": lambda x, h: rg.reshape(x, (2, 1) if h == 2 else (1, 2)),
+    "a gradient": lambda x, h: rg.grad(lambda x: (x**h).sum())(x),
+    "a Tensor": lambda x, h: x * T[h],
+}
+
+
+@pytest.mark.parametrize("f", DIFFERENT.values(), ids=DIFFERENT)
+def test_kinds_of_differences(f):
+    hidden = Hidden(2.0)
+    with pytest.raises(StaleError, match="is stale: traced again"):
+        twice(lambda x: f(x, hidden()), hidden)
+
+
+def test_another_variable_is_assigned():
+    hidden, a, b = Hidden(2.0), rg.Variable(0.0, name="a"), rg.Variable(0.0, name="b")
+    with pytest.raises(StaleError):
+        twice(lambda x: (a if hidden() == 2 else b).assign(x.sum()), hidden)
+    assert b.item() == 0.0
+
+
+def test_the_backward_program():
+    hidden = Hidden(2.0)
+    with_rule = rg.custom_grad(lambda x: {"value": x * 1.0, "grad_func": lambda dy: dy * hidden()})
+    f = rg.jit(with_rule, verify=True)
+    g = rg.grad(lambda x: f(x).sum())
+    assert [g(X).tolist() for _ in range(2)] == [[2.0, 2.0]] * 2
+    hidden.values[0] = 3.0
+    with pytest.raises(StaleError, match=r"mul\(float32\[2\], 2.\)"):
+        g(X)
+
+
+def test_there_is_no_false_alarm():
+    v, runs = rg.Variable(1.0), Hidden(0)
+
+    def f(x, key):
+        runs.values[0] += 1
+        inner = lambda y: rg.sin(y) * v  # noqa: E731 (a fresh function)
+        v.assign_add(1.0)
+        noise = rg.random.normal(key, (2,))
+        loss = rg.cond(x.sum() > 0, lambda: inner(x), lambda: x)
+        return {"y": loss + noise + rg.tensor([1.0, np.nan]), "n": 3}
+
+    g = rg.jit(f, verify=True)
+    for i in range(3):
+        g(X, rg.random.key(i))
+        g(rg.ones(2), rg.random.key(i))
+    assert v.item() == 7.0 and g.cache_info() == (5, 1, 1, 0)
+    assert runs() == 6  # one trace, and one for each call after it
+
+
+def test_hits_are_those_of_the_program():
+    f = rg.jit(lambda x: rg.grad(lambda x: rg.sign(x).sum())(x), verify=True)
+    with rg.gradient_override_map({"Sign": rg.rules.straight_through}) as used:
+        assert [f(X).tolist() for _ in range(3)] == [[1.0, 1.0]] * 3
+    used.assert_fired()
+    assert [hit.count for hit in used.hits] == [3]
+
+
+def test_the_switch_in_the_environment(monkeypatch):
+    hidden = Hidden(2.0)
+    monkeypatch.setenv("REGRAD_JIT_VERIFY", "1")
+    f, g = rg.jit(lambda x: x * hidden()), rg.jit(lambda x: x * hidden(), verify=False)
+    f(X), g(X)
+    hidden.values[0] = 3.0
+    with pytest.raises(StaleError):
+        f(X)
+    assert g(X).tolist() == [1.0, -2.0]
+
+
+def test_garbage_may_be_collected_meanwhile(monkeypatch):
+    def collect(name, known, again):
+        gc.collect()
+        compare(name, known, again)
+
+    compare = verification.compare
+    monkeypatch.setattr(verification, "compare", collect)
+    f = rg.jit(rg.grad(lambda x: rg.sin(x) * x), verify=True)
+    assert [f(rg.scalar(2.0)).item() for _ in range(3)] == [f(rg.scalar(2.0)).item()] * 3

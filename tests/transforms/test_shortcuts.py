@@ -184,43 +184,6 @@ def test_results_of_each_kind_again_and_again():
                 np.testing.assert_array_equal(np.asarray(y), expected)
 
 
-@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
-def test_what_the_function_reaches_is_read_at_each_call():
-    state = {"w": rg.asarray(jnp.ones(3)), "n": np.ones(3, np.float32), "k": 1.0}
-    v = rg.Variable(jnp.ones(3))
-
-    def body(p, q):
-        return p["a"] * state["w"] + rg.add(q, state["n"]) * state["k"] + v
-
-    f = rg.jit(body)
-    for i in range(4):
-        changes = (
-            lambda i: state.update(w=rg.asarray(jnp.full(3, 2.0 + i))),
-            lambda i: state.update(w=rg.asarray(np.full(3, 9.0 + i, np.float32))),
-            lambda i: state["n"].__iadd__(1.0),
-            lambda i: state.update(k=3.0 + i),
-            lambda i: v.assign_add(1.0),
-        )
-        for change in changes:
-            change(i)
-            for _ in range(2):
-                np.testing.assert_allclose(
-                    f({"a": X}, 2.0).numpy(), body({"a": X}, 2.0).numpy(), rtol=1e-6
-                )
-
-
-def test_a_quick_call_does_not_pass_by_what_is_in_force():
-    f = rg.jit(lambda p: rg.sum(rg.sin(p["x"])))
-    for _ in range(3):
-        f({"x": X})
-    dx = rg.grad(f)({"x": X})["x"].numpy()
-    np.testing.assert_allclose(dx, np.cos(X.numpy()), rtol=1e-6)
-    with rg.gradient_override_map({"Sin": lambda dy: dy * 10.0}) as used:
-        np.testing.assert_allclose(rg.grad(f)({"x": X})["x"].numpy(), [10.0] * 3)
-    used.assert_fired()
-    f({"x": X})
-
-
 def test_an_error_of_the_function_leaves_out_what_is_written_for_the_call():
     def body(p):
         if p["x"].shape == (2,):
