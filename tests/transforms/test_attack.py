@@ -3,8 +3,6 @@
 Each program comes with numbers from a calculation by hand, or with the words of its error.
 """
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

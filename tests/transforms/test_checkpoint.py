@@ -1,7 +1,5 @@
 """`rg.checkpoint`: the values and gradients of f, with less kept."""
 
-from __future__ import annotations
-
 import contextvars
 import functools
 import tracemalloc

@@ -3,8 +3,6 @@
 `test_refusals.py` has what is refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ A grid over op types and contexts. Each op type gets a rule whose answer nobody 
 rule: the same numbers are *delivered*, an error of regrad's is *refused*, anything else *silent*.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -3,8 +3,6 @@
 Each row is a program and the same function in plain NumPy, whose differences are the derivatives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,11 +59,8 @@ def descended(x):
 
 def around_a_loop(x):
     """The loop moves a point by steps that x does not reach, and carries a value that x reaches."""
-    start = rg.tensor(1.0, dtype="float64")
-    point, _ = rg.while_loop(
-        lambda c: c[0] > 0.01, lambda c: (c[0] / 2, c[0] * x), (start, start * x)
-    )
-    return point * x + x
+    start, more = rg.tensor(1.0, dtype="float64"), lambda c: c[0] > 0.01
+    return rg.while_loop(more, lambda c: (c[0] / 2, c[0] * x), (start, start * x))[0] * x + x
 
 
 def branches_in_a_loop(x):
@@ -118,15 +113,6 @@ def powered(a, b):
 
 def by_grad(x):
     return rg.jit(lambda x: rg.grad(rg.jit(lambda x: rg.sum(rg.sin(x) * x)))(x))(x)
-
-
-def by_index(x):
-    return rg.while_loop(
-        lambda c: c["i"] < 2,
-        lambda c: {"i": c["i"] + 1, "x": c["x"] * c["x"]},
-        {"i": 0, "x": x},
-        max_steps=4,
-    )
 
 
 P, PAIR, TRIPLE = Program, [[0.3, -1.2]], [[0.6, 1.0, -0.3]]
@@ -201,7 +187,12 @@ PROGRAMS = {
         lambda x: rg.while_loop(lambda x: x > 1, lambda x: x / 2, x, max_steps=10), [6.0, 0.5],
         lambda x: x / 8 if x > 1 else x,
     ),
-    "while_loop, dict": P(by_index, [3.0], lambda x: x**4),
+    "while_loop, dict": P(
+        lambda x: rg.while_loop(
+            lambda c: c["i"] < 2, lambda c: {"i": c["i"] + 1, "x": c["x"] * c["x"]},
+            {"i": 0, "x": x}, max_steps=4,
+        ), [3.0], lambda x: x**4,
+    ),
     "while_loop, sine": P(
         lambda x: rg.while_loop(lambda c: c > 0.1, lambda c: rg.sin(c) / 2, x, max_steps=20), [0.7],
     ),
@@ -309,10 +300,8 @@ def test_rules_in_force_count_in_forward_mode(name):
     """And what they return, whatever the form."""
     f, xs, *_ = PROGRAMS[name]
     moved = lambda x: rg.jvp(total(f), [x], [rg.ones_like(x)])[1]  # noqa: E731
-    x, rules = (
-        rg.asarray(np.asarray(xs[0])),
-        {"Sin": lambda dy: 3 * dy, "Mul": lambda dy, a, b: (dy, dy)},
-    )
-    with rg.gradient_override_map({k: rg.rules.optional(rule) for k, rule in rules.items()}):
+    x, optional = rg.asarray(np.asarray(xs[0])), rg.rules.optional
+    rules = {"Sin": optional(lambda dy: 3 * dy), "Mul": optional(lambda dy, a, b: (dy, dy))}
+    with rg.gradient_override_map(rules):
         eager, traced = moved(x).numpy(), rg.jit(moved)(x).numpy()
     np.testing.assert_allclose(traced, eager, rtol=1e-4)

@@ -1,7 +1,5 @@
 """What is refused, by which error, and with which words: eagerly, under jit, or both."""
 
-from __future__ import annotations
-
 import re
 
 import jax.numpy as jnp

@@ -31,55 +31,24 @@ def called(*args, **kwargs):
     return lambda f: f(*args, **kwargs)
 
 
-def described(x, *rest, k=1, **named):
-    """Something that depends on the type, the place and the value of every argument."""
-    total = 0.0 * X
-    for i, leaf in enumerate(optree.tree_leaves([x, rest, named], is_leaf=is_numbers)):
-        value = len(leaf) if isinstance(leaf, str) else rg.sum(rg.asarray(leaf))
-        total = total + (i + 1) * value
-    return {"sum": total, "k": type(k).__name__, "kinds": kinds([x, rest, named])}
-
-
 def is_numbers(x):
     """A list that becomes a Tensor."""
     return isinstance(x, list) and bool(x) and all(isinstance(v, int | float) for v in x)
 
 
-def kinds(x):
-    if isinstance(x, list | tuple):
-        return [kinds(v) for v in x]
-    if isinstance(x, dict):
-        return {k: kinds(v) for k, v in sorted(x.items(), key=lambda item: str(item[0]))}
-    return () if isinstance(x, int | float) else getattr(x, "shape", x)
+def described(x, k):
+    """Something that depends on the place and the value of every part, and on the type of k."""
+    leaves = optree.tree_leaves(x, is_leaf=is_numbers)
+    parts = [rg.asarray(len(v) if isinstance(v, str) else v) for v in leaves]
+    return sum(((i + 1) * rg.sum(v) for i, v in enumerate(parts)), 0.0 * X) + len(str(type(k)))
 
 
-LISTS = [called([X, N]), called([1.0, 2.0, 4.0]), called([2.0]), called([1, 2])]
-CALLS = [
-    called(X), called(X, X * 2.0), called(rg.asarray(N)), called(N), called(jnp.asarray(N)),
-    called({"w": X, "b": N}), called({"w": X, "c": N}), called({"w": X, 1: N}),
-    called(Pair(X, N)), called([X, (N, {"a": X})], []), called((X, N)), *LISTS,
-    called(X, 2.0), called(X, 3.5), called(X, -0.0), called(X, float("inf")), called(X, 2),
-    called(X, 10**9), called(X, 1e-30), called(X, True), called(X, "abcd"), called(X, "ab"),
-    called(X, None), called(X, y=N), called(X, z=X, y=N), called(X, k=1), called(X, k=True),
-    called(X, k=1.0), called(X, k=None), called(X, k=(1, 2)), called(X, N, k="text", y=2.0),
+KINDS = [
+    X, (X, X * 2.0), rg.asarray(N), N, jnp.asarray(N), {"w": X, "b": N}, {"w": X, "c": N},
+    {"w": X, 1: N}, Pair(X, N), [X, (N, {"a": X})], ([X], []), [X, N], [1.0, 2.0, 4.0], [2.0],
+    [1, 2], (X, 2.0), (X, 3.5), (X, -0.0), (X, 2), (X, 10**9), (X, 1e-30), (X, True), (X, "abcd"),
+    (X, "ab"), (X, None),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
-def test_one_function_in_all_ways(x64):
-    """Called in every way, then again the other way round: no call finds another's program."""
-    f = rg.jit(described, static_argnames="k")
-    with jax.enable_x64(x64):
-        for call in [*CALLS, *CALLS[::-1]] * 2:
-            due, got = call(described), call(f)
-            np.testing.assert_allclose(got["sum"].numpy(), due["sum"].numpy(), rtol=1e-6)
-            assert got["k"] == due["k"]
-            assert call in LISTS or got["kinds"] == due["kinds"]
-        traces = f.cache_info().traces
-        for call in CALLS:
-            call(f)
-        assert f.cache_info().traces == traces
 
 
 class Loud(dict):
@@ -89,8 +58,11 @@ class Loud(dict):
 USUAL = {"w": [X, N]}
 SOME = [{"w": w} for w in ([X], (X, N), Pair(N, X), [2.5, X], [2])] + [USUAL | {"b": X}]
 SHAPES = [np.ones(2, "f4"), np.ones((2, 2), "i4"), np.ones(3, bool), jnp.ones(0)]
+KIND = "kinds of arguments"
 # A function of x and of a static k, and arguments that must not find each other's programs.
 WARM = {
+    KIND: (described, [*KINDS, *KINDS[::-1]], [0]),
+    "kinds of static arguments": (described, [X], [1, True, 1.0, None, (1, 2), "text"]),
     "static values": (lambda x, k: x * float(k), [X], [1, True, 1.0, 0.0, -0.0, 2, False, 0]),
     "static tuples and strings": (lambda x, k: x * len(k), [X], ["a", "bcd", (1, 2), ("a",)]),
     "numbers in and out of range": (lambda x, k: x * 2, [2.0, np.inf, -3.0, np.nan], [0]),
@@ -115,15 +87,18 @@ WARM = {
 
 
 @pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
-@pytest.mark.parametrize("name", WARM)
-def test_calls_of_other_kinds_in_turns(name):
+@pytest.mark.parametrize(("name", "x64"), [(name, True) for name in WARM] + [(KIND, False)])
+def test_calls_of_other_kinds_in_turns(name, x64):
+    """No call finds another's program, and later rounds trace nothing."""
     body, xs, ks = WARM[name]
     f = rg.jit(body, static_argnames="k")
-    for _, x, k in itertools.product(range(3), xs, ks):
-        due = np.asarray(body(x, k), dtype=float)
-        for y in f(x, k), f(x, k=k), f(k=k, x=x):
-            np.testing.assert_array_equal(y.numpy(), due)
-            assert (np.signbit(y.numpy().astype(float)) == np.signbit(due)).all()
+    with jax.enable_x64(x64):
+        for again, x, k in itertools.product(range(3), xs, ks):
+            traces, due = f.cache_info().traces, np.asarray(body(x, k), dtype=float)
+            for y in f(x, k), f(x, k=k), f(k=k, x=x):
+                np.testing.assert_allclose(y.numpy(), due, rtol=1e-6)
+                assert (np.signbit(y.numpy().astype(float)) == np.signbit(due)).all()
+            assert not again or f.cache_info().traces == traces
     if name == "static values":
         assert f.cache_info().traces == 3 * len(ks), "once for each way to call"
 
@@ -216,7 +191,7 @@ def test_results_in_other_containers_for_other_shapes():
         for n in [start] * 4 + [1, 2, 3, 4, 5, 6] * 3:
             x = rg.asarray(jnp.arange(float(n)))
             got, due = f(x), body(x)
-            assert type(got) is type(due) and kinds(got) == kinds(due)
+            assert optree.tree_structure(got) == optree.tree_structure(due)
             assert not isinstance(got, dict) or [*got] == [*due]
             for a, b in zip(optree.tree_leaves(got), optree.tree_leaves(due), strict=True):
                 np.testing.assert_array_equal(np.asarray(a), np.asarray(b))

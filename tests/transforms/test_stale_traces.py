@@ -6,8 +6,6 @@ what a trace has bound for one of them must not serve another. The same holds fo
 which programs are kept.
 """
 
-from __future__ import annotations
-
 import itertools
 import types
 from contextlib import nullcontext

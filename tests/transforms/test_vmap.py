@@ -1,9 +1,8 @@
 """`rg.vmap`: one example after another on NumPy data, all at once on JAX data, the same results."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
+import optree
 import pytest
 
 import regrad as rg
@@ -45,11 +44,8 @@ AXES = {
 
 def converted(value, to):
     """The arrays in containers as what is made of them."""
-    if isinstance(value, dict):
-        return {k: converted(v, to) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(converted(v, to) for v in value)
-    return to(value) if isinstance(value, np.ndarray | rg.Tensor) else value
+    known = np.ndarray | rg.Tensor
+    return optree.tree_map(lambda x: to(x) if isinstance(x, known) else x, value)
 
 
 @DATA
