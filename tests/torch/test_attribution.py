@@ -1,7 +1,5 @@
 """`rules.attribution`: against stopped gradients that are written out by hand, and integrals."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import ArgumentError
 from regrad.rules import attribution, lrp
 from regrad.rules.attribution import attribute, gim, integrated, smoothed, tempered
 from tests.helpers.relevance_networks import fill, numbers
+from tests.torch.common import D, function, override
 
 HEADS = 2
 
@@ -22,6 +20,17 @@ HEADS = 2
 def close(got, expected, tolerance=1e-10):
     assert got.shape == expected.shape
     assert (got - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def split(x):
+    """Return the heads of a width."""
+    return x.unflatten(-1, (HEADS, -1))
+
+
+def scores_of(q, k):
+    """Return masked scores of attention, in which no token sees a later one."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
 
 
 class RMSNorm(nn.Module):
@@ -45,15 +54,11 @@ class Attention(nn.Module):
         self.fused = fused
 
     def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v)
-        )
+        q, k, v = (split(f(x)).transpose(1, 2) for f in (self.q, self.k, self.v))
         if self.fused:
             z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            scores = q @ k.mT / math.sqrt(q.shape[-1])
-            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-            z = torch.softmax(scores, -1) @ v
+            z = torch.softmax(scores_of(q, k), -1) @ v
         return self.o(z.transpose(1, 2).flatten(-2)), None
 
 
@@ -61,13 +66,9 @@ class Block(nn.Module):
     def __init__(self, width, fused):
         super().__init__()
         self.norm1, self.norm2 = RMSNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, fused)
-        self.gate, self.up, self.down = (
-            nn.Linear(width, 6),
-            nn.Linear(width, 6),
-            nn.Linear(6, width),
-        )
-        self.act = QuickGELU()
+        self.attention, self.act = Attention(width, fused), QuickGELU()
+        sizes = ((width, 6), (width, 6), (6, width))
+        self.gate, self.up, self.down = (nn.Linear(*size) for size in sizes)
 
     def forward(self, x):
         x = x + self.attention(self.norm1(x))[0]
@@ -82,11 +83,13 @@ class Language(nn.Module):
         self.blocks = nn.ModuleList([Block(width, fused) for _ in range(2)])
         self.head = nn.Linear(width, 7)
 
-    def forward(self, ids):
-        x = self.embedding(ids)
+    def of_embeddings(self, x):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+    def forward(self, ids):
+        return self.of_embeddings(self.embedding(ids))
 
 
 IDS, OTHER = torch.tensor([[1, 2, 6], [0, 3, 4]]), torch.tensor([[1, 5, 6], [2, 3, 3]])
@@ -96,28 +99,13 @@ def target(y):
     return y[:, -1, 3]
 
 
-class Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, by):
-        ctx.by = by
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy * ctx.by, None
+def softer(dy, x):
+    p = torch.softmax(x / 2, -1)
+    return p * (dy - (p * dy).sum(-1, keepdim=True))
 
 
-class Softer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.softmax(x, -1)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        p = torch.softmax(x / 2, -1)
-        return p * (dy - (p * dy).sum(-1, keepdim=True))
+Scaled = function(lambda x, by: x.clone(), lambda dy, x, by: dy * by)
+Softer = function(lambda x: torch.softmax(x, -1), softer)
 
 
 def by_hand(model, ids, method):
@@ -129,11 +117,10 @@ def by_hand(model, ids, method):
     for i, block in enumerate(model.blocks):
         n = x * stop(torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.1)) * block.norm1.weight
         a = block.attention
-        q, k, v = (f(n).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (a.q, a.k, a.v))
+        q, k, v = (split(f(n)).transpose(1, 2) for f in (a.q, a.k, a.v))
         if method == "gim":
             q, k, v = Scaled.apply(q, 0.25), Scaled.apply(k, 0.25), Scaled.apply(v, 0.5)
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        scores = scores + torch.full_like(scores, -torch.inf).triu(1)
+        scores = scores_of(q, k)
         p = Softer.apply(scores) if method == "gim" else torch.softmax(scores, -1)
         z = ((p.detach() if method == "relp" else p) @ v).transpose(1, 2).flatten(-2)
         found[f"heads{i}"] = z
@@ -148,11 +135,8 @@ def by_hand(model, ids, method):
         found[f"blocks.{i}"] = x
     y = target(model.head(x))
     gradients = torch.autograd.grad(y.sum(), list(found.values()))
-    return (
-        y.detach(),
-        {k: v.detach() for k, v in found.items()},
-        dict(zip(found, gradients, strict=True)),
-    )
+    values = {k: v.detach() for k, v in found.items()}
+    return y.detach(), values, dict(zip(found, gradients, strict=True))
 
 
 METHODS = {"plain": dict, "gim": gim, "relp": lrp.cp_lrp}
@@ -180,10 +164,7 @@ def test_methods_are_what_their_papers_say(method, contrast, fused):
     assert list(found.layers) == ["blocks.0", "blocks.1"]
     for i in range(2):
         close(found.layers[f"blocks.{i}"], due[f"blocks.{i}"])
-        close(
-            found.heads[f"blocks.{i}.attention.o"],
-            due[f"heads{i}"].unflatten(-1, (HEADS, -1)).sum(-1),
-        )
+        close(found.heads[f"blocks.{i}.attention.o"], split(due[f"heads{i}"]).sum(-1))
 
 
 def test_an_effect_is_what_patching_does_where_the_model_is_linear():
@@ -217,18 +198,18 @@ class Cubic(nn.Module):
 
 
 def test_integrated_gradients_are_integrals():
-    x = torch.tensor([[2.0, -3.0], [0.5, 1.0]], dtype=torch.float64)
+    x = torch.tensor([[2.0, -3.0], [0.5, 1.0]], dtype=D)
     found = attribute(Cubic(), x, 0, {}, ["inner"], along=integrated(2))
     a, b = x.T
     due = torch.stack([a**3 + a * b**2 / 3, 2 * a * b**2 / 3], 1)
     close(found.inputs, due)
     close(found.layers["inner"], due)
     assert found.missing.abs().max() < 1e-12
-    base = torch.tensor([[1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    base = torch.tensor([[1.0, 1.0], [0.0, 2.0]], dtype=D)
     from_there = attribute(Cubic(), x, 0, {}, reference=base, along=integrated(3))
     close(from_there.total, (Cubic()(x) - Cubic()(base))[:, 0])
     assert from_there.missing.abs().max() < 1e-12
-    t = (torch.arange(4000, dtype=torch.float64) + 0.5)[:, None, None] / 4000
+    t = (torch.arange(4000, dtype=D) + 0.5)[:, None, None] / 4000
     at = base + t * (x - base)
     slopes = torch.stack([3 * at[..., 0] ** 2 + at[..., 1] ** 2, 2 * at.prod(-1)], -1)
     close(from_there.inputs, (x - base) * slopes.mean(0), 1e-6)
@@ -249,16 +230,14 @@ def test_tokens_are_integrated_by_their_embeddings():
             self.model = model
 
         def forward(self, x):
-            for block in self.model.blocks:
-                x = block(x)
-            return self.model.head(x)
+            return self.model.of_embeddings(x)
 
     each = [attribute(Given(), z + t * (x - z), target, gim()).gradients for t in places]
     close(start.inputs, ((x - z) * (each[0] + each[1]) / 2).sum(-1))
 
 
 def test_smoothed_gradients_are_means_over_noise():
-    x = torch.tensor([[2.0, -3.0]], dtype=torch.float64)
+    x = torch.tensor([[2.0, -3.0]], dtype=D)
     state = torch.get_rng_state()
     few = attribute(Cubic(), x, 0, {}, along=smoothed(2, 0.1))
     again = attribute(Cubic(), x, 0, {}, along=smoothed(2, 0.1))
@@ -267,12 +246,11 @@ def test_smoothed_gradients_are_means_over_noise():
     assert torch.equal(few.inputs, again.inputs) and not torch.equal(few.inputs, other.inputs)
     many = attribute(Cubic(), x, 0, {}, along=smoothed(4000, 0.1))
     # of independent noise of standard deviation 0.1 · 5, E[3a² + b²] = 3a² + b² + 4 · 0.25
-    close(many.gradients, torch.tensor([[22.0, -12.0]], dtype=torch.float64), 0.03)
+    close(many.gradients, torch.tensor([[22.0, -12.0]], dtype=D), 0.03)
     assert abs(many.gradients[0, 0] - 22.0) < 0.4  # (without noise it would be 21)
     close(many.inputs, x * many.gradients)
-    close(
-        attribute(Cubic(), x, 0, {}, along=smoothed(3, 0.0)).gradients[0], x.new_tensor([21, -12])
-    )
+    plain = attribute(Cubic(), x, 0, {}, along=smoothed(3, 0.0))
+    close(plain.gradients[0], x.new_tensor([21, -12]))
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -280,29 +258,30 @@ def test_smoothed_gradients_are_means_over_noise():
 
 def test_tempered_is_the_gradient_of_a_softer_softmax():
     x, dy = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
-    given = (x / 3).clone().requires_grad_()
+    given, ours = (x / 3).requires_grad_(), x.clone().requires_grad_()
     (due,) = torch.autograd.grad(torch.softmax(given, 0), given, dy)
-    ours = x.clone().requires_grad_()
-    with rg.torch.gradient_override_map({"Softmax": tempered(3.0)}) as used:
+    with override({"Softmax": tempered(3.0)}) as used:
         y = F.softmax(ours, 0)
     close(torch.autograd.grad(y, ours, dy)[0], due)
     used.assert_fired()
+    seed = rg.asarray(dy.numpy())
     with rg.gradient_override_map({"Softmax": tempered(3.0)}):
-        dx = rg.grad(lambda x: (rg.nn.softmax(x, 0) * rg.asarray(dy.numpy())).sum())(
-            rg.asarray(x.numpy())
-        )
+        dx = rg.grad(lambda x: (rg.nn.softmax(x, 0) * seed).sum())(rg.asarray(x.numpy()))
     close(torch.tensor(dx.numpy()), due)
 
 
-@pytest.mark.parametrize("write", ["quick", "tanh", "erf"])
+GELUS = {
+    "quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "erf": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
+    "tanh": lambda x: 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0)))),
+}
+
+
+@pytest.mark.parametrize("write", GELUS)
 def test_activations_that_are_written_out_pass_relevance_on(write):
     class NewGELUActivation(nn.Module):
         def forward(self, x):
-            if write == "quick":
-                return x * torch.sigmoid(1.702 * x)
-            if write == "erf":
-                return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
-            return 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0))))
+            return GELUS[write](x)
 
     model, x = nn.Sequential(NewGELUActivation(), nn.Flatten()), numbers(2, 4, seed=1)
     for rules in (lrp.attn_lrp(), lrp.epsilon_plus()):
@@ -318,17 +297,15 @@ BAD = [
     (lambda m: attribute(m.forward, IDS, target, {}), "attribute expected a torch.nn.Module"),
     (lambda m: attribute(m, IDS, target, {}, "blocks.9"), "no module of the model is 'blocks.9'"),
     (lambda m: attribute(m, IDS, target, {}, heads=2), "heads expected a dict .*, got int"),
-    (
-        lambda m: attribute(m, IDS, target, {}, heads={"blocks.*.attention.o": 3}),
-        "expected a number that divides its width of 4, got 3",
-    ),
+    (lambda m: attribute(m, IDS, target, {}, heads={"blocks.*.attention.o": 3}),
+     "expected a number that divides its width of 4, got 3"),
     (lambda m: attribute(m, IDS, target, {}, reference=OTHER[:, :2]), "the shapes of the inputs"),
     (lambda m: attribute(m, IDS, target, {}, ["blocks.0.attention.o", "embedding.x"]), "no module"),
     (lambda m: tempered(0.0), "expected a temperature above 0, got 0.0"),
     (lambda m: integrated(0), "expected steps, an int above 0, got 0"),
     (lambda m: smoothed(1, -0.1), "expected noise of 0 or more, got -0.1"),
     (lambda m: attribute(m, IDS, target, {}, along=3), "along expected a Path"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ask", "words"), BAD)
