@@ -278,17 +278,11 @@ def one(op_type: str, *shapes: Any, dtype: Any = F32, **attrs: Any) -> Any:
 @pytest.mark.parametrize(
     ("a", "b", "due"),
     [
-        ((N, 3), (N, 3), (N, 3)),
-        ((N, 1), (M,), (N, M)),
-        ((1, N), (N, 1), (N, N)),
-        ((N,), (4,), (4,)),
-        ((N,), (0,), (0,)),
-        ((N,), (M,), (None,)),
-        ((N, 3), (), (N, 3)),
-        ((2, N + 1), (1, N + 1), (2, N + 1)),
-        ((N, 3), None, None),
+        ((N, 3), (N, 3), (N, 3)), ((N, 1), (M,), (N, M)), ((1, N), (N, 1), (N, N)),
+        ((N,), (4,), (4,)), ((N,), (0,), (0,)), ((N,), (M,), (None,)), ((N, 3), (), (N, 3)),
+        ((2, N + 1), (1, N + 1), (2, N + 1)), ((N, 3), None, None),
     ],
-)
+)  # fmt: skip
 def test_broadcasting(a: Any, b: Any, due: Any) -> None:
     for first, second in ((a, b), (b, a)):
         found = one("AddV2", first, second)

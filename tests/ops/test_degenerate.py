@@ -24,28 +24,20 @@ def turned(*w: float) -> np.ndarray:
 
 
 SYMMETRIC = {
-    "2 I": 2.0 * np.eye(2),
-    "diag(2, 2, 5)": np.diag([2.0, 2.0, 5.0]),
-    "diag(5, 2, 2)": np.diag([5.0, 2.0, 2.0]),
-    "turned (2, 2, 5)": turned(2, 2, 5),
-    "turned (3, 3, 3)": turned(3, 3, 3),
-    "regular": turned(1, 2, 4),
+    "2 I": 2.0 * np.eye(2), "diag(2, 2, 5)": np.diag([2.0, 2.0, 5.0]),
+    "diag(5, 2, 2)": np.diag([5.0, 2.0, 2.0]), "turned (2, 2, 5)": turned(2, 2, 5),
+    "turned (3, 3, 3)": turned(3, 3, 3), "regular": turned(1, 2, 4),
     "two blocks": np.stack([np.eye(2), np.diag([1.0, 3.0])]),
-}
+}  # fmt: skip
 MATRICES = {
-    "I": np.eye(2),
-    "diag(3, 1, 1)": np.diag([3.0, 1.0, 1.0]),
+    "I": np.eye(2), "diag(3, 1, 1)": np.diag([3.0, 1.0, 1.0]),
     "diag(3, 3, 1)": np.diag([3.0, 3.0, 1.0]),
-    "turned (2, 2, 1)": TURN @ np.diag([2.0, 2.0, 1.0]) @ OTHER,
-    "orthogonal": TURN,
-    "tall": np.eye(3)[:, :2],
-    "wide": np.eye(3)[:2],
-    "singular": np.diag([2.0, 0.0]),
-    "zeros": np.zeros((2, 2)),
-    "zeros, tall": np.zeros((2, 1)),
+    "turned (2, 2, 1)": TURN @ np.diag([2.0, 2.0, 1.0]) @ OTHER, "orthogonal": TURN,
+    "tall": np.eye(3)[:, :2], "wide": np.eye(3)[:2], "singular": np.diag([2.0, 0.0]),
+    "zeros": np.zeros((2, 2)), "zeros, tall": np.zeros((2, 1)),
     "rank 1, wide": np.outer([1.0, 0.0], [1.0, 0.0, 0.0]),
     "regular": TURN @ np.diag([4.0, 2.0, 1.0]) @ OTHER,
-}
+}  # fmt: skip
 
 # Smooth functions of all x, or of those that the condition admits.
 EIGEN = {

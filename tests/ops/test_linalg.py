@@ -37,19 +37,12 @@ def total(y: Any) -> rg.Tensor:
 over_libraries = pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
 
 FUNCTIONS = {
-    "inv": linalg.inv,
-    "det": linalg.det,
-    "slogdet": linalg.slogdet,
-    "cholesky": linalg.cholesky,
-    "qr": linalg.qr,
-    "eigh": linalg.eigh,
-    "eigvalsh": linalg.eigvalsh,
-    "svd": lambda x: linalg.svd(x, full_matrices=False),
-    "svdvals": linalg.svdvals,
-    "pinv": linalg.pinv,
-    "solve": lambda x: linalg.solve(x, x),
+    "inv": linalg.inv, "det": linalg.det, "slogdet": linalg.slogdet, "cholesky": linalg.cholesky,
+    "qr": linalg.qr, "eigh": linalg.eigh, "eigvalsh": linalg.eigvalsh,
+    "svd": lambda x: linalg.svd(x, full_matrices=False), "svdvals": linalg.svdvals,
+    "pinv": linalg.pinv, "solve": lambda x: linalg.solve(x, x),
     "triangular_solve": lambda x: linalg.triangular_solve(x, x),
-}
+}  # fmt: skip
 ANY_SHAPE = ("qr", "svd", "svdvals", "pinv")
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 

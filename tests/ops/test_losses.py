@@ -13,14 +13,9 @@ from regrad import losses
 from regrad.errors import ArgumentError, ShapeError, UnusedOverrideWarning
 
 PAIRED = [
-    losses.absolute_difference,
-    losses.mean_squared_error,
-    losses.huber_loss,
-    losses.hinge_loss,
-    losses.log_loss,
-    losses.sigmoid_cross_entropy,
-    losses.softmax_cross_entropy,
-]
+    losses.absolute_difference, losses.mean_squared_error, losses.huber_loss, losses.hinge_loss,
+    losses.log_loss, losses.sigmoid_cross_entropy, losses.softmax_cross_entropy,
+]  # fmt: skip
 
 
 # -- reductions ----------------------------------------------------------------------------------
@@ -32,23 +27,16 @@ X = np.array([[1.0, 2.0], [3.0, 4.0]])
     ("weights", "reduction", "due"),
     [
         # what TensorFlow.js gives
-        (None, "sum_by_nonzero_weights", 2.5),
-        (None, "mean", 2.5),
-        (None, "sum", 10),
-        (None, "none", [[1, 2], [3, 4]]),
-        (0.5, "sum_by_nonzero_weights", 1.25),
-        (0.5, "mean", 2.5),
-        (0.5, "sum", 5),
-        ([[0.0], [2.0]], "sum_by_nonzero_weights", 7),
-        ([[0.0], [2.0]], "mean", 3.5),
-        ([[0.0], [2.0]], "sum", 14),
-        ([[0.0], [2.0]], "none", [[0, 0], [6, 8]]),
-        ([0.0, 2.0], "sum_by_nonzero_weights", 6),
+        (None, "sum_by_nonzero_weights", 2.5), (None, "mean", 2.5), (None, "sum", 10),
+        (None, "none", [[1, 2], [3, 4]]), (0.5, "sum_by_nonzero_weights", 1.25), (0.5, "mean", 2.5),
+        (0.5, "sum", 5), ([[0.0], [2.0]], "sum_by_nonzero_weights", 7),
+        ([[0.0], [2.0]], "mean", 3.5), ([[0.0], [2.0]], "sum", 14),
+        ([[0.0], [2.0]], "none", [[0, 0], [6, 8]]), ([0.0, 2.0], "sum_by_nonzero_weights", 6),
         ([[0.0, 1.0], [1.0, 2.0]], "sum_by_nonzero_weights", 13 / 3),
         ([[0.0, 1.0], [1.0, 2.0]], "mean", 13 / 4),
         ([[True, False], [True, True]], "sum_by_nonzero_weights", 8 / 3),
     ],
-)
+)  # fmt: skip
 def test_reductions(weights, reduction, due):
     y = losses.compute_weighted_loss(X, weights, reduction)
     assert y.dtype == np.float64

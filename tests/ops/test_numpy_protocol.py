@@ -231,16 +231,11 @@ SMOOTH_FUNCTIONS = {
 }
 
 LINALG = {
-    "cholesky": lambda s: np.linalg.cholesky(s),
-    "cross": lambda s: np.linalg.cross(s, X[0]),
-    "det": lambda s: np.linalg.det(s),
-    "diagonal": lambda s: np.linalg.diagonal(s),
-    "eigh": lambda s: np.linalg.eigh(s)[0],
-    "eigvalsh": lambda s: np.linalg.eigvalsh(s),
-    "inv": lambda s: np.linalg.inv(s),
-    "lstsq": lambda s: np.linalg.lstsq(s, V)[0],
-    "matmul": lambda s: np.linalg.matmul(X, s),
-    "matrix_norm": lambda s: np.linalg.matrix_norm(s),
+    "cholesky": lambda s: np.linalg.cholesky(s), "cross": lambda s: np.linalg.cross(s, X[0]),
+    "det": lambda s: np.linalg.det(s), "diagonal": lambda s: np.linalg.diagonal(s),
+    "eigh": lambda s: np.linalg.eigh(s)[0], "eigvalsh": lambda s: np.linalg.eigvalsh(s),
+    "inv": lambda s: np.linalg.inv(s), "lstsq": lambda s: np.linalg.lstsq(s, V)[0],
+    "matmul": lambda s: np.linalg.matmul(X, s), "matrix_norm": lambda s: np.linalg.matrix_norm(s),
     "matrix_power": lambda s: np.linalg.matrix_power(s, 3),
     "matrix_transpose": lambda s: np.linalg.matrix_transpose(s),
     "norm": lambda s: np.linalg.norm(s),
@@ -248,54 +243,41 @@ LINALG = {
     "norm, order 1": lambda s: np.linalg.norm(s[0], 1),
     "norm, of a matrix": lambda s: np.linalg.norm(s, "fro", axis=(1, 0), keepdims=True),
     "norm, nuclear": lambda s: np.linalg.norm(s, "nuc"),
-    "outer": lambda s: np.linalg.outer(s[0], V),
-    "pinv": lambda s: np.linalg.pinv(s),
-    "qr": lambda s: np.abs(np.linalg.qr(s)[1]),
-    "slogdet": lambda s: np.linalg.slogdet(s)[1],
-    "solve": lambda s: np.linalg.solve(s, V),
-    "svd": lambda s: np.linalg.svd(s)[1],
+    "outer": lambda s: np.linalg.outer(s[0], V), "pinv": lambda s: np.linalg.pinv(s),
+    "qr": lambda s: np.abs(np.linalg.qr(s)[1]), "slogdet": lambda s: np.linalg.slogdet(s)[1],
+    "solve": lambda s: np.linalg.solve(s, V), "svd": lambda s: np.linalg.svd(s)[1],
     "svdvals": lambda s: np.linalg.svdvals(s),
-    "tensordot": lambda s: np.linalg.tensordot(X, s, axes=1),
-    "trace": lambda s: np.linalg.trace(s),
+    "tensordot": lambda s: np.linalg.tensordot(X, s, axes=1), "trace": lambda s: np.linalg.trace(s),
     "vecdot": lambda s: np.linalg.vecdot(s, V),
     "vector_norm": lambda s: np.linalg.vector_norm(s, axis=0),
-}
+}  # fmt: skip
 
 FOURIER = {
     "fft": lambda x: np.real(np.fft.fft(x)),
     "fft, options": lambda x: np.imag(np.fft.fft(x, 4, 0, "ortho")),
     "fft2": lambda x: np.real(np.fft.fft2(x[None], (2, 4))),
     "fftn": lambda x: np.real(np.fft.fftn(x, norm="forward")),
-    "fftshift": lambda x: np.fft.fftshift(x),
-    "hfft": lambda x: np.fft.hfft(x * (1 + 1j)),
-    "ifft": lambda x: np.imag(np.fft.ifft(x)),
-    "ifft2": lambda x: np.imag(np.fft.ifft2(x)),
+    "fftshift": lambda x: np.fft.fftshift(x), "hfft": lambda x: np.fft.hfft(x * (1 + 1j)),
+    "ifft": lambda x: np.imag(np.fft.ifft(x)), "ifft2": lambda x: np.imag(np.fft.ifft2(x)),
     "ifftn": lambda x: np.real(np.fft.ifftn(x, axes=[0])),
-    "ifftshift": lambda x: np.fft.ifftshift(x, 1),
-    "ihfft": lambda x: np.real(np.fft.ihfft(x)),
+    "ifftshift": lambda x: np.fft.ifftshift(x, 1), "ihfft": lambda x: np.real(np.fft.ihfft(x)),
     "irfft": lambda x: np.fft.irfft(x * (1 + 1j), 5),
     "irfft2": lambda x: np.fft.irfft2(x * (1 + 1j)),
     "irfftn": lambda x: np.fft.irfftn(x * (1 + 1j), (2, 3), (0, 1)),
-    "rfft": lambda x: np.imag(np.fft.rfft(x, axis=1)),
-    "rfft2": lambda x: np.real(np.fft.rfft2(x)),
+    "rfft": lambda x: np.imag(np.fft.rfft(x, axis=1)), "rfft2": lambda x: np.real(np.fft.rfft2(x)),
     "rfftn": lambda x: np.real(np.fft.rfftn(x)),
-}
+}  # fmt: skip
 
 WITHOUT_GRADIENT = {
-    "all": lambda x: np.all(x > 0.25, axis=1),
-    "any": lambda x: np.any(x > 0.65, axis=0),
-    "argmax": lambda x: np.argmax(x, 1),
-    "argmin": lambda x: np.argmin(x, axis=0, keepdims=True),
-    "argsort": lambda x: np.argsort(x, axis=1),
-    "around": lambda x: np.around(x),
+    "all": lambda x: np.all(x > 0.25, axis=1), "any": lambda x: np.any(x > 0.65, axis=0),
+    "argmax": lambda x: np.argmax(x, 1), "argmin": lambda x: np.argmin(x, axis=0, keepdims=True),
+    "argsort": lambda x: np.argsort(x, axis=1), "around": lambda x: np.around(x),
     "count_nonzero": lambda x: np.count_nonzero(x > 0.5, axis=1),
-    "empty_like": lambda x: np.empty_like(x) * 0,
-    "isclose": lambda x: np.isclose(x, 0.5, atol=0.2),
-    "nonzero": lambda x: np.nonzero(x > 0.5),
-    "round": lambda x: np.round(x),
+    "empty_like": lambda x: np.empty_like(x) * 0, "isclose": lambda x: np.isclose(x, 0.5, atol=0.2),
+    "nonzero": lambda x: np.nonzero(x > 0.5), "round": lambda x: np.round(x),
     "searchsorted": lambda x: np.searchsorted(np.arange(3.0), x[0]),
     "where, one argument": lambda x: np.where(x > 0.5),
-}
+}  # fmt: skip
 
 
 def named(table: dict[str, Any]) -> Any:

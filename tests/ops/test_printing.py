@@ -49,14 +49,11 @@ def test_verbose():
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        ((0,), "    []"),
-        ((0, 3), "     []"),
-        ((0, 2, 2), "     []"),
-        ((2, 0), "    [[],\n     []]"),
-        ((2, 1, 2), "    [ [[0, 1],],\n\n      [[2, 3],]]"),
+        ((0,), "    []"), ((0, 3), "     []"), ((0, 2, 2), "     []"),
+        ((2, 0), "    [[],\n     []]"), ((2, 1, 2), "    [ [[0, 1],],\n\n      [[2, 3],]]"),
         ((1, 2, 2), "    [[[0, 1],\n      [2, 3]]]"),
     ],
-)
+)  # fmt: skip
 def test_empty_and_single_lines(shape, text):
     t = rg.asarray(np.arange(np.prod(shape)).reshape(shape))
     assert str(t) == f"Tensor\n{text}"
@@ -71,22 +68,12 @@ def test_columns_are_as_wide_as_their_hidden_rows():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.0, "0"),
-        (-0.0, "0"),
-        (1e20, "100000000000000000000"),
-        (1e21, "1e+21"),
-        (-1.5e300, "-1.5e+300"),
-        (1e-6, "0.000001"),
-        (1e-7, "1e-7"),
-        (-1.25e-9, "-1.25e-9"),
-        (5e-324, "5e-324"),
-        (0.05, "0.05"),
-        (1234.5, "1234.5"),
-        (100.0, "100"),
-        (float("nan"), "NaN"),
-        (float("-inf"), "-Infinity"),
+        (0.0, "0"), (-0.0, "0"), (1e20, "100000000000000000000"), (1e21, "1e+21"),
+        (-1.5e300, "-1.5e+300"), (1e-6, "0.000001"), (1e-7, "1e-7"), (-1.25e-9, "-1.25e-9"),
+        (5e-324, "5e-324"), (0.05, "0.05"), (1234.5, "1234.5"), (100.0, "100"),
+        (float("nan"), "NaN"), (float("-inf"), "-Infinity"),
     ],
-)
+)  # fmt: skip
 def test_numbers_are_written_as_in_javascript(value, text):
     assert printing.number(value) == text
 

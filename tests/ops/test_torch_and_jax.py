@@ -16,15 +16,12 @@ T = rg.tensor([1.0, 2.0])
 V = rg.Variable([1.0, 2.0])
 
 IN_TORCH = {
-    "sin": lambda t: torch.sin(t),
-    "relu": lambda t: torch.nn.functional.relu(t),
-    "linear": lambda t: torch.nn.Linear(2, 2)(t),
-    "stack": lambda t: torch.stack([t, t]),
+    "sin": lambda t: torch.sin(t), "relu": lambda t: torch.nn.functional.relu(t),
+    "linear": lambda t: torch.nn.Linear(2, 2)(t), "stack": lambda t: torch.stack([t, t]),
     "where": lambda t: torch.where(torch.ones(2) > 0, t, torch.ones(2)),
-    "add_": lambda t: torch.ones(2).add_(t),
-    "clamp": lambda t: torch.ones(2).clamp(t),
+    "add_": lambda t: torch.ones(2).add_(t), "clamp": lambda t: torch.ones(2).clamp(t),
     "softmax": lambda t: torch.softmax(t, 0),
-}
+}  # fmt: skip
 INSTEAD = {"sin": "regrad.sin", "relu": "regrad.nn.relu", "stack": "regrad.stack"}
 
 
@@ -42,24 +39,21 @@ def test_a_function_of_torch_says_what_to_call(name, x):
 
 
 IN_JAX = {
-    "sin": lambda t: jax.numpy.sin(t),
-    "sum": lambda t: jax.numpy.sum(t * t),
-    "relu": lambda t: jax.nn.relu(t),
-    "softmax": lambda t: jax.nn.softmax(t),
+    "sin": lambda t: jax.numpy.sin(t), "sum": lambda t: jax.numpy.sum(t * t),
+    "relu": lambda t: jax.nn.relu(t), "softmax": lambda t: jax.nn.softmax(t),
     "a primitive": lambda t: jax.lax.sin(t),
     "two arguments": lambda t: jax.lax.add(t, jax.numpy.ones(2)),
     "stack": lambda t: jax.numpy.stack([t, t]),
     "where": lambda t: jax.numpy.where(jax.numpy.ones(2) > 0, t, 0.0),
     "dot": lambda t: jax.numpy.dot(jax.numpy.ones(2), t),
     "reshape": lambda t: jax.numpy.reshape(t, (1, 2)),
-    "set": lambda t: jax.numpy.ones(2).at[0].set(t),
-    "jit": lambda t: jax.jit(lambda x: x)(t),
+    "set": lambda t: jax.numpy.ones(2).at[0].set(t), "jit": lambda t: jax.jit(lambda x: x)(t),
     "grad": lambda t: jax.grad(lambda x: x.sum())(t),
     "what is differentiated": lambda t: jax.grad(lambda x: rg.sum(rg.sign(x)))(jax.numpy.ones(2)),
     "vmap": lambda t: jax.vmap(lambda x: x)(t),
     "scan": lambda t: jax.lax.scan(lambda c, x: (c, x), 0.0, t),
     "device_put": lambda t: jax.device_put(t),
-}
+}  # fmt: skip
 
 
 @pytest.mark.versions

@@ -44,15 +44,12 @@ def test_same_covers_the_data_with_the_smaller_half_first(
 @pytest.mark.parametrize(
     ("pad", "due"),
     [
-        ("same", "same"),
-        ("VALID", "valid"),
-        (0, ((0, 0), (0, 0))),
-        (np.int64(2), ((2, 2), (2, 2))),
-        ([[1, 2], [3, 4]], ((1, 2), (3, 4))),
+        ("same", "same"), ("VALID", "valid"), (0, ((0, 0), (0, 0))),
+        (np.int64(2), ((2, 2), (2, 2))), ([[1, 2], [3, 4]], ((1, 2), (3, 4))),
         (np.array([[1, 2], [3, 4]]), ((1, 2), (3, 4))),
         ([[0, 0], [1, 0], [0, 1], [0, 0]], ((1, 0), (0, 1))),
     ],
-)
+)  # fmt: skip
 def test_padding_as_users_write_it(pad: Any, due: Any) -> None:
     assert windows.as_padding(pad, 2, "test") == due
 
@@ -60,18 +57,10 @@ def test_padding_as_users_write_it(pad: Any, due: Any) -> None:
 @pytest.mark.parametrize(
     "pad",
     [
-        "full",
-        None,
-        1.5,
-        -1,
-        [1, 1],
-        [[0, 0]],
-        [[0, 0], [0, -1]],
-        [[0, 0], [1.5, 0]],
-        [[1, 0], [0, 0], [0, 0], [0, 0]],
-        rg.asarray(1),
+        "full", None, 1.5, -1, [1, 1], [[0, 0]], [[0, 0], [0, -1]], [[0, 0], [1.5, 0]],
+        [[1, 0], [0, 0], [0, 0], [0, 0]], rg.asarray(1),
     ],
-)
+)  # fmt: skip
 def test_unknown_padding_is_an_error(pad: Any) -> None:
     with pytest.raises(ArgumentError, match=r"conv2d: pad"):
         cv.conv2d(X, W, 1, pad)

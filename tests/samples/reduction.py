@@ -22,17 +22,14 @@ FLAT = "its gradient is zero"
 
 AXES = [
     # what, x, keyword arguments
-    ("all axes", X, {}),
-    ("all axes, kept", X, {"keepdims": True}),
-    ("an axis", X, {"axis": 0}),
+    ("all axes", X, {}), ("all axes, kept", X, {"keepdims": True}), ("an axis", X, {"axis": 0}),
     ("a negative axis", X, {"axis": -1}),
     ("a negative axis, kept", X, {"axis": -2, "keepdims": True}),
     ("two axes", CUBE, {"axis": (0, 2)}),
     ("two negative axes, out of order", CUBE, {"axis": (-1, -3)}),
-    ("two axes, kept", CUBE, {"axis": (2, 1), "keepdims": True}),
-    ("no axis", X, {"axis": ()}),
+    ("two axes, kept", CUBE, {"axis": (2, 1), "keepdims": True}), ("no axis", X, {"axis": ()}),
     ("rank 0", np.array(1.3), {}),
-]
+]  # fmt: skip
 
 REDUCTIONS = [
     ("Sum", rg.sum, np.sum),
