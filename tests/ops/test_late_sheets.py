@@ -37,8 +37,8 @@ def test_a_method_is_the_function(name):
     assert getattr(rg.Tensor, method) is getattr(rg.Variable, method) is found
 
 
-def test_which_op_types_there_are_does_not_depend_on_what_is_loaded():
-    script = """
+SCRIPTS = {  # a program, and the words that it prints
+    "which op types there are does not depend on what is loaded": ("""
 before = rg.op_types(), len(registry.OPS), registry.version
 print("regrad.ops.pooling" in sys.modules, "MaxPool" in registry.OPS, "MaxPool" in before[0])
 for op_type in before[0]:
@@ -46,12 +46,8 @@ for op_type in before[0]:
 import regrad.nn, regrad.linalg, regrad.fft
 print((rg.op_types(), len(registry.OPS), registry.version) == before)
 print("regrad.ops.pooling" in sys.modules)
-"""
-    assert run(script) == ["False", "True", "True", "True", "True"]
-
-
-def test_a_scope_names_an_op_whose_sheet_is_not_loaded():
-    script = """
+""", "False True True True True"),
+    "a scope names an op whose sheet is not loaded": ("""
 print("regrad.ops.activation" in sys.modules)
 with rg.gradient_override_map({"Relu": lambda dy, x: dy * 7}) as used:
     print(rg.grad(lambda x: rg.sum(rg.nn.relu(x)))(rg.tensor([-1.0])).tolist())
@@ -61,12 +57,8 @@ def _(op, dy):
     return dy * 7
 with rg.gradient_override_map({"MaxPool": "Sevenfold", "Elu": "Sinc"}):
     pass
-"""
-    assert run(script) == ["False", "[7.0]"]
-
-
-def test_a_rule_of_an_op_whose_sheet_is_not_loaded_is_lent():
-    script = """
+""", "False [7.0]"),
+    "a rule of an op whose sheet is not loaded is lent": ("""
 print("regrad.ops.activation" in sys.modules)
 with rg.gradient_override_map({"Sign": "Softsign"}):
     print(rg.grad(rg.sign)(1.0).item())
@@ -74,8 +66,96 @@ try:
     rg.RegisterGradient("Selu")(lambda op, dy: dy)
 except rg.errors.RegistrationError as error:
     print("taken" in str(error))
-"""
-    assert run(script) == ["False", "0.25", "True"]
+""", "False 0.25 True"),
+    "threads that load one sheet find ops with their rules": ("""
+import threading
+start, found = threading.Barrier(8), []
+def ask(op_type):
+    start.wait()
+    found.append(not isinstance(rg.find_op(op_type).rule, registry.NoRule))
+types = ["Relu", "LogSoftmax", "Softmax", "Elu"] * 2
+threads = [threading.Thread(target=ask, args=(op_type,)) for op_type in types]
+sys.setswitchinterval(1e-6)
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+print(found.count(True))
+""", "8"),
+    "who asks for an op waits for a thread that makes its rule": ("""
+import threading, regrad.core.op as op_module
+made, go, seen = threading.Event(), threading.Event(), []
+gradient = registry.gradient
+def slow(op_type, *args, **options):
+    if op_type == "Softmax":
+        made.set(), go.wait()
+    return gradient(op_type, *args, **options)
+registry.gradient = slow
+first = threading.Thread(target=lambda: rg.find_op("Relu"))
+first.start()
+made.wait()
+second = threading.Thread(
+    target=lambda: seen.append(type(registry.OPS["Softmax"].rule).__name__)
+)
+second.start()
+second.join(0.3)
+print(second.is_alive(), "Softmax" in registry.OPS.sheets)
+go.set(), first.join(), second.join()
+print(seen[0] != "NoRule")
+""", "True True True"),
+    "a program stays valid when a sheet is loaded": ("""
+f = rg.jit(lambda x: rg.sum(x * x))
+x = rg.tensor([1.0, 2.0])
+f(x), f(x)
+print(f.cache_info().traces, "regrad.ops.pooling" in sys.modules)
+rg.find_op("MaxPool"), rg.find_op("Svd"), f(x)
+print(f.cache_info().traces)
+g = rg.jit(rg.grad(lambda x: rg.sum(rg.sinc(x))))
+g(x)
+rg.gradient("Sinc", overwrite=True)(lambda dy, x: dy * 7)
+print(g(x).tolist())
+""", "1 False 1 [7.0, 7.0]"),
+    "a scope for pytorch names an op whose sheet is not loaded": ("""
+import torch
+print("regrad.ops.activation" in sys.modules)
+x = torch.tensor([-1.0], requires_grad=True)
+with rg.torch.gradient_override_map({"Relu": lambda dy, x: dy * 7}) as used:
+    torch.relu(x).backward()
+used.assert_fired()
+print(x.grad.tolist())
+""", "False [7.0]"),
+    "a function of jax is overridden by an op whose sheet is not loaded": ("""
+import jax
+print("regrad.ops.activation" in sys.modules)
+f = rg.jax.override(lambda x: jax.nn.relu(x), {"Relu": lambda dy, x: dy * 7})
+print(jax.grad(f)(-1.0))
+""", "False 7.0"),
+    "whole calls are known to functions that were decorated before": ("""
+@rg.name_scope("block")
+def f(x):
+    return x * x
+f(rg.scalar(2.0))
+print("regrad.transforms.whole_calls" in sys.modules)
+with rg.gradient_override_map({rg.at("block"): lambda dy, x: dy * 7}) as used:
+    print(rg.grad(f)(3.0).item())
+used.assert_fired()
+""", "False 7.0"),
+    "numpy finds the functions of sheets that are not loaded": ("""
+import numpy as np
+x = rg.tensor([0.5])
+print(type(np.sin(x)).__name__, "regrad.ops.special" in sys.modules, np.sinc(x).shape)
+""", "Tensor False (1,)"),
+    "a method that users replace stays": ("""
+rg.Tensor.sinc = lambda x: 7
+print(rg.variable([1.0]).sinc().shape, rg.tensor([1.0]).sinc())
+""", "(1,) 7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_in_a_new_interpreter(name):
+    script, due = SCRIPTS[name]
+    for package, signs in (("jax", ("rg.jax", "rg.jit")), ("torch", ("rg.torch",))):
+        if any(sign in script for sign in signs):
+            pytest.importorskip(package)
+    assert run(script) == due.split()
 
 
 @pytest.mark.parametrize("sheet", ["", "import regrad.ops.activation"])
@@ -107,121 +187,6 @@ rg.{change}
 print(registry.version - before)
 """
     assert run(script) == ["1"]
-
-
-def test_threads_that_load_one_sheet_find_ops_with_their_rules():
-    script = """
-import threading
-start, found = threading.Barrier(8), []
-def ask(op_type):
-    start.wait()
-    found.append(not isinstance(rg.find_op(op_type).rule, registry.NoRule))
-types = ["Relu", "LogSoftmax", "Softmax", "Elu"] * 2
-threads = [threading.Thread(target=ask, args=(op_type,)) for op_type in types]
-sys.setswitchinterval(1e-6)
-[thread.start() for thread in threads], [thread.join() for thread in threads]
-print(found.count(True))
-"""
-    assert run(script) == ["8"]
-
-
-def test_who_asks_for_an_op_waits_for_a_thread_that_makes_its_rule(monkeypatch):
-    """The op is there, and its rule is not yet: a second thread must not see it."""
-    script = """
-import threading, regrad.core.op as op_module
-made, go, seen = threading.Event(), threading.Event(), []
-gradient = registry.gradient
-def slow(op_type, *args, **options):
-    if op_type == "Softmax":
-        made.set(), go.wait()
-    return gradient(op_type, *args, **options)
-registry.gradient = slow
-first = threading.Thread(target=lambda: rg.find_op("Relu"))
-first.start()
-made.wait()
-second = threading.Thread(
-    target=lambda: seen.append(type(registry.OPS["Softmax"].rule).__name__)
-)
-second.start()
-second.join(0.3)
-print(second.is_alive(), "Softmax" in registry.OPS.sheets)
-go.set(), first.join(), second.join()
-print(seen[0] != "NoRule")
-"""
-    assert run(script) == ["True", "True", "True"]
-
-
-def test_a_program_stays_valid_when_a_sheet_is_loaded():
-    pytest.importorskip("jax")
-    script = """
-f = rg.jit(lambda x: rg.sum(x * x))
-x = rg.tensor([1.0, 2.0])
-f(x), f(x)
-print(f.cache_info().traces, "regrad.ops.pooling" in sys.modules)
-rg.find_op("MaxPool"), rg.find_op("Svd"), f(x)
-print(f.cache_info().traces)
-g = rg.jit(rg.grad(lambda x: rg.sum(rg.sinc(x))))
-g(x)
-rg.gradient("Sinc", overwrite=True)(lambda dy, x: dy * 7)
-print(g(x).tolist())
-"""
-    assert run(script) == ["1", "False", "1", "[7.0,", "7.0]"]
-
-
-def test_a_scope_for_pytorch_names_an_op_whose_sheet_is_not_loaded():
-    pytest.importorskip("torch")
-    script = """
-import torch
-print("regrad.ops.activation" in sys.modules)
-x = torch.tensor([-1.0], requires_grad=True)
-with rg.torch.gradient_override_map({"Relu": lambda dy, x: dy * 7}) as used:
-    torch.relu(x).backward()
-used.assert_fired()
-print(x.grad.tolist())
-"""
-    assert run(script) == ["False", "[7.0]"]
-
-
-def test_a_function_of_jax_is_overridden_by_an_op_whose_sheet_is_not_loaded():
-    pytest.importorskip("jax")
-    script = """
-import jax
-print("regrad.ops.activation" in sys.modules)
-f = rg.jax.override(lambda x: jax.nn.relu(x), {"Relu": lambda dy, x: dy * 7})
-print(jax.grad(f)(-1.0))
-"""
-    assert run(script) == ["False", "7.0"]
-
-
-def test_whole_calls_are_known_to_functions_that_were_decorated_before():
-    script = """
-@rg.name_scope("block")
-def f(x):
-    return x * x
-f(rg.scalar(2.0))
-print("regrad.transforms.whole_calls" in sys.modules)
-with rg.gradient_override_map({rg.at("block"): lambda dy, x: dy * 7}) as used:
-    print(rg.grad(f)(3.0).item())
-used.assert_fired()
-"""
-    assert run(script) == ["False", "7.0"]
-
-
-def test_numpy_finds_the_functions_of_sheets_that_are_not_loaded():
-    script = """
-import numpy as np
-x = rg.tensor([0.5])
-print(type(np.sin(x)).__name__, "regrad.ops.special" in sys.modules, np.sinc(x).shape)
-"""
-    assert run(script) == ["Tensor", "False", "(1,)"]
-
-
-def test_a_method_that_users_replace_stays():
-    script = """
-rg.Tensor.sinc = lambda x: 7
-print(rg.variable([1.0]).sinc().shape, rg.tensor([1.0]).sinc())
-"""
-    assert run(script) == ["(1,)", "7"]
 
 
 def test_names_of_the_package():
