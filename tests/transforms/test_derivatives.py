@@ -314,18 +314,6 @@ def test_variables_assigned_in_the_loop():
 # replay of a replay.
 
 
-@rg.custom_grad
-def kept_sin(x, save):
-    save(x=x)
-    return rg.sin(x), lambda dy, saved: dy * rg.cos(saved.x)
-
-
-@rg.custom_grad
-def closed_sin(x):
-    return rg.sin(x), lambda dy: dy * rg.cos(x)
-
-
-@rg.custom_grad
 def sin_of_a_pair(pair, save):
     y = rg.sin(pair["x"])
     save(x=pair["x"], y=y)
@@ -334,9 +322,11 @@ def sin_of_a_pair(pair, save):
 
 
 SINES = {
-    "saved": kept_sin,
-    "closed over": closed_sin,
-    "of a pair": lambda x: sin_of_a_pair({"x": x, "of": rg.tensor(1.0)})[0],
+    "saved": rg.custom_grad(
+        lambda x, save: (save(x=x), rg.sin(x), lambda dy, saved: dy * rg.cos(saved.x))[1:]
+    ),
+    "closed over": rg.custom_grad(lambda x: (rg.sin(x), lambda dy: dy * rg.cos(x))),
+    "of a pair": lambda x: rg.custom_grad(sin_of_a_pair)({"x": x, "of": rg.tensor(1.0)})[0],
 }
 # A region over another input; c is the sum of the sines.
 JAX = SimpleNamespace(scan=jax.lax.scan, vmap=jax.vmap, cond=jax.lax.cond)

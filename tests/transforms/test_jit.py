@@ -6,7 +6,6 @@
 import asyncio
 import dataclasses
 import functools
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -275,38 +274,30 @@ def test_under_jax_transformations(monkeypatch):
 # -- threads and tasks -----------------------------------------------------------------------------
 
 
-def run_threads(work, numbers):
-    threads = [threading.Thread(target=work, args=(i,)) for i in numbers]
-    [t.start() for t in threads]
-    yield
-    [t.join() for t in threads]
-
-
 def test_threads_call_one_function_at_once():
-    f, found = rg.jit(lambda x: (x * x).sum()), {}
+    f, sizes = rg.jit(lambda x: (x * x).sum()), (1, 2, 3)
 
     def work(i):
-        for n in range(1, 4):
-            x = rg.ones((n,)) * i
-            found[i, n] = f(x).item(), rg.grad(f)(x).tolist()
+        xs = [rg.ones((n,)) * i for n in sizes]
+        return [(f(x).item(), rg.grad(f)(x).tolist()) for x in xs]
 
-    list(run_threads(work, range(4)))
-    assert len(found) == 12
-    for (i, n), got in found.items():
-        assert got == (float(n * i * i), [2.0 * i] * n)
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(work, range(4))]
+    for i, pairs in enumerate(found):
+        assert pairs == [(float(n * i * i), [2.0 * i] * n) for n in sizes]
 
 
 def test_threads_have_overrides_of_their_own():
-    f, found = rg.jit(rg.sign), {}
+    f = rg.jit(rg.sign)
 
     def work(i):
-        for _ in range(5):
-            with rg.gradient_override_map({"Sign": lambda dy: dy * i}):
-                found.setdefault(i, []).append(rg.grad(f)(ONE).item())
+        with rg.gradient_override_map({"Sign": lambda dy: dy * i}):
+            return [rg.grad(f)(ONE).item() for _ in range(5)]
 
-    for _ in run_threads(work, [1.0, 2.0, 3.0]):
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(work, i) for i in (1.0, 2.0, 3.0)]
         assert rg.grad(f)(ONE).item() == 0.0
-    assert found == {i: [i] * 5 for i in (1.0, 2.0, 3.0)}
+        assert [each.result() for each in found] == [[i] * 5 for i in (1.0, 2.0, 3.0)]
 
 
 @pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
