@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import PassedOverError
-from regrad.torch import open_scopes
+from regrad.torch import custom_grad, open_scopes
 from tests.helpers import sample_runs as runs
+from tests.torch.common import close, function, grad, orders, override
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning"),
@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, of torch.jit
 ]
-override = regrad.torch.gradient_override_map
 CUDA = "cuda"
 
 
@@ -40,18 +39,8 @@ def rule(dy, x):
     return dy.clamp(min=0) * (x > -0.3)
 
 
-class Hand(torch.autograd.Function):
-    """The rule, written for torch by hand."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        return rule(dy, x)
+# The rule, written for torch by hand.
+Hand = function(lambda x: x.clamp(min=0), rule)
 
 
 class ByHand(nn.Module):
@@ -72,22 +61,21 @@ def x():
     return torch.randn(4, 3, 8, 8, device=CUDA)
 
 
-def gradients(net, x, scope=None):
-    """The value, and the gradients by the parameters."""
-    ys = net(x) if scope is None else under(scope, net, x)
-    net.zero_grad()
-    ys.float().square().sum().backward()
-    return [ys.detach(), *[p.grad.clone() for p in net.parameters()]]
-
-
 def under(rules, f, *xs):
+    if rules is None:
+        return f(*xs)
     with override(rules):
         return f(*xs)
 
 
-def close(found, expected, tolerance=1e-5):
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+def gradients(net, x, rules=None, dtype=None):
+    """The value, and the gradients by the parameters; under autocast if there is a dtype."""
+    net.zero_grad()
+    with torch.autocast(CUDA, dtype, enabled=dtype is not None):
+        y = under(rules, net, x)
+    assert dtype is None or y.dtype == dtype
+    y.float().square().sum().backward()
+    return [y.detach(), *[p.grad.clone() for p in net.parameters()]]
 
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -105,7 +93,7 @@ def test_a_rule_counts_where_autograd_has_a_thread_for_the_device(x, either):
     used.assert_fired()
     assert [hit.count for hit in used.hits] == [hit.ran for hit in used.hits]
     if either is rule:
-        close(gradients(model(), x, {"Relu": rule}), gradients(model(ByHand), x))
+        close(gradients(model(), x, {"Relu": rule}), gradients(model(ByHand), x), 1e-5)
 
 
 def test_an_error_in_a_rule_reaches_the_caller(x):
@@ -123,12 +111,11 @@ def test_values_and_layouts_of_convolutions_are_torchs(x, layout):
     conv = nn.Conv2d(3, 8, 3).to(CUDA).to(memory_format=layout)
     x = x.to(memory_format=layout).requires_grad_()
     plain = conv(x)
-    own = torch.autograd.grad(plain.sum(), x)[0]
     with override({"Conv2D": lambda dy, x, w: (7 * torch.ones_like(x), None)}):
         y = conv(x)
     assert torch.equal(y, plain) and y.stride() == plain.stride()
-    (dx,) = torch.autograd.grad(y.sum(), x)
-    assert dx.eq(7).all() and dx.shape == own.shape
+    dx = grad(y, x)
+    assert dx.eq(7).all() and dx.shape == x.shape
 
 
 BACKENDS = [
@@ -137,31 +124,34 @@ BACKENDS = [
 ]  # fmt: skip
 
 
-def heads():
-    return [torch.randn(2, 4, 64, 64, device=CUDA, dtype=torch.float16) for _ in range(3)]
+on_kernels = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+
+
+def attention(causal):
+    qkv = [torch.randn(2, 4, 64, 64, device=CUDA, dtype=torch.float16) for _ in range(3)]
+    qkv = [x.requires_grad_() for x in qkv]
+    return qkv, lambda: F.scaled_dot_product_attention(*qkv, is_causal=causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@on_kernels
 def test_attention_keeps_its_kernel_under_other_rules(backend, causal):
-    qkv = [x.requires_grad_() for x in heads()]
+    _, f = attention(causal)
     with sdpa_kernel(backend):
-        plain = F.scaled_dot_product_attention(*qkv, is_causal=causal)
-        with override({"Relu": rule}):
-            y = F.scaled_dot_product_attention(*qkv, is_causal=causal)
-            assert type(y.grad_fn) is type(plain.grad_fn)
+        plain, y = f(), under({"Relu": rule}, f)
+    assert type(y.grad_fn) is type(plain.grad_fn)
     assert torch.equal(y, plain)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@on_kernels
 def test_attention_is_taken_apart_under_a_rule_for_its_softmax(backend, causal):
-    qkv = [x.requires_grad_() for x in heads()]
+    qkv, f = attention(causal)
     with sdpa_kernel(backend):
-        plain = F.scaled_dot_product_attention(*qkv, is_causal=causal)
+        plain = f()
         try:
             with override({"Softmax": lambda dy: torch.zeros_like(dy)}) as used:
-                y = F.scaled_dot_product_attention(*qkv, is_causal=causal)
+                y = f()
         except PassedOverError:
             return
     torch.testing.assert_close(y, plain, rtol=2e-2, atol=2e-3)
@@ -187,18 +177,14 @@ def test_recurrent_layers_fire_or_keep_the_kernel(make):
 
 @pytest.mark.parametrize("op_type", ["Mul", "AddV2", "Sqrt", "RealDiv"])
 def test_fused_optimizers_are_not_concerned(op_type, x):
-    def step(scope):
+    def step(rules):
         net = model()
         optimizer = torch.optim.AdamW(net.parameters(), fused=True)
         net(x).sum().backward()
-        if scope:
-            with override({op_type: rg.rules.straight_through}):
-                optimizer.step()
-        else:
-            optimizer.step()
+        under(rules, optimizer.step)
         return [p.detach() for p in net.parameters()]
 
-    close(step(True), step(False), 0)
+    close(step({op_type: rg.rules.straight_through}), step(None), 0)
 
 
 # -- autocast -------------------------------------------------------------------------------------
@@ -206,17 +192,9 @@ def test_fused_optimizers_are_not_concerned(op_type, x):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(dtype, x, either):
-    def run(relu, rules=None):
-        net = model(relu)
-        with torch.autocast(CUDA, dtype):
-            y = net(x) if rules is None else under(rules, net, x)
-        assert y.dtype == dtype
-        y.float().square().sum().backward()
-        return [y.detach(), *[p.grad for p in net.parameters()]]
-
-    found = run(nn.ReLU, {"Relu": either})
+    found = gradients(model(), x, {"Relu": either}, dtype)
     if either is rule:
-        close(found, run(ByHand), 1e-3)
+        close(found, gradients(model(ByHand), x, None, dtype), 1e-3)
     assert all(g.isfinite().all() for g in found)
 
 
@@ -240,7 +218,7 @@ def test_a_grad_scaler(x):
         for _ in range(3):
             optimizer.zero_grad()
             with torch.autocast(CUDA, torch.float16):
-                y = under(rules, net, x) if rules else net(x)
+                y = under(rules, net, x)
                 loss = y.float().square().mean()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -261,13 +239,13 @@ def test_a_stream_of_its_own(x, either):
 
     def noted(dy, x):
         streams.append(torch.cuda.current_stream())
-        return either(dy, x) if either is rule else rule(dy, x)
+        return rule(dy, x)
 
     with torch.cuda.stream(side):
         found = gradients(model(), x, {"Relu": either})
         gradients(model(), x, {"Relu": noted})
     side.synchronize()
-    close(found, expected)
+    close(found, expected, 1e-5)
     assert set(streams) == {side}
 
 
@@ -286,7 +264,7 @@ def captured(net, x, rules=None):
 
     def step():
         net.zero_grad(set_to_none=False)
-        y = under(rules, net, x) if rules else net(x)
+        y = under(rules, net, x)
         y.square().sum().backward()
 
     warm(step)
@@ -364,43 +342,29 @@ def test_compiled_for_the_device(mode, x):
 
 def test_compiled_under_autocast(x):
     torch._dynamo.reset()
-
-    def run(net, relu_rule=None):
-        with torch.autocast(CUDA, torch.bfloat16):
-            y = under({"Relu": rule}, net, x) if relu_rule else net(x)
-        y.float().square().sum().backward()
-        return [y.detach(), *[p.grad for p in net.parameters()]]
-
     net = model()
     with torch.autocast(CUDA, torch.bfloat16), override({"Relu": rule}):
         y = torch.compile(net)(x)
     y.float().square().sum().backward()
-    close([y.detach(), *[p.grad for p in net.parameters()]], run(model(ByHand)), 5e-2)
+    found = [y.detach(), *[p.grad for p in net.parameters()]]
+    close(found, gradients(model(ByHand), x, None, torch.bfloat16), 5e-2)
 
 
 # -- rules and functions of ours ------------------------------------------------------------------
 
 
 def test_a_custom_gradient_on_the_device():
-    @regrad.torch.custom_grad
-    def reverse(x):
-        return x.clone(), lambda dy: -dy
-
+    reverse = custom_grad(lambda x: (x.clone(), lambda dy: -dy))
     x = torch.randn(5, device=CUDA, requires_grad=True)
     y = reverse(x)
     assert y.is_cuda
-    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], -torch.ones_like(x))
+    assert torch.equal(grad(y, x), -torch.ones_like(x))
 
 
 def test_second_order(x):
     x = x.requires_grad_()
-    with override({"Tanh": lambda dy, y: dy * (1 - y * y)}):
-        y = torch.tanh(x)
-    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    (ddx,) = torch.autograd.grad(dx.sum(), x)
-    z = torch.tanh(x)
-    (dz,) = torch.autograd.grad(z.sum(), x, create_graph=True)
-    close([dx, ddx], [dz, torch.autograd.grad(dz.sum(), x)[0]])
+    y = under({"Tanh": lambda dy, y: dy * (1 - y * y)}, torch.tanh, x)
+    close(orders(y, x), orders(torch.tanh(x), x), 1e-5)
 
 
 NAMED = ["guided_relu", "deconvnet_relu", "straight_through", "clipped_straight_through"]
@@ -411,7 +375,7 @@ def test_regrads_rules_run_on_the_device(name, x):
     x = x.requires_grad_()
     with override({"Relu": getattr(rg.rules, name)}) as used:
         y = torch.relu(x)
-    (dx,) = torch.autograd.grad(y.sum(), x)
+    dx = grad(y, x)
     assert dx.is_cuda and dx.shape == x.shape
     used.assert_fired()
 
