@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -46,10 +47,8 @@ def ends(drawing):
 
 
 def test_ops_inputs_and_variables_are_boxes(drawing):
-    kinds = [b.kind for b in drawing.boxes]
-    assert kinds.count("input") == kinds.count("variable") == 1
-    assert kinds.count("custom") == 3
-    assert kinds.count("override") == 1
+    kinds = Counter(b.kind for b in drawing.boxes)
+    assert kinds == {"input": 1, "variable": 1, "custom": 3, "override": 1, "op": 10}
     assert box(drawing, "args[0]").lines == ("args[0]", "float64 2×4")
     assert box(drawing, "Sin").lines == ("Sin", "rule: <lambda>")
     assert box(drawing, "clipped").details["rule"].startswith("custom: clipped, ")
@@ -57,33 +56,22 @@ def test_ops_inputs_and_variables_are_boxes(drawing):
 
 
 def test_arrows_follow_the_tensors(drawing):
-    found = ends(drawing)
-    assert {
-        ("args[0]", "MatMul"),
-        ("w", "MatMul"),
-        ("MatMul", "Relu"),
-        ("Relu", "clipped"),
-    } <= found
-    assert {
-        ("clipped", "AddV2"),
-        ("args[0]", "AddV2"),
-        ("AddV2", "MatMul_1"),
-        ("Sin", "Sum"),
-    } <= found
+    assert ends(drawing) >= {
+        ("args[0]", "MatMul"), ("w", "MatMul"), ("MatMul", "Relu"), ("Relu", "clipped"),
+        ("clipped", "AddV2"), ("args[0]", "AddV2"), ("AddV2", "MatMul_1"), ("Sin", "Sum"),
+    }  # fmt: skip
 
 
 def test_scopes_are_calls_of_the_users_functions(drawing):
-    assert [b.scope for b in drawing.boxes if b.lines[0] == "MatMul"] == [
-        ("block",), ("block_1",), ("block_2",)
-    ]  # fmt: skip
+    scopes = [b.scope for b in drawing.boxes if b.lines[0] == "MatMul"]
+    assert scopes == [("block",), ("block_1",), ("block_2",)]
     assert box(drawing, "Sin").scope == ()
 
 
 def test_closed_scopes_are_one_box_each(drawing):
     closed = drawing.collapsed(0)
-    assert [b.name for b in closed.boxes] == [
-        "args[0]", "w", "block", "block_1", "block_2", "Sin", "Sum"
-    ]  # fmt: skip
+    names = ["args[0]", "w", "block", "block_1", "block_2", "Sin", "Sum"]
+    assert [b.name for b in closed.boxes] == names
     assert box(closed, "block").lines == ("block", "4 ops")
     assert box(closed, "block").kind == "custom"
     assert ("block", "block_1") in ends(closed) and ("w", "block_2") in ends(closed)
@@ -102,8 +90,7 @@ def test_as_many_scopes_are_open_as_leave_it_legible():
 
 def test_gradient_ops_on_request():
     both = rg.draw(lambda x: rg.sin(x) * x, rg.scalar(1.0), gradients=True)
-    inside = [b.lines[0] for b in both.boxes if b.scope == ("gradients",)]
-    assert "Cos" in inside
+    assert "Cos" in [b.lines[0] for b in both.boxes if b.scope == ("gradients",)]
     assert "Cos" not in [b.lines[0] for b in rg.draw(rg.sin, rg.scalar(1.0)).boxes]
 
 

@@ -22,9 +22,8 @@ def lines(ax):
 
 
 def test_a_rule_over_a_range():
-    found = lines(
-        rg.plot.rule("Sign", rg.rules.clipped_straight_through, low=-2, high=2, points=401)
-    )
+    options = {"low": -2, "high": 2, "points": 401}
+    found = lines(rg.plot.rule("Sign", rg.rules.clipped_straight_through, **options))
     x, rule = found["rule: clipped_straight_through"].T
     np.testing.assert_array_equal(rule, (np.abs(x) <= 1).astype(float))
     true = found["true derivative"][:, 1]

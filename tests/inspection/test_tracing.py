@@ -1,8 +1,7 @@
-"""`trace_gradients`, `find_nan` and `saved_bytes` of regrad: the data, and where it comes from."""
+"""`trace_gradients` and `saved_bytes` of regrad: the data, and where it comes from."""
 
 import gc
 import math
-import pathlib
 import re
 import weakref
 
@@ -12,16 +11,9 @@ import pytest
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError
 from regrad.inspection.numbers import numbers_of, together
+from tests.helpers.marks import marked_lines
 
-HERE = str(pathlib.Path(__file__))
-
-
-def line_of(marker):
-    """The place of the line with a marker, as a trace has it."""
-    for number, line in enumerate(pathlib.Path(HERE).read_text().splitlines(), 1):
-        if re.search(rf"# {marker}$", line):
-            return f"{HERE}:{number}"
-    raise AssertionError(marker)
+LINES = marked_lines(__file__)
 
 
 @rg.custom_grad
@@ -33,9 +25,9 @@ W = rg.Variable(np.full((3, 2), 0.5), name="w")
 
 
 def net(x):
-    h = rg.matmul(x, W)  # matmul
-    h = clipped(h)  # clipped
-    return rg.sin(h).sum()  # sin
+    h = rg.matmul(x, W)  # here: matmul
+    h = clipped(h)  # here: clipped
+    return rg.sin(h).sum()  # here: sin
 
 
 @pytest.fixture
@@ -48,7 +40,7 @@ def test_the_steps_in_the_order_of_the_backward_pass(trace):
     assert [step.op_type for step in trace.steps] == ["Sum", "Sin", "clipped", "MatMul"]
     assert [step.kind for step in trace.steps] == ["built-in", "override", "custom", "built-in"]
     assert [step.line for step in trace.steps] == [
-        line_of(marker) for marker in ("sin", "sin", "clipped", "matmul")
+        LINES[marker] for marker in ("sin", "sin", "clipped", "matmul")
     ]
     assert trace.steps[1].rule.startswith("<lambda>, ")
     assert re.fullmatch(r"clipped, .*test_tracing\.py:\d+", trace.steps[2].rule)
@@ -86,25 +78,25 @@ def test_table_text_and_html(trace):
 
 def test_what_is_worst():
     def f(x):
-        dead = rg.nn.relu(x - 100.0)  # dead
+        dead = rg.nn.relu(x - 100.0)  # here: dead
         return (dead * x + rg.sin(x) * 1e-7).sum()
 
     with rg.gradient_override_map({"Sin": lambda dy: dy * 1e9}):
         worst = rg.trace_gradients(f)(np.ones(3)).worst()
     assert [symptom.kind for symptom in worst] == ["dead", "grows", "decays"]
     dead, grows, decays = worst
-    assert dead.step.line == line_of("dead") and "Relu" in str(dead)
+    assert dead.step.line == LINES["dead"] and "Relu" in str(dead)
     assert grows.step.op_type == "Sin" and "1e+09" in str(grows)
     assert decays.step.op_type == "Mul"
 
 
 def test_a_gradient_that_breaks_comes_first():
     def f(x):
-        return rg.where(x > 0, rg.sqrt(x), 0.0).sum()  # broken
+        return rg.where(x > 0, rg.sqrt(x), 0.0).sum()  # here: broken
 
     worst = rg.trace_gradients(f)(np.array([1.0, 0.0])).worst()
     assert worst[0].kind == "not finite"
-    assert worst[0].step.op_type == "Sqrt" and worst[0].step.line == line_of("broken")
+    assert worst[0].step.op_type == "Sqrt" and worst[0].step.line == LINES["broken"]
 
 
 def test_where_nothing_is_wrong_nothing_is_said():
@@ -146,82 +138,18 @@ def test_bad_input(tool):
             tool(lambda x: None)(1.0)
 
 
-# -- find_nan ------------------------------------------------------------------------------------
-
-
-def test_the_first_op_of_the_forward_pass():
-    def f(x):
-        y = rg.exp(x)
-        return (rg.log(y - 1.0) * 2.0).sum()  # log
-
-    x = np.ones((4, 8))
-    x[3, 7] = 0.0
-    found = rg.find_nan(f)(x)
-    assert (found.phase, found.what, found.op_type) == ("forward", "inf", "Log")
-    assert found.line == line_of("log") and found.index == (3, 7) and found.count == 1
-    assert found.operands[0].value == 0
-    assert "log(maximum(x, eps))" in str(found) and "x = 0 at index (3, 7)" in str(found)
-
-
-def test_a_nan_behind_a_mask_is_found_in_the_backward_pass():
-    def f(x):
-        return rg.where(x > 0, rg.sqrt(x), 0.0).sum()  # masked
-
-    found = rg.find_nan(f)(np.array([4.0, 0.0]))
-    assert (found.phase, found.what, found.op_type) == ("backward", "NaN", "Sqrt")
-    assert found.line == line_of("masked") and found.output == "x" and found.index == (1,)
-    assert "where()" in found.cure
-
-
-def test_a_rule_that_makes_infinities_is_named():
-    with rg.gradient_override_map({"Sin": lambda dy, x: dy / x}):
-        found = rg.find_nan(lambda x: rg.sin(x).sum())(np.array([1.0, 0.0]))
-    assert (found.phase, found.what) == ("backward", "inf")
-    assert found.rule.startswith("<lambda>, ")
-
-
-def test_an_argument_that_is_not_finite():
-    found = rg.find_nan(lambda x: rg.sin(x["a"]).sum())({"a": np.array([0.0, np.nan, np.inf])})
-    assert found.phase == "argument" and found.output == "args[0]['a']"
-    assert (found.index, found.count) == ((1,), 2)
-    assert str(found).startswith("NaN in args[0]['a'] at index (1,) (2 in all)")
-
-
-def test_all_is_finite():
-    assert rg.find_nan(net)(np.ones((2, 3))) is None
-
-
-def test_an_infinity_that_spoils_nothing():
-    mask = np.array([True, False, True])
-
-    def f(x):
-        scores = rg.where(mask, x, -np.inf)
-        return (rg.nn.softmax(scores) * x).sum()
-
-    assert rg.find_nan(f)(np.ones(3)) is None
-    found = rg.find_nan(lambda x: (rg.where(mask, x, -np.inf) - rg.max(x)).sum())(np.ones(3))
-    assert (found.op_type, found.what, found.index) == ("SelectV2", "inf", (1,))
-    found = rg.find_nan(lambda x: (rg.where(mask, x, -np.inf) * 0.0).sum())(np.ones(3))
-    assert (found.op_type, found.what, found.index) == ("Mul", "NaN", (1,))
-
-
-def test_half_precision_overflow():
-    found = rg.find_nan(lambda x: rg.exp(x).sum())(np.array([1.0, 20.0], np.float16))
-    assert found.op_type == "Exp" and found.what == "inf" and "overflows" in found.cure
-
-
 # -- saved_bytes ---------------------------------------------------------------------------------
 
 
 def test_bytes_by_op_and_line():
     def f(x):
-        y = rg.sin(x)  # saves
+        y = rg.sin(x)  # here: saves
         return (y + 1.0).sum()
 
     saved = rg.saved_bytes(f)(np.ones(100))
     assert saved.total == 800
     assert [(r.op_type, r.line, r.size, r.count) for r in saved.rows] == [
-        ("Sin", line_of("saves"), 800, 1)
+        ("Sin", LINES["saves"], 800, 1)
     ]
     assert saved.by_op_type() == {"Sin": 800}
     assert "800 B in all" in str(saved) and "100%" in saved._repr_html_()

@@ -1,208 +1,285 @@
-"""Twenty planted faults in JAX programs: the tools name the op and the line."""
+"""Twenty planted faults in functions of regrad and of JAX: the tools name the op and the line."""
 
-import jax
-import jax.numpy as jnp
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 import pytest
 
 import regrad as rg
+from regrad.testing import gradient_report
+from tests.helpers.hosts import Functions
 from tests.helpers.marks import marked_lines
 
 LINES = marked_lines(__file__)
-X = jnp.array([0.3, -0.7, 1.2])
-W = jnp.array([[0.4, -1.1, 0.3], [0.2, 0.9, -0.5], [1.3, 0.1, 0.6]])
+X = np.array([0.3, -0.7, 1.2])
+W = np.array([[0.4, -1.1, 0.3], [0.2, 0.9, -0.5], [1.3, 0.1, 0.6]])
 
 
-def custom(f, back, save=lambda *xs: xs):
-    """A `jax.custom_vjp` of f by the rule `back(*saved, dy)`."""
+class Host(NamedTuple):
+    """A library: its functions, its arrays, and the tools of regrad for it."""
 
-    @jax.custom_vjp
-    def op(*xs):
-        return f(*xs)
+    functions: Any
+    array: Callable[[Any], Any]
+    tools: Any
+    by_check: Callable[..., Any]
 
-    op.defvjp(lambda *xs: (f(*xs), save(*xs)), lambda saved, dy: back(*saved, dy))
-    return op
+
+def of_regrad() -> Host:
+    def custom(f, back, kept=lambda *xs: xs):
+        @rg.custom_grad  # here: op
+        def op(*xs, save):
+            save(list(kept(*xs)))
+            return f(*xs), lambda dy, saved: list(back(*saved, dy))
+
+        return op
+
+    def by_check(f, x):
+        cause = gradient_report(f, [x], order=2).causes[0]
+        return cause.rule.split("'")[1], cause.rule.rpartition(", ")[2].rstrip(")")
+
+    functions = Functions(rg, rg.nn, custom=custom, W=rg.tensor(W))
+    return Host(functions, rg.tensor, rg, by_check)
+
+
+def of_jax() -> Host:
+    import jax
+    import jax.numpy as jnp
+
+    def custom(f, back, kept=lambda *xs: xs):
+        @jax.custom_vjp
+        def op(*xs):
+            return f(*xs)
+
+        op.defvjp(lambda *xs: (f(*xs), kept(*xs)), lambda saved, dy: tuple(back(*saved, dy)))
+        return op
+
+    def by_check(f, x):
+        cause = rg.jax.gradient_report(f, [x], order=2).causes[0]
+        return cause.op_type, cause.rule.rpartition("run at ")[2]
+
+    functions = Functions(jnp, jax.nn, jax.lax, custom=custom, W=jnp.asarray(W), jax=jax)
+    return Host(functions, jnp.asarray, rg.jax, by_check)
 
 
 # -- rules that are wrong --------------------------------------------------------------------------
 
 
-def wrong_factor(x):
-    cube = custom(lambda x: x**3, lambda x, dy: (2 * dy * x**2,))
-    return jnp.sum(jnp.sin(cube(x)))  # here: wrong_factor
+def wrong_factor(o, x):
+    cube = o.custom(lambda x: x**3, lambda x, dy: (2 * dy * x**2,))
+    return o.sum(o.sin(cube(x)))  # here: wrong_factor
 
 
-def missing_sum(x):
-    shift = custom(lambda x, b: x + b, lambda x, b, dy: (dy, dy[0]))
-    return jnp.sum(shift(jnp.outer(x, x), x) ** 2)  # here: missing_sum
+def missing_sum(o, x):
+    shift = o.custom(lambda x, b: x + b, lambda x, b, dy: (dy, dy[0]))
+    return o.sum(shift(o.reshape(x, (3, 1)) * x, x) ** 2)  # here: missing_sum
 
 
-def surrogate_off_by_its_scale(x):
-    soft = custom(lambda x: jax.nn.sigmoid(4 * x), lambda x, dy: (dy * slope(4 * x),))
-    slope = lambda x: jax.nn.sigmoid(x) * (1 - jax.nn.sigmoid(x))  # noqa: E731
-    return jnp.sum(x * soft(x))  # here: surrogate_off_by_its_scale
+def surrogate_off_by_its_scale(o, x):
+    slope = lambda x: o.sigmoid(x) * (1 - o.sigmoid(x))  # noqa: E731
+    soft = o.custom(lambda x: o.sigmoid(4 * x), lambda x, dy: (dy * slope(4 * x),))
+    return o.sum(x * soft(x))  # here: surrogate_off_by_its_scale
 
 
-def stale_saved_value(x):
-    square = custom(lambda x: x * x, lambda old, dy: (2 * dy * old,), save=lambda x: (x - 0.1,))
-    return jnp.sum(square(x))  # here: stale_saved_value
+def stale_saved_value(o, x):
+    square = o.custom(lambda x: x * x, lambda old, dy: (2 * dy * old,), lambda x: (x - 0.1,))
+    return o.sum(square(x))  # here: stale_saved_value
 
 
-def swapped_inputs(x):
-    product = custom(lambda a, b: a * b, lambda a, b, dy: (dy * a, dy * b))
-    return jnp.sum(product(jnp.sin(x), x))  # here: swapped_inputs
+def swapped_inputs(o, x):
+    product = o.custom(lambda a, b: a * b, lambda a, b, dy: (dy * a, dy * b))
+    return o.sum(product(o.sin(x), x))  # here: swapped_inputs
 
 
-def transposed_matrix_gradient(w):
-    matmul = custom(lambda x, w: x @ w, lambda x, w, dy: (dy @ w.T, (x.T @ dy).T))
-    return jnp.sum(jnp.tanh(matmul(W, w)))  # here: transposed_matrix_gradient
+def transposed_matrix_gradient(o, w):
+    matmul = o.custom(lambda x, w: x @ w, lambda x, w, dy: (dy @ w.T, (x.T @ dy).T))
+    return o.sum(o.tanh(matmul(o.W, w)))  # here: transposed_matrix_gradient
 
 
-def wrong_sign(x):
-    @jax.custom_jvp
-    def cosine(x):
-        return jnp.cos(x)
-
-    cosine.defjvp(lambda xs, ts: (jnp.cos(xs[0]), ts[0] * jnp.sin(xs[0])))
-    return jnp.sum(x * cosine(x))  # here: wrong_sign
+def wrong_sign(o, x):
+    with rg.gradient_override_map({"Cos": lambda dy, x: dy * rg.sin(x)}):
+        return o.sum(x * o.cos(x))  # here: wrong_sign
 
 
-def wrong_at_second_order(x):
-    stop = jax.lax.stop_gradient
-    sine = custom(jnp.sin, lambda x, dy: (dy * stop(jnp.cos(x)),))
-    return jnp.sum(x * sine(x))  # here: wrong_at_second_order
+def wrong_sign_of_a_tangent(o, x):
+    cosine = o.jax.custom_jvp(lambda x: o.cos(x))
+    cosine.defjvp(lambda xs, ts: (o.cos(xs[0]), ts[0] * o.sin(xs[0])))
+    return o.sum(x * cosine(x))  # here: wrong_sign_of_a_tangent
 
 
-def mean_for_sum(x):
-    mean = custom(jnp.mean, lambda x, dy: (jnp.full_like(x, dy),))
-    return mean(x**2)  # here: mean_for_sum
+def wrong_at_second_order(o, x):
+    cos = lambda x: (o.stop_gradient(o.cos(x)),)  # noqa: E731
+    sine = o.custom(lambda x: o.sin(x), lambda slope, dy: (dy * slope,), cos)
+    return o.sum(x * sine(x))  # here: wrong_at_second_order
 
 
-def override_without_chain(x):
-    return jnp.sum(jnp.tanh(x) * x)  # here: override_without_chain
+def mean_for_sum(o, x):
+    mean = o.custom(lambda x: o.mean(x), lambda x, dy: (0 * x + dy,))
+    return mean(x * x)  # here: mean_for_sum
+
+
+def override_without_chain(o, x):
+    return o.sum(o.tanh(x) * x)  # here: override_without_chain
 
 
 # -- gradients that die, grow and fade -------------------------------------------------------------
 
 
-def clipped_to_zero(x):
-    careful = custom(lambda x: 2 * x, lambda x, dy: (2 * jnp.clip(dy, 0, 0),))
-    return jnp.sum(careful(x) ** 2)  # here: clipped_to_zero
+def clipped_to_zero(o, x):
+    careful = o.custom(lambda x: 2 * x, lambda x, dy: (2 * o.clip(dy, 0, 0),))
+    return o.sum(careful(x) * x)  # here: clipped_to_zero
 
 
-def dead_relu(w):
-    hidden = jax.nn.relu(W @ w - 100)  # here: dead_relu
-    return jnp.sum(3 * hidden)
+def dead_relu(o, w):
+    hidden = o.relu(o.W @ w - 100)  # here: dead_relu
+    return o.sum(3 * hidden)
 
 
-def stop_gradient_left_in(x):
-    features = jnp.tanh(x)
-    target = jax.lax.stop_gradient(features)  # here: stop_gradient_left_in
-    return jnp.sum(target * 2)
+def rounded_without_surrogate(o, x):
+    with rg.gradient_override_map({"Round": lambda dy: 0 * dy}):
+        return o.sum(o.round(x) * 2)  # here: rounded_without_surrogate
 
 
-def path_cut_by_a_cast(x):
-    return jnp.sum(x.astype(int) * W)  # here: path_cut_by_a_cast
+def stop_gradient_left_in(o, x):
+    features = o.tanh(x)
+    target = o.stop_gradient(features)  # here: stop_gradient_left_in
+    return o.sum(target * 2)
 
 
-def exploding_recurrent_step(x):
-    def step(h, _):
-        return 6 * h, None  # here: exploding_recurrent_step
-
-    return jnp.sum(jax.lax.scan(step, x, length=9)[0])
+def path_cut_by_a_cast(o, x):
+    return o.sum(x.astype(int) * o.W)  # here: path_cut_by_a_cast
 
 
-def vanishing_sigmoid_stack(x):
+def exploding_recurrent_step(o, x):
     for _ in range(9):
-        x = jax.nn.sigmoid(x)  # here: vanishing_sigmoid_stack
-    return jnp.sum(x)
+        x = 6 * x  # here: exploding_recurrent_step
+    return o.sum(x)
+
+
+def exploding_in_a_scan(o, x):
+    def step(h, _):
+        return 6 * h, None  # here: exploding_in_a_scan
+
+    return o.sum(o.scan(step, x, length=9)[0])
+
+
+def vanishing_sigmoid_stack(o, x):
+    for _ in range(9):
+        x = o.sigmoid(x)  # here: vanishing_sigmoid_stack
+    return o.sum(x)
 
 
 # -- what is not finite ----------------------------------------------------------------------------
 
 
-def nan_behind_a_where(x):
-    logs = jnp.log(x - 0.3)  # here: nan_behind_a_where
-    return jnp.sum(jnp.where(x > 0.3, logs, 0.0))
+def nan_behind_a_where(o, x):
+    logs = o.log(x - 0.3)  # here: nan_behind_a_where
+    return o.sum(o.where(x > 0.3, logs, 0.0))
 
 
-def log_of_zero(x):
-    p = jax.nn.relu(x)
-    return -jnp.sum(jnp.log(p))  # here: log_of_zero
+def log_of_zero(o, x):
+    p = o.relu(x)
+    return -o.sum(o.log(p))  # here: log_of_zero
 
 
-def sqrt_at_zero_in_a_norm(x):
-    return jnp.linalg.norm(x - X)  # here: sqrt_at_zero_in_a_norm
+def sqrt_at_zero_in_a_norm(o, x):
+    return o.sqrt(o.sum(o.square(x - X)))  # here: sqrt_at_zero_in_a_norm
 
 
-def division_by_zero(x):
-    return jnp.sum(x / (x - X[1]))  # here: division_by_zero
+def division_by_zero(o, x):
+    return o.sum(x / (x - X[1]))  # here: division_by_zero
 
 
-def overflow_of_exp(x):
-    weights = jnp.exp(1e4 * x)  # here: overflow_of_exp
-    return jnp.sum(weights / jnp.sum(weights))
+def overflow_of_exp(o, x):
+    weights = o.exp(1e4 * x)  # here: overflow_of_exp
+    return o.sum(weights / o.sum(weights))
 
 
-def arccos_at_one(x):
-    return jnp.sum(jnp.arccos(x / jnp.max(x)))  # here: arccos_at_one
+def arccos_at_one(o, x):
+    return o.sum(o.acos(x / o.max(x)))  # here: arccos_at_one
 
 
 # -- the tools -------------------------------------------------------------------------------------
 
 
-def by_check(f, x):
-    cause = rg.jax.gradient_report(f, [x], order=2).causes[0]
-    return cause.op_type, cause.rule.rpartition("run at ")[2]
+def by_check(host, f, x):
+    return host.by_check(f, x)
 
 
-def by_trace(f, x):
-    step = rg.jax.trace_gradients(f)(x).worst()[0].step
+def by_trace(host, f, x):
+    step = host.tools.trace_gradients(f)(x).worst()[0].step
     return step.op_type, step.line
 
 
-def by_nan(f, x):
-    found = rg.jax.find_nan(f)(x)
+def by_nan(host, f, x):
+    found = host.tools.find_nan(f)(x)
     return found.op_type, found.line
 
 
-def by_comparison(f, x):
-    worst = next(row for row in rg.jax.compare_gradients(f)(x).worst() if row.kind == "op")
-    return worst.op_type, worst.line
+def by_comparison(host, f, x):
+    worst = host.tools.compare_gradients(f)(x).worst()
+    row = next(row for row in worst if row.kind == "op")
+    return row.op_type, row.line
 
 
-OVERRIDDEN = rg.jax.override(override_without_chain, {"Tanh": lambda dy, y: 1 - y * y})
-FAULTS = [
-    (wrong_factor, X, by_check, "op"),
-    (missing_sum, X, by_comparison, "op"),
-    (surrogate_off_by_its_scale, X, by_check, "op"),
-    (stale_saved_value, X, by_check, "op"),
-    (swapped_inputs, X, by_comparison, "op"),
-    (transposed_matrix_gradient, W, by_check, "op"),
-    (wrong_sign, X, by_check, "cosine"),
-    (wrong_at_second_order, X, by_check, "op"),
-    (mean_for_sum, X, by_comparison, "op"),
-    (OVERRIDDEN, X, by_comparison, "tanh"),
-    (clipped_to_zero, X, by_trace, "op"),
-    (dead_relu, X, by_trace, "relu"),
-    (stop_gradient_left_in, X, by_trace, "stop_gradient"),
-    (path_cut_by_a_cast, X, by_trace, "convert_element_type"),
-    (exploding_recurrent_step, X, by_trace, "mul"),
-    (vanishing_sigmoid_stack, X, by_trace, "logistic"),
-    (nan_behind_a_where, X, by_nan, "log"),
-    (log_of_zero, X, by_nan, "log"),
-    (sqrt_at_zero_in_a_norm, X, by_nan, "sqrt"),
-    (division_by_zero, X, by_nan, "div"),
-    (overflow_of_exp, X, by_nan, "exp"),
-    (arccos_at_one, X, by_nan, "acos"),
+HOSTS = {"regrad": of_regrad, "jax": of_jax}
+FAULTS = [  # what regrad's tool names, and what its tool for JAX names
+    (wrong_factor, X, (by_comparison, "op"), (by_check, "op")),
+    (missing_sum, X, (by_comparison, "op"), (by_comparison, "op")),
+    (surrogate_off_by_its_scale, X, (by_comparison, "op"), (by_check, "op")),
+    (stale_saved_value, X, (by_comparison, "op"), (by_check, "op")),
+    (swapped_inputs, X, (by_comparison, "op"), (by_comparison, "op")),
+    (transposed_matrix_gradient, W, (by_comparison, "op"), (by_check, "op")),
+    (wrong_sign, X, (by_comparison, "Cos"), None),
+    (wrong_sign_of_a_tangent, X, None, (by_check, "<lambda>")),
+    (wrong_at_second_order, X, (by_check, "op"), (by_check, "op")),
+    (mean_for_sum, X, (by_comparison, "op"), (by_comparison, "op")),
+    (override_without_chain, X, (by_comparison, "Tanh"), (by_comparison, "tanh")),
+    (clipped_to_zero, X, (by_trace, "op"), (by_trace, "op")),
+    (dead_relu, X, (by_trace, "Relu"), (by_trace, "relu")),
+    (rounded_without_surrogate, X, (by_trace, "Round"), None),
+    (stop_gradient_left_in, X, (by_trace, "StopGradient"), (by_trace, "stop_gradient")),
+    (path_cut_by_a_cast, X, None, (by_trace, "convert_element_type")),
+    (exploding_recurrent_step, X, (by_trace, "Mul"), (by_trace, "mul")),
+    (exploding_in_a_scan, X, None, (by_trace, "mul")),
+    (vanishing_sigmoid_stack, X, (by_trace, "Sigmoid"), (by_trace, "logistic")),
+    (nan_behind_a_where, X, (by_nan, "Log"), (by_nan, "log")),
+    (log_of_zero, X, (by_nan, "Log"), (by_nan, "log")),
+    (sqrt_at_zero_in_a_norm, X, (by_nan, "Sqrt"), (by_nan, "sqrt")),
+    (division_by_zero, X, (by_nan, "RealDiv"), (by_nan, "div")),
+    (overflow_of_exp, X, (by_nan, "Exp"), (by_nan, "exp")),
+    (arccos_at_one, X, (by_nan, "Acos"), (by_nan, "acos")),
+]
+CASES = [
+    pytest.param(f, x, host, *named, id=f"{f.__name__}-{host}")
+    for f, x, *each in FAULTS
+    for host, named in zip(HOSTS, each, strict=True)
+    if named
 ]
 
 
+def under_its_rule(host, f):
+    rules = {"Tanh": lambda dy, y: 1 - y * y}
+    if host == "jax":
+        return rg.jax.override(f, rules)
+
+    def overridden(x):
+        with rg.gradient_override_map(rules):
+            return f(x)
+
+    return overridden
+
+
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("f", "x", "tool", "op_type"), FAULTS, ids=[f.__name__ for f, *_ in FAULTS]
-)
-def test_the_tool_names_op_and_line(f, x, tool, op_type):
-    assert tool(f, x) == (op_type, LINES[f.__name__])
+@pytest.mark.parametrize(("fault", "x", "host", "tool", "op_type"), CASES)
+def test_the_tool_names_op_and_line(fault, x, host, tool, op_type):
+    made = HOSTS[host]()
+    f = lambda x: fault(made.functions, x)  # noqa: E731
+    f = under_its_rule(host, f) if fault is override_without_chain else f
+    place = "op" if (host, tool) == ("regrad", by_check) else fault.__name__
+    assert tool(made, f, made.array(x)) == (op_type, LINES[place])
 
 
 def test_there_are_twenty():
