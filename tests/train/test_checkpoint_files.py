@@ -174,26 +174,32 @@ def test_damaged_and_missing_files(tmp_path):
         train.restore(tmp_path / "b", model())
 
 
-def test_what_save_refuses(tmp_path):
-    (w, _), path = model(), tmp_path / "a"
-    with pytest.raises(ArgumentError, match="save: two variables are called 'w'"):
-        train.save(path, [w, rg.Variable(1.0, name="w")])
-    with pytest.raises(ArgumentError, match="save: two variables are called 'w'"):
-        train.save(path, [w, w])
-    with pytest.raises(ArgumentError, match="there are no variables"):
-        train.save(path, [])
-    for wrong in [w, [rg.ones(3)], {"w": rg.ones(3)}, {1: w}, 3]:
-        with pytest.raises(ArgumentError, match="takes a list of Variables, or a dict"):
-            train.save(path, wrong)
-    with pytest.raises(ArgumentError, match="means something else in the format"):
-        train.save(path, {"__metadata__": w})
-    with pytest.raises(ArgumentError, match=r"dict from strings to strings.*'epoch': 3"):
-        train.save(path, [w], {"epoch": 3})
+W, B = model()
+MISTAKES = [
+    *[((wrong,), ArgumentError, "takes a list of Variables, or a dict")
+      for wrong in (W, [rg.ones(3)], {"w": rg.ones(3)}, {1: W}, 3)],
+    (([W, rg.Variable(1.0, name="w")],), ArgumentError, "save: two variables are called 'w'"),
+    (([W, W],), ArgumentError, "save: two variables are called 'w'"),
+    (([],), ArgumentError, "there are no variables"),
+    (({"__metadata__": W},), ArgumentError, "means something else in the format"),
+    (([W], {"epoch": 3}), ArgumentError, r"dict from strings to strings.*'epoch': 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "error", "words"), MISTAKES, ids=range(len(MISTAKES)))
+def test_what_save_refuses(tmp_path, args, error, words):
+    with pytest.raises(error, match=words):
+        train.save(tmp_path / "a", *args)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("use", [train.save, train.restore])
+def test_files_are_not_for_functions_that_are_compiled_or_differentiated(tmp_path, use):
+    path = tmp_path / "a"
+    with pytest.raises(StateError, match=f"{use.__name__} inside a compiled function"):
+        jax.jit(lambda x: use(path, [rg.Variable(wrap(x), name="x")]))(1.0)
     with pytest.raises(GradientError, match="being differentiated"):
-        rg.variable_grads(lambda: train.save(path, [w]) or w.sum())
-    for use in [train.save, train.restore]:
-        with pytest.raises(StateError, match=f"{use.__name__} inside a compiled function"):
-            jax.jit(lambda x, use=use: use(path, [rg.Variable(wrap(x), name="x")]))(1.0)
+        rg.variable_grads(lambda: train.save(path, [W]) or W.sum())
     assert not path.exists()
 
 

@@ -67,8 +67,8 @@ def test_steps_are_those_of_plain_optax(way, make):
     optimizer = train.Optimizer(WAYS[way]())
     losses = [optimizer.minimize(loss_of(w, b, make)).item() for _ in range(12)]
     np.testing.assert_allclose(losses, due_losses, rtol=2e-5)
-    np.testing.assert_allclose(w.numpy(), due["w"], rtol=2e-5)
-    np.testing.assert_allclose(b.numpy(), due["b"], rtol=2e-5)
+    for v in (w, b):
+        np.testing.assert_allclose(v.numpy(), due[v.name], rtol=2e-5)
     assert type(w.value.data) is library
 
 
@@ -95,8 +95,7 @@ def test_overrides_and_custom_gradients_count():
 
 
 def test_what_has_no_gradient_stays_and_keeps_its_state():
-    w, b = model()
-    optimizer = train.Optimizer(optax.adam(0.1), name="adam")
+    (w, b), optimizer = model(), train.Optimizer(optax.adam(0.1), name="adam")
     optimizer.init([w, b])
     optimizer.minimize(loss_of(w, b))
     before = values([w, b, *optimizer.variables])
@@ -108,8 +107,7 @@ def test_what_has_no_gradient_stays_and_keeps_its_state():
 
 
 def test_a_variable_that_is_read_first_and_trained_later_has_its_state():
-    w, b = model()
-    optimizer = train.Optimizer(optax.adam(0.1))
+    (w, b), optimizer = model(), train.Optimizer(optax.adam(0.1))
     optimizer.minimize(lambda: w.sum() + rg.stop_gradient(b))
     optimizer.minimize(lambda: w.sum() + b)
     assert b.item() != 0
@@ -185,8 +183,7 @@ def test_names_of_the_state():
 
 
 def test_init_is_idempotent():
-    w, b = model()
-    optimizer = train.Optimizer(optax.adam(0.1))
+    (w, b), optimizer = model(), train.Optimizer(optax.adam(0.1))
     optimizer.init([w, b])
     first = optimizer.variables
     optimizer.init([b])
@@ -197,13 +194,12 @@ def test_init_is_idempotent():
 @pytest.mark.parametrize("way", ["adam", "injected", "noisy"])
 def test_state_threads_through_a_compiled_function(way):
     """What a compiled step does: put tracers into all variables, run, take the results out."""
-    due_w, due_b = model(as_jax)
-    optimizer = train.Optimizer(WAYS[way]())
+    (w, b), optimizer = model(as_jax), train.Optimizer(WAYS[way]())
     for _ in range(4):
-        optimizer.minimize(loss_of(due_w, due_b))
+        optimizer.minimize(loss_of(w, b))
+    expected = w.numpy(), b.numpy()
 
-    w, b = model(as_jax)
-    optimizer = train.Optimizer(WAYS[way]())
+    (w, b), optimizer = model(as_jax), train.Optimizer(WAYS[way]())
     optimizer.init([w, b])
     variables = [w, b, *optimizer.variables]
 
@@ -217,8 +213,8 @@ def test_state_threads_through_a_compiled_function(way):
     held = [v.value.data for v in variables]
     for _ in range(4):
         held, _ = step(held)
-    np.testing.assert_allclose(held[0], due_w.numpy(), rtol=1e-5)
-    np.testing.assert_allclose(held[1], due_b.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(held[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(held[1], expected[1], rtol=1e-5)
 
 
 def test_inside_a_compiled_function_the_state_must_be_there():
@@ -245,11 +241,64 @@ def sgd():
     return train.Optimizer(optax.sgd(0.1))
 
 
-def test_no_transformation():
-    with pytest.raises(ArgumentError, match=r"got function\. Call it: Optimizer\(optax\.adam"):
-        train.Optimizer(optax.adam)
-    with pytest.raises(ArgumentError, match=r"such as optax\.adam\(1e-3\).*got float\."):
-        train.Optimizer(0.1)
+def variable(name, value=1.0, **options):
+    return rg.Variable(value, name=name, **options)
+
+
+def known(sgd, w, b):
+    sgd.init([w, b])
+    return sgd
+
+
+ONES, C = rg.ones(3), variable("c")
+MISTAKES = [  # of an optimizer and of the variables w and b
+    (lambda sgd, w, b: train.Optimizer(optax.adam), ArgumentError,
+     r"got function\. Call it: Optimizer\(optax\.adam"),
+    (lambda sgd, w, b: train.Optimizer(0.1), ArgumentError,
+     r"such as optax\.adam\(1e-3\).*got float\."),
+    (lambda sgd, w, b: sgd.init([]), ArgumentError, "var_list is empty"),
+    (lambda sgd, w, b: sgd.minimize(loss_of(w, b), []), ArgumentError, "var_list is empty"),
+    (lambda sgd, w, b: sgd.init([ONES]), ArgumentError, "list of Variables, got Tensor"),
+    (lambda sgd, w, b: sgd.init([w, variable("w")]), ArgumentError,
+     "two different variables are called 'w'"),
+    (lambda sgd, w, b: sgd.init([variable("n", 1, dtype="int32")]), DTypeError,
+     "'n' is of int32; only floats"),
+    (lambda sgd, w, b: sgd.apply_gradients({"w": ONES}), ArgumentError,
+     r"goes by names\. Give the variables"),
+    (lambda sgd, w, b: sgd.apply_gradients({"c": ONES}, [w]), ArgumentError,
+     r"unknown variables \['c'\]; known are \['w'\]"),
+    (lambda sgd, w, b: known(sgd, w, b).apply_gradients({"c": ONES}), ArgumentError,
+     r"unknown variables \['c'\]; known are \['w', 'b'\]"),
+    (lambda sgd, w, b: known(sgd, w, b).minimize(lambda: C * C), StateError,
+     r"has state for .* got the variable 'c'"),
+    (lambda sgd, w, b: known(sgd, w, b).init([variable("w", [1.0, 2.0, 3.0])]), StateError,
+     "another variable of the name 'w'"),
+    (lambda sgd, w, b: sgd.apply_gradients([(rg.ones(2), w)]), ShapeError,
+     r"of 'w' must have its shape, \(3,\), got \(2,\)"),
+    (lambda sgd, w, b: sgd.apply_gradients([(np.ones(3), w)]), DTypeError,
+     "of 'w' must have its dtype, float32, got float64"),
+    (lambda sgd, w, b: sgd.apply_gradients([(None, w), (None, b)]), GradientError,
+     r"no gradient for any variable: \['w', 'b'\]"),
+    (lambda sgd, w, b: sgd.apply_gradients([(ONES, w), (ONES, w)]), ArgumentError,
+     "two gradients for one variable"),
+    (lambda sgd, w, b: sgd.apply_gradients([(w, ONES)]), ArgumentError,
+     r"got \(variable, gradient\): swap them"),
+    (lambda sgd, w, b: sgd.apply_gradients([ONES]), ArgumentError, "an entry that is Tensor"),
+    (lambda sgd, w, b: sgd.apply_gradients([(ONES, w)], [w]), ArgumentError,
+     "var_list goes with a dict"),
+    (lambda sgd, w, b: rg.variable_grads(lambda: [sgd.minimize(loss_of(w, b)), w.sum()][1]),
+     GradientError, "being differentiated"),
+    (lambda sgd, w, b: rg.grad(lambda x: sgd.apply_gradients([(x, w)]))([1.0, 1.0, 1.0]),
+     GradientError, "being differentiated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "words"), MISTAKES, ids=range(len(MISTAKES)))
+def test_mistakes_are_refused_and_change_nothing(sgd, call, error, words):
+    w, b = model()
+    with pytest.raises(error, match=words):
+        call(sgd, w, b)
+    assert w.tolist() == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -263,68 +312,6 @@ def test_missing_packages(monkeypatch, package, extra, use):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError, match=rf"pip install '\.\[{extra}\]'"):
         use()
-
-
-def test_lists_of_variables(sgd):
-    w, b = model()
-    with pytest.raises(ArgumentError, match="var_list is empty"):
-        sgd.init([])
-    with pytest.raises(ArgumentError, match="var_list is empty"):
-        sgd.minimize(loss_of(w, b), [])
-    with pytest.raises(ArgumentError, match="list of Variables, got Tensor"):
-        sgd.init([rg.ones(3)])
-    with pytest.raises(ArgumentError, match="two different variables are called 'w'"):
-        sgd.init([w, rg.Variable(1.0, name="w")])
-    with pytest.raises(DTypeError, match="'n' is of int32; only floats"):
-        sgd.init([rg.Variable(1, dtype="int32", name="n")])
-
-
-def test_unknown_variables(sgd):
-    w, b = model()
-    c = rg.Variable(1.0, name="c")
-    with pytest.raises(ArgumentError, match=r"goes by names\. Give the variables"):
-        sgd.apply_gradients({"w": rg.ones(3)})
-    with pytest.raises(ArgumentError, match=r"unknown variables \['c'\]; known are \['w'\]"):
-        sgd.apply_gradients({"c": rg.ones(3)}, [w])
-    sgd.init([w, b])
-    with pytest.raises(ArgumentError, match=r"unknown variables \['c'\]; known are \['w', 'b'\]"):
-        sgd.apply_gradients({"c": rg.ones(3)})
-    with pytest.raises(StateError, match=r"has state for .* got the variable 'c'"):
-        sgd.minimize(lambda: c * c)
-    with pytest.raises(StateError, match="another variable of the name 'w'"):
-        sgd.init([rg.Variable([1.0, 2.0, 3.0], name="w")])
-
-
-def test_gradients_that_do_not_fit(sgd):
-    w, b = model()
-    with pytest.raises(ShapeError, match=r"of 'w' must have its shape, \(3,\), got \(2,\)"):
-        sgd.apply_gradients([(rg.ones(2), w)])
-    with pytest.raises(DTypeError, match="of 'w' must have its dtype, float32, got float64"):
-        sgd.apply_gradients([(np.ones(3), w)])
-    with pytest.raises(GradientError, match=r"no gradient for any variable: \['w', 'b'\]"):
-        sgd.apply_gradients([(None, w), (None, b)])
-    with pytest.raises(ArgumentError, match="two gradients for one variable"):
-        sgd.apply_gradients([(rg.ones(3), w), (rg.ones(3), w)])
-    with pytest.raises(ArgumentError, match=r"got \(variable, gradient\): swap them"):
-        sgd.apply_gradients([(w, rg.ones(3))])
-    with pytest.raises(ArgumentError, match="an entry that is Tensor"):
-        sgd.apply_gradients([rg.ones(3)])
-    with pytest.raises(ArgumentError, match="var_list goes with a dict"):
-        sgd.apply_gradients([(rg.ones(3), w)], [w])
-    assert w.tolist() == [0.5, 0.5, 0.5]
-
-
-def test_a_step_is_not_differentiated(sgd):
-    w, b = model()
-
-    def f():
-        sgd.minimize(loss_of(w, b))
-        return w.sum()
-
-    with pytest.raises(GradientError, match="being differentiated"):
-        rg.variable_grads(f)
-    with pytest.raises(GradientError, match="being differentiated"):
-        rg.grad(lambda x: sgd.apply_gradients([(x, w)]))([1.0, 1.0, 1.0])
 
 
 def test_float64_is_never_truncated():
