@@ -9,11 +9,15 @@ from jax import lax
 X = jnp.array([0.3, -1.2, 2.4])
 
 
-def by_hand(f, slope):
-    """`f` with the tangent `dx * slope(x)`: what a rule `dy * slope(x)` is due to give."""
-    made = jax.custom_jvp(lambda x: f(x))
-    made.defjvp(lambda xs, dxs: (made(*xs), dxs[0] * slope(xs[0])))
-    return made
+# Where a function may stand: each is the same function again.
+AROUND = {
+    "plain": lambda f: f,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "scan": lambda f: lambda x: lax.scan(lambda c, _: (c, f(c)), x, None, length=2)[1][0],
+    "cond": lambda f: lambda x: lax.cond(x.sum() < 1e9, f, lambda x: 0 * f(x), x),
+    "vmap": lambda f: lambda x: jax.vmap(f)(x[None])[0],
+}
 
 
 # -- where the op stands; each takes it and gives a function of a vector ---------------------------

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+from regrad.rules import lrp
+from tests.helpers.jax_networks import same
+
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
@@ -22,6 +25,18 @@ def close(got, expected, tolerance=1e-10):
 
 def array(x):
     return jnp.asarray(x.detach().numpy())
+
+
+def both(of, model, x, composite, given=(), base=None, turn=same, layers=((), ()), **options):
+    """The relevance for class 1 in PyTorch and in JAX, where the layers may have other names."""
+    make, (theirs, ours) = getattr(lrp, composite), layers
+    target = options.pop("target", 1)
+    expected = lrp.relevance(of, x, target, make(*given), theirs, reference=base)
+    base = None if base is None else turn(array(base))
+    rules = make(*given, library="jax")
+    found = lrp.relevance(model, turn(array(x)), target, rules, ours, reference=base, **options)
+    assert abs(expected.inputs).max() > 1e-3
+    return found, expected
 
 
 # -- dense layers and a layer norm, in three libraries ---------------------------------------------

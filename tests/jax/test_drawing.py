@@ -1,13 +1,13 @@
 """`regrad.jax.draw`: the equations of a program, in their scopes, and whose rules they have."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import linen
 
-jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp  # noqa: E402
-
-import regrad as rg  # noqa: E402
-from regrad.errors import ArgumentError  # noqa: E402
+import regrad as rg
+from regrad.errors import ArgumentError
+from tests.helpers.jax_model import own_vjp
 
 
 def ends(drawing):
@@ -26,8 +26,7 @@ def test_equations_and_arrows():
 
 
 def test_parameters_lie_where_they_are_used():
-    flax = pytest.importorskip("flax.linen")
-    net = flax.Sequential([flax.Dense(4), flax.relu, flax.Dense(1)])
+    net = linen.Sequential([linen.Dense(4), linen.relu, linen.Dense(1)])
     params = net.init(jax.random.key(0), jnp.ones((1, 2)))
     found = rg.jax.draw(net.apply, params, jnp.ones((1, 2)))
     scopes = {b.name: b.scope for b in found.boxes}
@@ -37,14 +36,13 @@ def test_parameters_lie_where_they_are_used():
 
 
 def test_loops_branches_and_jitted_functions_are_scopes():
-    @jax.jit
     def inner(x):
         return jnp.cos(x)
 
     def f(x):
         x, _ = jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=3)
         x = jax.lax.cond(x > 0, lambda x: jnp.exp(x), lambda x: x, x)
-        return inner(x)
+        return jax.jit(inner)(x)
 
     found = rg.jax.draw(f, 1.0)
     scopes = {b.name: b.scope for b in found.boxes}
@@ -54,11 +52,7 @@ def test_loops_branches_and_jitted_functions_are_scopes():
 
 
 def test_rules_stand_out():
-    @jax.custom_vjp
-    def clipped(x):
-        return x * 1.0
-
-    clipped.defvjp(lambda x: (clipped(x), None), lambda _, dy: (jnp.clip(dy, -1, 1),))
+    clipped = own_vjp(lambda dy, x: (jnp.clip(dy, -1, 1),))(lambda x: x * 1.0)
     f = rg.jax.override(lambda x: clipped(jax.nn.relu(x)).sum(), {"Relu": rg.rules.guided_relu})
     found = rg.jax.draw(f, jnp.ones(3))
     assert sorted(kinds(found).values()) == ["custom", "input", "op", "override"]

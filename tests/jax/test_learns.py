@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, RuleError
-
-jax = pytest.importorskip("jax")
-pytest.importorskip("regrad.jax")
-import jax.numpy as jnp  # noqa: E402
-from jax import lax  # noqa: E402
+from tests.helpers.jax_model import own_vjp
 
 X = np.random.default_rng(0).normal(size=(4, 5)) * 4
 learns, override = rg.rules.learns, rg.jax.override
-
-
-@pytest.fixture(autouse=True)
-def doubles():
-    with jax.enable_x64(True):
-        yield
 
 
 def lsq(dy, x, step):  # the step size of a quantizer, Esser et al. (2020)
@@ -47,16 +40,11 @@ def slope_by_regrad(dy, x, beta):
 def by_hand(value, rule, name):
     """A function of x and a parameter, whose own derivative counts at every order."""
 
-    @jax.custom_vjp
-    def hand(x, p):
-        return value(x)
-
-    def backward(kept, dy):
-        dx, found = rule(dy, *kept)
+    def backward(dy, x, p):
+        dx, found = rule(dy, x, p)
         return dx, found[name]
 
-    hand.defvjp(lambda x, p: (hand(x, p), (x, p)), backward)
-    return hand
+    return own_vjp(backward)(lambda x, p: value(x))
 
 
 def twice(f, x):
@@ -146,39 +134,6 @@ def test_a_loop_without_a_gradient():
 
     ours = override(f, {"Sign": learns(slope, beta=jnp.asarray(1.0))})
     check([ours(jnp.ones(3))], [f(jnp.ones(3))])
-
-
-def test_lsq_whole():
-    """The value is quantised as well (Esser et al., 2020, equations 1 to 3)."""
-    low, high = -4, 3
-
-    def quantise(x, step):
-        return jnp.clip(jnp.round(x / step), low, high) * step
-
-    def rule(dy, x, step):
-        v = x / step
-        inside = (v > low) & (v < high)
-        dstep = jnp.where(inside, jnp.round(v) - v, jnp.clip(v, low, high))
-        return dy * inside, {"step": jnp.sum(dy * dstep)}
-
-    @jax.custom_vjp
-    def by_hand(x, step):
-        return quantise(x, step)
-
-    def backward(kept, dy):
-        dx, found = rule(dy, *kept)
-        return dx, found["step"]
-
-    by_hand.defvjp(lambda x, step: (by_hand(x, step), (x, step)), backward)
-
-    def ours(x, step):
-        rules = {"Tanh": rg.replace(quantise, learns(rule, step=step))}
-        return override(lambda x: twice(jnp.tanh, x), rules, values=True)(x)
-
-    x, step = jnp.asarray(X), jnp.asarray(0.3)
-    theirs = lambda x, step: twice(lambda z: by_hand(z, step), x)  # noqa: E731
-    check([ours(x, step)], [theirs(x, step)])
-    check(to_second_order(jax.jit(ours), x, step), to_second_order(theirs, x, step))
 
 
 def test_against_differences():

@@ -27,6 +27,7 @@ from tests.helpers.relevance_jax import (  # noqa: E402
     NnxCnn,
     NnxMlp,
     array,
+    both,
     close,
     eqx_mlp,
 )  # fmt: skip
@@ -37,64 +38,60 @@ COMPOSITES = {
     "epsilon_alpha2_beta1": (), "epsilon_alpha2_beta1_flat": (), "excitation": (),
     "attn_lrp": (), "cp_lrp": (), "deep_lift": (),
 }  # fmt: skip
+NAMES = ["a", "n", "b"]
+LAYERS = {"nnx": NAMES, "equinox": NAMES, "linen, bound": ["Dense_0", "LayerNorm_0", "Dense_1"]}
+WITH_LAYERS = ("attn_lrp", "epsilon_plus", "deep_lift", "excitation")
+IMPOSSIBLE = ("deep_lift", "equinox")  # whose models have no batch
+DENSE = [(c, n) for c in COMPOSITES for n in MLPS if c != "epsilon_gamma_box"]
 
 
-@pytest.fixture(autouse=True)
-def wide():
-    with jax.enable_x64(True):
-        yield
-
-
-DENSE = [(c, n) for c in COMPOSITES for n in MLPS if (c, n) != ("deep_lift", "equinox")]
-DENSE = [(c, n) for c, n in DENSE if c != "epsilon_gamma_box"]  # (which is for convolutions)
-
-
-@pytest.mark.parametrize(("composite", "library"), DENSE)
+@pytest.mark.parametrize(("composite", "library"), [row for row in DENSE if row != IMPOSSIBLE])
 def test_dense_networks(composite, library):
     of, x = fill(Mlp()), numbers(2, 6, seed=1)
     base = numbers(1, 6, seed=2) if composite == "deep_lift" else None
-    make = getattr(lrp, composite)
-    due = lrp.relevance(of, x, 1, make(), reference=base)
-    found = lrp.relevance(
-        MLPS[library](of), array(x), 1, make(library="jax"),
-        reference=None if base is None else array(base),
-    )  # fmt: skip
-    assert abs(due.inputs).max() > 1e-3
-    close(found.inputs, due.inputs)
-    close(found.total, due.total)
-    close(found.missing, due.missing, 1e-9)
+    names = LAYERS.get(library, []) if composite in WITH_LAYERS else []
+    layers = (NAMES if names else [], names)
+    found, expected = both(of, MLPS[library](of), x, composite, base=base, layers=layers)
+    close(found.inputs, expected.inputs)
+    close(found.total, expected.total)
+    close(found.missing, expected.missing, 1e-9)
+    assert [*found.layers] == names
+    for ours, theirs in zip(found.layers.values(), expected.layers.values(), strict=True):
+        assert abs(theirs).max() > 1e-3
+        close(ours, theirs)
 
 
-CASES = [
-    (c, n) for c in COMPOSITES for n in ("nnx", "equinox") if (c, n) != ("deep_lift", "equinox")
-]
+CNNS = {"nnx": (NnxCnn, lambda v: v.transpose(0, 2, 3, 1)), "equinox": (EqxCnn, lambda v: v)}
+CASES = [(c, n) for c in COMPOSITES for n in CNNS if (c, n) != IMPOSSIBLE]
 
 
 @pytest.mark.parametrize(("composite", "library"), CASES)
 def test_convolutional_networks(composite, library):
-    of, x = fill(Cnn()), numbers(2, 2, 8, 8, seed=1)
+    of, x, (make, turn) = fill(Cnn()), numbers(2, 2, 8, 8, seed=1), CNNS[library]
     base = numbers(1, 2, 8, 8, seed=2) if composite == "deep_lift" else None
-    make, given = getattr(lrp, composite), COMPOSITES[composite]
-    due = lrp.relevance(of, x, 1, make(*given), reference=base)
-    turn = (lambda v: v) if library == "equinox" else (lambda v: v.transpose(0, 2, 3, 1))
-    found = lrp.relevance(
-        (NnxCnn if library == "nnx" else EqxCnn)(of), turn(array(x)), 1,
-        make(*given, library="jax"), reference=None if base is None else turn(array(base)),
+    options = {"check": "ops", "layers": ("*", "*")} if composite == "epsilon_plus" else {}
+    found, expected = both(
+        of, make(of), x, composite, COMPOSITES[composite], base, turn, **options
     )  # fmt: skip
-    assert abs(due.inputs).max() > 1e-3
-    close(found.total, due.total)
-    close(found.inputs, turn(array(due.inputs)))
+    close(found.total, expected.total)
+    close(found.inputs, turn(array(expected.inputs)))
+    if options:
+        assert {*found.layers} == {"a", "n", "b", "c", "d"}
+        for name in ("a", "b", "c"):
+            assert abs(expected.layers[name]).max() > 1e-3
+            close(found.layers[name], turn(array(expected.layers[name])))
+        close(found.layers["d"], expected.layers["d"])
+        close(sum(row.lost for row in found.losses), float(found.missing.sum()), 1e-9)
 
 
 # -- attention -------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
-    def __init__(self, width=4):
+    def __init__(self):
         super().__init__()
-        self.n, self.q, self.k, self.v, self.o = (
-            nn.RMSNorm(width, 1e-6), *(nn.Linear(width, width) for _ in range(4)),
-        )  # fmt: skip
+        self.n = nn.RMSNorm(4, 1e-6)
+        self.q, self.k, self.v, self.o = (nn.Linear(4, 4) for _ in range(4))
         self.gate, self.up, self.down = (nn.Linear(*s) for s in ((4, 6), (4, 6), (6, 4)))
 
     def forward(self, x):
@@ -119,8 +116,7 @@ class NnxBlock(nnx.Module):
     def __call__(self, x):
         n = self.n(x)
         q, k, v = (f(n).reshape(*n.shape[:-1], 2, 2) for f in (self.q, self.k, self.v))
-        z = self.attend(q, k, v)
-        x = x + self.o(z.reshape(x.shape))
+        x = x + self.o(self.attend(q, k, v).reshape(x.shape))
         return x + self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
     def attend(self, q, k, v):
@@ -129,75 +125,73 @@ class NnxBlock(nnx.Module):
 
 
 class Fused(NnxBlock):
-    def attend(self, q, k, v):
-        return nnx.dot_product_attention(q, k, v)
+    attend = staticmethod(nnx.dot_product_attention)
 
 
 @pytest.mark.parametrize("make", [NnxBlock, Fused])
 @pytest.mark.parametrize("composite", ["attn_lrp", "cp_lrp", "epsilon_plus"])
 def test_attention(composite, make):
     of, x = fill(Block()), numbers(2, 3, 4, seed=1)
-    target = lambda y: y[:, 0, 1]  # noqa: E731
-    due = lrp.relevance(of, x, target, getattr(lrp, composite)())
-    found = lrp.relevance(make(of), array(x), target, getattr(lrp, composite)(library="jax"))
+    found, expected = both(of, make(of), x, composite, target=lambda y: y[:, 0, 1])
     # (the softmax of the fused one is computed in single precision)
-    close(found.inputs, due.inputs, 1e-10 if make is NnxBlock else 1e-6)
+    close(found.inputs, expected.inputs, 1e-10 if make is NnxBlock else 1e-6)
 
 
 def test_rules_by_place_and_named_inputs():
     of, x = fill(Mlp()), numbers(2, 6, seed=1)
     rules = {**lrp.epsilon_plus(), rg.at("b", nn.functional.linear): lrp.gamma()}
-    due = lrp.relevance(of, {"x": x}, lambda y: y.sum(), rules)
+    expected = lrp.relevance(of, {"x": x}, lambda y: y.sum(), rules)
     ours = {**lrp.epsilon_plus(library="jax"), rg.at("b", "lrp_dense"): lrp.gamma()}
     found = lrp.relevance(NnxMlp(of), {"x": array(x)}, lambda y: y.sum(), ours)
-    close(found.inputs["x"], due.inputs["x"])
-    assert {hit.path: hit.rule for hit in found.used.hits if hit.op_type == "lrp_dense"} == {
-        "a": "epsilon", "b": "gamma", "c": "epsilon",
-    }  # fmt: skip
-    mixed = lrp.relevance(
-        lambda x, n: n * x @ jnp.ones((6, 3)), (array(x), 2), 0, lrp.cp_lrp("jax")
-    )
+    close(found.inputs["x"], expected.inputs["x"])
+    rules = {hit.path: hit.rule for hit in found.used.hits if hit.op_type == "lrp_dense"}
+    assert rules == {"a": "epsilon", "b": "gamma", "c": "epsilon"}
+    f = lambda x, n: n * x @ jnp.ones((6, 3))  # noqa: E731
+    mixed = lrp.relevance(f, (array(x), 2), 0, lrp.cp_lrp("jax"))
     close(mixed.inputs[0], 2 * array(x))
     assert mixed.inputs[1] is None
 
 
-def wrong(words, **given):
-    usual = {"model": NnxMlp(fill(Mlp())), "inputs": array(numbers(2, 6)), "target": 0,
-             "rules": lrp.epsilon_plus(library="jax"), **given}  # fmt: skip
+def loop(x):
+    return jax.lax.while_loop(lambda h: h.sum() < 9, lambda h: h @ jnp.ones((6, 6)), x)
+
+
+JAX_RULES = lrp.epsilon_plus(library="jax")
+WRONG = [
+    ("there are 3 classes, got the target 3", {"target": 3}),
+    ("expected an int, an array of ints or a function", {"target": "cat"}),
+    (r"an array of \(examples, classes\), got", {"model": lambda x: x.sum()}),
+    ("it comes to arrays of floats", {"inputs": jnp.ones((2, 6), int)}),
+    ("it comes to arrays of floats", {"reference": (1.0, 2.0)}),
+    ("compared in one batch, and jax.vmap shows rules one example",
+     {"model": eqx_mlp(fill(Mlp())), "reference": array(numbers(1, 6)),
+      "rules": lrp.deep_lift(library="jax")}),
+    ("a dot_general runs in the body of a while .*test_relevance.py", {"model": loop}),
+    ("no module 'z' ran and passed on what the target depends on", {"layers": ["a", "z"]}),
+    ("layers are paths in a model of Flax or Equinox, got function",
+     {"model": lambda x: x, "layers": ["a"]}),
+    ("takes a dict of op types", {"rules": 3, "layers": ["a"]}),
+    ('has keys of PyTorch. Composites for JAX are made with library="jax"',
+     {"rules": lrp.epsilon_plus()}),
+    ('check expected None or "ops", got True', {"check": True}),
+    ('check="ops" is for runs without a reference',
+     {"check": "ops", "reference": jnp.ones((1, 6))}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "given"), WRONG, ids=range(len(WRONG)))
+def test_wrong_arguments_are_refused(words, given):
+    usual = {"model": NnxMlp(fill(Mlp())), "inputs": array(numbers(2, 6)), "target": 0}
     with pytest.raises(ArgumentError, match=words):
-        lrp.relevance(**usual)
+        lrp.relevance(**usual | {"rules": JAX_RULES} | given)
 
 
-def test_what_does_not_fit_is_refused():
-    def loop(x):
-        return jax.lax.while_loop(lambda h: h.sum() < 9, lambda h: h @ jnp.ones((6, 6)), x)
-
-    wrong("there are 3 classes, got the target 3", target=3)
-    wrong("expected an int, an array of ints or a function", target="cat")
-    wrong(r"an array of \(examples, classes\), got", model=lambda x: x.sum())
-    wrong("it comes to arrays of floats", inputs=jnp.ones((2, 6), int))
-    wrong("it comes to arrays of floats", reference=(1.0, 2.0))
-    wrong(
-        "compared in one batch, and jax.vmap shows rules one example", model=eqx_mlp(fill(Mlp())),
-        reference=array(numbers(1, 6)), rules=lrp.deep_lift(library="jax"),
-    )  # fmt: skip
-    wrong("a dot_general runs in the body of a while .*test_relevance.py", model=loop)
-    wrong("no module 'z' ran and passed on what the target depends on", layers=["a", "z"])
-    wrong(
-        "layers are paths in a model of Flax or Equinox, got function",
-        model=lambda x: x,
-        layers=["a"],
-    )
-    wrong("takes a dict of op types", rules=3, layers=["a"])
-    wrong('has keys of PyTorch. Composites for JAX are made with library="jax"',
-          rules=lrp.epsilon_plus())  # fmt: skip
-    wrong('check expected None or "ops", got True', check=True)
-    wrong('check="ops" is for runs without a reference', check="ops", reference=jnp.ones((1, 6)))
+def test_other_libraries_are_refused():
     with pytest.raises(ArgumentError, match='expected library="torch" or "jax", got \'tf\''):
         lrp.attn_lrp("tf")
 
 
-# -- what the composites ask of `override` ---------------------------------------------------------
+# -- an optional name, a reference, precision ------------------------------------------------------
 
 
 def test_an_optional_name_of_a_function_may_be_in_no_program():
@@ -205,21 +199,6 @@ def test_an_optional_name_of_a_function_may_be_in_no_program():
     assert jax.grad(rg.jax.override(jnp.tanh, rules))(0.5) == 7.0
     with pytest.raises(rg.errors.UnknownOpError, match="nobody"):
         jax.grad(rg.jax.override(jnp.tanh, {"nobody": lambda dy: dy}))(0.5)
-
-
-def test_nth_counts_the_calls_of_all_ops_of_a_key():
-    def f(x):
-        return jnp.sin(jnp.tanh(jnp.sin(x)))
-
-    rules = {rg.at(None, ("Tanh", "Sin"), nth=1): lambda dy: 7 * dy}
-    ours = rg.jax.override(f, rules)
-    x = 0.3
-    due = math.cos(x) * 7 * math.cos(math.tanh(math.sin(x)))
-    close(jax.grad(ours)(x), due)
-    assert [(hit.op_type, hit.count) for hit in ours.hits if hit.ran] == [("Tanh", 1)]
-
-
-# -- a reference, precision ------------------------------------------------------------------------
 
 
 def _several(form, x):
@@ -236,23 +215,26 @@ def _first(y):
     return (y[0] if isinstance(y, list | tuple) else y)[:, 0]
 
 
+def against_zero(form, batch, target):
+    x, f = np.random.default_rng(0).normal(size=(batch, 3)), partial(_several, form)
+    x, base = jnp.asarray(x, "float32"), jnp.zeros((1, 3), "float32")
+    return lrp.relevance(f, x, target, lrp.deep_lift("jax"), reference=base), f(x), f(base)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("form", ["tuple", "list", "dict", "scalar", "states"])
 def test_a_reference_of_functions_that_return_several(form, batch):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(batch, 3)), "float32")
-    base, f = jnp.zeros((1, 3), "float32"), partial(_several, form)
-    found = lrp.relevance(f, x, _first, lrp.deep_lift(library="jax"), reference=base)
-    np.testing.assert_allclose(found.total, _first(f(x)) - _first(f(base)), atol=1e-5)
+    found, y, zero = against_zero(form, batch, _first)
+    np.testing.assert_allclose(found.total, _first(y) - _first(zero), atol=1e-5)
     np.testing.assert_allclose(found.missing, 0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("form", "target"),
-    [("transposed", lambda y: y[0]), ("mean", 0), ("sum", lambda y: y)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "target"), [("transposed", lambda y: y[0]), ("mean", 0), ("sum", lambda y: y)]
+)
 def test_a_batch_that_is_not_the_first_axis_is_refused(form, target):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), "float32")
     with pytest.raises(ArgumentError, match=r"in one batch.*the batch must be the first axis"):
-        lrp.relevance(partial(_several, form), x, target, lrp.deep_lift(library="jax"),
-                      reference=x * 0)  # fmt: skip
+        against_zero(form, 2, target)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -264,7 +246,7 @@ def test_relevance_computes_in_full_precision(fails):
         return x[:, 5:][0, 0, 0] if fails else x @ jnp.ones((3, 2))
 
     try:
-        lrp.relevance(f, jnp.ones((2, 3)), 0, lrp.epsilon_plus(library="jax"))
+        lrp.relevance(f, jnp.ones((2, 3)), 0, JAX_RULES)
     except IndexError:
         assert fails
     assert {*seen} == {"highest"} and jax.config.jax_default_matmul_precision == before

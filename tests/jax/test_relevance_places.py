@@ -14,27 +14,19 @@ from regrad.rules import lrp
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from tests.helpers.jax_model import WRAPS  # noqa: E402
 from tests.helpers.relevance_jax import (  # noqa: E402
     MLPS,
     WIDE,
-    Cnn,
-    EqxCnn,
     Mlp,
-    NnxCnn,
     NnxMlp,
     array,
+    both,
     close,
     eqx_mlp,
     linen_variables,
 )  # fmt: skip
 from tests.helpers.relevance_networks import fill, numbers  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def wide():
-    with jax.enable_x64(True):
-        yield
-
 
 # -- modules that are no attributes of a model -----------------------------------------------------
 
@@ -94,16 +86,16 @@ def inside(of):
 
 
 def closed_over(wrap):
-    def make(of):
-        model = NnxMlp(of)
-        return wrap(lambda x: model(x))
+    return lambda of: (lambda model: wrap(lambda x: model(x)))(NnxMlp(of))
 
-    return make
+
+def with_norm(kind, of):
+    model = eqx_mlp(of)
+    return eqx.tree_at(lambda m: m.n, model, kind(model.n))
 
 
 def own_class(of):
-    model = eqx_mlp(of)
-    model = eqx.tree_at(lambda m: m.n, model, CentredNorm(model.n))
+    model = with_norm(CentredNorm, of)
     return lambda x: model(x)
 
 
@@ -121,35 +113,38 @@ OTHERS = {
 }
 
 
+@pytest.fixture
+def of():
+    return fill(Mlp())
+
+
+X = numbers(2, 6, seed=1)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("composite", ["attn_lrp", "epsilon_plus"])
-def test_norms_are_known_by_their_class(composite, name):
-    of, x = fill(Mlp()), numbers(2, 6, seed=1)
-    due = lrp.relevance(of, x, 1, getattr(lrp, composite)())
-    found = lrp.relevance(OTHERS[name](of), array(x), 1, getattr(lrp, composite)(library="jax"))
-    close(found.inputs, due.inputs)
-    close(found.missing, due.missing, 1e-9)
+def test_norms_are_known_by_their_class(of, composite, name):
+    found, expected = both(of, OTHERS[name](of), X, composite)
+    close(found.inputs, expected.inputs)
+    close(found.missing, expected.missing, 1e-9)
 
 
 @pytest.mark.parametrize("make", [Compiled, Counting])
-def test_a_model_is_left_as_it_was(make):
-    of, x = fill(Mlp()), numbers(2, 6, seed=1)
+def test_a_model_is_left_as_it_was(of, make):
     model = make(of)
     state = jax.tree.map(lambda v: v, nnx.state(model))
-    due = lrp.relevance(of, x, 1, lrp.attn_lrp(), ["n"])
-    found = lrp.relevance(model, array(x), 1, lrp.attn_lrp(library="jax"), ["n"])
-    close(found.layers["n"], due.layers["n"])
+    found, expected = both(of, model, X, "attn_lrp", layers=(["n"], ["n"]))
+    close(found.layers["n"], expected.layers["n"])
     assert jax.tree.all(jax.tree.map(jnp.array_equal, state, nnx.state(model)))
-    close(model(array(x)), array(of(x)))
+    close(model(array(X)), array(of(X)))
 
 
-def test_a_class_that_is_not_called_a_norm_has_no_rule_of_one():
-    of, x = fill(Mlp()), array(numbers(2, 6, seed=1))
-    model = eqx_mlp(of)
-    other = eqx.tree_at(lambda m: m.n, model, Centred(model.n))
+def test_a_class_that_is_not_called_a_norm_has_no_rule_of_one(of):
     rules = lrp.attn_lrp(library="jax")
-    found, due = (lrp.relevance(m, x, 1, rules) for m in (other, model))
-    assert abs(found.inputs - due.inputs).max() > 1e-2
+    found, expected = (
+        lrp.relevance(m, array(X), 1, rules) for m in (with_norm(Centred, of), eqx_mlp(of))
+    )
+    assert abs(found.inputs - expected.inputs).max() > 1e-2
 
 
 # -- where it is lost ------------------------------------------------------------------------------
@@ -165,16 +160,16 @@ class ByHand(nn.Module):
 
 
 def test_a_norm_that_is_written_out_is_where_it_is_lost():
-    of, x = fill(ByHand()), numbers(2, 6, seed=1)
+    of = fill(ByHand())
     w, b = array(of.a.weight).T, array(of.a.bias)
 
     def by_hand(x):
         return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) @ w + b
 
-    due = lrp.relevance(of, x, 1, lrp.attn_lrp(), check="ops")
-    found = lrp.relevance(by_hand, array(x), 1, lrp.attn_lrp(library="jax"), check="ops")
-    close(found.inputs, due.inputs)
-    (theirs,) = [row for row in due.losses if row.op == "Rsqrt"]
+    expected = lrp.relevance(of, X, 1, lrp.attn_lrp(), check="ops")
+    found = lrp.relevance(by_hand, array(X), 1, lrp.attn_lrp(library="jax"), check="ops")
+    close(found.inputs, expected.inputs)
+    (theirs,) = [row for row in expected.losses if row.op == "Rsqrt"]
     (ours,) = [row for row in found.losses if row.op == "rsqrt"]
     assert abs(ours.lost) > 1e-2
     close([ours.arrived, ours.left], [theirs.arrived, theirs.left])
@@ -182,68 +177,30 @@ def test_a_norm_that_is_written_out_is_where_it_is_lost():
     assert found.losses[0].op in ("rsqrt", "lrp_dense")  # (whose bias keeps a share)
 
 
+PATHS = {
+    "nnx": {"a", "b", "c"}, "equinox": {"a/Linear", "b/Linear", "c/Linear"},
+    "linen, bound": {"Dense_0", "Dense_1", "Dense_2"},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("library", MLPS)
-def test_losses_add_up(library):
-    of, x = fill(Mlp()), numbers(2, 6, seed=1)
-    rules = lrp.epsilon_plus(library="jax")
-    plain = lrp.relevance(MLPS[library](of), array(x), 1, rules)
-    found = lrp.relevance(MLPS[library](of), array(x), 1, rules, check="ops")
-    due = lrp.relevance(of, x, 1, lrp.epsilon_plus(), check="ops")
+def test_losses_add_up(of, library):
+    found, _ = both(of, MLPS[library](of), X, "epsilon_plus", check="ops")
+    plain = lrp.relevance(MLPS[library](of), array(X), 1, lrp.epsilon_plus(library="jax"))
+    expected = lrp.relevance(of, X, 1, lrp.epsilon_plus(), check="ops")
     close(found.inputs, plain.inputs, 1e-12)
     close(found.missing, plain.missing, 1e-12)
     close(sum(row.lost for row in found.losses), float(found.missing.sum()))
     (rest,) = [row for row in found.losses if row.op.startswith("what is not seen")]
     assert abs(rest.lost) < 1e-12
-    theirs = [row.lost for row in due.losses if row.op == "linear"]
-    ours = [row.lost for row in found.losses if row.op == "lrp_dense"]
-    close(sorted(ours), sorted(theirs), 1e-9)
-    paths = {row.path for row in found.losses if row.op == "lrp_dense"}
-    assert paths == {
-        "nnx": {"a", "b", "c"}, "equinox": {"a/Linear", "b/Linear", "c/Linear"},
-        "linen, bound": {"Dense_0", "Dense_1", "Dense_2"},
-    }.get(library, {f"LinenMlp/Dense_{i}" for i in range(3)})  # fmt: skip
+    ours = [row for row in found.losses if row.op == "lrp_dense"]
+    theirs = [row.lost for row in expected.losses if row.op == "linear"]
+    close(sorted(row.lost for row in ours), sorted(theirs), 1e-9)
+    paths = PATHS.get(library, {f"LinenMlp/Dense_{i}" for i in range(3)})
+    assert {row.path for row in ours} == paths
 
 
 # -- layers ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("library", ["nnx", "equinox", "linen, bound"])
-@pytest.mark.parametrize("composite", ["attn_lrp", "epsilon_plus", "deep_lift"])
-def test_layers_of_dense_networks(composite, library):
-    of, x = fill(Mlp()), numbers(2, 6, seed=1)
-    base = numbers(1, 6, seed=2) if composite == "deep_lift" else None
-    if composite == "deep_lift" and library == "equinox":
-        base, composite = None, "excitation"
-    make, paths = getattr(lrp, composite), {"a": "Dense_0", "n": "LayerNorm_0", "b": "Dense_1"}
-    names = [paths[n] if "linen" in library else n for n in paths]
-    due = lrp.relevance(of, x, 1, make(), [*paths], reference=base)
-    found = lrp.relevance(
-        MLPS[library](of), array(x), 1, make(library="jax"), names,
-        reference=None if base is None else array(base),
-    )  # fmt: skip
-    close(found.inputs, due.inputs)
-    assert [*found.layers] == names
-    for ours, theirs in zip(found.layers.values(), due.layers.values(), strict=True):
-        assert abs(theirs).max() > 1e-3
-        close(ours, theirs)
-
-
-@pytest.mark.parametrize("library", ["nnx", "equinox"])
-def test_layers_of_convolutional_networks(library):
-    of, x = fill(Cnn()), numbers(2, 2, 8, 8, seed=1)
-    turn = (lambda v: v) if library == "equinox" else (lambda v: v.transpose(0, 2, 3, 1))
-    due = lrp.relevance(of, x, 1, lrp.epsilon_plus(), "*")
-    model = (NnxCnn if library == "nnx" else EqxCnn)(of)
-    found = lrp.relevance(
-        model, turn(array(x)), 1, lrp.epsilon_plus(library="jax"), "*", check="ops"
-    )
-    close(found.inputs, turn(array(due.inputs)))
-    for name in ("a", "b", "c"):
-        assert abs(due.layers[name]).max() > 1e-3
-        close(found.layers[name], turn(array(due.layers[name])))
-    close(found.layers["d"], due.layers["d"])
-    assert {*found.layers} == {"a", "n", "b", "c", "d"}
-    close(sum(row.lost for row in found.losses), float(found.missing.sum()), 1e-9)
 
 
 class Tied(nnx.Module):
@@ -271,12 +228,13 @@ def test_layers_that_return_tuples_run_twice_or_not_at_all():
     found = lrp.relevance(Tied(), x, 1, rules, ["pair", ""])
     assert [*found.layers] == ["pair", ""]
     close(2 * found.layers["pair"], found.layers[""])  # y is 2 x + 2 x
-    with pytest.raises(ArgumentError, match="the module 'a' ran more than once"):
-        lrp.relevance(Tied(), x, 1, rules, ["a"])
-    with pytest.raises(ArgumentError, match="no module 'idle' ran"):
-        lrp.relevance(Tied(), x, 1, rules, ["idle"])
-    with pytest.raises(ArgumentError, match="'count' returned int, expected an array of floats"):
-        lrp.relevance(Tied(), x, 1, rules, ["count"])
+    for name, words in {
+        "a": "the module 'a' ran more than once",
+        "idle": "no module 'idle' ran",
+        "count": "'count' returned int, expected an array of floats",
+    }.items():
+        with pytest.raises(ArgumentError, match=words):
+            lrp.relevance(Tied(), x, 1, rules, [name])
 
 
 # -- checkpoints and loops -------------------------------------------------------------------------
@@ -293,15 +251,15 @@ class Layers(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit])
+@pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("scans", [True, False])
 @pytest.mark.parametrize("composite", ["attn_lrp", "epsilon_plus", "excitation"])
 def test_layers_in_a_scan_or_checkpoint(composite, scans, wrap):
-    of, x = fill(Layers()), numbers(2, 4, seed=1)
+    of = fill(Layers())
     ws = jnp.stack([array(layer.weight).T for layer in of.layers])
     bs = jnp.stack([array(layer.bias) for layer in of.layers])
 
-    @wrap
+    @WRAPS[wrap]
     def layer(x, given):
         w, b = given
         return jax.nn.relu(x @ w + b) * x, None
@@ -313,23 +271,18 @@ def test_layers_in_a_scan_or_checkpoint(composite, scans, wrap):
             x, _ = layer(x, given)
         return x
 
-    due = lrp.relevance(of, x, 1, getattr(lrp, composite)())
     for check in (None, "ops"):
-        found = lrp.relevance(
-            model, array(x), 1, getattr(lrp, composite)(library="jax"), check=check
-        )
-        close(found.inputs, due.inputs)
-        close(found.total, due.total)
+        found, expected = both(of, model, numbers(2, 4, seed=1), composite, check=check)
+        close(found.inputs, expected.inputs)
+        close(found.total, expected.total)
 
 
 def test_a_scan_whose_state_begins_as_a_constant():
-    w = array(numbers(3, 3, seed=1))
+    w, x = array(numbers(3, 3, seed=1)), array(numbers(4, 2, 3, seed=2))
 
     def model(x):  # the state depends on x from the second round on
         return jax.lax.scan(lambda h, x: (h @ w + x, None), jnp.zeros((2, 3)), x)[0]
 
-    x = array(numbers(4, 2, 3, seed=2))
     found = lrp.relevance(model, x, 1, lrp.attn_lrp(library="jax"))
-    due = jnp.stack([x[i] * jnp.linalg.matrix_power(w, 3 - i)[:, 1] for i in range(4)])
-    close(found.inputs, due)
+    close(found.inputs, [x[i] * jnp.linalg.matrix_power(w, 3 - i)[:, 1] for i in range(4)])
     assert sum(hit.count for hit in found.used.hits if hit.op_type == "lrp_dense") == 1
