@@ -158,6 +158,13 @@ class NnxCnn(nnx.Module):
         return self.d(jax.nn.relu(self.c(x)).reshape(len(x), -1))
 
 
+def with_weights(layer, of, turned=False):
+    w = array(of.weight)
+    w = w.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1] if turned else w
+    both = w, array(of.bias).reshape(layer.bias.shape)
+    return eqx.tree_at(lambda m: (m.weight, m.bias), layer, both)
+
+
 class EqxCnn(eqx.Module):
     a: eqx.nn.Conv2d
     b: eqx.nn.Conv2d
@@ -166,22 +173,11 @@ class EqxCnn(eqx.Module):
     n: nnx.Module
 
     def __init__(self, of):
-        key = jax.random.key(0)
-        made = (
-            eqx.nn.Conv2d(2, 4, 3, key=key),
-            eqx.nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=2, key=key),
-            eqx.nn.ConvTranspose2d(4, 2, 2, 2, key=key),
-            eqx.nn.Linear(32, 3, key=key),
-        )
-        weights = [(m.weight, m.bias) for m in (of.a, of.b, of.c, of.d)]
-        self.a, self.b, self.c, self.d = (
-            eqx.tree_at(
-                lambda m: (m.weight, m.bias), m,
-                (array(w) if i != 2 else array(w).transpose(1, 0, 2, 3)[:, :, ::-1, ::-1],
-                 array(b).reshape(m.bias.shape)),
-            ) for i, (m, (w, b)) in enumerate(zip(made, weights, strict=True))
-        )  # fmt: skip
-        self.n = NnxCnn(of).n
+        key, wide = jax.random.key(0), {"padding": 2, "dilation": 2, "groups": 2}
+        self.a = with_weights(eqx.nn.Conv2d(2, 4, 3, key=key), of.a)
+        self.b = with_weights(eqx.nn.Conv2d(4, 4, 3, **wide, key=key), of.b)
+        self.c = with_weights(eqx.nn.ConvTranspose2d(4, 2, 2, 2, key=key), of.c, turned=True)
+        self.d, self.n = with_weights(eqx.nn.Linear(32, 3, key=key), of.d), NnxCnn(of).n
 
     def __call__(self, x):
         x = jax.vmap(self.a)(x)
