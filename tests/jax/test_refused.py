@@ -9,13 +9,7 @@ from jax import export
 from jax.experimental import pallas as pl
 
 import regrad as rg
-from regrad.errors import (
-    ArgumentError,
-    GradientError,
-    RuleError,
-    UnknownOpError,
-    UnusedOverrideWarning,
-)
+from regrad.errors import ArgumentError, GradientError, RuleError, UnknownOpError
 from tests.helpers.jax_model import model, relu, seven
 from tests.helpers.jax_places import X
 from tests.jax.test_keys import clipid
@@ -104,13 +98,11 @@ def test_calls_are_refused(call, error, words):
 
 
 def test_other_bodies_that_jax_does_not_open_do_no_harm():
-    with pytest.warns(UnusedOverrideWarning):
+    with pytest.warns(rg.errors.UnusedOverrideWarning):
         override(of_pallas, {"Sin": seven})(X)
 
 
 def test_a_scope_of_regrads_is_none_of_jaxs():
-    with (
-        pytest.warns(UnusedOverrideWarning, match=r"For JAX programs use rg\.jax\.override"),
-        rg.gradient_override_map({"Relu": lambda dy: dy}),
-    ):
+    scope = rg.gradient_override_map({"Relu": lambda dy: dy})
+    with pytest.warns(rg.errors.UnusedOverrideWarning, match=r"use rg\.jax\.override"), scope:
         jax.grad(model)(X)

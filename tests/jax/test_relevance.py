@@ -18,19 +18,8 @@ from regrad.rules import lrp
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from tests.helpers.relevance_jax import (  # noqa: E402
-    MLPS,
-    WIDE,
-    Cnn,
-    EqxCnn,
-    Mlp,
-    NnxCnn,
-    NnxMlp,
-    array,
-    both,
-    close,
-    eqx_mlp,
-)  # fmt: skip
+from tests.helpers import relevance_jax as nets  # noqa: E402
+from tests.helpers.relevance_jax import MLPS, Cnn, Mlp, array, both, close  # noqa: E402
 from tests.helpers.relevance_networks import fill, numbers  # noqa: E402
 
 COMPOSITES = {
@@ -61,7 +50,10 @@ def test_dense_networks(composite, library):
         close(ours, theirs)
 
 
-CNNS = {"nnx": (NnxCnn, lambda v: v.transpose(0, 2, 3, 1)), "equinox": (EqxCnn, lambda v: v)}
+CNNS = {
+    "nnx": (nets.NnxCnn, lambda v: v.transpose(0, 2, 3, 1)),
+    "equinox": (nets.EqxCnn, nets.same),
+}
 CASES = [(c, n) for c in COMPOSITES for n in CNNS if (c, n) != IMPOSSIBLE]
 
 
@@ -105,11 +97,11 @@ class Block(nn.Module):
 class NnxBlock(nnx.Module):
     def __init__(self, of):
         r = nnx.Rngs(0)
-        self.n = nnx.RMSNorm(4, epsilon=1e-6, rngs=r, **WIDE)
+        self.n = nnx.RMSNorm(4, epsilon=1e-6, rngs=r, **nets.WIDE)
         self.n.scale[...] = array(of.n.weight)
         for name in ("q", "k", "v", "o", "gate", "up", "down"):
             theirs = getattr(of, name)
-            mine = nnx.Linear(theirs.in_features, theirs.out_features, rngs=r, **WIDE)
+            mine = nnx.Linear(theirs.in_features, theirs.out_features, rngs=r, **nets.WIDE)
             mine.kernel[...], mine.bias[...] = array(theirs.weight).T, array(theirs.bias)
             setattr(self, name, mine)
 
@@ -142,7 +134,7 @@ def test_rules_by_place_and_named_inputs():
     rules = {**lrp.epsilon_plus(), rg.at("b", nn.functional.linear): lrp.gamma()}
     expected = lrp.relevance(of, {"x": x}, lambda y: y.sum(), rules)
     ours = {**lrp.epsilon_plus(library="jax"), rg.at("b", "lrp_dense"): lrp.gamma()}
-    found = lrp.relevance(NnxMlp(of), {"x": array(x)}, lambda y: y.sum(), ours)
+    found = lrp.relevance(nets.NnxMlp(of), {"x": array(x)}, lambda y: y.sum(), ours)
     close(found.inputs["x"], expected.inputs["x"])
     rules = {hit.path: hit.rule for hit in found.used.hits if hit.op_type == "lrp_dense"}
     assert rules == {"a": "epsilon", "b": "gamma", "c": "epsilon"}
@@ -164,7 +156,7 @@ WRONG = [
     ("it comes to arrays of floats", {"inputs": jnp.ones((2, 6), int)}),
     ("it comes to arrays of floats", {"reference": (1.0, 2.0)}),
     ("compared in one batch, and jax.vmap shows rules one example",
-     {"model": eqx_mlp(fill(Mlp())), "reference": array(numbers(1, 6)),
+     {"model": nets.eqx_mlp(fill(Mlp())), "reference": array(numbers(1, 6)),
       "rules": lrp.deep_lift(library="jax")}),
     ("a dot_general runs in the body of a while .*test_relevance.py", {"model": loop}),
     ("no module 'z' ran and passed on what the target depends on", {"layers": ["a", "z"]}),
@@ -181,7 +173,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("words", "given"), WRONG, ids=range(len(WRONG)))
 def test_wrong_arguments_are_refused(words, given):
-    usual = {"model": NnxMlp(fill(Mlp())), "inputs": array(numbers(2, 6)), "target": 0}
+    usual = {"model": nets.NnxMlp(fill(Mlp())), "inputs": array(numbers(2, 6)), "target": 0}
     with pytest.raises(ArgumentError, match=words):
         lrp.relevance(**usual | {"rules": JAX_RULES} | given)
 

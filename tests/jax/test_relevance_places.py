@@ -14,18 +14,9 @@ from regrad.rules import lrp
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from tests.helpers import relevance_jax as nets  # noqa: E402
 from tests.helpers.jax_model import WRAPS  # noqa: E402
-from tests.helpers.relevance_jax import (  # noqa: E402
-    MLPS,
-    WIDE,
-    Mlp,
-    NnxMlp,
-    array,
-    both,
-    close,
-    eqx_mlp,
-    linen_variables,
-)  # fmt: skip
+from tests.helpers.relevance_jax import MLPS, WIDE, Mlp, NnxMlp, array, both, close, eqx_mlp  # noqa: E402
 from tests.helpers.relevance_networks import fill, numbers  # noqa: E402
 
 # -- modules that are no attributes of a model -----------------------------------------------------
@@ -74,7 +65,7 @@ class Counting(NnxMlp):
 
 
 def oddly_named(of):
-    params = linen_variables(of)["params"]
+    params = nets.linen_variables(of)["params"]
     variables = {"params": {**params, "one": params["LayerNorm_0"]}}
     return lambda x: OddlyNamed().apply(variables, x)
 

@@ -13,32 +13,9 @@ import pytest
 from flax import nnx
 
 import regrad as rg
-from regrad.errors import (
-    ArgumentError,
-    GradientError,
-    NotFiredError,
-    PassedOverError,
-    UnusedOverrideWarning,
-)
-from tests.helpers.jax_networks import (
-    KEY,
-    NONE,
-    PARAMS,
-    PLAIN,
-    SITES,
-    EqxBlock,
-    EqxNet,
-    LinenBlock,
-    LinenNet,
-    NnxBlock,
-    NnxNet,
-    X,
-    close,
-    eqx_loss,
-    linen_loss,
-    loss,
-    times7,
-)
+from regrad.errors import ArgumentError, GradientError, UnusedOverrideWarning
+from tests.helpers import jax_networks as nets
+from tests.helpers.jax_networks import EqxBlock, EqxNet, NnxBlock, X, close, eqx_loss, times7
 
 override = rg.jax.override
 HEAD = {rg.at("head", "Tanh"): times7}
@@ -52,7 +29,7 @@ class Case:
 
     def slopes(self, key, at=None, wrap=lambda f: f, **options):
         """The gradients under an override, or (`at`) of the model with the factor in it."""
-        model = self.make(at or NONE)
+        model = self.make(at or nets.NONE)
         f = wrap(self.f(model))
         if at is None:
             f = override(f, {key: times7}, **{"model": model} | options)
@@ -70,25 +47,25 @@ CASES = {
     "Equinox": Case(EqxNet, lambda m: eqx_loss, lambda m: m),
     "Equinox, closed over": Case(EqxNet, lambda m: lambda x, _: eqx_loss(m, x), lambda m: X),
     "Equinox, updated": Case(EqxNet, lambda m: eqx_loss, twice),
-    "NNX": Case(NnxNet, lambda m: loss, lambda m: m, nnx.grad),
-    "NNX, closed over": Case(NnxNet, lambda m: lambda x, _: loss(m, x), lambda m: X),
-    "Linen": Case(LinenNet, linen_loss, lambda m: PARAMS),
+    "NNX": Case(nets.NnxNet, lambda m: nets.loss, lambda m: m, nnx.grad),
+    "NNX, closed over": Case(nets.NnxNet, lambda m: lambda x, _: nets.loss(m, x), lambda m: X),
+    "Linen": Case(nets.LinenNet, nets.linen_loss, lambda m: nets.PARAMS),
 }  # fmt: skip
-LIBRARIES = {"Equinox": (EqxBlock, EqxNet), "NNX": (NnxBlock, NnxNet),
-             "Linen": (LinenBlock, LinenNet)}  # fmt: skip
+LIBRARIES = {"Equinox": (EqxBlock, EqxNet), "NNX": (NnxBlock, nets.NnxNet),
+             "Linen": (nets.LinenBlock, nets.LinenNet)}  # fmt: skip
 WHERES = {  # the place of a key, what follows it, and the calls of tanh that it selects
     "path": ("layers.1", {}, {"layers.1"}),
     "pattern": ("layers.*", {}, {"layers.0", "layers.1"}),
-    "root": ("", {}, {*SITES}),
-    "class": (0, {}, {*SITES[:3]}),
-    "class around": (1, {}, {*SITES}),
+    "root": ("", {}, {*nets.SITES}),
+    "class": (0, {}, {*nets.SITES[:3]}),
+    "class around": (1, {}, {*nets.SITES}),
     "predicate": (lambda site: site.path == "head", {}, {"head"}),
-    "class in a predicate": (lambda site: site.module_class in CLASSES, {}, {*SITES[:3]}),
+    "class in a predicate": (lambda site: site.module_class in CLASSES, {}, {*nets.SITES[:3]}),
     "nth": (None, {"nth": 3}, {""}),
     "nth of a path": ("layers.*", {"nth": 1}, {"layers.1"}),
     "tuple": (("head", "layers.0"), {"what": ("Tanh", "Sin")}, {"head", "layers.0"}),
 }
-CLASSES = (EqxBlock, NnxBlock, LinenBlock)
+CLASSES = (EqxBlock, NnxBlock, nets.LinenBlock)
 
 
 def linen_names(where):
@@ -164,7 +141,7 @@ def test_classes_without_the_model():
 
 
 def test_scopes_and_classes_in_one_map():
-    net = NnxNet()
+    net = nets.NnxNet()
 
     def f(x):
         with jax.named_scope("tail"):
@@ -173,7 +150,7 @@ def test_scopes_and_classes_in_one_map():
 
     rules = {rg.at("tail", "Tanh"): lambda dy, y: 3 * dy * (1 - y * y),
              rg.at(lambda site: site.module_class is NnxBlock, "Tanh"): times7}  # fmt: skip
-    by_hand, total = NnxNet({*SITES[:3]}), lambda f: jax.grad(lambda x: f(x).sum())(X)
+    by_hand, total = nets.NnxNet({*nets.SITES[:3]}), lambda f: jax.grad(lambda x: f(x).sum())(X)
     close(total(override(f, rules)), total(by_hand) + 30 * (1 - jnp.tanh(X) ** 2))
     ours = override(net, {rg.at("head", "Tanh"): times7}, model=net)
     steps = [step for step in rg.jax.trace_gradients(ours)(X).steps if step.op_type == "tanh"]
@@ -182,14 +159,14 @@ def test_scopes_and_classes_in_one_map():
 
 def test_a_function_with_a_derivative_of_its_own():
     def whole(params, x):
-        return linen_loss(LinenNet())(params, x)
+        return nets.linen_loss(nets.LinenNet())(params, x)
 
     f = jax.custom_vjp(whole)  # `open` ignores its derivative
     f.defvjp(lambda *xs: (f(*xs), xs), lambda xs, dy: jax.tree.map(jnp.zeros_like, xs))
-    ours = override(f, HEAD, model=LinenNet(), open=["whole"])
-    close(jax.grad(ours)(PARAMS, X), CASES["Linen"].slopes(None, {"head"}))
-    with pytest.raises(PassedOverError, match="has a derivative of its own"):
-        override(f, HEAD, model=LinenNet())(PARAMS, X)
+    ours = override(f, HEAD, model=nets.LinenNet(), open=["whole"])
+    close(jax.grad(ours)(nets.PARAMS, X), CASES["Linen"].slopes(None, {"head"}))
+    with pytest.raises(rg.errors.PassedOverError, match="has a derivative of its own"):
+        override(f, HEAD, model=nets.LinenNet())(nets.PARAMS, X)
 
 
 @eqx.filter_jit
@@ -220,8 +197,8 @@ class EqxLoop(eqx.Module):
     layers: EqxBlock
 
     def __init__(self):
-        make = lambda key: EqxBlock(eqx.nn.Linear(4, 4, key=key), PLAIN)  # noqa: E731
-        self.layers = eqx.filter_vmap(make)(jax.random.split(KEY, 3))
+        make = lambda key: EqxBlock(eqx.nn.Linear(4, 4, key=key), nets.PLAIN)  # noqa: E731
+        self.layers = eqx.filter_vmap(make)(jax.random.split(nets.KEY, 3))
 
     def __call__(self, x):
         arrays, rest = eqx.partition(self.layers, eqx.is_array)
@@ -244,7 +221,7 @@ class LinenLoop(nn.Module):
 def test_a_scan_over_layers_has_one_path():
     net, linen = EqxLoop(), LinenLoop()
     for f, given, model in (
-        (eqx_loss, net, net), (linen_loss(linen), linen.init(KEY, X), linen),
+        (eqx_loss, net, net), (nets.linen_loss(linen), linen.init(nets.KEY, X), linen),
     ):  # fmt: skip
         ours = override(f, {rg.at("layers", "Tanh"): times7}, model=model)
         close(jax.grad(ours)(given, X), jax.grad(override(f, {"Tanh": times7}))(given, X))
@@ -308,25 +285,25 @@ def test_a_copy_in_another_precision_is_the_model():
 
 
 def test_modules_under_nn_jit_are_refused():
-    compiled = nn.jit(LinenBlock)
+    compiled = nn.jit(nets.LinenBlock)
 
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x):
             return compiled(name="b")(compiled(name="a")(x))
 
-    params = Net().init(KEY, X)
+    params = Net().init(nets.KEY, X)
     for model, path in ((Net(), "b"), (None, "Net.b")):
-        ours = override(linen_loss(Net()), {rg.at(path, "Tanh"): times7}, model=model)
+        ours = override(nets.linen_loss(Net()), {rg.at(path, "Tanh"): times7}, model=model)
         with pytest.raises(GradientError, match=r"under nn\.jit of Flax's"):
             ours(params, X)
 
 
 def test_a_model_is_a_module_and_whole_calls_need_one():
     with pytest.raises(ArgumentError, match=r"model= expected a module of Flax"):
-        override(loss, {"Tanh": times7}, model=lambda x: x)
+        override(nets.loss, {"Tanh": times7}, model=lambda x: x)
     with pytest.raises(ArgumentError, match="whole calls as one op"):
-        override(loss, {rg.at("head"): times7})
+        override(nets.loss, {rg.at("head"): times7})
 
 
 class Pair(nnx.Module):
@@ -339,10 +316,10 @@ class Pair(nnx.Module):
 
 def test_modules_that_never_ran_are_named():
     net = Pair()
-    ours = override(loss, {rg.at("*", "Tanh"): times7}, model=net)
+    ours = override(nets.loss, {rg.at("*", "Tanh"): times7}, model=net)
     with pytest.warns(UnusedOverrideWarning, match=r"names 'b', which was never called"):
         nnx.grad(ours)(net, X)
-    with pytest.raises(NotFiredError, match="names 'b'"):
+    with pytest.raises(rg.errors.NotFiredError, match="names 'b'"):
         ours.assert_fired()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -363,8 +340,8 @@ def test_classes_are_as_they_were():
 
 
 def test_linen_without_a_model_has_the_names_of_its_program():
-    f = linen_loss(LinenNet())
+    f = nets.linen_loss(nets.LinenNet())
     with pytest.raises(ArgumentError, match=r"mean 'LinenNet\.layers_0'"):
-        override(f, {rg.at("layers_0", "Tanh"): times7})(PARAMS, X)
+        override(f, {rg.at("layers_0", "Tanh"): times7})(nets.PARAMS, X)
     ours = override(f, {rg.at("LinenNet.layers_1", "Tanh"): times7})
-    close(jax.grad(ours)(PARAMS, X), CASES["Linen"].slopes(None, {"layers.1"}))
+    close(jax.grad(ours)(nets.PARAMS, X), CASES["Linen"].slopes(None, {"layers.1"}))

@@ -13,26 +13,9 @@ import pytest
 import regrad as rg
 from regrad import train
 from regrad.core.tensor import wrap
-from regrad.errors import (
-    ArgumentError,
-    DTypeError,
-    GradientError,
-    MissingPackageError,
-    ShapeError,
-    StateError,
-)
-from tests.helpers.fitted_line import (
-    WAYS,
-    X,
-    Y,
-    as_jax,
-    as_numpy,
-    as_torch,
-    loss_of,
-    model,
-    same_bits,
-    values,
-)
+from regrad.errors import ArgumentError, DTypeError, GradientError, StateError
+from tests.helpers import fitted_line as line
+from tests.helpers.fitted_line import WAYS, as_jax, loss_of, model, same_bits, values
 
 # -- the numbers -----------------------------------------------------------------------------------
 
@@ -43,7 +26,7 @@ def plain(transformation, steps):
     params = {"w": jnp.full(3, 0.5, jnp.float32), "b": jnp.asarray(0, jnp.float32)}
 
     def loss(p):
-        return jnp.mean((X @ p["w"] + p["b"] - Y) ** 2)
+        return jnp.mean((line.X @ p["w"] + p["b"] - line.Y) ** 2)
 
     @jax.jit
     def step(params, state):
@@ -58,7 +41,7 @@ def plain(transformation, steps):
     return params, losses
 
 
-@pytest.mark.parametrize("make", [as_numpy, as_jax, as_torch])
+@pytest.mark.parametrize("make", [line.as_numpy, as_jax, line.as_torch])
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_are_those_of_plain_optax(way, make):
     due, due_losses = plain(WAYS[way](), 12)
@@ -273,7 +256,7 @@ MISTAKES = [  # of an optimizer and of the variables w and b
      r"has state for .* got the variable 'c'"),
     (lambda sgd, w, b: known(sgd, w, b).init([variable("w", [1.0, 2.0, 3.0])]), StateError,
      "another variable of the name 'w'"),
-    (lambda sgd, w, b: sgd.apply_gradients([(rg.ones(2), w)]), ShapeError,
+    (lambda sgd, w, b: sgd.apply_gradients([(rg.ones(2), w)]), rg.errors.ShapeError,
      r"of 'w' must have its shape, \(3,\), got \(2,\)"),
     (lambda sgd, w, b: sgd.apply_gradients([(np.ones(3), w)]), DTypeError,
      "of 'w' must have its dtype, float32, got float64"),
@@ -310,7 +293,7 @@ def test_mistakes_are_refused_and_change_nothing(sgd, call, error, words):
 )
 def test_missing_packages(monkeypatch, package, extra, use):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackageError, match=rf"pip install '\.\[{extra}\]'"):
+    with pytest.raises(rg.errors.MissingPackageError, match=rf"pip install '\.\[{extra}\]'"):
         use()
 
 
@@ -337,7 +320,7 @@ def test_float64_data_need_no_x64_mode():
 def test_fit():
     w, b = model()
     adam = train.Optimizer(optax.adam(0.1))
-    batches = list(zip(np.split(X, 4), np.split(Y, 4), strict=True))
+    batches = list(zip(np.split(line.X, 4), np.split(line.Y, 4), strict=True))
 
     def step(batch):
         x, y = batch
