@@ -160,6 +160,7 @@ def test_checks_find_a_rule_that_leaves_the_graph(library):
         refused(second, (GradientCheckError, GradientError), words)
 
 
+@pytest.mark.slow
 def test_transforms_of_torch_and_programs():
     x = torch.tensor([AT, 2 * AT], dtype=torch.float64)
     each = torch.vmap(torch.func.grad(torchs_by_closure))

@@ -44,6 +44,7 @@ def is_named(row, found):
     return named == ({row.culprit}, row.inputs) and found.findings[0].order == row.order
 
 
+@pytest.mark.slow
 def test_broken_rules_are_found_and_named():
     reports = [(row, caught(row)) for row in ROWS]
     assert [row.name for row, found in reports if found.ok] == []

@@ -35,6 +35,7 @@ def test_a_slice_of_the_catalogue(mode):
                 assert verdict.outcome not in (SILENT, BROKEN), verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["broadcast_to, jit", "repeat, jit"])
 def test_a_size_that_would_end_the_process_is_refused(name):
     assert malformed.crashed(name, malformed.CRASHES[name]).outcome == REFUSED

@@ -94,6 +94,7 @@ print((x * rg.asarray([1, 2])).dtype)
 """
 
 
+@pytest.mark.slow
 def test_float64_on_jax_without_x64_raises():
     pytest.importorskip("jax")
     env = {**os.environ, "JAX_ENABLE_X64": "0", "JAX_PLATFORMS": "cpu"}

@@ -240,6 +240,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_zip_bomb_is_not_unpacked(tmp_path):
     """300 MB of zeros that nobody asked for, that do not fit, and that are not what they say."""
     path, size = tmp_path / "a.npz", 300 * 2**20

@@ -104,6 +104,7 @@ def gradient(f, rules, x=X):
     return dx.numpy()
 
 
+@pytest.mark.slow(but=56)
 @pytest.mark.parametrize("mode", [*MODES, *COMPILED])
 @pytest.mark.parametrize("where", WHERES)
 def test_a_rule_holds_in_its_place_and_nowhere_else(mode, where):
@@ -201,6 +202,7 @@ def twice(x, f):
         return y + 3 * f(2 * x)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("where", "a", "b"), [("a", 7, 1), ("b", 1, 7), (twice, 7, 7)])
 def test_a_program_is_of_one_path_and_one_caller(where, a, b):
     f = rg.jit(one)

@@ -274,6 +274,7 @@ def test_dtypes_that_an_op_is_not_defined_for(data):
     says(lambda: rg.tensor([1.0], dtype="floaty"), *words, error=DTypeError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["-O", "-OO"])
 def test_no_promise_is_kept_by_an_assertion(flag):
     """Python leaves assertions out with -O, and docstrings with -OO."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 from functools import partial
 
 import jax  # noqa: F401 (without which the children fail)
+import pytest
 
 import regrad as rg
 from tests.helpers import children
 from tests.helpers.children import failures, free_port
 from tests.helpers.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 run_children = partial(children.run_children, ROOT / "tests/helpers/sharded_checks.py")
 

@@ -210,6 +210,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_process_can_assign():
     command = [sys.executable, "-c", FORKED]

@@ -174,6 +174,7 @@ def test_unknown_ranks(family: str) -> None:
             check(infer(call.op, unranked(call), call.attrs), call)
 
 
+@pytest.mark.slow(but=10)
 @every_family
 def test_trials_agree(family: str) -> None:
     for call in calls_of(family):
@@ -193,6 +194,7 @@ def tried(call: Call, arguments: Any) -> Any:
     return None if found[0].shape is None else found
 
 
+@pytest.mark.slow
 def test_trials_tell_most_shapes() -> None:
     calls = all_calls()
     found = [tried(call, call.arguments) for call in calls]

@@ -91,6 +91,7 @@ def test_a_parameter_of_a_pytorch_model():
     assert cut.gradient is None and "detach" in [step.op_type for step in cut.cuts]
 
 
+@pytest.mark.slow
 def test_a_leaf_of_a_jax_function():
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

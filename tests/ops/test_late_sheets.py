@@ -10,6 +10,8 @@ import regrad as rg
 from regrad.core.registry import OPS
 from regrad.ops import methods
 
+pytestmark = pytest.mark.slow
+
 
 def run(script):
     """Return what a new interpreter prints, which has imported the library alone."""

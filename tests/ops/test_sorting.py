@@ -151,6 +151,7 @@ def test_second_order_of_products_agrees_with_jax(f: Any) -> None:
     np.testing.assert_allclose(ours, jax.grad(lambda x: (inner(x) * weights).sum())(x), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_scans_under_jax_jit() -> None:
     def f(x: Any) -> Any:
         def loss(t: Any) -> Any:

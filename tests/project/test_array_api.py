@@ -54,6 +54,7 @@ print("right")
 """
 
 
+@pytest.mark.slow
 def test_consumers_take_tensors():
     import os
 

@@ -58,6 +58,7 @@ def test_tables_without_the_ratio_of_the_peer_to_itself_are_read():
     assert row == ROWS[0]._replace(ratio="2.00 ×")
 
 
+@pytest.mark.slow
 def test_the_newest_result_of_each_machine_counts(tmp_path, monkeypatch):
     def record(name, date, suites, machine="One"):
         text = report.markdown(dict.fromkeys(suites, ROWS), 0.5)

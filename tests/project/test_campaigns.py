@@ -98,6 +98,7 @@ def test_a_rule_that_runs_wrongly_is_found(monkeypatch):
     assert outcomes(derivatives("Tanh", "numpy", ("alone",))) == {SILENT}
 
 
+@pytest.mark.slow
 def test_a_region_that_loses_rules_is_found(monkeypatch):
     monkeypatch.setitem(regions.REGIONS, "checkpoint", regions.masking)
     found = fires.run("Tanh/jit", quick=True)
@@ -152,6 +153,7 @@ def test_a_slice_of_the_gradients(name):
     assert outcomes(found) == {DELIVERED}
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_found_in_each_mode(monkeypatch):
     row = row_of("elementwise: Tanh")
     right = numerics.nth
@@ -212,6 +214,7 @@ def mortal(job):
     return {"job": job.key, "counts": {}, "others": [], "seconds": 0}
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_its_process_is_broken_and_the_others_are_done():
     jobs = [proof.Job("F5", f"{i}{'dies' * (i == 1)}") for i in range(4)]
     found = {result["job"]: result for result in driver.results(jobs, 2, mortal)}
@@ -223,6 +226,7 @@ def test_a_job_that_ends_its_process_is_broken_and_the_others_are_done():
 # -- F6, F7 ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("first", range(4))
 def test_the_special_points_on_numpy(first):
     for op_type in edges.op_types()[first::4]:
@@ -275,6 +279,7 @@ def test_a_slice_of_the_ulps(monkeypatch):
 # -- F8 --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
 @pytest.mark.parametrize("way", concurrency.WAYS)
 def test_a_slice_of_threads_and_tasks(way):
@@ -301,11 +306,13 @@ def test_an_update_that_is_lost_is_found(monkeypatch):
 # -- F9 --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["gradient", "override", "new graph", "thread"])
 def test_a_slice_of_memory(name):
     assert memory.examined(name, 100).outcome == DELIVERED
 
 
+@pytest.mark.slow
 def test_a_leak_is_found(monkeypatch):
     kept = []
     leak = memory.Kind(lambda stack: lambda i: kept.append(np.ones(100_000)), 1000)
@@ -336,6 +343,7 @@ def runner(monkeypatch, tmp_path):
     return calls
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on(runner, capsys, tmp_path):
     assert proof.main(["--only", "F1/Sign"]) == 0
     assert runner == [f"Sign/{mode}" for mode in fires.MODES]
@@ -350,6 +358,7 @@ def test_a_second_run_goes_on(runner, capsys, tmp_path):
     assert "SILENT F1: numpy first: alone" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_results_are_written(runner, tmp_path):
     proof.main(["--only", "F1"])
     proof.main(["--only", "F1/Sign"])
@@ -400,6 +409,7 @@ def test_results_name_no_folder_of_the_machine():
     assert records.without_folders(text) == "model.npz is damaged (tests/x.py:3)"
 
 
+@pytest.mark.slow
 def test_a_campaign_that_fails_is_broken(monkeypatch, runner):
     def fails(name, quick):
         raise KeyError(name)
@@ -411,11 +421,13 @@ def test_a_campaign_that_fails_is_broken(monkeypatch, runner):
 # -- broken rules ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_broken_rules_are_caught():
     verdicts = [*mutations.run("Sin"), *mutations.run("MatMul")]
     assert len(verdicts) > 25 and outcomes(verdicts) <= {REFUSED, EXPLAINED}
 
 
+@pytest.mark.slow
 def test_broken_rules_survive_a_check_that_never_fails(monkeypatch):
     right = GradientReport(1, 1, (), ())
     monkeypatch.setattr(mutations, "gradient_report", lambda *args, **options: right)

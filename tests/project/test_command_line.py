@@ -61,6 +61,7 @@ def test_check(capsys, file):
     assert "scaled by 2" in out and "'doubled'" in out
 
 
+@pytest.mark.slow
 def test_trace_and_its_picture(capsys, file, tmp_path):
     pytest.importorskip("matplotlib").use("Agg")
     status, out, _ = run(capsys, "trace", f"{file}:fine", *ARGS, "--plot", "trace.png")
@@ -85,6 +86,7 @@ def test_compare(capsys, file):
     assert run(capsys, "compare", f"{file}:fine", *ARGS, "--other", f"{file}:fine")[0] == 0
 
 
+@pytest.mark.slow
 def test_the_library_is_that_of_the_module(capsys, file, tmp_path):
     pytest.importorskip("jax")
     path = tmp_path / f"in_jax_{tmp_path.name}.py"
@@ -214,6 +216,7 @@ def test_notebooks_show_tensors_tables_and_hits():
     assert json.dumps(html)
 
 
+@pytest.mark.slow
 def test_hosts_lists_what_holds_on_this_machine(capsys, monkeypatch):
     from regrad.jax.host import HOST, SIGHT
 

@@ -19,6 +19,8 @@ from tests.helpers.optional import ABSENT
 from tests.helpers.paths import ROOT
 from tests.helpers.readme import installed_by, programs
 
+pytestmark = pytest.mark.slow
+
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
 README, SRC = ROOT / "README.md", str(ROOT / "src")
 DEPRECATED = ["ignore:`torch.jit:DeprecationWarning", "ignore:`torch.jit:FutureWarning"]

@@ -18,6 +18,8 @@ from tests.helpers.children import free_port
 from tests.helpers.optional import ABSENT
 from tests.helpers.paths import DOCS, EXAMPLES, GOLDEN, ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):

@@ -41,6 +41,7 @@ def differences(f, x):
     return np.moveaxis(np.array(rows), 0, -1).reshape(*np.shape(rows[0]), *x.shape)
 
 
+@pytest.mark.slow
 def test_hello():
     assert call("hello", "square", 3.0) == 9
     assert call("hello", "double", 3.0) == 6
@@ -107,6 +108,7 @@ def gmm_naive(given) -> float:
     return np.log(density).sum() + prior
 
 
+@pytest.mark.slow
 def test_gmm():
     given = gmm_input()
     assert_allclose(call("gmm", "objective", given), gmm_naive(given))
@@ -143,6 +145,7 @@ def lstm_naive(main, extra, state, text) -> float:
     return -total / (bits * (len(text) - 1))
 
 
+@pytest.mark.slow
 def test_lstm():
     bits, layers = 3, 2
     main, extra = RNG.normal(size=(2 * layers, 4 * bits)), RNG.normal(size=(3, bits))
@@ -197,6 +200,7 @@ def test_ba(turn):
     assert_allclose(matrix, differences(all_errors, x), rtol=1e-6, atol=1e-6 * abs(matrix).max())
 
 
+@pytest.mark.slow
 def test_ba_messages():
     given = {"n": 2, "m": 2, "p": 20, "w": 0.5, "feat": [0.1, 0.2]}
     given |= {"cam": [0.1] * 11, "x": [1.0, 2.0, 9.0]}
@@ -271,6 +275,7 @@ def test_ht(triangles):
     assert_allclose(call("ht", "jacobian", given), expected, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("variant", ["ff", "fr", "rf", "rr"])
 def test_particle(variant):
     """The particle hits the origin: the flight, computed here, ends there."""

@@ -183,6 +183,7 @@ def test_pins_are_raised_and_never_lowered():
     assert campaign.raised(pins, {"torch": "2.10.0+cpu"}, "3.11") == pins.replace("2.9", "2.10.0")
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_row_is_said(tmp_path, monkeypatch):
     """A row in this environment, with a test that passes and one that fails."""
     (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): assert 0\n")

@@ -154,6 +154,7 @@ def test_forward_mode(core):
     )
 
 
+@pytest.mark.slow
 def test_deep_chain(core):
     def chain(x):
         for _ in range(20_000):
@@ -211,6 +212,7 @@ def test_gradients_that_are_compiled(compiler, order):
     np.testing.assert_allclose(float(compiler.jit(mine)(0.7)), float(rg.jit(theirs)(f64(0.7))))
 
 
+@pytest.mark.slow
 def test_a_rule_in_force_fires_and_has_a_program_of_its_own(compiler):
     def tenfold(dy, x):
         return [dy * 10.0]

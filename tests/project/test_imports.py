@@ -32,18 +32,22 @@ def printed(script):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_import_regrad_loads_nothing_heavy():
     assert loaded("import regrad") == []
 
 
+@pytest.mark.slow
 def test_this_test_can_fail():
     assert "scipy.special" in loaded("import regrad, scipy.special")  # (newer ones load more)
 
 
+@pytest.mark.slow
 def test_work_on_numpy_loads_no_jax():
     assert loaded("import regrad as rg; rg.grad(lambda x: x * x)(2.0)") == ["optree"]
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("imported", [True, False])
 @pytest.mark.parametrize(("name", "old", "oldest"), [
     ("NumPy", "2.0.2", "2.1"), ("SciPy", "1.12.0", "1.13"), ("SciPy", "1.9.3", "1.13"),
@@ -164,6 +168,7 @@ CIRCLES = [
 BACK_UP = {("", "v1")}  # imports for type checkers that point to a later package
 
 
+@pytest.mark.slow
 def test_few_imports_are_inside_functions():
     found = {
         (name, m) for name in MODULES for m, late, checked in imports(name) if late and not checked
@@ -232,6 +237,7 @@ def test_a_circle_is_found():
         graphlib.TopologicalSorter({**graph(), "errors": {"v1"}}).prepare()
 
 
+@pytest.mark.slow
 def test_jax_is_loaded_when_it_is_used():
     script = "import sys, regrad; sys.exit('regrad.jax' in sys.modules or 'jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
@@ -245,6 +251,7 @@ def test_jax_is_loaded_when_it_is_used():
     assert done.stdout.endswith("False\n")
 
 
+@pytest.mark.slow
 def test_train_is_loaded_when_it_is_used():
     assert loaded("import regrad as rg; rg.train.Optimizer") == []
     script = "import sys, regrad; sys.exit('regrad.train' in sys.modules)"
@@ -260,6 +267,7 @@ def functions():
                 yield path, node.name, lines - doc.count("\n") - bool(doc)
 
 
+@pytest.mark.slow
 def test_functions_fit_a_screen():
     sizes = sorted(n for _, _, n in functions())
     assert [(p.name, f, n) for p, f, n in functions() if n > 60] == []
@@ -277,6 +285,7 @@ def length(path):
     return len(text.splitlines()) - sum(string.count("\n") for string in strings)
 
 
+@pytest.mark.slow
 def test_files_are_short():
     paths = [*SOURCE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
     long = {str(p.relative_to(ROOT)): length(p) for p in paths}

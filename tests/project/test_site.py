@@ -12,6 +12,8 @@ import pytest
 from tests.helpers.optional import ABSENT
 from tests.helpers.paths import DOCS
 
+pytestmark = pytest.mark.slow
+
 PAGES = sorted(p for p in DOCS.rglob("*.md") if "_ext" not in p.parts)
 TREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.M | re.S)
 DOC = re.compile(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`")
