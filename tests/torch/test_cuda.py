@@ -323,14 +323,15 @@ def test_compiled_for_the_device(mode, x):
     net = model()
     run = torch.compile(net, mode=mode)
     expected = gradients(model(ByHand), x)
-    for _ in range(4):
+    for n in range(4):
         torch.compiler.cudagraph_mark_step_begin()
         with override({"Relu": rule}) as used:
             y = run(x)
         net.zero_grad()
         value = y.detach().clone()
         y.square().sum().backward()
-        used.assert_fired()
+        if n == 0:  # (later runs of the program are not seen)
+            used.assert_fired()
         close([value, *[p.grad for p in net.parameters()]], expected, 2e-3)
     plain = gradients(model(), x)
     torch.compiler.cudagraph_mark_step_begin()

@@ -7,21 +7,26 @@ import sys
 import pytest
 import torch
 
-import regrad.torch
-import regrad.torch.promises  # (before a test changes the features, to which it adds)
-from regrad.errors import HostError, MissingPackageError, UntestedHostWarning
+import regrad.torch.promises  # noqa: F401 (before a test changes the features, to which it adds)
+from regrad.errors import HostError, MissingPackageError, PassedOverError, UntestedHostWarning
 from regrad.torch.host import COMPILING, FUNCTIONS, HOST, OVERRIDES
 from tests.helpers.paths import ROOT
-from tests.helpers.torch_calls import override
+from tests.torch.common import backward, bare_function, leaf, override
 
 SLICES = 2
+RULES = {"Relu": lambda dy: dy * 7}
 pytestmark = pytest.mark.versions
+
+
+def python(*args, **options):
+    """Run Python in a process of its own."""
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, **options)
 
 
 @pytest.mark.parametrize("part", range(SLICES))
 def test_a_torch_that_has_changed(part):
-    command = [sys.executable, "-m", "tests.helpers.fake_torch", str(part), str(SLICES)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
+    command = ["-m", "tests.helpers.fake_torch", str(part), str(SLICES)]
+    done = python(*command, cwd=ROOT, timeout=500)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) > 10, done.stderr[-2000:]
     for kind, path, found in rows:
@@ -50,42 +55,40 @@ def test_the_promises_hold():
 
 def test_a_promise_that_does_not_hold_is_refused(monkeypatch):
     monkeypatch.setattr(FUNCTIONS, "losses", ["something is gone"])
-
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return torch.relu(x)
-
-    x = torch.ones(2, requires_grad=True)
+    own = bare_function("Own", lambda ctx, x: torch.relu(x), lambda ctx, dy: dy)
     wanted = (
         rf"PyTorch {HOST.version} does not support overrides where an autograd.Function is "
         r"applied: something is gone\. Versions 2\.10 to 2\.\d+ are tested\. Call torch's own"
     )
     with override({"Relu": "Relu"}):
-        torch.relu(x)
+        torch.relu(leaf(1, 1))
         with pytest.raises(HostError, match=wanted):
-            Own.apply(x)
+            own.apply(leaf(1, 1))
 
 
 def test_compiled_code_alone_is_refused(monkeypatch):
     monkeypatch.setattr(COMPILING, "losses", ["something is gone"])
-    x = torch.ones(2, requires_grad=True)
+    x = leaf(1, 1)
     f = torch.compile(lambda x: torch.relu(x) * 3, backend="aot_eager")
-    with override({"Relu": lambda dy: dy * 7}):
-        torch.relu(x).sum().backward()
+    with override(RULES):
+        assert backward(torch.relu(x), x).tolist() == [7, 7]
         with pytest.raises(HostError, match=r"does not support overrides in torch\.compile"):
             f(x)
-    assert x.grad is not None and x.grad.tolist() == [7, 7]
     monkeypatch.undo()
     assert f(x).tolist() == [3, 3]
 
 
-def test_a_newer_torch_is_looked_at_once(monkeypatch):
-    """In a state of its own: nothing of the caller's is seen or changed."""
+@pytest.fixture
+def newer(monkeypatch):
+    """Have PyTorch be newer than what was tested, and nothing be checked yet."""
     monkeypatch.setattr(HOST, "newest", "2.9")
     monkeypatch.setattr(HOST, "_warned", False)
     for feature in HOST.features:
         monkeypatch.setattr(feature, "checked", False)
+
+
+def test_a_newer_torch_is_looked_at_once(newer):
+    """In a state of its own: nothing of the caller's is seen or changed."""
     torch._dynamo.reset()
     seed = torch.get_rng_state()
     seen = []
@@ -96,10 +99,8 @@ def test_a_newer_torch_is_looked_at_once(monkeypatch):
             return func(*args, **(kwargs or {}))
 
     with Seeing(), torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        with (
-            pytest.warns(UntestedHostWarning, match=r"2\.10 to 2\.9 .*regrad hosts") as w,
-            override({"Relu": "Relu"}),
-        ):
+        warned = pytest.warns(UntestedHostWarning, match=r"2\.10 to 2\.9 .*regrad hosts")
+        with warned as w, override({"Relu": "Relu"}):
             torch.relu(torch.ones(2))
         assert w[0].filename == __file__
         with override({"Relu": "Relu"}):
@@ -111,9 +112,7 @@ def test_a_newer_torch_is_looked_at_once(monkeypatch):
     assert {*map(str, found.values())} == {"(True, [])"}, found
 
 
-def test_what_fails_on_a_newer_torch_is_refused_from_then_on(monkeypatch):
-    monkeypatch.setattr(HOST, "newest", "2.9")
-    monkeypatch.setattr(HOST, "_warned", False)
+def test_what_fails_on_a_newer_torch_is_refused_from_then_on(newer, monkeypatch):
     monkeypatch.setattr(OVERRIDES, "losses", [])
     for feature in HOST.features:
         monkeypatch.setattr(feature, "checked", feature is not OVERRIDES)
@@ -122,25 +121,16 @@ def test_what_fails_on_a_newer_torch_is_refused_from_then_on(monkeypatch):
         raise AssertionError("the gradient is 1, expected 7")
 
     monkeypatch.setattr(OVERRIDES, "programs", [rules_count])
-    with (
-        pytest.warns(UntestedHostWarning, match="Refused from now on: overrides"),
-        pytest.raises(HostError, match=r"'rules count' does not hold .*expected 7"),
-        override({"Relu": "Relu"}),
-    ):
+    warned = pytest.warns(UntestedHostWarning, match="Refused from now on: overrides")
+    refused = pytest.raises(HostError, match=r"'rules count' does not hold .*expected 7")
+    with warned, refused, override({"Relu": "Relu"}):
         pass
     with pytest.raises(HostError), override({"Relu": "Relu"}):
         pass
 
 
-def test_nothing_is_looked_at_while_a_program_is_written(monkeypatch):
-    monkeypatch.setattr(HOST, "newest", "2.9")
-    for feature in HOST.features:
-        monkeypatch.setattr(feature, "checked", False)
-
-    def f(x):
-        with override({}):
-            return torch.relu(x)
-
+def test_nothing_is_looked_at_while_a_program_is_written(newer):
+    f = override({})(torch.nn.ReLU())
     torch.jit.trace(f, torch.ones(2), check_trace=False)
     assert not any(feature.checked for feature in HOST.features)
 
@@ -149,7 +139,7 @@ def test_an_older_torch_is_refused():
     with pytest.raises(MissingPackageError, match=r"needs PyTorch 2\.10 .* 2\.9\.1 is inst"):
         type(HOST)("PyTorch", "regrad.torch", "2.9.1+cpu", "2.10", "2.15")
     code = "import torch; torch.__version__ = '2.9.1'; import regrad.torch"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert "MissingPackageError: regrad.torch needs PyTorch 2.10" in done.stderr
 
 
@@ -168,7 +158,7 @@ def test_torch_without_the_function_of_checkpoints():
             except regrad.errors.HostError as error:
                 print(error)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout.startswith("[7.0, 7.0, 7.0]\n"), done.stderr
     assert "torch.utils.checkpoint" in done.stdout.splitlines()[1]
 
@@ -176,30 +166,21 @@ def test_torch_without_the_function_of_checkpoints():
 def test_a_function_that_began_before_the_scope():
     """A Function that began before the scope was opened is found, or refused."""
 
-    class Begun(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            with override({"Relu": "Relu"}):
-                return torch.relu(x)
-
-    class InTwoParts(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            with override({"Relu": "Relu"}):
-                return torch.relu(x)
-
-        @staticmethod
-        def setup_context(ctx, inputs, output): ...
-
-    x = torch.ones(2, requires_grad=True)
-    with pytest.raises(regrad.errors.PassedOverError, match=r"Begun, a torch\.autograd\.Function"):
-        Begun.apply(x)
-    with pytest.raises(regrad.errors.PassedOverError, match="began before the scope was opened"):
-        InTwoParts.apply(x)
+    in_scope = override({"Relu": "Relu"})(torch.relu)
+    begun = bare_function("Begun", lambda ctx, x: in_scope(x), lambda ctx, dy: dy)
+    in_two_parts = bare_function(
+        "InTwoParts", lambda x: in_scope(x), lambda ctx, dy: dy,
+        setup_context=lambda ctx, inputs, output: None,
+    )  # fmt: skip
+    x = leaf(1, 1)
+    with pytest.raises(PassedOverError, match=r"Begun, a torch\.autograd\.Function"):
+        begun.apply(x)
+    with pytest.raises(PassedOverError, match="began before the scope was opened"):
+        in_two_parts.apply(x)
     forward = torch.autograd.Function.forward
-    Begun.forward = staticmethod(lambda ctx, x: x * 2)
+    begun.forward = staticmethod(lambda ctx, x: x * 2)
     with override({"Relu": "Relu"}):
-        Begun.forward = staticmethod(lambda ctx, x: x * 3)
-        assert Begun.apply(x).tolist() == [3, 3]
+        begun.forward = staticmethod(lambda ctx, x: x * 3)
+        assert begun.apply(x).tolist() == [3, 3]
         torch.relu(x)
-    assert Begun.apply(x).tolist() == [3, 3] and torch.autograd.Function.forward is forward
+    assert begun.apply(x).tolist() == [3, 3] and torch.autograd.Function.forward is forward
