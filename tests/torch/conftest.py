@@ -10,7 +10,7 @@ if is_installed("torch"):  # (tests of other packages run in this folder, too)
     from tests.helpers import by_backward
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=is_installed("torch"))
 def road(request, monkeypatch):
     """Choose the road of a test by a hash of its name."""
     if by_backward.ROAD == "backward" or zlib.crc32(request.node.nodeid.encode()) % 2:
