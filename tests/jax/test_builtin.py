@@ -62,6 +62,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("rule", SCALED)
 @pytest.mark.parametrize("name", CASES)
 def test_three_times_jaxs_gradient(name, rule):
@@ -77,6 +78,7 @@ def test_three_times_jaxs_gradient(name, rule):
     close([dx[0] for dx in jax.vmap(lambda *xs: gradients(ours, xs))(*stacked)], expected)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("rule", SCALED)
 @pytest.mark.parametrize(
     "name", ["a primitive", "a product", "another form", "a compiled function"]

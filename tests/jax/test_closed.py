@@ -55,6 +55,7 @@ OPS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(but=1)
 @unused_is_fine
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["relu", "softplus", "bce", "xlogy"])
@@ -88,6 +89,7 @@ def test_functions_of_jax_are_named_where_the_key_occurs_nowhere_else(name, call
     both.assert_fired()
 
 
+@pytest.mark.slow(but=15)
 @unused_is_fine
 @pytest.mark.parametrize("key", OPS)
 @pytest.mark.parametrize("name", JAXS)

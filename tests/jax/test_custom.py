@@ -38,6 +38,7 @@ HAND = own_slope(lambda x: 3 + x * x)(lambda x: jnp.sin(x))
 HARD = {"scan": unrolled_scan, "fori": unrolled, "map": lambda op: lambda x: op(x) * x}
 
 
+@pytest.mark.slow(but=14)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", OPS)
 def test_every_transformation(name, transform):
@@ -45,6 +46,7 @@ def test_every_transformation(name, transform):
     assert_allclose(run(lambda x: op(x) * x)(X), run(lambda x: HAND(x) * x)(X))
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("place", ["jit", "scan", "fori", "map", "cond", "checkpoint", "vmap"])
 @pytest.mark.parametrize("name", ["closed", "bridged"])
 def test_every_place(name, place):
@@ -53,6 +55,7 @@ def test_every_place(name, place):
         assert_allclose(run(PLACES[place](OPS[name]))(X), run(hand)(X), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["closed", "bridged"])
 @pytest.mark.parametrize("inner", [jax.jacrev, jax.jacfwd])
 def test_third_derivatives_in_mixed_modes(inner, name):
@@ -198,6 +201,7 @@ def test_a_rule_that_is_not_linear_in_reverse():
 # -- from_regrad -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_overrides_in_force_when_it_is_called_count_at_every_order():
     f = from_regrad(lambda x: rg.sum(rg.round(x) * x))
     with rg.gradient_override_map({"Round": lambda dy, x: dy * x}) as used:
@@ -224,6 +228,7 @@ def test_containers_and_variables():
         from_regrad(lambda x: v.assign(x))(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "theirs"), [
     (lambda z: rg.square(z) * z, lambda z: z * z * z),
     (lambda z: rg.abs(z), jnp.abs),
@@ -252,6 +257,7 @@ def test_integers_and_keys_pass():
     assert n == 2
 
 
+@pytest.mark.slow
 def test_scan_over_a_regrad_function_with_state():
     def f(x, step):
         return lax.scan(step, x * 0, jnp.stack([x, 2 * x, x]))[0].sum()

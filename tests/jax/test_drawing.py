@@ -25,6 +25,7 @@ def test_equations_and_arrows():
     assert found.boxes[1].lines == ("args[1]", f"{jnp.ones(3).dtype} 3")
 
 
+@pytest.mark.slow
 def test_parameters_lie_where_they_are_used():
     net = linen.Sequential([linen.Dense(4), linen.relu, linen.Dense(1)])
     params = net.init(jax.random.key(0), jnp.ones((1, 2)))

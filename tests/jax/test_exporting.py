@@ -74,6 +74,7 @@ def rows(n, *shape):
     return np.random.default_rng(n).normal(size=(n, *shape)).astype("float32")
 
 
+@pytest.mark.slow
 def test_a_file_is_opened_in_a_process_without_regrad(tmp_path):
     path = tmp_path / "program.bin"
     exported(order=2).save(path)
@@ -86,6 +87,7 @@ def test_a_file_is_opened_in_a_process_without_regrad(tmp_path):
     assert lines[1:] == ["TypeError", "ValueError"]  # forward mode, and a third order
 
 
+@pytest.mark.slow
 def test_a_loaded_program_is_what_was_saved(tmp_path):
     program = exported(order=2)
     program.save(tmp_path / "p")
@@ -128,6 +130,7 @@ def test_variables_are_constants_or_arguments():
     assert grads["w"].tolist() == [1.0, 10.0]
 
 
+@pytest.mark.slow
 def test_sizes_may_be_symbolic():
     def f(x):
         y = rg.nn.log_softmax(rg.reshape(x, (x.shape[0], -1)), axis=-1)
@@ -169,6 +172,7 @@ OPEN = {
 }
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("name", OPEN)
 def test_ops_take_symbolic_sizes(name):
     f, x = OPEN[name], rows(5, 3)
@@ -192,6 +196,7 @@ def test_an_op_that_needs_a_number_refuses_a_symbol(f, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_integers_and_containers_go_through():
     f = lambda args, i: (rg.take(args["x"], i, axis=0), (i + 1, args["s"]))  # noqa: E731
     x, i = np.float32([[1, 2], [3, 4], [5, 6]]), np.int32([2, 0, 2])
@@ -202,6 +207,7 @@ def test_integers_and_containers_go_through():
     assert found.tolist() == [[1, 1], [0, 0], [2, 2]]
 
 
+@pytest.mark.slow
 def test_complex_gradients_keep_each_side_s_convention():
     f = lambda z: rg.real(z * z * (1 + 2j)).sum()  # noqa: E731
     program, z = rg.export(f, rg.zeros(2, dtype="complex64")), np.complex64([1 + 2j, -0.5 + 1j])
@@ -211,12 +217,14 @@ def test_complex_gradients_keep_each_side_s_convention():
     assert_allclose(jax.grad(loaded.call)(z), theirs, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_goes_one_example_at_a_time():
     x, gradient = rows(4, 3), rg.vmap(rg.grad(rg.export(lambda x: rg.sin(x).sum(), rg.zeros(3))))
     for f in (gradient, rg.jit(gradient)):
         assert_allclose(f(x).numpy(), np.cos(x), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_program_is_its_true_one():
     f = lambda x: rg.sum(rg.sin(x) * x)  # noqa: E731
     program = rg.export(f, A[0])
@@ -227,6 +235,7 @@ def test_the_gradient_of_a_program_is_its_true_one():
         rg.compare_gradients(loaded, f, rtol=1e-5)(A[0]).assert_same()
 
 
+@pytest.mark.slow
 def test_overrides_do_not_reach_into_a_program():
     program = rg.export(lambda x: rg.sign(x).sum(), rg.zeros(2))
     with warnings.catch_warnings():
@@ -293,6 +302,7 @@ def test_bad_input_is_refused_by_name(call, error, words):
     assert ASSIGNING.v.item() == 1.0
 
 
+@pytest.mark.slow
 def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     data, path = exported().serialize(), tmp_path / "p"
     for n in range(0, len(data), 97):
@@ -344,6 +354,7 @@ def hostile():
     }.items()  # fmt: skip
 
 
+@pytest.mark.slow
 def test_hostile_files_are_refused_by_one_error(tmp_path):
     cases, path = dict(hostile()), tmp_path / "p"
     assert len(cases) > 35
@@ -371,6 +382,7 @@ def alarm():
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_flipped_bits_under_a_right_checksum(alarm):
     """Loading ends in time, and raises ExportError or returns a program of the same signature."""
     program = exported()
@@ -388,6 +400,7 @@ def test_flipped_bits_under_a_right_checksum(alarm):
     assert outcomes["refused"] > 20 and outcomes["loaded"] > 100
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_be_compiled_says_so():
     program = exported()
     bad = bytearray(program._serialized)
@@ -416,6 +429,7 @@ def test_what_is_no_name_of_a_file_is_refused(path):
             api(path)
 
 
+@pytest.mark.slow
 def test_a_size_of_0_is_refused_by_name():
     program = rg.export(lambda x: x * 2, rg.zeros((3, 2)), shapes="b, 2")
     assert program(rg.ones((1, 2))).shape == (1, 2)
@@ -423,6 +437,7 @@ def test_a_size_of_0_is_refused_by_name():
         program(rg.zeros((0, 2)))
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "complex64"])
 def test_numbers_are_weak(dtype):
     program = rg.export(lambda x, y: x + y, rg.zeros(2, dtype=dtype), rg.zeros((), dtype=dtype))

@@ -56,6 +56,7 @@ CASES = [(name, options) for name, (*_, each) in CALLS.items() for options in ea
 PLACES = AROUND | {"loop": lambda f: lambda x: sum(f(jnp.sin(x * (i + 1))) for i in range(3))}
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("op_type", "options"), CASES, ids=str)
 def test_functions_that_jax_inlines_are_found(op_type, options, place):
@@ -82,6 +83,7 @@ def test_the_function_is_a_key_and_their_own_rule_changes_nothing(op_type, run):
     ours.assert_fired()
 
 
+@pytest.mark.slow
 def test_a_users_function_of_that_name_is_another_function():
     def softmax(x):
         return jnp.exp(x) / jnp.exp(x).sum(-1, keepdims=True)
@@ -165,6 +167,7 @@ def matmul_rule(dy, a, b):
     return [2 * dy @ jnp.swapaxes(b, -1, -2), 2 * jnp.swapaxes(a, -1, -2) @ dy]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("equation", PRODUCTS)
 def test_every_product_is_one_of_matrices(equation):
     a, b = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate(PRODUCTS[equation]))
@@ -180,6 +183,7 @@ def test_every_product_is_one_of_matrices(equation):
     ours.assert_fired()
 
 
+@pytest.mark.slow
 def test_attention_of_flax():
     model = nn.MultiHeadDotProductAttention(2)
     p = model.init(jax.random.key(0), X)
@@ -200,6 +204,7 @@ def test_attention_of_flax():
 # -- choices, convolutions, pools ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", [jnp.where, lax.select])
 def test_choices_see_their_condition(select):
     def rule(dy, condition, a, b):
@@ -212,6 +217,7 @@ def test_choices_see_their_condition(select):
 IMAGES = jax.random.normal(jax.random.key(1), (2, 6, 5, 3))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 2), (0, 1))])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 def test_convolutions_and_pools_of_flax(strides, padding):
@@ -254,6 +260,7 @@ def mean_of_windows(x, filter_size, strides, pad):
     return sums(x) / sums(jnp.ones_like(x))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", POOLS)
 def test_means_of_windows_however_they_are_counted(name):
     def rule(dy, x, y, filter_size, strides, pad):

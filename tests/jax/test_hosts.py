@@ -27,6 +27,7 @@ def f(x):
     return jnp.tanh(x).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(SLICES))
 def test_a_jax_that_has_changed(part):
     command = [sys.executable, "-m", "tests.helpers.fake_jax", str(part), str(SLICES)]

@@ -18,6 +18,7 @@ from tests.helpers.jax_places import X
 override = rg.jax.override
 
 
+@pytest.mark.slow
 def test_a_function_of_that_name_is_another_function():
     f = override(lambda x: jax.jit(relu)(x), {jax.nn.relu: seven})
     with pytest.warns(UnusedOverrideWarning, match="no .relu. through which"):
@@ -139,6 +140,7 @@ AROUND = {
 }
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("make", MAKE)
 def test_two_functions_of_one_factory_are_two_keys(make, around):

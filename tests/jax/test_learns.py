@@ -76,6 +76,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("case", CASES)
 def test_exact_to_second_order(case):
     key, function, rule, theirs, name, start = CASES[case]
@@ -115,6 +116,7 @@ def kept(x, sign):
     return jnp.sum(jax.checkpoint(lambda x: sign(x) * x)(x))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", [looped, branched, batched, kept])
 def test_in_programs_within(f):
     x, p = jnp.asarray(X / 8), jnp.asarray(1.3)
@@ -149,6 +151,7 @@ def test_against_differences():
     np.testing.assert_allclose(jax.grad(ours)(2.0), rise, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_matrices_and_builtin():
     a, b, p = jnp.asarray(X), jnp.asarray(X[:2].T), jnp.asarray(2.0)
 

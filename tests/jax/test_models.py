@@ -43,6 +43,7 @@ def loss(model, x):
     return jnp.sum((model(x) + x[:, :2]) ** 2)
 
 
+@pytest.mark.slow
 @in_double_precision
 def test_nnx_and_its_state():
     model, by_hand = NNX(), NNX(relu)
@@ -55,6 +56,7 @@ def test_nnx_and_its_state():
     assert np.abs(model.norm.mean[...]).max() > 0  # the call has moved it, as the model's own does
 
 
+@pytest.mark.slow
 @in_double_precision
 def test_nnx_called_compiled_and_closed_over():
     model = NNX()
@@ -83,6 +85,7 @@ def test_a_module_of_equinox_is_a_function():
     assert np.abs(found).max() > 100
 
 
+@pytest.mark.slow
 def test_equinox_with_state():
     layers = [eqx.nn.Linear(3, 5, key=KEY), eqx.nn.BatchNorm(5, axis_name="b", mode="batch")]
     model, state = eqx.nn.make_with_state(eqx.nn.Sequential)([*layers, eqx.nn.Lambda(jax.nn.relu)])
@@ -152,6 +155,7 @@ def state(given):
     return [*map(plain, jax.tree.leaves(nnx.state(list(given))))]
 
 
+@pytest.mark.slow(but=1)
 @in_double_precision
 @pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 @pytest.mark.parametrize("way", WAYS)

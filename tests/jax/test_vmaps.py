@@ -126,6 +126,7 @@ def test_rules_see_single_examples(key, way):
     assert_array_equal(jax.jit(ours)(X), jax.jit(f)(X))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("key", OPS)
 def test_their_own_rule_changes_nothing(key):
     f = jax.vmap(OPS[key][1](OPS[key][0]))

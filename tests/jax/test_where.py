@@ -117,6 +117,7 @@ def test_through_transformations(case, wrap, where):
     check(case, where, wrap=WRAPS[wrap])
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("where", ["class", "class around", "class in a predicate"])
 @pytest.mark.parametrize(("case", "wrap"), WITHOUT)
 def test_a_class_is_known_without_the_model(case, wrap, where):
