@@ -101,9 +101,10 @@ def by_torch(f, x):
     return torch.autograd.grad(f(x), x)[0].item()
 
 
-@pytest.mark.parametrize(
-    ("custom", "grad"), [(rg.jax.custom_grad, by_jax), (regrad.torch.custom_grad, by_torch)]
-)
+LIBRARIES = [(rg.jax.custom_grad, by_jax), (regrad.torch.custom_grad, by_torch)]
+
+
+@pytest.mark.parametrize(("custom", "grad"), LIBRARIES)
 def test_numbers_in_other_libraries(custom, grad):
     f = custom(lambda x, w, mode="power": (x * w, lambda dy: [dy * w, dy * x]))
     assert grad(lambda w: f(X, w), W) == X
@@ -314,9 +315,10 @@ def test_errors_name_the_gradient_function_and_the_rule(road):
     refused(lambda: under(rules, by, road, rg.sin, X), RuleError, LINE)
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"), [(wrong_gradient, LINE), (lambda dy: [], "Num gradients 0.*<lambda>")]
-)
+WRONG_ANSWERS = [(wrong_gradient, LINE), (lambda dy: [], "Num gradients 0.*<lambda>")]
+
+
+@pytest.mark.parametrize(("answer", "words"), WRONG_ANSWERS)
 def test_errors_of_tensorflows_custom_gradient(answer, words):
     with tf.Graph().as_default():
         x = tf.constant(X)

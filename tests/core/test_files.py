@@ -1,5 +1,6 @@
 """Files are whole at any time: threads, killed processes, full disks, links and modes."""
 
+import itertools
 import os
 import signal
 import stat
@@ -16,6 +17,7 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.core import files
 from regrad.errors import CheckpointError
+from tests.campaigns.interrupts import handled
 from tests.helpers.file_formats import FORMATS, save_npz, save_safetensors
 from tests.helpers.rows import refused, together
 
@@ -102,6 +104,7 @@ replace_file(sys.argv[1], write)
 SAVE = """
 import resource, sys
 sys.path[:0] = sys.argv[2:]
+from tests.campaigns.interrupts import handled
 from tests.helpers.file_formats import FORMATS
 save = FORMATS[sys.argv[1].rpartition(".")[2]][0]
 """
@@ -181,10 +184,6 @@ def test_an_interrupt_leaves_the_old_file(tmp_path):
     assert temporaries(tmp_path) == []
 
 
-class StruckError(Exception):
-    """What the handler of a signal raises."""
-
-
 ONES = np.ones(2, np.float32)
 SAVES = {
     "replace_file": lambda: lambda path: files.replace_file(path, lambda file: file.write(b"new")),
@@ -201,37 +200,30 @@ def test_a_signal_at_any_instruction_leaves_no_file_open(tmp_path, name, monkeyp
     save()
     total, before = struck(save, -1), len(os.listdir("/dev/fd"))
     for n in range(0, total, 1 if name == "replace_file" else 17):
-        refused(lambda n=n: struck(save, n), StruckError)
+        refused(lambda n=n: struck(save, n), ZeroDivisionError)
         assert len(os.listdir("/dev/fd")) == before, n
         assert os.listdir(tmp_path) == ["model.npz"], n
 
 
 def struck(save, n):
     """Let a signal come before the n-th instruction of core/files; return how many there are."""
-    count = 0
+    instructions, tracing = itertools.count(), sys.gettrace()
 
     def trace(frame, event, arg):
-        nonlocal count
         if frame.f_code.co_filename != files.__file__:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
-            count += 1
-            if count == n + 1:
-                signal.raise_signal(signal.SIGALRM)
+        if event == "opcode" and next(instructions) == n:
+            signal.raise_signal(signal.SIGALRM)
         return trace
 
-    def handler(number, frame):
-        raise StruckError
-
-    usual, tracing = signal.signal(signal.SIGALRM, handler), sys.gettrace()
-    try:
-        sys.settrace(trace)
-        save()
-    finally:
-        sys.settrace(tracing)
-        signal.signal(signal.SIGALRM, usual)
-    return count
+    with handled(signal.SIGALRM, lambda number, frame: 1 / 0):
+        try:
+            sys.settrace(trace)
+            save()
+        finally:
+            sys.settrace(tracing)
+    return next(instructions)
 
 
 # -- links and modes -------------------------------------------------------------------------------
@@ -315,9 +307,10 @@ def test_the_folder_is_synced(tmp_path, monkeypatch):
     assert [stat.S_ISDIR(mode) for mode in synced] == [False, True]
 
 
-@pytest.mark.parametrize(
-    "array", [*(np.arange(12.0)[::step] for step in (1, 2, -1)), np.arange(12.0).reshape(3, 4).T]
-)
+ARRAYS = [*(np.arange(12.0)[::step] for step in (1, 2, -1)), np.arange(12.0).reshape(3, 4).T]
+
+
+@pytest.mark.parametrize("array", ARRAYS)
 def test_checksums_are_of_the_elements_however_they_lie(array):
     assert files.checksum(array) == files.checksum(array.copy())
     assert bytes(files.as_bytes(array)) == array.tobytes()

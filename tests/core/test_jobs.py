@@ -27,10 +27,8 @@ def torch_slope(*_):
     return torch.autograd.grad(torch.sign(x), x)[0].item()
 
 
-SIDES = {
-    "core": (rg.gradient_override_map, core_slope),
-    "torch": (regrad.torch.gradient_override_map, torch_slope),
-}
+OTHER = regrad.torch.gradient_override_map
+SIDES = {"core": (rg.gradient_override_map, core_slope), "torch": (OTHER, torch_slope)}
 sides = pytest.mark.parametrize(("override", "job"), SIDES.values(), ids=SIDES)
 
 
@@ -187,11 +185,8 @@ def by_pool(job):
         return pool.submit(job).result()
 
 
-WAYS = {
-    "pool": by_pool,
-    "to_thread": lambda job: asyncio.run(asyncio.to_thread(job)),
-    "thread": in_thread,
-}
+to_thread = lambda job: asyncio.run(asyncio.to_thread(job))  # noqa: E731
+WAYS = {"pool": by_pool, "to_thread": to_thread, "thread": in_thread}
 
 
 @pytest.fixture(params=[False, True], ids=["", "threads inherit"])

@@ -123,10 +123,8 @@ def test_exact_to_second_order(case, way):
 @ways
 def test_variables_in_a_scope_around(way):
     """The compiled function knows nothing of the Variables that rules read, and follows them."""
-    f, hand = (
-        WAYS[way](lambda x: twice(rg.round, x)),
-        by_hand(lambda x, p: rg.round(x), lsq, "step"),
-    )
+    f = WAYS[way](lambda x: twice(rg.round, x))
+    hand = by_hand(lambda x, p: rg.round(x), lsq, "step")
     for start in (0.7, 0.7, 1.1):
         p = double(start, "step")
         for _ in range(2):

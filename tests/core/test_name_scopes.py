@@ -94,6 +94,11 @@ def test_nodes_are_named_after_the_scope():
 
 # -- default_dtype ---------------------------------------------------------------------------------
 
+
+def defaults():
+    return rg.__array_namespace_info__().default_dtypes()
+
+
 WITHOUT_A_DTYPE = {
     "scalar": lambda: rg.scalar(0.1),
     "tensor of integers": lambda: rg.tensor([1, 2]),
@@ -116,12 +121,8 @@ WITHOUT_A_DTYPE = {
     "a complex number": lambda: rg.real(rg.scalar(1j)),
     "integers times a complex number": lambda: rg.imag(rg.arange(2) * 1j),
     "complex ends": lambda: rg.real(rg.linspace(0, 1j, 3)),
-    "the namespace": lambda: np.empty(
-        0, rg.__array_namespace_info__().default_dtypes()["real floating"]
-    ),
-    "the namespace, complex": lambda: (
-        np.empty(0, rg.__array_namespace_info__().default_dtypes()["complex floating"]).real
-    ),
+    "the namespace": lambda: np.empty(0, defaults()["real floating"]),
+    "the namespace, complex": lambda: np.empty(0, defaults()["complex floating"]).real,
 }
 
 

@@ -39,10 +39,8 @@ def says(call, *words, error=ArgumentError):
     return refused(call, error, *map(re.escape, words))
 
 
-NAMES = (
-    "grad grads value_and_grad value_and_grads variable_grads jacobian hessian vmap vjp jvp scan"
-)
-APIS = [getattr(rg, name) for name in f"{NAMES} map while_loop fori_loop".split()]
+NAMES = "grads value_and_grad value_and_grads variable_grads jacobian hessian vmap vjp jvp scan"
+APIS = [getattr(rg, name) for name in f"grad {NAMES} map while_loop fori_loop".split()]
 FOREIGN = ["argnums", "has_aux", "holomorphic", "allow_int", "axis_name", "static_argnums"]
 REFUSED = [(a, k) for a in APIS for k in FOREIGN if k not in inspect.signature(a).parameters]
 

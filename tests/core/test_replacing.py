@@ -89,13 +89,11 @@ def test_values_and_derivatives(name):
 def test_loops_branches_and_vmap():
     looped = lambda x: rg.scan(lambda c, _: (rg.tanh(c) + 1, c), x, rg.zeros(2))[0].sum()  # noqa: E731
     each = rg.vmap(rg.grad(lambda x: rg.tanh(x)))
+    turn = lambda s: (s[0] + 1, rg.tanh(s[1]))  # noqa: E731
     with scope(lambda x: x * x, lambda dy, x, y: dy * y):
-        close(
-            [looped(T), rg.grad(looped)(T)], [np.sum((X**2 + 1) ** 2 + 1), X**2 * (X**2 + 1) ** 2]
-        )
-        close(
-            rg.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, rg.tanh(s[1])), (0, T))[1], X**4
-        )
+        close(looped(T), np.sum((X**2 + 1) ** 2 + 1))
+        close(rg.grad(looped)(T), X**2 * (X**2 + 1) ** 2)
+        close(rg.while_loop(lambda s: s[0] < 2, turn, (0, T))[1], X**4)
         close([rg.cond(T.sum() > 0, rg.tanh, lambda x: x, T), each(T), rg.jit(each)(T)], [X**2] * 3)
 
 

@@ -57,9 +57,10 @@ def gradients(part=block):
     return [df(X), dw, rg.grad(lambda x: rg.sum(rg.square(df(x))))(X)]
 
 
-@pytest.mark.parametrize(
-    "where", ["block", "*", ("other", "block"), lambda site: site.path == "block"]
-)
+WHERES = ["block", "*", ("other", "block"), lambda site: site.path == "block"]
+
+
+@pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize(("rule", "hand"), [(pre, by_hand(bent)), (post, by_hand(after=bent))])
 def test_rules_that_ask_for_builtin(where, rule, hand):
     with override({at(where): rule}) as used:

@@ -82,4 +82,4 @@ def close(found: Any, expected: Any, rtol: float = 1e-12) -> None:
         for a, b in zip(found, expected, strict=True):
             close(a, b, rtol)
         return
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=rtol, atol=1e-12)
