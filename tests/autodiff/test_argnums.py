@@ -169,19 +169,8 @@ def test_errors(name):
 # -- registered classes ----------------------------------------------------------------------------
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Registered:
-    w: object
-    b: object
-
-
-@dataclasses.dataclass
-class OfOptree:
-    w: object
-    b: object
-
-
+Registered, OfOptree = (dataclasses.make_dataclass(n, ["w", "b"]) for n in ("Ours", "OfOptree"))
+jax.tree_util.register_dataclass(Registered)
 optree.register_pytree_node(
     OfOptree, lambda m: ((m.w, m.b), None, ("w", "b")), lambda _, c: OfOptree(*c),
     namespace="regrad",

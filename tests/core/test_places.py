@@ -13,14 +13,7 @@ class Module:
     """A module of some library."""
 
 
-class Dense(Module):
-    pass
-
-
-class Conv(Module):
-    pass
-
-
+Dense, Conv = (type(name, (Module,), {}) for name in ("Dense", "Conv"))
 NET, ENCODER, FIRST, SECOND, HEAD = Module(), Module(), Dense(), Dense(), Conv()
 STEPS = ROOT, ENC, ZERO, ONE, END = [
     Step(("",), NET),

@@ -110,24 +110,9 @@ def test_gradient_functions_keep_name_and_signature():
 # -- objects that hold Tensors ---------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Data:
-    w: object
-
-
-@dataclasses.dataclass(slots=True)
-class Slots:
-    w: object
-
-
-class Dict(dict):
-    pass
-
-
-class List(list):
-    pass
-
-
+Data = dataclasses.make_dataclass("Data", ["w"])
+Slots = dataclasses.make_dataclass("Slots", ["w"], slots=True)
+Dict, List = type("Dict", (dict,), {}), type("List", (list,), {})
 MATRIX = rg.tensor([[1.0, 2.0], [3.0, 4.0]])
 CLOSED = {
     "dataclass": lambda: Data(MATRIX),

@@ -23,36 +23,17 @@ jax, torch = optional("jax"), optional("torch")
 HERE = re.escape(__file__)
 
 
-def truncating(dy, x):
-    return dy[:1]
-
-
-def of_two(dy, x):
-    return dy, dy
-
-
-def of_one(dy, a, b):
-    return [dy]
-
-
-def of_integers(dy, x):
-    return rg.astype(dy, "int64")
-
-
-def of_text(dy, x):
-    return "dy"
-
-
-def of_none(dy):
-    pass
-
-
+# Rules, each on a line of its own, and the words for their answers.
 ANSWERS = {
-    truncating: r"input 'x', returned the shape \(1,\), expected \(3,\)",
-    of_two: "input 'x', returned 2 gradients for one input, expected a Tensor",
-    of_integers: "input 'x', returned the dtype int64, expected float64",
-    of_text: "input 'x', returned 'dy', expected a Tensor, got str",
-}
+    "another shape": (lambda dy, x: dy[:1],
+                      r"input 'x', returned the shape \(1,\), expected \(3,\)"),
+    "two gradients": (lambda dy, x: (dy, dy),
+                      "input 'x', returned 2 gradients for one input, expected a Tensor"),
+    "integers": (lambda dy, x: rg.astype(dy, "int64"),
+                 "input 'x', returned the dtype int64, expected float64"),
+    "text": (lambda dy, x: "dy", "input 'x', returned 'dy', expected a Tensor, got str"),
+}  # fmt: skip
+NONE = {"None": (lambda dy: None, "input 'x', returned None, expected a Tensor. Did it forget")}
 
 
 def by_regrad(rule):
@@ -79,12 +60,14 @@ def product(x):
 LINES = marked_lines(__file__)
 
 
-@pytest.mark.parametrize("rule", ANSWERS)
+@pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("run", [by_regrad, by_torch, by_jax])
-def test_a_wrong_answer_names_the_rule_and_the_op(run, rule):
-    name, place = rule.__name__, f"{__file__}:{rule.__code__.co_firstlineno}"
-    says = f"the rule '{name}' ({name}, {place}) for the op type 'Sign' at {LINES[run.__name__]}"
-    refused(lambda: run(rule), RuleError, ANSWERS[rule], re.escape(says))
+def test_a_wrong_answer_names_the_rule_and_the_op(run, answer):
+    rule, words = ANSWERS[answer]
+    rule.__name__ = "wrong"
+    place = f"(wrong, {__file__}:{rule.__code__.co_firstlineno})"
+    says = f"the rule 'wrong' {place} for the op type 'Sign' at {LINES[run.__name__]}"
+    refused(lambda: run(rule), RuleError, words, re.escape(says))
 
 
 @rg.op("TestsTwoFunctions")
@@ -92,9 +75,7 @@ def two(xp, a: rg.Tensor, b: rg.Tensor) -> rg.Tensor:
     return a + b
 
 
-@rg.gradient("TestsTwoFunctions", "a")
-def by_a(dy):
-    return dy
+rg.gradient("TestsTwoFunctions", "a")(lambda dy: dy)
 
 
 @rg.gradient("TestsTwoFunctions", "b")
@@ -106,11 +87,11 @@ def answers(dy):
     return dy[:1]
 
 
-@rg.custom_grad
-def halved(x):
-    return x * 0.5, answers
+def of_one(dy, a, b):
+    return [dy]
 
 
+halved = rg.custom_grad(lambda x: (x * 0.5, answers))
 ONES = rg.ones((3,))
 PLACES = {
     "a wrong number": (lambda: under({"Mul": of_one}, rg.grad(product), ONES), f"of_one, {HERE}:.* "
@@ -119,7 +100,7 @@ PLACES = {
     "one of several functions": (lambda: rg.grad(lambda b: rg.sum(two(ONES, b)))(ONES),
                                  rf"\(by_b, {HERE}:"),
     "a gradient function": (lambda: rg.grad(lambda x: rg.sum(halved(x)))(ONES),
-                            rf"'halved' \(answers, {HERE}:"),
+                            rf"'<lambda>' \(answers, {HERE}:"),
 }  # fmt: skip
 
 
@@ -139,12 +120,11 @@ def test_custom_gradients_in_other_libraries_are_named_with_their_line(answer):
     refused(lambda: gradient(jax.numpy.ones(3)), RuleError, rf"in_jax \(in_jax, {HERE}:")
 
 
-@pytest.mark.parametrize("rule", [*ANSWERS, of_none])
-def test_a_wrong_answer_of_the_rule_of_an_op_itself_is_refused(rule, monkeypatch):
+@pytest.mark.parametrize(("rule", "words"), (ANSWERS | NONE).values(), ids=ANSWERS | NONE)
+def test_a_wrong_answer_of_the_rule_of_an_op_itself_is_refused(rule, words, monkeypatch):
     for name in ("rule", "replaced"):
         monkeypatch.setattr(rg.find_op("Sign"), name, getattr(rg.find_op("Sign"), name))
     rg.gradient("Sign", "x", overwrite=True)(rule)
-    words = ANSWERS.get(rule, "input 'x', returned None, expected a Tensor. Did it forget")
     refused(lambda: rg.grad(lambda x: rg.sum(rg.sign(x)))(np.ones(3)), RuleError, words)
 
 
