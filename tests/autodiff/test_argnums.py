@@ -11,7 +11,7 @@ import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError
-from tests.helpers.rows import plain, refused
+from tests.helpers.rows import refusals, refused, results
 
 A, B = np.array([0.5, 1.5], "f4"), np.array([2.0, 3.0], "f4")
 ARGNUMS = [0, 1, -1, (0, 1), (1, 0), [1], (-1, 0)]
@@ -100,12 +100,7 @@ VALUES = {
     "another argument is a constant": (
         lambda: rg.grad(lambda x: rg.grad(lambda a, b: a * b, argnums=0)(2.0, x))(3.0), 1.0),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_values(name):
-    call, expected = VALUES[name]
-    assert plain(call()) == expected
+test_values = results(VALUES)
 
 
 # -- the dy of TensorFlow.js, or a second argument of f --------------------------------------------
@@ -159,11 +154,7 @@ ERRORS = {
         rf"{wrap.__name__}\(f\): got an unexpected keyword argument 'model'. Pass it by")
        for wrap in (rg.grad, rg.value_and_grad)},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
-    refused(*ERRORS[name])
+test_errors = refusals(ERRORS)
 
 
 # -- registered classes ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import regrad.torch
 import regrad.v1 as tf
 from regrad.errors import RuleError
 from regrad.v1.graph.tensors import face
-from tests.helpers.rows import plain, refused
+from tests.helpers.rows import plain, refusals, refused
 
 Pair = namedtuple("Pair", ["first", "second"])
 Other = namedtuple("Other", ["second", "first"])
@@ -276,11 +276,7 @@ NAMES = [
     (with_a_number, "input 'b', returned the dtype float64"),
     (of_tensorflow, "input 'b', returned the shape"),
 ]
-
-
-@pytest.mark.parametrize(("call", "words"), NAMES)
-def test_names_of_inputs(call, words):
-    refused(call, RuleError, words)
+test_names_of_inputs = refusals(NAMES, RuleError)
 
 
 # -- containers of other kinds ---------------------------------------------------------------------

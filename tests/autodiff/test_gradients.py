@@ -8,7 +8,7 @@ import pytest
 import regrad as rg
 from regrad.core.state import LIVE, current
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError
-from tests.helpers.rows import plain, refused, under
+from tests.helpers.rows import refused, results, under
 
 
 def cube(x):
@@ -80,12 +80,7 @@ VALUES = {
     "of a constant in NumPy": (lambda: rg.grad(lambda x: x * rg.stop_gradient(x).numpy())(2.0), 2),
     "of Python's numbers": (lambda: rg.grad(lambda x: x * float(x) * x.item() * bool(x))(2.0), 4.0),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_gradients(name):
-    call, expected = VALUES[name]
-    assert plain(call()) == expected
+test_gradients = results(VALUES)
 
 
 def test_each_input_has_a_gradient_of_its_dtype():

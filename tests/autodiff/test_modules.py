@@ -1,4 +1,4 @@
-"""Modules, their Variables and names; copies of what has weights own their data."""
+"""Modules, the names of their Variables, and copies, which own their data."""
 
 from __future__ import annotations
 

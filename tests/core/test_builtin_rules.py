@@ -21,7 +21,7 @@ from regrad.v1.functions.rule_functions import IRREGULAR
 from tests.helpers import graph_sample_runs as graphs
 from tests.helpers import sample_runs as runs
 from tests.helpers.choices import choose
-from tests.helpers.rows import close, plain, refused, under
+from tests.helpers.rows import close, plain, refusals, refused, results, under
 
 LOOPS = {"If", "While", "WhileGrad"}  # whose rules make graphs of their own
 
@@ -90,10 +90,6 @@ def test_every_op_type_has_a_row():
 # -- three times the gradient ----------------------------------------------------------------------
 
 
-def tripled(dy, builtin):
-    return 3 * builtin(dy)
-
-
 def tripled_by_dy(dy, builtin):
     return builtin(tuple(3 * d for d in dy) if isinstance(dy, tuple) else 3 * dy)
 
@@ -107,7 +103,7 @@ def test_three_times_the_gradient(op_type):
     row, counts = FIRST[op_type], {}
     xs = runs.inputs_of(row, "numpy")
     found = []
-    for rule in (tripled, tripled_by_dy):
+    for rule in (lambda dy, builtin: 3 * builtin(dy), tripled_by_dy):
 
         def f(*xs, rule=rule):
             with rg.gradient_override_map({op_type: rule}) as used:
@@ -155,14 +151,8 @@ def clipped(dy, **names):
     return rg.clip(builtin("Square")(dy, **names), -1, 1)
 
 
-def leaky(x):
-    return rg.nn.leaky_relu(x, 0.5)
-
-
-def to_integers(x):
-    return rg.astype(rg.astype(x, rg.int32), rg.float32) * 2 + x
-
-
+leaky = lambda x: rg.nn.leaky_relu(x, 0.5)  # noqa: E731
+to_integers = lambda x: rg.astype(rg.astype(x, rg.int32), rg.float32) * 2 + x  # noqa: E731
 # Rules, a call under them, and its result.
 VALUES = {
     "clipped": ({"Square": clipped}, lambda: rg.grad(rg.square)([0.25, 3.0]), [0.5, 1.0]),
@@ -189,12 +179,7 @@ VALUES = {
                          lambda t=t: rg.grad(OPS[t].function)([0.3]), [1.0])
        for t in ("Floor", "Ceil", "Round", "Sign", "Step")},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_values_under_rules(name):
-    rules, call, expected = VALUES[name]
-    assert plain(under(rules, call)) == expected
+test_values_under_rules = results(VALUES)
 
 
 def test_names():
@@ -235,11 +220,7 @@ ERRORS = [
     *[(lambda form=form: OTHER({"Conv2D": FORMS[form]("Conv2D")}).__enter__(), RuleError,
        "'Conv2D' is for images whose channels come last") for form in ("value", "called")],
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "words"), ERRORS)
-def test_errors(call, error, words):
-    refused(call, error, words)
+test_errors = refusals(ERRORS)
 
 
 # -- torch and JAX ---------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_bytes_that_are_no_whole_elements(tmp_path, size):
 @pytest.mark.parametrize("notes", [{"epoch": "5"}, {"regrad.ops.dtypes": "[1]"}])
 def test_files_of_other_programs_have_no_checksums(saved, notes):
     path, variables = saved
-    save_file(load_file(path), path, notes)  # (a note that names no variable says nothing)
+    save_file(load_file(path), path, notes)  # (a note without the name of a Variable is ignored)
     assert rg.train.restore(path, variables) == {k: v for k, v in notes.items() if k == "epoch"}
     assert variables[0].tolist() == [1.0, 2.0]
 

@@ -46,7 +46,7 @@ def mode_of(path):
 def test_two_threads_save_and_a_third_reads(model):
     path, save, read = model
     save(0.0)
-    read()  # which says in this thread if a package is missing
+    read()  # (a missing package raises in this thread)
     done, seen = threading.Event(), []
 
     def writer(number):

@@ -9,7 +9,7 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError, GradientError, GraphError, RuleError
-from tests.helpers.rows import WAYS, close, refused
+from tests.helpers.rows import WAYS, close, refusals
 
 X = np.random.default_rng(0).normal(size=(4, 5)) * 4
 T = rg.tensor(X)
@@ -302,8 +302,4 @@ REFUSED = [
                      rg.cumulative_sum), RuleError,
      r"input 'step', returned the shape \(2,\), expected"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "words"), REFUSED)
-def test_what_is_refused(call, error, words):
-    refused(call, error, words)
+test_what_is_refused = refusals(REFUSED)

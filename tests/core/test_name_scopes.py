@@ -26,7 +26,7 @@ def test_scopes_nest_and_end():
         with rg.name_scope("block1.conv") as inner, rg.name_scope("a/b"):
             assert (inner, path()) == ("net.block1.conv", "net.block1.conv.a.b")
         assert path() == "net"
-        assert current() is before  # a name is no state that an op needs
+        assert current() is before  # names do not change the state of ops
     with pytest.raises(KeyError), rg.name_scope("a"):
         raise KeyError
     assert path() == ""

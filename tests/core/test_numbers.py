@@ -12,7 +12,7 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError, DTypeError, NumberRangeError
 from tests.helpers.optional import optional
-from tests.helpers.rows import refused
+from tests.helpers.rows import refusals, refused
 from tests.helpers.sample_runs import arrays_of
 from tests.helpers.v1_session import run
 from tests.samples import Sample, all_samples
@@ -166,11 +166,7 @@ NO_NUMBERS = [
       for f in (lambda d: rg.zeros(2, dtype=d), lambda d: rg.tensor([1.0], dtype=d),
                 lambda d: rg.astype(rg.ones(2), d))],
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "words"), NO_NUMBERS)
-def test_what_does_not_fit_is_refused(call: Any, error: Any, words: str) -> None:
-    refused(call, error, words)
+test_what_does_not_fit_is_refused = refusals(NO_NUMBERS)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")

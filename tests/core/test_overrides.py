@@ -14,7 +14,7 @@ import regrad.torch
 import regrad.v1 as tf
 from regrad.core.state import current
 from regrad.errors import ArgumentError, NotFiredError, RuleError, UnusedOverrideWarning
-from tests.helpers.rows import plain, refused, together, under
+from tests.helpers.rows import plain, refusals, refused, results, together, under
 
 override, optional = rg.gradient_override_map, rg.rules.optional
 UnknownOpError = rg.errors.UnknownOpError
@@ -132,19 +132,14 @@ VALUES = {
     # TensorFlow's releases call one op by either name
     "one op by two names": ({"Add": "Sub", "AddV2": "Sub"}, lambda: rg.add(1.0, 2.0), 3.0),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_gradients_under_rules(name):
-    rules, call, expected = VALUES[name]
-    assert plain(under(rules, call)) == expected
+test_gradients_under_rules = results(VALUES)
 
 
 def test_binding_is_at_creation():
     assert rg.grad(lambda x: under(SIGN, rg.sign, x))(0.5).item() == 7.0
     _, back = rg.vjp(lambda x: rg.sign(x) * 1.0, rg.scalar(0.5))
     rules = {"Sign": optional(SEVEN), "Mul": optional(lambda dy: (dy, dy))}
-    assert under(rules, back, 1.0)[0].item() == 0.0  # where it is differentiated is no matter
+    assert under(rules, back, 1.0)[0].item() == 0.0  # the scope of the backward pass does not count
 
 
 def test_nesting_and_shadowing():
@@ -279,7 +274,7 @@ def test_malformed_gradients(rule, words):
 
 
 taken, RegistrationError = rg.RegisterGradient, rg.errors.RegistrationError
-# What no broadcasting spread is not summed either.
+# Gradients are summed only where the op has broadcast an input.
 ERRORS = {
     "a shape of no broadcast": (lambda: under({"Mul": lambda dy: (dy, rg.ones(2))}, rg.grads(
         product), [rg.ones((2, 3)), rg.ones(3)]), RuleError, "input 'b'"),
@@ -296,11 +291,7 @@ ERRORS = {
     "a rule of no op": (lambda: rg.gradient("sign"), UnknownOpError, "Did you mean 'Sign'"),
     "a second op": (lambda: rg.op("Sign")(lambda xp, x: x), RegistrationError, "exists already"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
-    refused(*ERRORS[name])
+test_errors = refusals(ERRORS)
 
 
 # -- decorators ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import regrad as rg
 from regrad.core.registry import OPS
 from regrad.core.rule import NoGradient, NoRule
 from regrad.errors import ArgumentError, MissingRuleError, RuleError
-from tests.helpers.rows import plain, refused, under
+from tests.helpers.rows import refusals, refused, results, under
 
 OWN = [t for t in rg.op_types() if OPS[t].function.__module__.startswith("regrad.")]
 
@@ -72,14 +72,16 @@ def _(dy, xs_shape, w):
 
 
 SHORT = {"TestsWeighted": lambda dy, xs: ([dy], None)}
-VALUES = [
-    (lambda: cube(2.0, scale=2.0), 16.0),
-    (lambda: rg.grad(rg.grad(lambda x: cube(x, scale=2.0)))(2.0), 24.0),
-    (lambda: rg.grad(lambda x: x + rg.stop_gradient(no_rule(x)))(1.0), 1.0),
-    (lambda: rg.grad(lambda a: half(a, 3.0))(1.0), 3.0),
-    (lambda: rg.grads(lambda a, b, w: weighted([a, b], w))([1.0, 2.0, 5.0]), [5.0, 5.0, 3.0]),
-    (lambda: rg.grad(lambda a: weighted([a, a]))(1.0), 2.0),
-]
+VALUES = {
+    "an op": (lambda: cube(2.0, scale=2.0), 16.0),
+    "its rule": (lambda: rg.grad(rg.grad(lambda x: cube(x, scale=2.0)))(2.0), 24.0),
+    "off the path": (lambda: rg.grad(lambda x: x + rg.stop_gradient(no_rule(x)))(1.0), 1.0),
+    "half a rule": (lambda: rg.grad(lambda a: half(a, 3.0))(1.0), 3.0),
+    "a sequence and an optional input": (
+        lambda: rg.grads(lambda a, b, w: weighted([a, b], w))([1.0, 2.0, 5.0]), [5.0, 5.0, 3.0]),
+    "without it": (lambda: rg.grad(lambda a: weighted([a, a]))(1.0), 2.0),
+}  # fmt: skip
+test_ops_of_users = results(VALUES)
 ERRORS = [
     (lambda: cube(1.0, sale=2.0), TypeError, "unexpected keyword argument 'sale'"),
     (lambda: cube(1.0, scale=rg.scalar(2.0)), ArgumentError, "scale is an attribute"),
@@ -97,14 +99,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "expected"), VALUES)
-def test_ops_of_users(call, expected):
-    assert plain(call()) == expected
-
-
-@pytest.mark.parametrize(("call", "error", "words"), ERRORS)
-def test_mistakes_are_refused(call, error, words):
-    refused(call, error, words)
+test_mistakes_are_refused = refusals(ERRORS)
 
 
 def test_ops_and_rules_are_shown():

@@ -14,7 +14,7 @@ import regrad.torch
 import regrad.v1 as tf
 from regrad.errors import ArgumentError, GraphError, RuleError
 from regrad.rules import vjp_of
-from tests.helpers.rows import WAYS, close, plain, refused
+from tests.helpers.rows import WAYS, close, plain, refusals, refused
 
 rng = np.random.default_rng(0)
 A, B, X = rng.normal(size=(3, 4)), rng.normal(size=(4, 2)), np.array([1.5, -2.0, 3.0])
@@ -194,11 +194,7 @@ REFUSED = [
     (lambda: rg.rules.clip(2, 1), ArgumentError, r"min \(2\) must not be greater than max \(1\)"),
     (lambda: rg.rules.clip_norm(0), ArgumentError, "clip_norm: expected a max_norm above 0, got 0"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "words"), REFUSED)
-def test_what_is_refused(call, error, words):
-    refused(call, error, words)
+test_what_is_refused = refusals(REFUSED)
 
 
 # -- the gradient of another function --------------------------------------------------------------

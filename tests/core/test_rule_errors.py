@@ -17,7 +17,7 @@ from regrad.core.tracebacks import SETTING
 from regrad.errors import ArgumentError, GradientError, RuleError, ShapeError
 from tests.helpers.marks import marked_lines
 from tests.helpers.optional import optional
-from tests.helpers.rows import refused, under
+from tests.helpers.rows import refusals, refused, under
 
 jax, torch = optional("jax"), optional("torch")
 HERE = re.escape(__file__)
@@ -102,12 +102,7 @@ PLACES = {
     "a gradient function": (lambda: rg.grad(lambda x: rg.sum(halved(x)))(ONES),
                             rf"'<lambda>' \(answers, {HERE}:"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_the_function_is_named(name):
-    call, words = PLACES[name]
-    refused(call, RuleError, words)
+test_the_function_is_named = refusals(PLACES, RuleError)
 
 
 @pytest.mark.parametrize("answer", [lambda dy: dy[:1], lambda dy: dy.astype("int64"), lambda dy: 1])

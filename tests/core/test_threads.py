@@ -24,7 +24,7 @@ from tests.helpers.rows import in_thread, refused, together, under
 ANOTHER = GradientError, "another thread is differentiating"
 OPS = {"unary": rg.sin, "binary": lambda x: x * x, "long": rg.sum, "mixed": lambda x: 2.0 * x + 1.0}
 COS = {"Cos": lambda dy: dy}
-# An op of a tensor, in no scope, and in what opens one.
+# An op of a tensor: alone, in a scope, under tapes, in a custom function.
 PLACES = {
     "plain": lambda op, x: op(x),
     "a scope": lambda op, x: under(COS, lambda: (rg.cos(1.0), op(x))[1]),

@@ -5,7 +5,7 @@ import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, RuleError
-from tests.helpers.rows import close, plain, refused, under
+from tests.helpers.rows import close, plain, refusals, under
 
 at, override = rg.at, rg.gradient_override_map
 X = rg.tensor([0.3, -0.7, 1.1], dtype="float64")
@@ -157,9 +157,5 @@ REFUSED = [
     (lambda: under(KEY, rg.jvp, f, [X], [X]), GradientError, "forward mode"),
     (lambda: under({at("other"): pre}, f, X), rg.errors.UnusedOverrideWarning, "other"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "words"), REFUSED)
-@pytest.mark.filterwarnings("error::regrad.errors.UnusedOverrideWarning")
-def test_what_is_refused(call, error, words):
-    refused(call, error, words)
+warnings_raise = pytest.mark.filterwarnings("error::regrad.errors.UnusedOverrideWarning")
+test_what_is_refused = warnings_raise(refusals(REFUSED))

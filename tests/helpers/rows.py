@@ -83,3 +83,27 @@ def close(found: Any, expected: Any, rtol: float = 1e-12) -> None:
             close(a, b, rtol)
         return
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=rtol, atol=1e-12)
+
+
+def refusals(rows: Any, error: Any = None) -> Callable[..., None]:
+    """Return a test of rows: a call, its error (unless all have one), and words of the message."""
+    names = rows if isinstance(rows, dict) else [row[-1] for row in rows]
+    table = rows.values() if isinstance(rows, dict) else rows
+
+    @pytest.mark.parametrize("row", table, ids=names)
+    def test(row: Any) -> None:
+        call, *expected = row
+        refused(call, *([error, *expected] if error else expected))
+
+    return test
+
+
+def results(rows: dict[str, Any]) -> Callable[..., None]:
+    """Return a test of rows: rules for a scope around the call (or none), a call, its result."""
+
+    @pytest.mark.parametrize("name", rows)
+    def test(name: str) -> None:
+        *rules, call, expected = rows[name]
+        assert plain(under(*rules, call) if rules else call()) == expected
+
+    return test
