@@ -179,6 +179,7 @@ def test_an_object_of_nnx_that_is_returned_is_the_one_given():
     assert ours(model, X)["model"] is model
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.skipif("keras" in ABSENT, reason="needs keras")
 def test_a_model_of_keras(tmp_path, monkeypatch):

@@ -48,6 +48,7 @@ KEYS = {
 }
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_named_scopes_and_functions(name, wrap):
@@ -62,6 +63,7 @@ FUNCTIONS = {"Softmax": jax.nn.softmax, "LogSumExp": jax.nn.logsumexp, "Gelu": j
              "Mean": jnp.mean}  # fmt: skip
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("wrap", {**WRAPS, "vmap": jax.vmap}.items(), ids=lambda item: item[0])
 @pytest.mark.parametrize("place", ["a", "b"])
 @pytest.mark.parametrize("op_type", FUNCTIONS)
@@ -109,6 +111,7 @@ def test_the_caller_of_a_compiled_function_is_that_of_each_call():
         override(closing, {rg.at(closing, "Tanh"): times7})
 
 
+@pytest.mark.slow
 def test_haiku_names_count_as_they_are():
     def made(act):
         net = hk.transform(lambda x: hk.nets.MLP([4, 4], activation=act)(x))
@@ -177,6 +180,7 @@ class DANN(linen.Module):
         return self.domain(jnp.tanh(self.trunk(x)))
 
 
+@pytest.mark.slow
 def test_a_linen_head_is_reversed_as_the_docs_write_it():
     """In docs/jax/places.md."""
 

@@ -99,6 +99,7 @@ def test_every_op_type(op_type, rule):
     ours.assert_fired(op_type)
 
 
+@pytest.mark.slow
 def test_transforms_have_the_attributes_of_the_op():
     seen = []
 

@@ -46,6 +46,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_to_third_order(name):
     f, x = FUNCTIONS[name], jnp.asarray(X)

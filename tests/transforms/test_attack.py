@@ -114,6 +114,7 @@ CUSTOM = {
 TRACED = ["alone", "checkpoint", "vmap", "map", "cond", "scan, ys", "while_loop"]
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("name", CUSTOM)
 @pytest.mark.parametrize("place", TRACED)
 def test_custom_gradients_at_every_order(name, place):

@@ -145,6 +145,7 @@ def peak(f, x):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_falls_in_eager_mode():
     x, n = np.ones((200, 100)), 40
     block = lambda x: functools.reduce(lambda x, _: rg.sin(x), range(10), x)  # noqa: E731
@@ -265,6 +266,7 @@ def test_vmap_on_jax_data_runs_once():
     assert layer.calls == 1
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("split", [jax.random.split, rg.random.split])
 @pytest.mark.parametrize("name", ["alone", "checkpoint", "cond", "scan"])
 def test_keys_that_are_split_inside(split, name):

@@ -94,6 +94,7 @@ def test_an_array_counts_by_its_content_where_it_is_read(size):
     assert (read.cache_info().traces, operand.cache_info().traces) == (2, 1)
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("made", [rg.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
 @pytest.mark.parametrize("form", ["closure", "vmap", "split", "container", "gradient"])
 def test_a_random_key_that_is_closed_over(made, form):

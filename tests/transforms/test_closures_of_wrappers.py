@@ -247,6 +247,7 @@ def called(f):
     return np.hstack([np.asarray(leaf.numpy()).ravel() for leaf in opened(f(X))[0]])
 
 
+@pytest.mark.slow(but=33)
 @pytest.mark.parametrize("name", [*CASES, *REGISTERED, *MORE])
 def test_a_change_behind_a_wrapper_is_seen(name):
     read = R if name in REGISTERED else K
@@ -299,6 +300,7 @@ def takes_callables(value):
     return False
 
 
+@pytest.mark.slow
 def test_every_public_name_that_takes_callables_has_a_case():
     found = {}
     for package in PACKAGES:

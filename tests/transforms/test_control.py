@@ -46,6 +46,7 @@ def by_hand(total, power, a, b, reverse):
     return total, power, np.stack(ys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_scan_and_its_derivatives_to_third_order(reverse, checkpoint):
@@ -206,6 +207,7 @@ def test_long_bounded_loops_go_in_rounds(max_steps):
     assert np.isnan(compiled(x, max_steps + 1)[0].item())
 
 
+@pytest.mark.slow
 def test_rounds_carry_variables_along():
     v = rg.Variable(0.0, name="sum")
 
@@ -279,6 +281,7 @@ def test_numbers_are_as_weak_as_in_eager_mode(pair):
             assert (y.dtype, y.item()) == (due.dtype, due.item())
 
 
+@pytest.mark.slow
 def test_numbers_in_batches_and_loops():
     f = lambda x: rg.cond(x > 0, lambda: rg.cond(x > 1, lambda: 2.0, lambda: x), lambda: 0)  # noqa: E731
     x = rg.tensor([-1.0, 0.5, 3.0])
@@ -324,6 +327,7 @@ def nest(x):
     return last + ys.sum()
 
 
+@pytest.mark.slow
 def test_nests_with_rules_inside():
     orders = lambda f: lambda x: (f(x), rg.grad(f)(x), rg.grad(rg.grad(f))(x))  # noqa: E731
     inside, outside = rg.jit(orders(nest)), orders(rg.jit(nest))

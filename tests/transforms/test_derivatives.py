@@ -82,6 +82,7 @@ LIKE_JAX = {
 }
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("name", LIKE_JAX)
 def test_what_jax_has_too(name):
     due = optree.tree_leaves(LIKE_JAX[name](jax, jnp.sin))
@@ -92,6 +93,7 @@ def test_what_jax_has_too(name):
             np.testing.assert_allclose(y.numpy(), expected, rtol=1e-7, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_hvp_is_the_hessian_times_the_vector():
     hvp = lambda x, dx: rg.hvp(scalar(rg.sin), [x], [dx])[0]  # noqa: E731
     for f in hvp, rg.jit(hvp):
@@ -127,6 +129,7 @@ def test_rules_in_force_count_or_raise(name):
             call(f)
 
 
+@pytest.mark.slow
 def test_every_op_that_is_differentiable_has_forward_mode():
     """The product of its derivative with two vectors is that of reverse mode."""
     for row in all_samples():
@@ -347,6 +350,7 @@ DERIVATIVES = {
 P, Q = np.array([0.3, 0.2], np.float32), np.array([0.1, 0.4], np.float32)
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("name", DERIVATIVES)
 @pytest.mark.parametrize("region", OVER_ANOTHER)
 @pytest.mark.parametrize("sine", SINES)
@@ -384,6 +388,7 @@ FORWARD = {
 }
 
 
+@pytest.mark.slow(but=13)
 @pytest.mark.parametrize("size", [2, 100])  # constants of more than 64 elements are traced
 @pytest.mark.parametrize("way", FORWARD)
 @pytest.mark.parametrize("name", FIXED)

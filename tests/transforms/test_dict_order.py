@@ -105,6 +105,7 @@ def test_named_keywords_in_any_order_share_a_program(f, expected):
     assert f.cache_info().programs == 1
 
 
+@pytest.mark.slow
 def test_gradients_results_and_rules_keep_the_order_of_the_call():
     g, sines = rg.jit(rg.grad(horner)), rg.jit(lambda d: sum(rg.sin(v) for v in d.values()))
     same = rg.jit(lambda d: {k: v + 1 for k, v in d.items()})
@@ -155,6 +156,7 @@ def test_verification_compares_the_order_of_results():
         g(A)
 
 
+@pytest.mark.slow
 def test_an_export_keeps_the_order_of_its_example():
     for example, other, expected in ((A, B, 10.0), (B, A, 9.0)):
         program = rg.export(lambda x, params: horner(params[0]) * x, 1.0, [example])

@@ -137,6 +137,7 @@ def test_the_result_of_an_argument_handed_through_is_readable():
     assert x.tolist() == y.tolist() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_random_keys():
     f = rg.jit(lambda key, x: x + rg.random.normal(key, (3,)))
     a, b = jax.random.split(jax.random.key(0))
@@ -274,6 +275,7 @@ def test_under_jax_transformations(monkeypatch):
 # -- threads and tasks -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_threads_call_one_function_at_once():
     f, sizes = rg.jit(lambda x: (x * x).sum()), (1, 2, 3)
 
@@ -287,6 +289,7 @@ def test_threads_call_one_function_at_once():
         assert pairs == [(float(n * i * i), [2.0 * i] * n) for n in sizes]
 
 
+@pytest.mark.slow
 def test_threads_have_overrides_of_their_own():
     f = rg.jit(rg.sign)
 
@@ -300,6 +303,7 @@ def test_threads_have_overrides_of_their_own():
         assert [each.result() for each in found] == [[i] * 5 for i in (1.0, 2.0, 3.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
 def test_tasks_have_overrides_of_their_own():
     """(JAX may drop a trace after a long session; that one is made again is no matter here.)"""

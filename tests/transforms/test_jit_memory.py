@@ -115,6 +115,7 @@ def twice(f):
     return lambda x: (f(x), f(x))
 
 
+@pytest.mark.slow(but=28)
 @pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_functions_are_let_go(body, transformed):
@@ -172,6 +173,7 @@ STATES = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("f", "arguments"), STATES.values(), ids=STATES)
 @pytest.mark.usefixtures("few")
 def test_programs_make_room_for_others(f, arguments):
@@ -185,6 +187,7 @@ def test_programs_make_room_for_others(f, arguments):
     assert sum(program.size for program in f.programs.values()) <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_program_that_was_used_longest_ago_goes():
     f = rg.jit(lambda x, k: x * k, static_argnames="k")
@@ -194,6 +197,7 @@ def test_the_program_that_was_used_longest_ago_goes():
     assert (info.traces, info.hits) == (12, 10)  # 0 stays, since it is used all the time
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_a_gradient_outlives_its_program():
     f = rg.jit(lambda x, k: x * x * k, static_argnames="k")
@@ -215,6 +219,7 @@ def test_what_cannot_be_traced_takes_no_room_for_good():
     assert len(f.programs) <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_programs_of_arrays_that_were_read_are_dropped_with_their_content():
     mask = np.ones(3, bool)
@@ -226,6 +231,7 @@ def test_programs_of_arrays_that_were_read_are_dropped_with_their_content():
     assert len(f.programs) <= 10 and len(f.read) <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_sessions_compile_anew_after_many_shapes():
     with tf.Graph().as_default(), tf.Session(jit=True) as session:

@@ -278,6 +278,7 @@ def faults(case, contexts, *, eager_too=False, may_refuse=False):
 REFUSED = ["Where"]
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("case", cases(), ids=repr)
 def test_every_op_type(case):
     with in_force(case.op_type):
@@ -291,6 +292,7 @@ DOZEN = [
 SOME = [c for c in cases() if c.op_type in DOZEN]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SOME, ids=repr)
 def test_every_context(case):
     with in_force(case.op_type):
@@ -305,6 +307,7 @@ def test_the_grid_can_fail():
     assert {*found} == {f"{way}: dropped" for way in ways}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", ["Sign", "MatMul", "Mul"])
 def test_custom_gradients_in_every_context(op_type):
     case = next(c for c in cases() if c.op_type == op_type)
@@ -321,6 +324,7 @@ def test_custom_gradients_in_every_context(op_type):
 # -- scopes that come and go -----------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("case", SOME, ids=repr)
 @pytest.mark.parametrize("inside_first", [False, True])
 def test_what_is_cached_does_not_carry_a_rule_in_or_out(case, inside_first):

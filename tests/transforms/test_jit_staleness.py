@@ -60,6 +60,7 @@ EXPECTED |= {name: error for error, names in REFUSED.items() for name in names}
 assert EXPECTED.keys() <= {way.name for way in WAYS}
 
 
+@pytest.mark.slow(but=30)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
 def test_a_change_is_seen(way):
     """Or refused, or it belongs to a kind that the docs name; `verify` finds it."""

@@ -267,6 +267,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("computed", "second"), [(False, False), (True, True)])
 @over_losses
 def test_the_rule_sees_the_argument_of_now(loss, computed, second):
@@ -280,6 +281,7 @@ def test_the_rule_sees_the_argument_of_now(loss, computed, second):
             np.testing.assert_allclose(y.numpy(), expected, 1e-4, 1e-5, err_msg=name)
 
 
+@pytest.mark.slow(but=1)
 @over_losses
 def test_gradients_of_gradients_of_a_compiled_function(loss):
     """By programs of programs, which replay the region, and the region in its gradient."""
