@@ -423,6 +423,9 @@ def named(function):
     return lambda x, y, **options: function(labels=x, logits=y, **options)
 
 
+COUNTS, RATES = F32([0.5, 1.0, 3.0]), F32([0.1, 0.2, 0.3])
+STIRLING = COUNTS * np.log(COUNTS) - COUNTS + 0.5 * np.log(2 * np.pi * COUNTS)
+FULL_LOSS = np.exp(RATES) - COUNTS * RATES + np.where(COUNTS > 1, STIRLING, 0)
 V2, SIGMOID = "softmax_cross_entropy_with_logits_v2", "sigmoid_cross_entropy_with_logits"
 UNARY = "relu elu selu leaky_relu sigmoid softplus softsign softmax log_softmax"
 NN = [
@@ -498,6 +501,10 @@ NN = [
     call("nn.top_k", (ROWS, 2), lambda x: rg.top_k(x, 2)[0], "TopKV2",
          of=lambda *a: tf.nn.top_k(*a).values),
     call("nn.log_poisson_loss", (positive(4, 3), ROWS), lambda z, c: rg.exp(c) - z * c),
+    call("nn.log_poisson_loss: in full", (COUNTS, RATES), FULL_LOSS.astype(F32),
+         compute_full_loss=True),
+    call("nn.zero_fraction", (ints(0, 1, 0, 2),), F32(0.5)),
+    call("image.per_image_standardization", (C[:, :1] * 0 + 3,), C[:, :1] * 0),
     call("image.resize_bilinear", (IMAGES, [4, 7]), lambda x: rg.nn.resize_bilinear(x, (4, 7)),
          "ResizeBilinear"),
     call("image.resize_nearest_neighbor", (IMAGES, [4, 7]),
