@@ -37,15 +37,31 @@ def rows(text):
     return [re.split(r" {2,}", line) for line in text.splitlines()]
 
 
+@pytest.fixture
+def more(graph, net):
+    """The net, and ops of other kinds."""
+    tf.square(net, name="squared")
+    tf.constant(2.5, name="c")
+    x = tf.constant([1.0, 2.0], name="d")
+    tf.split(x, 2, name="halves")
+    with tf.control_dependencies([net]):
+        tf.no_op(name="after")
+    with graph.gradient_override_map({"Round": "Identity"}):
+        tf.round(x)
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 
-def test_a_row_tells_name_type_output_and_rule(graph, net):
+def test_a_row_tells_name_type_output_and_rule(graph, more):
     found = {row[0]: row[1:] for row in rows(draw.summary(graph))}
     assert found["x"] == ["Placeholder", "float32 (?, 4)", "none"]
     assert found["hidden/MatMul"] == ["MatMul", "float32 (?, 3)", "built in"]
     assert found["logits/Sign"] == ["Sign", "float32 (?, 2)", "* clipped"]
-    assert draw.summary(graph).splitlines()[-1].endswith(" ops, 2 overridden (*)")
+    assert found["halves"] == ["Split", "float32 (1,), float32 (1,)", "built in"]
+    assert found["after"] == ["NoOp", "none"]
+    assert found["Round"] == ["Round", "float32 (2,)", "* Identity"]
+    assert draw.summary(graph).splitlines()[-1].endswith(" ops, 3 overridden (*)")
 
 
 def test_columns_are_aligned(graph, net):
@@ -53,18 +69,6 @@ def test_columns_are_aligned(graph, net):
     starts = {re.search(r"(?<=  )(none|built in|\* clipped|rule)$", line).start() for line in table}
     assert len(starts) == 1
     assert all(line == line.rstrip() for line in table)
-
-
-def test_several_outputs_no_output_and_no_rule(graph):
-    x = tf.constant([1.0, 2.0], name="x")
-    tf.split(x, 2, name="halves")
-    tf.no_op(name="nothing")
-    with graph.gradient_override_map({"Round": "Identity"}):
-        tf.round(x)
-    found = {row[0]: row[1:] for row in rows(draw.summary(graph))}
-    assert found["halves"] == ["Split", "float32 (1,), float32 (1,)", "built in"]
-    assert found["nothing"] == ["NoOp", "none"]
-    assert found["Round"][-1] == "* Identity"
 
 
 def test_an_empty_and_a_long_graph(graph):
@@ -87,33 +91,23 @@ def test_only_what_a_tensor_needs(graph, net):
 # -- the picture ---------------------------------------------------------------------------------
 
 
-def statement(dot, name):
-    """The line that draws an op."""
-    (line,) = [line.strip() for line in dot.splitlines() if line.strip().startswith(f'"{name}" [')]
-    return line
+STATEMENTS = {  # what the line that draws an op has, and what it has not
+    "hidden/MatMul": ([r'label="MatMul\nfloat32 (?, 3)"', 'tooltip="hidden/MatMul"'], ["rule:"]),
+    "hidden/Sign": ([r'\nrule: clipped"', drawings.KINDS["override"]], []),
+    "squared": ([r'label="squared\nSquare\nfloat32 (?, 2)"'], ["rule:"]),
+    "c": ([r'label="c\nConst\nfloat32 ()\n= 2.5"'], []),
+    "d": ([r'label="d\nConst\nfloat32 (2,)"'], []),
+}
 
 
-def test_an_op_shows_its_name_type_and_output(graph, net):
-    line = statement(draw.to_dot(graph), "hidden/MatMul")
-    assert r'label="MatMul\nfloat32 (?, 3)"' in line
-    assert 'tooltip="hidden/MatMul"' in line
-    tf.square(net, name="squared")
-    assert r'label="squared\nSquare\nfloat32 (?, 2)"' in statement(draw.to_dot(graph), "squared")
-
-
-def test_a_constant_of_one_element_shows_it(graph):
-    tf.constant(2.5, name="c")
-    tf.constant([1.0, 2.0], name="d")
-    dot = draw.to_dot(graph)
-    assert r'label="c\nConst\nfloat32 ()\n= 2.5"' in statement(dot, "c")
-    assert r'label="d\nConst\nfloat32 (2,)"' in statement(dot, "d")
-
-
-def test_an_override_has_a_colour_and_a_name(graph, net):
-    dot = draw.to_dot(graph)
-    assert r'\nrule: clipped"' in statement(dot, "hidden/Sign")
-    assert drawings.KINDS["override"] in statement(dot, "hidden/Sign")
-    assert "rule:" not in statement(dot, "hidden/MatMul")
+def test_an_op_shows_its_name_type_output_value_and_rule(graph, more):
+    lines = [line.strip() for line in draw.to_dot(graph).splitlines()]
+    for name, (words, others) in STATEMENTS.items():
+        (line,) = [line for line in lines if line.startswith(f'"{name}" [')]
+        for word in words:
+            assert word in line
+        for word in others:
+            assert word not in line
 
 
 def test_scopes_are_boxes_within_boxes(graph, net):
@@ -124,9 +118,7 @@ def test_scopes_are_boxes_within_boxes(graph, net):
     assert inner.index('"hidden/w" [') < inner.index("}")  # the variable is in its own box
 
 
-def test_edges_have_shapes_and_control_edges_are_dashed(graph, net):
-    with tf.control_dependencies([net]):
-        tf.no_op(name="after")
+def test_edges_have_shapes_and_control_edges_are_dashed(graph, more):
     dot = draw.to_dot(graph)
     assert '"x" -> "hidden/MatMul" [label=" (?, 4) "];' in dot
     assert '"logits/Sign" -> "after" [style=dashed];' in dot

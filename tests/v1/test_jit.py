@@ -190,17 +190,6 @@ def test_variables_that_get_one_value_do_not_share_memory(session):
     assert found[0] == found[1]
 
 
-def test_variables_without_a_value_are_told_apart_in_each_run(session):
-    v = tf.Variable(3.0)
-    known = tf.is_variable_initialized(v)
-    y = tf.cond(known, lambda: v.read_value(), lambda: tf.constant(-1.0))
-    assert session.run([known, y]) == [False, -1.0]
-    with pytest.raises(tf.errors.FailedPreconditionError, match="uninitialized value Variable"):
-        session.run(v * 2.0)
-    session.run(v.initializer)
-    assert session.run([known, y]) == [True, 3.0]
-
-
 def test_variables_are_fed_loaded_and_change_shape(session):
     v = tf.Variable([1.0, 2.0], validate_shape=False)
     session.run(v.initializer)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
-from tests.helpers.v1_session import initialized, run
+from tests.helpers.v1_session import any_session, initialized, run
 
 pytestmark = pytest.mark.usefixtures("graph")
+session = any_session
 
 
 # -- Variable ------------------------------------------------------------------------------------
@@ -29,29 +30,26 @@ def test_the_value_may_be_a_tensor_or_a_function():
     assert [a.tolist() for a in run([v, w, u])] == [[3.0, 3.0], 4.0, [6.0, 6.0]]
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_a_copy_has_the_value_that_there_is(graph, jit):
+def test_a_copy_has_the_value_that_there_is(session):
     """As in TensorFlow: that of the variable, and the initial value only as long as it has none."""
     v = tf.Variable(tf.random_normal([3]))
     with tf.control_dependencies([tf.placeholder(tf.float32)]):  # (not fed: it does not wait)
         begin = v.initialized_value()
     copy = tf.Variable(begin)
     assert copy.shape.as_list() == [3]
-    with tf.Session(jit=jit) as session:
-        initialized(session)
-        first = session.run([v, copy])
-        np.testing.assert_array_equal(*first)
-        session.run(copy.initializer)  # not drawn anew
-        np.testing.assert_array_equal(session.run(copy), first[0])
-        session.run(v.assign([1.0, 2.0, 3.0]))
-        session.run(copy.initializer)
-        assert session.run(copy).tolist() == [1, 2, 3]
-        session.run([v.initializer, copy.initializer])
-        np.testing.assert_array_equal(*session.run([v, copy]))
-    with tf.Session(jit=jit) as session:  # v has no value here
-        session.run(copy.initializer)
-        assert np.isfinite(session.run(copy)).all()
-        assert not session.run(tf.is_variable_initialized(v))
+    session.run(copy.initializer)  # v has no value here
+    assert np.isfinite(session.run(copy)).all()
+    assert not session.run(tf.is_variable_initialized(v))
+    initialized(session)
+    first = session.run([v, copy])
+    np.testing.assert_array_equal(*first)
+    session.run(copy.initializer)  # not drawn anew
+    np.testing.assert_array_equal(session.run(copy), first[0])
+    session.run(v.assign([1.0, 2.0, 3.0]))
+    session.run(copy.initializer)
+    assert session.run(copy).tolist() == [1, 2, 3]
+    session.run([v.initializer, copy.initializer])
+    np.testing.assert_array_equal(*session.run([v, copy]))
 
 
 def test_the_ways_to_read(session):
@@ -69,8 +67,12 @@ def test_one_variable_is_initialised_by_its_own_op(session):
     session.run(tf.variables_initializer([w]))
     assert session.run([v, w]) == [1.0, 2.0]
     assert session.run([tf.is_variable_initialized(x) for x in (w, u)]) == [True, False]
-    with pytest.raises(tf.errors.FailedPreconditionError):
-        session.run(u)
+    y = tf.cond(tf.is_variable_initialized(u), u.read_value, lambda: tf.constant(-1.0))
+    assert session.run(y) == -1.0
+    with pytest.raises(tf.errors.FailedPreconditionError, match="uninitialized value Variable_2"):
+        session.run(u * 2.0)
+    session.run(u.initializer)
+    assert session.run(y) == 3.0
 
 
 # -- assignments ---------------------------------------------------------------------------------
@@ -285,8 +287,8 @@ FANS = {(40, 60): (40, 60), (3, 3, 20, 30): (180, 270)}
     (tf.initializers.he_uniform, lambda i, o: 2 / i),
     (tf.initializers.lecun_normal, lambda i, o: 1 / i),
 ])  # fmt: skip
-def test_scaled_initializers(session, make, variance, shape):
-    got = session.run(make()(shape))
+def test_scaled_initializers(make, variance, shape):
+    got = run(make()(shape))
     assert (got.shape, got.dtype) == (shape, np.float32)
     due = np.sqrt(variance(*FANS[shape]))
     assert abs(got.std() / due - 1) < 0.06
@@ -294,18 +296,18 @@ def test_scaled_initializers(session, make, variance, shape):
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 3, 4)])
-def test_orthogonal(session, shape):
-    q = session.run(tf.orthogonal_initializer(gain=2.0)(shape)).reshape(-1, shape[-1])
+def test_orthogonal(shape):
+    q = run(tf.orthogonal_initializer(gain=2.0)(shape)).reshape(-1, shape[-1])
     square = q @ q.T if q.shape[0] < q.shape[1] else q.T @ q
     np.testing.assert_allclose(square, 4 * np.eye(len(square)), rtol=1e-4, atol=1e-5)
 
 
-def test_constants(session):
+def test_constants():
     init = tf.constant_initializer([1, 2, 3])
-    assert session.run(init([2, 2], tf.int32)).tolist() == [[1, 2], [3, 3]]
-    assert session.run(tf.zeros_initializer()([2], tf.bool)).tolist() == [False, False]
-    assert session.run(tf.ones_initializer(tf.float64)([2])).dtype == np.float64
-    assert session.run(tf.initializers.identity(gain=3.0)([2, 2])).tolist() == [[3, 0], [0, 3]]
+    assert run(init([2, 2], tf.int32)).tolist() == [[1, 2], [3, 3]]
+    assert run(tf.zeros_initializer()([2], tf.bool)).tolist() == [False, False]
+    assert run(tf.ones_initializer(tf.float64)([2])).dtype == np.float64
+    assert run(tf.initializers.identity(gain=3.0)([2, 2])).tolist() == [[3, 0], [0, 3]]
 
 
 def test_a_seed_repeats_the_values():
