@@ -45,9 +45,8 @@ def gradients(f, xs, order=1):
     y = f(*xs)
     weights = torch.linspace(1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)
     for _ in range(order):
-        found = torch.autograd.grad(
-            (y * weights).sum(), leaves, create_graph=True, materialize_grads=True
-        )
+        total, options = (y * weights).sum(), {"create_graph": True, "materialize_grads": True}
+        found = torch.autograd.grad(total, leaves, **options)
         y, weights = torch.cat([dx.flatten() for dx in found]), 0.7
     return [dx.detach() for dx in found]
 
@@ -204,14 +203,9 @@ def test_random_numbers_that_would_be_drawn_again_are_refused(rule, way):
 
 
 # A product, with a number and with another gradient than its own.
-Scaled, InNewForm = (
-    function(
-        lambda a, k, b: a * b * k,
-        lambda dy, a, k, b: (dy * b.sin() * k, None, dy * a.cos() * k),
-        newer=newer,
-    )
-    for newer in (False, True)
-)
+of_scaled = lambda dy, a, k, b: (dy * b.sin() * k, None, dy * a.cos() * k)  # noqa: E731
+Scaled = function(lambda a, k, b: a * b * k, of_scaled)
+InNewForm = function(lambda a, k, b: a * b * k, of_scaled, newer=True)
 
 
 @pytest.mark.versions

@@ -28,10 +28,7 @@ from tests.torch.common import backward, bare_function, leaf, override
 
 SEVEN = {"Relu": lambda dy: 7 * dy}
 BACKENDS = ["eager", "aot_eager"]
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by torch itself
 may_be_unused = pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 on_backends = pytest.mark.parametrize("backend", BACKENDS)
 everywhere = pytest.mark.parametrize("backend", [None, *BACKENDS])
@@ -58,11 +55,6 @@ def compiled(f, backend, fullgraph=True):
 # -- bodies of higher-order operators -------------------------------------------------------------
 
 
-@torch.compiler.nested_compile_region
-def region(x):
-    return torch.relu(x) * 2
-
-
 def body(x):
     return torch.relu(x) * 2
 
@@ -71,14 +63,13 @@ BODIES = {
     "checkpoint": lambda x: checkpoint(body, x, use_reentrant=False),
     "checkpoint, reentrant": lambda x: checkpoint(body, x, use_reentrant=True),
     "checkpoint of a torch function": lambda x: checkpoint(torch.relu, 2 * x, use_reentrant=False),
-    "checkpoint in a checkpoint": lambda x: checkpoint(
-        lambda x: checkpoint(body, x, use_reentrant=False), x, use_reentrant=False
-    ),
+    "checkpoint in a checkpoint": lambda x: checkpoint(inner, x, use_reentrant=False),
     "cond": lambda x: torch.cond(x.sum() > 0, body, lambda x: x * 3, (x,)),
     "map": lambda x: torch_map(body, x),
     "scan": lambda x: scan(lambda c, x: (c + body(x), x * 1), torch.zeros(2), x)[0],
-    "region": region,
+    "region": torch.compiler.nested_compile_region(lambda x: torch.relu(x) * 2),
 }
+inner = BODIES["checkpoint"]
 
 
 @pytest.mark.versions
@@ -150,13 +141,11 @@ PASSED_OVER = {
         f"max_pool{n}d with indices{' by place' * len(given)}": (
             "MaxPool3D" if n == 3 else "MaxPool",
             lambda x, n=n, given=given: getattr(F, f"max_pool{n}d")(
-                x[(None,) * n], (1,) * n, 1, 0, 1, False, *given, **(OPTION if not given else {})
-            ),
+                x[(None,) * n], (1,) * n, 1, 0, 1, False, *given, **({} if given else OPTION)),
         )
-        for n in (1, 2, 3)
-        for given in ((), (True,))
+        for n in (1, 2, 3) for given in ((), (True,))
     },
-}
+}  # fmt: skip
 OPTION = {"return_indices": True}
 PAIR = {"MatMul", "Mul"}
 
@@ -319,10 +308,9 @@ def test_python_functions_of_torch_are_compiled_under_an_unrelated_scope(name, x
 # -- code that no mode sees -----------------------------------------------------------------------
 
 
-Einsum, Relu = (
-    bare_function("Einsum", lambda ctx, x: torch.einsum("ij,jk->ik", x, x), lambda ctx, dy: dy),
-    bare_function("Relu", lambda ctx, x: torch.relu(x), lambda ctx, dy: torch.relu(dy)),
-)
+Einsum = bare_function(
+    "Einsum", lambda ctx, x: torch.einsum("ij,jk->ik", x, x), lambda ctx, dy: dy)  # fmt: skip
+Relu = bare_function("Relu", lambda ctx, x: torch.relu(x), lambda ctx, dy: torch.relu(dy))
 
 
 @torch.library.custom_op("regrad_tests::double_relu", mutates_args=())
@@ -484,10 +472,8 @@ def test_another_task_does_not_get_a_compiled_rule():
 
 def test_a_wrong_rule_is_a_rule_error_when_compiled(x):
     f = torch.compile(torch.relu, backend="aot_eager")
-    with (
-        pytest.raises(RuleError, match="returned the shape"),
-        override({"Relu": lambda dy: dy[:1]}),
-    ):
+    refused = pytest.raises(RuleError, match="returned the shape")
+    with refused, override({"Relu": lambda dy: dy[:1]}):
         f(x).sum().backward()
 
 
