@@ -89,34 +89,29 @@ def straight(_, dy):
     return (dy,)
 
 
-def made_vjp(k, backward=None):
-    @jax.custom_vjp
+def scaled_by(k):
     def scaled(x):
         return x * k
 
-    scaled.defvjp(lambda x: (scaled(x), None), backward or (lambda _, dy: (dy * k,)))
     return scaled
+
+
+def made_vjp(k, backward=None):
+    made = jax.custom_vjp(scaled_by(k))
+    made.defvjp(lambda x: (made(x), None), backward or (lambda _, dy: (dy * k,)))
+    return made
 
 
 def made_jvps(k):
-    @jax.custom_jvp
-    def scaled(x):
-        return x * k
-
-    scaled.defjvps(lambda dx, y, x: dx * k)
-    return scaled
+    made = jax.custom_jvp(scaled_by(k))
+    made.defjvps(lambda dx, y, x: dx * k)
+    return made
 
 
 def made_jvp(k):
-    @jax.custom_jvp
-    def scaled(x):
-        return x * k
-
-    @scaled.defjvp
-    def _(primals, tangents):
-        return scaled(*primals), tangents[0] * k
-
-    return scaled
+    made = jax.custom_jvp(scaled_by(k))
+    made.defjvp(lambda xs, dxs: (made(*xs), dxs[0] * k))
+    return made
 
 
 def made_static(k):

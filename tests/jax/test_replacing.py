@@ -25,6 +25,10 @@ def numbers(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
 
 
+def replaced(f, key, *rule, **options):
+    return override(f, {key: rg.replace(*rule)}, values=True, **options)
+
+
 # -- an int8 layer, against a custom_vjp -----------------------------------------------------------
 
 
@@ -71,7 +75,7 @@ FORWARDS = {
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_a_quantised_layer(key, forward):
     parameters, x = inputs()
-    ours = override(model, {key: rg.replace(FORWARDS[forward], ste)}, values=True)
+    ours = replaced(model, key, FORWARDS[forward], ste)
     for way in (lambda f: f, jax.jit, jax.checkpoint):
         close(way(ours)(parameters, x), by_hand(parameters, x))
         close(way(jax.grad(ours))(parameters, x), jax.grad(by_hand)(parameters, x))
@@ -85,12 +89,8 @@ def test_a_quantised_layer(key, forward):
 
 def test_the_derivative_of_the_function():
     """`stop_gradient` in it counts: the value is x**3, the gradient that of sin."""
-
-    def forward(x):
-        return jnp.sin(x) + jax.lax.stop_gradient(x**3 - jnp.sin(x))
-
-    x = numbers(5)
-    ours = override(lambda x: jnp.tanh(x).sum(), {"Tanh": rg.replace(forward)}, values=True)
+    x, forward = numbers(5), lambda x: jnp.sin(x) + jax.lax.stop_gradient(x**3 - jnp.sin(x))
+    ours = replaced(lambda x: jnp.tanh(x).sum(), "Tanh", forward)
     close(ours(x), (x**3).sum())
     close(jax.grad(ours)(x), jnp.cos(x))
     close(jax.jit(jax.hessian(ours))(x), -jnp.diag(jnp.sin(x)))
@@ -112,10 +112,8 @@ def everywhere(sin, x):
 
 @pytest.mark.parametrize("forward", [lambda x: x**2 - x, lambda x: rg.square(x) - x])
 def test_loops_branches_and_batches(forward):
-    rules = {"Sin": rg.replace(forward, lambda dy, x, y: dy * y * x)}
-    ours = override(lambda x: everywhere(jnp.sin, x), rules, values=True)
-    hand = lambda x: everywhere(curve, x)  # noqa: E731
-    x = numbers(4) / 3
+    x, hand = numbers(4) / 3, partial(everywhere, curve)
+    ours = replaced(partial(everywhere, jnp.sin), "Sin", forward, lambda dy, x, y: dy * y * x)
     for way in (lambda f: f, jax.jit):
         close(way(ours)(x), hand(x))
         close(way(jax.jacrev(ours))(x), jax.jacrev(hand)(x))
@@ -126,10 +124,8 @@ def test_loops_branches_and_batches(forward):
 def test_values_without_a_gradient():
     """Integers, where no rule counts; and calls that nobody differentiates."""
     whole = jnp.arange(-2, 3)
-    ours = override(jax.nn.relu, {jax.nn.relu: rg.replace(lambda x: 5 * x)}, values=True)
-    close(ours(whole), 5 * whole)
-    squares = override(lambda a: jax.jit(jnp.matmul)(a, a),
-                       {"MatMul": rg.replace(lambda a, b: a * b)}, values=True)  # fmt: skip
+    close(replaced(jax.nn.relu, jax.nn.relu, lambda x: 5 * x)(whole), 5 * whole)
+    squares = replaced(lambda a: jax.jit(jnp.matmul)(a, a), "MatMul", lambda a, b: a * b)
     close(squares(3 * jnp.eye(2, dtype=int)), 9 * jnp.eye(2))
     squares.assert_fired()
 
@@ -146,29 +142,25 @@ def test_places_and_their_sites():
         seen.append(site.path)
         return 10 * y
 
-    ours = override(scoped, {rg.at("head", "Sin"): rg.replace(forward)}, values=True)
-    close(ours(1.0), 11 * np.sin(1.0))
+    close(replaced(scoped, rg.at("head", "Sin"), forward)(1.0), 11 * np.sin(1.0))
     assert seen == ["head"]
 
 
 def test_one_override_and_what_it_reads():
     scale = [2.0]
-    ours = override(jax.jit(jnp.sin), {"Sin": rg.replace(lambda x: x * scale[0])}, values=True)
+    ours = replaced(jax.jit(jnp.sin), "Sin", lambda x: x * scale[0])
     close(ours(1.0), 2.0)
     scale[0] = 5.0
     close(ours(1.0), 5.0)
-    inner = override(jnp.sin, {"Sin": rg.replace(lambda x, forward: 2 * forward(x))}, values=True)
-    outer = override(inner, {"Sin": rg.replace(lambda x: 7 * x)}, values=True)
-    close(outer(1.0), 2 * np.sin(1.0))  # the inner one wins
+    inner = replaced(jnp.sin, "Sin", lambda x, forward: 2 * forward(x))
+    close(replaced(inner, "Sin", lambda x: 7 * x)(1.0), 2 * np.sin(1.0))  # the inner one wins
 
 
 # -- refused ---------------------------------------------------------------------------------------
 
 
 def test_a_map_that_does_not_say_so():
-    with pytest.raises(
-        ArgumentError, match=r"values of 'Sin' .* Write override\(f, rules, values="
-    ):
+    with pytest.raises(ArgumentError, match=r"values of 'Sin' .* override\(f, rules, values="):
         override(jnp.sin, {"Sin": rg.rules.optional(rg.replace(jnp.cos))})
 
 
@@ -184,26 +176,18 @@ def test_a_map_that_does_not_say_so():
 )  # fmt: skip
 def test_a_forward_that_does_not_fit(forward, message):
     with pytest.raises(RuleError, match=message):
-        override(jnp.sin, {"Sin": rg.replace(forward)}, values=True)(numbers(3))
+        replaced(jnp.sin, "Sin", forward)(numbers(3))
 
 
 def test_where_the_value_could_not_be_delivered():
-    largest = {"Maximum": rg.replace(lambda a, b: a)}
+    largest = partial(replaced, jax.nn.relu, "Maximum", lambda a, b: a)
     for x in (numbers(3), jnp.arange(3)):
         with pytest.raises(PassedOverError, match=r"relu .* computes 'Maximum'.* open=\['relu'\]"):
-            override(jax.nn.relu, largest, values=True)(x)
-    ours = override(jax.nn.relu, largest, values=True, open=["relu"])
-    close(ours(-jnp.ones(2)), -jnp.ones(2))
-
-    @rg.jax.custom_grad
-    def mine(x):
-        return jnp.sin(x), lambda dy: dy
-
-    cubed = {"Sin": rg.replace(lambda x: x**3)}
-    with pytest.raises(
-        PassedOverError, match=r"value of 'Sin' is replaced, and it occurs in custom"
-    ):
-        override(mine, cubed, values=True)(numbers(3))
+            largest()(x)
+    close(largest(open=["relu"])(-jnp.ones(2)), -jnp.ones(2))
+    mine = rg.jax.custom_grad(lambda x: (jnp.sin(x), lambda dy: dy))
+    with pytest.raises(PassedOverError, match="of 'Sin' is replaced, and it occurs in custom"):
+        replaced(mine, "Sin", lambda x: x**3)(numbers(3))
 
     def solved(b):
         return jax.lax.custom_linear_solve(
@@ -211,10 +195,10 @@ def test_where_the_value_could_not_be_delivered():
         )
 
     with pytest.raises(GradientError, match=r"replaced in the linear map of a solve"):
-        override(solved, cubed, values=True)(numbers(3))
+        replaced(solved, "Sin", lambda x: x**3)(numbers(3))
 
     def loss(w):
-        return override(jnp.sin, {"Sin": rg.replace(lambda x: x * w)}, values=True)(1.0)
+        return replaced(jnp.sin, "Sin", lambda x: x * w)(1.0)
 
     def smooth(w):
         return override(jnp.sin, {"Sin": rg.rules.vjp_of(lambda x: x * w)})(w)
