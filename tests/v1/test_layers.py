@@ -245,15 +245,6 @@ def test_the_gradient_flows_through_the_batchs_moments(session):
     assert tf.gradients(y, tf.global_variables()[2:]) == [None, None]
 
 
-def test_update_ops_run_before_the_train_op(session):
-    x = rows()
-    loss = tf.reduce_sum(tf.layers.dense(tf.layers.batch_normalization(x, training=True), 1) ** 2)
-    with tf.control_dependencies(updates()):
-        step = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
-    initialized(session).run(step, {x: ROWS + 5})
-    assert (session.run(tf.global_variables()[2]) > 0).all()
-
-
 # -- regularizers, flags -------------------------------------------------------------------------
 
 

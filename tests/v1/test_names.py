@@ -186,8 +186,9 @@ def test_equality_is_elementwise_here():
 
 def test_tensors_are_keys():
     x, y, v = tf.constant([1.0]), tf.constant([1.0]), tf.Variable(1.0)
-    names = {x: "x", y: "y", v: "v"}
-    assert (names[x], names[y], names[v], len({x, y, x})) == ("x", "y", "v", 2)
+    names = {x: "x", y: "y", v: "v", x.op: "op"}
+    assert [names[key] for key in (x, y, v, x.op)] == ["x", "y", "v", "op"]
+    assert len({x, y, x}) == 2
 
 
 @pytest.mark.parametrize("use", [bool, len, iter, list, float, int, np.asarray,

@@ -35,31 +35,17 @@ class Recorder:
 
 
 def test_op_is_the_operation_itself(graph):
-    rule, x = Recorder(), tf.constant([1.0, 2.0])
-    y = overridden({"Sign": rule}, lambda: tf.sign(x, name="my_sign"))
-    tf.gradients(y, x)
-    ((op, (grad,)),) = rule.calls
-    assert (op.type, op.name, op.graph) == ("Sign", "my_sign", graph)
-    assert op.inputs[0] is x
-    assert op.outputs[0] is y
-    assert (grad.shape.as_list(), grad.dtype) == ([2], tf.float32)
-
-
-def test_inputs_can_be_counted_unpacked_and_indexed():
-    a, b = tf.constant(2.0), tf.constant(3.0)
+    a, b, before = tf.constant([2.0, 1.0]), tf.constant([3.0, 1.0]), tf.no_op()
     rule = Recorder(lambda op, grad: [grad, grad])
-    tf.gradients(overridden({"Mul": rule}, lambda: a * b), [a, b])
-    op = rule.calls[0][0]
-    first, second = op.inputs
-    assert (first is a, second is b, op.inputs[-1] is b) == (True, True, True)
-    assert (len(op.inputs), len(op.outputs)) == (2, 1)
-
-
-def test_an_operation_tells_its_place():
-    before = tf.no_op()
     with tf.control_dependencies([before]):
-        op = tf.identity(1.0, name="me").op
-    assert (op.control_inputs, op.device) == ([before], "")
+        y = overridden({"Mul": rule}, lambda: tf.multiply(a, b, name="me"))
+    tf.gradients(y, [a, b])
+    ((op, (grad,)),) = rule.calls
+    assert (op.type, op.name, op.graph, op.device) == ("Mul", "me", graph, "")
+    first, second = op.inputs
+    assert (first is a, second is b, op.inputs[-1] is b, op.outputs[0] is y) == (True,) * 4
+    assert (len(op.inputs), len(op.outputs), op.control_inputs) == (2, 1, [before])
+    assert (grad.shape.as_list(), grad.dtype) == ([2], tf.float32)
     assert "me" in str(op.node_def)
 
 
