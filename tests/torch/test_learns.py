@@ -1,6 +1,10 @@
-"""Rules with parameters that learn, against Functions of autograd that take them as inputs."""
+"""Rules with parameters that learn, against Functions of autograd that take them as inputs.
+
+Parameters are named (`learns`), or closed over by a replaced value or a `vjp_of`.
+"""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +13,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-from regrad.errors import ArgumentError, PassedOverError, RuleError
+from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
 from regrad.rules import learns, optional, vjp_of
-from tests.torch.common import D, close, function, leaf, numbers, override
+from tests.torch.common import D, close, function, grad, leaf, numbers, override
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 X = numbers(4, 5) * 4
 
 
@@ -169,32 +174,34 @@ WHERE = re.escape(f"(surrogate, {__file__}:{surrogate.__code__.co_firstlineno}) 
 NOT_A_LEAF = "step expected a tensor of PyTorch that requires"
 UNNAMED = "learns step, and did not return gradients by name"
 REFUSED = {
-    "no parameter": (lambda: learns(lambda dy: dy), ArgumentError, "learns names no parameter"),
-    "no rule": (lambda: learns(3, step=P), ArgumentError, "learns expected a rule, got"),
-    "a rule without it": (lambda: learns(lambda dy, x: dy, step=P), RuleError,
-                          "does not ask for its parameter 'step'"),
-    "a float": (lambda: opened("Relu", learns(by_step, step=2.0)), ArgumentError, NOT_A_LEAF),
-    "detached": (lambda: opened("Relu", learns(by_step, step=P.detach())), ArgumentError,
-                 NOT_A_LEAF),
-    "a Function": (lambda: opened(Half, learns(by_step, step=P)), ArgumentError,
-                   r"Half is an autograd\.Function, whose node has no room"),
-    "a call": (lambda: learns(by_step, step=P)(P), RuleError, "cannot be called"),
-    "regrad's own": (
-        lambda: opened("Relu", learns(by_step, step=P), rg.gradient_override_map),
-        ArgumentError, "expected a Variable or a Tensor of regrad's, got Par"),
-    "compiled": (compiled, PassedOverError, "has parameters that learn"),
-    "an answer without": (lambda: answer(lambda dy, step: dy), RuleError, UNNAMED),
-    "an answer of no names": (lambda: answer(lambda dy, step: (dy, {})), RuleError, UNNAMED),
-    "another name": (lambda: answer(lambda dy, step: (dy, {"st": dy})), RuleError, UNNAMED),
-    "a surrogate": (lambda: opened("Relu", vjp_of(surrogate)), RuleError, WHERE),
-    "one that learns": (lambda: opened("Relu", learns(vjp_of(surrogate), alpha=P)), RuleError,
-                        WHERE),
+    ArgumentError: {
+        "no parameter": (lambda: learns(lambda dy: dy), "learns names no parameter"),
+        "no rule": (lambda: learns(3, step=P), "learns expected a rule, got"),
+        "a float": (lambda: opened("Relu", learns(by_step, step=2.0)), NOT_A_LEAF),
+        "detached": (lambda: opened("Relu", learns(by_step, step=P.detach())), NOT_A_LEAF),
+        "a Function": (lambda: opened(Half, learns(by_step, step=P)),
+                       r"Half is an autograd\.Function, whose node has no room"),
+        "regrad's own": (
+            lambda: opened("Relu", learns(by_step, step=P), rg.gradient_override_map),
+            "expected a Variable or a Tensor of regrad's, got Par"),
+    },
+    RuleError: {
+        "a rule without it": (lambda: learns(lambda dy, x: dy, step=P),
+                              "does not ask for its parameter 'step'"),
+        "a call": (lambda: learns(by_step, step=P)(P), "cannot be called"),
+        "an answer without": (lambda: answer(lambda dy, step: dy), UNNAMED),
+        "an answer of no names": (lambda: answer(lambda dy, step: (dy, {})), UNNAMED),
+        "another name": (lambda: answer(lambda dy, step: (dy, {"st": dy})), UNNAMED),
+        "a surrogate": (lambda: opened("Relu", vjp_of(surrogate)), WHERE),
+        "one that learns": (lambda: opened("Relu", learns(vjp_of(surrogate), alpha=P)), WHERE),
+    },
+    PassedOverError: {"compiled": (compiled, "has parameters that learn")},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(name):
-    call, error, words = REFUSED[name]
+@pytest.mark.parametrize(("error", "name"), [(e, name) for e in REFUSED for name in REFUSED[e]])
+def test_what_does_not_fit_is_refused(error, name):
+    call, words = REFUSED[error][name]
     with pytest.raises(error, match=words):
         call()
 
@@ -225,3 +232,175 @@ def test_a_layer_is_quantised_by_a_step_that_learns():
         with torch.no_grad():
             for step in (ours, theirs):
                 step -= 0.01 * step.grad
+
+
+# -- closed over ----------------------------------------------------------------------------------
+
+Rounded = function(
+    lambda x, step: (x / step).round() * step,
+    lambda dy, x, step: (dy, (dy * ((x / step).round() - x / step)).sum()),
+)
+# The value of one, and the gradient of another.
+Surrogate = function(lambda value, other: value.clone(), lambda dy, value, other: (None, dy))
+
+
+class Stepped(nn.Module):
+    """Somebody's quantiser, with a step that learns (Esser 2020)."""
+
+    def __init__(self, by_function=False):
+        super().__init__()
+        self.step = nn.Parameter(torch.tensor(0.3, dtype=D))
+        self.by_function = by_function
+
+    def forward(self, x):
+        if self.by_function:
+            return Rounded.apply(x, self.step)
+        v = x / self.step
+        return (v + (v.round() - v).detach()) * self.step
+
+
+class Net(nn.Module):
+    """A layer, and the quantiser that a rule for it closes over."""
+
+    def __init__(self, quantise):
+        super().__init__()
+        torch.manual_seed(0)
+        self.quantise, self.layer = quantise, nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x)).square().sum()
+
+
+def replacing(q, x, w, bias):
+    return F.linear(q(x), q(w), bias)
+
+
+def closing_over(kind, q):
+    """The rules of a kind, and the same by hand."""
+    if kind == "replace":
+        rules = {F.linear: rg.replace(lambda x, w, bias: replacing(q, x, w, bias))}
+        return rules, lambda m, x: torch.tanh(replacing(q, x, m.weight, m.bias)).square().sum()
+    run = lambda y: Surrogate.apply(y.detach().tanh(), torch.sigmoid(q(y)))  # noqa: E731
+    rules = {"Tanh": vjp_of(lambda x: torch.sigmoid(q(x)))}
+    return rules, lambda m, x: run(m(x)).square().sum()
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+@pytest.mark.parametrize("kind", ["replace", "vjp_of"])
+def test_what_the_function_closes_over_has_its_gradient(kind, by_function):
+    q = Stepped(by_function)
+    net, x = Net(q), numbers(5, 4)
+    rules, by_hand = closing_over(kind, q)
+    leaves = [q.step, *net.layer.parameters()]
+    first = torch.autograd.grad(by_hand(net.layer, x), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(dx.square().sum() for dx in first), leaves)
+    seen = []
+    q.step.register_hook(seen.append)
+    with override(rules, values=True) as used:
+        found = torch.autograd.grad(net(x), leaves, create_graph=True)
+        close(torch.autograd.grad(sum(dx.square().sum() for dx in found), leaves), second)
+        close(found, first)
+        seen.clear()
+        for options in (None, {"use_reentrant": False}, {"use_reentrant": True}):
+            net.zero_grad()
+            each = x.clone().requires_grad_(options == {"use_reentrant": True})
+            (checkpoint(net, each, **options) if options else net(each)).backward()
+            close([p.grad for p in leaves], first)
+        if not by_function:  # (which has no setup_context)
+            loss = torch.func.grad(lambda p: torch.func.functional_call(net, p, (x,)))
+            close([loss(dict(net.named_parameters()))["quantise.step"]], first[:1])
+        with torch.no_grad():
+            close([net(x)], [by_hand(net.layer, x)])
+    assert [dx.item() for dx in seen[:3]] == pytest.approx([first[0].item()] * 3)
+    used.assert_fired()
+    assert any(hit.ran for hit in used.hits)
+
+
+def test_a_tensor_that_is_no_leaf_and_a_leaf_in_two_places():
+    p, x = leaf(2), numbers(3)  # (x needs no gradient)
+    scale = p * p
+    f = lambda x: x * scale + p  # noqa: E731
+    with override({"Relu": vjp_of(f), "Tanh": rg.replace(f)}, values=True):
+        by_surrogate = grad(torch.relu(x), p, retain_graph=True)
+        by_value = grad(torch.tanh(x), p)
+    close([by_surrogate, by_value], [(4 * x + 1).sum(0, True)] * 2)  # d(x p^2 + p)/dp at 2
+
+
+@pytest.mark.parametrize("make", [rg.replace, vjp_of])
+def test_a_parameter_in_a_partial_and_in_functions_of_regrad(make):
+    p, x = torch.tensor(2.0, dtype=D, requires_grad=True), numbers(3).requires_grad_()
+    held = {"p": p}
+    for f in (partial(lambda scale, x: x * scale, p), lambda x: x * held["p"]):
+        with override({"Relu": make(f)}, values=True):
+            y = torch.relu(x).sum()
+        close(torch.autograd.grad(y, [p, x]), [x.sum(), torch.full_like(x, 2)])
+    for f in (lambda x: rg.multiply(x, p), lambda x: rg.multiply(x, held["p"])):
+        with override({"Relu": make(f)}, values=True):
+            for _ in range(2):
+                with pytest.raises(GradientError, match="which regrad's functions take for a co"):
+                    torch.relu(x)
+
+
+def test_data_parallel(tmp_path):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        q = Stepped()
+        net, x = Net(q), numbers(5, 4)
+        rules, by_hand = closing_over("replace", q)
+        expected = torch.autograd.grad(by_hand(net.layer, x), q.step)
+        parallel = nn.parallel.DistributedDataParallel(net)
+        with override(rules, values=True):
+            for _ in range(2):
+                net.zero_grad()
+                parallel(x).backward()
+                close([q.step.grad], expected)
+    finally:
+        dist.destroy_process_group()
+
+
+Q, LAYER = Stepped(), nn.Linear(4, 3).double()
+forward = lambda x, w, bias: replacing(Q, x, w, bias)  # noqa: E731
+by_rule = {
+    "a rule": rg.replace(forward, lambda dy, x, w, bias: (dy @ w, dy.mT @ x, dy.sum(0))),
+    "a builtin": rg.replace(forward, lambda dy, builtin: builtin(2 * dy)),
+}
+alone = {"replace": rg.replace(lambda x: Q(x)), "vjp_of": vjp_of(lambda x: Q(x))}
+
+
+@pytest.mark.parametrize("name", by_rule)
+def test_a_rule_has_no_room_for_its_gradient(name):
+    x = numbers(5, 4).requires_grad_()
+    refused = pytest.raises(GradientError, match=r"closes over 'Q.step', which .*rules\.learns\(")
+    with override({F.linear: by_rule[name]}, values=True):
+        with refused:
+            LAYER(x)
+        with torch.no_grad():
+            LAYER(x)
+
+
+@pytest.mark.parametrize("name", alone)
+def test_a_function_and_compiled_code_have_no_room_for_its_gradient(name):
+    refused = pytest.raises(ArgumentError, match=r"over parameters .* the node of Half, an auto")
+    with refused, override({Half: alone[name]}, values=True):
+        pass
+    torch.compiler.reset()
+    compiled = torch.compile(torch.tanh, backend="aot_eager")
+    refused = pytest.raises(PassedOverError, match=r"closes over some, which a program of torch\.c")
+    with override({"Tanh": rg.rules.optional(alone[name])}, values=True), refused:
+        compiled(numbers(5, 4).requires_grad_())
+
+
+def doubled(x):
+    return x.mul_(2)
+
+
+def test_a_forward_that_writes_into_its_input():
+    x = numbers(3).requires_grad_()
+    with override({"Tanh": rg.replace(doubled)}, values=True):
+        y = torch.tanh(x * 1)
+    close([y, grad(y, x)], [2 * x, torch.full_like(x, 2)])
+    for rule in (lambda dy, x: dy * x, lambda dy, builtin: builtin(dy)):
+        refused = pytest.raises(RuleError, match=r"replace: the forward of .* wrote into an input")
+        with override({"Tanh": rg.replace(doubled, rule)}, values=True), refused:
+            torch.tanh(x * 1)
