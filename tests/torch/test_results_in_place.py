@@ -1,11 +1,13 @@
 """Results of calls under a rule that are changed in place, as torch allows it without a rule."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import regrad as rg
-import regrad.torch as rt
+from tests.torch.common import override
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 A, B = torch.linspace(0.1, 1, 6).double().view(2, 3), torch.linspace(-1, 1, 12).double().view(3, 4)
@@ -35,11 +37,8 @@ def test_products_are_changed_in_place(name, own_key, change):
 
     def run(rules):
         xs = [A.clone().requires_grad_(), B.clone().requires_grad_()]
-        if rules is None:
+        with nullcontext() if rules is None else override(rules):
             y = f(*xs)
-        else:
-            with rt.gradient_override_map(rules):
-                y = f(*xs)
         CHANGES[change](y)
         y.square().sum().backward()
         return y.detach(), y.stride(), [x.grad for x in xs]
@@ -55,7 +54,7 @@ def test_products_are_changed_in_place(name, own_key, change):
 def test_a_rule_of_the_callable_holds():
     x = A.clone().requires_grad_()
     for _ in range(2):
-        with rt.gradient_override_map({torch.einsum: lambda dy, xs: [7 * xs[0], None]}):
+        with override({torch.einsum: lambda dy, xs: [7 * xs[0], None]}):
             y = torch.einsum("ij,jk->ik", x, B)
             y += 1
         (dx,) = torch.autograd.grad(y.sum(), x)
@@ -81,11 +80,11 @@ def test_a_view_of_an_input_is_not_changed(name, rule):
     x = A.clone().requires_grad_()
     for _ in range(2):
         h = x * 1
-        with rt.gradient_override_map({key: rg.rules.optional(RULES[rule])}):
+        with override({key: rg.rules.optional(RULES[rule])}):
             y = f(h)
             with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
                 y.mul_(2)
         f(x).sum().backward()
-    with rt.gradient_override_map({"Reshape": RULES[rule]}):
+    with override({"Reshape": RULES[rule]}):
         copied = x.T.reshape(-1)
         copied += 1

@@ -4,23 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import regrad.torch
-from regrad.errors import PassedOverError
+from tests.torch.common import backward, override
+from tests.torch.placed import refused
 
-override = regrad.torch.gradient_override_map
-SEVEN = {"Relu": lambda dy: 7 * dy}
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.versions, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+]  # fmt: skip
 
 
 @pytest.fixture
 def x():
     return torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-
-
-def gradient(y, x):
-    x.grad = None
-    y.sum().backward()
-    return x.grad
 
 
 KEYS = {
@@ -56,17 +50,13 @@ OTHERS = {
 }
 
 
-@pytest.mark.versions
 @pytest.mark.parametrize("name", KEYS)
 def test_torchscript_that_has_an_overridden_op_is_refused(name, x):
     key, f = KEYS[name]
     program = torch.jit.trace(f, x, check_trace=False)
-    scope = override({key: lambda op, dy: dy})
-    with pytest.raises(PassedOverError, match="the TorchScript program"), scope:
-        program(x)
+    refused("the TorchScript program", {key: lambda op, dy: dy}, lambda: program(x))
 
 
-@pytest.mark.versions
 @pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 @pytest.mark.parametrize("name", OTHERS)
 def test_torchscript_of_other_ops_runs_and_is_reported(name, x):
@@ -74,7 +64,7 @@ def test_torchscript_of_other_ops_runs_and_is_reported(name, x):
     program = torch.jit.trace(f, x, check_trace=False)
     with override({key: lambda op, dy: dy}) as used:
         y = program(x)
-    torch.testing.assert_close(gradient(y, x), gradient(f(x), x))
+    torch.testing.assert_close(backward(y, x), backward(f(x), x))
     assert [row[0] for row in used.untouched().rows if "TorchScript program" in row[0]]
 
 
@@ -87,30 +77,33 @@ class Scripted(torch.nn.Module):
         return F.normalize(F.relu(x))
 
 
-@pytest.mark.versions
 @pytest.mark.parametrize("key", ["Relu", F.normalize])
 @pytest.mark.parametrize("way", ["forward", "method", "frozen"])
 def test_scripted_modules(way, key, x):
     module = torch.jit.script(Scripted().eval())
     if way == "frozen" and key == "Relu":
         module = torch.jit.freeze(module)
-    with pytest.raises(PassedOverError, match="TorchScript"), override({key: lambda dy: dy}):
-        module.other(x) if way == "method" else module(x)
+    run = module.other if way == "method" else module
+    refused("TorchScript", {key: lambda dy: dy}, lambda: run(x))
 
 
-@pytest.mark.versions
-def test_programs_written_in_a_scope_are_refused(x):
-    with pytest.raises(PassedOverError, match=r"torch\.jit\.trace"), override(SEVEN):
-        torch.jit.trace(torch.relu, x, check_trace=False)
-
-
-@pytest.mark.versions
-def test_programs_of_aot_function_are_refused(x):
+def aot(x, made):
     from functorch.compile import aot_function, nop
 
-    for made in (True, False):
-        program = aot_function(lambda x: torch.relu(x) * 2, nop)
-        if made:
-            program(x)
-        with pytest.raises(PassedOverError, match="aot_function"), override(SEVEN):
-            program(x)
+    program = aot_function(lambda x: torch.relu(x) * 2, nop)
+    if made:
+        program(x)
+    return lambda: program(x)
+
+
+PROGRAMS = {
+    "trace": (lambda x: lambda: torch.jit.trace(torch.relu, x, check_trace=False), "jit.trace"),
+    "aot_function": (lambda x: aot(x, False), "aot_function"),
+    "aot_function made before": (lambda x: aot(x, True), "aot_function"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_that_are_written_in_a_scope_are_refused(name, x):
+    make, words = PROGRAMS[name]
+    refused(words, {"Relu": lambda dy: 7 * dy}, make(x))

@@ -12,15 +12,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-import regrad.torch as rt
 from regrad.core import callers
 from regrad.errors import PassedOverError
 from regrad.torch import below, enclosing
 from regrad.torch.host import HOST
 from regrad.torch.nodes import types_of
 from tests.campaigns import torch_samples
+from tests.helpers.paths import ROOT
+from tests.torch.common import function, override
+from tests.torch.placed import refused
 
 RULES = {"Sigmoid": lambda dy: dy * 7}
+SINE = {"Sin": rg.rules.optional(lambda dy: dy)}
 
 
 @pytest.fixture
@@ -39,24 +42,13 @@ def watched(monkeypatch):
 
 def function_of(f):
     """Return an `autograd.Function` with this forward pass, and the gradient of the identity."""
-
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return f(x)
-
-        @staticmethod
-        def backward(ctx, dy):
-            return dy
-
-    return Own
+    return function(lambda x: f(x), lambda dy, x: dy, "Own")
 
 
-def runs(f, rules=RULES, x=None):
+def runs(f, rules=RULES):
     """Run a Function with this forward pass in a scope."""
-    x = torch.linspace(-1, 1, 4).requires_grad_() if x is None else x
-    with rt.gradient_override_map({k: rg.rules.optional(r) for k, r in rules.items()}):
-        return function_of(f).apply(x)
+    with override({k: rg.rules.optional(r) for k, r in rules.items()}):
+        return function_of(f).apply(torch.linspace(-1, 1, 4).requires_grad_())
 
 
 KNOWN = {
@@ -78,27 +70,42 @@ def test_single_ops_in_a_function_are_known_by_their_names(name, watched):
     assert not watched
 
 
+class Ours(torch.Tensor):
+    """A subclass, whose class might decide on what ops are."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def beside(f):
+    return lambda x: (f(x), x * 1)[1]
+
+
+TANH, IDENTITY = {"Tanh": lambda dy: dy}, {"Identity": lambda dy: dy}
 WATCHED = {
-    "made of others": torch.diff,
-    "written in Python": F.silu,
-    "of several": lambda x: torch.chunk(x, 2),
-    "in a list": lambda x: torch.cat([x, x]),
-    "a name that another op has": lambda x: torch.ops.aten.mul(x, x),
+    "made of others": (beside(torch.diff), TANH),
+    "written in Python": (beside(F.silu), TANH),
+    "of several": (beside(lambda x: torch.chunk(x, 2)), TANH),
+    "in a list": (beside(lambda x: torch.cat([x, x])), TANH),
+    "a name that another op has": (beside(lambda x: torch.ops.aten.mul(x, x)), TANH),
+    "a copy of what was conjugated lazily, say": (torch.exp, IDENTITY),
 }
 
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_all_else_is_watched_each_time(name, watched):
     for count in (1, 2):
-        runs(lambda x: (WATCHED[name](x), x * 1)[1], {"Tanh": lambda dy: dy})
+        runs(*WATCHED[name])
         assert len(watched) == count
 
 
-def test_what_torch_may_put_before_an_op_is_watched(watched):
-    """A copy of what was conjugated lazily, say."""
+@pytest.mark.parametrize("f", [
+    lambda x: (x.clone().as_subclass(Ours) * 2).as_subclass(torch.Tensor),
+    lambda x: torch.vmap(lambda each: each * 2)(x),
+], ids=["subclasses", "transformations"])  # fmt: skip
+def test_where_ops_may_be_parted_all_is_watched(f, watched):
     for count in (1, 2):
-        runs(torch.exp, {"Identity": lambda dy: dy})
-        assert len(watched) == count
+        runs(f)
+        assert len(watched) >= count
 
 
 HIDING = {
@@ -118,29 +125,11 @@ def test_an_op_that_only_the_second_call_runs_is_refused(name):
     steps = iter([lambda x: x * 2, lambda x: x * 2, HIDING[name]])
     own = function_of(lambda x: next(steps)(x))
     x = torch.linspace(-1, 1, 4).requires_grad_()
-    with rt.gradient_override_map({"Sigmoid": rg.rules.optional(lambda dy: dy)}):
+    with override({"Sigmoid": rg.rules.optional(lambda dy: dy)}):
         own.apply(x)
         own.apply(x)
         with pytest.raises(PassedOverError, match="'Sigmoid' would never run"):
             own.apply(x)
-
-
-class Ours(torch.Tensor):
-    """A subclass, whose class might decide on what ops are."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-
-def test_subclasses_are_watched(watched):
-    for count in (1, 2):
-        runs(lambda x: (x.clone().as_subclass(Ours) * 2).as_subclass(torch.Tensor))
-        assert len(watched) >= count
-
-
-def test_transformations_part_ops_as_they_like(watched):
-    for count in (1, 2):
-        runs(lambda x: torch.vmap(lambda each: each * 2)(x))
-        assert len(watched) >= count
 
 
 SAMPLES = """
@@ -178,7 +167,7 @@ def test_a_function_runs_what_its_name_says(name):
 
 def test_one_node_of_a_kind_is_looked_at_once_and_counted_each_time():
     x = torch.ones(3, requires_grad=True)
-    with rt.gradient_override_map({"Sin": rg.rules.optional(lambda dy: dy)}) as used:
+    with override(SINE) as used:
         for _ in range(3):
             torch.relu(x)
         F.linear(x, torch.ones(2, 3, requires_grad=True))
@@ -199,19 +188,8 @@ PLACES = {
 }
 
 
-class InTwoParts(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x * 1
-
-    @staticmethod
-    def setup_context(ctx, inputs, output): ...
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy
+InTwoParts = function(lambda x: x * 1, lambda dy, x: dy, "InTwoParts", newer=True)
+InTwoParts.generate_vmap_rule = True
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -219,12 +197,11 @@ class InTwoParts(torch.autograd.Function):
 def test_functions_of_others_are_listed_wherever_they_run(own, place):
     x = torch.ones(3, requires_grad=True)
     name = f"{__name__}.{own.__qualname__} (autograd.Function)"
-    sine = {"Sin": rg.rules.optional(lambda dy: dy)}
-    with rt.gradient_override_map(sine) as used:
+    with override(SINE) as used:
         PLACES[place](own.apply, x)
         own.apply(x.detach())
     assert [r[1] for r in used.untouched().rows if r[0] == name] == ["1"]
-    with rt.gradient_override_map({own: lambda dy, x: 7 * dy, **sine}) as used:
+    with override({own: lambda dy, x: 7 * dy, **SINE}) as used:
         PLACES[place](own.apply, x)
     assert name not in str(used.untouched())
 
@@ -232,7 +209,7 @@ def test_functions_of_others_are_listed_wherever_they_run(own, place):
 def test_a_function_without_a_gradient_is_not_listed():
     own = function_of(lambda x: x * 1)
     x = torch.ones(3, requires_grad=True)
-    with rt.gradient_override_map({"Sin": rg.rules.optional(lambda dy: dy)}) as used:
+    with override(SINE) as used:
         with torch.no_grad():
             own.apply(x)
         function_of(lambda x: own.apply(x)).apply(x)
@@ -253,8 +230,7 @@ def test_nodes_of_other_threads_are_not_those_of_a_call():
     thread.start()
     thread.join()
     w = torch.ones(2, 3, requires_grad=True)
-    rules = {"Sin": rg.rules.optional(lambda dy: dy)}
-    with rt.gradient_override_map(rules) as used:
+    with override(SINE) as used:
         F.linear(found[0], w, torch.ones(2, requires_grad=True))
     assert [r[0] for r in used.untouched().rows] == ["torch.nn.functional.linear (MatMul)"]
 
@@ -286,50 +262,7 @@ def test_code_is_not_kept_alive_by_its_lines():
 
 # Those of the newest torch that belong to no op type of regrad's. Some compute one among others
 # (`Lerp` multiplies), as steps that a reader of the program does not see; `untouched()` lists them.
-OF_NO_TYPE = """
-AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Addcdiv Addcmul Addr
-AffineGridGenerator Angle AsStrided AsStridedScatter BatchNorm BatchNormNoUpdate
-BatchNormWithUpdate Bernoulli BinaryCrossEntropy BlockDiag Cauchy Cdist Celu ChannelShuffle
-CholeskyInverse CholeskySolve Chunk Coalesce Col2Im Complex ConstantPadNd ConvTbc Copy CtcLoss
-CudnnAffineGridGenerator CudnnBatchNorm CudnnConvolutionTranspose CudnnCtcLoss CudnnGridSampler
-Cummax Cummin Deg2Rad DiagEmbed Diagonal DiagonalScatter Dist Embedding EmbeddingBag
-EmbeddingBagDense EmbeddingDense EmbeddingRenorm Eq EuclideanDist Exp2 Expand Exponential
-FakeQuantizeLearnablePerChannelAffine FakeQuantizeLearnablePerTensorAffine
-FakeQuantizePerChannelAffineCachemask FakeQuantizePerTensorAffineCachemask
-FakeQuantizePerTensorAffineCachemaskTensorQparams FftC2C FftC2R FftR2C Fill Flip Fmod ForeachNorm
-Frac FractionalMaxPool2D FractionalMaxPool3D Frexp FusedDropout FusedMovingAvgObsFqHelper
-FusedRmsNorm Gather Ge Geometric Geqrf GridSampler2D GridSampler2DCpuFallback GridSampler3D Gt
-Hardshrink HuberLoss I0 Igamma Igammac Im2Col Index IndexAdd IndexCopy IndexFill IndexPut
-IndexPutImpl IndexReduce IndexSelect Kthvalue LazyClone Ldexp Le Lerp Lift LiftFresh LinalgCross
-LinalgDet LinalgEig LinalgEigh LinalgHouseholderProduct LinalgLstsq LinalgLu LinalgLuFactorEx
-LinalgLuSolve LinalgMatrixSqrth LinalgPinv LinalgPolar LinalgQr LinalgSlogdet LinalgSolveEx
-LinalgSolveTriangular LinalgSvd LinalgVectorNorm LogNormal Logaddexp2 Logcumsumexp Logit Logsumexp
-Lt LuUnpack MaskedFill MaskedScatter MaskedSelect MaxUnpool2D MaxUnpool3D Median MiopenBatchNorm
-MiopenConvolutionTranspose MiopenCtcLoss MkldnnAdaptiveAvgPool2D Mode MpsConvolutionTranspose
-MseLoss MultiMarginLoss MultilabelMarginLoss Mvlgamma Nanmedian Nansum NarrowCopy NativeBatchNorm
-NativeBatchNormLegit NativeBatchNormLegitNoTraining NativeDropout NativeGroupNorm NativeLayerNorm
-Ne NegView NestedFromPadded NestedFromPaddedTensor NestedGetValues NestedTensorFromMask
-NestedTensorFromTensorList NestedViewFromBuffer NestedViewFromJagged Nextafter NllLoss NllLoss2D
-Norm Normal Ormqr PackPaddedSequence Pdist Permute PinMemory PixelShuffle PixelUnshuffle Poisson
-Polar Polygamma Put Rad2Deg Random ReflectionPad1D ReflectionPad2D ReflectionPad3D Renorm Repeat
-ReplicationPad1D ReplicationPad2D ReplicationPad3D Roll Rot90 RreluWithNoise
-RreluWithNoiseFunctional Scatter ScatterAdd ScatterReduce SegmentReduce Select SelectScatter
-SendRpc Slice SliceInverse SliceScatter SlowConvTranspose2D SlowConvTranspose3D SmoothL1Loss
-SoftMarginLoss Softshrink Sort SparseCompressedTensor SparseCooTensorWithDimsAndTensors SparseMask
-SpecialBesselJ0 SpecialBesselJ1 SpecialBesselY0 SpecialBesselY1 SpecialEntr SpecialErfcx
-SpecialI0E SpecialI1 SpecialI1E SpecialLogNdtr SpecialModifiedBesselI0 SpecialModifiedBesselI1
-SpecialModifiedBesselK0 SpecialModifiedBesselK1 SpecialNdtri SpecialXlog1Py SpecialZeta Split
-SplitWithSizes Squeeze StandardGamma StandardGammaGrad Std StdMean T Take
-TestAutogradMultipleDispatch TestAutogradMultipleDispatchView TestWarnInAutograd Threshold ToCopy
-ToDense ToMkldnn ToPaddedTensor ToSparse ToSparseBsc ToSparseBsr ToSparseCsc ToSparseCsr Topk
-Trace Transpose TriangularSolve Tril Trilinear Triu Unbind UndefinedGrad Unfold Uniform Unique
-Unique2 UniqueConsecutive UniqueDim UniqueDimConsecutive UnsafeIndex UnsafeIndexPut
-UnsafeMaskedIndex UnsafeMaskedIndexPutAccumulate UnsafeSplit UnsafeSplitWithSizes Unsqueeze
-UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2D UpsampleBilinear2DAa UpsampleLanczos2DAa
-UpsampleLinear1D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleNearestExact1D
-UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D Values Var VarMean ViewAsComplex
-ViewAsReal WeightNormInterface Zero
-"""
+OF_NO_TYPE = (ROOT / "tests/golden/torch_nodes_of_no_type.txt").read_text()
 
 
 @pytest.mark.skipif(not HOST.is_tested or HOST.newest not in torch.__version__, reason="its names")
@@ -359,10 +292,8 @@ def test_functions_of_lists_of_tensors_are_refused(name):
     own = {"tensors": [torch.rand(3)], "tensor": torch.tensor(2.0)}
     for other in others or (None,):
         args = () if other is None else (own[other] if isinstance(other, str) else other,)
-        for function in (f"_foreach_{name}", f"_foreach_{name}_"):
-            with rt.gradient_override_map({"Sin": rg.rules.optional(lambda dy: dy)}):
-                getattr(torch, function)([x * 1], *args)
-            with pytest.raises(PassedOverError, match=op_type), rt.gradient_override_map({
-                op_type: rg.rules.optional(lambda dy, builtin: builtin(dy))
-            }):  # fmt: skip
-                getattr(torch, function)([torch.sin(x)], *args)
+        for f in (getattr(torch, f"_foreach_{name}{end}") for end in ("", "_")):
+            with override(SINE):
+                f([x * 1], *args)
+            rules = {op_type: rg.rules.optional(lambda dy, builtin: builtin(dy))}
+            refused(op_type, rules, lambda f=f, args=args: f([torch.sin(x)], *args))

@@ -1,150 +1,95 @@
 """Rules for whole calls of modules: what is refused, and modules that never run."""
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-from regrad.errors import (
-    ArgumentError,
-    NotFiredError,
-    PassedOverError,
-    RuleError,
-    UnusedOverrideWarning,
-)
+from regrad import at
+from regrad.errors import ArgumentError, NotFiredError, RuleError, UnusedOverrideWarning
+from tests.torch.common import D, close, function, override
+from tests.torch.placed import Made, X, gradients, refused
+from tests.torch.test_whole_calls import bent, make, pre, reference
 
-torch = pytest.importorskip("torch")
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.torch.test_whole_calls import (  # noqa: E402
-    DOUBLE,
-    X,
-    at,
-    bent,
-    check,
-    gradients,
-    make,
-    override,
-    pre,
-    reference,
-)
-
-nn = torch.nn
+OF_TANH = {"Tanh": rg.rules.optional(lambda dy: dy)}
+NOTHING_SAID = r"at\('head'\): the rule '<lambda>' says nothing of the parameter 'weight' of 'head'"
 
 
-def test_rules_that_forget_the_parameters():
-    model = make()
-    words = r"at\('head'\): the rule '<lambda>' says nothing of the parameter 'weight' of 'head'"
-    for rule in (lambda dy: dy, lambda dy, x: dy, "Relu"):
-        with (
-            pytest.raises(RuleError, match=words if callable(rule) else "says nothing"),
-            override({at("head"): rule}, model=model),
-        ):
-            pass
-    with (
-        pytest.raises(RuleError, match="the parameter 'bias'"),
-        override({at("head"): lambda dy, weight: dy}, model=model),
-    ):
-        pass
-    with (  # of which nobody knows yet
-        override({at(nn.Linear): rg.rules.optional(lambda dy: dy)}),
-        pytest.raises(RuleError, match="says nothing of the parameter 'weight'"),
-    ):
-        model(X)
+@pytest.mark.parametrize(("rule", "words"), [
+    (lambda dy: dy, NOTHING_SAID), (lambda dy, x: dy, NOTHING_SAID), ("Relu", "says nothing"),
+    (lambda dy, weight: dy, "the parameter 'bias'"),
+], ids=["dy", "x", "Relu", "weight"])  # fmt: skip
+def test_rules_that_forget_the_parameters(rule, words):
+    refused(words, {at("head"): rule}, error=RuleError, model=make())
 
 
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (lambda dy, builtin: dy @ torch.ones(2, 4, dtype=DOUBLE), "did not call builtin"),
-        (lambda dy, builtin: builtin(dy) + builtin(dy), "called builtin 2 times"),
-        (lambda dy, builtin: (builtin(dy), {"wait": 1}), "'wait'.*Did you mean 'weight'"),
-        (lambda dy, builtin: (builtin(dy), dy, {}), "returned 2, and the call has 1 inputs"),
-        (lambda dy, builtin, weight: (builtin(dy), {"weight": dy}), "'weight'.*6, 2"),
-    ],
-)
+def test_rules_that_forget_the_parameters_of_a_module_that_comes_later():
+    refused("says nothing of the parameter 'weight'", {
+        at(nn.Linear): rg.rules.optional(lambda dy: dy)
+    }, lambda: make()(X), RuleError)  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "words"), [
+    (lambda dy, builtin: dy @ torch.ones(2, 4, dtype=D), "did not call builtin"),
+    (lambda dy, builtin: builtin(dy) + builtin(dy), "called builtin 2 times"),
+    (lambda dy, builtin: (builtin(dy), {"wait": 1}), "'wait'.*Did you mean 'weight'"),
+    (lambda dy, builtin: (builtin(dy), dy, {}), "returned 2, and the call has 1 inputs"),
+    (lambda dy, builtin, weight: (builtin(dy), {"weight": dy}), "'weight'.*6, 2"),
+])  # fmt: skip
 def test_answers_that_are_refused(rule, words):
     model = make()
-    with override({at("head"): rule}, model=model), pytest.raises(RuleError, match=words):
-        gradients(model)
+    refused(words, {at("head"): rule}, lambda: gradients(model), RuleError, model=model)
 
 
-def test_keys_inside_are_passed_over():
-    model = make()
-    inner = {"Tanh": rg.rules.optional(lambda dy: dy)}
-    words = r"Tanh ran inside of a call of Block, which has a rule as a whole by rg.at\('layers.1'"
-    with (
-        override({at("layers.1"): pre, **inner}, model=model),
-        pytest.raises(PassedOverError, match=words),
-    ):
-        model(X)
-    with (
-        override(inner, model=model),
-        override({at("layers.1"): pre}, model=model),
-        pytest.raises(PassedOverError, match="Tanh ran inside"),
-    ):
-        model(X)
-    nested = {at("layers.1"): pre, at("layers.1.last"): rg.rules.optional(pre)}
-    with (
-        override(nested, model=model),
-        pytest.raises(PassedOverError, match="Linear ran inside"),
-    ):
-        model(X)
-    with (
-        override({at("layers.1"): pre, "MatMul": rg.rules.scale(1.0)}, model=model),
-        pytest.raises(PassedOverError, match="MatMul ran inside"),
-    ):
-        model(X)
-    rules = {at("layers.1"): pre, at("layers.1.act", "Tanh"): rg.rules.optional(lambda dy: dy)}
-    expected = reference(["layers.1"])
-    with override(rules, model=model, keep=[at("layers.1")]) as used:
-        check(gradients(model), expected)
-    assert {hit.path for hit in used.hits} == {"layers.1"}
+def by_torch_func(model):
     parameters = {name: p.detach() for name, p in model.named_parameters()}
-    with (
-        override({at("layers.1"): pre, **inner}, model=model),
-        pytest.raises(PassedOverError, match="'Tanh' ran inside"),
-    ):
-        torch.func.grad(lambda p: torch.func.functional_call(model, p, (X,)).sum())(parameters)
+    return torch.func.grad(lambda p: torch.func.functional_call(model, p, (X,)).sum())(parameters)
 
 
-class Bent(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
+OF_BLOCK = "ran inside of a call of Block, which has a rule as a whole by rg.at\\('layers.1'"
 
-    @staticmethod
-    def backward(ctx, dy):
-        return dy
+
+@pytest.mark.parametrize(("outer", "inner", "words", "run"), [
+    ({}, OF_TANH, f"Tanh {OF_BLOCK}", lambda model: model(X)),
+    (OF_TANH, {}, "Tanh ran inside", lambda model: model(X)),
+    ({}, {at("layers.1.last"): rg.rules.optional(pre)}, "Linear ran inside", lambda m: m(X)),
+    ({}, {"MatMul": rg.rules.scale(1.0)}, "MatMul ran inside", lambda model: model(X)),
+    ({}, OF_TANH, "'Tanh' ran inside", by_torch_func),
+], ids=["key", "outer scope", "module", "MatMul", "torch.func"])  # fmt: skip
+def test_keys_inside_are_passed_over(outer, inner, words, run):
+    model = make()
+    with override(outer, model=model):
+        refused(words, {at("layers.1"): pre, **inner}, lambda: run(model), model=model)
+
+
+def test_keys_inside_of_a_kept_key():
+    model = make()
+    rules = {at("layers.1"): pre, at("layers.1.act", "Tanh"): OF_TANH["Tanh"]}
+    with override(rules, model=model, keep=[at("layers.1")]) as used:
+        found = gradients(model)
+    close(found, reference(["layers.1"]))
+    assert {hit.path for hit in used.hits} == {"layers.1"}
 
 
 def test_functions_inside_are_passed_over():
-    class Module(nn.Module):
-        def forward(self, x):
-            return Bent.apply(x)
-
-    model, x = Module(), X.clone().requires_grad_()
-    rules = {at(Module): pre, Bent: rg.rules.optional(lambda dy: dy)}
-    with override(rules), pytest.raises(PassedOverError, match="Bent ran inside"):
-        model(x)
-    with override(rules, keep=[at(Module)]):
+    own = function(lambda x: x * 1, lambda dy, x: dy, "Own")
+    model, x = Made(lambda m, x: own.apply(x)), X.clone().requires_grad_()
+    rules = {at(Made): pre, own: rg.rules.optional(lambda dy: dy)}
+    refused("Own ran inside", rules, lambda: model(x))
+    with override(rules, keep=[at(Made)]):
         (dx,) = torch.autograd.grad(model(x).sum(), x)
-    check([dx], [bent(torch.ones_like(x))])
+    close([dx], [bent(torch.ones_like(x))])
 
 
-def test_tensors_that_nobody_passed():
-    outside = torch.ones(4, dtype=DOUBLE, requires_grad=True)
-
-    class Module(nn.Module):
-        def forward(self, x):
-            return x * outside
-
-    for other in (outside, outside * 2):
-        outside = other
-        for run in (Module(), lambda x: checkpoint(Module(), x, use_reentrant=False)):
-            with (
-                override({at(Module): pre}),
-                pytest.raises(PassedOverError, match="neither an arg"),
-            ):
-                run(X.clone().requires_grad_())
+@pytest.mark.parametrize("in_checkpoint", [False, True])
+@pytest.mark.parametrize("factor", [None, 2])
+def test_tensors_that_nobody_passed(factor, in_checkpoint):
+    parameter = torch.ones(4, dtype=D, requires_grad=True)
+    outside = parameter if factor is None else parameter * factor
+    model, x = Made(lambda m, x: x * outside), X.clone().requires_grad_()
+    run = (lambda: checkpoint(model, x, use_reentrant=False)) if in_checkpoint else lambda: model(x)
+    refused("neither an arg", {at(Made): pre}, run)
 
 
 class Holder:
@@ -152,88 +97,41 @@ class Holder:
         self.x = x
 
 
-def test_results_that_are_refused():
-    class Module(nn.Module):
-        def __init__(self, f):
-            super().__init__()
-            self.f = f
-
-        def forward(self, x):
-            return self.f(x)
-
-    for f, words in [
-        (Holder, "returned Holder"),
-        (lambda x: 3, "returned no tensor"),
-        (lambda x: x.mul_(2), "inplace=False"),
-    ]:
-        with override({at(Module): pre}), pytest.raises(PassedOverError, match=words):
-            Module(f)(X.clone())
-
-
-def test_parameters_that_are_sharded(tmp_path):
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model, mesh = make(), dist.init_device_mesh("cpu", (1,))
-        with override({at("head"): pre}, model=model):
-            due = torch.autograd.grad(model(X).sum(), model.head.weight)[0]
-        fully_shard(model.head, mesh=mesh)
-        with override({at("head"): pre}, model=model):  # (whose hooks gather the parameters)
-            model(X).sum().backward()
-        check([model.head.weight.grad.full_tensor()], [due])
-        with (
-            override({at(""): rg.rules.optional(pre)}, model=model),
-            pytest.raises(PassedOverError, match=r"parameters of the class .*DTensor"),
-        ):
-            model(X)
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.parametrize(("f", "words"), [
+    (Holder, "returned Holder"), (lambda x: 3, "returned no tensor"),
+    (lambda x: x.mul_(2), "inplace=False"),
+], ids=["object", "number", "in place"])  # fmt: skip
+def test_results_that_are_refused(f, words):
+    refused(words, {at(Made): pre}, lambda: Made(lambda m, x: f(x))(X.clone()))
 
 
 def test_buffers_that_would_be_written_twice():
-    model = nn.Sequential(nn.BatchNorm1d(4)).to(DOUBLE)
+    model = nn.Sequential(nn.BatchNorm1d(4)).to(D)
     x = X.clone().requires_grad_()
-    with (
-        override({at("0"): rg.rules.optional(pre)}, model=model),
-        pytest.raises(PassedOverError, match="writes into its buffers"),
-    ):
-        checkpoint(model, x, use_reentrant=False)
+    refused("writes into its buffers", {at("0"): rg.rules.optional(pre)},
+            lambda: checkpoint(model, x, use_reentrant=False), model=model)  # fmt: skip
     model.eval()
     with override({at("0"): pre}, model=model):
         checkpoint(model, x, use_reentrant=False).sum().backward()
     scale = model[0].weight / (model[0].running_var + 1e-5).sqrt()
-    check([x.grad], [scale.detach() * bent(torch.ones_like(x))])
+    close([x.grad], [scale.detach() * bent(torch.ones_like(x))])
 
 
-def test_keeping_what_is_no_key():
-    with pytest.raises(ArgumentError, match=r"keep: rg.at\('head'\) is not a key"):
-        override({at("layers.1"): pre}, model=make(), keep=[at("head")])
-
-
-def test_two_keys_for_one_module():
-    with (
-        pytest.raises(ArgumentError, match="select the same place"),
-        override({at("layers.1"): pre, at("*.1"): pre}, model=make()),
-    ):
-        pass
+@pytest.mark.parametrize(("keys", "keep", "words"), [
+    (["layers.1"], [at("head")], r"keep: rg.at\('head'\) is not a key"),
+    (["layers.1", "*.1"], [], "select the same place"),
+])  # fmt: skip
+def test_keys_that_are_refused(keys, keep, words):
+    refused(words, {at(key): pre for key in keys}, error=ArgumentError, model=make(), keep=keep)
 
 
 def test_modules_that_never_run():
-    class Skips(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.first(x) + self.second.weight.sum().float()
-
-    model = Skips()
+    run = lambda m, x: m.first(x) + m.second.weight.sum()  # noqa: E731
+    model = Made(run, first=nn.Linear(4, 4), second=nn.Linear(4, 4)).double()
     with (
         pytest.warns(UnusedOverrideWarning, match="names 'second', which never ran"),
         override({at("*"): pre}, model=model) as used,
     ):
-        model(X.float()).sum().backward()
+        model(X).sum().backward()
     with pytest.raises(NotFiredError, match="'second'"):
         used.assert_fired()
