@@ -80,6 +80,7 @@ def test_the_two_meanings_in_closed_form(order):
     assert np.allclose(third(X), (4 - 12 * t * t) * slope if order else 8 * t * slope)
 
 
+@pytest.mark.slow
 def test_ops_that_the_explained_argument_does_not_reach():
     def by_weights(x, w):
         return jnp.sum(jnp.tanh(jnp.tanh(x) * w) ** 2)
@@ -114,6 +115,7 @@ def test_what_ties_the_arguments_is_in_no_report():
     assert "tie" not in str(outer.untouched())
 
 
+@pytest.mark.slow
 def test_functions_with_derivatives_of_their_own():
     @own_vjp(lambda dy, x: (dy * 3 * x * x,))
     def cube(x):
@@ -137,6 +139,7 @@ def test_other_orders_are_refused(order):
         override(net, {"Tanh": "Sigmoid"}, order=order)
 
 
+@pytest.mark.slow
 def test_the_map_of_a_linear_solve_is_refused():
     def f(x):
         return jnp.sum(jnp.linalg.solve(3 * jnp.eye(4) + jnp.outer(x, x), jnp.tanh(x)))

@@ -27,6 +27,7 @@ from tests.helpers.sharded_checks import Compilations
 override = rg.jax.override
 
 
+@pytest.mark.slow
 def test_a_rule_in_regrads_words_is_differentiated_by_regrad():
     odd = rg.custom_grad(lambda x: (rg.square(x), lambda dy: dy * 100))
     f = override(lambda x: jnp.tanh(x).sum(), {"Tanh": lambda dy, x: dy * odd(x)})
@@ -78,6 +79,7 @@ def test_other_functions_that_are_differentiated_inside_do_no_harm(wrap):
         assert_allclose(slopes(f, X), 7 + 2 * (X > 0))
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     "rule",
     [
@@ -149,6 +151,7 @@ def test_a_key_that_closes_over_what_is_differentiated_is_refused(make):
 # -- what stays as it was --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_programs_inside_stay_and_nothing_is_compiled_again():
     untouched, touched = jax.jit(lambda x: jnp.cos(x) * 2), jax.jit(lambda x: jnp.tanh(x) * 2)
     f = override(lambda x: untouched(x) + touched(x), {"Tanh": seven})

@@ -97,11 +97,13 @@ def test_calls_are_refused(call, error, words):
             call()
 
 
+@pytest.mark.slow
 def test_other_bodies_that_jax_does_not_open_do_no_harm():
     with pytest.warns(rg.errors.UnusedOverrideWarning):
         override(of_pallas, {"Sin": seven})(X)
 
 
+@pytest.mark.slow
 def test_a_scope_of_regrads_is_none_of_jaxs():
     scope = rg.gradient_override_map({"Relu": lambda dy: dy})
     with pytest.warns(rg.errors.UnusedOverrideWarning, match=r"use rg\.jax\.override"), scope:

@@ -34,6 +34,7 @@ IMPOSSIBLE = ("deep_lift", "equinox")  # whose models have no batch
 DENSE = [(c, n) for c in COMPOSITES for n in MLPS if c != "epsilon_gamma_box"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("composite", "library"), [row for row in DENSE if row != IMPOSSIBLE])
 def test_dense_networks(composite, library):
     of, x = fill(Mlp()), numbers(2, 6, seed=1)
@@ -57,6 +58,7 @@ CNNS = {
 CASES = [(c, n) for c in COMPOSITES for n in CNNS if (c, n) != IMPOSSIBLE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("composite", "library"), CASES)
 def test_convolutional_networks(composite, library):
     of, x, (make, turn) = fill(Cnn()), numbers(2, 2, 8, 8, seed=1), CNNS[library]
@@ -120,6 +122,7 @@ class Fused(NnxBlock):
     attend = staticmethod(nnx.dot_product_attention)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [NnxBlock, Fused])
 @pytest.mark.parametrize("composite", ["attn_lrp", "cp_lrp", "epsilon_plus"])
 def test_attention(composite, make):
@@ -129,6 +132,7 @@ def test_attention(composite, make):
     close(found.inputs, expected.inputs, 1e-10 if make is NnxBlock else 1e-6)
 
 
+@pytest.mark.slow
 def test_rules_by_place_and_named_inputs():
     of, x = fill(Mlp()), numbers(2, 6, seed=1)
     rules = {**lrp.epsilon_plus(), rg.at("b", nn.functional.linear): lrp.gamma()}
@@ -213,6 +217,7 @@ def against_zero(form, batch, target):
     return lrp.relevance(f, x, target, lrp.deep_lift("jax"), reference=base), f(x), f(base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("form", ["tuple", "list", "dict", "scalar", "states"])
 def test_a_reference_of_functions_that_return_several(form, batch):

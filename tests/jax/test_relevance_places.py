@@ -112,6 +112,7 @@ def of():
 X = numbers(2, 6, seed=1)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("composite", ["attn_lrp", "epsilon_plus"])
 def test_norms_are_known_by_their_class(of, composite, name):
@@ -120,6 +121,7 @@ def test_norms_are_known_by_their_class(of, composite, name):
     close(found.missing, expected.missing, 1e-9)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("make", [Compiled, Counting])
 def test_a_model_is_left_as_it_was(of, make):
     model = make(of)
@@ -130,6 +132,7 @@ def test_a_model_is_left_as_it_was(of, make):
     close(model(array(X)), array(of(X)))
 
 
+@pytest.mark.slow
 def test_a_class_that_is_not_called_a_norm_has_no_rule_of_one(of):
     rules = lrp.attn_lrp(library="jax")
     found, expected = (
@@ -150,6 +153,7 @@ class ByHand(nn.Module):
         return self.a(x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_written_out_is_where_it_is_lost():
     of = fill(ByHand())
     w, b = array(of.a.weight).T, array(of.a.bias)
@@ -174,6 +178,7 @@ PATHS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", MLPS)
 def test_losses_add_up(of, library):
     found, _ = both(of, MLPS[library](of), X, "epsilon_plus", check="ops")
@@ -214,6 +219,7 @@ class Count(nnx.Module):
         return len(x)
 
 
+@pytest.mark.slow
 def test_layers_that_return_tuples_run_twice_or_not_at_all():
     x, rules = array(numbers(2, 3, seed=1)), lrp.attn_lrp(library="jax")
     found = lrp.relevance(Tied(), x, 1, rules, ["pair", ""])
@@ -242,6 +248,7 @@ class Layers(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("scans", [True, False])
 @pytest.mark.parametrize("composite", ["attn_lrp", "epsilon_plus", "excitation"])
@@ -268,6 +275,7 @@ def test_layers_in_a_scan_or_checkpoint(composite, scans, wrap):
         close(found.total, expected.total)
 
 
+@pytest.mark.slow
 def test_a_scan_whose_state_begins_as_a_constant():
     w, x = array(numbers(3, 3, seed=1)), array(numbers(4, 2, 3, seed=2))
 

@@ -136,6 +136,7 @@ def test_their_own_rule_changes_nothing(key):
     native.assert_fired()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["Softmax", "MatMul", "Relu"])
 def test_values_are_the_same_to_the_last_bit(key):
     f = jax.vmap(OPS[key][1](OPS[key][0]), in_axes=1, out_axes=2)

@@ -17,6 +17,7 @@ from tests.torch.common import bare_function, grad, leaf, override
 HELPERS = ROOT / "tests/helpers"
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize(
     "kinds", [["ddp_", "hits_", "workers_"], ["fsdp_"], ["tensor_"], ["pipeline_"]]
@@ -31,6 +32,7 @@ def test_two_processes(kinds, tmp_path):
     assert len(reports[0]) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.skipif("keras" in ABSENT, reason="needs keras")
 def test_a_model_of_keras(tmp_path, monkeypatch):

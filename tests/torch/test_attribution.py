@@ -215,6 +215,7 @@ def test_integrated_gradients_are_integrals():
     close(from_there.inputs, (x - base) * slopes.mean(0), 1e-6)
 
 
+@pytest.mark.slow
 def test_tokens_are_integrated_by_their_embeddings():
     model = fill(Language())
     found = attribute(model, IDS, target, {}, reference=OTHER, along=integrated(48))
@@ -236,6 +237,7 @@ def test_tokens_are_integrated_by_their_embeddings():
     close(start.inputs, ((x - z) * (each[0] + each[1]) / 2).sum(-1))
 
 
+@pytest.mark.slow
 def test_smoothed_gradients_are_means_over_noise():
     x = torch.tensor([[2.0, -3.0]], dtype=D)
     state = torch.get_rng_state()

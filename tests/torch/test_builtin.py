@@ -67,6 +67,7 @@ def in_scope(key, rule, f, way="eager", scopes=None):
     return run
 
 
+@pytest.mark.slow(but=46)
 @pytest.mark.versions
 @three_ways
 @pytest.mark.parametrize("op_type", families())
@@ -141,6 +142,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow(but=9)
 @pytest.mark.versions
 @three_ways
 @pytest.mark.parametrize("transform", TRANSFORMS)

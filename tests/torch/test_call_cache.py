@@ -471,6 +471,7 @@ def test_wrong_answers_are_told_alike(name):
         assert any("rule" in note and "Tanh" in note for note in later.__notes__)
 
 
+@pytest.mark.slow
 def test_many_shapes_leave_a_bounded_cache():
     with override({"Tanh": of_regrad}) as used:
         for _ in range(2):

@@ -72,6 +72,7 @@ BODIES = {
 inner = BODIES["checkpoint"]
 
 
+@pytest.mark.slow(but=11)
 @pytest.mark.versions
 @everywhere
 @pytest.mark.parametrize("name", BODIES)
@@ -254,6 +255,7 @@ def test_a_rule_that_reads_is_called_with_the_shapes_of_the_call():
         assert backward(y, x).tolist() == [5] * n
 
 
+@pytest.mark.slow
 def test_a_rule_that_only_computes_is_built_in(x):
     calls = []
 
@@ -271,6 +273,7 @@ def test_a_rule_that_only_computes_is_built_in(x):
         assert ("regrad" in calls) == is_opaque
 
 
+@pytest.mark.slow
 def test_a_second_derivative_through_a_compiled_gradient():
     x, w = torch.tensor([1.0, -2.0]), torch.tensor([3.0, 4.0], requires_grad=True)
     set_all(5.0)
@@ -442,6 +445,7 @@ def test_untouched_counts_each_op_of_a_line():
     assert [int(row[1]) for row in used.untouched().rows if row[0] == "Exp"] == [2]
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 @pytest.mark.parametrize("op_type", ["Softmax", "MatMul"])
@@ -459,6 +463,7 @@ def test_flex_attention_is_refused(monkeypatch, op_type, backend):
     torch.testing.assert_close(y, F.scaled_dot_product_attention(q, k, v))
 
 
+@pytest.mark.slow
 def test_another_task_does_not_get_a_compiled_rule():
     x = leaf(1, 1)
     for f in (torch.relu, lambda x: torch.relu(x) * 2):

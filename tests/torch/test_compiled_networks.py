@@ -86,6 +86,7 @@ def compiled(model, backend="aot_eager", **options):
     return torch.compile(model, backend=counter, **options), counter
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_trained_under_rules(name):
     make, by_hand, data, rules = NETWORKS[name]
@@ -102,6 +103,7 @@ def test_networks_are_trained_under_rules(name):
     assert counter.frame_count > 0 or name == "LSTM"  # (PyTorch 2.10 compiles nothing around one)
 
 
+@pytest.mark.slow
 def test_inductor_compiles_a_network_under_rules():
     model, _ = compiled(ResNet(), "inductor")
     with override(RELU):
@@ -116,6 +118,7 @@ def gradients(model, net, size=8):
     return nets.state(net)
 
 
+@pytest.mark.slow
 def test_batches_of_other_sizes_compile_no_more_than_without_rules():
     counts = []
     same = {"Sign": "Identity"}
@@ -133,6 +136,7 @@ def test_batches_of_other_sizes_compile_no_more_than_without_rules():
     assert counts[0][2] == counts[0][3]
 
 
+@pytest.mark.slow
 def test_a_model_under_one_rule_and_another():
     """Never the gradient of another rule; what was compiled serves again."""
     net = ResNet()
@@ -158,6 +162,7 @@ FRESH = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["a lambda", "a factory"])
 def test_a_rule_that_is_made_anew_at_each_step_compiles_once(name):
     net = ResNet()
@@ -204,6 +209,7 @@ def test_a_scope_inside_is_right_or_refused_by_name(run):
         torch.compile(run, backend="aot_eager", fullgraph=True)(x)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_saved_and_loaded():
     model, _ = compiled(ResNet())
     with override(RELU):
@@ -291,6 +297,7 @@ def answers(net, shape):
 
 
 # One that the network has in front of the module, and one that most modules have not.
+@pytest.mark.slow(but=7)
 @pytest.mark.parametrize("key", ["Tanh", "Relu"])
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_compile_whole_beside_a_rule(name, key):

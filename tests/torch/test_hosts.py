@@ -23,6 +23,7 @@ def python(*args, **options):
     return subprocess.run([sys.executable, *args], capture_output=True, text=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(SLICES))
 def test_a_torch_that_has_changed(part):
     command = ["-m", "tests.helpers.fake_torch", str(part), str(SLICES)]

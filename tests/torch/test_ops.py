@@ -141,6 +141,7 @@ def check(function: Any, op_type: str, args: Sequence[Any], in_place: bool, y: A
             assert x.grad is not None and (x.grad == value).all(), (function, args, x.grad, value)
 
 
+@pytest.mark.slow(but=46)
 @pytest.mark.versions
 @pytest.mark.parametrize("op_type", families())
 def test_every_spelling(op_type):
