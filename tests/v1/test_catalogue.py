@@ -1,12 +1,17 @@
-"""What `regrad.v1` offers, what the page says that it offers, and what it says of the rest."""
+"""What `regrad.v1` offers, what the page and the docstrings say of it, and of the rest."""
 
+import doctest
+import inspect
 import re
+import sys
 import types
 
 import pytest
 
 import regrad.v1 as tf
+from regrad.v1.graph.row_docs import Row, complete
 from regrad.v1.uncovered import INSTEAD
+from tests.helpers.docstrings import MODULES, Close, public
 from tests.helpers.paths import DOCS
 
 PAGE = (DOCS / "tf1.md").read_text(encoding="utf-8")
@@ -57,3 +62,60 @@ def test_a_misspelt_name_has_near_names(space, name, near):
 def test_python_may_ask_for_what_is_not_there():
     assert not hasattr(tf, "__wrapped__")
     assert not hasattr(tf.nn, "no_such_thing")
+
+
+# -- the docstrings of rows -----------------------------------------------------------------------
+
+ROW = Row("tf.f", "Sqrt", "F", ["x", "axis", "name"], ["x"], {}, set(), "f", True, True)
+
+
+def is_skipped(value):
+    """Return whether doctest's own search skips a function: one of a row has foreign globals."""
+    known = vars(sys.modules[value.__module__])
+    function = inspect.unwrap(value)
+    return inspect.isfunction(function) and function.__globals__ is not known
+
+
+EXAMPLES = [
+    pytest.param(value, id=name)
+    for module in MODULES
+    if module.startswith("regrad.v1")
+    for name, value in public(module)
+    if ">>>" in value.__doc__ and is_skipped(value)
+]
+
+
+@pytest.mark.parametrize("function", EXAMPLES)
+def test_examples_of_public_names_run(function):
+    flags = doctest.NORMALIZE_WHITESPACE
+    runner = doctest.DocTestRunner(Close(), optionflags=flags, verbose=False)
+    text = inspect.cleandoc(function.__doc__)
+    runner.run(doctest.DocTestParser().get_doctest(text, {}, function.__name__, None, None))
+    assert runner.tries
+    assert not runner.failures
+
+
+def test_what_follows_from_a_row_is_generated():
+    doc = complete("Return f.", ROW)
+    assert "x: A tensor or array of real floats, or a number." in doc
+    assert "axis: The axis." in doc
+    assert "name: The name of the op in the graph, by default 'F'." in doc
+    assert "A tensor of x's shape and dtype;" in doc
+    assert "DTypeError: when a graph is built, `x` does not hold real floats." in doc
+    assert doc.endswith("Op type: `Sqrt`. Source: `tf.f`.")
+
+
+def test_what_a_row_says_itself_wins():
+    own = "Return f.\n\nArgs:\n    axis: Mine,\n        on two lines.\n\nReturns:\n    Two."
+    doc = complete(own, ROW)
+    assert "axis: Mine,\n            on two lines." in doc
+    assert "The axis." not in doc
+    assert "x: A tensor or array" in doc
+    assert "Returns:\n        Two.\n" in doc
+    assert "x's shape" not in doc
+
+
+def test_errors_of_the_docstring_are_those_of_the_call():
+    with pytest.raises(TypeError, match="Sqrt takes floats"):
+        tf.sqrt(3)
+    assert "DTypeError: when a graph is built, `x` does not hold" in (tf.sqrt.__doc__ or "")
