@@ -17,6 +17,7 @@ from regrad.jax import override
 from regrad.jax.host import FUNCTION_KEYS, GRADIENTS, HOST, OVERRIDES, SIGHT, VMAPS
 from tests.helpers.jax_model import own_slope
 from tests.helpers.paths import ROOT
+from tests.helpers.rows import refused
 
 SLICES = 2
 RULES = {"Tanh": lambda dy, x: 7 * dy * x}
@@ -85,8 +86,7 @@ def test_a_feature_that_is_lost_is_refused(name, monkeypatch):
         rf"^JAX {HOST.version} does not support {name}: something is gone\. "
         rf"Versions 0\.10 to 0\.\d+ are tested\. {re.escape(feature.instead)}$"
     )
-    with pytest.raises(HostError, match=wanted):
-        program()
+    refused(lambda: program(), HostError, wanted)
     monkeypatch.undo()
     program()
 
@@ -97,8 +97,7 @@ def test_a_parameter_that_has_another_name_is_refused():
     (eqn,) = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c, y), 0.0, x))(X).jaxpr.eqns
     params = {"times" if k == "length" else k: v for k, v in eqn.params.items()}
     wanted = r"does not support overrides: 'scan' has no parameter 'length' \(it has .*'times'"
-    with pytest.raises(HostError, match=wanted):
-        scan(eqn.replace(params=params))
+    refused(lambda: scan(eqn.replace(params=params)), HostError, wanted)
 
 
 # -- a JAX that is newer than all that were tested -------------------------------------------------

@@ -17,6 +17,7 @@ from regrad.errors import ArgumentError, GradientError
 from regrad.testing import GradientCheckError
 from tests.helpers.jax_model import own_vjp
 from tests.helpers.marks import marked_lines
+from tests.helpers.rows import refusals, refused
 
 LINES = marked_lines(__file__)
 X = jnp.array([0.5, -1.0, 2.0])
@@ -173,10 +174,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "error", "words"), REFUSED, ids=range(len(REFUSED)))
-def test_what_has_no_gradient_is_refused(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
+test_what_has_no_gradient_is_refused = refusals(REFUSED)
 
 
 # -- models of others ------------------------------------------------------------------------------
@@ -386,5 +384,4 @@ def test_the_gradient_on_request():
 def test_shapes_are_enough_and_bad_input_is_refused():
     found = rg.jax.draw(jnp.sin, jax.ShapeDtypeStruct((2, 3), jnp.float32))
     assert found.boxes[0].lines == ("args[0]", "float32 2×3")
-    with pytest.raises(ArgumentError, match="must be a function"):
-        rg.jax.draw(3)
+    refused(lambda: rg.jax.draw(3), ArgumentError, "must be a function")
