@@ -20,7 +20,7 @@ import regrad.v1
 from regrad.core import hints, names
 from regrad.errors import ArgumentError, DTypeError
 from tests.helpers.paths import ROOT
-from tests.helpers.rows import plain, refused
+from tests.helpers.rows import plain, refusals, refused
 
 x = rg.tensor([1.0, 2.0])
 ZEROS = rg.zeros((2, 2))
@@ -79,11 +79,8 @@ ARGUMENTS = [
     (lambda: rg.tree_map(lambda x, y: x, [x, x], [x]), "tree_map: the structures do not fit"),
     (lambda: rg.tree_map(3, [x]), "expected a function, got int"),
 ]
-
-
-@pytest.mark.parametrize("row", ARGUMENTS, ids=[words for _, words, *_ in ARGUMENTS])
-def test_arguments_that_do_not_fit(row):
-    says(*row)
+ESCAPED = [(call, *map(re.escape, words)) for call, *words in ARGUMENTS]
+test_arguments_that_do_not_fit = refusals(ESCAPED, ArgumentError)
 
 
 @pytest.mark.parametrize("api", [rg.grad, rg.value_and_grad, rg.jacobian, rg.hessian])
