@@ -132,9 +132,8 @@ COUNTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_other_counts_are_refused(name):
-    f, words = COUNTS[name]
+@pytest.mark.parametrize(("f", "words"), COUNTS.values(), ids=COUNTS)
+def test_other_counts_are_refused(f, words):
     refused(lambda: rg.grad(f)(number(X)), RuleError, words)
 
 

@@ -151,9 +151,8 @@ CHECKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("library", CHECKS)
-def test_checks_find_a_rule_that_leaves_the_graph(library):
-    check, under, rule, x = CHECKS[library]
+@pytest.mark.parametrize(("check", "under", "rule", "x"), CHECKS.values(), ids=CHECKS)
+def test_checks_find_a_rule_that_leaves_the_graph(check, under, rule, x):
     for each, words in ((rule, "gradient of order 2"), (once(rule), "is once_differentiable")):
         check(under(each), [x])
         second = lambda each=each: check(under(each), [x], order=2)  # noqa: E731

@@ -45,9 +45,8 @@ KINKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINKS)
-def test_gradients_at_kinks(name):
-    f, x, expected = KINKS[name]
+@pytest.mark.parametrize(("f", "x", "expected"), KINKS.values(), ids=KINKS)
+def test_gradients_at_kinks(f, x, expected):
     np.testing.assert_array_equal(rg.grad(f)(np.asarray(x, float)).numpy(), expected)
 
 

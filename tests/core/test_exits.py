@@ -113,9 +113,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_wrong_exit_raises_and_changes_nothing(kind, wrong):
-    make, see, inside, outside = KINDS[kind]
+@pytest.mark.parametrize(("make", "see", "inside", "outside"), KINDS.values(), ids=KINDS)
+def test_a_wrong_exit_raises_and_changes_nothing(make, see, inside, outside, wrong):
     assert see() == outside
     scope = make()
     scope.__enter__()

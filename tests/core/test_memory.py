@@ -39,9 +39,8 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_records_keep_what_rules_name(name):
-    op, megabytes = KEPT[name]
+@pytest.mark.parametrize(("op", "megabytes"), KEPT.values(), ids=KEPT)
+def test_records_keep_what_rules_name(op, megabytes):
     kept = {}  # the bytes of all arrays beside the input
     for record in linearized(repeated(op, 100), MEGABYTE)[0].tape.records:
         for t in (*record.xs, *(record.y if isinstance(record.y, tuple) else (record.y,))):

@@ -103,9 +103,8 @@ def gradient(f, rules, x=X):
 
 @pytest.mark.slow(but=56)
 @pytest.mark.parametrize("mode", [*MODES, *COMPILED])
-@pytest.mark.parametrize("where", WHERES)
-def test_a_rule_holds_in_its_place_and_nowhere_else(mode, where):
-    key, numbers = WHERES[where]
+@pytest.mark.parametrize(("key", "numbers"), WHERES.values(), ids=WHERES)
+def test_a_rule_holds_in_its_place_and_nowhere_else(mode, key, numbers):
     f = (MODES | COMPILED)[mode](NET)
     if key.nth is not None and mode in COMPILED:
         refused(lambda: gradient(f, key), GradientError, "cannot be counted in the body of a")
@@ -116,9 +115,8 @@ def test_a_rule_holds_in_its_place_and_nowhere_else(mode, where):
         close(gradient(f, key), *numbers)
 
 
-@pytest.mark.parametrize("where", WHERES)
-def test_graphs(where):
-    key, numbers = WHERES[where]
+@pytest.mark.parametrize(("key", "numbers"), WHERES.values(), ids=WHERES)
+def test_graphs(key, numbers):
     with tf.Graph().as_default(), tf.Session() as session:
         x = tf.placeholder(tf.float64, [3])
         with override({key: SEVEN}) as used:
@@ -254,9 +252,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_gradients(name):
-    f, rules, numbers = CASES[name]
+@pytest.mark.parametrize(("f", "rules", "numbers"), CASES.values(), ids=CASES)
+def test_gradients(f, rules, numbers):
     close(gradient(f, rules), *numbers)
 
 

@@ -99,9 +99,8 @@ FITS = {
 }
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_keys_that_fit(name):
-    keys, chain, order = FITS[name]
+@pytest.mark.parametrize(("keys", "chain", "order"), FITS.values(), ids=FITS)
+def test_keys_that_fit(keys, chain, order):
     assert keys_at(chain, *keys) == [keys[i] for i in order]
 
 
@@ -154,9 +153,8 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_nth_counts_calls(name):
-    keys, chains, expected = CALLS[name]
+@pytest.mark.parametrize(("keys", "chains", "expected"), CALLS.values(), ids=CALLS)
+def test_nth_counts_calls(keys, chains, expected):
     assert calls(keys, *chains) == expected
 
 

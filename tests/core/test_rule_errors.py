@@ -60,10 +60,9 @@ def product(x):
 LINES = marked_lines(__file__)
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize(("rule", "words"), ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("run", [by_regrad, by_torch, by_jax])
-def test_a_wrong_answer_names_the_rule_and_the_op(run, answer):
-    rule, words = ANSWERS[answer]
+def test_a_wrong_answer_names_the_rule_and_the_op(run, rule, words):
     rule.__name__ = "wrong"
     place = f"(wrong, {__file__}:{rule.__code__.co_firstlineno})"
     says = f"the rule 'wrong' {place} for the op type 'Sign' at {LINES[run.__name__]}"
@@ -186,9 +185,8 @@ SHOWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_tracebacks_show_the_callers_code(name):
-    call, kind, expected = SHOWN[name]
+@pytest.mark.parametrize(("call", "kind", "expected"), SHOWN.values(), ids=SHOWN)
+def test_tracebacks_show_the_callers_code(call, kind, expected):
     assert frames(refused(call, kind)) == expected
 
 
