@@ -12,7 +12,7 @@ from tests.helpers.torch_calls import D, override
 
 __all__ = [
     "D", "backward", "bare_function", "close", "function", "grad", "leaf", "numbers", "orders",
-    "override",
+    "override", "under",
 ]  # fmt: skip
 
 
@@ -35,6 +35,14 @@ def close(found: Iterable[Any], expected: Iterable[Any], tolerance: float = 1e-1
             torch.testing.assert_close(
                 a, b, rtol=tolerance, atol=tolerance, msg=lambda words, i=i: f"number {i}: {words}"
             )
+
+
+def under(rules: Any, f: Callable[..., Any], *xs: Any, **options: Any) -> Any:
+    """Return what a function returns under rules, without a scope if they are None."""
+    if rules is None:
+        return f(*xs)
+    with override(rules, **options):
+        return f(*xs)
 
 
 def grad(y: torch.Tensor, x: torch.Tensor, **options: Any) -> torch.Tensor:

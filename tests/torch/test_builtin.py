@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 from regrad.errors import GradientError, RuleError
 from regrad.torch.optypes import families, spellings
-from tests.torch.common import D, close, function, grad, numbers, override
+from tests.torch.common import D, close, function, grad, numbers, override, under
 from tests.torch.test_ops import plain, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -189,8 +189,7 @@ def test_buffers_change_once(way, rule):
 
 def test_random_numbers_are_those_of_the_forward_pass():
     x = torch.ones(100, requires_grad=True)
-    with override({F.dropout: scaled}):
-        y = F.dropout(x, 0.5)
+    y = under({F.dropout: scaled}, F.dropout, x, 0.5)
     y.sum().backward()
     assert torch.equal(x.grad, 3 * y.detach()) and set(x.grad.tolist()) == {0.0, 6.0}
 

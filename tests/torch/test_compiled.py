@@ -24,7 +24,7 @@ import regrad as rg
 from regrad.errors import PassedOverError, RuleError, UnusedOverrideWarning
 from regrad.rules import optional
 from regrad.torch import compiled_code, open_scopes
-from tests.torch.common import backward, bare_function, leaf, override
+from tests.torch.common import backward, bare_function, leaf, override, under
 
 SEVEN = {"Relu": lambda dy: 7 * dy}
 BACKENDS = ["eager", "aot_eager"]
@@ -124,8 +124,7 @@ def test_a_function_in_code_that_is_allowed_in_the_graph_is_refused(x, hidden, b
     with pytest.raises(PassedOverError, match=r"Relu ran in .*allow_in_graph"), override(SEVEN):
         f(x)
     torch._dynamo.reset()
-    with override({"Relu": optional(SEVEN["Relu"])}, keep=[hidden, Hiding]):
-        y = f(x)
+    y = under({"Relu": optional(SEVEN["Relu"])}, f, x, keep=[hidden, Hiding])
     assert torch.equal(backward(y, x), torch.ones_like(x))
 
 
@@ -193,8 +192,7 @@ def test_what_is_passed_over_in_transforms_is_refused(transform, name, x):
     rules = dict.fromkeys(("Mul", "MatMul", "Sum"), lambda op, dy: dy)
     with pytest.raises(PassedOverError, match="inside"), override(rules):
         run(f, x)
-    with override({"Tanh": lambda dy: dy}):
-        y = run(f, x)
+    y = under({"Tanh": lambda dy: dy}, run, f, x)
     assert torch.equal(y, run(f, x))
 
 
@@ -233,8 +231,7 @@ def test_the_changed_value_counts(backend, name, x):
     f, found = compiled(lambda x: torch.relu(x) * 2, backend), []
     for k in (1.0, 5.0, 9.0):  # a scope around each call
         set_all(k)
-        with override({"Relu": READING[name]}):
-            y = f(x)
+        y = under({"Relu": READING[name]}, f, x)
         found += backward(y, x).unique().tolist()
     torch._dynamo.reset()
     with override({"Relu": READING[name]}) as used:  # and one around all
@@ -250,8 +247,7 @@ def test_a_rule_that_reads_is_called_with_the_shapes_of_the_call():
     set_all(5.0)
     for n in (2, 3, 4):
         x = torch.ones(n, requires_grad=True)
-        with override({"Relu": READING["a dict"]}):
-            y = f(x)
+        y = under({"Relu": READING["a dict"]}, f, x)
         assert backward(y, x).tolist() == [5] * n
 
 
@@ -346,11 +342,9 @@ def test_forward_passes_of_others_are_looked_into(name, backend, x):
     with pytest.raises(PassedOverError, match=said), override(rules):
         f(x)
     plain = backward(apply(x), x)
-    with override(rules, keep=[kept]):
-        y = f(x)
+    y = under(rules, f, x, keep=[kept])
     torch.testing.assert_close(backward(y, x), plain)
-    with override({"Tanh": lambda dy: dy}):
-        y = f(x)
+    y = under({"Tanh": lambda dy: dy}, f, x)
     torch.testing.assert_close(backward(y, x), plain)
 
 

@@ -15,7 +15,7 @@ import regrad as rg
 from regrad.errors import PassedOverError
 from regrad.torch import custom_grad, open_scopes
 from tests.helpers import sample_runs as runs
-from tests.torch.common import close, function, grad, orders, override
+from tests.torch.common import close, function, grad, orders, override, under
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning"),
@@ -59,13 +59,6 @@ def model(relu=nn.ReLU):
 @pytest.fixture
 def x():
     return torch.randn(4, 3, 8, 8, device=CUDA)
-
-
-def under(rules, f, *xs):
-    if rules is None:
-        return f(*xs)
-    with override(rules):
-        return f(*xs)
 
 
 def gradients(net, x, rules=None, dtype=None):

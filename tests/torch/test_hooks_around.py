@@ -15,7 +15,7 @@ import regrad as rg
 from regrad.errors import PassedOverError
 from regrad.rules import optional
 from regrad.torch import modes
-from tests.torch.common import D, backward, close, function, grad, leaf, override
+from tests.torch.common import D, backward, close, function, grad, leaf, override, under
 
 RULE = {rg.at("1"): lambda dy, builtin: 7 * builtin(dy)}
 RELU = {"Relu": lambda dy: 7 * dy}
@@ -62,8 +62,7 @@ def test_the_input_that_hooks_see_is_on_the_way():
     net, x, found = model(), inputs(), {}
     net[1].register_forward_pre_hook(lambda module, xs: found.update(x=xs[0]))
     due = grad(net(x), found["x"])
-    with override(RULE, model=net):
-        y = net(x)
+    y = under(RULE, net, x, model=net)
     torch.testing.assert_close(grad(y, found["x"]), 7 * due)
 
 
@@ -87,8 +86,7 @@ def test_hooks_change_inputs_outputs_and_gradients():
     net[1].register_forward_hook(lambda module, xs, y: 3 * y)
     net[1].register_full_backward_hook(lambda module, dxs, dys: (5 * dxs[0],))
     plain = net(x)
-    with override(RULE, model=net):
-        y = net(x)
+    y = under(RULE, net, x, model=net)
     close([y, grad(y, x)], [plain, 7 * grad(plain, x)])
 
 
@@ -154,8 +152,7 @@ def test_two_arguments_that_are_one_tensor_stay_one(name):
     x = inputs() if isinstance(module, Asks) else module.w
     plain = call(module, x)
     net = nn.Sequential(module)
-    with override({rg.at("0"): lambda dy, builtin: builtin(-5 * dy)}, model=net):
-        y = call(net[0], x)
+    y = under({rg.at("0"): lambda dy, builtin: builtin(-5 * dy)}, call, net[0], x, model=net)
     close([y, grad(y, x)], [plain, -5 * grad(plain, x)])
 
 
@@ -236,8 +233,7 @@ def test_values_are_replaced_in_hooks_and_a_pass_after_the_scope_has_no_rule():
     x = leaf(1)
     with override({"Relu": rg.replace(lambda x: 5 * x)}, values=True):
         assert grad(by_tensor_hook(x), x).item() == 10
-    with override({"Relu": optional(RELU["Relu"])}):
-        y = by_tensor_hook(x)
+    y = under({"Relu": optional(RELU["Relu"])}, by_tensor_hook, x)
     assert grad(grad(y, x, create_graph=True), x).item() == 2
 
 
