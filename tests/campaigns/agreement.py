@@ -417,8 +417,9 @@ def report(mode: str, seed: int, choices: list[int], outcome: str) -> str:
 CHUNK = 100
 
 
-def jobs(count: int, first: int = 0) -> list[str]:
+def jobs(quick: bool = False, count: int | None = None, first: int = 0) -> list[str]:
     """Cases by the chunk: `jvp/0+20` are those of the seeds 0 to 19."""
+    count = count or (10 if quick else 5_000)
     chunks = [f"{first + i}+{min(CHUNK, count - i)}" for i in range(0, count, CHUNK)]
     return [f"{mode}/{chunk}" for mode in NAMES for chunk in chunks]
 

@@ -8,8 +8,8 @@ the gradients that were meant, *silent* where it goes on with other numbers.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import RegradError
-from tests.campaigns.verdicts import REFUSED, UNNAMED, Verdict, judged
+from tests.campaigns.verdicts import REFUSED, UNNAMED, Verdict, judged, shown
 from tests.helpers import sample_runs as runs
 
 TITLE = "wrong answers"
@@ -83,11 +83,9 @@ LEGITIMATE: dict[str, Answer] = {
 }
 
 
-def wrong_entry(name: str) -> Answer:
-    return lambda gs: unpacked([*gs[:-1], ENTRIES[name](gs[-1])])
-
-
-def unpacked(answers: list[Any]) -> Any:
+def with_last(entry: Function, gs: Sequence[Any]) -> Any:
+    """The right gradients, but for the last; without a list if there is only one."""
+    answers = [*gs[:-1], entry(gs[-1])]
     return answers[0] if len(answers) == 1 else answers
 
 
@@ -100,10 +98,9 @@ class Fault(NamedTuple):
 
 
 FAULTS = [
-    *[Fault(name, wrong_entry(name), True) for name in ENTRIES],
+    *[Fault(name, partial(with_last, entry), True) for name, entry in ENTRIES.items()],
     *[Fault(name, answer, False) for name, answer in WHOLES.items()],
 ]
-RIGHTS = [Fault(name, answer, False) for name, answer in LEGITIMATE.items()]
 
 # -- forms -----------------------------------------------------------------------------------------
 #
@@ -115,30 +112,26 @@ def products(dy: Any, a: Any, b: Any) -> list[Any]:
     return [rg.asarray(dy) * rg.asarray(b), rg.asarray(dy) * rg.asarray(a)]
 
 
-def overridden(rule: Function, op_type: str, op: Function) -> Function:
+def overridden(rule: Any, op_type: str = "Mul", op: Function = rg.multiply) -> Function:
     def run(*xs: Any) -> Any:
-        with scope({op_type: rule}):
+        with rg.gradient_override_map({op_type: rule}):
             return op(*xs)
 
     return run
-
-
-def scope(rules: dict[str, Any]) -> Any:
-    return rg.gradient_override_map(rules)
 
 
 def native(answer: Answer) -> Function:
     def faulty(dy: Any, a: Any, b: Any) -> Any:
         return answer(products(dy, a, b))
 
-    return overridden(faulty, "Mul", rg.multiply)
+    return overridden(faulty)
 
 
 def tensorflows(answer: Answer) -> Function:
     def faulty(op: Any, grad: Any) -> Any:
         return answer(products(grad, *op.inputs))
 
-    return overridden(faulty, "Mul", rg.multiply)
+    return overridden(faulty)
 
 
 def registered(answer: Answer) -> Function:
@@ -149,7 +142,7 @@ def registered(answer: Answer) -> Function:
     def rule(dy: Any, a: Any, b: Any) -> Any:
         return answer(products(dy, a, b))
 
-    return overridden(name, "Mul", rg.multiply)  # pyright: ignore
+    return overridden(name)
 
 
 def one_input(answer: Answer) -> Function:
@@ -217,7 +210,6 @@ def custom_of_dict(answer: Answer) -> Function:
 
 
 NUMBERS = iter(range(10**9))
-PRODUCT = ("native", "TensorFlow's", "registered", "custom_grad", "custom_grad of a dict")
 FORMS: dict[str, Function] = {
     "native": native,
     "native, one input": one_input,
@@ -257,15 +249,6 @@ RIGHT_STRUCTURES: dict[str, Answer] = {
 # -- modes -----------------------------------------------------------------------------------------
 
 
-def by_grads(f: Function, a: Any, b: Any) -> Any:
-    """The gradients of a weighed sum of f(a, b)."""
-    return rg.grads(f, unconnected="zero")([a, b], W)
-
-
-def weighed(f: Function) -> Function:
-    return lambda a, b: rg.sum(f(a, b) * W)
-
-
 def in_library(library: str, wrap: Function = lambda f: f) -> Function:
     def run(f: Function) -> Any:
         xs = [rg.asarray(runs.arrays_of(library, x)) for x in (A, B)]
@@ -276,7 +259,7 @@ def in_library(library: str, wrap: Function = lambda f: f) -> Function:
 
 
 def within(f: Function) -> Any:
-    return rg.jit(lambda a, b: by_grads(f, a, b))(A, B)
+    return rg.jit(lambda a, b: rg.grads(f, unconnected="zero")([a, b], W))(A, B)
 
 
 def mapped(f: Function) -> Function:
@@ -331,17 +314,12 @@ def named(error: Exception, form: str, fault: Fault) -> bool:
     return whose and (which or not fault.of_one_input or "number of gradients" in text)
 
 
-def verdict(job: str, mode: str, fault: Fault) -> Verdict:
-    case = f"{job} {mode}: {fault.name}"
-    form = job
-    try:
-        got = MODES[mode](FORMS[form](fault.answer))
-    except RegradError as error:
-        if named(error, form, fault):
-            return Verdict(case, REFUSED)
-        return Verdict(case, UNNAMED, f"{type(error).__name__}: {error}"[:300])
-    except Exception as error:
-        got = error
+def verdict(form: str, mode: str, fault: Fault) -> Verdict:
+    case = f"{form} {mode}: {fault.name}"
+    got = attempt(MODES[mode], FORMS[form](fault.answer))
+    if isinstance(got, RegradError):
+        is_named = named(got, form, fault)
+        return Verdict(case, REFUSED) if is_named else Verdict(case, UNNAMED, shown(got))
     return judged(case, got, DUE.get(form, RIGHT))
 
 
@@ -366,7 +344,7 @@ def rights(form: str) -> Iterator[tuple[Fault, list[np.ndarray]]]:
             yield fault, due
 
 
-def jobs() -> list[str]:
+def jobs(quick: bool = False) -> list[str]:
     return list(FORMS)
 
 
@@ -377,7 +355,7 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
         found += [verdict(job, mode, fault) for fault in faults(job)[:: 3 if quick else 1]]
         for fault, due in rights(job):
             if job == "per input" or "one input" in job:
-                fault = fault._replace(answer=functools.partial(alone, fault.answer))
+                fault = fault._replace(answer=partial(alone, fault.answer))
             got = attempt(MODES[mode], FORMS[job](fault.answer))
             found.append(passed(judged(f"{job} {mode}: {fault.name}", got, due)))
     return found

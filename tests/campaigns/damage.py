@@ -217,9 +217,9 @@ def unchanged(file: Format) -> str:
     return SILENT if any(map(any, file.held())) else REFUSED
 
 
-def jobs(count: int = RANDOM) -> list[str]:
+def jobs(quick: bool = False) -> list[str]:
     """`npz/cut`, `npz/flipped`, `npz/1000`: random damage, by the thousand."""
-    kinds = ["cut", "flipped", *map(str, range(0, count, CHUNK))]
+    kinds = ["cut", "flipped", *map(str, range(0, CHUNK if quick else RANDOM, CHUNK))]
     return [f"{name}/{kind}" for name in FORMATS for kind in kinds]
 
 

@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -64,6 +63,19 @@ STATS = """norm.pdf norm.logpdf norm.cdf norm.logcdf expon.logpdf laplace.logpdf
     bernoulli.logpmf(1,x) geom.logpmf(2,x) truncnorm.logpdf(x,-1.0,2.0) vonmises.logpdf(x,2.0)"""
 
 OTHERS: dict[str, Callable[[Any], Any]] = {
+    "diag": lambda x: jnp.diag(x[0] * 2),
+    "trapezoid": lambda x: jnp.trapezoid(x[0] * 2),
+    "ediff1d": lambda x: jnp.ediff1d(x[0] * 2),
+    "linalg.cholesky": lambda x: jnp.linalg.cholesky(spd(x)),
+    "linalg.eigh": lambda x: jnp.linalg.eigh(spd(x)),
+    "linalg.eigvalsh": lambda x: jnp.linalg.eigvalsh(spd(x)),
+    "cross": lambda x: jnp.cross(x[0, :3], x[1, :3] * 2),
+    "append": lambda x: jnp.append(x * x, x),
+    "polyval": lambda x: jnp.polyval(x[0], x[1]),
+    "convolve": lambda x: jnp.convolve(x[0], x[1]),
+    "correlate": lambda x: jnp.correlate(x[0], x[1]),
+    "special.bessel_jn": lambda x: jsp.special.bessel_jn(x[0], v=2),
+    "nn.glu": lambda x: nn.glu(x),
     "interp": lambda x: jnp.interp(x[0], jnp.array([0.0, 0.4, 1.0]), x[1, :3]),
     "corrcoef": lambda x: jnp.corrcoef(x)[0, 1:],
     "where": lambda x: jnp.where(x > 0.5, x, x * x),
@@ -223,37 +235,13 @@ def functions() -> dict[str, Callable[[Any], Any]]:
                 yield name, (lambda x, f=f: f(x, 1.3 * x + 0.1)) if second else f
 
     made = dict(of([jnp], UNARY)) | dict(of([jnp], BINARY, second=True))
-    for label, module, names in (
-        ("nn", nn, ACTIVATIONS),
-        ("linalg", jnp.linalg, LINALG),
-        ("special", jsp.special, SPECIAL),
-        ("stats", jsp.stats, STATS),
-    ):
+    modules = {
+        "nn": (nn, ACTIVATIONS), "linalg": (jnp.linalg, LINALG), "special": (jsp.special, SPECIAL),
+        "stats": (jsp.stats, STATS),
+    }  # fmt: skip
+    for label, (module, names) in modules.items():
         made |= {f"{label}.{name}": f for name, f in of([module], names)}
-    made["cross"] = lambda x: jnp.cross(x[0, :3], x[1, :3] * 2)
-    made["append"] = lambda x: jnp.append(x * x, x)
-    made["polyval"] = lambda x: jnp.polyval(x[0], x[1])
-    for name in ("convolve", "correlate"):
-        made[name] = partial(_of_rows, getattr(jnp, name))
-    for name in ("diag", "trapezoid", "ediff1d"):
-        made[name] = partial(_of_row, getattr(jnp, name))
-    made["special.bessel_jn"] = lambda x: jsp.special.bessel_jn(x[0], v=2)
-    made["nn.glu"] = lambda x: nn.glu(x)
-    for name in ("cholesky", "eigh", "eigvalsh"):
-        made[f"linalg.{name}"] = partial(_of_spd, getattr(jnp.linalg, name))
     return made | OTHERS
-
-
-def _of_rows(f: Callable[..., Any], x: Any) -> Any:
-    return f(x[0], x[1])
-
-
-def _of_row(f: Callable[..., Any], x: Any) -> Any:
-    return f(x[0] * 2)
-
-
-def _of_spd(f: Callable[..., Any], x: Any) -> Any:
-    return f(spd(x))
 
 
 # -- the interpreter -------------------------------------------------------------------------------
@@ -395,23 +383,12 @@ def equations(program: Any) -> Iterator[Any]:
                         yield from equations(body)
 
 
+# (JAX has no gradient by all their operands; a vmap makes reshapes of its own)
 NO_KEYS = {
-    *CALLS,
-    *CLOSED,
-    "scan",
-    "while",
-    "cond",
-    "custom_linear_solve",
-    "reduce",
-    "stop_gradient",
-    "reduce_window",
-    "call_hi_primitive",
-    "transpose",
-    "broadcast_in_dim",
-    "reshape",  # (a vmap makes some of its own)
-    "clamp",
+    *CALLS, *CLOSED, "scan", "while", "cond", "custom_linear_solve", "reduce", "stop_gradient",
+    "reduce_window", "call_hi_primitive", "transpose", "broadcast_in_dim", "reshape", "clamp",
     "polygamma",
-}  # fmt: skip (JAX has no gradient by all their operands)
+}  # fmt: skip
 
 
 def keys(program: Any) -> dict[str, list[Any]]:

@@ -17,6 +17,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -51,15 +52,9 @@ class Kind(NamedTuple):
     calls: int
 
 
-KINDS: dict[str, Kind] = {}
-
-
-def kind(name: str, calls: int = CALLS) -> Any:
-    def enter(make: Callable[[ExitStack], Call]) -> Any:
-        KINDS[name] = Kind(make, calls)
-        return make
-
-    return enter
+def always(call: Call, calls: int = CALLS) -> Kind:
+    """A kind without anything to be set up."""
+    return Kind(lambda stack: call, calls)
 
 
 def failing(dy: Any) -> Any:
@@ -74,106 +69,43 @@ def body(x: Any) -> Any:
 # -- eager -----------------------------------------------------------------------------------------
 
 
-@kind("gradient")
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.grad(body)(X)
-
-
-@kind("gradient of a gradient", CALLS // 4)
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.grad(lambda x: rg.sum(rg.grad(body)(x)))(X)
-
-
-@kind("gradient of JAX data", CALLS // 10)
-def _(stack: ExitStack) -> Call:
+def of_jax_data(stack: ExitStack) -> Call:
     import jax.numpy as jnp
 
     x = rg.tensor(jnp.ones(3))
     return lambda i: rg.grad(body)(x)
 
 
-@kind("new custom function")
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.grad(rg.custom_grad(lambda x: (x * i, lambda dy: dy * i)))(2.0)
+def closing(x: Any) -> Any:
+    return rg.custom_grad(lambda w: (w * x, lambda dy: dy))(2.0 * x)
 
 
-@kind("custom function that closes over x")
-def _(stack: ExitStack) -> Call:
-    def closing(x: Any) -> Any:
-        return rg.custom_grad(lambda w: (w * x, lambda dy: dy))(2.0 * x)
+def overridden(rule: Callable[[int], Any]) -> Callable[[int], Any]:
+    """The body under a rule for `Sin`, of the number of the call."""
 
-    return lambda i: refused(rg.grad(closing), 2.0)
+    def f(x: Any, i: int) -> Any:
+        with rg.gradient_override_map({"Sin": rule(i)}):
+            return body(x)
 
-
-@kind("override")
-def _(stack: ExitStack) -> Call:
-    def call(i: int) -> None:
-        with rg.gradient_override_map({"Sin": lambda dy: dy * i}):
-            rg.grad(body)(X)
-
-    return call
+    return lambda i: rg.grad(lambda x: f(x, i))(X)
 
 
-@kind("gradient that fails")
-def _(stack: ExitStack) -> Call:
-    def f(x: Any) -> Any:
-        with rg.gradient_override_map({"Sin": failing}):
-            return rg.sum(rg.sin(x))
-
-    return lambda i: refused(rg.grad(f), X)
-
-
-@kind("function that fails")
-def _(stack: ExitStack) -> Call:
-    return lambda i: refused(rg.grad(lambda x: rg.matmul(x, rg.ones((7, i % 5)))), X)
-
-
-@kind("variable_grads")
-def _(stack: ExitStack) -> Call:
+def variable_grads(stack: ExitStack) -> Call:
     w = rg.Variable([1.0, 2.0, 3.0])
     return lambda i: rg.variable_grads(lambda: body(w * X))
 
 
-@kind("new Variable, assigned")
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.Variable(np.ones(3)).assign_add([1.0, 2.0, float(i)])
+def in_thread(i: int) -> None:
+    thread = threading.Thread(target=rg.grad(body), args=(X,))
+    thread.start()
+    thread.join()
 
 
-@kind("checkpoint", CALLS // 4)
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.grad(rg.checkpoint(lambda x: body(x) * i))(X)
+def in_copied_context(i: int) -> Any:
+    return rg.grad(lambda x: contextvars.copy_context().run(body, x))(X)
 
 
-@kind("scan", CALLS // 10)
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.grad(lambda x: rg.scan(lambda c, e: (c * e + i, e), x[0], x)[0])(X)
-
-
-@kind("vmap", CALLS // 4)
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.vmap(lambda x: rg.sin(x) * i)(X)
-
-
-@kind("thread", CALLS // 10)
-def _(stack: ExitStack) -> Call:
-    def call(i: int) -> None:
-        thread = threading.Thread(target=rg.grad(body), args=(X,))
-        thread.start()
-        thread.join()
-
-    return call
-
-
-@kind("copied context")
-def _(stack: ExitStack) -> Call:
-    def inside(x: Any) -> Any:
-        return contextvars.copy_context().run(body, x)
-
-    return lambda i: rg.grad(inside)(X)
-
-
-@kind("task", CALLS // 10)
-def _(stack: ExitStack) -> Call:
+def in_task(stack: ExitStack) -> Call:
     loop = asyncio.new_event_loop()
     stack.callback(loop.close)
 
@@ -185,8 +117,7 @@ def _(stack: ExitStack) -> Call:
     return lambda i: loop.run_until_complete(gradient())
 
 
-@kind("save and restore", CALLS // 50)
-def _(stack: ExitStack) -> Call:
+def saved(stack: ExitStack) -> Call:
     path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "w.safetensors"
     w = rg.Variable(X, name="w")
 
@@ -197,66 +128,58 @@ def _(stack: ExitStack) -> Call:
     return call
 
 
+EAGER = {
+    "gradient": always(lambda i: rg.grad(body)(X)),
+    "gradient of a gradient": always(
+        lambda i: rg.grad(lambda x: rg.sum(rg.grad(body)(x)))(X), CALLS // 4),
+    "gradient of JAX data": Kind(of_jax_data, CALLS // 10),
+    "new custom function": always(
+        lambda i: rg.grad(rg.custom_grad(lambda x: (x * i, lambda dy: dy * i)))(2.0)),
+    "custom function that closes over x": always(lambda i: refused(rg.grad(closing), 2.0)),
+    "override": always(lambda i: overridden(lambda i: lambda dy: dy * i)(i)),
+    "gradient that fails": always(lambda i: refused(overridden(lambda i: failing), i)),
+    "function that fails": always(
+        lambda i: refused(rg.grad(lambda x: rg.matmul(x, rg.ones((7, i % 5)))), X)),
+    "variable_grads": Kind(variable_grads, CALLS),
+    "new Variable, assigned": always(
+        lambda i: rg.Variable(np.ones(3)).assign_add([1.0, 2.0, float(i)])),
+    "checkpoint": always(
+        lambda i: rg.grad(rg.checkpoint(lambda x: body(x) * i))(X), CALLS // 4),
+    "scan": always(
+        lambda i: rg.grad(lambda x: rg.scan(lambda c, e: (c * e + i, e), x[0], x)[0])(X),
+        CALLS // 10),
+    "vmap": always(lambda i: rg.vmap(lambda x: rg.sin(x) * i)(X), CALLS // 4),
+    "thread": always(in_thread, CALLS // 10),
+    "copied context": always(in_copied_context),
+    "task": Kind(in_task, CALLS // 10),
+    "save and restore": Kind(saved, CALLS // 50),
+}  # fmt: skip
+
 # -- compiled --------------------------------------------------------------------------------------
 
 
-@kind("compiled call")
-def _(stack: ExitStack) -> Call:
-    f = rg.jit(body)
-    return lambda i: f(X)
+def compiled(make: Callable[[], Any], call: Callable[[Any, int], Any]) -> Any:
+    """Calls of a function that is made once."""
+
+    def kind(stack: ExitStack) -> Call:
+        f = make()
+        return lambda i: call(f, i)
+
+    return kind
 
 
-@kind("gradient of a compiled call", CALLS // 10)
-def _(stack: ExitStack) -> Call:
-    f = rg.grad(rg.jit(body))
-    return lambda i: f(X)
-
-
-@kind("compiled step", CALLS // 4)
-def _(stack: ExitStack) -> Call:
+def compiled_step(stack: ExitStack) -> Call:
     w = rg.Variable(X)
     step = rg.jit(lambda: w.assign_sub(rg.variable_grads(lambda: body(w)).grads[w.name] * 1e-6))
     return lambda i: step()
 
 
-@kind("new compiled function", COMPILING)
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.jit(lambda x: body(x))(X)
+def assigns(i: int) -> None:
+    w = rg.Variable(np.ones(100_000, np.float32))
+    rg.jit(lambda x: w.assign_add(rg.sum(x) * rg.ones(100_000)))(X)
 
 
-@kind("gradient of a new compiled function", COMPILING)
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.grad(rg.jit(lambda x: body(x)))(X)
-
-
-@kind("new compiled gradient", COMPILING)
-def _(stack: ExitStack) -> Call:
-    return lambda i: rg.jit(rg.grad(lambda x: body(x)))(X)
-
-
-@kind("new compiled function that assigns", COMPILING)
-def _(stack: ExitStack) -> Call:
-    def call(i: int) -> None:
-        w = rg.Variable(np.ones(100_000, np.float32))
-        rg.jit(lambda x: w.assign_add(rg.sum(x) * rg.ones(100_000)))(X)
-
-    return call
-
-
-@kind("new static value", COMPILING)
-def _(stack: ExitStack) -> Call:
-    f = rg.jit(lambda x, n: rg.sum(x) * n, static_argnames="n")
-    return lambda i: f(X, i)
-
-
-@kind("new shape", COMPILING)
-def _(stack: ExitStack) -> Call:
-    f = rg.jit(lambda x: rg.sum(x * x))
-    return lambda i: f(np.ones(i + 1, np.float32))
-
-
-@kind("new value in the closure", COMPILING)
-def _(stack: ExitStack) -> Call:
+def new_closure(stack: ExitStack) -> Call:
     factor = [0]
     f = rg.jit(lambda x: rg.sum(x) * factor[0])
 
@@ -267,11 +190,30 @@ def _(stack: ExitStack) -> Call:
     return call
 
 
-@kind("trace that fails", COMPILING)
-def _(stack: ExitStack) -> Call:
-    f = rg.jit(lambda x, n: x if x > n else -x, static_argnames="n")
-    return lambda i: refused(f, 1.0, i)
+def with_static(f: Callable[..., Any]) -> Callable[[], Any]:
+    return lambda: rg.jit(f, static_argnames="n")
 
+
+JITTED = {
+    "compiled call": Kind(compiled(lambda: rg.jit(body), lambda f, i: f(X)), CALLS),
+    "gradient of a compiled call": Kind(
+        compiled(lambda: rg.grad(rg.jit(body)), lambda f, i: f(X)), CALLS // 10),
+    "compiled step": Kind(compiled_step, CALLS // 4),
+    "new compiled function": always(lambda i: rg.jit(lambda x: body(x))(X), COMPILING),
+    "gradient of a new compiled function": always(
+        lambda i: rg.grad(rg.jit(lambda x: body(x)))(X), COMPILING),
+    "new compiled gradient": always(lambda i: rg.jit(rg.grad(lambda x: body(x)))(X), COMPILING),
+    "new compiled function that assigns": always(assigns, COMPILING),
+    "new static value": Kind(
+        compiled(with_static(lambda x, n: rg.sum(x) * n), lambda f, i: f(X, i)), COMPILING),
+    "new shape": Kind(
+        compiled(lambda: rg.jit(lambda x: rg.sum(x * x)),
+                 lambda f, i: f(np.ones(i + 1, np.float32))), COMPILING),
+    "new value in the closure": Kind(new_closure, COMPILING),
+    "trace that fails": Kind(
+        compiled(with_static(lambda x, n: x if x > n else -x),
+                 lambda f, i: refused(f, 1.0, i)), COMPILING),
+}  # fmt: skip
 
 # -- graphs ----------------------------------------------------------------------------------------
 
@@ -285,96 +227,73 @@ def graph(stack: ExitStack, jit: bool = False) -> tuple[Any, Any, Any]:
     return session, x, tf.reduce_sum(tf.sin(x) * x * w)
 
 
-@kind("run")
-def _(stack: ExitStack) -> Call:
-    session, x, y = graph(stack)
+def trained(stack: ExitStack, jit: bool = False) -> Call:
+    session, x, y = graph(stack, jit)
     step = tf.train.GradientDescentOptimizer(1e-6).minimize(y)
     return lambda i: session.run([y, step], {x: [0.5, 1.5]})
 
 
-@kind("run of a new choice of fetches", CALLS // 10)
-def _(stack: ExitStack) -> Call:
+def new_fetches(stack: ExitStack) -> Call:
     session, x, y = graph(stack)
     ys = [y * float(k) for k in range(40)]
-
-    def call(i: int) -> None:
-        session.run([ys[i % 40], ys[i // 40 % 40], ys[i // 1600 % 40]], {x: [0.5]})
-
-    return call
+    return lambda i: session.run([ys[i % 40], ys[i // 40 % 40], ys[i // 1600 % 40]], {x: [0.5]})
 
 
-@kind("run that fails", CALLS // 10)
-def _(stack: ExitStack) -> Call:
+def run_that_fails(stack: ExitStack) -> Call:
     session, x, _ = graph(stack)
     sums = x + tf.constant([1.0, 2.0, 3.0])
     return lambda i: refused(session.run, sums, {x: [0.5, 1.5]})
 
 
-@kind("new graph", CALLS // 20)
-def _(stack: ExitStack) -> Call:
-    def call(i: int) -> None:
-        with ExitStack() as inner:
-            session, x, y = graph(inner)
-            session.run(tf.gradients(y, x), {x: [0.5, float(i)]})
-
-    return call
-
-
-@kind("compiled run", CALLS // 10)
-def _(stack: ExitStack) -> Call:
-    session, x, y = graph(stack, jit=True)
-    step = tf.train.GradientDescentOptimizer(1e-6).minimize(y)
-    return lambda i: session.run([y, step], {x: [0.5, 1.5]})
-
-
-@kind("compiled run of a new shape", COMPILING)
-def _(stack: ExitStack) -> Call:
+def new_shape(stack: ExitStack) -> Call:
     session, x, y = graph(stack, jit=True)
     return lambda i: session.run(y, {x: np.ones(i + 1)})
 
 
-@kind("new graph, compiled", COMPILING)
-def _(stack: ExitStack) -> Call:
-    def call(i: int) -> None:
-        with ExitStack() as inner:
-            session, x, y = graph(inner, jit=True)
-            session.run(y, {x: [0.5, float(i)]})
+def new_graph(i: int, jit: bool = False) -> None:
+    with ExitStack() as inner:
+        session, x, y = graph(inner, jit)
+        session.run(y if jit else tf.gradients(y, x), {x: [0.5, float(i)]})
 
-    return call
 
+GRAPHS = {
+    "run": Kind(trained, CALLS),
+    "run of a new choice of fetches": Kind(new_fetches, CALLS // 10),
+    "run that fails": Kind(run_that_fails, CALLS // 10),
+    "new graph": always(new_graph, CALLS // 20),
+    "compiled run": Kind(partial(trained, jit=True), CALLS // 10),
+    "compiled run of a new shape": Kind(new_shape, COMPILING),
+    "new graph, compiled": always(partial(new_graph, jit=True), COMPILING),
+}
 
 # -- torch -----------------------------------------------------------------------------------------
 
 
-@kind("torch override", CALLS // 10)
-def _(stack: ExitStack) -> Call:
-    import torch
+def in_torch(rule: Callable[[int], Any], *errors: type[Exception]) -> Callable[[ExitStack], Call]:
+    """A gradient of torch's under a rule, with the errors that the rule may raise."""
 
-    from regrad.torch import gradient_override_map
+    def kind(stack: ExitStack) -> Call:
+        import torch
 
-    x = torch.ones(3, requires_grad=True)
+        from regrad.torch import gradient_override_map
 
-    def call(i: int) -> None:
-        with gradient_override_map({"Sin": lambda dy: dy * i}):
-            torch.autograd.grad(torch.sin(x).sum(), x)
+        x = torch.ones(3, requires_grad=True)
 
-    return call
+        def call(i: int) -> None:
+            with suppress(*errors), gradient_override_map({"Sin": rule(i)}):
+                torch.autograd.grad(torch.sin(x).sum(), x)
+
+        return call
+
+    return kind
 
 
-@kind("torch override that fails", CALLS // 20)
-def _(stack: ExitStack) -> Call:
-    import torch
-
-    from regrad.torch import gradient_override_map
-
-    x = torch.ones(3, requires_grad=True)
-
-    def call(i: int) -> None:
-        with suppress(ValueError, RegradError), gradient_override_map({"Sin": failing}):
-            torch.autograd.grad(torch.sin(x).sum(), x)
-
-    return call
-
+TORCH = {
+    "torch override": Kind(in_torch(lambda i: lambda dy: dy * i), CALLS // 10),
+    "torch override that fails": Kind(
+        in_torch(lambda i: failing, ValueError, RegradError), CALLS // 20),
+}  # fmt: skip
+KINDS: dict[str, Kind] = {**EAGER, **JITTED, **GRAPHS, **TORCH}
 
 # -- what comes of it ------------------------------------------------------------------------------
 

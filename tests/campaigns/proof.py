@@ -28,54 +28,23 @@ import argparse
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.campaigns import (
-    agreement,
-    answers,
-    compiled,
-    concurrency,
-    damage,
-    driver,
-    edges,
-    fires,
-    interrupts,
-    malformed,
-    memory,
-    mutations,
-    numerics,
-    op_calls,
-    op_tables,
-    peers,
-    proof_page,
-    records,
-    torch_ops,
-    torch_samples,
-    ulps,
-)
+from tests.campaigns import driver, op_calls, op_tables, peers, proof_page, records, torch_samples
 from tests.campaigns.verdicts import Verdict
 from tests.helpers.paths import ROOT
 
 OUT = ROOT / "out"
 RESULTS = records.RESULTS
+MODULES = (
+    "fires", "numerics", "answers", "mutations", "agreement", "edges", "ulps", "concurrency",
+    "memory", "interrupts", "damage", "malformed", "torch_ops", "compiled",
+)  # fmt: skip
 CAMPAIGNS: dict[str, Any] = {
-    "F1": fires,
-    "F2": numerics,
-    "F3": answers,
-    "F4": mutations,
-    "F5": agreement,
-    "F6": edges,
-    "F7": ulps,
-    "F8": concurrency,
-    "F9": memory,
-    "F10": interrupts,
-    "F11": damage,
-    "F12": malformed,
-    "F13": torch_ops,
-    "F14": compiled,
+    f"F{i}": import_module(f"tests.campaigns.{name}") for i, name in enumerate(MODULES, 1)
 }
 
 
@@ -95,38 +64,15 @@ class Job(NamedTuple):
 
 
 def all_jobs(options: argparse.Namespace) -> list[Job]:
-    quick = options.quick
-    programs = options.programs or (10 if quick else 5_000)
-    names: dict[str, Callable[[], Sequence[str]]] = {
-        "F1": quick_jobs if quick else fires.jobs,
-        "F2": lambda: numerics.jobs(quick),
-        "F3": answers.jobs,
-        "F4": lambda: mutations.jobs(quick),
-        "F5": lambda: agreement.jobs(programs, options.seed),
-        "F6": lambda: edges.jobs(quick),
-        "F7": lambda: ulps.jobs(quick),
-        "F10": lambda: interrupts.jobs(quick),
-        "F8": lambda: concurrency.jobs(quick),
-        "F9": lambda: memory.jobs(quick),
-        "F11": lambda: damage.jobs(damage.CHUNK if quick else damage.RANDOM),
-        "F12": lambda: malformed.jobs(quick),
-        "F13": lambda: torch_ops.jobs(quick),
-        "F14": lambda: compiled.jobs(quick),
-    }
     campaign, _, start = options.only.partition("/")  # F1 is not F11
     wanted = [c for c in CAMPAIGNS if campaign in ("", c)]  # (others need not even be listed)
-    return [Job(c, name, quick) for c in wanted for name in names[c]() if name.startswith(start)]
-
-
-QUICK = {"numpy": 1, "torch": 6, "graph": 12, "jax": 24, "jit": 24}
-
-
-def quick_jobs() -> list[str]:
-    """Every op type in eager mode, and some of them in each other mode."""
-    by_mode = defaultdict(list)
-    for name in fires.jobs():
-        by_mode[name.rpartition("/")[2]].append(name)
-    return [name for mode, step in QUICK.items() for name in by_mode[mode][::step]]
+    own = {"F5": (options.programs, options.seed)}
+    return [
+        Job(c, name, options.quick)
+        for c in wanted
+        for name in CAMPAIGNS[c].jobs(options.quick, *own.get(c, ()))
+        if name.startswith(start)
+    ]
 
 
 def done(job: Job) -> driver.Entry:

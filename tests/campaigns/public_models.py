@@ -274,10 +274,6 @@ def values_differ(subject: Subject, ys: Any, op_type: str, ops: Any, counted: An
 # -- the jobs --------------------------------------------------------------------------------------
 
 
-def all_rows() -> list[Any]:
-    return [*public_table.rows(), *public_jax.rows()]
-
-
 def done(job: Job) -> driver.Entry:
     torch.set_num_threads(1)
     return driver.entry(job.key, lambda: attempted(*job), limit=3600, every=True)

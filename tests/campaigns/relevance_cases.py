@@ -184,15 +184,6 @@ def of_lxt(patch: str) -> str:
     )  # fmt: skip
 
 
-def of_captum(rule: str) -> str:
-    return (
-        "for module in model.modules():\n"
-        "    if isinstance(module, (nn.Conv2d, nn.Linear)):\n"
-        f"        module.rule = {rule}\n"
-        "R = LRP(model).attribute(x, target=3)"
-    )
-
-
 def deep_lift(model: str) -> str:
     return f"R = DeepLift({model}).attribute(x, x.flip(0), target=3)"
 

@@ -334,11 +334,11 @@ def runner(monkeypatch, tmp_path):
         detail = "[1] instead of [2]" if outcome == SILENT else ""
         return [Verdict(f"{name} first: alone", outcome, detail)]
 
-    monkeypatch.setattr(proof.fires, "run", run)
+    monkeypatch.setattr(fires, "run", run)
     monkeypatch.setattr(proof, "ROOT", tmp_path)
     monkeypatch.setattr(proof, "OUT", tmp_path / "out")
     monkeypatch.setattr(proof, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(proof.fires, "op_types", lambda: ["Sign", "Tanh"])
+    monkeypatch.setattr(fires, "op_types", lambda: ["Sign", "Tanh"])
     monkeypatch.setattr(proof.sys, "argv", ["proof"])
     return calls
 
@@ -414,7 +414,7 @@ def test_a_campaign_that_fails_is_broken(monkeypatch, runner):
     def fails(name, quick):
         raise KeyError(name)
 
-    monkeypatch.setattr(proof.fires, "run", fails)
+    monkeypatch.setattr(fires, "run", fails)
     assert proof.main(["--only", "F1/Sign/numpy"]) == 1
 
 
