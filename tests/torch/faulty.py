@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import regrad.torch
+from tests.torch.common import bare_function, function
+from tests.torch.placed import Made
 
 
 def numbers(*shape, seed=0):
@@ -14,44 +16,27 @@ def numbers(*shape, seed=0):
 # -- wrong rules ---------------------------------------------------------------------------------
 
 
-class Gelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(1.702 * x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        s = torch.sigmoid(1.702 * x)
-        return 0.5 * dy * (s + 1.702 * x * s * (1 - s))
+def gelu_gradient(dy, x):
+    s = torch.sigmoid(1.702 * x)
+    return 0.5 * dy * (s + 1.702 * x * s * (1 - s))
 
 
-class FeedForward(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 3)
+Gelu = function(lambda x: x * torch.sigmoid(1.702 * x), gelu_gradient, "Gelu")
 
+
+def wrong_factor():
     def forward(self, x):
         h = self.up(x)
         h = Gelu.apply(h)  # wrong_factor
         return x + self.down(h)
 
-
-def wrong_factor():
-    return FeedForward(), [numbers(2, 3)]
+    return Made(forward, up=nn.Linear(3, 4), down=nn.Linear(4, 3)), [numbers(2, 3)]
 
 
-class ScaleAndShift(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale, shift):
-        ctx.save_for_backward(x, scale)
-        return x * scale + shift
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, scale = ctx.saved_tensors
-        return dy * scale, (dy * x).sum(0), dy[0]
+ScaleAndShift = function(
+    lambda x, scale, shift: x * scale + shift,
+    lambda dy, x, scale, shift: (dy * scale, (dy * x).sum(0), dy[0]), "ScaleAndShift",
+)  # fmt: skip
 
 
 def missing_sum():
@@ -61,43 +46,20 @@ def missing_sum():
     return f, [numbers(4, 3), numbers(3), numbers(3)]
 
 
-class Dense(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, w = ctx.saved_tensors
-        return dy @ w.T, (x.T @ dy).T
+Dense = function(lambda x, w: x @ w, lambda dy, x, w: (dy @ w.T, (x.T @ dy).T), "Dense")
 
 
-class DenseLayer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(numbers(3, 3))
-
+def transposed():
     def forward(self, x):
         return torch.tanh(
             Dense.apply(x, self.weight)  # transposed
         )
 
+    layer = Made(forward, weight=nn.Parameter(numbers(3, 3)))
+    return nn.Sequential(nn.Linear(2, 3), layer), [numbers(4, 2)]
 
-def transposed():
-    return nn.Sequential(nn.Linear(2, 3), DenseLayer()), [numbers(4, 2)]
 
-
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx, dy):
-        a, b = ctx.saved_tensors
-        return dy * a, dy * b
+Product = function(lambda a, b: a * b, lambda dy, a, b: (dy * a, dy * b), "Product")
 
 
 def swapped():
@@ -121,15 +83,7 @@ def wrong_sign():
     return f, [numbers(4)]
 
 
-class Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.shape = x.shape
-        return x.sum()
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy.expand(ctx.shape) / ctx.shape.numel()
+Total = function(lambda x: x.sum(), lambda dy, x: dy.expand(x.shape) / x.numel(), "Total")
 
 
 def mean_for_sum():
@@ -139,15 +93,12 @@ def mean_for_sum():
     return f, [numbers(5)]
 
 
-class Cached(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.x = x
-        return x.square()
+def keep_and_square(ctx, x):
+    ctx.x = x
+    return x.square()
 
-    @staticmethod
-    def backward(ctx, dy):
-        return 2 * ctx.x * dy
+
+Cached = bare_function("Cached", keep_and_square, lambda ctx, dy: 2 * ctx.x * dy)
 
 
 def stale():
@@ -171,16 +122,7 @@ def stale_data():
     return f, [numbers(4)]
 
 
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        return dy * (3 * x.detach() ** 2)
+Cube = function(lambda x: x**3, lambda dy, x: dy * (3 * x.detach() ** 2), "Cube")
 
 
 def dropped_in_second_order():
@@ -201,17 +143,14 @@ def nan_behind_where():
     return f, [torch.tensor([4.0, 0.0, 1.0], requires_grad=True)]
 
 
-class Entropy(nn.Module):
-    def forward(self, logits):
+def log_of_zero():
+    def entropy(self, logits):
         p = F.softmax(logits, -1)
         log = p.log()  # log_of_zero
         return -(p * log).sum()
 
-
-def log_of_zero():
-    return nn.Sequential(nn.Identity(), Entropy()), [
-        torch.tensor([[0.0, 500.0], [1.0, 2.0]], requires_grad=True)
-    ]
+    logits = torch.tensor([[0.0, 500.0], [1.0, 2.0]], requires_grad=True)
+    return nn.Sequential(nn.Identity(), Made(entropy)), [logits]
 
 
 def root_in_norm():
@@ -223,17 +162,15 @@ def root_in_norm():
     return distance, [a, a.detach().clone() * torch.tensor([[1.0], [2.0], [3.0]])]
 
 
-class Normalise(nn.Module):
-    def forward(self, x):
+def division():
+    def normalize(self, x):
         spread = x.std(-1, keepdim=True)
         x = x - x.mean(-1, keepdim=True)
         return x / spread  # division
 
-
-def division():
     x = numbers(2, 3)
     x[1] = 1.0
-    return nn.Sequential(nn.ReLU(), Normalise()), [x.requires_grad_()]
+    return nn.Sequential(nn.ReLU(), Made(normalize)), [x.requires_grad_()]
 
 
 def overflow():
@@ -257,85 +194,56 @@ def masked_row():
 # -- no gradient, too much, too little -----------------------------------------------------------
 
 
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-        nn.init.constant_(self.layer.bias, -100.0)
-
-    def forward(self, x):
+def dead_relu():
+    def classify(self, x):
         h = self.layer(x)
         h = F.relu(h)  # dead_relu
         return self.last(h).square().sum()
 
+    model = Made(classify, layer=nn.Linear(3, 4), last=nn.Linear(4, 2))
+    nn.init.constant_(model.layer.bias, -100.0)
+    return model, [numbers(5, 3)]
 
-def dead_relu():
-    return Classifier(), [numbers(5, 3)]
 
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(3.0 * torch.eye(4))
-
-    def forward(self, x):
+def exploding():
+    def recur(self, x):
         h = torch.zeros(4)
         for step in x:
             h = torch.mv(self.weight, h) + step  # exploding
         return h.sum()
 
-
-def exploding():
-    return Recurrent(), [numbers(12, 4)]
+    return Made(recur, weight=nn.Parameter(3.0 * torch.eye(4))), [numbers(12, 4)]
 
 
-class Deep(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(10))
-
-    def forward(self, x):
+def vanishing():
+    def deep(self, x):
         for layer in self.layers:
             x = torch.sigmoid(layer(x))  # vanishing
         return x.sum()
 
-
-def vanishing():
     torch.manual_seed(0)
-    model = Deep()
+    model = Made(deep, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(10)))
     for layer in model.layers:
         nn.init.orthogonal_(layer.weight)
     return model, [numbers(2, 4)]
 
 
-class TwoBranches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encode, self.project = nn.Linear(3, 3), nn.Linear(3, 2)
-
-    def forward(self, x):
+def detached():
+    def two_branches(self, x):
         z = self.encode(x)
         target = z.detach()  # detached
         return self.project(target).square().sum()
 
-
-def detached():
-    return TwoBranches(), [numbers(4, 3)]
+    return Made(two_branches, encode=nn.Linear(3, 3), project=nn.Linear(3, 2)), [numbers(4, 3)]
 
 
-class Frozen(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
-
-    def forward(self, x):
+def under_no_grad():
+    def frozen(self, x):
         with torch.no_grad():
             h = self.features(x)  # under_no_grad
         return self.head(h).square().sum()
 
-
-def under_no_grad():
-    return Frozen(), [numbers(4, 3)]
+    return Made(frozen, features=nn.Linear(3, 3), head=nn.Linear(3, 2)), [numbers(4, 3)]
 
 
 def clipped_to_zero(dy, x):
@@ -351,20 +259,6 @@ def clipped():
     return f, [torch.tensor([3.0, -2.0, 5.0], requires_grad=True)]
 
 
-class Spike(torch.autograd.Function):
-    scale = 10.0
-
-    @staticmethod
-    def forward(ctx, v):
-        ctx.save_for_backward(v)
-        return (v > 0).to(v.dtype)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (v,) = ctx.saved_tensors
-        return Spike.scale * dy / (1 + 10 * v.abs()) ** 2
-
-
 def spiking(spike):
     def f(v):
         v = 0.5 * v
@@ -373,16 +267,24 @@ def spiking(spike):
     return f
 
 
+def step(v):
+    return (v > 0).to(v.dtype)
+
+
+Spike = function(step, lambda dy, v: 10.0 * dy / (1 + 10 * v.abs()) ** 2, "Spike")
+
+
 def scaled_surrogate():
     return spiking(Spike.apply), [numbers(6).requires_grad_()]
 
 
+@regrad.torch.custom_grad
+def superspike(v):
+    return step(v), lambda dy: dy / (1 + 10 * v.abs()) ** 2
+
+
 def intended_surrogate():
-    return spiking(regrad.torch.custom_grad(_superspike))
-
-
-def _superspike(v):
-    return (v > 0).to(v.dtype), lambda dy: dy / (1 + 10 * v.abs()) ** 2
+    return spiking(superspike)
 
 
 def changed_in_place():

@@ -13,13 +13,14 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
-import regrad.torch
 from regrad.errors import PassedOverError
 from regrad.torch import intercepts
 from tests.campaigns.torch_samples import INSIDE, Call, cases, load
-from tests.helpers.torch_calls import IMAGE, D, X, both, override
+from tests.helpers.torch_calls import IMAGE, X, both
+from tests.torch import ways
+from tests.torch.common import D, close, grad, override
+from tests.torch.ways import WAYS, total
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -79,28 +80,26 @@ def attended(**options: Any) -> Callable[..., Any]:
     return lambda x: F.scaled_dot_product_attention(x, x, x, **options)
 
 
-def masks() -> dict[str, Any]:
-    some = torch.ones(5, 5, dtype=torch.bool).tril()
-    none = some.clone()
-    none[2] = False
-    bias = torch.zeros(5, 5).masked_fill(~none, -math.inf)
-    return {"causal": some, "a row is masked": none, "a bias": bias, "all": torch.zeros_like(some)}
+def masked(mask: Any) -> Callable[..., Any]:
+    return lambda x: attended(attn_mask=mask if mask.dtype == torch.bool else mask.to(x.dtype))(x)
 
 
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
+ONE_ROW = CAUSAL & torch.tensor([[True], [True], [False], [True], [True]])
 ATTENTION: dict[str, Callable[..., Any]] = {
     "no mask": attended(),
     "is_causal": attended(is_causal=True),
     "scale": attended(scale=0.3),
-    **{
-        name: lambda x, m=m: attended(attn_mask=m if m.dtype == torch.bool else m.to(x.dtype))(x)
-        for name, m in masks().items()
-    },
+    "causal": masked(CAUSAL),
+    "a row is masked": masked(ONE_ROW),
+    "a bias": masked(torch.zeros(5, 5).masked_fill(~ONE_ROW, -math.inf)),
+    "all": masked(torch.zeros_like(CAUSAL)),
     "enable_gqa": lambda x: F.scaled_dot_product_attention(
         torch.cat([x, x], 1), x, x, enable_gqa=True
     ),
     "dropout": lambda x: seeded(attended(dropout_p=0.5), x),
     "dropout and mask": lambda x: seeded(attended(dropout_p=0.5, is_causal=True), x),
-}
+}  # fmt: skip
 
 
 def seeded(f: Callable[..., Any], *args: Any) -> Any:
@@ -125,9 +124,7 @@ def test_masked_scores_are_a_bias():
     """A rule that is not 0 where the weight is: as in attention that is written out with a bias."""
 
     def written(x):
-        scores = x @ x.mT / 2 + torch.zeros(5, 5, dtype=D).masked_fill(
-            ~masks()["causal"], -math.inf
-        )
+        scores = x @ x.mT / 2 + torch.zeros(5, 5, dtype=D).masked_fill(~CAUSAL, -math.inf)
         return torch.softmax(scores, -1) @ x
 
     through = {"Softmax": lambda dy: dy}
@@ -176,42 +173,40 @@ def test_sigmoids_far_out(name, dtype):
     torch.testing.assert_close(dx, their, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize("f", [F.logsigmoid, lambda x: F.logsigmoid(-x)])
-def test_a_surrogate_of_sigmoid_is_divided_by_sigmoid(f):
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_surrogate_of_sigmoid_is_divided_by_sigmoid(sign):
+    f = lambda x: F.logsigmoid(sign * x)  # noqa: E731
     x = torch.tensor([-3.0, 0.5, 2.0], dtype=D)
     _, _, _, dx = both(f, x, {"Sigmoid": lambda dy: dy})
     _, _, _, expected = both(lambda x: f(x).exp().log(), x, {})
-    y = torch.sigmoid(x if f is F.logsigmoid else -x)
-    sign = 1 if f is F.logsigmoid else -1
+    y = torch.sigmoid(sign * x)
     torch.testing.assert_close(dx, sign * y.log().cos() / y)
     assert not torch.allclose(dx, expected)
 
 
-def targets() -> dict[str, dict[str, Any]]:
-    index = torch.tensor([1, -100, 3, 0])
-    weight = torch.tensor([0.5, 2.0, 0.1, 1.0], dtype=D)
-    return {
-        "indices": {"target": index.clamp(min=0)},
-        "ignored": {"target": index},
-        "ignore_index": {"target": index.clamp(min=0), "ignore_index": 0},
-        "weight": {"target": index, "weight": weight},
-        "smoothing": {"target": index, "label_smoothing": 0.2},
-        "smoothing and weight": {"target": index, "weight": weight, "label_smoothing": 0.2},
-        "probabilities": {"target": torch.rand(4, 4, dtype=D), "weight": weight},
-        "smooth probabilities": {"target": torch.rand(4, 4, dtype=D), "label_smoothing": 0.2},
-        "all ignored": {"target": torch.full((4,), -100), "label_smoothing": 0.2},
-    }
+INDEX, WEIGHT = torch.tensor([1, -100, 3, 0]), torch.tensor([0.5, 2.0, 0.1, 1.0], dtype=D)
+SHARES = torch.rand(4, 4, dtype=D, generator=torch.Generator().manual_seed(0))
+TARGETS: dict[str, dict[str, Any]] = {
+    "indices": {"target": INDEX.clamp(min=0)},
+    "ignored": {"target": INDEX},
+    "ignore_index": {"target": INDEX.clamp(min=0), "ignore_index": 0},
+    "weight": {"target": INDEX, "weight": WEIGHT},
+    "smoothing": {"target": INDEX, "label_smoothing": 0.2},
+    "smoothing and weight": {"target": INDEX, "weight": WEIGHT, "label_smoothing": 0.2},
+    "probabilities": {"target": SHARES, "weight": WEIGHT},
+    "smooth probabilities": {"target": SHARES, "label_smoothing": 0.2},
+    "all ignored": {"target": torch.full((4,), -100), "label_smoothing": 0.2},
+}
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("name", TARGETS)
 def test_cross_entropy(name, reduction):
-    options = {**targets()[name], "reduction": reduction}
+    options = {**TARGETS[name], "reduction": reduction}
     torch.manual_seed(0)
     x = torch.randn(4, 4, dtype=D)
-    far = x * 200
     masked = x.masked_fill(torch.eye(4, dtype=torch.bool).roll(1, 0), -math.inf)
-    for given in (x, far, masked):
+    for given in (x, x * 200, masked):
         value, their, y, dx = both(
             lambda x: F.cross_entropy(x, **options), given, {"LogSoftmax": "LogSoftmax"}
         )
@@ -232,13 +227,7 @@ ADDED: dict[str, Callable[..., Any]] = {
     "baddbmm by name": lambda x: torch.baddbmm(x[None], batch1=x[None], batch2=x[None]),
     "addbmm": lambda x: torch.addbmm(NAN, torch.stack([x, x]), torch.stack([x, x]), beta=0),
     "input": lambda x: torch.addmm(x, NAN.nan_to_num(), NAN.nan_to_num(), beta=0),
-    "chain_matmul": lambda x: torch.chain_matmul(x, x[:, :2], x[:2]),
-    "multi_dot": lambda x: torch.linalg.multi_dot([x[0], x, x[:, :1], x[:1], x[1]]),
-    "einsum of three": lambda x: torch.einsum("ij,jk,kl->il", x, x, x),
-    "einsum with a diagonal": lambda x: torch.einsum("iij,jk->ik", x.expand(3, 3, 3), x),
     "einsum in lists": lambda x: torch.einsum(x, [0, 1], x, [2, 1], [2, 0]),
-    "einsum with dots": lambda x: torch.einsum("...i,...ij", x, x.expand(3, 3, 3)),
-    "einsum that broadcasts": lambda x: torch.einsum("ij,ij->i", x, x[:, :1]),
     "sparse": lambda x: torch.sparse.mm(torch.eye(3, dtype=D).to_sparse(), x),
     "sparse, added": lambda x: torch.sparse.addmm(x, torch.eye(3, dtype=D).to_sparse(), x),
 }
@@ -252,20 +241,20 @@ def test_products(name):
     torch.testing.assert_close(dx, their)
 
 
-def test_how_products_associate():
+SEVEN = {"MatMul": lambda dy, a, b: (7 * dy @ b.mT, 7 * a.mT @ dy)}
+
+
+@pytest.mark.parametrize("f", [
+    lambda *xs: torch.linalg.multi_dot(xs), torch.chain_matmul,
+    lambda *xs: torch.einsum("ij,jk,kl->il", *xs),
+], ids=["multi_dot", "chain_matmul", "einsum"])  # fmt: skip
+def test_how_products_associate(f):
     """Each operand passes as many rules as torch has products behind it."""
-    a, b, c = (torch.rand(s, dtype=D, requires_grad=True) for s in ((2, 9), (9, 3), (3, 8)))
-    seven = {"MatMul": lambda dy, a, b: (7 * dy @ b.mT, 7 * a.mT @ dy)}
-    for f in (
-        lambda: torch.linalg.multi_dot([a, b, c]),
-        lambda: torch.chain_matmul(a, b, c),
-        lambda: torch.einsum("ij,jk,kl->il", a, b, c),
-    ):
-        theirs = torch.autograd.grad(f().sum(), (a, b, c))
-        with override(seven):
-            ours = torch.autograd.grad(f().sum(), (a, b, c))
-        factors = [float((x / y).mean()) for x, y in zip(ours, theirs, strict=True)]
-        torch.testing.assert_close(factors, [49.0, 49.0, 7.0])
+    xs = [torch.rand(s, dtype=D, requires_grad=True) for s in ((2, 9), (9, 3), (3, 8))]
+    theirs = torch.autograd.grad(f(*xs).sum(), xs)
+    with override(SEVEN):
+        ours = torch.autograd.grad(f(*xs).sum(), xs)
+    close(ours, [k * dx for k, dx in zip((49, 49, 7), theirs, strict=True)])
 
 
 def test_experts():
@@ -277,9 +266,7 @@ def test_experts():
         (lambda w: torch._grouped_mm(x, w, offs), w),
         (lambda x: torch._grouped_mm(x.expand(2, 4, 8), w), x),
     ):
-        value, their, y, dx = both(
-            f, leaf, {"MatMul": lambda dy, a, b: (7 * dy @ b.mT, 7 * a.mT @ dy)}
-        )
+        value, their, y, dx = both(f, leaf, SEVEN)
         assert torch.equal(y, value)
         torch.testing.assert_close(dx, 7 * their, rtol=2e-2, atol=2e-2)
 
@@ -309,18 +296,20 @@ def test_recurrent_layers(kind, options, packed):
 
     def run(x):
         torch.manual_seed(1)
-        if not packed:
-            y, state = layer(x)
-        else:
-            pack = nn.utils.rnn.pack_padded_sequence
-            lengths = [2, x.shape[1 - first], 1, 3][: x.shape[not first]]
-            lengths = [min(n, x.shape[first]) for n in lengths]
-            y, state = layer(pack(x, lengths, batch_first=first, enforce_sorted=False))
+        if packed:
+            lengths = [min(n, x.shape[first]) for n in ([2, x.shape[1 - first], 1, 3])]
+            lengths = lengths[: x.shape[not first]]
+            y, state = layer(nn.utils.rnn.pack_padded_sequence(
+                x, lengths, batch_first=first, enforce_sorted=False
+            ))  # fmt: skip
             y = y.data
+        else:
+            y, state = layer(x)
         states = state if isinstance(state, tuple) else (state,)
-        return torch.cat([y.flatten(), *[s.flatten() for s in states]])
+        return torch.cat([each.flatten() for each in (y, *states)])
 
-    for op_type in (act, "MatMul", *(("Sigmoid",) if kind in ("GRU", "LSTM", "projected") else ())):
+    gates = ["Sigmoid"] if kind in ("GRU", "LSTM", "projected") else []
+    for op_type in (act, "MatMul", *gates):
         value, their, y, dx = both(run, x, {op_type: op_type})
         assert torch.equal(y, value) or (options == "dropout" and torch.allclose(y, value))
         torch.testing.assert_close(dx, their)
@@ -352,25 +341,15 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Any]] = {
 
 
 def squared(f: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x: f(x).square().sum()
+    return lambda x: f(x).square()
 
 
-def first(f: Callable[..., Any], x: Any, create: bool = False) -> Any:
-    x = x if create else x.clone().requires_grad_()
-    return torch.autograd.grad(squared(f)(x), x, create_graph=create)[0]
+def first(f: Callable[..., Any], x: Any) -> Any:
+    return ways.plain(squared(f), x.clone().requires_grad_())
 
 
-def second(f: Callable[..., Any], x: Any) -> Any:
-    x = x.clone().requires_grad_()
-    return torch.autograd.grad(first(f, x, True).square().sum(), x)[0]
-
-
-def compiled(backend: str) -> Callable[..., Any]:
-    def run(f, x):
-        torch._dynamo.reset()
-        return first(torch.compile(f, backend=backend, fullgraph=True), x)
-
-    return run
+def both_of(x: Any) -> Any:
+    return torch.stack([x, x + 1])
 
 
 def dual(f: Callable[..., Any], x: Any) -> Any:
@@ -379,25 +358,18 @@ def dual(f: Callable[..., Any], x: Any) -> Any:
 
 
 func = torch.func
-WAYS: dict[str, Callable[..., Any]] = {
-    "grad": first,
-    "second": second,
-    "func.grad": lambda f, x: func.grad(squared(f))(x),
-    "func.grad of grad": lambda f, x: func.grad(lambda a: func.grad(squared(f))(a).square().sum())(
-        x
-    ),
-    "vmap of grad": lambda f, x: func.vmap(func.grad(squared(f)))(torch.stack([x, x + 1])),
-    "grad of vmap": lambda f, x: func.grad(lambda a: func.vmap(f)(a).square().sum())(
-        torch.stack([x, x + 1])
-    ),
-    "jacrev of jacrev": lambda f, x: func.jacrev(func.jacrev(squared(f)))(x),
+OTHER_WAYS: dict[str, Callable[..., Any]] = {
+    "vmap of grad": lambda f, x: func.vmap(func.grad(total(f)))(both_of(x)),
+    "grad of vmap": lambda f, x: func.grad(lambda a: func.vmap(f)(a).sum())(both_of(x)),
     "jvp": lambda f, x: func.jvp(f, (x,), (torch.ones_like(x),))[1],
     "dual": dual,
-    "hessian": lambda f, x: func.hessian(squared(f))(x),
-    "checkpoint": lambda f, x: first(lambda a: checkpoint(f, a, use_reentrant=False), x),
-    "compile eager": compiled("eager"),
-    "compile aot_eager": compiled("aot_eager"),
 }
+
+
+def along(way: str, f: Callable[..., Any], x: Any) -> Any:
+    if way in OTHER_WAYS:
+        return OTHER_WAYS[way](squared(f), x)
+    return WAYS[way](squared(f), x.clone().requires_grad_())
 
 
 def own_rule(op: Any, grad: Any) -> Any:
@@ -416,18 +388,18 @@ def test_torchs_ways(name):
         wished = first(f, x)
     with suppress(NotImplementedError, RuntimeError):  # torch has no gradient (aminmax before 2.12)
         assert not torch.allclose(wished, first(f, x))
-    for way, run in WAYS.items():
+    for way in {**WAYS, **OTHER_WAYS}:
         try:
-            plain = run(f, x)
+            plain = along(way, f, x)
         except Exception:
             continue  # torch cannot: flash attention has no second derivative, LSTM no vmap
         with override({op_type: op_type}) as used:
-            found = run(f, x)
+            found = along(way, f, x)
         assert used.hits, way
         torch.testing.assert_close(found, plain, msg=lambda m, way=way: f"{way}: {m}")
         if way in ("func.grad", "checkpoint", "compile eager", "compile aot_eager"):
             with override({op_type: own_rule}):
-                torch.testing.assert_close(run(f, x), wished)
+                torch.testing.assert_close(along(way, f, x), wished)
 
 
 BY_COMPILER = {
@@ -444,7 +416,8 @@ def test_the_compiler_asks_about_all(name):
     with override({op_type: own_rule}):
         wished = first(f, X)
         for backend in ("eager", "aot_eager"):
-            torch.testing.assert_close(WAYS[f"compile {backend}"](f, X), wished)
+            program = ways.compile_afresh(f, backend=backend)
+            torch.testing.assert_close(first(program, X), wished)
     assert not torch.allclose(wished, first(f, X))
 
 
@@ -491,7 +464,7 @@ def test_scopes_nest():
     for outer, inner in ((seven, two), (two, seven), ({}, {**seven, **two})):
         with override(outer) if outer else nullcontext(), override(inner):
             y = F.scaled_dot_product_attention(x, x.detach(), x.detach())
-        found.append(torch.autograd.grad(y.sum(), x)[0])
+        found.append(grad(y, x))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
@@ -515,17 +488,17 @@ def test_a_replayed_graph_must_have_been_captured_under_the_rules(monkeypatch):
     replayed = []
     rules, graph, plain = {"Relu": lambda dy: dy}, Graph(), Graph()
     x = torch.ones(3, requires_grad=True)
-    with regrad.torch.gradient_override_map(rules):
+    with override(rules):
         graph.capture_begin()
         graph.replay()
         torch.relu(x)
         with pytest.raises(PassedOverError, match="a CUDA graph is replayed"):
             plain.replay()
-        with regrad.torch.gradient_override_map({"Tanh": lambda dy: dy}):
+        with override({"Tanh": lambda dy: dy}):
             torch.tanh(x)
             with pytest.raises(PassedOverError, match="a CUDA graph is replayed"):
                 graph.replay()
-    with regrad.torch.gradient_override_map(rules):
+    with override(rules):
         torch.relu(x)
         graph.replay()
     graph.replay()

@@ -3,14 +3,14 @@
 from contextlib import nullcontext
 
 import pytest
+import torch
+from torch import nn
 
-import regrad as rg
+from regrad import at
 from regrad.errors import PassedOverError
 from regrad.rules import optional
-
-torch = pytest.importorskip("torch")
-nn = torch.nn
-at, override = rg.at, rg.torch.gradient_override_map
+from tests.torch.common import leaf, override
+from tests.torch.placed import seldom
 
 
 class Inner(nn.Sequential):
@@ -28,7 +28,7 @@ KEYS = {
 
 @pytest.mark.versions
 @pytest.mark.parametrize("when", ["before", "inside", "in a scope before"])
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", seldom(KEYS))
 def test_modules_that_were_compiled_in_place_are_followed(key, when):
     torch.compiler.reset()
     model = nn.Sequential(nn.Identity(), Inner(nn.ReLU(), nn.Identity()), nn.ReLU())
@@ -36,7 +36,7 @@ def test_modules_that_were_compiled_in_place_are_followed(key, when):
     rules = {KEYS[key](model): lambda dy: 7 * dy}
 
     def gradient():
-        x = torch.ones(2, requires_grad=True)
+        x = leaf(1.0, 1.0)
         return torch.autograd.grad(model(x).sum(), x)[0].tolist()
 
     if when == "before":
@@ -79,7 +79,7 @@ OWN = {
 
 @pytest.mark.versions
 @pytest.mark.parametrize("compiled", ["", "in place", "around"])
-@pytest.mark.parametrize("key", ["path", "class", "instance", "whole call"])
+@pytest.mark.parametrize("key", seldom(["path", "class", "instance", "whole call"]))
 @pytest.mark.parametrize("own", OWN)
 def test_modules_with_a_call_of_their_own_are_followed(own, key, compiled):
     make, expected = OWN[own]
@@ -90,7 +90,7 @@ def test_modules_with_a_call_of_their_own_are_followed(own, key, compiled):
     f = torch.compile(model, backend="aot_eager") if compiled == "around" else model
 
     def gradient():
-        x = torch.ones(2, requires_grad=True)
+        x = leaf(1.0, 1.0)
         return torch.autograd.grad(f(x).sum(), x)[0].tolist()
 
     refused = key == "whole call" and compiled == "around"

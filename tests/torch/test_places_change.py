@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 import regrad as rg
-import regrad.torch
-from regrad.errors import ArgumentError, PassedOverError
-
-override = regrad.torch.gradient_override_map
-SEVEN = {rg.at("enc.0", "Relu"): lambda dy: 7 * dy}
+from regrad.errors import ArgumentError
+from tests.torch.common import leaf, override
+from tests.torch.placed import refused
 
 
 class OtherReLU(nn.ReLU):
@@ -33,76 +31,6 @@ class Model(nn.Module):
         return x
 
 
-def swapped(m):
-    m.enc, m.dec = m.dec, m.enc
-
-
-def swapped_inside(m):
-    m.enc[0], m.enc[1] = m.enc[1], m.enc[0]
-
-
-def swapped_in_a_list(m):
-    m.blocks[0], m.blocks[1] = m.blocks[1], m.blocks[0]
-
-
-def shared(m):
-    m.dec = m.enc
-
-
-def of_another_class(m):
-    m.enc[0].__class__ = OtherReLU
-
-
-def added(m):
-    m.enc.append(nn.ReLU())
-
-
-def replaced(m):
-    m.enc[0] = nn.ReLU()
-
-
-def deep_copy(m):
-    return copy.deepcopy(m)
-
-
-def pickled(m):
-    return pickle.loads(pickle.dumps(m))
-
-
-CHANGES = [swapped, swapped_inside, swapped_in_a_list, shared, of_another_class, added, replaced,
-           deep_copy, pickled]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("ran", [False, True])
-@pytest.mark.parametrize("backend", [None, "eager"])
-def test_a_change_is_refused(change, ran, backend):
-    torch._dynamo.reset()
-    model, x = Model(), torch.ones(2, requires_grad=True)
-    run = lambda m, x: m(x)  # noqa: E731
-    run = run if backend is None else torch.compile(run, backend=backend)
-    with (
-        pytest.raises(PassedOverError, match=r"scope opened|a copy"),
-        override({key: rg.rules.optional(rule) for key, rule in SEVEN.items()}, model=model),
-    ):
-        if ran:
-            run(model, x)
-        run(change(model) or model, x)
-
-
-def test_parts_of_a_model_that_run_by_themselves_are_seen():
-    model, x = Model(), torch.ones(2, requires_grad=True)
-    error = pytest.raises(PassedOverError, match=r"'enc.1' \(Tanh\) was put")
-    with error, override(SEVEN, model=model):
-        model.enc(x)
-        swapped_inside(model)
-        model.enc(x)
-
-
-def run_parts(model, x):
-    return model.dec(model.enc(x))
-
-
 class Lists(nn.Module):
     """Containers that are never called hold the modules that are."""
 
@@ -112,50 +40,106 @@ class Lists(nn.Module):
         self.b = nn.ModuleDict({"0": nn.Sequential(nn.ReLU(), nn.Tanh())})
 
 
-def swapped_lists(m):
-    m.a, m.b = m.b, m.a
+def swap(get, a, b):
+    """Return a change of a model: two parts of it, or of a container in it, change places."""
+
+    def change(m):
+        held = get(m)
+        if isinstance(a, int):
+            held[a], held[b] = held[b], held[a]
+        else:
+            first, second = getattr(held, a), getattr(held, b)
+            setattr(held, a, second)
+            setattr(held, b, first)
+
+    return change
 
 
-@pytest.mark.parametrize(("make", "key", "run", "change"), [
-    (Model, "enc.0", run_parts, swapped), (Model, "dec", run_parts, swapped),
-    (Lists, "a.0", lambda m, x: m.a[0](x) if isinstance(m.a, nn.ModuleList) else m.b[0](x),
-     swapped_lists),
+swapped, swapped_inside = swap(lambda m: m, "enc", "dec"), swap(lambda m: m.enc, 0, 1)
+CHANGES = {
+    "swapped": swapped,
+    "swapped inside": swapped_inside,
+    "swapped in a list": swap(lambda m: m.blocks, 0, 1),
+    "shared": lambda m: setattr(m, "dec", m.enc),
+    "of another class": lambda m: setattr(m.enc[0], "__class__", OtherReLU),
+    "added": lambda m: m.enc.append(nn.ReLU()) and None,
+    "replaced": lambda m: m.enc.__setitem__(0, nn.ReLU()),
+    "deep copy": copy.deepcopy,
+    "pickled": lambda m: pickle.loads(pickle.dumps(m)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_a_change_is_refused(change, ran, backend):
+    torch._dynamo.reset()
+    model, x = Model(), leaf(1.0, 1.0)
+    call = lambda m, x: m(x)  # noqa: E731
+    call = call if backend is None else torch.compile(call, backend=backend)
+
+    def run():
+        if ran:
+            call(model, x)
+        call(CHANGES[change](model) or model, x)
+
+    rules = {rg.at("enc.0", "Relu"): rg.rules.optional(lambda dy: 7 * dy)}
+    refused("scope opened|a copy", rules, run, model=model)
+
+
+def lists(m):
+    return lambda x: m.a[0](x) if isinstance(m.a, nn.ModuleList) else m.b[0](x)
+
+
+@pytest.mark.parametrize(("make", "key", "part", "change", "words"), [
+    (Model, "enc.0", lambda m: m.enc, swapped_inside, r"'enc.1' \(Tanh\) was put"),
+    (Model, "enc.0", lambda m: lambda x: m.dec(m.enc(x)), swapped, "any more|was put"),
+    (Model, "dec", lambda m: lambda x: m.dec(m.enc(x)), swapped, "any more|was put"),
+    (Lists, "a.0", lists, swap(lambda m: m, "a", "b"), "any more|was put"),
 ])  # fmt: skip
-def test_parts_change_places_where_the_module_around_them_is_not_called(make, key, run, change):
-    model, x = make(), torch.ones(2, requires_grad=True)
-    with (
-        pytest.raises(PassedOverError, match=r"any more|was put"),
-        override({rg.at(key, "Relu"): lambda dy: 7 * dy}, model=model),
-    ):
-        run(model, x)
+def test_parts_change_places_where_the_module_around_them_is_not_called(
+    make, key, part, change, words
+):
+    model, x = make(), leaf(1.0, 1.0)
+
+    def run():
+        part(model)(x)
         change(model)
-        run(model, x)
+        part(model)(x)
+
+    refused(words, {rg.at(key, "Relu"): lambda dy: 7 * dy}, run, model=model)
+
+
+def slope(f):
+    x = leaf(1.0)
+    return torch.autograd.grad(f(x), x)[0].item()
 
 
 def test_a_class_without_a_model():
-    module, x = nn.ReLU(), torch.ones(1, requires_grad=True)
+    module = nn.ReLU()
     with override({rg.at(OtherReLU, "Relu"): lambda dy: 10 * dy}):
-        assert torch.autograd.grad(module(x), x)[0].item() == 1
+        assert slope(module) == 1
         module.__class__ = OtherReLU
-        assert torch.autograd.grad(module(x), x)[0].item() == 10
-
-
-def slope(rule):
-    x = torch.ones(1, requires_grad=True)
-    with override({"Relu": rule}):
-        y = torch.relu(x)
-    return torch.autograd.grad(y, x)[0].item()
+        assert slope(module) == 10
 
 
 def test_changed_defaults_make_another_rule():
     def make(k):
         return lambda dy, x, k=k: dy * k
 
+    def slope_under(rule):
+        with override({"Relu": rule}):
+            return slope(torch.relu)
+
     two = 2.0
     f = make(two)
-    assert slope(f) == 2
+    assert slope_under(f) == 2
     f.__defaults__ = (3.0,)
-    assert [slope(make(two)), slope(f)] == [2, 3]
+    assert [slope_under(make(two)), slope_under(f)] == [2, 3]
+
+
+def by_two(dy, x):
+    return rg.where(x > -9, dy * 2, 0)
 
 
 def by_seven(dy, x):
@@ -166,23 +150,15 @@ def by_default(dy, x, k=2.0):
     return rg.where(x > -9, dy * k, 0)
 
 
-def test_code_and_defaults_that_change_in_an_open_scope():
-    def run():
-        x = torch.ones(1, requires_grad=True)
-        torch.relu(x).backward()
-        return x.grad.item()
-
-    def rule(dy, x):
-        return rg.where(x > -9, dy * 2, 0)
-
+@pytest.mark.parametrize(("rule", "name", "value", "factor"), [
+    (by_two, "__code__", by_seven.__code__, 7),
+    (by_default, "__defaults__", (5.0,), 5),
+], ids=["code", "defaults"])  # fmt: skip
+def test_code_and_defaults_that_change_in_an_open_scope(rule, name, value, factor, monkeypatch):
     with override({"Relu": rule}):
-        assert [run(), run(), run()] == [2, 2, 2]
-        rule.__code__ = by_seven.__code__
-        assert [run(), run(), run()] == [7, 7, 7]
-    with override({"Relu": by_default}):
-        assert [run(), run(), run()] == [2, 2, 2]
-        by_default.__defaults__ = (5.0,)
-        assert [run(), run(), run()] == [5, 5, 5]
+        assert [slope(torch.relu) for _ in range(3)] == [2, 2, 2]
+        monkeypatch.setattr(rule, name, value)
+        assert [slope(torch.relu) for _ in range(3)] == [factor] * 3
 
 
 @pytest.mark.parametrize(("key", "words"), [

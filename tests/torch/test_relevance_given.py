@@ -8,26 +8,19 @@ import torch.nn.functional as F
 from torch import nn
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import ArgumentError
 from regrad.rules import lrp
 from regrad.torch.host import settings_unlocked
-from tests.helpers.relevance_networks import (
-    fill,
-    numbers,
-)
+from tests.helpers.relevance_networks import fill, numbers
+from tests.torch.common import override
+from tests.torch.placed import Made
 from tests.torch.test_relevance import close
-
-override = regrad.torch.gradient_override_map
 
 ADDMM = {
     "addmm": (torch.addmm, lambda b, x, w: torch.addmm(b, x, w)),
     "by keywords": (torch.addmm, lambda b, x, w: torch.addmm(mat2=w, mat1=x, input=b)),
     "in place": (torch.addmm, lambda b, x, w: (b.expand(3, 2) * 1).addmm_(x, w)),
-    "baddbmm": (
-        torch.baddbmm,
-        lambda b, x, w: torch.baddbmm(b.expand(1, 3, 2), x[None], w[None])[0],
-    ),
+    "baddbmm": (torch.baddbmm, lambda b, x, w: torch.baddbmm(b.expand(1, 3, 2), x[None], w[None])),
 }
 RULES_OF_LINEAR = [lrp.epsilon(), lrp.gamma(), lrp.z_plus(), lrp.alpha_beta(), lrp.z_box(-1.0, 1.0),
           lrp.flat(), lrp.w_square()]  # fmt: skip
@@ -51,16 +44,14 @@ def test_rules_of_linear_maps_on_products_with_a_sum(name, rule):
     torch.testing.assert_close(gradient(key, lambda: f(b, x, w)), due)
 
 
-class OwnRms(nn.Module):
+def own_rms(size):
     """As transformers has it."""
 
-    def __init__(self, size):
-        super().__init__()
-        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(size)), 1e-6
-
-    def forward(self, hidden_states):
+    def forward(m, hidden_states):
         variance = hidden_states.pow(2).mean(-1, keepdim=True)
-        return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
+        return m.weight * (hidden_states * torch.rsqrt(variance + m.variance_epsilon))
+
+    return Made(forward, weight=nn.Parameter(torch.ones(size)), variance_epsilon=1e-6)
 
 
 NORMS = {
@@ -71,7 +62,7 @@ NORMS = {
     "RMSNorm": (lambda: nn.RMSNorm(5, eps=1e-6), F.rms_norm),
     "RMSNorm, no eps": (lambda: nn.RMSNorm(5), F.rms_norm),
     "RMSNorm without weight": (lambda: nn.RMSNorm(5, elementwise_affine=False), F.rms_norm),
-    "transformers": (lambda: OwnRms(5), None),
+    "transformers": (lambda: own_rms(5), None),
 }
 
 
@@ -91,9 +82,8 @@ def test_norms_with_a_frozen_scale(name, whole, backward):
     due = (x - mean) / square.sqrt().detach()
     due = due if getattr(norm, "weight", None) is None else due * norm.weight
     (expected,) = torch.autograd.grad(due, x, dy)
-    with override(
-        {rg.at(norm) if whole or key is None else key: lrp.frozen_norm}, model=norm
-    ) as used:
+    where = rg.at(norm) if whole or key is None else key
+    with override({where: lrp.frozen_norm}, model=norm) as used:
         y = norm(x)
     if backward:
         y.backward(dy)
@@ -105,18 +95,16 @@ def test_norms_with_a_frozen_scale(name, whole, backward):
 # -- a reference, training mode, precision ---------------------------------------------------------
 
 
-class Several(nn.Module):
-    def __init__(self, form):
-        super().__init__()
-        self.a, self.form = fill(nn.Linear(3, 2)), form
-
-    def forward(self, x):
-        h = F.relu(self.a(x))
+def several(form):
+    def forward(m, x):
+        h = F.relu(m.a(x))
         return {
             "tuple": (10 * h, h), "list": [10 * h, h, 2 * h, 3 * h], "dict": {"y": (10 * h, None)},
             "scalar": (10 * h, h.sum(), "text"), "states": (10 * h, h.expand(3, *h.shape)),
             "transposed": (10 * h).T, "mean": 10 * (h - h.mean(0)), "sum": h.sum(),
-        }[self.form]  # fmt: skip
+        }[form]  # fmt: skip
+
+    return Made(forward, a=fill(nn.Linear(3, 2)))
 
 
 def first(y):
@@ -127,28 +115,23 @@ def first(y):
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("form", ["tuple", "list", "dict", "scalar", "states"])
 def test_a_reference_of_models_that_return_several(form, batch):
-    net, x, zero = Several(form), numbers(batch, 3, seed=1), torch.zeros(1, 3).double()
+    net, x, zero = several(form), numbers(batch, 3, seed=1), torch.zeros(1, 3).double()
     found = lrp.relevance(net, x, first, lrp.deep_lift(), reference=zero)
     close(found.total, (first(net(x)) - first(net(zero))).detach())
     assert abs(found.missing).max() < 1e-12
 
 
-class TimeFirst(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.r, self.o = fill(nn.RNN(3, 4)), fill(nn.Linear(4, 2))
-
-    def forward(self, x):
-        return self.o(self.r(x)[0])
+def time_first():
+    return Made(lambda m, x: m.o(m.r(x)[0]), r=fill(nn.RNN(3, 4)), o=fill(nn.Linear(4, 2)))
 
 
 @pytest.mark.parametrize(("net", "target", "shape"), [
-    (Several("transposed"), lambda y: y[0], (2, 3)),
-    (Several("mean"), 0, (2, 3)),
-    (Several("sum"), lambda y: y, (2, 3)),
-    (TimeFirst(), lambda y: y[-1, :, 0], (5, 1, 3)),
-    (TimeFirst(), lambda y: y[-1, :, 0], (5, 2, 3)),
-    (TimeFirst(), lambda y: y[0, :, 0], (4, 2, 3)),
+    (several("transposed"), lambda y: y[0], (2, 3)),
+    (several("mean"), 0, (2, 3)),
+    (several("sum"), lambda y: y, (2, 3)),
+    (time_first(), lambda y: y[-1, :, 0], (5, 1, 3)),
+    (time_first(), lambda y: y[-1, :, 0], (5, 2, 3)),
+    (time_first(), lambda y: y[0, :, 0], (4, 2, 3)),
 ])  # fmt: skip
 def test_a_batch_that_is_not_the_first_axis_is_refused(net, target, shape):
     x = numbers(*shape, seed=1)

@@ -9,34 +9,27 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import ArgumentError
 from regrad.rules import lrp
 from tests.helpers.relevance_networks import fill, numbers
+from tests.torch.placed import Made
+from tests.torch.test_relevance import close, linear
 
 
-def close(got, expected, tolerance=1e-10):
-    assert got.shape == expected.shape
-    assert (got - expected).abs().max() <= tolerance * expected.abs().max()
+def made(norms=True):
+    """A model; without norms, its layers are those that torch fuses."""
 
+    def forward(m, x):
+        x = torch.relu(m.m(m.a(x)))
+        x = torch.relu(m.n(m.b(x))).mean((2, 3))
+        return m.d(torch.relu(m.o(m.c(x))))
 
-class Net(nn.Module):
-    """Without norms, the layers of which are those that torch fuses."""
-
-    def __init__(self, norms=True):
-        super().__init__()
-        self.a = nn.Conv2d(2, 4, 3)
-        self.m = nn.BatchNorm2d(4) if norms else nn.Identity()
-        self.b = nn.ConvTranspose2d(4, 3, 2, 2, bias=False)
-        self.n = nn.BatchNorm2d(3) if norms else nn.Identity()
-        self.c = nn.Linear(3, 5)
-        self.o = nn.BatchNorm1d(5) if norms else nn.Identity()
-        self.d = nn.Linear(5, 3)
-
-    def forward(self, x):
-        x = torch.relu(self.m(self.a(x)))
-        x = torch.relu(self.n(self.b(x))).mean((2, 3))
-        return self.d(torch.relu(self.o(self.c(x))))
+    m, n, o = nn.BatchNorm2d(4), nn.BatchNorm2d(3), nn.BatchNorm1d(5)
+    m, n, o = (norm if norms else nn.Identity() for norm in (m, n, o))
+    return Made(
+        forward, a=nn.Conv2d(2, 4, 3), m=m, b=nn.ConvTranspose2d(4, 3, 2, 2, bias=False), n=n,
+        c=nn.Linear(3, 5), o=o, d=nn.Linear(5, 3),
+    )  # fmt: skip
 
 
 COMPOSITES = {
@@ -46,20 +39,20 @@ COMPOSITES = {
 
 
 def fused(model):
-    made = Net(norms=False).double().eval()
-    made.a = fuse_conv_bn_eval(model.a, model.m)
-    made.b = fuse_conv_bn_eval(model.b, model.n, transpose=True)
-    made.c, made.d = fuse_linear_bn_eval(model.c, model.o), model.d
-    return made
+    net = made(norms=False).double().eval()
+    net.a = fuse_conv_bn_eval(model.a, model.m)
+    net.b = fuse_conv_bn_eval(model.b, model.n, transpose=True)
+    net.c, net.d = fuse_linear_bn_eval(model.c, model.o), model.d
+    return net
 
 
 @pytest.mark.parametrize("composite", COMPOSITES)
 def test_a_merged_norm_is_that_of_a_fused_model(composite):
-    model, x = fill(Net()), numbers(2, 2, 6, 6, seed=1)
+    model, x = fill(made()), numbers(2, 2, 6, 6, seed=1)
     rules = getattr(lrp, composite)(*COMPOSITES[composite])
     other = fused(model)
     total = lambda y: y.sum(1)  # noqa: E731
-    close(other(x), model(x))
+    close(other(x).detach(), model(x).detach())
     due = lrp.relevance(other, x, total, rules, ["a"])
     found = lrp.relevance(model, x, total, lrp.merge_norms(model, rules), ["m"])
     close(found.inputs, due.inputs)
@@ -69,12 +62,14 @@ def test_a_merged_norm_is_that_of_a_fused_model(composite):
         assert (plain.inputs - due.inputs).abs().max() > 1e-3 * due.inputs.abs().max()
 
 
-def test_norms_that_cannot_be_merged_are_refused():
-    with pytest.raises(ArgumentError, match="statistics of the batch; put the model in eval"):
-        lrp.merge_norms(Net().train(), lrp.epsilon_plus())
-    groups = nn.Sequential(nn.ConvTranspose2d(4, 4, 2, groups=2), nn.BatchNorm2d(4)).eval()
-    with pytest.raises(ArgumentError, match="a transposed convolution with groups"):
-        lrp.merge_norms(groups, lrp.epsilon_plus())
+@pytest.mark.parametrize(("model", "words"), [
+    (made().train(), "statistics of the batch; put the model in eval"),
+    (nn.Sequential(nn.ConvTranspose2d(4, 4, 2, groups=2), nn.BatchNorm2d(4)).eval(),
+     "a transposed convolution with groups"),
+])  # fmt: skip
+def test_norms_that_cannot_be_merged_are_refused(model, words):
+    with pytest.raises(ArgumentError, match=words):
+        lrp.merge_norms(model, lrp.epsilon_plus())
 
 
 # -- reveal-cancel ---------------------------------------------------------------------------------
@@ -85,21 +80,14 @@ PAIR = {F.linear: rg.rules.optional(lrp.reveal_cancel), "Relu": rg.rules.straigh
 def test_reveal_cancel_by_hand():
     """The example of the paper, a minimum of two numbers: neither input has all of it."""
 
-    class Minimum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.h, self.relu = nn.Linear(2, 1, bias=False), nn.ReLU()
-            self.h.weight.data = torch.tensor([[1.0, -1.0]]).double()
-
-        def forward(self, x):
-            return x[:, :1] - self.relu(self.h(x))
-
+    model = Made(lambda m, x: x[:, :1] - m.relu(m.h(x)), h=linear(2, 1), relu=nn.ReLU())
+    model.h.weight.data = torch.tensor([[1.0, -1.0]]).double()
     x, base = torch.tensor([[3.0, 2.0]]).double(), torch.zeros(1, 2).double()
-    found = lrp.relevance(Minimum(), x, 0, PAIR, reference=base)
+    found = lrp.relevance(model, x, 0, PAIR, reference=base)
     # Δ⁺ = 3 adds ½ (f(3) + f(3 - 2) - f(-2)) = 2, and Δ⁻ = -2 adds ½ (f(-2) + f(1) - f(3)) = -1
     close(found.inputs, torch.tensor([[3.0 - 2.0, 1.0]]).double(), 1e-12)
     close(found.total, torch.tensor([2.0]).double())
-    rescaled = lrp.relevance(Minimum(), x, 0, lrp.deep_lift(), reference=base)
+    rescaled = lrp.relevance(model, x, 0, lrp.deep_lift(), reference=base)
     close(rescaled.inputs, torch.tensor([[0.0, 2.0]]).double(), 1e-12)
 
 

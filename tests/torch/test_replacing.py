@@ -10,23 +10,24 @@ from torch.func import grad, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
 from regrad.torch.optypes import spellings
+from tests.torch.common import D, bare_function, close, function, numbers, override
+from tests.torch.common import orders as of_sums
+from tests.torch.placed import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-override = regrad.torch.gradient_override_map
-D = torch.float64
 NO_GRAD = [torch.no_grad, torch.inference_mode]
+ALL = [torch.enable_grad, *NO_GRAD]
 
 
-def numbers(*shape, seed=0):
-    return torch.randn(*shape, dtype=D, generator=torch.Generator().manual_seed(seed))
-
-
-def close(found, expected, tolerance=1e-12):
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+def without_gradients(f, *args):
+    """Return the values where nothing is recorded."""
+    found = []
+    for block in NO_GRAD:
+        with block():
+            found.append(f(*args))
+    return found
 
 
 # -- an int8 linear layer --------------------------------------------------------------------------
@@ -42,18 +43,11 @@ def int8_by_regrad(x):
     return rg.clip(rg.round(x / scale), -128, 127) * scale
 
 
-class Quantised(torch.autograd.Function):
-    """The layer and its straight-through gradient, by hand."""
-
-    @staticmethod
-    def forward(ctx, x, w, bias):
-        ctx.save_for_backward(x, w)
-        return int8(x) @ int8(w).mT + bias
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, w = ctx.saved_tensors
-        return dy @ w, dy.mT @ x, dy.sum(0)
+# (the layer and its straight-through gradient, by hand)
+Quantised = function(
+    lambda x, w, bias: int8(x) @ int8(w).mT + bias,
+    lambda dy, x, w, bias: (dy @ w, dy.mT @ x, dy.sum(0)), "Quantised",
+)  # fmt: skip
 
 
 def model():
@@ -101,16 +95,11 @@ def test_a_quantised_layer(rules):
         found = orders(net, x, y)
         again = checkpoint(net, x, use_reentrant=False)
         found_again = orders(net, x, again)
-        without = []
-        for block in NO_GRAD:
-            with block():
-                without.append(net(x))
+        without = without_gradients(net, x)
         plain = net(x.detach())
     expected = by_hand(net, x)
     close([y, again, *without, plain], [expected] * 5)
-    by_hands = orders(net, x, expected)
-    close(found, by_hands)
-    close(found_again, by_hands)
+    close([*found, *found_again], orders(net, x, expected) * 2)
     used.assert_fired()
     assert all(hit.rule.startswith("replace(") for hit in used.hits)
     assert "replace(" in str(used.table())
@@ -124,19 +113,18 @@ def test_the_derivative_of_the_function():
         return torch.sin(x) + (x**3 - torch.sin(x)).detach()
 
     x = numbers(6).requires_grad_()
-    for key in ("Tanh", torch.special.expit):
+    for key, f in (("Tanh", torch.tanh), (torch.special.expit, torch.sigmoid)):
         with override({key: rg.replace(forward)}, values=True) as used:
-            y = torch.tanh(x) if key == "Tanh" else torch.sigmoid(x)
-            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-            (second,) = torch.autograd.grad(first.sum(), x)
-        close([y, first, second], [x**3, torch.cos(x), -torch.sin(x)])
+            y = f(x)
+            found = of_sums(y, x)
+        close([y, *found], [x**3, torch.cos(x), -torch.sin(x)])
         used.assert_fired()
 
 
 def test_torch_func():
     x = numbers(5)
     rule = rg.replace(lambda x: x**3, lambda dy, x, y: dy * y * x)
-    for block in (torch.enable_grad, *NO_GRAD):
+    for block in ALL:
         with override({"Tanh": rule}, values=True), block():
             close([vmap(torch.tanh)(x)], [x**3])
             if block is not torch.inference_mode:
@@ -157,10 +145,8 @@ def test_forward_mode():
     with override({"Tanh": rg.replace(lambda x: x**3)}, values=True):
         close(jvp(torch.tanh, (x,), (dx,)), [x**3, 3 * x**2 * dx])
     rule = rg.replace(lambda x: x, lambda dy, forward: dy)
-    with override({"Tanh": rule}, values=True), pytest.raises(
-        GradientError, match="stands on `builtin` or `forward`"
-    ):  # fmt: skip
-        jvp(torch.tanh, (x,), (dx,))
+    refused("stands on `builtin` or `forward`", {"Tanh": rule},
+            lambda: jvp(torch.tanh, (x,), (dx,)), GradientError, values=True)  # fmt: skip
 
 
 # -- Gumbel softmax, and a vector quantiser --------------------------------------------------------
@@ -202,38 +188,28 @@ def test_vq():
     close([y, dx], [expected, 3 * expected**2])
 
 
-class Impulse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, alpha):
-        ctx.save_for_backward(x)
-        return (x > 0).to(x)
+Impulse = function(lambda x, alpha: (x > 0).to(x), lambda dy, x, alpha: dy, "Impulse")
 
-    @staticmethod
-    def backward(ctx, dy):
-        return dy, None
+
+def scaled_sine(x, alpha):
+    return torch.sin(x) * alpha
 
 
 @pytest.mark.parametrize("key", [Impulse, "Impulse"])
-def test_a_function_of_somebody(key):
+@pytest.mark.parametrize("has_rule", [False, True])
+def test_a_function_of_somebody(key, has_rule):
     x = numbers(6).requires_grad_()
-    cases = {
-        rg.replace(lambda x, alpha: torch.sin(x) * alpha): (2 * x.cos(), -2 * x.sin()),
-        rg.replace(lambda x, alpha: torch.sin(x) * alpha, lambda dy, x, y: dy * y * x): (
-            2 * x.sin() * x, 2 * x.sin() * x * x + 2 * x.sin(),
-        ),
-    }  # fmt: skip
-    for rule, expected in cases.items():
-        with override({key: rule}, values=True) as used:
-            y, plain = Impulse.apply(x, 2.0), Impulse.apply(x.detach(), 2.0)
-            without = []
-            for block in NO_GRAD:
-                with block():
-                    without.append(Impulse.apply(x, 2.0))
-            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-            (second,) = torch.autograd.grad(first.sum(), x)
-        close([y, plain, *without], [2 * torch.sin(x)] * 4)
-        close([first, second], expected)
-        used.assert_fired()
+    expected = [2 * x.cos(), -2 * x.sin()]
+    if has_rule:
+        expected = [2 * x.sin() * x, 2 * x.sin() * x * x + 2 * x.sin()]
+    rule = rg.replace(scaled_sine, lambda dy, x, y: dy * y * x) if has_rule else None
+    with override({key: rule or rg.replace(scaled_sine)}, values=True) as used:
+        y, plain = Impulse.apply(x, 2.0), Impulse.apply(x.detach(), 2.0)
+        without = without_gradients(Impulse.apply, x, 2.0)
+        found = of_sums(y, x)
+    close([y, plain, *without], [2 * torch.sin(x)] * 4)
+    close(found, expected)
+    used.assert_fired()
     assert Impulse.apply(x, 2.0).unique().tolist() == [0, 1]
 
 
@@ -249,9 +225,8 @@ def test_scopes_and_places():
         with override({"Tanh": lambda dy: dy}):
             close([torch.tanh(x)], [x.tanh()])
         with override({"Relu": lambda dy: dy}), torch.no_grad():
-            close(
-                [torch.tanh(x), F.mish(x), torch.relu(x)], [2 * x, 2 * x * F.softplus(x), x.relu()]
-            )
+            found = [torch.tanh(x), F.mish(x), torch.relu(x)]
+            close(found, [2 * x, 2 * x * F.softplus(x), x.relu()])
         close([torch.tanh(x)], [2 * x])
     close([override({"Tanh": doubled}, values=True)(torch.tanh)(x)], [2 * x])
     seen = []
@@ -296,15 +271,15 @@ M = numbers(2, 2).abs() / 4 + torch.eye(2, dtype=D) / 4
 CALLS = [(M,), (M, M.mT), (M, 2.0), (M > 0.3, M, M.mT), ([M, M],), (M, (4,))]
 
 
-@pytest.mark.parametrize("block", [torch.enable_grad, *NO_GRAD])
+@pytest.mark.parametrize("block", ALL)
 def test_every_spelling_is_replaced_or_refused(block):
     """Whatever is called for an op type returns 7, or raises: with gradients and without."""
     found = {"replaced": 0, "refused": 0}
-    for function, spelling in SPELLINGS:
+    for spelled, spelling in SPELLINGS:
         for given in CALLS:
             args = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
             try:
-                own = function(*args)
+                own = spelled(*args)
             except (TypeError, RuntimeError, IndexError, AttributeError):
                 continue  # no such call
             if not isinstance(own, torch.Tensor):
@@ -312,12 +287,12 @@ def test_every_spelling_is_replaced_or_refused(block):
             rule = rg.replace(lambda y: torch.full_like(y, 7))
             try:
                 with block(), override({spelling.family.type: rule}, values=True):
-                    y = function(*[x.clone() if isinstance(x, torch.Tensor) else x for x in given])
+                    y = spelled(*[x.clone() if isinstance(x, torch.Tensor) else x for x in given])
             except PassedOverError as error:
-                assert "rg.replace" in str(error), function
+                assert "rg.replace" in str(error), spelled
                 found["refused"] += 1
             else:
-                assert (y == 7).all() or (y.dtype == torch.bool and y.all()), function
+                assert (y == 7).all() or (y.dtype == torch.bool and y.all()), spelled
                 found["replaced"] += 1
     assert found["replaced"] > 200
     assert found["refused"] > 100  # in place, and views
@@ -327,7 +302,7 @@ def test_ops_inside_others():
     x, z = numbers(2, 3, 4), torch.ones(1, 1, dtype=D)
     lstm = nn.LSTM(4, 2).double()
     doubled = {"MatMul": rg.replace(lambda a, b, forward: forward(2 * a, b))}
-    for block in (torch.enable_grad, *NO_GRAD):
+    for block in ALL:
         with override(doubled, values=True), block():
             found = [F.linear(x, x[0]), torch.einsum("bij,bkj->bik", x, x), torch.inner(x, x[0, 0])]
         expected = [2 * x @ x[0].mT, 2 * x @ x.mT, 2 * x @ x[0, 0]]
@@ -342,8 +317,9 @@ def test_ops_inside_others():
 
 def test_a_scope_that_does_not_say_so():
     rule = rg.rules.optional(rg.replace(torch.sin))
-    with pytest.raises(ArgumentError, match=r"values of 'Relu', .*'Tanh'.* Write gradient_overri"):
-        override({"Relu": rule, rg.at("head"): {"Tanh": rule}}, model=nn.ReLU())
+    refused(r"values of 'Relu', .*'Tanh'.* Write gradient_overri",
+            {"Relu": rule, rg.at("head"): {"Tanh": rule}}, error=ArgumentError,
+            model=nn.ReLU())  # fmt: skip
 
 
 NEGATIVE = rg.replace(lambda x: -x)
@@ -383,70 +359,45 @@ def SCRIPTED(x):
     return torch.tanh(x)
 
 
-@pytest.mark.parametrize("block", [torch.enable_grad, *NO_GRAD])
+@pytest.mark.parametrize("block", ALL)
 @pytest.mark.parametrize("case", REFUSED)
 def test_where_the_value_could_not_be_delivered(case, block):
     rules, call, message = REFUSED[case]
+    rules = {key: rg.rules.optional(rule) for key, rule in rules.items()}
     x = numbers(2, 2)
-    with pytest.raises(PassedOverError, match=message), override(
-        {key: rg.rules.optional(rule) for key, rule in rules.items()}, values=True
-    ), block():  # fmt: skip
-        call(x)
+    refused(message, rules, lambda: block()(call)(x), values=True)
 
 
 def test_a_function_whose_context_is_set_up_apart():
-    class Apart(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-    with pytest.raises(PassedOverError, match="Apart has a setup_context"), override(
-        {Apart: NEGATIVE}, values=True
-    ):  # fmt: skip
-        pass
+    keep = lambda ctx, inputs, output: None  # noqa: E731
+    apart = bare_function("Apart", lambda x: x, lambda ctx, dy: dy, setup_context=keep)
+    refused("Apart has a setup_context", {apart: NEGATIVE}, values=True)
 
 
-@pytest.mark.parametrize(
-    ("forward", "message"),
-    [
-        (lambda x: x.sum(), r"returned the shape \(\) and the dtype torch.float64, expected those "
-         r"of the op's own result, the shape \(3,\) and the dtype torch.float64"),
-        (lambda x: x.float(), "dtype torch.float32, expected .* the dtype torch.float64"),
-        (lambda x: None, "returned None, expected one tensor"),
-        (lambda x: rg.sum(x), r"returned the shape \(\)"),
-        (lambda z: z, r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
-        (lambda x, builtin: x, "has no 'builtin'"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("block", [torch.enable_grad, *NO_GRAD])
+@pytest.mark.parametrize(("forward", "message"), [
+    (lambda x: x.sum(), r"returned the shape \(\) and the dtype torch.float64, expected those "
+     r"of the op's own result, the shape \(3,\) and the dtype torch.float64"),
+    (lambda x: x.float(), "dtype torch.float32, expected .* the dtype torch.float64"),
+    (lambda x: None, "returned None, expected one tensor"),
+    (lambda x: rg.sum(x), r"returned the shape \(\)"),
+    (lambda z: z, r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
+    (lambda x, builtin: x, "has no 'builtin'"),
+])  # fmt: skip
+@pytest.mark.parametrize("block", ALL)
 def test_a_forward_that_does_not_fit(forward, message, block):
-    with pytest.raises(RuleError, match=message), override(
-        {"Tanh": rg.replace(forward)}, values=True
-    ), block():  # fmt: skip
-        torch.tanh(numbers(3))
+    refused(message, {"Tanh": rg.replace(forward)}, lambda: block()(torch.tanh)(numbers(3)),
+            RuleError, values=True)  # fmt: skip
 
 
 def test_the_function_that_decides():
     """In a Function of somebody the value is replaced, unless its own gradient would not be."""
 
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return torch.tanh(x)
-
-        @staticmethod
-        def backward(ctx, dy):
-            return dy
-
+    own = function(lambda x: torch.tanh(x), lambda dy, x: dy, "Own")
     x = numbers(3)
     with override({"Tanh": NEGATIVE}, values=True):
-        close([Own.apply(x)], [-x])
+        close([own.apply(x)], [-x])
         with pytest.raises(PassedOverError, match=r"Tanh ran in the forward pass of .*Own"):
-            Own.apply(x.clone().requires_grad_())
-    with override({"Tanh": rg.rules.optional(NEGATIVE)}, values=True, keep=[Own]):
-        found = [Own.apply(x), Own.apply(x.clone().requires_grad_())]
+            own.apply(x.clone().requires_grad_())
+    with override({"Tanh": rg.rules.optional(NEGATIVE)}, values=True, keep=[own]):
+        found = [own.apply(x), own.apply(x.clone().requires_grad_())]
     close(found, [x.tanh(), x.tanh()])

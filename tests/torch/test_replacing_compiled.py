@@ -9,11 +9,11 @@ from torch import nn
 from torch.func import grad, vmap
 
 import regrad as rg
-import regrad.torch
-from tests.torch.test_replacing import QUANTISED, by_hand, close, gumbel, model, numbers
+from tests.torch.common import close, numbers, override
+from tests.torch.placed import refused
+from tests.torch.test_replacing import QUANTISED, by_hand, gumbel, model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-override = regrad.torch.gradient_override_map
 
 
 @pytest.fixture(autouse=True)
@@ -114,8 +114,5 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case, block):
     f, message = REFUSED[case]
-    rule = rg.replace(lambda x: x.new_zeros(3))
-    with pytest.raises(Exception, match=message), override(
-        {"Tanh": rg.rules.optional(rule)}, values=True
-    ), block():  # fmt: skip
-        compiled(f)(numbers(3))
+    rules = {"Tanh": rg.rules.optional(rg.replace(lambda x: x.new_zeros(3)))}
+    refused(message, rules, lambda: block()(compiled(f))(numbers(3)), Exception, values=True)

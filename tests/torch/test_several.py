@@ -6,11 +6,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-import regrad.torch
 from regrad.errors import RuleError
-
-override = regrad.torch.gradient_override_map
-D = torch.float64
+from tests.torch.common import D, override
+from tests.torch.placed import Made
 
 
 def numbers(*shape):
@@ -24,6 +22,11 @@ def by_backward(y, leaves):
 
 ROADS = {"backward": by_backward, "grad": torch.autograd.grad}
 road = pytest.mark.parametrize("road", ROADS.values(), ids=ROADS)
+
+
+def of(values):
+    """Return the arguments of a parametrization by the values of a table, under its names."""
+    return {"argvalues": values.values(), "ids": values}
 
 
 # -- one op of autograd's, whose inputs are one tensor, or broadcast -------------------------------
@@ -42,33 +45,25 @@ TWICE = {
 }
 
 
-class Module(nn.Module):
-    def __init__(self, f, *parameters):
-        super().__init__()
-        self.f = f
-        self.weights = nn.ParameterList(parameters)
-
-    def forward(self, x):
-        return self.f(x, *self.weights)
+def module(f, *parameters):
+    return Made(lambda m, x: f(x, *m.weights), weights=nn.ParameterList(parameters))
 
 
 @road
-@pytest.mark.parametrize("f", TWICE.values(), ids=TWICE)
+@pytest.mark.parametrize("f", **of(TWICE))
 @pytest.mark.parametrize("form", ["vjp_of", "replace", "whole call"])
 def test_an_input_that_stands_twice(road, f, form):
     x = numbers(4).requires_grad_()
     (due,) = torch.autograd.grad(f(x).sum(), x)
-    model, factor = nn.Sequential(nn.ReLU()), 1
-    if form == "whole call":
-        model, factor = nn.Sequential(Module(f)), -1
-        scope = override({rg.at("0"): rg.rules.reverse()}, model=model)
-    elif form == "replace":
-        scope = override({"Relu": rg.replace(f)}, values=True)
-    else:
-        scope = override({"Relu": rg.rules.vjp_of(f)})
-    with scope:
+    model = nn.Sequential(module(f) if form == "whole call" else nn.ReLU())
+    scope = {
+        "whole call": lambda: override({rg.at("0"): rg.rules.reverse()}, model=model),
+        "replace": lambda: override({"Relu": rg.replace(f)}, values=True),
+        "vjp_of": lambda: override({"Relu": rg.rules.vjp_of(f)}),
+    }[form]
+    with scope():
         y = model(x).sum()
-    torch.testing.assert_close(road(y, [x])[0], factor * due)
+    torch.testing.assert_close(road(y, [x])[0], -due if form == "whole call" else due)
 
 
 BROADCAST = {
@@ -85,7 +80,7 @@ RULES = {
 
 
 @road
-@pytest.mark.parametrize("f", BROADCAST.values(), ids=BROADCAST)
+@pytest.mark.parametrize("f", **of(BROADCAST))
 @pytest.mark.parametrize("shape", [(3,), (1,), (), (2, 1, 3), (1, 1, 1)])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_parameter_that_broadcasts(road, f, shape, rule):
@@ -93,7 +88,7 @@ def test_a_parameter_that_broadcasts(road, f, shape, rule):
     x, p = numbers(2, 4, 3).requires_grad_(), nn.Parameter(numbers(*shape))
     weights = numbers(2, 4, 3)
     due = torch.autograd.grad((f(x, p) * weights).sum(), [x, p])
-    model = nn.Sequential(Module(f, p))
+    model = nn.Sequential(module(f, p))
     with override({rg.at("0"): value}, model=model):
         y = (model(x) * weights).sum()
     dx, dp = road(y, [x, p])
@@ -101,25 +96,22 @@ def test_a_parameter_that_broadcasts(road, f, shape, rule):
     torch.testing.assert_close(dp, due[1] * (2 if rule == "builtin" else 1))
 
 
+def hooked(x):
+    y = x.exp()
+    y.register_hook(lambda dy: 5 * dy)
+    return y
+
+
 @road
-def test_a_frozen_weight_and_a_bias_that_learns(road):
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+def test_frozen_weights_and_hooks_inside_of_a_call(road):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), module(hooked))
     model[1].weight.requires_grad_(False)
     with override({rg.at("1"): rg.rules.reverse()}, model=model):
-        y = model(torch.ones(4, 3)).sum()
+        y = model[:2](torch.ones(4, 3)).sum()
     assert road(y, [model[1].bias])[0].tolist() == [4.0] * 3
-
-
-@road
-def test_hooks_inside_of_a_call_run(road):
-    def f(x):
-        y = x.exp()
-        y.register_hook(lambda dy: 5 * dy)
-        return y
-
-    x, model = numbers(4).requires_grad_(), nn.Sequential(Module(f))
-    with override({rg.at("0"): rg.rules.reverse()}, model=model):
-        y = model(x).sum()
+    x = numbers(4).requires_grad_()
+    with override({rg.at("2"): rg.rules.reverse()}, model=model):
+        y = model[2](x).sum()
     torch.testing.assert_close(road(y, [x])[0], -5 * x.exp().detach())
 
 
@@ -165,7 +157,7 @@ def scope_of(key, rule):
 
 @road
 @pytest.mark.parametrize("key", SEVERAL, ids=name)
-@pytest.mark.parametrize("rule", TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize("rule", **of(TIMES))
 def test_the_gradients_of_several_outputs_scale_and_add(road, key, rule):
     x, f = matrix(), SEVERAL[key]
     (due,) = torch.autograd.grad(first(f(x)), x)
@@ -184,18 +176,15 @@ def test_results_keep_their_type(key, rule):
     assert type(y) is type(plain) and len(y) == len(plain)
 
 
-def test_a_tuple_of_one():
+@pytest.mark.parametrize(("key", "rule", "call", "factor"), [
+    (torch.split, lambda dy, builtin: builtin(2 * dy), lambda x: torch.split(x, 8), 2),
+    (torch.sort, lambda dy, builtin: builtin((3 * dy[0], None)), lambda x: torch.sort(x, dim=0), 3),
+], ids=["a tuple of one", "none for an output"])  # fmt: skip
+def test_gradients_of_some_outputs(key, rule, call, factor):
     x = matrix()
-    with override({torch.split: lambda dy, builtin: builtin(2 * dy)}):
-        (y,) = torch.split(x, 8)
-    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [[2.0] * 4] * 4
-
-
-def test_none_is_no_gradient_of_an_output():
-    x = matrix()
-    with override({torch.sort: lambda dy, builtin: builtin((3 * dy[0], None))}):
-        y = torch.sort(x, dim=0).values.sum()
-    assert torch.autograd.grad(y, x)[0].tolist() == [[3.0] * 4] * 4
+    with override({key: rule}):
+        y = call(x)[0].sum()
+    assert torch.autograd.grad(y, x)[0].tolist() == [[float(factor)] * 4] * 4
 
 
 @road
@@ -212,20 +201,16 @@ def test_a_wrong_number_of_gradients_is_refused(road, key, wrong):
 # -- outputs that nothing uses ---------------------------------------------------------------------
 
 
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 2, dtype=D), nn.Linear(3, 2, dtype=D)
-
-    def forward(self, x):
-        return self.a(x), self.b(x)
+def two():
+    a, b = nn.Linear(3, 2, dtype=D), nn.Linear(3, 2, dtype=D)
+    return nn.Sequential(Made(lambda m, x: (m.a(x), m.b(x)), a=a, b=b))
 
 
 @pytest.mark.parametrize("rule", [*TIMES.values()][:3], ids=[*TIMES][:3])
 @pytest.mark.parametrize("materialize", [True, False])
 @pytest.mark.parametrize("used", [0, 1])
 def test_parameters_behind_an_unused_output(rule, materialize, used):
-    model, x = nn.Sequential(Two()), numbers(4, 3).requires_grad_()
+    model, x = two(), numbers(4, 3).requires_grad_()
     due = torch.autograd.grad(model(x)[used].sum(), [x, *model.parameters()], allow_unused=True)
     with override({rg.at("0"): rule}, model=model, materialize=materialize):
         y = model(x)[used].sum()
@@ -257,7 +242,7 @@ def test_the_gradient_of_an_unused_output_of_an_op(rule):
 
 
 def test_none_in_a_checkpoint():
-    model, x = nn.Sequential(Two()), numbers(4, 3).requires_grad_()
+    model, x = two(), numbers(4, 3).requires_grad_()
     with override({rg.at("0"): TIMES["2 builtin(dy)"]}, model=model, materialize=False):
         y = checkpoint(model, x, use_reentrant=False)[0].sum()
     y.backward()
