@@ -4,11 +4,7 @@ Expected gradients are torch's own, times the factor of the rule: the models are
 are asked, so that each overridden op multiplies the gradient once.
 """
 
-import asyncio
 import contextvars
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.pool import ThreadPool
 
 import pytest
 import torch
@@ -39,7 +35,6 @@ def nothing_is_left():
     torch._dynamo.reset()
     yield
     assert open_scopes.SCOPES.get() == ()
-    assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
     assert torch._dynamo.utils.run_node.__module__ == "torch._dynamo.utils"
 
 
@@ -354,48 +349,6 @@ def test_forward_passes_are_looked_into_under_vmap(f, x):
         torch.func.vmap(f)(x[None])
     with override(SEVEN, keep=[double_relu]):
         torch.func.vmap(f)(torch.relu(x)[None])
-
-
-# -- threads --------------------------------------------------------------------------------------
-
-
-def job(*_):
-    x = leaf(1)
-    return backward(torch.relu(x), x).item()
-
-
-async def awaited(pool):
-    loop = asyncio.get_running_loop()
-    return [await asyncio.to_thread(job), await loop.run_in_executor(pool, job)]
-
-
-def all_jobs(futures, threads):
-    return {
-        futures.submit(job).result(), *futures.map(job, [1]), threads.apply(job),
-        *threads.map(job, [1]), *threads.starmap(job, [(1,)]), *threads.imap(job, [1]),
-        *threads.imap_unordered(job, [1]), *asyncio.run(awaited(futures)),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_jobs_of_pools_belong_to_the_scope_that_handed_them_in(before):
-    with ThreadPoolExecutor(1) as futures, ThreadPool(1) as threads:
-        if before:
-            assert all_jobs(futures, threads) == {1}
-        with override(SEVEN):
-            assert all_jobs(futures, threads) == {7}
-        assert all_jobs(futures, threads) == {1}
-
-
-def test_a_job_keeps_its_scope_when_it_runs_later():
-    go = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        with override(SEVEN):
-            job()
-            inside = pool.submit(lambda: (go.wait(), job()))
-        outside = pool.submit(job)
-        go.set()
-        assert (inside.result()[1], outside.result()) == (7, 1)
 
 
 # -- reports --------------------------------------------------------------------------------------
