@@ -275,9 +275,7 @@ def test_keys_that_are_split_inside(split, name):
         draw = lambda k: rg.random.normal(k, (2,), dtype="float64")  # noqa: E731
         return lambda x: x**3 * draw(first) * draw(second)
 
-    def loss(key, x):
-        return BODIES[name](lambda x: noisy(key)(x))(x).sum()
-
+    loss = lambda key, x: BODIES[name](lambda x: noisy(key)(x))(x).sum()  # noqa: E731
     key = jax.random.key(3)
     weight = noisy(key)(rg.asarray(np.ones(2))).numpy()
     dx = rg.jit(lambda key, x: rg.grad(lambda x: loss(key, x))(x))(key, X)

@@ -143,10 +143,7 @@ def test_gradients_by_what_bodies_close_over(mode):
 def test_variables_assigned_in_branches(mode):
     v, w = rg.Variable(1.0), rg.Variable(10.0)
 
-    def f(x):
-        return rg.cond(x > 0, lambda: v.assign(v + x), lambda: w.assign(w * x))
-
-    g = mode(f)
+    g = mode(lambda x: rg.cond(x > 0, lambda: v.assign(v + x), lambda: w.assign(w * x)))
     g(rg.scalar(2.0))
     assert (v.item(), w.item()) == (3.0, 10.0)
     g(rg.scalar(-2.0))

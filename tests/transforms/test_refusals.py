@@ -8,18 +8,9 @@ import pytest
 
 import regrad as rg
 from regrad.core.state import current
-from regrad.errors import (
-    ArgumentError,
-    DTypeError,
-    GradientError,
-    InvalidValueError,
-    NumberRangeError,
-    RegradError,
-    ShapeError,
-    StateError,
-    TraceError,
-)  # fmt: skip
+from regrad.errors import ArgumentError, DTypeError, GradientError, RegradError, TraceError
 
+ShapeError, StateError = rg.errors.ShapeError, rg.errors.StateError
 ZERO, ONE, X = rg.scalar(0.0), rg.scalar(1.0), rg.tensor([1.0, 2.0])
 A, B = np.arange(6.0).reshape(3, 2), np.ones((2, 2))
 RNG = np.random.default_rng(0)
@@ -135,8 +126,8 @@ JIT = [
     (ANY, STATIC, lambda n: rg.eye(n), 1),
     (ANY, STATIC, lambda n: rg.sum(B, axis=n), 1),
     (TraceError, "traced", lambda x: x * float(rg.arange(300)[3]), ONE),
-    (NumberRangeError, ".", lambda: rg.arange(300, dtype=rg.uint8)),
-    *[((ShapeError, InvalidValueError), HUGE, lambda x, n=n, f=f: f(n) + x, ONE)
+    (rg.errors.NumberRangeError, ".", lambda: rg.arange(300, dtype=rg.uint8)),
+    *[((ShapeError, rg.errors.InvalidValueError), HUGE, lambda x, n=n, f=f: f(n) + x, ONE)
       for n in (10**18, 10**400) for f in (rg.eye, lambda n: rg.linspace(0, 1, n))],
     # what is made or drawn inside
     (ArgumentError, r"a Variable \('w'\) is being made inside jit",
@@ -176,6 +167,7 @@ EAGER = [
     (StateError, "lower", lambda: rg.jit(lambda x: (rg.jit(rg.sin).lower(x), x)[1])(1.0)),
     *[(ArgumentError, "block_until_ready: expected what a function returned",
        lambda f=f: rg.block_until_ready(f)) for f in (rg.sin, lambda x: x, rg.jit(rg.sin))],
+    (GradientError, UNKNOWN, lambda: rg.grad(rg.jit(halved))(ONE * 6)),
     (ArgumentError, "still holds after 2 steps",
      lambda: rg.while_loop(lambda x: x > 1, lambda x: x / 2, ONE * 64, max_steps=2)),
     *[(ArgumentError, "an async or a generator function", lambda f=f: rg.checkpoint(f))

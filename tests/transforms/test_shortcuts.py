@@ -131,8 +131,9 @@ def test_what_is_refused_is_refused_every_time():
                     call(f)
             with pytest.raises(DTypeError, match="JAX cannot hold float64"):
                 of_dict({"w": np.full(3, 0.1)}, 1.0)
-            with pytest.raises(RegradError):
-                f(X, 2**40)
+            for call in called(X, 2**40), called(np.array([2**40])):
+                with pytest.raises(RegradError):
+                    call(f)
         with jax.enable_x64(True):
             y = of_dict({"w": np.full(3, 0.1)}, 1.0)
             assert y.dtype == np.float64 and y.numpy()[0] == 1.1
