@@ -6,12 +6,14 @@ import copy
 import pickle
 
 import numpy as np
-import optax
 import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, StateError
+from tests.helpers.optional import optional
 from tests.helpers.rows import close, plain, refused
+
+optax = optional("optax")
 
 
 class Linear(rg.Module):

@@ -105,20 +105,14 @@ def check(make: Any, value: Any, dtype: np.dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
-@pytest.mark.parametrize("name", CONSTRUCTORS)
+@pytest.mark.parametrize("name", CONSTRUCTORS | WHOLE_ONLY)
 def test_numbers_take_the_dtype_at_once(name: str) -> None:
-    for dtype in INTEGERS + FLOATS + OTHERS:
-        for value in EDGES + MIXED:
-            check(CONSTRUCTORS[name], value, dtype)
-
-
-@pytest.mark.parametrize("name", WHOLE_ONLY)
-def test_integers_reach_an_integer_dtype_unchanged(name: str) -> None:
-    for dtype in INTEGERS:
-        for value in EDGES:
-            if name == "tf.range" and value == np.iinfo(dtype).max:
-                continue  # the limit, one further, does not fit
-            check(WHOLE_ONLY[name], value, dtype)
+    every = name in CONSTRUCTORS
+    for dtype in INTEGERS + (FLOATS + OTHERS) * every:
+        for value in EDGES + MIXED * every:
+            # (the limit of tf.range, one further than the largest integer, does not fit)
+            if name != "tf.range" or value != np.iinfo(dtype).max:
+                check((CONSTRUCTORS | WHOLE_ONLY)[name], value, dtype)
 
 
 FILLS = {
