@@ -18,14 +18,9 @@ level = "test"  # tests/conftest.py sets it
 
 def choose(name: object, options: Iterable[T]) -> list[T]:
     """Return one option, two, or all of them; a choice of two begins with the choice of one."""
-    return rotated(name, options)[: OPTIONS[level]]
-
-
-def rotated(name: object, options: Iterable[T]) -> list[T]:
-    """Return the options from one on that the name chooses."""
     given = list(options)
     first = number(name) % max(len(given), 1)
-    return [*given[first:], *given[:first]]
+    return [*given[first:], *given[:first]][: OPTIONS[level]]
 
 
 def left_out(items: Iterable[Any]) -> set[Any]:
@@ -35,9 +30,9 @@ def left_out(items: Iterable[Any]) -> set[Any]:
         if item.get_closest_marker("slow"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     found: set[Any] = set()
-    for name, cases in tests.items():
+    for cases in tests.values():
         kept = cases[0].get_closest_marker("slow").kwargs.get("but", 0)
-        found.update(rotated(name, cases)[kept:])
+        found.update(sorted(cases, key=lambda item: number(item.nodeid))[kept:])
     return found
 
 

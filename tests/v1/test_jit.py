@@ -15,6 +15,7 @@ import regrad.v1 as tf
 from regrad.errors import DTypeError, MissingPackageError
 from tests.helpers import graph_sample_runs as graphs
 from tests.helpers import sample_runs as runs
+from tests.helpers.choices import choose
 from tests.helpers.v1_session import initialized, jit_session, overridden, powers
 from tests.samples import Sample
 
@@ -35,18 +36,20 @@ REFUSED = SIZED_BY_VALUES | graphs.UNSTACKED.keys()
 SLICE = [row for row in runs.ROWS if "jax" in row.backends and str(row) not in REFUSED][::9]
 
 
-@pytest.mark.parametrize("hidden", ["static", "sizes hidden"])
+@pytest.mark.slow(but=40)
 @pytest.mark.parametrize("row", SLICE, ids=str)
-def test_samples_give_what_eager_mode_gives(row: Sample, hidden: str, always) -> None:
-    built, due = graphs.SampleGraph(row, hidden), graphs.eager_values(row)
-    for got, expected in zip(built.run(built.ys), due, strict=True):
-        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
-        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
-    if row.order:
-        found = built.gradients(due, 1)
-        expected = runs.gradients(row, runs.inputs_of(row, "numpy"), 1)
+def test_samples_give_what_eager_mode_gives(row: Sample, always) -> None:
+    due, xs = graphs.eager_values(row), runs.inputs_of(row, "numpy")
+    for hidden in choose(row, ["static", "sizes hidden"]):
+        built = graphs.SampleGraph(row, hidden)
+        for got, expected in zip(built.run(built.ys), due, strict=True):
+            assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+            np.testing.assert_allclose(got, expected, 1e-9, 1e-9, err_msg=hidden)
+        expected = runs.gradients(row, xs, 1) if row.order else []
+        found = built.gradients(due, 1) if row.order else []
         for a, b in zip(found, expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7 * (1 + np.abs(b).max(initial=0)))
+            atol = 1e-7 * (1 + np.abs(b).max(initial=0))
+            np.testing.assert_allclose(a, b, 1e-6, atol, err_msg=hidden)
 
 
 # -- what a plain session gives --------------------------------------------------------------------
