@@ -147,49 +147,37 @@ def test_no_update_is_lost(updates, count):
     assert w.item() == 16 * count
 
 
-def stepped():
-    """A Variable of 100 ones, and the compiled step that made them."""
+def read(w, i):
+    x = w.value
+    first = x.numpy().copy()
+    assert len(set(first.tolist())) == 1
+    np.testing.assert_array_equal(x.numpy(), first)
+
+
+def assign(w, i):
+    mine = rg.full(100, 1000.0 * i)
+    w.assign(mine)
+    assert set(mine.tolist()) == {1000.0 * i}
+
+
+# What is done beside two threads with steps: by how many, how often, and the bounds of the sum.
+BESIDE_STEPS = [(read, 4, 400, (801, 801)), (assign, 1, 100, (100_000, 100_200))]
+
+
+@pytest.mark.parametrize(("job", "threads", "count", "bounds"), BESIDE_STEPS)
+@pytest.mark.usefixtures("restless")
+def test_reads_and_assignments_beside_programs_that_write(job, threads, count, bounds):
+    """A program writes over no memory that is read; no step undoes an assignment."""
     w = rg.Variable(np.zeros(100, np.float32))
     step = rg.jit(lambda: w.assign_add(rg.ones(100)))
     step()
-    return w, step
-
-
-@pytest.mark.usefixtures("restless")
-def test_what_is_read_while_programs_write_stays():
-    """A program writes over the memory of a Variable, but not where somebody reads it."""
-    w, step = stepped()
 
     def work(k):
-        for _ in range(400):
-            if k < 2:
-                step()
-                continue
-            x = w.value
-            first = x.numpy().copy()
-            assert len(set(first.tolist())) == 1
-            np.testing.assert_array_equal(x.numpy(), first)
+        for i in range(1, count + 1):
+            step() if k < 2 else job(w, i)
 
-    together([partial(work, k) for k in range(6)])
-    assert set(w.tolist()) == {801.0}
-
-
-@pytest.mark.usefixtures("restless")
-def test_what_is_assigned_while_programs_write_stays():
-    """An assignment comes before a step or after it: no step undoes it."""
-    w, step = stepped()
-
-    def work(k):
-        for i in range(1, 101):
-            if k:
-                step()
-                continue
-            mine = rg.full(100, 1000.0 * i)
-            w.assign(mine)
-            assert set(mine.tolist()) == {1000.0 * i}
-
-    together([partial(work, k) for k in range(3)])
-    assert 100_000 <= w.tolist()[0] <= 100_200
+    together([partial(work, k) for k in range(2 + threads)])
+    assert bounds[0] <= w.tolist()[0] <= bounds[1] and len(set(w.tolist())) == 1
 
 
 FORKED = """
