@@ -71,6 +71,7 @@ FORWARDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["MatMul", "dot_general"])
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_a_quantised_layer(key, forward):
@@ -87,6 +88,7 @@ def test_a_quantised_layer(key, forward):
     assert {hit.rule for hit in ours.hits} == {"replace(<lambda>, ste)"}
 
 
+@pytest.mark.slow
 def test_the_derivative_of_the_function():
     """`stop_gradient` in it counts: the value is x**3, the gradient that of sin."""
     x, forward = numbers(5), lambda x: jnp.sin(x) + jax.lax.stop_gradient(x**3 - jnp.sin(x))
@@ -110,6 +112,7 @@ def everywhere(sin, x):
     return y + jax.vmap(sin)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [lambda x: x**2 - x, lambda x: rg.square(x) - x])
 def test_loops_branches_and_batches(forward):
     x, hand = numbers(4) / 3, partial(everywhere, curve)
@@ -121,6 +124,7 @@ def test_loops_branches_and_batches(forward):
     close(jax.vmap(ours)(rows), jax.vmap(hand)(rows))
 
 
+@pytest.mark.slow
 def test_values_without_a_gradient():
     """Integers, where no rule counts; and calls that nobody differentiates."""
     whole = jnp.arange(-2, 3)

@@ -72,6 +72,7 @@ def under(rules):
     return nullcontext() if rules is None else rg.gradient_override_map(rules)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_one_function_under_one_map_and_another(name, road):
@@ -96,6 +97,7 @@ def test_a_trace_is_made_once_for_rules_that_do_the_same():
     assert len(runs) == 2
 
 
+@pytest.mark.slow
 def test_scopes_within_scopes_and_within_traces():
     f = gradient()
 
@@ -140,6 +142,7 @@ def test_the_default_dtype_is_part_of_the_key():
     assert made(VALUES).dtype == "float32"
 
 
+@pytest.mark.slow
 def test_jobs_and_threads():
     f = gradient()
     found = []

@@ -56,6 +56,7 @@ def long(x):
     return jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, length=100)[0].sum()
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.versions
 @pytest.mark.parametrize("f", [rolled, chosen, nested, looped, batched, long])
 def test_gradients_are_those_of_jax(f):
@@ -76,6 +77,7 @@ def test_nothing_is_said_of_what_is_right(f):
         rg.jax.check_gradients(f, [X + 3], order=3)
 
 
+@pytest.mark.slow
 def test_calls_are_opened_and_own_functions_of_jax_are_one_step():
     steps = trace(nested)(X).steps
     names = {step.op_type for step in steps}
@@ -84,6 +86,7 @@ def test_calls_are_opened_and_own_functions_of_jax_are_one_step():
     assert {step.kind for step in steps} == {"built-in"}
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_rounds_of_short_scans_have_paths_and_long_ones_are_one_step():
     paths = {step.path for step in trace(rolled)(X).steps}
@@ -129,6 +132,7 @@ def test_rules_are_named_with_their_places():
     assert found["sign"][0] == "override"
 
 
+@pytest.mark.slow
 def test_gradients_go_to_all_float_leaves_or_to_those_that_are_asked_for():
     params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
 
@@ -187,6 +191,7 @@ class Model(nn.Module):
         return nn.Dense(1)(x)
 
 
+@pytest.mark.slow
 def test_modules_of_flax_have_paths():
     params = Model().init(jax.random.key(0), jnp.ones((2, 3)))
     found = trace(Model().apply)(params, jnp.ones((2, 3)))
@@ -195,6 +200,7 @@ def test_modules_of_flax_have_paths():
     assert "args[0]['params']['first']['kernel']" in dict(found.inputs)
 
 
+@pytest.mark.slow
 def test_modules_of_nnx_are_not_changed():
     model = nnx.Sequential(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
     before = np.array(model.layers[1].mean[...])
@@ -215,6 +221,7 @@ def test_modules_of_equinox_and_haiku():
 # -- what is not finite ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize("length", [7, 700])
 def test_nan_in_a_round_of_a_scan(length):
@@ -255,6 +262,7 @@ def test_complex_arguments_and_parameters_of_single_precision():
     rg.jax.check_gradients(lambda p, x: jnp.tanh(x @ p["w"]).sum(), [params, X])
 
 
+@pytest.mark.slow
 def test_the_message_names_the_rule_and_the_error():
     cube = jax.custom_jvp(lambda x: x**3)
     cube.defjvp(lambda xs, ts: (xs[0] ** 3, -3 * ts[0] * xs[0] ** 2))
@@ -274,6 +282,7 @@ STALE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STALE)
 def test_a_rule_that_cuts_the_history_of_dy(name):
     f, cause = STALE[name]

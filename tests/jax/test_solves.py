@@ -48,6 +48,7 @@ def loss(f):
     return lambda a: jnp.sum(jnp.sin(f(a)))
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize("place", AROUND)
 def test_the_gradient_is_that_by_hand(place):
@@ -62,6 +63,7 @@ def test_the_gradient_is_that_by_hand(place):
     assert_allclose(twice(ours), twice(hand), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_inverse_and_a_right_hand_side():
     ours = override(loss(jnp.linalg.inv), {"MatMul": product})
     hand = loss(lambda a: by_hand(a, jnp.eye(4)))
@@ -70,6 +72,7 @@ def test_the_inverse_and_a_right_hand_side():
     assert_allclose(slopes(f, B), np.linalg.inv(A).T @ np.ones((4, 2)), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("det", [jnp.linalg.det, lambda a: jnp.linalg.slogdet(a)[1]])
 def test_determinants_keep_a_derivative_that_is_jaxs(det):
     """They are functions with a derivative of their own; what is around them is under the rule."""
@@ -89,6 +92,7 @@ def test_what_only_finds_the_solution_is_under_no_rule():
     assert sum(hit.count for hit in ours.hits) == 1
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_the_rules_out_of_a_solve():
     ours = override(lambda a: jnp.linalg.solve(a, B).sum(), {"MatMul": product})
     (row,) = rg.jax.compare_gradients(ours)(A).rows[:1]

@@ -116,6 +116,7 @@ FEW = ["vmap", "vmap of scan", "jit of vmap"]
 GRID = [(k, way) for k in OPS for way in (VMAPS if k in ("Softmax", "MatMul") else FEW)]
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(("key", "way"), GRID)
 def test_rules_see_single_examples(key, way):
     op, model, backward = OPS[key]

@@ -193,6 +193,7 @@ def test_it_can_fail():
 # -- gradients: torch's own against ours -----------------------------------------------------------
 
 
+@pytest.mark.slow(but=42)
 @pytest.mark.parametrize("op_type", sorted(families().keys() - {*CHANNELS_LAST, "Step"}))
 def test_our_rule_is_torchs_gradient(op_type):
     """Under our own rule the gradient is torch's: every argument arrives where it should."""
@@ -519,6 +520,7 @@ COMPILED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.versions
 @pytest.mark.parametrize(("op_type", "f"), COMPILED)
 def test_compiled(op_type, f):

@@ -84,6 +84,7 @@ def test_a_reentrant_checkpoint_to_first_order():
     close([x.grad], [explained(NET, torch.tensor(X).requires_grad_())], 0)
 
 
+@pytest.mark.slow
 def test_torch_func():
     def g(x):
         return torch.func.grad(lambda x: (NET(x) ** 2).sum())(x)
@@ -221,6 +222,7 @@ def test_forward_mode_is_refused(transform):
             lambda: f(torch.tensor(V)), GradientError, order=1)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_compiled_code():
     x, t = torch.tensor(V, requires_grad=True), np.tanh(V)
     compiled = torch.compile(lambda x: torch.tanh(x) * 1, backend="aot_eager")

@@ -59,6 +59,7 @@ COUNTED = {
 ALL = {**SELECTORS, **COUNTED}
 
 
+@pytest.mark.slow(but=16)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("selector", ALL)
 def test_the_choice_is_made_forward(selector, way):
@@ -84,6 +85,7 @@ def test_the_backward_pass_may_come_after_the_scope(selector):
     check([p.grad for p in model.parameters()], paths)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.versions
 @pytest.mark.parametrize("selector", seldom(SELECTORS))
 def test_compiled(selector):
@@ -320,6 +322,7 @@ def test_a_rule_that_asks_for_its_site():
     assert seen[0] == ("layers.1.act", "Relu", 1, ((6, 5),), True)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_a_rule_that_asks_for_its_site_compiled():
     torch.compiler.reset()

@@ -135,6 +135,7 @@ def test_nothing_is_left_behind(tmp_path):
     assert vars(nn.Module) == call
 
 
+@pytest.mark.slow
 def test_wrappers_are_no_steps():
     class Wrapped(nn.parallel.DataParallel):
         def forward(self, x):

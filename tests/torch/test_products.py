@@ -179,6 +179,7 @@ def drawn(count: int) -> Iterator[Case]:
         yield einsum(equation, shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize("planned", [True, False])
 def test_einsum(planned, monkeypatch):
@@ -231,6 +232,7 @@ def others() -> Iterator[Case]:
             yield Case(name, function, shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_other_products():
     assert differing(others()) == {}

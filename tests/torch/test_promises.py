@@ -186,6 +186,7 @@ def outcome(way, rule, model, x):
     return "delivered"
 
 
+@pytest.mark.slow(but=32)
 @pytest.mark.versions
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("form", RULES)
@@ -228,6 +229,7 @@ def test_compiled_code_knows_its_rules_and_serves_again_in_the_next_scope(model,
             torch.testing.assert_close(backward(fast, x), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 # (which Dynamo says of any class whose `__new__` is written in C)
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
@@ -427,6 +429,7 @@ def test_what_computes_by_others_or_wraps_a_tensor(wrap, call, factor):
     used.assert_fired()
 
 
+@pytest.mark.slow
 def test_scopes_nest_in_compiled_code_too(model, x):
     both = nn.Sequential(model, nn.Tanh())
     rules = {"Relu": with_regrad, "Tanh": thrice}

@@ -25,6 +25,7 @@ def compiled(f):
     return torch.compile(f, backend="aot_eager", fullgraph=True)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("rules", ["F.linear", "MatMul", "forward", "regrad"])
 def test_a_quantised_layer(rules):
     net, x = model(), numbers(5, 4).requires_grad_()
@@ -77,6 +78,7 @@ def test_a_function_that_reads_what_changes(gradient):
         close([dx], [3 * (x.cos() * factor if gradient is None else expected)])
 
 
+@pytest.mark.slow
 def test_gumbel_and_losses():
     x, target = numbers(4, 3).requires_grad_(), torch.tensor([0, 1, 2, 0])
     with override({"Softmax": rg.replace(gumbel)}, values=True):
@@ -90,6 +92,7 @@ def test_gumbel_and_losses():
         close([loss], [F.nll_loss(2 * x, target)])
 
 
+@pytest.mark.slow
 def test_torch_func_inside():
     x = numbers(4)
     with override({"Tanh": rg.replace(lambda x: x**3)}, values=True):

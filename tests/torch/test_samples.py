@@ -23,6 +23,7 @@ nn_functional_relu6 nn_functional_silu outer pow sigmoid softmax sub sum tanh vd
 """
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_a_slice_of_the_campaign():
     found = [v for name in SLICE.split() for v in torch_ops.run(name, quick=True)]

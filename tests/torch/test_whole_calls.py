@@ -416,6 +416,7 @@ def one_process(tmp_path):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_wrappers_are_no_steps(one_process):
     model = make()
     wrapped = nn.parallel.DistributedDataParallel(model)

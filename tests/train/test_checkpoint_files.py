@@ -230,6 +230,7 @@ print(w.value.data.sharding.is_equivalent_to(rows, 1))
 """
 
 
+@pytest.mark.slow
 def test_sharding_is_kept(tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -255,6 +256,7 @@ print(w.value.data.is_fully_addressable)
 """
 
 
+@pytest.mark.slow
 def test_two_hosts_save_one_file(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
