@@ -13,6 +13,11 @@ def numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def planted(*inputs, **parts):
+    """Return a decorator: a function of a fault returns a model, of these parts, and its inputs."""
+    return lambda f: lambda: (Made(f, **parts) if parts else f, [*inputs])
+
+
 # -- wrong rules ---------------------------------------------------------------------------------
 
 
@@ -24,13 +29,11 @@ def gelu_gradient(dy, x):
 Gelu = function(lambda x: x * torch.sigmoid(1.702 * x), gelu_gradient, "Gelu")
 
 
-def wrong_factor():
-    def forward(self, x):
-        h = self.up(x)
-        h = Gelu.apply(h)  # wrong_factor
-        return x + self.down(h)
-
-    return Made(forward, up=nn.Linear(3, 4), down=nn.Linear(4, 3)), [numbers(2, 3)]
+@planted(numbers(2, 3), up=nn.Linear(3, 4), down=nn.Linear(4, 3))
+def wrong_factor(self, x):
+    h = self.up(x)
+    h = Gelu.apply(h)  # wrong_factor
+    return x + self.down(h)
 
 
 ScaleAndShift = function(
@@ -39,11 +42,9 @@ ScaleAndShift = function(
 )  # fmt: skip
 
 
-def missing_sum():
-    def f(x, scale, shift):
-        return ScaleAndShift.apply(x, scale, shift).tanh()  # missing_sum
-
-    return f, [numbers(4, 3), numbers(3), numbers(3)]
+@planted(numbers(4, 3), numbers(3), numbers(3))
+def missing_sum(x, scale, shift):
+    return ScaleAndShift.apply(x, scale, shift).tanh()  # missing_sum
 
 
 Dense = function(lambda x, w: x @ w, lambda dy, x, w: (dy @ w.T, (x.T @ dy).T), "Dense")
@@ -62,12 +63,10 @@ def transposed():
 Product = function(lambda a, b: a * b, lambda dy, a, b: (dy * a, dy * b), "Product")
 
 
-def swapped():
-    def gate(x, g):
-        g = torch.sigmoid(g)
-        return Product.apply(x, g).sum()  # swapped
-
-    return gate, [numbers(3), numbers(3, seed=1)]
+@planted(numbers(3), numbers(3, seed=1))
+def swapped(x, g):
+    g = torch.sigmoid(g)
+    return Product.apply(x, g).sum()  # swapped
 
 
 @regrad.torch.custom_grad
@@ -75,22 +74,18 @@ def softplus(x):
     return torch.log1p(torch.exp(x)), lambda dy: -dy * torch.sigmoid(x)
 
 
-def wrong_sign():
-    def f(x):
-        h = torch.cos(x)
-        return softplus(h)  # wrong_sign
-
-    return f, [numbers(4)]
+@planted(numbers(4))
+def wrong_sign(x):
+    h = torch.cos(x)
+    return softplus(h)  # wrong_sign
 
 
 Total = function(lambda x: x.sum(), lambda dy, x: dy.expand(x.shape) / x.numel(), "Total")
 
 
-def mean_for_sum():
-    def f(x):
-        return Total.apply(x.square())  # mean_for_sum
-
-    return f, [numbers(5)]
+@planted(numbers(5))
+def mean_for_sum(x):
+    return Total.apply(x.square())  # mean_for_sum
 
 
 def keep_and_square(ctx, x):
@@ -101,46 +96,38 @@ def keep_and_square(ctx, x):
 Cached = bare_function("Cached", keep_and_square, lambda ctx, dy: 2 * ctx.x * dy)
 
 
-def stale():
-    def f(x):
-        h = 3 * x
-        y = Cached.apply(h)  # stale
-        with torch.no_grad():
-            h.clamp_(-1, 1)  # a buffer that is used again
-        return y
-
-    return f, [numbers(4)]
+@planted(numbers(4))
+def stale(x):
+    h = 3 * x
+    y = Cached.apply(h)  # stale
+    with torch.no_grad():
+        h.clamp_(-1, 1)  # a buffer that is used again
+    return y
 
 
-def stale_data():
-    def f(x):
-        h = 1 * x
-        y = torch.sin(h)  # stale_data
-        h.data.mul_(2)
-        return y + h.detach()
-
-    return f, [numbers(4)]
+@planted(numbers(4))
+def stale_data(x):
+    h = 1 * x
+    y = torch.sin(h)  # stale_data
+    h.data.mul_(2)
+    return y + h.detach()
 
 
 Cube = function(lambda x: x**3, lambda dy, x: dy * (3 * x.detach() ** 2), "Cube")
 
 
-def dropped_in_second_order():
-    def f(x):
-        return Cube.apply(x).sum()  # dropped_in_second_order
-
-    return f, [numbers(3)]
+@planted(numbers(3))
+def dropped_in_second_order(x):
+    return Cube.apply(x).sum()  # dropped_in_second_order
 
 
 # -- NaN and infinity ----------------------------------------------------------------------------
 
 
-def nan_behind_where():
-    def f(x):
-        root = torch.sqrt(x)  # nan_behind_where
-        return torch.where(x > 0, root, torch.zeros_like(x)).sum()
-
-    return f, [torch.tensor([4.0, 0.0, 1.0], requires_grad=True)]
+@planted(torch.tensor([4.0, 0.0, 1.0], requires_grad=True))
+def nan_behind_where(x):
+    root = torch.sqrt(x)  # nan_behind_where
+    return torch.where(x > 0, root, torch.zeros_like(x)).sum()
 
 
 def log_of_zero():
@@ -173,22 +160,17 @@ def division():
     return nn.Sequential(nn.ReLU(), Made(normalize)), [x.requires_grad_()]
 
 
-def overflow():
-    def attention(scores):
-        scores = scores.half()
-        weights = scores.exp()  # overflow
-        return (weights / weights.sum(-1, keepdim=True)).float().square().sum()
-
-    return attention, [torch.tensor([[1.0, 12.0, 3.0]], requires_grad=True)]
+@planted(torch.tensor([[1.0, 12.0, 3.0]], requires_grad=True))
+def overflow(scores):
+    scores = scores.half()
+    weights = scores.exp()  # overflow
+    return (weights / weights.sum(-1, keepdim=True)).float().square().sum()
 
 
-def masked_row():
-    def attention(scores, mask):
-        scores = scores.masked_fill(mask, float("-inf"))
-        return torch.softmax(scores, -1).square().sum()  # masked_row
-
-    mask = torch.tensor([[False, True], [True, True]])
-    return attention, [numbers(2, 2).requires_grad_(), mask]
+@planted(numbers(2, 2).requires_grad_(), torch.tensor([[False, True], [True, True]]))
+def masked_row(scores, mask):
+    scores = scores.masked_fill(mask, float("-inf"))
+    return torch.softmax(scores, -1).square().sum()  # masked_row
 
 
 # -- no gradient, too much, too little -----------------------------------------------------------
@@ -205,14 +187,12 @@ def dead_relu():
     return model, [numbers(5, 3)]
 
 
-def exploding():
-    def recur(self, x):
-        h = torch.zeros(4)
-        for step in x:
-            h = torch.mv(self.weight, h) + step  # exploding
-        return h.sum()
-
-    return Made(recur, weight=nn.Parameter(3.0 * torch.eye(4))), [numbers(12, 4)]
+@planted(numbers(12, 4), weight=nn.Parameter(3.0 * torch.eye(4)))
+def exploding(self, x):
+    h = torch.zeros(4)
+    for step in x:
+        h = torch.mv(self.weight, h) + step  # exploding
+    return h.sum()
 
 
 def vanishing():
@@ -228,35 +208,29 @@ def vanishing():
     return model, [numbers(2, 4)]
 
 
-def detached():
-    def two_branches(self, x):
-        z = self.encode(x)
-        target = z.detach()  # detached
-        return self.project(target).square().sum()
-
-    return Made(two_branches, encode=nn.Linear(3, 3), project=nn.Linear(3, 2)), [numbers(4, 3)]
+@planted(numbers(4, 3), encode=nn.Linear(3, 3), project=nn.Linear(3, 2))
+def detached(self, x):
+    z = self.encode(x)
+    target = z.detach()  # detached
+    return self.project(target).square().sum()
 
 
-def under_no_grad():
-    def frozen(self, x):
-        with torch.no_grad():
-            h = self.features(x)  # under_no_grad
-        return self.head(h).square().sum()
-
-    return Made(frozen, features=nn.Linear(3, 3), head=nn.Linear(3, 2)), [numbers(4, 3)]
+@planted(numbers(4, 3), features=nn.Linear(3, 3), head=nn.Linear(3, 2))
+def under_no_grad(self, x):
+    with torch.no_grad():
+        h = self.features(x)  # under_no_grad
+    return self.head(h).square().sum()
 
 
 def clipped_to_zero(dy, x):
     return torch.where(x.abs() <= 1, dy, torch.zeros_like(dy))
 
 
-def clipped():
-    def f(w):
-        with regrad.torch.gradient_override_map({"Sign": clipped_to_zero}):
-            binary = torch.sign(w)  # clipped
-        return (binary * numbers(3)).sum()
-
-    return f, [torch.tensor([3.0, -2.0, 5.0], requires_grad=True)]
+@planted(torch.tensor([3.0, -2.0, 5.0], requires_grad=True))
+def clipped(w):
+    with regrad.torch.gradient_override_map({"Sign": clipped_to_zero}):
+        binary = torch.sign(w)  # clipped
+    return (binary * numbers(3)).sum()
 
 
 def spiking(spike):
@@ -287,11 +261,9 @@ def intended_surrogate():
     return spiking(superspike)
 
 
-def changed_in_place():
-    def f(x):
-        h = torch.exp(x)  # changed_in_place
-        y = h * 2
-        h.add_(1)
-        return y.sum() + h.sum()
-
-    return f, [numbers(3).requires_grad_()]
+@planted(numbers(3).requires_grad_())
+def changed_in_place(x):
+    h = torch.exp(x)  # changed_in_place
+    y = h * 2
+    h.add_(1)
+    return y.sum() + h.sum()

@@ -305,39 +305,28 @@ def test_decorators():
     run.assert_fired()
 
 
-def test_a_rule_that_asks_for_its_site():
-    seen = []
+@pytest.mark.versions
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_rule_that_asks_for_its_site(compiled):
+    torch.compiler.reset()
+    seen, model = [], make()
 
     def noted(dy, x, site):
         seen.append((site.path, site.op_type, site.nth, site.shapes, site.line > 0))
-        return dy * (x > 0)
-
-    model = make()
-    for rules in ({at("layers.[01]", "Relu"): noted}, {"Relu": noted}):
-        with override(rules, model=model):
-            found = gradients(model)
-        check(found, [])
-    assert not places.COUNTS.get()
-    assert [path for path, *_ in seen[:2]] == ["layers.1.act", "layers.0.act"] and len(seen) == 5
-    assert seen[0] == ("layers.1.act", "Relu", 1, ((6, 5),), True)
-
-
-@pytest.mark.slow
-@pytest.mark.versions
-def test_a_rule_that_asks_for_its_site_compiled():
-    torch.compiler.reset()
-    seen = []
-
-    def noted(dy, x, site):
-        seen.append(site.path)
         return 7 * dy * (x > 0)
 
-    model = make()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    f = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
     with override({at("layers.[01]", "Relu"): noted}, model=model):
-        found = gradients(model, compiled)
+        found = gradients(model, f)
     check(found, acts(0, 1))
-    assert {*seen} == {*acts(0, 1)}
+    if compiled:
+        assert {path for path, *_ in seen} == {*acts(0, 1)}
+        return
+    assert seen[0] == ("layers.1.act", "Relu", 1, ((6, 5),), True) and seen[1][0] == "layers.0.act"
+    with override({"Relu": noted}, model=model):
+        found = gradients(model)
+    check(found, acts(0, 1, 3))
+    assert not places.COUNTS.get() and len(seen) == 5
 
 
 def test_counters_of_norms_are_no_calls():

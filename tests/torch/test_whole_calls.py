@@ -191,19 +191,26 @@ def test_logs():
     assert list(norms) == BLOCKS[::-1]
 
 
-def test_parameters_by_name():
-    def named(dy, x, weight, bias):
-        return 2 * dy @ weight, {"weight": 3 * dy.mT @ x, "bias": 5 * dy.sum(0)}
+def smooth(x, weight, bias):
+    return torch.tanh(x @ weight.mT + bias)
 
+
+def named(dy, x, weight, bias):
+    return 2 * dy @ weight, {"weight": 3 * dy.mT @ x, "bias": 5 * dy.sum(0)}
+
+
+@pytest.mark.parametrize(("rule", "gradient"), [
+    (named, lambda dy, x, w, b: (2 * dy @ w, 3 * dy.mT @ x, 5 * dy.sum(0))),
+    (rg.rules.vjp_of(smooth), lambda dy, x, w, b: torch.func.vjp(smooth, x, w, b)[1](dy)),
+], ids=["by name", "another function"])  # fmt: skip
+def test_parameters_have_the_gradients_of_the_rule(rule, gradient):
     model = make()
-    with override({at("head"): named}, model=model) as used:
-        found = gradients(model)
+    by_hand = function(lambda x, w, b: x @ w.mT + b, gradient).apply
+    by_hand(body(model), model.head.weight, model.head.bias).pow(2).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    with override({at("head"): rule}, model=model) as used:
+        close(gradients(model), expected)
     used.assert_fired()
-    h = body(model)
-    dy = 2 * model.head(h).detach()
-    model.zero_grad()
-    h.backward(2 * dy @ model.head.weight)
-    close(found, [*[p.grad for p in model.layers.parameters()], 3 * dy.mT @ h, 5 * dy.sum(0)])
 
 
 def test_some_parameters_by_name():
@@ -216,20 +223,6 @@ def test_some_parameters_by_name():
     found = [p.grad for p in model.parameters()]
     assert found.pop(3) is None
     close(found, [7 * model.layers[0].first.weight.detach(), *expected[1:3], *expected[4:]])
-
-
-def test_the_gradient_of_another_function():
-    def smooth(x, weight, bias):
-        return torch.tanh(x @ weight.mT + bias)
-
-    model = make()
-    with override({at("head"): rg.rules.vjp_of(smooth)}, model=model):
-        found = gradients(model)
-    h = body(model)
-    y = smooth(h, model.head.weight, model.head.bias)
-    model.zero_grad()
-    y.backward(2 * model.head(h).detach())
-    close(found, [p.grad for p in model.parameters()])
 
 
 def test_frozen_parameters_need_no_answer():
