@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -67,12 +67,6 @@ def hooked(model: Any, bend: Any, before: Any = (), after: Any = (), x: Any = X)
     for each in held:
         each.remove()
     return found
-
-
-def seldom(cases: Iterable[str]) -> list[Any]:
-    """Return the cases of a test that compiles, of which `make test` runs every third."""
-    slow = pytest.mark.slow
-    return [pytest.param(each, marks=slow if i % 3 else ()) for i, each in enumerate(cases)]
 
 
 def by_itself(make: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 import regrad as rg
 from regrad.torch import places
 from tests.torch.common import close, function, override
-from tests.torch.placed import WAYS, Block, Net, X, checkpointed, gradients, hooked, refused, seldom
+from tests.torch.placed import WAYS, Block, Net, X, checkpointed, gradients, hooked, refused
 
 at = rg.at
 
@@ -87,7 +87,7 @@ def test_the_backward_pass_may_come_after_the_scope(selector):
 
 @pytest.mark.slow(but=1)
 @pytest.mark.versions
-@pytest.mark.parametrize("selector", seldom(SELECTORS))
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_compiled(selector):
     torch.compiler.reset()
     model = make()

@@ -10,7 +10,6 @@ from regrad import at
 from regrad.errors import PassedOverError
 from regrad.rules import optional
 from tests.torch.common import grad, leaf, override
-from tests.torch.placed import seldom
 
 
 class Inner(nn.Sequential):
@@ -33,9 +32,10 @@ def slope(f):
     return first
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.versions
 @pytest.mark.parametrize("when", ["before", "inside", "in a scope before"])
-@pytest.mark.parametrize("key", seldom(KEYS))
+@pytest.mark.parametrize("key", KEYS)
 def test_modules_that_were_compiled_in_place_are_followed(key, when):
     torch.compiler.reset()
     model = nn.Sequential(nn.Identity(), Inner(nn.ReLU(), nn.Identity()), nn.ReLU())
@@ -78,9 +78,10 @@ OWN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(but=9)
 @pytest.mark.versions
 @pytest.mark.parametrize("compiled", ["", "in place", "around"])
-@pytest.mark.parametrize("key", seldom(["path", "class", "instance", "whole call"]))
+@pytest.mark.parametrize("key", ["path", "class", "instance", "whole call"])
 @pytest.mark.parametrize("own", OWN)
 def test_modules_with_a_call_of_their_own_are_followed(own, key, compiled):
     make, expected = OWN[own]

@@ -8,7 +8,7 @@ import regrad as rg
 from regrad import at
 from regrad.errors import ArgumentError, PassedOverError, RuleError
 from tests.torch.common import D, close, function, numbers, override
-from tests.torch.placed import WAYS, Block, Net, X, gradients, hooked, refused, seldom
+from tests.torch.placed import WAYS, Block, Net, X, gradients, hooked, refused
 
 
 def make(run=None):
@@ -92,9 +92,10 @@ def test_every_kind_of_place(selector, way):
 asks_for_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.versions
 @asks_for_grad
-@pytest.mark.parametrize("selector", seldom(SELECTORS))
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_compiled(selector):
     torch.compiler.reset()
     model = make()
