@@ -45,7 +45,6 @@ C = "class C: k = 2.0\nc = C()\n"
 PLAIN = [
     # names
     Way("global int", "k = 2", "x * k", "k = 3"),
-    Way("global bool", "k = True", "x if k else -x", "k = False"),
     Way("1 and True", "k = 1", "x if k is True else -x", "k = True"),
     Way("0.0 and -0.0", "import math\nk = 0.0", "x * math.copysign(1, k)", "k = -0.0"),
     Way("1 and 1.0", "k = 1", "x * len(str(k))", "k = 1.0"),
@@ -205,7 +204,6 @@ OTHERS = [
     # Tensors and Variables
     Way("Tensor rebound", "t = rg.scalar(2.0)", "x * t", "t = rg.scalar(3.0)"),
     Way("Tensor of another shape", "t = rg.scalar(2.0)", "x * t", "t = rg.tensor([3.0, 4.0])"),
-    Way("Tensor in a list", "t = [rg.scalar(2.0)]", "x * t[0]", "t[0] = rg.scalar(3.0)"),
     Way("Tensor as an attribute", O + "o.k = rg.scalar(2.0)", "x * o.k", "o.k = rg.scalar(3.0)"),
     Way("Tensor becomes a number", "t = rg.scalar(2.0)", "x * t", "t = 3.0"),
     Way("Tensor in a ContextVar", "v = contextvars.ContextVar('v', default=None); v.set(rg.scalar(2.0))", "x * v.get()", "v.set(rg.scalar(3.0))"),
@@ -230,23 +228,14 @@ OTHERS = [
     Way("array rebound", A, "x * a", "a = a + 1"),
     Way("array item", A, "x * a[0]", "a[0] = 5.0"),
     Way("array computed with", A, "x * (a * 2)", "a[0] = 5.0"),
-    Way("if array", "a = np.array(True)", "x if a else -x", "a[...] = False"),
-    Way("large array read", "a = np.zeros(1000)", "x * a[5]", "a[5] = 1.0"),
-    Way("large array written to", "a = np.zeros((500, 2), 'float32')", "(x * a).sum()", "a[5] = 1.0"),
     Way("array of objects", "a = np.array([2.0, 'b'], object)", "x * a[0]", "a[0] = 3.0"),
     Way("view of an array", A + "b = a[:1]", "x * b[0]", "a[0] = 5.0"),
     Way("array.shape", A, "x * a.shape[0]", "a = np.zeros(3, 'float32')"),
     Way("array used both ways", A, "x * a * float(a[0])", "a[0] = 5.0", expected=BOTH),
     Way("array both ways, a branch", A, "x * a if a[0] > 2 else -x", "a[0] = 5.0"),
     # rules
-    Way("override: global", SIGN.format("k") + "k = 2.0", G, "k = 3.0", RUN),
     Way("override: array item", A + SIGN.format("a[0]"), G, "a[0] = 5.0", RUN),
-    Way("override: array", A + SIGN.format("a"), G, "a[0] = 5.0", RUN),
-    Way("override: Tensor", SIGN.format("t") + "t = rg.scalar(2.0)", G, "t = rg.scalar(3.0)", RUN),
     Way("override: float(Tensor)", SIGN.format("float(t)") + "t = rg.scalar(2.0)", G, "t = rg.scalar(3.0)", RUN, expected="TraceError"),
-    Way("override: Variable", SIGN.format("v") + "v = rg.Variable(2.0)", G, "v.assign(3.0)", RUN),
-    Way("override: another rule", SIGN.format("2.0"), G, "over = {'Sign': lambda dy: dy * 3.0}", RUN),
-    Way("override: none any more", SIGN.format("2.0"), G, "run = lambda J, x: J(x)", RUN),
     Way("override: a method", "class R:\n k = 2.0\n def rule(self, dy): return dy * self.k\nr = R()\nover = {'Sign': r.rule}\ndef run(J, x):\n with rg.gradient_override_map(over): return J(x)", G, "r.k = 3.0", RUN),
     Way("override inside: global", "k = 2.0\ndef f(x):\n with rg.gradient_override_map({'Sign': lambda dy: dy * k}): return rg.grad(lambda x: rg.sign(x).sum())(x)", "", "k = 3.0"),
     Way("named rule inside", NAMED + "def f(x):\n with rg.gradient_override_map({'Sign': n}): return rg.grad(lambda x: rg.sign(x).sum())(x)", "", "k = 3.0"),
@@ -294,7 +283,6 @@ OTHERS = [
     Way("method: classmethod of jit", "class M:\n k = 2.0\n @classmethod\n @jit\n def g(cls, x): return x * cls.k\nm = M()", "x", "M.k = 3.0", AT),
     Way("method: jit of classmethod", "class M:\n k = 2.0\n @jit\n @classmethod\n def g(cls, x): return x * cls.k\nm = M()", "x", "M.k = 3.0", AT),
     Way("method: jit of staticmethod", "k = 2.0\nclass M:\n @jit\n @staticmethod\n def g(x): return x * k\nm = M()", "x", "k = 3.0", AT),
-    Way("method: __call__", M.replace("def g", "def __call__"), "x", "m.k = 3.0", "m(x)"),
     Way("method: slots", "class M:\n __slots__ = ('k',)\n @jit\n def g(self, x): return x * self.k\nm = M(); m.k = 2.0", "x", "m.k = 3.0", AT),
     Way("method: __eq__ without a hash", M + "M.__eq__ = lambda a, b: True; M.__hash__ = None", "x", "m = M(); m.k = 3.0", AT),
 ]  # fmt: skip
