@@ -68,7 +68,7 @@ def orders(f, z, way=lambda g: g):
     return first, second
 
 
-@pytest.mark.slow(but=42)
+@pytest.mark.slow(but=20)
 @pytest.mark.parametrize(("context", "place", "data", "dtype"), CASES)
 def test_a_gradient_passes_every_border(context, place, data, dtype):
     z = rg.asarray(data(np.asarray(Z, dtype)))

@@ -148,6 +148,7 @@ def test_a_killed_save_leaves_the_old_file_and_is_cleaned_up(model):
     assert read()[0] == 3.0
 
 
+@pytest.mark.slow(but=1)
 def test_saves_that_are_killed_at_any_moment(model):
     path, save, read = model
     save(0.5)

@@ -51,14 +51,14 @@ def test_nothing_is_left_in_force(name):
     assert {o for o in outcomes if o[0] != EXPLAINED} == {(DELIVERED, "")}
 
 
-@pytest.mark.slow(but=14)
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize(("name", "number"), STRUCK + [(n, s) for n in COMPILED for s in OTHERS])
 def test_no_variable_is_lost(name, number):
     found = Counter(interrupts.interrupted(interrupts.LOOPS[name], 40, seed=1, number=number))
     assert found == {(DELIVERED, ""): 40}
 
 
-@pytest.mark.slow(but=7)
+@pytest.mark.slow(but=2)
 @posix
 @pytest.mark.parametrize("name", CLOCKS)
 @pytest.mark.parametrize("kind", COMPILED)

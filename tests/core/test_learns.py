@@ -99,7 +99,7 @@ def to_second_order(loss, x, p):
     return [*first(x, p), *rg.grad(squares, argnums=(0, 1), unconnected="zero")(x, p)]
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=1)
 @ways
 @pytest.mark.parametrize("case", CASES)
 def test_exact_to_second_order(case, way):

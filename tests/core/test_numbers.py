@@ -251,7 +251,7 @@ def test_a_kernel_that_jax_lacks_in_half_precision_is_refused_when_it_is_compile
         refused(lambda f=f: f(x), DTypeError, r"cholesky.*[Cc]ast before and after")
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", HALVES[1:])
 def test_half_precision_in_the_other_libraries(kind: str) -> None:

@@ -101,7 +101,7 @@ def gradient(f, rules, x=X):
     return dx.numpy()
 
 
-@pytest.mark.slow(but=56)
+@pytest.mark.slow(but=27)
 @pytest.mark.parametrize("mode", [*MODES, *COMPILED])
 @pytest.mark.parametrize(("key", "numbers"), WHERES.values(), ids=WHERES)
 def test_a_rule_holds_in_its_place_and_nowhere_else(mode, key, numbers):

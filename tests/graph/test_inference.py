@@ -174,7 +174,7 @@ def test_unknown_ranks(family: str) -> None:
             check(infer(call.op, unranked(call), call.attrs), call)
 
 
-@pytest.mark.slow(but=10)
+@pytest.mark.slow(but=4)
 @every_family
 def test_trials_agree(family: str) -> None:
     for call in calls_of(family):

@@ -62,7 +62,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("rule", SCALED)
 @pytest.mark.parametrize("name", CASES)
 def test_three_times_jaxs_gradient(name, rule):

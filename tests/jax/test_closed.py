@@ -90,7 +90,7 @@ def test_functions_of_jax_are_named_where_the_key_occurs_nowhere_else(name, call
     both.assert_fired()
 
 
-@pytest.mark.slow(but=15)
+@pytest.mark.slow(but=6)
 @unused_is_fine
 @pytest.mark.parametrize("key", OPS)
 @pytest.mark.parametrize("name", JAXS)

@@ -39,7 +39,7 @@ HAND = own_slope(lambda x: 3 + x * x)(lambda x: jnp.sin(x))
 HARD = {"scan": unrolled_scan, "fori": unrolled, "map": lambda op: lambda x: op(x) * x}
 
 
-@pytest.mark.slow(but=14)
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", OPS)
 def test_every_transformation(name, transform):
@@ -47,7 +47,7 @@ def test_every_transformation(name, transform):
     assert_allclose(run(lambda x: op(x) * x)(X), run(lambda x: HAND(x) * x)(X))
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("place", ["jit", "scan", "fori", "map", "cond", "checkpoint", "vmap"])
 @pytest.mark.parametrize("name", ["closed", "bridged"])
 def test_every_place(name, place):

@@ -172,7 +172,7 @@ OPEN = {
 }
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", OPEN)
 def test_ops_take_symbolic_sizes(name):
     f, x = OPEN[name], rows(5, 3)
@@ -437,7 +437,7 @@ def test_a_size_of_0_is_refused_by_name():
         program(rg.zeros((0, 2)))
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "complex64"])
 def test_numbers_are_weak(dtype):
     program = rg.export(lambda x, y: x + y, rg.zeros(2, dtype=dtype), rg.zeros((), dtype=dtype))

@@ -272,7 +272,7 @@ def under_its_rule(host, f):
     return overridden
 
 
-@pytest.mark.slow(but=7)
+@pytest.mark.slow(but=3)
 @pytest.mark.versions
 @pytest.mark.parametrize(("fault", "x", "host", "tool", "op_type"), CASES)
 def test_the_tool_names_op_and_line(fault, x, host, tool, op_type):

@@ -56,7 +56,7 @@ CASES = [(name, options) for name, (*_, each) in CALLS.items() for options in ea
 PLACES = AROUND | {"loop": lambda f: lambda x: sum(f(jnp.sin(x * (i + 1))) for i in range(3))}
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("op_type", "options"), CASES, ids=str)
 def test_functions_that_jax_inlines_are_found(op_type, options, place):
@@ -167,7 +167,7 @@ def matmul_rule(dy, a, b):
     return [2 * dy @ jnp.swapaxes(b, -1, -2), 2 * jnp.swapaxes(a, -1, -2) @ dy]
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("equation", PRODUCTS)
 def test_every_product_is_one_of_matrices(equation):
     a, b = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate(PRODUCTS[equation]))
@@ -217,7 +217,7 @@ def test_choices_see_their_condition(select):
 IMAGES = jax.random.normal(jax.random.key(1), (2, 6, 5, 3))
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 2), (0, 1))])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 def test_convolutions_and_pools_of_flax(strides, padding):
@@ -260,7 +260,7 @@ def mean_of_windows(x, filter_size, strides, pad):
     return sums(x) / sums(jnp.ones_like(x))
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POOLS)
 def test_means_of_windows_however_they_are_counted(name):
     def rule(dy, x, y, filter_size, strides, pad):

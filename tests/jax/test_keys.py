@@ -135,7 +135,7 @@ AROUND = {
 }
 
 
-@pytest.mark.slow(but=12)
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("make", MAKE)
 def test_two_functions_of_one_factory_are_two_keys(make, around):

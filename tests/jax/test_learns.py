@@ -76,7 +76,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_exact_to_second_order(case):
     key, function, rule, theirs, name, start = CASES[case]

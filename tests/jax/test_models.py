@@ -155,7 +155,7 @@ def state(given):
     return [*map(plain, jax.tree.leaves(nnx.state(list(given))))]
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @in_double_precision
 @pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 @pytest.mark.parametrize("way", WAYS)

@@ -84,7 +84,7 @@ def weighted(f):
     return loss
 
 
-@pytest.mark.slow(but=16)
+@pytest.mark.slow(but=2)
 @pytest.mark.versions
 @pytest.mark.parametrize("rule", [seven, *SCALED])
 @pytest.mark.parametrize("op_type", TABLE)

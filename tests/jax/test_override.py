@@ -80,7 +80,7 @@ def test_other_functions_that_are_differentiated_inside_do_no_harm(wrap):
         assert_allclose(slopes(f, X), 7 + 2 * (X > 0))
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "rule",
     [

@@ -112,7 +112,7 @@ def of():
 X = numbers(2, 6, seed=1)
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("composite", ["attn_lrp", "epsilon_plus"])
 def test_norms_are_known_by_their_class(of, composite, name):
@@ -121,7 +121,7 @@ def test_norms_are_known_by_their_class(of, composite, name):
     close(found.missing, expected.missing, 1e-9)
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Compiled, Counting])
 def test_a_model_is_left_as_it_was(of, make):
     model = make(of)

@@ -56,7 +56,7 @@ def long(x):
     return jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, length=100)[0].sum()
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.versions
 @pytest.mark.parametrize("f", [rolled, chosen, nested, looped, batched, long])
 def test_gradients_are_those_of_jax(f):

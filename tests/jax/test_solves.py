@@ -153,7 +153,7 @@ SLICE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize(
     ("name", "count"), [(name, count) for count, names in SLICE.items() for name in names]

@@ -116,7 +116,7 @@ FEW = ["vmap", "vmap of scan", "jit of vmap"]
 GRID = [(k, way) for k in OPS for way in (VMAPS if k in ("Softmax", "MatMul") else FEW)]
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("key", "way"), GRID)
 def test_rules_see_single_examples(key, way):
     op, model, backward = OPS[key]
@@ -154,6 +154,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("way", TRANSFORMS)
 @pytest.mark.parametrize("key", ["Softmax", "MatMul", "Tanh"])
 def test_transformations_of_it(key, way):
@@ -169,6 +170,7 @@ def test_forward_mode():
         jax.jvp(override(jax.vmap(jnp.tanh), {"Tanh": normed}), (X,), (X,))
 
 
+@pytest.mark.slow
 def test_an_override_inside_an_override():
     inner = override(jax.vmap(lambda x: jnp.tanh(x) * softmax(x)), {"Tanh": normed})
     ours = override(lambda x: inner(x) + jax.vmap(softmax)(x), {"Softmax": normed})

@@ -89,6 +89,7 @@ def check(case, where, **options):
     assert any(not np.allclose(a, b, rtol=1e-3) for a, b in zip(found, none, strict=True))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("where", WHERES)
 def test_a_rule_holds_in_its_place_and_nowhere_else(case, where):
@@ -112,13 +113,14 @@ WITHOUT = [*THROUGH, *[(c, "plain") for c in CASES], ("Equinox", "filter_jit")]
 WITHOUT += [("Equinox", "filter_vmap")]
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("where", ["path", "predicate", "class"])
 @pytest.mark.parametrize(("case", "wrap"), THROUGH)
 def test_through_transformations(case, wrap, where):
     check(case, where, wrap=WRAPS[wrap])
 
 
-@pytest.mark.slow(but=5)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("where", ["class", "class around", "class in a predicate"])
 @pytest.mark.parametrize(("case", "wrap"), WITHOUT)
 def test_a_class_is_known_without_the_model(case, wrap, where):
@@ -130,6 +132,7 @@ class Heir(NnxBlock):
         return super().__call__(x)
 
 
+@pytest.mark.slow
 def test_classes_without_the_model():
     calls = {kind: vars(kind)["__call__"] for kind in (NnxBlock, Heir, EqxBlock, nnx.Linear)}
     net, rules = Heir(nnx.Rngs(0)), {rg.at(NnxBlock, "Tanh"): times7}
@@ -180,6 +183,7 @@ def compiled_inside(m, x):
     return jnp.sum(inner(m, x) ** 2)
 
 
+@pytest.mark.slow
 def test_a_compiled_function_is_of_one_choice():
     """One model under selectors A, B, none, A, whose inner function JAX remembers."""
     net = EqxNet()
@@ -220,6 +224,7 @@ class LinenLoop(nn.Module):
         return nn.scan(nn.remat(LinenStep), **options)(name="layers")(x, None)[0]
 
 
+@pytest.mark.slow
 def test_a_scan_over_layers_has_one_path():
     net, linen = EqxLoop(), LinenLoop()
     for f, given, model in (
@@ -257,6 +262,7 @@ def with_factor(net):
     return jax.tree.unflatten(jax.tree.structure(EqxNet({"head"})), jax.tree.leaves(net))
 
 
+@pytest.mark.slow
 def test_two_models_of_one_kind_are_distinguished_or_refused():
     student, teacher = EqxNet(), jax.tree.map(lambda a: a + 0.1, EqxNet())
 
@@ -276,6 +282,7 @@ def test_two_models_of_one_kind_are_distinguished_or_refused():
         close(found, jax.grad(by_hand)(student, X))
 
 
+@pytest.mark.slow
 def test_a_copy_in_another_precision_is_the_model():
     def f(net, x):
         return eqx_loss(jax.tree.map(lambda a: a.astype("float16").astype("float32"), net), x)

@@ -36,6 +36,7 @@ SELECTORS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_every_kind_of_place(selector):
     key, paths = SELECTORS[selector]
@@ -49,6 +50,7 @@ def test_every_kind_of_place(selector):
     close(rows, jax.vmap(jax.grad(loss), (None, 0))(by_hand, X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "change"), [(arriving, nets.BENT_ON_ARRIVAL), (leaving, nets.BENT_ON_LEAVING)]
 )
@@ -64,6 +66,7 @@ def test_by_all_arguments_and_at_second_order(rule, change):
     close(jax.grad(squares(ours))(NET), jax.grad(squares(loss))(by_hand))
 
 
+@pytest.mark.slow
 def test_nnx():
     net, by_hand = nets.NnxNet(), nets.NnxNet()
     by_hand.layers[1].change, by_hand.head.change = nets.BENT_ON_ARRIVAL, nets.REVERSED

@@ -137,6 +137,7 @@ def test_wide_recurrences_agree_between_libraries(axis: int, reverse: bool) -> N
     np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", [cumulative_prod, prod])
 def test_second_order_of_products_agrees_with_jax(f: Any) -> None:
     theirs = {cumulative_prod: jnp.cumprod, prod: jnp.prod}[f]

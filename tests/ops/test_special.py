@@ -166,7 +166,7 @@ X = np.random.default_rng(0).normal(size=(3, 4, 2))
 METHODS = ["linear", "lower", "higher", "midpoint", "nearest"]
 
 
-@pytest.mark.slow(but=34)
+@pytest.mark.slow(but=13)
 @libraries
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("axis", [None, 0, -1, (0, 2), (-1, 1), ()])

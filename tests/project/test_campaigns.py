@@ -69,6 +69,7 @@ def test_rules_fire(op_type, library):
     assert outcomes(derivatives(op_type, library, regions.SHORT)) == {DELIVERED}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("op_type", ["Sign", "MatMul"])
 def test_rules_fire_in_graphs_and_compiled(op_type):
     found = [*fires.run(f"{op_type}/graph", quick=True), *fires.run(f"{op_type}/jit", quick=True)]
@@ -144,6 +145,7 @@ def row_of(name):
     return next(row for row in numerics.ROWS if str(row) == name)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "name", ["elementwise: Tanh", "elementwise: a real tensor times a complex one"]
 )
@@ -226,7 +228,7 @@ def test_a_job_that_ends_its_process_is_broken_and_the_others_are_done():
 # -- F6, F7 ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(4))
 def test_the_special_points_on_numpy(first):
     for op_type in edges.op_types()[first::4]:
@@ -306,7 +308,7 @@ def test_an_update_that_is_lost_is_found(monkeypatch):
 # -- F9 --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gradient", "override", "new graph", "thread"])
 def test_a_slice_of_memory(name):
     assert memory.examined(name, 100).outcome == DELIVERED

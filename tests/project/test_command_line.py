@@ -150,6 +150,7 @@ def net(request, file, tmp_path):
     return f"{path.name}:net"
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("command", ["trace", "compare", "check", "nan", "draw"])
 def test_a_rule_is_tried(capsys, net, command):
     """guided_relu keeps what is positive, on the way here as ReLU does; its double does not."""

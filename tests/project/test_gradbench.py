@@ -64,6 +64,7 @@ def test_llsq(m):
     assert_allclose(call("llsq", "gradient", {"x": x, "n": n}), powers.T @ rest)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_det(size, monkeypatch):
     monkeypatch.setattr(det, "LARGEST", 4)  # 5 goes one minor after another
@@ -259,6 +260,7 @@ def hand_naive(theta, us, given):
     return data["points"] - (shares[..., None] * corners).sum(axis=1)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("triangles", [False, True])
 def test_ht(triangles):
     given = hand(triangles)
@@ -275,7 +277,7 @@ def test_ht(triangles):
     assert_allclose(call("ht", "jacobian", given), expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("variant", ["ff", "fr", "rf", "rr"])
 def test_particle(variant):
     """The particle hits the origin: the flight, computed here, ends there."""

@@ -47,7 +47,7 @@ def test_work_on_numpy_loads_no_jax():
     assert loaded("import regrad as rg; rg.grad(lambda x: x * x)(2.0)") == ["optree"]
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("imported", [True, False])
 @pytest.mark.parametrize(("name", "old", "oldest"), [
     ("NumPy", "2.0.2", "2.1"), ("SciPy", "1.12.0", "1.13"), ("SciPy", "1.9.3", "1.13"),

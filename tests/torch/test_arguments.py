@@ -329,7 +329,7 @@ WITHOUT_A_GRADIENT = {
 }
 
 
-@pytest.mark.slow(but=8)
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("order", [None, 1])
 @pytest.mark.parametrize("case", WITHOUT_A_GRADIENT)
 def test_keys_without_a_gradient_are_refused_at_the_call(case, order):

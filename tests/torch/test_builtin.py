@@ -67,7 +67,7 @@ def in_scope(key, rule, f, way="eager", scopes=None):
     return run
 
 
-@pytest.mark.slow(but=46)
+@pytest.mark.slow(but=22)
 @pytest.mark.versions
 @three_ways
 @pytest.mark.parametrize("op_type", families())
@@ -142,7 +142,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.slow(but=9)
+@pytest.mark.slow(but=3)
 @pytest.mark.versions
 @three_ways
 @pytest.mark.parametrize("transform", TRANSFORMS)

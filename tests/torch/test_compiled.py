@@ -67,7 +67,7 @@ BODIES = {
 inner = BODIES["checkpoint"]
 
 
-@pytest.mark.slow(but=11)
+@pytest.mark.slow(but=5)
 @pytest.mark.versions
 @everywhere
 @pytest.mark.parametrize("name", BODIES)
@@ -220,6 +220,7 @@ READING = {
 }
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("name", READING)
 @on_backends
 def test_the_changed_value_counts(backend, name, x):
@@ -290,6 +291,7 @@ OPENED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(but=3)
 @may_be_unused
 @pytest.mark.parametrize("name", OPENED)
 def test_python_functions_of_torch_are_compiled_under_an_unrelated_scope(name, x):
@@ -392,7 +394,7 @@ def test_untouched_counts_each_op_of_a_line():
     assert [int(row[1]) for row in used.untouched().rows if row[0] == "Exp"] == [2]
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 @pytest.mark.parametrize("op_type", ["Softmax", "MatMul"])

@@ -86,7 +86,7 @@ def compiled(model, backend="aot_eager", **options):
     return torch.compile(model, backend=counter, **options), counter
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_trained_under_rules(name):
     make, by_hand, data, rules = NETWORKS[name]
@@ -162,7 +162,7 @@ FRESH = {
 }
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a lambda", "a factory"])
 def test_a_rule_that_is_made_anew_at_each_step_compiles_once(name):
     net = ResNet()
@@ -173,6 +173,7 @@ def test_a_rule_that_is_made_anew_at_each_step_compiles_once(name):
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["a closure", "a default"])
 def test_rules_of_other_values_are_others(name):
     x = leaf(1, 1)
@@ -200,6 +201,7 @@ class Part(nn.Module):
         return (self.part(x) + torch.relu(x)).sum()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("run", [scoped, Part()], ids=["function", "module"])
 def test_a_scope_inside_is_right_or_refused_by_name(run):
     x = leaf(-1)
@@ -297,7 +299,7 @@ def answers(net, shape):
 
 
 # One that the network has in front of the module, and one that most modules have not.
-@pytest.mark.slow(but=7)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("key", ["Tanh", "Relu"])
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_compile_whole_beside_a_rule(name, key):
@@ -317,6 +319,7 @@ def test_modules_compile_whole_beside_a_rule(name, key):
     assert key == "Relu" or not torch.allclose(dx, plain[1])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("make", [Loss, Made])
 def test_a_loss_runs_under_the_rule_for_an_op_inside(make):
     net = nn.Sequential(nn.Tanh(), make())

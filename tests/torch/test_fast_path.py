@@ -33,6 +33,7 @@ def test_the_fast_path_stays(key):
 SIGN = rg.replace(lambda x, w, bias: F.linear(x, w.sign(), bias))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("where", ["everywhere", "layers.1.linear1", "the attention alone"])
 def test_values_that_the_fast_path_would_not_replace_are_replaced(where, compiles):

@@ -141,7 +141,7 @@ def check(function: Any, op_type: str, args: Sequence[Any], in_place: bool, y: A
             assert x.grad is not None and (x.grad == value).all(), (function, args, x.grad, value)
 
 
-@pytest.mark.slow(but=46)
+@pytest.mark.slow(but=9)
 @pytest.mark.versions
 @pytest.mark.parametrize("op_type", families())
 def test_every_spelling(op_type):
@@ -193,7 +193,7 @@ def test_it_can_fail():
 # -- gradients: torch's own against ours -----------------------------------------------------------
 
 
-@pytest.mark.slow(but=42)
+@pytest.mark.slow(but=21)
 @pytest.mark.parametrize("op_type", sorted(families().keys() - {*CHANNELS_LAST, "Step"}))
 def test_our_rule_is_torchs_gradient(op_type):
     """Under our own rule the gradient is torch's: every argument arrives where it should."""

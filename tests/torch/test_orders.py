@@ -70,6 +70,7 @@ def check(g, x):
         assert error(by_autograd(f, x), jacobian(of_arrays(f), x)) < 1e-6
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", [NET, lambda x: checkpoint(NET, x, use_reentrant=False)])
 def test_to_third_order(f):
     check(partial(explained, f), X)

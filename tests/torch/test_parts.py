@@ -38,7 +38,7 @@ def gradients(case: Any, rules: dict[str, Any] | None) -> tuple[list[Any], list[
     return ys, list(torch.autograd.grad(wanted, call.xs, dys, allow_unused=True))
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INSIDE)
 def test_all_of_torchs_samples(name):
     """The value to the bit; and under regrad's own rule, torch's gradient."""
@@ -372,7 +372,7 @@ def own_rule(op: Any, grad: Any) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.versions
 @pytest.mark.parametrize("name", CALLS)
 def test_torchs_ways(name):

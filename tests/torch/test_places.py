@@ -59,7 +59,7 @@ COUNTED = {
 ALL = {**SELECTORS, **COUNTED}
 
 
-@pytest.mark.slow(but=16)
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("selector", ALL)
 def test_the_choice_is_made_forward(selector, way):
@@ -85,7 +85,7 @@ def test_the_backward_pass_may_come_after_the_scope(selector):
     check([p.grad for p in model.parameters()], paths)
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_compiled(selector):

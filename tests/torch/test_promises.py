@@ -186,7 +186,7 @@ def outcome(way, rule, model, x):
     return "delivered"
 
 
-@pytest.mark.slow(but=32)
+@pytest.mark.slow(but=16)
 @pytest.mark.versions
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("form", RULES)

@@ -172,7 +172,7 @@ def test_beta_smooth_is_the_gradient_of_a_softplus():
     close(grad(y, x), torch.sigmoid(3 * x).detach())
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_is_the_same_in_regrad_and_jax(rule):
     import jax

@@ -271,7 +271,7 @@ M = numbers(2, 2).abs() / 4 + torch.eye(2, dtype=D) / 4
 CALLS = [(M,), (M, M.mT), (M, 2.0), (M > 0.3, M, M.mT), ([M, M],), (M, (4,))]
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("block", ALL)
 def test_every_spelling_is_replaced_or_refused(block):
     """Whatever is called for an op type returns 7, or raises: with gradients and without."""

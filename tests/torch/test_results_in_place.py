@@ -29,7 +29,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.slow(but=35)
+@pytest.mark.slow(but=17)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("own_key", [False, True])
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -260,6 +260,7 @@ def test_what_is_thrown_away_is_not_kept():
 # -- check_gradients -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_modules_are_checked_by_all_parameters_and_left_alone():
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(3, 1))
@@ -284,6 +285,7 @@ def overridden(x):
     return x.sin()
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize(
     ("f", "name"), [(Stale.apply, "Stale"), (overridden, "sin"), (rt_stale, "rt_stale")]
@@ -319,6 +321,7 @@ def test_forward_mode_is_checked_where_there_is_one():
     assert [finding.mode for finding in report.findings] == ["forward"]
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_the_message_names_the_rule_and_its_line():
     with (

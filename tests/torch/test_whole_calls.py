@@ -92,7 +92,7 @@ def test_every_kind_of_place(selector, way):
 asks_for_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=1)
 @pytest.mark.versions
 @asks_for_grad
 @pytest.mark.parametrize("selector", SELECTORS)
@@ -109,6 +109,7 @@ def test_compiled(selector):
         close(gradients(model, compiled), plain)
 
 
+@pytest.mark.slow
 @asks_for_grad
 def test_blocks_that_are_compiled_one_by_one():
     torch.compiler.reset()

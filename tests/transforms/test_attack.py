@@ -114,7 +114,7 @@ CUSTOM = {
 TRACED = ["alone", "checkpoint", "vmap", "map", "cond", "scan, ys", "while_loop"]
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", CUSTOM)
 @pytest.mark.parametrize("place", TRACED)
 def test_custom_gradients_at_every_order(name, place):
@@ -299,6 +299,7 @@ ASSIGNING = {
 }
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("name", ASSIGNING)
 def test_what_a_body_assigns_has_its_gradient(name):
     body, due = ASSIGNING[name]

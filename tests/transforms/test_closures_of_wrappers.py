@@ -247,7 +247,7 @@ def called(f):
     return np.hstack([np.asarray(leaf.numpy()).ravel() for leaf in opened(f(X))[0]])
 
 
-@pytest.mark.slow(but=33)
+@pytest.mark.slow(but=15)
 @pytest.mark.parametrize("name", [*CASES, *REGISTERED, *MORE])
 def test_a_change_behind_a_wrapper_is_seen(name):
     read = R if name in REGISTERED else K

@@ -417,6 +417,7 @@ def test_axes_and_containers(name, data):
     assert numbers(found) == numbers(due)
 
 
+@pytest.mark.slow(but=1)
 @DATA
 def test_gradients_through_and_per_example(data):
     w, xs = rg.asarray(data(np.array([0.5, -1.0]))), rg.asarray(data(X))

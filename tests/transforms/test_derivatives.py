@@ -82,7 +82,7 @@ LIKE_JAX = {
 }
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", LIKE_JAX)
 def test_what_jax_has_too(name):
     due = optree.tree_leaves(LIKE_JAX[name](jax, jnp.sin))
@@ -350,7 +350,7 @@ DERIVATIVES = {
 P, Q = np.array([0.3, 0.2], np.float32), np.array([0.1, 0.4], np.float32)
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", DERIVATIVES)
 @pytest.mark.parametrize("region", OVER_ANOTHER)
 @pytest.mark.parametrize("sine", SINES)
@@ -388,7 +388,7 @@ FORWARD = {
 }
 
 
-@pytest.mark.slow(but=13)
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("size", [2, 100])  # constants of more than 64 elements are traced
 @pytest.mark.parametrize("way", FORWARD)
 @pytest.mark.parametrize("name", FIXED)

@@ -442,7 +442,7 @@ REPLAYED = {
 }
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("f", REPLAYED.values(), ids=REPLAYED)
 def test_they_are_made_anew_where_a_body_is_replayed(f):
     x = rg.asarray(np.linspace(0.1, 1.0, N).astype(np.float32))

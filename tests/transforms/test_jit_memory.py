@@ -115,7 +115,7 @@ def twice(f):
     return lambda x: (f(x), f(x))
 
 
-@pytest.mark.slow(but=28)
+@pytest.mark.slow(but=14)
 @pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_functions_are_let_go(body, transformed):
@@ -173,7 +173,7 @@ STATES = {
 }
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("f", "arguments"), STATES.values(), ids=STATES)
 @pytest.mark.usefixtures("few")
 def test_programs_make_room_for_others(f, arguments):

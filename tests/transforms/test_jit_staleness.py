@@ -60,7 +60,7 @@ def outcome(way, **options):
     return "right" if after == due[1] else "stale"
 
 
-@pytest.mark.slow(but=30)
+@pytest.mark.slow(but=15)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
 def test_a_change_is_seen(way):
     """Or refused, or it belongs to a kind that the docs name; `verify` finds it."""
@@ -281,7 +281,7 @@ def test_an_array_counts_by_its_content_where_it_is_read(size):
     assert (read.cache_info().traces, operand.cache_info().traces) == (2, 1)
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("made", [rg.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
 @pytest.mark.parametrize("form", ["closure", "vmap", "split", "container", "gradient"])
 def test_a_random_key_that_is_closed_over(made, form):

@@ -258,7 +258,7 @@ def derivatives(f):
     }
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_and_derivatives(name):
     f, xs, plain, reverse = PROGRAMS[name]

@@ -86,6 +86,7 @@ WARM = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
 @pytest.mark.parametrize(("name", "x64"), [(name, True) for name in WARM] + [(KIND, False)])
 def test_calls_of_other_kinds_in_turns(name, x64):
@@ -139,6 +140,7 @@ def test_what_is_refused_is_refused_every_time():
             assert y.dtype == np.float64 and y.numpy()[0] == 1.1
 
 
+@pytest.mark.slow
 def test_results_of_each_kind_again_and_again():
     """One Tensor alone, with a Variable read, with one assigned, in a container, and a number."""
     v = rg.Variable(rg.asarray(jnp.ones(3)))
@@ -178,6 +180,7 @@ def test_an_error_of_the_function_leaves_out_what_is_written_for_the_call():
 # -- what is written into a call -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_results_in_other_containers_for_other_shapes():
     """Those of the first trace come without a mark; the others are told apart."""
     twins = [NamedTuple("Twin", [("a", object), ("b", object)]) for _ in range(2)]

@@ -112,6 +112,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(("name", "change"), sorted(CHANGES))
 def test_a_rule_whose_closure_changes(name, change):
     """Within one scope, and in the next one with the same map."""
@@ -267,7 +268,7 @@ WAYS = {
 }
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("computed", "second"), [(False, False), (True, True)])
 @over_losses
 def test_the_rule_sees_the_argument_of_now(loss, computed, second):
@@ -281,7 +282,7 @@ def test_the_rule_sees_the_argument_of_now(loss, computed, second):
             np.testing.assert_allclose(y.numpy(), expected, 1e-4, 1e-5, err_msg=name)
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @over_losses
 def test_gradients_of_gradients_of_a_compiled_function(loss):
     """By programs of programs, which replay the region, and the region in its gradient."""

@@ -108,6 +108,7 @@ def fixed(dy):
     return 0 * dy + 1
 
 
+@pytest.mark.slow(but=4)
 @modes
 @pytest.mark.parametrize("step", STEPS)
 def test_carries_are_those_of_lax_scan(step, mode):

@@ -27,7 +27,7 @@ def found(space, name):
     return getattr(module, name)
 
 
-@pytest.mark.slow(but=200)
+@pytest.mark.slow(but=100)
 @pytest.mark.parametrize(("space", "name"), NAMES)
 def test_what_the_page_lists_is_there(space, name):
     found(space, name)

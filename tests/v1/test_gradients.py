@@ -236,6 +236,7 @@ def test_gradients_at_kinks_and_of_integers(name):
 # -- depth ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "orders"), [(5000, [9.0, 6.0, 2.0]), (100_000, [9.0, 6.0])])
 def test_a_long_chain_of_ops(length, orders):
     x = y = tf.constant(3.0)

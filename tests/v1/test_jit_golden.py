@@ -21,7 +21,7 @@ def always(monkeypatch):
     monkeypatch.setattr(tf, "Session", functools.partial(tf.Session, jit=True))
 
 
-@pytest.mark.slow(but=36)
+@pytest.mark.slow(but=17)
 @golden.over("expected")
 def test_answers_as_tensorflow_1_did(case: dict[str, Any]) -> None:
     result = golden.plain(golden.run(case))
