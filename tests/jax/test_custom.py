@@ -170,8 +170,9 @@ MISTAKES = {
     "a dtype": (by_gradient(lambda dy: dy.astype("float32")), RuleError, "float32.*float64"),
     "a string": (by_gradient(lambda dy: "no"), RuleError, "expected an array"),
     "a Tensor": (by_gradient(lambda dy: rg.tensor([1.0, 2.0, 3.0])), ArgumentError, "from_regrad"),
-    **{str(answer): (of(answer), ArgumentError, "custom_grad")
-       for answer in (3, (X,), {"value": X}, (X, 3), ("no", lambda dy: dy), ([], lambda dy: dy))},
+    **{f"answer {i}": (of(answer), ArgumentError, "custom_grad")
+       for i, answer in enumerate(
+           [3, (X,), {"value": X}, (X, 3), ("no", lambda dy: dy), ([], lambda dy: dy)])},
     "save after": (saved_late, ArgumentError, "save was called after"),
     "save of one": (lambda: custom_grad(lambda x, save: (save(x), (x, abs))[1])(X),
                     ArgumentError, "takes one list or keywords"),
