@@ -68,6 +68,12 @@ def test_slow_tests_run_where_they_are_asked_for(level, name, mark, args, count)
     assert FAST in items and (SLOW in items) == (count == 11)
 
 
+def test_names_with_addresses_are_refused():
+    items = [FAST, Item("a.py::test_d[<function f at 0x7f70>]")]
+    with pytest.raises(pytest.UsageError, match=r"has an address: a.py::test_d"):
+        conftest.pytest_collection_modifyitems(None, items)
+
+
 def report(when, outcome="passed", **more):
     return SimpleNamespace(
         when=when, passed=outcome == "passed", failed=outcome == "failed", sections=[], **more
