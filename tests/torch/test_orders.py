@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError
 from tests.helpers.differences import error, jacobian
-from tests.torch.common import D, close, function, grad, orders, override
+from tests.torch.common import D, close, function, grad, orders, override, under
 from tests.torch.placed import refused
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -42,8 +42,7 @@ RULES = {
 
 def explained(f, x, rules=RULES, order=1, model=None):
     """The gradient of a sum of squares, an explanation by the rules."""
-    with override(rules, model=model, order=order):
-        y = f(x) ** 2
+    y = under(rules, lambda: f(x) ** 2, model=model, order=order)
     return grad(y, x, create_graph=True)
 
 
@@ -157,8 +156,7 @@ def test_the_two_meanings_in_closed_form(order):
 
 def test_a_pass_through_a_gradient_and_past_it():
     x, t = torch.tensor(V, requires_grad=True), torch.tensor(np.tanh(V))
-    with override({"Tanh": lambda dy, y: dy * y}, order=1):
-        y = (torch.tanh(x) ** 2).sum()
+    y = under({"Tanh": lambda dy, y: dy * y}, lambda: (torch.tanh(x) ** 2).sum(), order=1)
     g = grad(y, x, create_graph=True)
     penalty = 2 * (2 * t * t) * (4 * t * (1 - t * t))
     both = grad(y + (g**2).sum(), x, retain_graph=True)
@@ -272,8 +270,7 @@ def test_the_derivative_of_relevance(name):
     weights = torch.randn(X.shape, generator=own, dtype=D)
 
     def weighed(x):
-        with override(getattr(rg.rules.lrp, name)(), model=net, order=1):
-            y = net(x)[:, 1]
+        y = under(getattr(rg.rules.lrp, name)(), lambda: net(x)[:, 1], model=net, order=1)
         return (x * grad(y, x, create_graph=True) * weights).sum()
 
     x = torch.tensor(X, requires_grad=True)

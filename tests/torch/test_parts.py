@@ -19,7 +19,7 @@ from regrad.torch import intercepts
 from tests.campaigns.torch_samples import INSIDE, Call, cases, load
 from tests.helpers.torch_calls import IMAGE, X, both
 from tests.torch import ways
-from tests.torch.common import D, close, grad, override
+from tests.torch.common import D, close, grad, override, under
 from tests.torch.ways import WAYS, total
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -245,8 +245,7 @@ def test_how_products_associate(f):
     """Each operand passes as many rules as torch has products behind it."""
     xs = [torch.rand(s, dtype=D, requires_grad=True) for s in ((2, 9), (9, 3), (3, 8))]
     theirs = torch.autograd.grad(f(*xs).sum(), xs)
-    with override(SEVEN):
-        ours = torch.autograd.grad(f(*xs).sum(), xs)
+    ours = under(SEVEN, lambda: torch.autograd.grad(f(*xs).sum(), xs))
     close(ours, [k * dx for k, dx in zip((49, 49, 7), theirs, strict=True)])
 
 
@@ -378,8 +377,7 @@ def own_rule(op: Any, grad: Any) -> Any:
 def test_torchs_ways(name):
     """Under our own rule they give what they give without; under another, the same everywhere."""
     op_type, f, x = CALLS[name]
-    with override({op_type: own_rule}):
-        wished = first(f, x)
+    wished = under({op_type: own_rule}, lambda: first(f, x))
     with suppress(NotImplementedError, RuntimeError):  # torch has no gradient (aminmax before 2.12)
         assert not torch.allclose(wished, first(f, x))
     for way in {**WAYS, **OTHER_WAYS}:

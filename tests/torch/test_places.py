@@ -12,7 +12,7 @@ from torch import nn
 
 import regrad as rg
 from regrad.torch import places
-from tests.torch.common import close, function, override
+from tests.torch.common import close, function, override, under
 from tests.torch.placed import WAYS, Block, Net, X, checkpointed, gradients, hooked, refused
 
 at = rg.at
@@ -79,8 +79,7 @@ def test_the_choice_is_made_forward(selector, way):
 def test_the_backward_pass_may_come_after_the_scope(selector):
     model, f = checkpointed(False)(make)
     rules, paths = ALL[selector]
-    with override(rules(model), model=model):
-        y = f(X)
+    y = under(rules(model), lambda: f(X), model=model)
     y.pow(2).sum().backward()
     check([p.grad for p in model.parameters()], paths)
 
@@ -138,8 +137,7 @@ def test_inner_and_outer_scopes():
         with override({"Relu": "Relu"}):
             found = gradients(model)  # an inner scope wins
         again = gradients(model)
-        with override({at("1", "Relu"): seven}, model=model.layers):
-            both = gradients(model)
+        both = under({at("1", "Relu"): seven}, lambda: gradients(model), model=model.layers)
     check(found, [])
     check(again, acts(0))
     check(both, acts(0, 1))
@@ -164,8 +162,7 @@ def test_a_scope_that_opens_in_a_module(inner, opens, leaves):
 
     model.get_submodule(opens).register_forward_pre_hook(enter)
     model.get_submodule(leaves).register_forward_hook(leave)
-    with override({at("layers.*", "Relu"): seven}, model=model):
-        found = gradients(model)
+    found = under({at("layers.*", "Relu"): seven}, lambda: gradients(model), model=model)
     check(found, acts(0, 3))
 
 
@@ -179,8 +176,7 @@ def test_threads_do_not_see_each_other():
     model.layers[1].register_forward_pre_hook(wait)
 
     def run(i):
-        with override({at(f"layers.{i}", "Relu"): seven}, model=model):
-            y = model(X)
+        y = under({at(f"layers.{i}", "Relu"): seven}, lambda: model(X), model=model)
         found[i] = torch.autograd.grad(y.pow(2).sum(), [*model.parameters()])
 
     jobs = [threading.Thread(target=run, args=(i,)) for i in range(2)]
@@ -261,8 +257,7 @@ def test_torch_func():
 def test_two_names():
     model = make()
     model.again = model.layers[0]
-    with override({at("again", "Relu"): seven}, model=model):
-        found = gradients(model)
+    found = under({at("again", "Relu"): seven}, lambda: gradients(model), model=model)
     check(found, acts(0))
 
 
@@ -316,15 +311,13 @@ def test_a_rule_that_asks_for_its_site(compiled):
         return 7 * dy * (x > 0)
 
     f = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-    with override({at("layers.[01]", "Relu"): noted}, model=model):
-        found = gradients(model, f)
+    found = under({at("layers.[01]", "Relu"): noted}, lambda: gradients(model, f), model=model)
     check(found, acts(0, 1))
     if compiled:
         assert {path for path, *_ in seen} == {*acts(0, 1)}
         return
     assert seen[0] == ("layers.1.act", "Relu", 1, ((6, 5),), True) and seen[1][0] == "layers.0.act"
-    with override({"Relu": noted}, model=model):
-        found = gradients(model)
+    found = under({"Relu": noted}, lambda: gradients(model), model=model)
     check(found, acts(0, 1, 3))
     assert not places.COUNTS.get() and len(seen) == 5
 

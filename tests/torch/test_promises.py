@@ -23,7 +23,7 @@ import regrad as rg
 from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch import open_scopes
 from tests.torch import ways
-from tests.torch.common import D, function, grad, override
+from tests.torch.common import D, function, grad, override, under
 from tests.torch.common import backward as from_backward
 from tests.torch.placed import refused
 from tests.torch.ways import compile_afresh, total
@@ -203,8 +203,7 @@ def test_delivered_or_refused(way, form, model, x):
 @pytest.mark.versions
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputation_after_the_scope_runs_under_it(model, x, reentrant):
-    with override({"Relu": with_torch}):
-        y = checkpoint(model, x, use_reentrant=reentrant)
+    y = under({"Relu": with_torch}, lambda: checkpoint(model, x, use_reentrant=reentrant))
     torch.testing.assert_close(from_backward(y, x), wished("", model, x))
 
 
@@ -440,8 +439,7 @@ def test_export_is_refused():
 
 def test_modules_traced_by_fx_in_the_scope_are_plain_and_run_under_it(model, x):
     part = nn.Sequential(model.first, nn.ReLU())
-    with override({"Relu": with_torch}):
-        found = backward(torch.fx.symbolic_trace(part), x)
+    found = under({"Relu": with_torch}, lambda: backward(torch.fx.symbolic_trace(part), x))
     by_hand = backward(lambda x: Hand.apply(model.first(x)), x)
     torch.testing.assert_close(found, by_hand)
 

@@ -19,7 +19,7 @@ from regrad.errors import ArgumentError, RegradError, RuleError, UnusedOverrideW
 from regrad.rules import lrp
 from tests.helpers import relevance_networks as networks
 from tests.helpers.relevance_networks import COMPOSITES, RULES, VGG, fill, numbers
-from tests.torch.common import grad, override
+from tests.torch.common import grad, override, under
 from tests.torch.placed import Made
 
 ZENNIT = json.loads(networks.GOLDEN.read_text())
@@ -167,8 +167,7 @@ def test_a_max_pool_gives_to_the_greatest_of_the_input_or_of_the_reference():
 
 def test_beta_smooth_is_the_gradient_of_a_softplus():
     x = numbers(7, seed=1).requires_grad_()
-    with override({"Relu": lrp.beta_smooth(3.0)}):
-        y = torch.relu(x)
+    y = under({"Relu": lrp.beta_smooth(3.0)}, lambda: torch.relu(x))
     close(grad(y, x), torch.sigmoid(3 * x).detach())
 
 
@@ -180,8 +179,7 @@ def test_a_rule_is_the_same_in_regrad_and_jax(rule):
 
     made, x, w = getattr(lrp, rule)(*RULES[rule][1]), numbers(2, 3, seed=1), numbers(3, 4, seed=2)
     given = x.clone().requires_grad_()
-    with override({"MatMul": made}):
-        y = (given @ w).square()
+    y = under({"MatMul": made}, lambda: (given @ w).square())
     due = grad(y, given) * x
     ours = rg.asarray(x.numpy())
     with rg.gradient_override_map({"MatMul": made}):
@@ -222,8 +220,7 @@ def test_relevance_is_differentiated_by_what_arrives():
 
     def gradient(x, seed):
         x = x if x.requires_grad else x.clone().requires_grad_()
-        with override({F.linear: lrp.z_plus()}):
-            y = layer(x)
+        y = under({F.linear: lrp.z_plus()}, lambda: layer(x))
         return torch.autograd.grad(y, x, seed, create_graph=True)[0]
 
     weights, seed = numbers(2, 3, seed=3), seed.requires_grad_()

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 from regrad.errors import RuleError
-from tests.torch.common import D, override
+from tests.torch.common import D, override, under
 from tests.torch.placed import Made
 
 
@@ -89,8 +89,7 @@ def test_a_parameter_that_broadcasts(road, f, shape, rule):
     weights = numbers(2, 4, 3)
     due = torch.autograd.grad((f(x, p) * weights).sum(), [x, p])
     model = nn.Sequential(module(f, p))
-    with override({rg.at("0"): value}, model=model):
-        y = (model(x) * weights).sum()
+    y = under({rg.at("0"): value}, lambda: (model(x) * weights).sum(), model=model)
     dx, dp = road(y, [x, p])
     torch.testing.assert_close(dx, factor * due[0])
     torch.testing.assert_close(dp, due[1] * (2 if rule == "builtin" else 1))
@@ -110,8 +109,7 @@ def test_frozen_weights_and_hooks_inside_of_a_call(road):
         y = model[:2](torch.ones(4, 3)).sum()
     assert road(y, [model[1].bias])[0].tolist() == [4.0] * 3
     x = numbers(4).requires_grad_()
-    with override({rg.at("2"): rg.rules.reverse()}, model=model):
-        y = model[2](x).sum()
+    y = under({rg.at("2"): rg.rules.reverse()}, lambda: model[2](x).sum(), model=model)
     torch.testing.assert_close(road(y, [x])[0], -5 * x.exp().detach())
 
 
@@ -182,8 +180,7 @@ def test_results_keep_their_type(key, rule):
 ], ids=["a tuple of one", "none for an output"])  # fmt: skip
 def test_gradients_of_some_outputs(key, rule, call, factor):
     x = matrix()
-    with override({key: rule}):
-        y = call(x)[0].sum()
+    y = under({key: rule}, lambda: call(x)[0].sum())
     assert torch.autograd.grad(y, x)[0].tolist() == [[float(factor)] * 4] * 4
 
 
@@ -236,8 +233,7 @@ def by_regrad(dy, xs):  # (regrad's functions get zeros)
 @pytest.mark.parametrize("rule", [by_torch, by_regrad])
 def test_the_gradient_of_an_unused_output_of_an_op(rule):
     x = matrix()
-    with override({torch.std_mean: rule}, materialize=False):
-        y = torch.std_mean(x)[1]
+    y = under({torch.std_mean: rule}, lambda: torch.std_mean(x)[1], materialize=False)
     assert torch.autograd.grad(y, x)[0].tolist() == [[3.0] * 4] * 4
 
 

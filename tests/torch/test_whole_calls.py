@@ -7,7 +7,7 @@ from torch import nn
 import regrad as rg
 from regrad import at
 from regrad.errors import ArgumentError, PassedOverError, RuleError
-from tests.torch.common import D, close, function, numbers, override
+from tests.torch.common import D, close, function, numbers, override, under
 from tests.torch.placed import WAYS, Block, Net, X, gradients, hooked, refused
 
 
@@ -169,8 +169,7 @@ def test_rules_change_what_arrives_or_what_leaves(name):
 ], ids=["leaves", "arrives and leaves"])  # fmt: skip
 def test_what_leaves_and_what_arrives(rules, before, after):
     model = make()
-    with override(rules, model=model):
-        found = gradients(model)
+    found = under(rules, lambda: gradients(model), model=model)
     close(found, reference(before, after))
 
 
@@ -284,8 +283,7 @@ def test_containers_of_tensors(rule, container, factors):
             return sum(xs)
 
     xs = [numbers(2, seed=i).requires_grad_() for i in range(3)]
-    with override({at(Sum): rule}):
-        found = torch.autograd.grad(Sum()(container(xs)).sum(), xs)
+    found = under({at(Sum): rule}, lambda: torch.autograd.grad(Sum()(container(xs)).sum(), xs))
     assert [dx.tolist() for dx in found] == [[k, k] for k in factors]
 
 
@@ -320,8 +318,7 @@ def test_modules_that_end_in_a_function():
             return Half.apply(x * 3), Half.apply(x)
 
     x = X.clone().requires_grad_()
-    with override({at(Halves): as_it_is}):
-        a, b = Halves()(x)
+    a, b = under({at(Halves): as_it_is}, lambda: Halves()(x))
     (a.sum() + 2 * b.sum()).backward()
     close([x.grad], [torch.full_like(x, 2.5)])
 

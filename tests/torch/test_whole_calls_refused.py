@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 from regrad import at
 from regrad.errors import ArgumentError, NotFiredError, RuleError, UnusedOverrideWarning
-from tests.torch.common import D, close, function, override
+from tests.torch.common import D, close, function, override, under
 from tests.torch.placed import Made, X, gradients, refused
 from tests.torch.test_whole_calls import bent, make, pre, reference
 
@@ -77,8 +77,7 @@ def test_functions_inside_are_passed_over():
     model, x = Made(lambda m, x: own.apply(x)), X.clone().requires_grad_()
     rules = {at(Made): pre, own: rg.rules.optional(lambda dy: dy)}
     refused("Own ran inside", rules, lambda: model(x))
-    with override(rules, keep=[at(Made)]):
-        (dx,) = torch.autograd.grad(model(x).sum(), x)
+    (dx,) = under(rules, lambda: torch.autograd.grad(model(x).sum(), x), keep=[at(Made)])
     close([dx], [bent(torch.ones_like(x))])
 
 
