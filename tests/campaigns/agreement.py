@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
@@ -395,13 +396,16 @@ def smallest(mode: str, choices: list[int], outcome: str, seconds: float = 30.0)
     return hypothesis.find(cases(), is_wrong, settings=settings, database_key=b"found")
 
 
-def search(mode: str, seed: int, count: int) -> None:
-    """Raise AssertionError, with a small program, if one of so many cases is wrong."""
+def search(mode: str, seed: int, count: int) -> Counter[str]:
+    """Count outcomes; raise AssertionError, with a small program, if a case is wrong."""
+    outcomes = Counter[str]()
     for each in range(seed, seed + count):
         case, choices = seeded(mode, each)
         outcome = case.judged()[0]
         if outcome in WRONG:
             raise AssertionError(report(mode, each, choices, outcome))
+        outcomes[outcome] += 1
+    return outcomes
 
 
 def report(mode: str, seed: int, choices: list[int], outcome: str) -> str:

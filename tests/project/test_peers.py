@@ -1,13 +1,17 @@
-"""The grid on other libraries: its programs do what they say; a slice of it holds for regrad."""
+"""Grids of other libraries do what they say; the pages of both are made of what was recorded."""
 
 import subprocess
 import sys
 
 import pytest
+import torch
 
-from tests.campaigns import peers, records
+from tests.campaigns import peers, records, relevance_cases, relevance_models, relevance_peers
 from tests.campaigns.peer_programs import ERROR, LIBRARIES, Place, Way
 from tests.campaigns.peers import FIRES, RAISES, SILENT, WARNS
+from tests.campaigns.relevance_peers import AGREES, BOUND, KEPT
+from tests.campaigns.relevance_peers import RAISES as FAILS
+from tests.campaigns.relevance_peers import SILENT as WRONG
 
 BY_NAME = {library.name: library for library in LIBRARIES}
 DIRECT = "called directly"
@@ -70,7 +74,6 @@ def test_only_an_error_is_right_for_a_wrong_answer():
 def test_what_a_program_replaced_is_put_back():
     import autograd.numpy as anp
     import jax.numpy as jnp
-    import torch
     from autograd.core import primitive_vjps
 
     before = torch.tanh, jnp.tanh, primitive_vjps[anp.tanh]
@@ -89,3 +92,51 @@ def test_silent_programs_run_by_themselves():
     )
     due = first.partition(": ")[2].partition(" instead of")[0].rpartition(": ")[2]
     assert done.stdout.split() == due.replace(",", "").split()
+
+
+# -- relevance -------------------------------------------------------------------------------------
+
+RELEVANCE = records.read(relevance_peers.PATH)
+AGAIN = "run python -m tests.campaigns.relevance_peers page"
+
+
+def test_the_page_is_made_of_the_results():
+    text = relevance_peers.PAGE.read_text(encoding="utf-8")
+    assert relevance_peers.page(RELEVANCE) == text, AGAIN
+
+
+def test_every_case_was_run_and_ours_is_right():
+    wanted = [(c.model, c.name, c.peer) for c in relevance_cases.cases()]
+    assert [(e["model"], e["rule"], e["peer"]) for e in RELEVANCE["cases"]] == wanted
+    for e in RELEVANCE["cases"]:
+        assert e["outcome"] in (AGREES, WRONG, FAILS), e
+        assert e["ours"] is None or e["ours"] <= BOUND, e
+        assert e["outcome"] == FAILS or e["ours"] is not None, e
+
+
+def test_relevance_is_kept_in_models_of_each_kind():
+    assert [e["model"] for e in RELEVANCE["kept"]] == list(KEPT)
+    assert all(e["missing"] <= 1e-5 for e in RELEVANCE["kept"])
+
+
+def test_what_is_apart_is_seen():
+    due = torch.tensor([[1.0, -4.0]])
+    assert relevance_peers.apart(due + torch.tensor([[0.0, 2.0]]), due) == 0.5
+    assert relevance_peers.per_cent(due, torch.tensor([-1.5])) == 2.0
+
+
+@pytest.mark.parametrize("name", ["a layer that runs twice", "attention, written out"])
+def test_a_twin_is_the_same_function(name):
+    x = relevance_models.inputs(name)
+    models = [relevance_models.built(name, twin=twin) for twin in (False, True)]
+    ys = [model(x) for model in models]
+    torch.testing.assert_close(*ys)
+
+
+def test_what_a_program_patched_is_put_back():
+    before = torch.nn.LayerNorm.forward
+    with relevance_cases.unpatched({}):
+        torch.nn.LayerNorm.forward = lambda self, x: x
+        torch.nn.GELU.original_forward = None
+    assert torch.nn.LayerNorm.forward is before
+    assert not hasattr(torch.nn.GELU, "original_forward")
