@@ -9,7 +9,7 @@ import pytest
 
 import regrad as rg
 from regrad.core.state import current
-from regrad.errors import GradientError, RuleError, TraceError
+from regrad.errors import ArgumentError, GradientError, RuleError, TraceError
 from tests.helpers.quick import MODES, nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
@@ -386,7 +386,7 @@ I = np.array([0, 1, 0])  # noqa: E741
 AXES = {
     "containers": (
         lambda p, q: {"sum": (p["a"] + q[0], None, 3), "a": p["a"]}, {}, ({"a": X}, [X[:, 0]]),
-        {"sum": (X + X[:, :1], None, 3), "a": X},
+        {"sum": (X + X[:, :1], None, np.full(3, 3)), "a": X},
     ),
     "0": (rg.multiply, {"in_axes": 0}, (X, X), X * X),
     "1": (rg.multiply, {"in_axes": (1, 1)}, (X, X), (X * X).T),
@@ -496,3 +496,39 @@ def test_jacobians_by_vmap(data):
 def test_what_numpy_data_allow_and_jax_data_do_not():
     assert rg.vmap(lambda x: x * 2 if x > 2 else x)(X[:, 1]).tolist() == [1.0, 6.0, 10.0]
     assert rg.vmap(rg.sin)(jnp.zeros((0, 2))).shape == (0, 2)
+
+
+# -- results of several entries --------------------------------------------------------------------
+
+ENTRIES = rg.tensor([1.0, -1.0])
+STACKED = {
+    "a number": (lambda x: 2, [2, 2]),
+    "a number for one entry": (lambda x: rg.cond(x > 0, lambda: 1.0, lambda: x * 2), [1.0, -2.0]),
+    "an integer for one entry": (lambda x: rg.cond(x > 0, lambda: 1, lambda: x * 2), [1.0, -2.0]),
+    "in a dict": (lambda x: {"b": True, "a": x}["b"], [True, True]),
+}
+BY_ENTRY = {
+    "map": lambda f: lambda x: rg.map(f, x),
+    "vmap": rg.vmap,
+    "scan": lambda f: lambda x: rg.scan(lambda c, v: (c, f(v)), 0.0, x)[1],
+}
+
+
+@pytest.mark.parametrize("by_entry", BY_ENTRY.values(), ids=BY_ENTRY)
+@pytest.mark.parametrize("name", STACKED)
+def test_numbers_that_a_function_returns_are_stacked(name, by_entry):
+    f, expected = STACKED[name]
+    for run in (by_entry(f), rg.jit(by_entry(f))):
+        found = run(ENTRIES)
+        assert isinstance(found, rg.Tensor) and found.tolist() == expected
+
+
+@pytest.mark.parametrize("by_entry", BY_ENTRY.values(), ids=BY_ENTRY)
+def test_results_of_entries_have_one_structure(by_entry):
+    def keys_in_another_order(x):
+        return {"a": x, "b": x} if x.item() > 0 else {"b": x, "a": x}
+
+    assert by_entry(keys_in_another_order)(ENTRIES)["a"].tolist() == [1.0, -1.0]
+    for f in (lambda x: x if x.item() > 0 else (x, x), lambda x: (x, str(x.item()))):
+        with pytest.raises(ArgumentError, match=r"f returned .* for one entry, and .* for another"):
+            by_entry(f)(ENTRIES)

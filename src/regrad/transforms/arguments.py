@@ -112,6 +112,26 @@ def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStr
     return ys, note
 
 
+def returned_each(y: Any, before: ResultStructure | None) -> tuple[Sequence[Tensor], Any]:
+    """As `returned`, by one of several runs whose results are stacked: a number is a Tensor.
+
+    `before` is the structure of another run's results. Raises ArgumentError if this one differs.
+    """
+    leaves, rebuild = containers.flatten(y)
+    numbers = [i for i, leaf in enumerate(leaves) if type(leaf) in dispatch.NUMBERS]
+    if numbers:
+        made = [dispatch.constant(leaves[i], _dtype_of(leaves[i], wide=False)) for i in numbers]
+        y = rebuild(replaced(leaves, numbers, made))
+    ys, note = returned(y)
+    form, other = (n and (n.leaves, (n.structure or [None])[0]) for n in (note, before))
+    if before is not None and form != other:  # (dicts are matched by key)
+        raise ArgumentError(
+            f"f returned {note} for one entry, and {before} for another. Return the same structure "
+            "for each entry: the results are stacked."
+        )
+    return ys, note
+
+
 class OpenedArguments:
     """The arguments of one call, opened: the Tensors among them, and the key of all the rest."""
 
@@ -221,13 +241,17 @@ class Body:
 
     note: Any = None
 
-    def __init__(self, function: Callable[..., Any], given: OpenedArguments) -> None:
+    def __init__(
+        self, function: Callable[..., Any], given: OpenedArguments, *, stacked: bool = False
+    ) -> None:
         self.function = function
         self.given = given
+        self.stacked = stacked  # whether it runs for each of several entries
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         args, kwargs = self.given.close(xs)
-        ys, self.note = returned(self.function(*args, **kwargs))
+        y = self.function(*args, **kwargs)
+        ys, self.note = returned_each(y, self.note) if self.stacked else returned(y)
         return ys
 
 

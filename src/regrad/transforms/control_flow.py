@@ -41,7 +41,7 @@ from regrad.ops.casting import astype
 from regrad.ops.elementwise import logical_not
 from regrad.ops.getitem import getitem
 from regrad.ops.joining import stack
-from regrad.transforms.arguments import OpenedArguments, returned
+from regrad.transforms.arguments import OpenedArguments, returned_each
 from regrad.transforms.branches import branched
 from regrad.transforms.checkpoint import checkpoint as recomputing
 from regrad.transforms.conditionals import conditional
@@ -308,7 +308,7 @@ class _Step:
                 f"{self.carry.structure[0]} and came out as {last.structure[0]}"
             )
         self._check(last.tensors)
-        ys, self.note = returned(result[1])
+        ys, self.note = returned_each(result[1], self.note)
         return [*last.tensors, *ys]
 
     def _check(self, carry: Sequence[Tensor]) -> None:

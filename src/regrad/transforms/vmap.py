@@ -90,7 +90,7 @@ def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P
                 containers.refuse_closed(x, f"arguments[{i}]", "vmap")
         given = OpenedArguments(args, {})
         axes = axes_of(in_axes, args, given)
-        body = Body(f, given)
+        body = Body(f, given, stacked=True)
         with Closure(f).undrawn("vmap"):
             ys = mapped(body, given.tensors, axes, "vmap")
         result = body.note(ys)
