@@ -124,6 +124,7 @@ RETURNED = {
         rg.sum(w) > 0, lambda: rg.cond(rg.sum(w) > 0.5, lambda: w, lambda: -w), lambda: -w
     ),
     "scan, carry": lambda w: rg.scan(lambda c, _: (w, c), w * 0, None, 2)[0],
+    "scan, passed on": lambda w: rg.scan(lambda c, _: (c, None), w, None, 2)[0],
     "scan, ys": lambda w: rg.scan(lambda c, _: (c, w), 0.0, None, 1)[1][0],
     "while_loop": lambda w: rg.while_loop(lambda c: c.sum() <= 0, lambda c: w, 0 * w, max_steps=3),
     "fori_loop": lambda w: rg.fori_loop(0, 1, lambda i, c: w, w * 0),
@@ -139,6 +140,14 @@ PROGRAMS = {
        for name, region in REGIONS.items()},
     **{f"{name} returns": P(lambda x, f=f: f(x * x) + x, TRIPLE, lambda x: np.sum(x * x + x))
        for name, f in RETURNED.items()},
+    **{f"checkpoint of {name}": P(
+        lambda x, f=RETURNED[name]: (lambda w: rg.checkpoint(lambda: f(w))() + x)(x * x),
+        TRIPLE, lambda x: np.sum(x * x + x),
+    ) for name in ("scan, passed on", "scan, carry", "fori_loop", "while_loop")},
+    "jit of a gradient by what it closes over": P(
+        lambda x: rg.jit(lambda: rg.grad(lambda q: rg.sum(x * q * q))(x))(), PAIR,
+        lambda x: np.sum(2 * x * x),
+    ),
     "closed over": P(lambda w: rg.jit(lambda x: x * w * w)(2.0), [3.0], lambda w: 2 * w**2),
     "twice": P(lambda x: powered(x, x), [3.0], lambda x: x**3),
     "confusion": P(

@@ -388,7 +388,7 @@ def watchable(leaf: TensorLike, api: str) -> Tensor:
     if leaf._data.dtype is not FLOAT and not is_inexact(leaf.dtype):
         dispatch.check_differentiable(leaf, f"the input of {api.partition('(')[0]}(f)")
     if OPEN:
-        refuse_elsewhere(f"{api.partition('(')[0]}(f)", (leaf,))
+        refuse_elsewhere(f"{api.partition('(')[0]}(f)", (dispatch.in_region(leaf),))
     return dispatch.alias(leaf)
 
 

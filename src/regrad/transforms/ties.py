@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import LOOPS, Variable, assign_all
 from regrad.core.blocks import block, stay
-from regrad.core.dispatch import rename
+from regrad.core.dispatch import in_region, rename
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import State, current
@@ -50,7 +50,7 @@ class PythonLoop:
         self.assigned.clear()
         if not self.state.tapes:
             return carry
-        again = []
+        carry, again = [*map(in_region, carry)], []
         for place, x in enumerate(carry):
             if not self.begun or x._id in self.taken:
                 again.append(place)
@@ -72,7 +72,7 @@ class PythonLoop:
         """Return the results, as outputs of one record."""
         n, variables = len(carry), [v for v in self.begun if isinstance(v, Variable)]
         carries = [*carry, *[v._read() for v in variables]]
-        xs = (*carries, *ys)
+        xs = tuple(map(in_region, (*carries, *ys)))
         if not carries or len(xs) < 2 or not any(is_watched(x, self.state) for x in xs):
             return carry, ys
         tapes = zip(self.state.tapes, self.starts, strict=True)
