@@ -56,7 +56,10 @@ def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[A
     given = [v for v in eqns[0].invars if not isinstance(v, core.Literal) and v.aval.dtype != bool]
     for x, options in itertools.product(given[:1], key.options(eqns)):
         kind = x.aval.shape, x.aval.dtype, getattr(x.aval, "weak_type", False)
-        expected = _trace(key.function, *kind, tuple(options.items()))
+        try:
+            expected = _trace(key.function, *kind, tuple(options.items()))
+        except (TypeError, ValueError):  # the options are those of a call on another operand
+            continue
         count = len(expected.eqns)
         names = _match(expected, eqns[:count], x)
         if names is not None and not _escapes(eqns, count, names[expected.outvars[0]], outs):
