@@ -210,7 +210,10 @@ def test_a_coroutine_is_refused(body):
 def test_results_that_hide_nothing_pass(body, plain):
     y, found = BODIES[body](lambda x: (x * 2, plain))(rg.asarray(X))
     np.testing.assert_allclose(y.numpy(), 2 * X)
-    assert found == plain
+    if plain == 3 and body in ("vmap", "map", "scan, ys"):  # numbers are stacked
+        assert found.tolist() == [3] * len(X)
+    else:
+        assert found == plain
 
 
 @pytest.mark.parametrize("make", [lambda: [1, 2], lambda: [[1], [2]], lambda: {1, 2}])
