@@ -187,6 +187,8 @@ def test_pins_are_raised_and_never_lowered():
 def test_what_fails_in_a_row_is_said(tmp_path, monkeypatch):
     """A row in this environment, with a test that passes and one that fails."""
     (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): assert 0\n")
+    options = "def pytest_addoption(parser): parser.addoption('--all', action='store_true')"
+    (tmp_path / "conftest.py").write_text(options)
     monkeypatch.setattr(campaign, "made", lambda row, folder: sys.executable)
     monkeypatch.setattr(campaign, "ROOT", tmp_path)
     row = campaign.Row("here", "3.11", tests=("test_two.py", "-p", "no:randomly"))
