@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from tests.helpers.choices import number
 from tests.helpers.paths import ROOT
 
 SOURCE = ROOT / "src" / "regrad"
@@ -134,7 +134,7 @@ def arithmetic(node: Any) -> Iterator[Callable[[Any], Any]]:
         yield lambda n: n.operand
 
 
-def number(node: Any) -> Iterator[Callable[[Any], Any]]:
+def greater(node: Any) -> Iterator[Callable[[Any], Any]]:
     """A small integer is one greater."""
     if isinstance(node, ast.Constant) and type(node.value) is int and -2 < node.value < 4:
         yield lambda n: _with(n, value=n.value + 1)
@@ -192,7 +192,7 @@ def unassigned(node: Any) -> Iterator[Callable[[Any], Any]]:
 KINDS: dict[str, Callable[[Any], Iterator[Callable[[Any], Any]]]] = {
     "key": keyless, "returned": keyless_return, "check": unchecked, "state": unchecked_state,
     "guard": invert, "comparison": compare, "half": half, "arithmetic": arithmetic,
-    "number": number, "undone": undone, "finally": unrestored, "scope": unscoped,
+    "number": greater, "undone": undone, "finally": unrestored, "scope": unscoped,
     "argument": argument, "swapped": swapped, "nothing": nothing, "unset": unassigned,
 }  # fmt: skip
 
@@ -271,7 +271,7 @@ def chosen(count: int, part_of: Callable[[str], str | None]) -> list[Mutant]:
             for mutant in mutants_of(path):
                 groups[part, mutant.kind].append(mutant)
     for group in groups.values():
-        group.sort(key=lambda m: zlib.crc32(m.name.encode()))
+        group.sort(key=lambda m: number(m.name))
     return [mutant for key in sorted(groups) for mutant in groups[key][:count]]
 
 

@@ -34,6 +34,7 @@ from tests.campaigns import mutant_sources as sources
 from tests.campaigns.mutant_sources import Mutant
 from tests.campaigns.past_faults import PAST, Past
 from tests.campaigns.records import facts, write
+from tests.helpers.choices import number
 from tests.helpers.paths import ROOT
 
 OUT = ROOT / "out" / "mutants"
@@ -148,12 +149,8 @@ def in_stages(tests: list[str], seconds: dict[str, float]) -> list[list[str]]:
     few = {file for file, _ in files.most_common(5)}
     quick = sorted(tests, key=lambda test: (test.partition("::")[0] not in few, seconds[test]))
     first = quick[:FIRST]
-    rest = sorted(set(tests) - {*first}, key=lambda t: (seconds[t] > 0.5, hash_of(t)))
+    rest = sorted(set(tests) - {*first}, key=lambda t: (seconds[t] > 0.5, number(t)))
     return [stage for stage in (first, rest[:SECOND], rest[SECOND:]) if stage]
-
-
-def hash_of(text: str) -> int:
-    return sources.zlib.crc32(text.encode())
 
 
 # -- one mutant ------------------------------------------------------------------------------------

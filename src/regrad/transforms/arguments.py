@@ -9,7 +9,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,9 +32,14 @@ class ResultStructure:
         self.structure = structure  # which can be compared, with the order of keys in dicts
         self.full: bool = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
 
-    def is_like(self, other: ResultStructure) -> bool:
-        """Return whether two notes put the same structure around as many Tensors."""
-        return self.leaves == other.leaves and self.structure == other.structure
+    def is_like(self, other: ResultStructure, *, ordered: bool = True) -> bool:
+        """Return whether two notes put the same structure around as many Tensors.
+
+        If it is not `ordered`, dicts may differ in the order of their keys.
+        """
+        parts = None if ordered else 1
+        mine, others = (note.structure and note.structure[:parts] for note in (self, other))
+        return self.leaves == other.leaves and mine == others
 
     def closes_like(self, other: ResultStructure) -> bool:
         """Return whether either note does for the other: the same containers, of Tensors only."""
@@ -76,10 +81,13 @@ NOTHING_INSIDE: set[type[Any]] = {object, _Traced, type(None), bool, int, float,
 ONE = ResultStructure([TENSOR], containers.only)
 
 
-def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStructure]:
+Numbers: TypeAlias = Literal["as they are", "weak", "Tensors"]
+
+
+def noted(y: Any, *, numbers: Numbers = "as they are") -> tuple[Sequence[Tensor], ResultStructure]:
     """The Tensors in what a body returned, and the note that puts the rest around them.
 
-    With `weak`, traced Python numbers stay numbers.
+    With weak `numbers`, traced Python numbers stay numbers.
     """
     if type(y) is Tensor:
         return [y], ONE
@@ -89,9 +97,12 @@ def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStruct
     tensors: list[Tensor] = []
     plain: list[Any] = []
     for leaf in leaves:
-        if weak and type(leaf) is dispatch.WeakScalar:
+        if numbers == "weak" and type(leaf) is dispatch.WeakScalar:
             tensors.append(leaf)
             plain.append(_Traced(type(leaf.example)))
+        elif numbers == "Tensors" and type(leaf) in dispatch.NUMBERS:
+            tensors.append(dispatch.constant(leaf, _dtype_of(leaf, wide=False)))
+            plain.append(TENSOR)
         elif dispatch.is_tensor(leaf):
             tensors.append(dispatch.lift(leaf))
             plain.append(TENSOR)
@@ -103,28 +114,26 @@ def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStruct
     return tensors, ResultStructure(plain, rebuild, structure)
 
 
-def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], ResultStructure]:
+def returned(
+    y: Any, *, numbers: Numbers = "as they are"
+) -> tuple[Sequence[Tensor], ResultStructure]:
     """As `noted`, of what a function of the user's returned: nothing may hide a Tensor."""
-    ys, note = noted(y, weak=weak)
+    ys, note = noted(y, numbers=numbers)
     for leaf in note.leaves:
         if type(leaf) not in NOTHING_INSIDE:
             containers.refuse_hidden(leaf)
     return ys, note
 
 
-def returned_each(y: Any, before: ResultStructure | None) -> tuple[Sequence[Tensor], Any]:
+def returned_each(
+    y: Any, before: ResultStructure | None
+) -> tuple[Sequence[Tensor], ResultStructure]:
     """As `returned`, by one of several runs whose results are stacked: a number is a Tensor.
 
     `before` is the structure of another run's results. Raises ArgumentError if this one differs.
     """
-    leaves, rebuild = containers.flatten(y)
-    numbers = [i for i, leaf in enumerate(leaves) if type(leaf) in dispatch.NUMBERS]
-    if numbers:
-        made = [dispatch.constant(leaves[i], _dtype_of(leaves[i], wide=False)) for i in numbers]
-        y = rebuild(replaced(leaves, numbers, made))
-    ys, note = returned(y)
-    form, other = (n and (n.leaves, (n.structure or [None])[0]) for n in (note, before))
-    if before is not None and form != other:  # (dicts are matched by key)
+    ys, note = returned(y, numbers="Tensors")
+    if before is not None and not before.is_like(note, ordered=False):
         raise ArgumentError(
             f"f returned {note} for one entry, and {before} for another. Return the same structure "
             "for each entry: the results are stacked."
@@ -140,7 +149,7 @@ class OpenedArguments:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        numbers: Literal["as they are", "weak", "Tensors"] = "as they are",
+        numbers: Numbers = "as they are",
     ) -> None:
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = args, kwargs
         self.structure: Any

@@ -64,7 +64,7 @@ class Branch:
 
     def _run(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         args, kwargs = self.given.close(xs)
-        ys, self.note = returned(self.function(*args, **kwargs), weak=True)
+        ys, self.note = returned(self.function(*args, **kwargs), numbers="weak")
         return ys
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import LOOPS, Variable, assign_all
 from regrad.core.blocks import block, stay
-from regrad.core.dispatch import in_region, rename
+from regrad.core.dispatch import rename
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import State, current
@@ -50,7 +50,7 @@ class PythonLoop:
         self.assigned.clear()
         if not self.state.tapes:
             return carry
-        carry, again = [*map(in_region, carry)], []
+        carry, again = self._inside(carry), []
         for place, x in enumerate(carry):
             if not self.begun or x._id in self.taken:
                 again.append(place)
@@ -60,6 +60,11 @@ class PythonLoop:
             self.begun[place].add(x._id)
             self.taken.add(x._id)
         return carry
+
+    def _inside(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what stands for Tensors in the region of the loop, whose tapes watch that."""
+        region = self.state.region
+        return xs if region is None else [*map(region.enter, xs)]
 
     def assign(self, variable: Variable) -> None:
         """A Variable is about to get another value: from now on it is carried."""
@@ -72,7 +77,7 @@ class PythonLoop:
         """Return the results, as outputs of one record."""
         n, variables = len(carry), [v for v in self.begun if isinstance(v, Variable)]
         carries = [*carry, *[v._read() for v in variables]]
-        xs = tuple(map(in_region, (*carries, *ys)))
+        xs = self._inside((*carries, *ys))
         if not carries or len(xs) < 2 or not any(is_watched(x, self.state) for x in xs):
             return carry, ys
         tapes = zip(self.state.tapes, self.starts, strict=True)
