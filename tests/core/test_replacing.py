@@ -362,5 +362,5 @@ def test_several_outputs_in_jax(rule, mode):
 def test_a_wrong_number_of_gradients_is_refused(key, wrong):
     rules = {key: lambda dy, builtin: builtin(wrong(dy))}
     with rg.gradient_override_map(rules):
-        words = r"passed \d gradients, and the op has \d outputs"
+        words = r"passed (1 \w+t|\d \w+s), and the op has (1 \w+t|\d \w+s)\."
         refused(lambda: rg.grad(OURS[key])(rg.tensor(SQUARE)), RuleError, words)

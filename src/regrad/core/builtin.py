@@ -245,9 +245,9 @@ def own_gradient(record: Record, dy: Any) -> Any:
     count = len(record.outputs) if isinstance(record.outputs, tuple) else 1
     if len(dys) != count:
         raise RuleError(
-            f"builtin: {describe_pull(record)} passed {len(dys)} gradients, and the op has "
-            f"{count} outputs. Pass one for each, None for none: builtin(dy), builtin(2 * dy), or "
-            "builtin((2 * dy[0], *dy[1:]))."
+            f"builtin: {describe_pull(record)} passed {len(dys)} gradient{'s' * (len(dys) != 1)}, "
+            f"and the op has {count} output{'s' * (count != 1)}. Pass one for each, None for none: "
+            "builtin(dy), builtin(2 * dy), or builtin((2 * dy[0], *dy[1:]))."
         )
     if record.own is not None:
         dxs = record.own.pull(record.xs, dys)
