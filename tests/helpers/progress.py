@@ -19,6 +19,7 @@ class Progress:
         self.verbose = terminal.verbosity > 0
         self.done = self.failed = 0
         self.start = self.last = time.monotonic()
+        self.first = 0.0  # when the first test ran: files are read for half a minute before
 
     def pytest_report_teststatus(self, report: Any) -> Any:
         plain = report.when == "call" and report.passed and not hasattr(report, "wasxfail")
@@ -28,18 +29,20 @@ class Progress:
         self.failed += report.failed
         self.done += report.when == "teardown"
         now = time.monotonic()
+        self.first = self.first or now
         if self.done and now - self.last >= EVERY and not self.verbose:
             self.last = now
             total = self.session.testscollected
             self.terminal.ensure_newline()
-            self.terminal.write_line(line(self.done, total, self.failed, now - self.start))
+            seconds = now - self.start, now - self.first
+            self.terminal.write_line(line(self.done, total, self.failed, *seconds))
 
 
-def line(done: int, total: int, failed: int, seconds: float) -> str:
-    """Return how far it is."""
-    left = seconds / max(done, 1) * (total - done)
+def line(done: int, total: int, failed: int, seconds: float, running: float) -> str:
+    """Return how far it is; from 1 % on also what is left, by the seconds since the first test."""
     share = f"{100 * done // max(total, 1)} %: {done:,} of {total:,} tests, {failed} failed"
-    return f"{share}, {clock(seconds)} min so far, about {clock(left)} min left"
+    left = f", about {clock(running / max(done, 1) * (total - done))} min left"
+    return f"{share}, {clock(seconds)} min so far{left if 100 * done >= total else ''}"
 
 
 def clock(seconds: float) -> str:

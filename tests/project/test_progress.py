@@ -93,6 +93,8 @@ def test_a_line_says_how_far_it_is(monkeypatch):
         "12 %: 499 of 4,000 tests, 1 failed, 0:15 min so far, about 1:45 min left",
         "24 %: 999 of 4,000 tests, 1 failed, 0:30 min so far, about 1:30 min left",
     ]
+    early = progress.line(39, 4000, 0, 40.0, 1.0)
+    assert early == "0 %: 39 of 4,000 tests, 0 failed, 0:40 min so far"
     assert plugin.pytest_report_teststatus(report("call")) == ("passed", "", "")
     for other in (report("call", "failed"), report("setup"), report("call", wasxfail="no")):
         assert plugin.pytest_report_teststatus(other) is None
