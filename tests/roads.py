@@ -304,8 +304,8 @@ COMPILED = [road for road in ROADS if road.compiles]
 
 
 def roads_for(name: str) -> list[Road]:
-    """Return the roads of a sample: eager ones, and for one sample in ten compiled ones."""
+    """Return the roads of a sample: eager ones, and for one sample in twenty compiled ones."""
     chosen = choose(f"{name}: eager road", EAGER)
-    if True in choose(f"{name}: compiles", [True, *[False] * 9]):
+    if True in choose(f"{name}: compiles", [True, *[False] * 19]):
         chosen += choose(f"{name}: compiled road", COMPILED)
     return chosen

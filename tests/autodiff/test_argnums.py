@@ -46,6 +46,7 @@ def close(found, expected):
         np.testing.assert_allclose(x, np.asarray(y), rtol=1e-5)
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("argnums", ARGNUMS, ids=str)
 @apis
 def test_argnums_and_keywords(ours, theirs, argnums):

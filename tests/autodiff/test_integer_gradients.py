@@ -68,7 +68,7 @@ def orders(f, z, way=lambda g: g):
     return first, second
 
 
-@pytest.mark.slow(but=20)
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(("context", "place", "data", "dtype"), CASES)
 def test_a_gradient_passes_every_border(context, place, data, dtype):
     z = rg.asarray(data(np.asarray(Z, dtype)))
@@ -123,6 +123,7 @@ MODES = ["eager", "jit", "grad in jit"]
 ROUNDS = [(n, r, MODES[(i + j) % 3]) for i, n in enumerate(LOOPS) for j, r in enumerate(REPEATED)]
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(("name", "loop", "mode"), ROUNDS)
 def test_a_gradient_comes_round(name, loop, mode):
     def total(loop):

@@ -85,6 +85,7 @@ def test_what_is_shared_is_there_once_and_a_circle_ends():
     assert names(net.variables) == NAMES
 
 
+@pytest.mark.slow
 def test_a_step_of_training_and_a_checkpoint(tmp_path):
     x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
     net, sgd = Net(), rg.train.Optimizer(optax.adam(0.05), name="adam")

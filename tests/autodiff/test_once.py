@@ -151,6 +151,7 @@ CHECKS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("check", "under", "rule", "x"), CHECKS.values(), ids=CHECKS)
 def test_checks_find_a_rule_that_leaves_the_graph(check, under, rule, x):
     for each, words in ((rule, "gradient of order 2"), (once(rule), "is once_differentiable")):

@@ -24,6 +24,7 @@ def test_calls_of_the_list(entry):
     assert verdict.outcome in (REFUSED, DELIVERED), verdict
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.filterwarnings("ignore")  # of NaN, say, which bad numbers make
 @pytest.mark.parametrize("mode", ["numpy", "torch", "checkpoint", "graph"])
 def test_a_slice_of_the_catalogue(mode):

@@ -40,6 +40,7 @@ def test_damaged_files_are_refused_or_restored_rightly(name, kind):
     assert found <= {REFUSED, DELIVERED, UNNAMED}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("job", [*[f"{name}/cut" for name in OWN], "safetensors/flipped"])
 def test_every_cut_and_every_bit(job):
     assert outcomes(job, quick=False) == {REFUSED}

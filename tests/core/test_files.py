@@ -162,6 +162,7 @@ def test_saves_that_are_killed_at_any_moment(model):
     assert temporaries(path.parent) == []
 
 
+@pytest.mark.slow(but=1)
 def test_a_full_disk_leaves_the_old_file(model):
     path, save, _ = model
     save(1.0)

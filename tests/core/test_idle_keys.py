@@ -140,6 +140,7 @@ def test_jax_names_a_key_once():
     jax.grad(used)(jnp.array(X))
 
 
+@pytest.mark.slow
 def test_compiled_by_torch():
     torch._dynamo.reset()
     f = torch.compile(lambda x: (torch.tanh(x) * torch.sin(x)).sum(), backend="aot_eager")

@@ -51,7 +51,7 @@ def test_nothing_is_left_in_force(name):
     assert {o for o in outcomes if o[0] != EXPLAINED} == {(DELIVERED, "")}
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(("name", "number"), STRUCK + [(n, s) for n in COMPILED for s in OTHERS])
 def test_no_variable_is_lost(name, number):
     found = Counter(interrupts.interrupted(interrupts.LOOPS[name], 40, seed=1, number=number))

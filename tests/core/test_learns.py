@@ -120,6 +120,7 @@ def test_exact_to_second_order(case, way):
     close(rg.jit(lambda x, p: to_second_order(WAYS[way](loss), x, p))(T, p), expected)
 
 
+@pytest.mark.slow(but=3)
 @ways
 def test_variables_in_a_scope_around(way):
     """The compiled function knows nothing of the Variables that rules read, and follows them."""
@@ -157,6 +158,7 @@ LOOPS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_branches_and_vmap(name):
     x, p, hand = rg.tensor(X / 16), double(1.3), by_hand(lambda x, p: rg.sign(x), slope, "beta")

@@ -52,6 +52,7 @@ ROADS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("road", ROADS)
 def test_to_third_order(road):
     g = ROADS[road]

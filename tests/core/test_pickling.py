@@ -135,6 +135,7 @@ sys.stdout.buffer.write(cloudpickle.dumps(sent))
 """
 
 
+@pytest.mark.slow
 def test_functions_of_a_notebook():
     done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -66,6 +66,7 @@ def test_functions_of_jax_keep_their_derivative_in_every_place(name, place):
         assert_array_equal(slopes(override(f, {key: seven}), X), slopes(f, X))
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("name", "called", "key"),
     [
@@ -90,7 +91,7 @@ def test_functions_of_jax_are_named_where_the_key_occurs_nowhere_else(name, call
     both.assert_fired()
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=1)
 @unused_is_fine
 @pytest.mark.parametrize("key", OPS)
 @pytest.mark.parametrize("name", JAXS)
@@ -118,6 +119,7 @@ def floored(x):
 THEIRS = {"rounded": rounded, "floored": floored}
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", THEIRS)
 def test_a_straight_through_estimator_keeps_its_gradient(name, place):
@@ -173,6 +175,7 @@ def looped(x):
     return eqxi.while_loop(lambda c: c[0] < 3, step, (0, x), **loop)[1].sum()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", [decay, looped])
 def test_a_function_of_a_library_that_runs_functions_of_others_is_named(f):
     run = lambda x: f(x) + jnp.tanh(x).sum()  # noqa: E731

@@ -132,6 +132,7 @@ def saving_jax(x, save):
     return rg.sin(x), lambda dy, saved: dy * saved[0]
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("f", [closing_over_jax, saving_jax])
 @pytest.mark.parametrize("in_scan", [False, True])
 def test_what_jax_computed_for_a_gradient_function_is_refused(f, in_scan):

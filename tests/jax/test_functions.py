@@ -70,6 +70,7 @@ def test_functions_that_jax_inlines_are_found(op_type, options, place):
     ours.assert_fired(op_type)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("run", [jax.hessian, jax.jacfwd, jax.jit])
 @pytest.mark.parametrize("op_type", CALLS)
 def test_the_function_is_a_key_and_their_own_rule_changes_nothing(op_type, run):
@@ -101,6 +102,7 @@ def test_a_users_function_of_that_name_is_another_function():
             override(f, {key: times(7)})(X)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("op_type", CALLS)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_half_precision(dtype, op_type):
@@ -137,6 +139,7 @@ UNKNOWN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 @pytest.mark.parametrize(("key", "f", "words"), UNKNOWN, ids=range(len(UNKNOWN)))
 def test_forms_that_are_not_recognized_are_refused_by_name(key, f, words):

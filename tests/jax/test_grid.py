@@ -100,6 +100,7 @@ def named(part):
     return getattr(part, "__name__", part)
 
 
+@pytest.mark.slow(but=10)
 @pytest.mark.parametrize(("key", "place", "transform", "rule"), dict.fromkeys(DELIVERED), ids=named)
 def test_every_cell(key, place, transform, rule):
     assert cell(key, place, transform, rule) == "delivered"

@@ -53,6 +53,7 @@ def test_every_part_has_a_reason_and_a_feature():
     assert len(paths) > 40 and all(re.match(roots, path) for path in paths)
 
 
+@pytest.mark.slow
 def test_the_promises_hold():
     from regrad.jax import promises
 
@@ -159,6 +160,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("name", TRANSFORMED)
 @pytest.mark.parametrize("inside", [True, False], ids=["made inside", "made outside"])
 def test_a_newer_jax_is_looked_at_while_it_traces(newer, name, inside):
@@ -195,6 +197,7 @@ def test_what_fails_on_a_newer_jax_is_refused_from_then_on(newer, monkeypatch):
         override(f, RULES)
 
 
+@pytest.mark.slow
 def test_an_older_jax_is_refused():
     wanted = r"needs JAX 0\.10 or newer \(0\.10 to 0\.\d+ are tested\), and 0\.9\.2 is installed"
     with pytest.raises(MissingPackageError, match=wanted):

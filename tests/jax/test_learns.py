@@ -138,6 +138,7 @@ def test_a_loop_without_a_gradient():
     check([ours(jnp.ones(3))], [f(jnp.ones(3))])
 
 
+@pytest.mark.slow
 def test_against_differences():
     """Where the rule is the derivative of `alpha * tanh(x / alpha)`, its own values show it."""
     value = lambda x, alpha: alpha * jnp.tanh(x / alpha)  # noqa: E731

@@ -77,6 +77,7 @@ def test_nnx_called_compiled_and_closed_over():
     ours.assert_fired()
 
 
+@pytest.mark.slow
 def test_a_module_of_equinox_is_a_function():
     model, by_hand = (eqx.nn.MLP(3, 2, 5, 1, act, key=KEY) for act in (jax.nn.relu, relu))
     ours = rg.jax.override(model, RULES)
@@ -173,6 +174,7 @@ def test_objects_of_nnx_change_as_they_do_outside(name, way):
     assert any(not np.array_equal(a, b) for a, b in moved)
 
 
+@pytest.mark.slow
 def test_an_object_of_nnx_that_is_returned_is_the_one_given():
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     ours = rg.jax.override(lambda m, x: {"model": m, "y": jnp.tanh(m(x))}, {"Tanh": "Tanh"})

@@ -48,7 +48,7 @@ KEYS = {
 }
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_named_scopes_and_functions(name, wrap):

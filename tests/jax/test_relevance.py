@@ -175,6 +175,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize(("words", "given"), WRONG, ids=range(len(WRONG)))
 def test_wrong_arguments_are_refused(words, given):
     usual = {"model": nets.NnxMlp(fill(Mlp())), "inputs": array(numbers(2, 6)), "target": 0}
@@ -226,6 +227,7 @@ def test_a_reference_of_functions_that_return_several(form, batch):
     np.testing.assert_allclose(found.missing, 0, atol=1e-5)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("form", "target"), [("transposed", lambda y: y[0]), ("mean", 0), ("sum", lambda y: y)]
 )

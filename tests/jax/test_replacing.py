@@ -225,6 +225,7 @@ def learning(s):
     return {"MatMul": rg.replace(scaled, rg.rules.learns(rg.rules.vjp_of(scaled), s=s))}
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("call", [
     lambda f: f(lambda x, w, v: jax.nn.relu(x @ w) @ v, A, B, C),
     lambda f: f(lambda x, w, v: jax.nn.relu(x @ w) @ v, A, v=C, w=B),

@@ -67,6 +67,7 @@ def test_gradients_are_those_of_jax(f):
     assert float(found.value) == pytest.approx(float(f(X)))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.versions
 @pytest.mark.parametrize("f", [rolled, chosen, nested, batched])
 def test_nothing_is_said_of_what_is_right(f):
@@ -209,6 +210,7 @@ def test_modules_of_nnx_are_not_changed():
     np.testing.assert_array_equal(model.layers[1].mean[...], before)
 
 
+@pytest.mark.slow
 def test_modules_of_equinox_and_haiku():
     mlp = eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0))
     assert "f.layers[0].weight" in dict(trace(mlp)(X).inputs)
@@ -255,6 +257,7 @@ def test_bytes_by_line():
 # -- checks ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_complex_arguments_and_parameters_of_single_precision():
     z, params = [jnp.array([0.3 + 1j])], {"w": np.ones((3, 2), "float32"), "n": 3}
     rg.jax.check_gradients(lambda z: jnp.abs(z * (1 + 2j)) ** 2, z, order=2)
@@ -291,6 +294,7 @@ def test_a_rule_that_cuts_the_history_of_dy(name):
         rg.jax.check_gradients(f, [X], order=2)
 
 
+@pytest.mark.slow
 def test_the_cause_is_a_rule_alone_or_where_the_user_stops_a_gradient():
     f = rg.jax.override(lambda x: jnp.sin(x) * x, {"Sin": lambda dy, x: 2 * dy * jnp.cos(x)})
     cause = rg.jax.gradient_report(f, [X]).causes[0]

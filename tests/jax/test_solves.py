@@ -117,6 +117,7 @@ X = jnp.array([0.5, 1.0, 2.0])
 EXP = {"Exp": lambda dy, x: 3 * dy * jnp.exp(x)}
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.versions
 @pytest.mark.parametrize("place", AROUND)
 def test_a_root_with_a_gradient_of_its_own(place):
@@ -164,6 +165,7 @@ def test_functions_of_the_api(name, count):
     assert [verdict for verdict in found if verdict.outcome != DELIVERED] == []
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("mode", ["jit", "vmap"])
 @pytest.mark.parametrize("name", ["solve", "cg matvec"])
 def test_solves_that_are_compiled_and_batched(name, mode):
@@ -172,6 +174,7 @@ def test_solves_that_are_compiled_and_batched(name, mode):
     assert jax_api.verdict(name, f, key, eqns, mode, True).outcome == DELIVERED
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "key", "f", "xs"),
     [("reduce", "sin", jnp.sin, [1.0]), ("reduce_window mul", "mul", jnp.multiply, [1.0, 2.0])],

@@ -180,6 +180,7 @@ def test_an_override_inside_an_override():
     ours.assert_fired()
 
 
+@pytest.mark.slow
 def test_functions_that_are_compiled_elsewhere_are_left_alone():
     attend, fresh = (jax.jit(jax.vmap(lambda x, n=n: softmax(x) * x)) for n in range(2))
     plain, text = attend(X), str(jax.make_jaxpr(attend)(X))

@@ -113,14 +113,14 @@ WITHOUT = [*THROUGH, *[(c, "plain") for c in CASES], ("Equinox", "filter_jit")]
 WITHOUT += [("Equinox", "filter_vmap")]
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("where", ["path", "predicate", "class"])
 @pytest.mark.parametrize(("case", "wrap"), THROUGH)
 def test_through_transformations(case, wrap, where):
     check(case, where, wrap=WRAPS[wrap])
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("where", ["class", "class around", "class in a predicate"])
 @pytest.mark.parametrize(("case", "wrap"), WITHOUT)
 def test_a_class_is_known_without_the_model(case, wrap, where):

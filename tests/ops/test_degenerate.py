@@ -175,6 +175,7 @@ LIBRARIES = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.parametrize("how", ["torch", "jax", "jit"])
 def test_second_derivatives_in_other_libraries_and_compiled(name: str, how: str) -> None:
@@ -187,6 +188,7 @@ def test_second_derivatives_in_other_libraries_and_compiled(name: str, how: str)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_the_hessian_of_a_compiled_function(name: str) -> None:
     f, x = LIBRARIES[name]
@@ -213,6 +215,7 @@ def third_differences(f: Any, x: np.ndarray) -> np.ndarray:
     return np.moveaxis(np.array(rows) / (2 * h), 0, -1)
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(("family", "f"), [
     *[("eigen", n) for n in EIGEN],
     *[("singular", n) for n in SINGULAR],

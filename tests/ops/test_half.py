@@ -35,6 +35,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("library", ["numpy", "jax"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)

@@ -134,6 +134,7 @@ def test_indices_out_of_range_raise(library, call):
         call(rows(library))
 
 
+@pytest.mark.slow
 def test_jax_takes_the_nearest_element_forward_and_backward():
     x = rows(jnp.asarray)
     assert rg.take(x, [7, -9], axis=1).tolist() == ROWS[:, [3, 0]].tolist()
@@ -315,6 +316,7 @@ def test_a_mask_from_an_overridden_comparison_raises():
         rg.grad(lambda x: x[x > 3].sum())(rows())
 
 
+@pytest.mark.slow
 def test_int32_jax_without_x64_warns_of_nothing():
     import subprocess
     import sys

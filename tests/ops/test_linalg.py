@@ -120,6 +120,7 @@ def test_solve_takes_a_matrix_beside_a_stack_for_a_matrix(backend: str) -> None:
     np.testing.assert_allclose(y._values(), np.linalg.solve(a, b[None]), atol=1e-12)
 
 
+@pytest.mark.slow(but=2)
 @over_libraries
 def test_det_of_singular_matrices_has_first_and_second_derivatives(backend: str) -> None:
     # d det / dx is the matrix of cofactors, a polynomial

@@ -169,6 +169,7 @@ sparse = rg.nn.sparse_softmax_cross_entropy_with_logits
 ROWS = np.array([[1.0, 2.0, 0.5], [0.1, -1.0, 3.0]])
 
 
+@pytest.mark.slow
 def test_jax_takes_the_nearest_class():
     x = rg.asarray(jnp.asarray(ROWS.astype(np.float32)))
     far, near = rg.asarray(jnp.asarray([-9, 7])), rg.asarray(jnp.asarray([0, 2]))

@@ -50,6 +50,7 @@ def test_distribution_with_parameters(draw, due):
     assert scipy.stats.kstest(y.numpy(), due.cdf).pvalue > 1e-4
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("draw", [d for d, _ in DRAWS])
 @pytest.mark.parametrize("key", [0, jax.random.key(0)], ids=["numpy", "jax"])
 def test_dtypes_and_shapes(draw, key):
@@ -95,6 +96,7 @@ def test_randint(key):
         random.randint(key, (2,), 5, 5)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("key", [0, jax.random.key(0)], ids=["numpy", "jax"])
 def test_permutation(key):
     assert sorted(random.permutation(key, 6).tolist()) == [0, 1, 2, 3, 4, 5]

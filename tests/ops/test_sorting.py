@@ -126,6 +126,7 @@ def test_a_long_recurrence_agrees_with_a_loop() -> None:
     np.testing.assert_allclose(linear_recurrence(x, decay).numpy(), due, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_wide_recurrences_agree_between_libraries(axis: int, reverse: bool) -> None:

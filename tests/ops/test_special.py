@@ -122,6 +122,7 @@ def test_nan_to_num_leaves_integers():
     assert rg.nan_to_num(rg.asarray([1, 2])).dtype == np.int64
 
 
+@pytest.mark.slow(but=2)
 @libraries
 def test_complex_expm1_where_something_is_not_finite(library):
     """The Array API standard's special cases."""
@@ -166,7 +167,7 @@ X = np.random.default_rng(0).normal(size=(3, 4, 2))
 METHODS = ["linear", "lower", "higher", "midpoint", "nearest"]
 
 
-@pytest.mark.slow(but=13)
+@pytest.mark.slow(but=2)
 @libraries
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("axis", [None, 0, -1, (0, 2), (-1, 1), ()])
@@ -178,6 +179,7 @@ def test_quantiles_as_numpy_has_them(library, method, axis):
             np.testing.assert_allclose(y.numpy(), np.quantile(X, q, **options), rtol=1e-12)
 
 
+@pytest.mark.slow(but=2)
 @libraries
 def test_infinities_and_nans_among_the_values(library):
     for x in ([1.0, 2.0, INF], [-INF, INF, INF, INF], [NAN, 1.0, 2.0], [INF] * 3, [-INF, 0.0, 1.0]):
@@ -187,6 +189,7 @@ def test_infinities_and_nans_among_the_values(library):
     assert gradients(rg.median, on(library, [INF, 1.0, 2.0]))[0].tolist() == [0, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_long_axis_is_not_blurred_by_single_precision():
     x = np.arange(2**24, dtype=np.float32)
     assert rg.quantile(rg.asarray(x), 0.3, method="lower").item() == np.quantile(

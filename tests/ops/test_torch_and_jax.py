@@ -160,6 +160,7 @@ def test_nothing_warns_where_no_record_ends(name):
             TAKEN[name](h)
 
 
+@pytest.mark.slow
 def test_a_line_warns_once():
     h = torch.ones(2, requires_grad=True) * 2
     with warnings.catch_warnings(record=True) as caught:

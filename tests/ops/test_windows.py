@@ -121,6 +121,7 @@ def test_half_precision_stays(dtype: str) -> None:
 # -- conventions ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
 def test_the_first_maximum_takes_the_gradient(library: str) -> None:
     x = in_library(library, np.array([[0.0, 1, 1], [1, 1, 0]]).reshape(1, 2, 3, 1))
@@ -144,6 +145,7 @@ def in_library(library: str, array: np.ndarray) -> Any:
     return array
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("convolve", "images", "filter", "strides"),
     [
@@ -172,6 +174,7 @@ def test_half_floats_are_added_up_in_float32_on_jax() -> None:
     assert values(dw)[4] == 4096  # in float16 a sum of ones stops at 2048
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
 @pytest.mark.parametrize("pool", [pooling.max_pool, pooling.avg_pool])
 @pytest.mark.parametrize("pad", ["valid", "same", 1])

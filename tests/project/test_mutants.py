@@ -61,6 +61,7 @@ def test_what_a_kind_of_fault_does(kind):
     assert found == expected
 
 
+@pytest.mark.slow
 def test_a_process_runs_the_code_that_was_made_for_it(tmp_path):
     """Other modules stay as they are, and the line numbers of the changed one, too."""
     (mutant,) = [m for m in PAST if m.title == "True is 1 in a key"]

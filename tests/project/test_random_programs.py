@@ -72,6 +72,7 @@ def test_a_search_of_nothing_wrong_ends_after_its_cases(capsys):
     assert capsys.readouterr().out.startswith("The first seed: 0\n")
 
 
+@pytest.mark.slow
 def test_a_custom_function_that_is_looked_through_is_found(monkeypatch):
     monkeypatch.setattr(rg, "custom_grad", lambda f: lambda *xs: f(*xs)[0])
     assert searched("twin").startswith(("silent", "broken"))
@@ -158,6 +159,7 @@ def text(*parts, kind="op"):
     return Expr(parts, kind)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_each_construct_alone_and_around_itself(name):
     write, names = writer(3), {"x0": "v", "x1": "v"}
@@ -222,6 +224,7 @@ GRADIENT_IN_A_GRADIENT = (
 )
 
 
+@pytest.mark.slow
 def test_a_rule_that_a_gradient_function_loses_is_found(monkeypatch):
     assert agreement.compared(task(*GRADIENT_IN_A_GRADIENT), "twin") == (DELIVERED, "")
     monkeypatch.setattr(custom_calls, "run_held", lambda scopes, f, *args: f(*args))

@@ -83,6 +83,7 @@ def test_versions_agree():
     assert f"\nlicense: {PROJECT['license']}\n" in citation
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["torch", "jax"])
 def test_tests_that_need_a_package_are_skipped_without_it(tmp_path, name):
     """A run in which a package cannot be imported: one test needs it, one does not."""
@@ -202,6 +203,7 @@ WITHOUT = [  # a package, what needs it, and the extra that has it
 ]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("package", sorted({row[0] for row in WITHOUT}))
 def test_what_needs_a_missing_package_says_how_to_install_it(package):
     rows = [row[1:] for row in WITHOUT if row[0] == package]

@@ -49,6 +49,7 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("types")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_program_is_clean(checker, directory):
     assert errors(checker, directory, typed_program.__file__) == {}
@@ -58,6 +59,7 @@ def test_the_program_runs():
     assert typed_program.main() > 0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_mistakes_are_errors(checker, directory):
     lines = MISTAKES.read_text().splitlines()
@@ -65,6 +67,7 @@ def test_mistakes_are_errors(checker, directory):
     assert errors(checker, directory, MISTAKES).keys() == marked != set()
 
 
+@pytest.mark.slow
 def test_the_types_of_the_package_are_known(directory):
     report = json.loads("\n".join(
         run("pyright", directory, "--verifytypes", "regrad", "--ignoreexternal", "--outputjson")
@@ -74,6 +77,7 @@ def test_the_types_of_the_package_are_known(directory):
     assert [name for name in unknown if re.fullmatch(r"regrad\.\w+", name)] == []
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("module", stubs.MODULES)
 def test_stubs_are_current(module):
     written = stubs.path_of(module).read_text()

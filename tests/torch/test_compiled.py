@@ -67,7 +67,7 @@ BODIES = {
 inner = BODIES["checkpoint"]
 
 
-@pytest.mark.slow(but=5)
+@pytest.mark.slow(but=4)
 @pytest.mark.versions
 @everywhere
 @pytest.mark.parametrize("name", BODIES)

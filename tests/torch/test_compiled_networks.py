@@ -299,7 +299,7 @@ def answers(net, shape):
 
 
 # One that the network has in front of the module, and one that most modules have not.
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("key", ["Tanh", "Relu"])
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_compile_whole_beside_a_rule(name, key):

@@ -80,7 +80,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.slow(but=5)
+@pytest.mark.slow(but=3)
 @pytest.mark.versions
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault):

@@ -47,6 +47,7 @@ def test_every_part_has_a_reason_and_a_feature():
             assert path.startswith("torch.") and why, path
 
 
+@pytest.mark.slow
 def test_the_promises_hold():
     torch._dynamo.reset()  # (the same programs are compiled by several tests)
     HOST.check(*HOST.features, again=True)
@@ -88,6 +89,7 @@ def newer(monkeypatch):
         monkeypatch.setattr(feature, "checked", False)
 
 
+@pytest.mark.slow
 def test_a_newer_torch_is_looked_at_once(newer):
     """In a state of its own: nothing of the caller's is seen or changed."""
     torch._dynamo.reset()
@@ -136,6 +138,7 @@ def test_nothing_is_looked_at_while_a_program_is_written(newer):
     assert not any(feature.checked for feature in HOST.features)
 
 
+@pytest.mark.slow
 def test_an_older_torch_is_refused():
     with pytest.raises(MissingPackageError, match=r"needs PyTorch 2\.10 .* 2\.9\.1 is inst"):
         type(HOST)("PyTorch", "regrad.torch", "2.9.1+cpu", "2.10", "2.15")
@@ -144,6 +147,7 @@ def test_an_older_torch_is_refused():
     assert "MissingPackageError: regrad.torch needs PyTorch 2.10" in done.stderr
 
 
+@pytest.mark.slow
 def test_torch_without_the_function_of_checkpoints():
     """A lost part never stops an import; where it is needed the feature is refused by name."""
     code = """if True:

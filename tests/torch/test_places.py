@@ -101,6 +101,7 @@ def test_compiled(selector):
         check(gradients(model, compiled), [])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("selector", COUNTED)
 def test_calls_are_not_counted_in_compiled_code(selector):
     torch.compiler.reset()

@@ -32,7 +32,7 @@ def slope(f):
     return first
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=1)
 @pytest.mark.versions
 @pytest.mark.parametrize("when", ["before", "inside", "in a scope before"])
 @pytest.mark.parametrize("key", KEYS)
@@ -78,7 +78,7 @@ OWN = {
 }  # fmt: skip
 
 
-@pytest.mark.slow(but=9)
+@pytest.mark.slow(but=3)
 @pytest.mark.versions
 @pytest.mark.parametrize("compiled", ["", "in place", "around"])
 @pytest.mark.parametrize("key", ["path", "class", "instance", "whole call"])

@@ -207,6 +207,7 @@ def test_recomputation_after_the_scope_runs_under_it(model, x, reentrant):
     torch.testing.assert_close(from_backward(y, x), wished("", model, x))
 
 
+@pytest.mark.slow
 def test_compiled_code_knows_its_rules_and_serves_again_in_the_next_scope(model, x):
     fast = compile_afresh(model)
     plain = backward(fast, x)

@@ -43,6 +43,7 @@ def wrong(found: Sequence[Any]) -> dict[str, str]:
     return {v.case: v.detail for v in found if v.outcome not in (DELIVERED, REFUSED)}
 
 
+@pytest.mark.slow
 def test_an_op_that_is_passed_over_is_found(monkeypatch):
     monkeypatch.setattr(nodes, "types_of", lambda name: ())
     coverage_of.cache_clear()
@@ -51,6 +52,7 @@ def test_an_op_that_is_passed_over_is_found(monkeypatch):
     assert found["eager, Mul: kron:op 0"] == "autograd recorded an op of the type"
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_a_way_that_loses_the_rules_is_found(monkeypatch):
     def lost(f: Any, xs: Any) -> Any:

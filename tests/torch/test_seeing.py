@@ -297,6 +297,7 @@ def test_a_rule_that_cuts_the_history_of_dy(f, name):
         rt.check_gradients(f, [x], order=2)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_rules_and_numbers_that_do_not_matter_to_a_check():
     rule = rg.rules.optional(lambda dy, a, b: (dy * b * 7, dy * a * 7))

@@ -42,7 +42,7 @@ def plain(transformation, steps):
     return params, losses
 
 
-@pytest.mark.slow(but=9)
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("make", [line.as_numpy, as_jax, line.as_torch])
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_are_those_of_plain_optax(way, make):

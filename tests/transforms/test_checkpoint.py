@@ -247,7 +247,7 @@ def _with_its_vjp(f, x):
     return y, lambda dy: back(dy)[0]
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("name", BODIES)
 def test_traced_python_runs_once(name):
     """In one program to second order, and in the derivatives of a compiled function."""

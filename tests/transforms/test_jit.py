@@ -219,6 +219,7 @@ WARNED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("f", "change", "words"), WARNED, ids=["global", "shape", "static", "array"]
 )

@@ -115,7 +115,7 @@ def twice(f):
     return lambda x: (f(x), f(x))
 
 
-@pytest.mark.slow(but=14)
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_functions_are_let_go(body, transformed):

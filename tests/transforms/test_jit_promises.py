@@ -324,7 +324,7 @@ def test_custom_gradients_in_every_context(op_type):
 # -- scopes that come and go -----------------------------------------------------------------------
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("case", SOME, ids=repr)
 @pytest.mark.parametrize("inside_first", [False, True])
 def test_what_is_cached_does_not_carry_a_rule_in_or_out(case, inside_first):

@@ -146,6 +146,7 @@ GROUPS = [COMPILED[i : i + TOGETHER] for i in range(0, len(COMPILED), TOGETHER)]
 over_groups = pytest.mark.parametrize("rows", GROUPS, ids=lambda rows: f"{rows[0]} and others")
 
 
+@pytest.mark.slow(but=12)
 @over_groups
 def test_compiled(rows: Sequence[Sample]) -> None:
     """Ten rows in one program, each in a form that its name chooses."""

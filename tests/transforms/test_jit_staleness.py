@@ -60,7 +60,7 @@ def outcome(way, **options):
     return "right" if after == due[1] else "stale"
 
 
-@pytest.mark.slow(but=15)
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
 def test_a_change_is_seen(way):
     """Or refused, or it belongs to a kind that the docs name; `verify` finds it."""

@@ -356,6 +356,7 @@ def test_names_that_go_and_come(monkeypatch):
         np.testing.assert_allclose(compiled(X).numpy(), f(X).numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
 def test_many_places_and_many_kinds_of_calls(monkeypatch):
     """More than are written out: the general check, and the general road."""

@@ -62,6 +62,7 @@ A, B = {"Tanh": lambda dy: dy * 5.0}, {"Tanh": lambda dy: dy * 7.0}
 ORDER = [(A, 5), (B, 7), (None, 0), (A, 5), (A, 5), (None, 0), (None, 0), (B, 7), (B, 7), (A, 5)]
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize("name", CONSTRUCTS)
 @pytest.mark.parametrize("way", roads(rg.tanh))
 def test_one_body_under_one_map_and_another(name, way):
@@ -112,7 +113,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(("name", "change"), sorted(CHANGES))
 def test_a_rule_whose_closure_changes(name, change):
     """Within one scope, and in the next one with the same map."""

@@ -46,6 +46,7 @@ modes = pytest.mark.parametrize("mode", MODES)
 DATA = [np.float64, lambda x: jnp.asarray(x, dtype="float64")]
 
 
+@pytest.mark.slow(but=8)
 @modes
 @pytest.mark.parametrize("form", FORMS)
 def test_a_singular_result_does_not_reach_the_gradient(form, mode):
@@ -214,6 +215,7 @@ def test_find_nan_agrees():
     assert found is None or found.phase == "forward"
 
 
+@pytest.mark.slow
 def test_jax_drops_unused_results_of_a_regrad_function():
     f = rg.jax.from_regrad(lambda x: (rg.log(x), x * x))
     g = lambda x: f(x)[1]  # noqa: E731

@@ -68,6 +68,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("draw", "jit"), [*[(d, False) for d in DRAWS], ("random_normal", True)])
 def test_seeds(draw, jit):
     def twice(graph_seed, op_seed):
