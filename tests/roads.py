@@ -307,5 +307,8 @@ def roads_for(name: str) -> list[Road]:
     """Return the roads of a sample: eager ones, and for one sample in twenty compiled ones."""
     chosen = choose(f"{name}: eager road", EAGER)
     if True in choose(f"{name}: compiles", [True, *[False] * 19]):
-        chosen += choose(f"{name}: compiled road", COMPILED)
+        calls = dict.fromkeys(road.call for road in COMPILED)
+        for call in choose(f"{name}: call", calls):
+            of_call = [road for road in COMPILED if road.call == call]
+            chosen.append(choose(f"{name}: compiled road", of_call)[0])
     return chosen
