@@ -58,6 +58,17 @@ def pytest_sessionstart(session):
         plugins.register(progress.Progress(session, terminal))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Collect the tests without looking for garbage: nearly all that is made stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out slow tests, unless they are asked for."""
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:

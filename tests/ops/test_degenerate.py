@@ -128,6 +128,7 @@ def check(found: np.ndarray, due: np.ndarray) -> None:
     np.testing.assert_allclose(found[known], due[known], rtol=1e-4, atol=atol)
 
 
+@pytest.mark.slow(but=100)
 @pytest.mark.parametrize(("f", "x"), [*cases()])
 def test_second_derivatives_are_right_or_nan(f: Any, x: np.ndarray) -> None:
     with np.errstate(all="ignore"):

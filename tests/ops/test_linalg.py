@@ -100,6 +100,7 @@ def test_integers_become_float32(name: str, backend: str) -> None:
     assert {t.dtype for t in (y if isinstance(y, tuple) else (y,))} == {np.dtype("float32")}
 
 
+@pytest.mark.slow(but=24)
 @over_libraries
 @pytest.mark.parametrize(
     ("name", "shape"),

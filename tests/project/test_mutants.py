@@ -13,19 +13,24 @@ from tests.campaigns import mutant_sources as sources
 from tests.campaigns import mutants
 from tests.campaigns.past_faults import PAST
 
-MUTANTS = mutants.mutants()
 
-
-def test_there_are_mutants_of_all_parts():
-    parts = [mutants.part_of(m.file) for m in MUTANTS]
-    assert len(MUTANTS) >= 150 and len({m.name for m in MUTANTS}) == len(MUTANTS)
-    assert all(parts.count(part) >= 10 for part in (*mutants.PARTS, "others"))
-
-
-@pytest.mark.parametrize("mutant", [*MUTANTS[::20], *PAST], ids=lambda m: m.name)
-def test_a_mutant_is_a_change(mutant):
+def is_a_change(mutant):
     own = compile(mutant.path.read_text(encoding="utf-8"), mutant.path, "exec", dont_inherit=True)
-    assert mutant.code() != own
+    return mutant.code() != own
+
+
+@pytest.mark.slow  # (every file of the package is parsed, which takes seconds)
+def test_there_are_mutants_of_all_parts():
+    found = mutants.mutants()
+    parts = [mutants.part_of(m.file) for m in found]
+    assert len(found) >= 150 and len({m.name for m in found}) == len(found)
+    assert all(parts.count(part) >= 10 for part in (*mutants.PARTS, "others"))
+    assert all(map(is_a_change, found[::20]))
+
+
+@pytest.mark.parametrize("mutant", PAST, ids=lambda m: m.name)
+def test_a_past_fault_is_a_change(mutant):
+    assert is_a_change(mutant)
 
 
 CASES = {

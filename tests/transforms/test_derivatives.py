@@ -218,6 +218,7 @@ def tangent(rule, library, around, x, v):
         return session.run(found, {at: x, along: v})
 
 
+@pytest.mark.slow(but=80)
 @ways
 @pytest.mark.parametrize("kind", STRAIGHT)
 @pytest.mark.parametrize("size", [2, 70])
