@@ -11,7 +11,8 @@ python -m tests.campaigns.mutants run [WORD …]    each mutant (with these word
 python -m tests.campaigns.mutants record          write what was found into the record
 python -m tests.campaigns.mutants table           the record as a table
 
-`probe` and `run` keep what they find in out/mutants; `run` goes on where it was stopped.
+`probe` and `run` keep what they find in out/mutants; `run` goes on where it was stopped. Several
+processes share the mutants: `run --share 1/2` and `run --share 2/2`.
 """
 
 from __future__ import annotations
@@ -84,9 +85,8 @@ def environment(codes: dict[str, CodeType], folder: Path, **more: Any) -> dict[s
     return {**os.environ, **{name: str(value) for name, value in own.items()}}
 
 
-def call(command: Sequence[str], env: dict[str, str], limit: float) -> int | None:
+def call(command: Sequence[str], env: dict[str, str], limit: float, log: Path) -> int | None:
     """The exit status of a process; None if it runs for too long. No child of it is left."""
-    log = OUT / "last.log"
     with log.open("w") as file:
         process = subprocess.Popen(
             command, env=env, cwd=ROOT, stdout=file, stderr=file, start_new_session=True
@@ -156,31 +156,33 @@ def in_stages(tests: list[str], seconds: dict[str, float]) -> list[list[str]]:
 # -- one mutant ------------------------------------------------------------------------------------
 
 
-def run_one(mutant: Mutant | Past, hits: Hits, quick: set[str] | None) -> dict[str, Any]:
+def run_one(
+    mutant: Mutant | Past, hits: Hits, quick: set[str] | None, folder: Path
+) -> dict[str, Any]:
     """Which test finds a mutant: one of `make test`, if one can, or of the whole suite."""
     there = hits.tests.get(mutant.name, [])
     groups = [there] if quick is None else [
         [t for t in there if t in quick], [t for t in there if t not in quick]
     ]  # fmt: skip
-    files = {"REGRAD_TESTS": OUT / "tests.json", "REGRAD_FAILED": OUT / "failed.jsonl"}
-    env = environment({sources.module_of(mutant.file): mutant.code()}, OUT / "mutant", **files)
+    files = {"REGRAD_TESTS": folder / "tests.json", "REGRAD_FAILED": folder / "failed.jsonl"}
+    env = environment({sources.module_of(mutant.file): mutant.code()}, folder, **files)
     found: dict[str, Any] = {"part": part_of(mutant.file), "tests": len(there), "found": None}
     for group, name in zip(groups, ("make test", "make test-all"), strict=False):
         for stage in in_stages(group, hits.seconds):
-            by = failing(stage, env, 120 + 20 * sum(hits.seconds[t] for t in stage))
+            by = failing(stage, env, folder, 120 + 20 * sum(hits.seconds[t] for t in stage))
             if by is not None:
                 return {**found, "found": by, "in": name}
     return found
 
 
-def failing(tests: list[str], env: dict[str, str], limit: float) -> str | None:
+def failing(tests: list[str], env: dict[str, str], folder: Path, limit: float) -> str | None:
     """The first of these tests that fails, None if all pass."""
-    (OUT / "tests.json").write_text(json.dumps(tests), encoding="utf-8")
-    failed = OUT / "failed.jsonl"
+    (folder / "tests.json").write_text(json.dumps(tests), encoding="utf-8")
+    failed = folder / "failed.jsonl"
     failed.unlink(missing_ok=True)
     files = sorted({test.partition("::")[0] for test in tests})
     workers = ["-n", "2"] if len(tests) > SECOND else []
-    status = call([*PYTEST, "-x", *workers, *files], env, limit)
+    status = call([*PYTEST, "-x", *workers, *files], env, limit, folder / "last.log")
     if failed.exists():
         return json.loads(failed.read_text(encoding="utf-8").splitlines()[0])[0]
     if status is None:
@@ -188,18 +190,27 @@ def failing(tests: list[str], env: dict[str, str], limit: float) -> str | None:
     return None if status in (0, 5) else f"the import of regrad (exit status {status})"
 
 
-def run(words: Sequence[str], again: bool) -> None:
+def found_so_far() -> dict[str, Any]:
+    """What the processes that share the mutants have found."""
+    found: dict[str, Any] = {}
+    for path in sorted(OUT.glob("found-*.json")):
+        found |= json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def run(words: Sequence[str], again: bool, share: str) -> None:
     """Run the mutants whose names contain one of these words, and keep what was found."""
-    path = OUT / "found.json"
+    mine, shares = map(int, share.split("/"))
+    path, folder = OUT / f"found-{mine}.json", OUT / f"mutant-{mine}"
+    folder.mkdir(exist_ok=True)
+    known = {} if again else found_so_far()
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     hits, names = read_hits(), OUT / "quick.txt"
     quick = set(names.read_text(encoding="utf-8").split("\n")) if names.exists() else None
-    for mutant in mutants():
-        if mutant.name in found and not again:
+    for mutant in mutants()[mine - 1 :: shares]:
+        if mutant.name in known or (words and not any(word in mutant.name for word in words)):
             continue
-        if words and not any(word in mutant.name for word in words):
-            continue
-        found[mutant.name] = run_one(mutant, hits, quick)
+        found[mutant.name] = run_one(mutant, hits, quick, folder)
         path.write_text(json.dumps(found, indent=1), encoding="utf-8")
         print(mutant.name, "|", found[mutant.name]["found"] or "SURVIVES", flush=True)
 
@@ -209,7 +220,7 @@ def run(words: Sequence[str], again: bool) -> None:
 
 def record() -> None:
     """Write down what `run` has found, with the survivors' reasons."""
-    found = json.loads((OUT / "found.json").read_text(encoding="utf-8"))
+    found = found_so_far()
     texts = {m.name: m.text for m in mutants()}
     rows = {name: {**row, "text": texts[name]} for name, row in found.items() if name in texts}
     for name, row in rows.items():
@@ -255,6 +266,7 @@ def main() -> None:
     parser.add_argument("command", choices=("list", "probe", "run", "record", "table"))
     parser.add_argument("words", nargs="*")
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
+    parser.add_argument("--share", default="1/1", help="which part of the mutants, of how many")
     options, others = parser.parse_known_args()
     OUT.mkdir(parents=True, exist_ok=True)
     match options.command:
@@ -264,7 +276,7 @@ def main() -> None:
         case "probe":
             probe([*options.words, *others])
         case "run":
-            run(options.words, options.again)
+            run(options.words, options.again, options.share)
         case "record":
             record()
         case "table":
