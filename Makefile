@@ -36,12 +36,11 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# Tests that choose among libraries, dtypes and shapes: here they take all of them.
-GRIDS := ops/test_ops core/test_builtin_rules graph/test_samples transforms/test_jit_samples
+# Tests that choose among libraries, dtypes, shapes and roads: here they take all of them.
+GRIDS := ops/test_ops ops/test_roads core/test_builtin_rules graph/test_samples transforms/test_jit_samples
 
 proof: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.proof $(ARGS)
-	$(BIN)/python -m tests.campaigns.roads $(ARGS)
 ifeq ($(findstring --quick,$(ARGS)),)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --proof $(GRIDS:%=tests/%.py)
 endif

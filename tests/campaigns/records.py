@@ -81,7 +81,6 @@ PARTS = {
     "public": ("core", "torch"),
     "relevance_lost": ("rules", "torch"),
     "relevance_peers": ("rules", "torch"),
-    "roads": ("autodiff", "core", "ops", "transforms"),
 }
 
 
