@@ -17,11 +17,9 @@ A, B = np.array([0.5, 1.5], "f4"), np.array([2.0, 3.0], "f4")
 ARGNUMS = [0, 1, -1, (0, 1), (1, 0), [1], (-1, 0)]
 POWER = {"power": 3.0}
 APIS = {
-    "grad": (rg.grad, jax.grad),
-    "value_and_grad": (rg.value_and_grad, jax.value_and_grad),
-    "jacobian": (rg.jacobian, jax.jacrev),
-    "hessian": (rg.hessian, jax.hessian),
-}
+    "grad": (rg.grad, jax.grad), "value_and_grad": (rg.value_and_grad, jax.value_and_grad),
+    "jacobian": (rg.jacobian, jax.jacrev), "hessian": (rg.hessian, jax.hessian),
+}  # fmt: skip
 apis = pytest.mark.parametrize(("ours", "theirs"), APIS.values(), ids=APIS)
 
 
@@ -124,14 +122,10 @@ def test_dy_by_position_is_refused_where_f_may_take_it(api, several):
 
 
 BAD = {
-    2: "argnums=2, but f is called with 2 positional arguments",
-    -3: "argnums=-3, but",
-    (0, -2): "names one of 2 arguments twice",
-    (): "nothing to differentiate by",
-    "a": "an int or a sequence of ints, got 'a'",
-    True: "got True",
-    1.5: "got 1.5",
-}
+    2: "argnums=2, but f is called with 2 positional arguments", -3: "argnums=-3, but",
+    (0, -2): "names one of 2 arguments twice", (): "nothing to differentiate by",
+    "a": "an int or a sequence of ints, got 'a'", True: "got True", 1.5: "got 1.5",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("argnums", BAD, ids=repr)

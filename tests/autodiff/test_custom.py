@@ -58,18 +58,12 @@ def by(grad_func):
 
 
 FITTING = [
-    lambda dy: dy * 3,
-    lambda dy, saved: dy * 3,
-    lambda dy, saved, k=3: dy * k,
-    lambda dy, k=3: dy * k,
-    lambda *args: args[0] * 3,
-    lambda dy, *args: dy * 3,
-    lambda dy, **options: dy * 3,
-    lambda dy, *, k=3: dy * k,
-    functools.partial(lambda k, dy: dy * k, 3),
-    functools.partial(lambda k, dy, saved: dy * k, 3),
+    lambda dy: dy * 3, lambda dy, saved: dy * 3, lambda dy, saved, k=3: dy * k,
+    lambda dy, k=3: dy * k, lambda *args: args[0] * 3, lambda dy, *args: dy * 3,
+    lambda dy, **options: dy * 3, lambda dy, *, k=3: dy * k,
+    functools.partial(lambda k, dy: dy * k, 3), functools.partial(lambda k, dy, saved: dy * k, 3),
     Method().grad_func,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("grad_func", FITTING)
@@ -219,16 +213,13 @@ def of_an_outer_derivative(w):
 
 CLOSING = {
     **{f.__name__: closing(f) for f in (rg.sin, rg.sign, rg.sum)},
-    "w * 2": closing(lambda w: w * 2.0),
-    "2 + w": closing(lambda w: 2.0 + w),
-    "stack": closing(lambda w: rg.stack([w, w])[0]),
-    "w": closing(lambda w: w),
+    "w * 2": closing(lambda w: w * 2.0), "2 + w": closing(lambda w: 2.0 + w),
+    "stack": closing(lambda w: rg.stack([w, w])[0]), "w": closing(lambda w: w),
     "no input is differentiated": lambda w: custom(lambda x: (x * w, lambda dy: dy))(FIVE),
     "returned alone": lambda w: custom(lambda a: (w, lambda dy: dy))(FIVE) + w * 0,
-    "of an outer derivative": of_an_outer_derivative,
-    "nested": nested_closing,
+    "of an outer derivative": of_an_outer_derivative, "nested": nested_closing,
     "nested, in a gradient": lambda z: z * rg.grad(nested_closing)(rg.scalar(3.0)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CLOSING)
@@ -296,11 +287,9 @@ def test_misuse(f, error, words):
 
 
 NOT_LINEAR = [
-    lambda dy: dy if dy.sum().item() < 1 else dy * 0.1,
-    lambda dy: rg.tensor(dy.tolist()),
-    lambda dy: rg.remainder(dy, 2.0),
-    lambda dy: rg.astype(rg.astype(dy, rg.int32), rg.float32),
-]
+    lambda dy: dy if dy.sum().item() < 1 else dy * 0.1, lambda dy: rg.tensor(dy.tolist()),
+    lambda dy: rg.remainder(dy, 2.0), lambda dy: rg.astype(rg.astype(dy, rg.int32), rg.float32),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("grad_func", NOT_LINEAR)

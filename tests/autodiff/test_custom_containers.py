@@ -115,21 +115,16 @@ def on(*kinds, but=()):
 
 sequences = on(list, tuple, but=Pair)
 FAULTS = [
-    lambda tree: [tree, tree],
-    lambda tree: {"w": tree},
-    on(object, but=Pair)(lambda tree: Pair(tree, None)),
-    on(Pair)(lambda tree: Other(*tree)),
-    on(Pair)(list),
-    on(int, but=bool)(lambda tree: [[tree]]),
-    sequences(lambda tree: [*tree, 0]),
+    lambda tree: [tree, tree], lambda tree: {"w": tree},
+    on(object, but=Pair)(lambda tree: Pair(tree, None)), on(Pair)(lambda tree: Other(*tree)),
+    on(Pair)(list), on(int, but=bool)(lambda tree: [[tree]]), sequences(lambda tree: [*tree, 0]),
     sequences(lambda tree: [0, *tree]),
     sequences(lambda tree: list(tree)[:-1] if len(tree) > 1 else tree),
-    sequences(lambda tree: dict(enumerate(tree))),
-    on(dict)(lambda tree: {**tree, "other": 0}),
+    sequences(lambda tree: dict(enumerate(tree))), on(dict)(lambda tree: {**tree, "other": 0}),
     on(dict)(lambda tree: {f"{k}_": t for k, t in tree.items()}),
     on(dict)(lambda tree: dict([*tree.items()][1:]) if len(tree) > 1 else {"v": 0}),
     on(dict)(lambda tree: [*tree.values()]),
-]
+]  # fmt: skip
 
 # -- modes: the gradients of the sum of all inputs, by an answer -----------------------------------
 

@@ -32,10 +32,8 @@ def in_graph(f, x, jit=False):
 
 
 ROADS = {
-    "eager": lambda f, x: rg.grad(f)(x),
-    "jit": lambda f, x: rg.jit(rg.grad(f))(x),
-    "graph": in_graph,
-    "grad of jit": lambda f, x: rg.grad(rg.jit(f))(x),
+    "eager": lambda f, x: rg.grad(f)(x), "jit": lambda f, x: rg.jit(rg.grad(f))(x),
+    "graph": in_graph, "grad of jit": lambda f, x: rg.grad(rg.jit(f))(x),
     "checkpoint": lambda f, x: rg.grad(rg.checkpoint(f))(x),
     "scan": lambda f, x: rg.grad(
         lambda x: rg.scan(lambda c, _: (f(x) + 0 * c, None), 0 * x, None, length=2)[0]
@@ -44,7 +42,7 @@ ROADS = {
     "vmap": lambda f, x: rg.grad(lambda x: rg.vmap(f)(rg.stack([x, 0 * x]))[0])(x),
     "jvp": lambda f, x: rg.jvp(f, [x], [rg.ones_like(x)])[1],
     "graph, jit": lambda f, x: in_graph(f, x, jit=True),
-}
+}  # fmt: skip
 roads = pytest.mark.parametrize("road", ROADS)
 
 

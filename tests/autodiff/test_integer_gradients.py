@@ -26,15 +26,11 @@ def scanned(f, **options):
 
 
 CONTEXTS = {
-    "plain": lambda f: f,
-    "checkpoint": rg.checkpoint,
-    "vmap": rg.vmap,
+    "plain": lambda f: f, "checkpoint": rg.checkpoint, "vmap": rg.vmap,
     "cond": lambda f: lambda z: rg.cond(rg.sum(z) > 0.0, f, lambda z: f(z * 2.0), z),
-    "scan": scanned,
-    "scan, checkpoint": lambda f: scanned(f, checkpoint=True),
-    "map": lambda f: lambda z: rg.map(f, z),
-    "jit": rg.jit,
-}
+    "scan": scanned, "scan, checkpoint": lambda f: scanned(f, checkpoint=True),
+    "map": lambda f: lambda z: rg.map(f, z), "jit": rg.jit,
+}  # fmt: skip
 CONTEXTS |= {
     f"jit of {name}": lambda f, context=context: rg.jit(context(f))
     for name, context in list(CONTEXTS.items())[1:]

@@ -110,22 +110,16 @@ def custom_of_tensorflow(graph, x):
 
 
 WAYS = {
-    "regrad": in_regrad(),
-    "jit": in_regrad(rg.jit),
-    "custom_grad": in_regrad(f=ours),
-    "torch": in_torch(),
-    "torch, by NumPy": in_torch(rule=by_numpy),
+    "regrad": in_regrad(), "jit": in_regrad(rg.jit), "custom_grad": in_regrad(f=ours),
+    "torch": in_torch(), "torch, by NumPy": in_torch(rule=by_numpy),
     "torch, by regrad": in_torch(rule=by_regrad),
     "torch, checkpoint": in_torch(wrap=lambda f: lambda x: checkpoint(f, x, use_reentrant=False)),
     "torch, custom_grad": in_torch(torchs),
-    "torch, custom_grad, a closure": in_torch(torchs_by_closure),
-    "jax": in_jax(),
-    "jax, jit": in_jax(jax.jit),
-    "jax, by regrad": in_jax(rule=by_regrad),
-    "jax, custom_grad": in_jax(f=jaxs),
-    "v1": in_v1(under_a_map),
+    "torch, custom_grad, a closure": in_torch(torchs_by_closure), "jax": in_jax(),
+    "jax, jit": in_jax(jax.jit), "jax, by regrad": in_jax(rule=by_regrad),
+    "jax, custom_grad": in_jax(f=jaxs), "v1": in_v1(under_a_map),
     "v1, custom_gradient": in_v1(custom_of_tensorflow),
-}
+}  # fmt: skip
 LOSSES = [(lambda y: y * 1, np.cos(AT)), (lambda y: y * y, np.sin(2 * AT))]
 
 

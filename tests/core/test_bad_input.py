@@ -61,14 +61,11 @@ def test_python_refuses_what_short_roads_do_not_take():
 
 Own = type("Own", (Exception,), {})
 CALLS = {
-    "grad": lambda f: rg.grad(f)(x),
-    "map": lambda f: rg.map(f, x),
-    "cond": lambda f: rg.cond(True, f, f),
-    "vmap": lambda f: rg.vmap(f)(x),
-    "checkpoint": lambda f: rg.checkpoint(f)(x),
-    "while_loop": lambda f: rg.while_loop(f, f, x),
+    "grad": lambda f: rg.grad(f)(x), "map": lambda f: rg.map(f, x),
+    "cond": lambda f: rg.cond(True, f, f), "vmap": lambda f: rg.vmap(f)(x),
+    "checkpoint": lambda f: rg.checkpoint(f)(x), "while_loop": lambda f: rg.while_loop(f, f, x),
     "custom_grad": lambda f: rg.custom_grad(lambda x, save: f())(x),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)

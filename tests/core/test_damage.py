@@ -164,17 +164,15 @@ def float32(*shape, descr="<f4"):
 
 NO_ARRAYS = [
     (float32(10**11), "'w' takes 400000000128 bytes, and its entry 128"),
-    (float32(10**4000), "'w'"),
-    (float32(-1), "'w' has the shape"),
+    (float32(10**4000), "'w'"), (float32(-1), "'w' has the shape"),
     (float32(1, descr="|O") + bytes(8), "'w' holds Python objects"),
     (float32(1, descr="<q9") + bytes(8), "descr"),
     (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "damaged"),
     (b"\x93NUMPY\x01\x00\xff\x0f" + b"-" * 4095, "damaged"),
     (b"\x93NUMPY\x09\x00\xff\x0f", "an entry is not an array"),
-    (b"\x93NU", "an entry is not an array"),
-    (b"", "an entry is not an array"),
+    (b"\x93NU", "an entry is not an array"), (b"", "an entry is not an array"),
     (b"cos\nsystem\n(S'true'\ntR.", "an entry is not an array"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("i", range(len(NO_ARRAYS)))

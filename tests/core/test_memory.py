@@ -30,13 +30,10 @@ def repeated(op, n):
 
 
 KEPT = {
-    "add": (lambda x: x + 1.0, 0),
-    "neg": (lambda x: -x, 0),
-    "reshape": (lambda x: rg.reshape(x, (-1,)), 0),
-    "scale": (lambda x: x * 2.0, 0),
-    "sin": (rg.sin, 99),
-    "tanh": (rg.tanh, 100),
-}
+    "add": (lambda x: x + 1.0, 0), "neg": (lambda x: -x, 0),
+    "reshape": (lambda x: rg.reshape(x, (-1,)), 0), "scale": (lambda x: x * 2.0, 0),
+    "sin": (rg.sin, 99), "tanh": (rg.tanh, 100),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "megabytes"), KEPT.values(), ids=KEPT)

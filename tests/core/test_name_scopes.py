@@ -100,21 +100,14 @@ def defaults():
 
 
 WITHOUT_A_DTYPE = {
-    "scalar": lambda: rg.scalar(0.1),
-    "tensor of integers": lambda: rg.tensor([1, 2]),
-    "zeros": lambda: rg.zeros(3),
-    "eye": lambda: rg.eye(2),
-    "linspace": lambda: rg.linspace(0, 1, 3),
-    "one_hot": lambda: rg.one_hot([1], 3),
-    "asarray": lambda: rg.asarray(0.5),
-    "Variable": lambda: rg.Variable(0.5),
+    "scalar": lambda: rg.scalar(0.1), "tensor of integers": lambda: rg.tensor([1, 2]),
+    "zeros": lambda: rg.zeros(3), "eye": lambda: rg.eye(2),
+    "linspace": lambda: rg.linspace(0, 1, 3), "one_hot": lambda: rg.one_hot([1], 3),
+    "asarray": lambda: rg.asarray(0.5), "Variable": lambda: rg.Variable(0.5),
     "normal": lambda: rg.random.normal(np.random.default_rng(0), (2,)),
-    "fftfreq": lambda: rg.fft.fftfreq(4),
-    "integers times a float": lambda: rg.arange(3) * 2.0,
-    "integers divided": lambda: rg.arange(3) / 2,
-    "exp of integers": lambda: rg.exp(rg.arange(3)),
-    "mean of integers": lambda: rg.mean(rg.arange(3)),
-    "a function of a number": lambda: rg.sqrt(2),
+    "fftfreq": lambda: rg.fft.fftfreq(4), "integers times a float": lambda: rg.arange(3) * 2.0,
+    "integers divided": lambda: rg.arange(3) / 2, "exp of integers": lambda: rg.exp(rg.arange(3)),
+    "mean of integers": lambda: rg.mean(rg.arange(3)), "a function of a number": lambda: rg.sqrt(2),
     "two numbers": lambda: rg.pow(2, 0.5),
     "a gradient by a number": lambda: rg.grad(lambda x: x * x)(0.3),
     "losses of integers": lambda: rg.losses.mean_squared_error([1, 0], [0, 1]),
@@ -123,7 +116,7 @@ WITHOUT_A_DTYPE = {
     "complex ends": lambda: rg.real(rg.linspace(0, 1j, 3)),
     "the namespace": lambda: np.empty(0, defaults()["real floating"]),
     "the namespace, complex": lambda: np.empty(0, defaults()["complex floating"]).real,
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -48,19 +48,16 @@ CONSTRUCTORS = {
     "scalar": lambda v, d: rg.scalar(v, d),
     "tensor of a list": lambda v, d: rg.tensor([v], dtype=d),
     "tensor of nested lists": lambda v, d: rg.tensor([[v], [v]], dtype=d)[0],
-    "tensor1d": lambda v, d: rg.tensor1d([v], d),
-    "asarray": lambda v, d: rg.asarray(v, dtype=d),
+    "tensor1d": lambda v, d: rg.tensor1d([v], d), "asarray": lambda v, d: rg.asarray(v, dtype=d),
     "asarray of a list": lambda v, d: rg.asarray([v], dtype=d),
-    "Variable": lambda v, d: rg.Variable(v, dtype=d).value,
-    "assign": assigned,
+    "Variable": lambda v, d: rg.Variable(v, dtype=d).value, "assign": assigned,
     "full": lambda v, d: rg.full((1,), v, dtype=d),
     "full_like": lambda v, d: rg.full_like(np.zeros(1, d), v),
     "full_like, dtype": lambda v, d: rg.full_like(np.zeros(1), v, dtype=d),
     "one_hot, on": lambda v, d: rg.one_hot([0], 1, on_value=v, dtype=d),
     "one_hot, off": lambda v, d: rg.one_hot([1], 1, off_value=v, dtype=d),
-    "astype": lambda v, d: rg.astype(v, d),
-    "astype of a list": lambda v, d: rg.astype([v], d),
-}
+    "astype": lambda v, d: rg.astype(v, d), "astype of a list": lambda v, d: rg.astype([v], d),
+}  # fmt: skip
 WHOLE_ONLY = {
     "arange": lambda v, d: rg.arange(v, v + 1, dtype=d),
     "at_set": lambda v, d: rg.at_set(np.zeros(1, d), 0, v),
@@ -117,11 +114,9 @@ def test_numbers_take_the_dtype_at_once(name: str) -> None:
 
 FILLS = {
     "full_like": lambda x, v: rg.full_like(x, v),
-    "one_hot": lambda x, v: rg.one_hot(x, 2, on_value=v, dtype="uint8"),
-    "add": lambda x, v: x + v,
-    "pad": lambda x, v: rg.pad(x, 1, constant_value=v),
-    "at_set": lambda x, v: rg.at_set(x, 0, v),
-}
+    "one_hot": lambda x, v: rg.one_hot(x, 2, on_value=v, dtype="uint8"), "add": lambda x, v: x + v,
+    "pad": lambda x, v: rg.pad(x, 1, constant_value=v), "at_set": lambda x, v: rg.at_set(x, 0, v),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILLS)
@@ -343,18 +338,13 @@ REFUSED = {
     "torch sparse": (lambda: torch.eye(2).to_sparse(), r"torch\.sparse_coo.*x\.to_dense\(\)"),
 }  # fmt: skip
 TAKERS = {
-    "tensor": rg.tensor,
-    "tensor, dtype": lambda x: rg.tensor(x, dtype="float32"),
-    "asarray": rg.asarray,
-    "asarray, shared": lambda x: rg.asarray(x, copy=False),
-    "Variable": rg.Variable,
-    "an op": rg.sin,
-    "an operator": lambda x: rg.ones(2) + x,
-    "one of several": lambda x: rg.concat([rg.ones(2), x]),
-    "a composition": rg.var,
+    "tensor": rg.tensor, "tensor, dtype": lambda x: rg.tensor(x, dtype="float32"),
+    "asarray": rg.asarray, "asarray, shared": lambda x: rg.asarray(x, copy=False),
+    "Variable": rg.Variable, "an op": rg.sin, "an operator": lambda x: rg.ones(2) + x,
+    "one of several": lambda x: rg.concat([rg.ones(2), x]), "a composition": rg.var,
     "an index": lambda x: rg.ones(2)[x],
     "a compiled function": lambda x: rg.jit(lambda x: x * 2)(x),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("taker", TAKERS)

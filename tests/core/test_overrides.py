@@ -62,22 +62,16 @@ def stated(*args, **options):
 
 stated.__signature__ = inspect.signature(by_seven)
 RULES = {
-    "stated signature": stated,
-    "partial": functools.partial(two, 7),
-    "partial of a method": functools.partial(Callable().native),
-    "object": Callable(),
-    "method": Callable().native,
-    "method in TensorFlow's form": Callable().tensorflow,
+    "stated signature": stated, "partial": functools.partial(two, 7),
+    "partial of a method": functools.partial(Callable().native), "object": Callable(),
+    "method": Callable().native, "method in TensorFlow's form": Callable().tensorflow,
     "staticmethod": staticmethod(SEVEN),
     "wrapper": functools.wraps(by_seven)(lambda *args: args[0] * 7),
-    "names and more": lambda dy, *rest: dy * 7,
-    "anything": lambda *args: args[1] * 7,
-    "a list": lambda dy: [dy * 7],
-    "a tuple": lambda dy, x: (dy * 7,),
-    "a default": lambda dy, k=7.0: dy * k,
-    "a keyword": lambda dy, *, x: dy * x * 14,
+    "names and more": lambda dy, *rest: dy * 7, "anything": lambda *args: args[1] * 7,
+    "a list": lambda dy: [dy * 7], "a tuple": lambda dy, x: (dy * 7,),
+    "a default": lambda dy, k=7.0: dy * k, "a keyword": lambda dy, *, x: dy * x * 14,
     "a default and a keyword": lambda dy, k=7.0, *, y: dy * k * y,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", RULES)
@@ -458,11 +452,9 @@ async def both(x):
 
 
 DECORATORS = {
-    "core": lambda: override(SIGN),
-    "torch": lambda: OTHER({"Relu": SEVEN}),
-    "name_scope": lambda: rg.name_scope("a"),
-    "default_dtype": lambda: rg.default_dtype("float64"),
-}
+    "core": lambda: override(SIGN), "torch": lambda: OTHER({"Relu": SEVEN}),
+    "name_scope": lambda: rg.name_scope("a"), "default_dtype": lambda: rg.default_dtype("float64"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("f", [generator, coroutine, both, dict, 3])

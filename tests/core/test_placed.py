@@ -62,28 +62,21 @@ def close(found, *numbers, i=...):
 
 
 WHERES = {
-    "path": (at("block1", "Tanh"), [7, 1, 1, 1]),
-    "pattern": (at("block2.*", "Tanh"), [1, 7, 1, 1]),
+    "path": (at("block1", "Tanh"), [7, 1, 1, 1]), "pattern": (at("block2.*", "Tanh"), [1, 7, 1, 1]),
     "any depth": (at("**.inner", "Tanh"), [1, 7, 1, 1]),
     "everything below": (at("block?", "Tanh"), [7, 7, 1, 1]),
-    "function": (at(two, "Tanh"), [1, 7, 1, 1]),
-    "Module": (at(NET.right, "Tanh"), [1, 1, 1, 7]),
-    "method": (at(NET.__call__, "Tanh"), [7, 7, 7, 7]),
-    "class": (at(Tanh, "Tanh"), [1, 1, 7, 7]),
+    "function": (at(two, "Tanh"), [1, 7, 1, 1]), "Module": (at(NET.right, "Tanh"), [1, 1, 1, 7]),
+    "method": (at(NET.__call__, "Tanh"), [7, 7, 7, 7]), "class": (at(Tanh, "Tanh"), [1, 1, 7, 7]),
     "predicate": (at(lambda site: site.path == "block1", "Tanh"), [7, 1, 1, 1]),
     "tuple": (at(("block1", NET.left), ("Tanh", "Sin")), [7, 1, 7, 1]),
     "nth": (at(what="Tanh", nth=2), [1, 1, 7, 1]),
     "nth of a class": (at(Tanh, "Tanh", nth=1), [1, 1, 1, 7]),
     "both": (at("block1", at("block1", "Tanh").what), [7, 1, 1, 1]),
-}
+}  # fmt: skip
 MODES = {
-    "eager": lambda f: f,
-    "jit": rg.jit,
-    "checkpoint": rg.checkpoint,
-    "checkpoint in jit": lambda f: rg.jit(rg.checkpoint(f)),
-    "vmap": rg.vmap,
-    "vmap in jit": lambda f: rg.jit(rg.vmap(f)),
-    "jit in vmap": lambda f: rg.vmap(rg.jit(f)),
+    "eager": lambda f: f, "jit": rg.jit, "checkpoint": rg.checkpoint,
+    "checkpoint in jit": lambda f: rg.jit(rg.checkpoint(f)), "vmap": rg.vmap,
+    "vmap in jit": lambda f: rg.jit(rg.vmap(f)), "jit in vmap": lambda f: rg.vmap(rg.jit(f)),
     "cond": lambda f: lambda x: rg.cond(x.sum() > -9, f, lambda x: x, x),
     "scan": lambda f: lambda x: rg.scan(lambda c, x: (c, f(x)), 0.0, x)[1],
     "while": lambda f: lambda x: rg.while_loop(
@@ -237,13 +230,10 @@ def made(k):
 nested = rg.checkpoint(lambda x: rg.vmap(rg.checkpoint(one))(x) * 1)
 first, second = made(1.0), made(2.0)
 RANKS = {
-    "Tanh": times(2),
-    at(lambda site: site.shapes == ((2,),), "Tanh"): times(3),
-    at(Tanh, "Tanh"): times(5),
-    at("block?", "Tanh"): times(7),
-    at("block2.inner", "Tanh"): times(11),
-    at(NET.right, "Tanh"): times(13),
-}
+    "Tanh": times(2), at(lambda site: site.shapes == ((2,),), "Tanh"): times(3),
+    at(Tanh, "Tanh"): times(5), at("block?", "Tanh"): times(7),
+    at("block2.inner", "Tanh"): times(11), at(NET.right, "Tanh"): times(13),
+}  # fmt: skip
 CASES = {
     "a checkpoint's caller": (caller, at(caller, "Tanh"), [7]),
     "a count in a checkpoint": (scoped, at("a", "Tanh", nth=1), [1, 7]),
@@ -350,12 +340,10 @@ def test_a_key_that_held_for_nothing_is_named_at_the_end():
 
 
 BAD = [
-    ({at("a", nth=0): SEVEN}, "whole calls as one op"),
-    ({at(NET): SEVEN}, "whole calls as one op"),
-    ({at(len, "Tanh"): SEVEN}, "C code"),
-    ({at("a", "Tahn"): SEVEN}, "or 'Tanh'"),
+    ({at("a", nth=0): SEVEN}, "whole calls as one op"), ({at(NET): SEVEN}, "whole calls as one op"),
+    ({at(len, "Tanh"): SEVEN}, "C code"), ({at("a", "Tahn"): SEVEN}, "or 'Tanh'"),
     ({at("block?", "Tanh"): SEVEN, at("*1", "Tanh"): SEVEN}, "the same place 'block1'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("rules", "words"), BAD)

@@ -16,29 +16,18 @@ class Module:
 Dense, Conv = (type(name, (Module,), {}) for name in ("Dense", "Conv"))
 NET, ENCODER, FIRST, SECOND, HEAD = Module(), Module(), Dense(), Dense(), Conv()
 STEPS = ROOT, ENC, ZERO, ONE, END = [
-    Step(("",), NET),
-    Step(("encoder",), ENCODER),
-    Step(("encoder.layers.0", "tied"), FIRST),
-    Step(("encoder.layers.1",), SECOND),
-    Step(("head",), HEAD),
-]
+    Step(("",), NET), Step(("encoder",), ENCODER), Step(("encoder.layers.0", "tied"), FIRST),
+    Step(("encoder.layers.1",), SECOND), Step(("head",), HEAD),
+]  # fmt: skip
 INNER = [ROOT, ENC, ZERO]
 relu = lambda where=None, nth=None: at(where, "Relu", nth)  # noqa: E731
 PATTERNS = {
-    "": [""],
-    "a": ["a"],
-    "*": ["a", "b"],
+    "": [""], "a": ["a"], "*": ["a", "b"],
     "**": ["", "a", "b", "a.b", "a.c.b", "a.l10.act", "a.l3.act"],
-    "a.**": ["a", "a.b", "a.c.b", "a.l10.act", "a.l3.act"],
-    "**.b": ["b", "a.b", "a.c.b"],
-    "a.*.b": ["a.c.b"],
-    "a/c/b": ["a.c.b"],
-    "a.l*.act": ["a.l10.act", "a.l3.act"],
-    "a.l[2-4].act": ["a.l3.act"],
-    "a.l?.act": ["a.l3.act"],
-    "A": [],
-    "a+": [],
-}
+    "a.**": ["a", "a.b", "a.c.b", "a.l10.act", "a.l3.act"], "**.b": ["b", "a.b", "a.c.b"],
+    "a.*.b": ["a.c.b"], "a/c/b": ["a.c.b"], "a.l*.act": ["a.l10.act", "a.l3.act"],
+    "a.l[2-4].act": ["a.l3.act"], "a.l?.act": ["a.l3.act"], "A": [], "a+": [],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

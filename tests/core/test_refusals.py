@@ -112,17 +112,12 @@ Slots = dataclasses.make_dataclass("Slots", ["w"], slots=True)
 Dict, List = type("Dict", (dict,), {}), type("List", (list,), {})
 MATRIX = rg.tensor([[1.0, 2.0], [3.0, 4.0]])
 CLOSED = {
-    "dataclass": lambda: Data(MATRIX),
-    "namespace": lambda: types.SimpleNamespace(w=MATRIX),
-    "dict subclass": lambda: Dict(w=MATRIX),
-    "list subclass": lambda: List([MATRIX]),
-    "UserDict": lambda: collections.UserDict(w=MATRIX),
-    "object": lambda: Data({"deep": [MATRIX]}),
-    "slots": lambda: Slots(MATRIX),
-    "array in an object": lambda: Data(np.ones((2, 2))),
-    "generator": lambda: (x for x in [MATRIX]),
-    "values of a dict": lambda: {"w": MATRIX}.values(),
-}
+    "dataclass": lambda: Data(MATRIX), "namespace": lambda: types.SimpleNamespace(w=MATRIX),
+    "dict subclass": lambda: Dict(w=MATRIX), "list subclass": lambda: List([MATRIX]),
+    "UserDict": lambda: collections.UserDict(w=MATRIX), "object": lambda: Data({"deep": [MATRIX]}),
+    "slots": lambda: Slots(MATRIX), "array in an object": lambda: Data(np.ones((2, 2))),
+    "generator": lambda: (x for x in [MATRIX]), "values of a dict": lambda: {"w": MATRIX}.values(),
+}  # fmt: skip
 TAKERS = [
     (lambda o: rg.vmap(lambda o: MATRIX[0])(o), "vmap: arguments[0] is"),
     (lambda o: rg.vmap(lambda o, y: y)({"a": o}, MATRIX), "arguments[0]['a']"),
@@ -186,11 +181,9 @@ NO_TENSORS = [
     (None, "got None. Has a function no return statement? (Write `x is None`"),
     ("a", "got str: 'a'. Tensors hold no strings"),
     ({"a": 1}, "got dict: {'a': 1}. Give the op one of its entries"),
-    ({1}, "got set: {1}. Make a list of it first."),
-    (iter([1]), "Make a list of it first."),
-    (rg.sin, "got function"),
-    (object(), "got object"),
-]
+    ({1}, "got set: {1}. Make a list of it first."), (iter([1]), "Make a list of it first."),
+    (rg.sin, "got function"), (object(), "got object"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("value", "words"), NO_TENSORS)
@@ -213,13 +206,10 @@ def test_attributes_of_other_libraries_are_absent():
 
 ABSENT = [
     (lambda t: t.backward(), "no attribute 'backward'", "grad(f)(x)"),
-    (lambda t: t.dataSync(), "x.numpy()"),
-    (lambda t: t.expandDims(0), "called expand_dims here"),
-    (lambda t: t.nonsense, "no attribute 'nonsense'"),
-    (lambda t: rg.no_grad, "stop_gradient(x)"),
-    (lambda t: rg.relu, "regrad.nn.relu"),
-    (lambda t: rg.valueAndGrad, "Use regrad.value_and_grad"),
-]
+    (lambda t: t.dataSync(), "x.numpy()"), (lambda t: t.expandDims(0), "called expand_dims here"),
+    (lambda t: t.nonsense, "no attribute 'nonsense'"), (lambda t: rg.no_grad, "stop_gradient(x)"),
+    (lambda t: rg.relu, "regrad.nn.relu"), (lambda t: rg.valueAndGrad, "Use regrad.value_and_grad"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ABSENT, ids=[row[1] for row in ABSENT])

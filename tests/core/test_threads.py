@@ -123,12 +123,10 @@ def optimizing(w):
 
 
 UPDATES = {
-    "add": lambda w: lambda: w.assign_add(1.0),
-    "subtract": lambda w: lambda: w.assign_sub(-1.0),
+    "add": lambda w: lambda: w.assign_add(1.0), "subtract": lambda w: lambda: w.assign_sub(-1.0),
     "compiled": lambda w: rg.jit(lambda: w.assign_add(1.0)),
-    "compiled anew": lambda w: lambda: rg.jit(lambda: w.assign_add(1.0))(),
-    "optimizer": optimizing,
-}
+    "compiled anew": lambda w: lambda: rg.jit(lambda: w.assign_add(1.0))(), "optimizer": optimizing,
+}  # fmt: skip
 MIXES = [("add", 100), ("add, subtract", 100), ("add, compiled", 100),
          ("add, subtract, compiled, optimizer", 20), ("add, compiled anew", 1)]  # fmt: skip
 

@@ -22,13 +22,11 @@ def mixed(x, depth=6):
 
 
 CHAINS = {
-    "one op": lambda x: tf.tanh(x),
-    "an op over an operand": lambda x: tf.tanh(x * 1.01),
+    "one op": lambda x: tf.tanh(x), "an op over an operand": lambda x: tf.tanh(x * 1.01),
     "several readers": lambda x: tf.square(x * 2.0) + tf.exp(x * 2.0),
     "a view of a result": lambda x: tf.reshape(tf.tanh(x * 1.01), [2, -1]),
-    "an identity of a result": lambda x: tf.identity(tf.tanh(x * 1.01)),
-    "a long one": mixed,
-}
+    "an identity of a result": lambda x: tf.identity(tf.tanh(x * 1.01)), "a long one": mixed,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("build", CHAINS.values(), ids=CHAINS)

@@ -277,14 +277,11 @@ def one(op_type: str, *shapes: Any, dtype: Any = F32, **attrs: Any) -> Any:
     return found[0].shape if len(found) == 1 else [x.shape for x in found]
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "due"),
-    [
-        ((N, 3), (N, 3), (N, 3)), ((N, 1), (M,), (N, M)), ((1, N), (N, 1), (N, N)),
-        ((N,), (4,), (4,)), ((N,), (0,), (0,)), ((N,), (M,), (None,)), ((N, 3), (), (N, 3)),
-        ((2, N + 1), (1, N + 1), (2, N + 1)), ((N, 3), None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("a", "b", "due"), [
+    ((N, 3), (N, 3), (N, 3)), ((N, 1), (M,), (N, M)), ((1, N), (N, 1), (N, N)), ((N,), (4,), (4,)),
+    ((N,), (0,), (0,)), ((N,), (M,), (None,)), ((N, 3), (), (N, 3)),
+    ((2, N + 1), (1, N + 1), (2, N + 1)), ((N, 3), None, None),
+])  # fmt: skip
 def test_broadcasting(a: Any, b: Any, due: Any) -> None:
     for first, second in ((a, b), (b, a)):
         found = one("AddV2", first, second)
@@ -300,38 +297,34 @@ UNRANKED = UnknownRank(source((2, 3)))
 WINDOW = {"filter_size": (2, 2), "strides": (1, 2), "pad": "same"}
 
 
-@pytest.mark.parametrize(
-    ("due", "op_type", "shapes", "attrs"),
-    [
-        ((N, 12), "Reshape", [(N, 3, 4)], {"shape": (-1, 12)}),
-        ((N * M, 5), "Reshape", [(N, M, 5)], {"shape": (-1, 5)}),
-        ((N, 20), "Reshape", [(N, 4, 5)], {"shape": (N, -1)}),
-        ((N * 4, 5), "Reshape", [(N, 4, 5)], {"shape": (N * 4, -1)}),
-        ((N, 6), "Reshape", [(N * 2, 3)], {"shape": (N, -1)}),
-        ((M, None), "Reshape", [(N, 4)], {"shape": (M, -1)}),
-        ((None, 4), "Reshape", [None], {"shape": (-1, 4)}),
-        (None, "Reshape", [(2, 3)], {"shape": UNRANKED}),
-        ((3, 4), "BroadcastTo", [(3, 1)], {"shape": (M, 4)}),
-        ((M, N), "SumTo", [(2, M, N)], {"shape": (M, N)}),
-        (None, "Squeeze", [(N, 1, 3)], {"axis": None}),
-        ((N, 3), "Squeeze", [(N, 1, 3)], {"axis": 1}),
-        ((N + M, 3), "ConcatV2", [[(N, K), (M, 3)]], {"axis": 0}),
-        ((N, 2, 3), "Pack", [[(N, 3), (M, 3)]], {"axis": 1}),
-        ((N + 2, 4), "PadV2", [(N, 3)], {"paddings": ((1, 1), (0, 1)), "constant_value": 0}),
-        ((N * 2, 3), "Tile", [(N, 3)], {"repetitions": (2, 1)}),
-        ((N,), "Sum", [(N, M)], {"axis": 1, "keepdims": False}),
-        ((), "Sum", [None], {"axis": None, "keepdims": False}),
-        (None, "Sum", [None], {"axis": 1, "keepdims": False}),
-        ((N, 5), "MatMul", [(N, 3), (M, 5)], {"transpose_a": False, "transpose_b": False}),
-        ((7, 3, 5), "MatMul", [(N, 2, 3), (7, 5, 2)], {"transpose_a": True, "transpose_b": True}),
-        ((N, 8, 4, 1), "MaxPool", [(N, 8, 8, 1)], WINDOW),
-        ((2, N, (M + 1) // 2, 1), "MaxPool", [(2, N, M, 1)], WINDOW),
-        ((N, K), "MatrixDiag", [(N,)], {"offset": 0, "shape": (N, K)}),
-        ((2, M), "Transpose", [(M, 2)], {"axes": (1, 0)}),
-        ((None, None), "Transpose", [None], {"axes": (1, 0)}),
-        ((M, 2), "StridedSlice", [(N, 4, 9)], {"index": ((0, M, 1), (0, 2, 2), 8)}),
-    ],
-)
+@pytest.mark.parametrize(("due", "op_type", "shapes", "attrs"), [
+    ((N, 12), "Reshape", [(N, 3, 4)], {"shape": (-1, 12)}),
+    ((N * M, 5), "Reshape", [(N, M, 5)], {"shape": (-1, 5)}),
+    ((N, 20), "Reshape", [(N, 4, 5)], {"shape": (N, -1)}),
+    ((N * 4, 5), "Reshape", [(N, 4, 5)], {"shape": (N * 4, -1)}),
+    ((N, 6), "Reshape", [(N * 2, 3)], {"shape": (N, -1)}),
+    ((M, None), "Reshape", [(N, 4)], {"shape": (M, -1)}),
+    ((None, 4), "Reshape", [None], {"shape": (-1, 4)}),
+    (None, "Reshape", [(2, 3)], {"shape": UNRANKED}),
+    ((3, 4), "BroadcastTo", [(3, 1)], {"shape": (M, 4)}),
+    ((M, N), "SumTo", [(2, M, N)], {"shape": (M, N)}),
+    (None, "Squeeze", [(N, 1, 3)], {"axis": None}), ((N, 3), "Squeeze", [(N, 1, 3)], {"axis": 1}),
+    ((N + M, 3), "ConcatV2", [[(N, K), (M, 3)]], {"axis": 0}),
+    ((N, 2, 3), "Pack", [[(N, 3), (M, 3)]], {"axis": 1}),
+    ((N + 2, 4), "PadV2", [(N, 3)], {"paddings": ((1, 1), (0, 1)), "constant_value": 0}),
+    ((N * 2, 3), "Tile", [(N, 3)], {"repetitions": (2, 1)}),
+    ((N,), "Sum", [(N, M)], {"axis": 1, "keepdims": False}),
+    ((), "Sum", [None], {"axis": None, "keepdims": False}),
+    (None, "Sum", [None], {"axis": 1, "keepdims": False}),
+    ((N, 5), "MatMul", [(N, 3), (M, 5)], {"transpose_a": False, "transpose_b": False}),
+    ((7, 3, 5), "MatMul", [(N, 2, 3), (7, 5, 2)], {"transpose_a": True, "transpose_b": True}),
+    ((N, 8, 4, 1), "MaxPool", [(N, 8, 8, 1)], WINDOW),
+    ((2, N, (M + 1) // 2, 1), "MaxPool", [(2, N, M, 1)], WINDOW),
+    ((N, K), "MatrixDiag", [(N,)], {"offset": 0, "shape": (N, K)}),
+    ((2, M), "Transpose", [(M, 2)], {"axes": (1, 0)}),
+    ((None, None), "Transpose", [None], {"axes": (1, 0)}),
+    ((M, 2), "StridedSlice", [(N, 4, 9)], {"index": ((0, M, 1), (0, 2, 2), 8)}),
+])  # fmt: skip
 def test_sizes(due: Any, op_type: str, shapes: Any, attrs: Any) -> None:
     found = one(op_type, *shapes, **attrs)
     assert (found is None) == (due is None)
@@ -361,43 +354,40 @@ PLAIN = {"transpose_a": False, "transpose_b": False}
 OVER = {"axis": None, "keepdims": False}
 
 
-@pytest.mark.parametrize(
-    ("op_type", "shapes", "attrs", "error", "says"),
-    [
-        ("AddV2", [(2, 3), (4, 3)], {}, ShapeError, "AddV2: .* float32 \\(2, 3\\) and float32"),
-        ("AddV2", [(N, 3), (4,)], {}, ShapeError, "AddV2: .* float32 \\(\\?, 3\\) and float32"),
-        ("AddN", [[(2,), (N,), (3,)]], {}, ShapeError, "one shape"),
-        ("MatMul", [(2, 3), (4, 5)], PLAIN, ShapeError, "inner sizes differ, 3 and 4"),
-        ("MatMul", [(N, 3), (4, M)], PLAIN, ShapeError, "inner sizes differ, 3 and 4"),
-        ("MatMul", [(2, 3, 4), (5, 4, 3)], PLAIN, ShapeError, "MatMul: operands could not be"),
-        ("Einsum", [(2, 3), (4, 5)], {"equation": "ab,bc->ac"}, ShapeError, "'b'"),
-        ("Reshape", [(2, 3)], {"shape": (4, 2)}, ShapeError, "cannot have the shape"),
-        ("Reshape", [(2, 3)], {"shape": (4, -1)}, ShapeError, "cannot have the shape"),
-        ("Reshape", [(N, 3)], {"shape": (N, 4)}, ShapeError, "cannot have the shape"),
-        ("Transpose", [(N, 3)], {"axes": (0, 0)}, ShapeError, "each axis"),
-        ("Squeeze", [(N, 3)], {"axis": 1}, ShapeError, "size 1"),
-        ("BroadcastTo", [(2, N)], {"shape": (3, 4)}, ShapeError, "broadcast_to"),
-        ("ConcatV2", [[(2, 3), (2, 4)]], {"axis": 0}, ShapeError, "except along axis 0"),
-        ("ConcatV2", [[(2, N), (3, M)]], {"axis": 1}, ShapeError, "except along axis 1"),
-        ("Split", [(N, 3)], {"axis": 1, "sizes": (1, 1)}, ShapeError, "do not add up"),
-        ("Pack", [[(2,), (3,)]], {"axis": 0}, ShapeError, "one shape"),
-        ("Sum", [(N, 3)], {"axis": 2, "keepdims": False}, ShapeError, "axis 2 is out of range"),
-        ("Softmax", [(N, 3)], {"axis": 2}, ShapeError, "axis 2 is out of range"),
-        ("Sum", [(N, 3)], {"axis": (0, 0), "keepdims": False}, ArgumentError, "twice"),
-        ("Max", [(0, 3)], OVER, ShapeError, "no max of no elements"),
-        ("ArgMin", [(0, 3)], OVER, ShapeError, "no place to find"),
-        ("TopKV2", [(N, 3)], {"k": 4, "axis": 1}, ShapeError, "k is 4"),
-        ("Conv2D", [(N, 8, 8, 3), (3, 3, 4, 5)], SAME, ShapeError, "3 channels"),
-        ("Conv2D", [(N, 8, 2, 3), (3, 3, 3, 5)], VALID, ShapeError, "does not fit"),
-        ("MaxPool", [(N, 1, 8, 3)], {**WINDOW, "pad": "valid"}, ShapeError, "does not fit"),
-        ("Cholesky", [(N, 2, 3)], {}, ShapeError, "square"),
-        ("MatrixSolve", [(3, 3), (4, 1)], {"transpose": False}, ShapeError, "as many rows"),
-        ("SpaceToBatchND", [(N, 3, 4)], {"block_shape": (2,), "paddings": ((0, 0),)}, ShapeError,
-         "does not divide"),
-        ("BatchToSpaceND", [(3, 3, N)], {"block_shape": (2,), "crops": ((0, 0),)}, ShapeError,
-         "multiple"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("op_type", "shapes", "attrs", "error", "says"), [
+    ("AddV2", [(2, 3), (4, 3)], {}, ShapeError, "AddV2: .* float32 \\(2, 3\\) and float32"),
+    ("AddV2", [(N, 3), (4,)], {}, ShapeError, "AddV2: .* float32 \\(\\?, 3\\) and float32"),
+    ("AddN", [[(2,), (N,), (3,)]], {}, ShapeError, "one shape"),
+    ("MatMul", [(2, 3), (4, 5)], PLAIN, ShapeError, "inner sizes differ, 3 and 4"),
+    ("MatMul", [(N, 3), (4, M)], PLAIN, ShapeError, "inner sizes differ, 3 and 4"),
+    ("MatMul", [(2, 3, 4), (5, 4, 3)], PLAIN, ShapeError, "MatMul: operands could not be"),
+    ("Einsum", [(2, 3), (4, 5)], {"equation": "ab,bc->ac"}, ShapeError, "'b'"),
+    ("Reshape", [(2, 3)], {"shape": (4, 2)}, ShapeError, "cannot have the shape"),
+    ("Reshape", [(2, 3)], {"shape": (4, -1)}, ShapeError, "cannot have the shape"),
+    ("Reshape", [(N, 3)], {"shape": (N, 4)}, ShapeError, "cannot have the shape"),
+    ("Transpose", [(N, 3)], {"axes": (0, 0)}, ShapeError, "each axis"),
+    ("Squeeze", [(N, 3)], {"axis": 1}, ShapeError, "size 1"),
+    ("BroadcastTo", [(2, N)], {"shape": (3, 4)}, ShapeError, "broadcast_to"),
+    ("ConcatV2", [[(2, 3), (2, 4)]], {"axis": 0}, ShapeError, "except along axis 0"),
+    ("ConcatV2", [[(2, N), (3, M)]], {"axis": 1}, ShapeError, "except along axis 1"),
+    ("Split", [(N, 3)], {"axis": 1, "sizes": (1, 1)}, ShapeError, "do not add up"),
+    ("Pack", [[(2,), (3,)]], {"axis": 0}, ShapeError, "one shape"),
+    ("Sum", [(N, 3)], {"axis": 2, "keepdims": False}, ShapeError, "axis 2 is out of range"),
+    ("Softmax", [(N, 3)], {"axis": 2}, ShapeError, "axis 2 is out of range"),
+    ("Sum", [(N, 3)], {"axis": (0, 0), "keepdims": False}, ArgumentError, "twice"),
+    ("Max", [(0, 3)], OVER, ShapeError, "no max of no elements"),
+    ("ArgMin", [(0, 3)], OVER, ShapeError, "no place to find"),
+    ("TopKV2", [(N, 3)], {"k": 4, "axis": 1}, ShapeError, "k is 4"),
+    ("Conv2D", [(N, 8, 8, 3), (3, 3, 4, 5)], SAME, ShapeError, "3 channels"),
+    ("Conv2D", [(N, 8, 2, 3), (3, 3, 3, 5)], VALID, ShapeError, "does not fit"),
+    ("MaxPool", [(N, 1, 8, 3)], {**WINDOW, "pad": "valid"}, ShapeError, "does not fit"),
+    ("Cholesky", [(N, 2, 3)], {}, ShapeError, "square"),
+    ("MatrixSolve", [(3, 3), (4, 1)], {"transpose": False}, ShapeError, "as many rows"),
+    ("SpaceToBatchND", [(N, 3, 4)], {"block_shape": (2,), "paddings": ((0, 0),)}, ShapeError,
+     "does not divide"),
+    ("BatchToSpaceND", [(3, 3, N)], {"block_shape": (2,), "crops": ((0, 0),)}, ShapeError,
+     "multiple"),
+])  # fmt: skip
 def test_mistakes_are_found(op_type: str, shapes: Any, attrs: Any, error: Any, says: Any) -> None:
     with pytest.raises(error, match=says) as caught:
         one(op_type, *shapes, **attrs)

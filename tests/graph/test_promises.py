@@ -358,14 +358,12 @@ def test_what_is_made_inside_a_branch_stays_there(session):
 # -- functions that are one record in eager mode, of a graph's tensors ----------------------------
 
 BODIES = {
-    "checkpoint": rg.checkpoint,
-    "jit": rg.jit,
-    "vmap": rg.vmap,
+    "checkpoint": rg.checkpoint, "jit": rg.jit, "vmap": rg.vmap,
     "scan": lambda f: lambda x: rg.scan(lambda c, e: (c, f(e)), None, x)[1],
     "scan(checkpoint=True)": lambda f: (
         lambda x: rg.scan(lambda c, e: (c, f(e)), None, x, checkpoint=True)[1]
     ),
-}
+}  # fmt: skip
 ARGUMENTS = {
     "a Tensor": rg.asarray,
     "TensorFlow's view of one": tf.identity,

@@ -59,19 +59,16 @@ def custom(name: str, f: Any, args: Any, inputs: str = "x", order: int = 1) -> N
 # -- overrides, by kind of error ------------------------------------------------------------------
 
 OF_SIN = {
-    "a flipped sign": flipped,
-    "a missing factor": lambda dy: dy,
+    "a flipped sign": flipped, "a missing factor": lambda dy: dy,
     "a factor of 2": lambda dy, x: 2 * dy * rg.cos(x),
     "a factor of 1.001": lambda dy, x: 1.001 * dy * rg.cos(x),
-    "a factor of 1.00001": lambda dy, x: 1.00001 * dy * rg.cos(x),
-    "zero": lambda dy: dy * 0,
-    "None": rg.rules.no_gradient,
-    "NaN": lambda dy, x: dy * rg.log(-rg.abs(x)),
+    "a factor of 1.00001": lambda dy, x: 1.00001 * dy * rg.cos(x), "zero": lambda dy: dy * 0,
+    "None": rg.rules.no_gradient, "NaN": lambda dy, x: dy * rg.log(-rg.abs(x)),
     "infinity": lambda dy: dy / 0.0,
     "one element": lambda dy, x: dy * rg.cos(x) + dy * np.array([0.0, 0.1, 0.0]),
     "a constant added": lambda dy, x: dy * rg.cos(x) + 0.1,
     "dy squared": lambda dy, x: dy * dy * rg.cos(x),
-}
+}  # fmt: skip
 for name, rule in OF_SIN.items():
     override(f"Sin: {name}", lambda x: rg.sin(x) * x, X, rule, "Sin")
 override("Sin: second order only", lambda x: rg.sin(x) * x, X, first_order_only, "Sin", order=2)
@@ -216,19 +213,13 @@ def looped(x):
 
 
 INSIDE = {
-    "jit": rg.jit(wave),
-    "jit in jit": rg.jit(lambda x: rg.jit(wave)(x) + x),
-    "checkpoint": rg.checkpoint(wave),
-    "jit of checkpoint": rg.jit(rg.checkpoint(wave)),
-    "scan": scanned,
-    "jit of scan": rg.jit(scanned),
-    "cond": chosen,
-    "jit of cond": rg.jit(chosen),
-    "while_loop": looped,
-    "vmap": rg.vmap(wave),
+    "jit": rg.jit(wave), "jit in jit": rg.jit(lambda x: rg.jit(wave)(x) + x),
+    "checkpoint": rg.checkpoint(wave), "jit of checkpoint": rg.jit(rg.checkpoint(wave)),
+    "scan": scanned, "jit of scan": rg.jit(scanned), "cond": chosen, "jit of cond": rg.jit(chosen),
+    "while_loop": looped, "vmap": rg.vmap(wave),
     "fori_loop": lambda x: rg.fori_loop(0, 3, lambda i, c: rg.sin(c) + c, x),
     "map": lambda x: rg.map(wave, x),
-}
+}  # fmt: skip
 for name, f in INSIDE.items():
     override(f"in {name}", f, X, flipped, "Sin")
 for name in ("jit", "checkpoint", "scan"):

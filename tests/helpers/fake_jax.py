@@ -243,29 +243,21 @@ PRIMITIVES = (
     "dot_general", "call_hi_primitive",
 )  # fmt: skip
 ATTRIBUTES = {
-    "equation.source_info": "gone",
-    "equation.source_info.traceback": "gone, silent",
+    "equation.source_info": "gone", "equation.source_info.traceback": "gone, silent",
     "equation.source_info.name_stack": "gone, a method, silent, an object",
     "equation.source_info.traceback.raw_frames": "gone, no method, silent",
     "equation.source_info.traceback.frames": "gone, a method, silent",
     "program.debug_info": "gone, a method, silent",
     "program.debug_info.func_src_info": "gone, a method, silent",
     "program.debug_info.arg_names": "gone, a method, silent",
-    "program.debug_info.with_unknown_names": "gone",
-    "program.debug_info._replace": "gone",
-    "aval.manual_axis_type": "gone, silent",
-    "aval.manual_axis_type.varying": "gone, a method",
-    "jax.jit(f)._jit_info": "gone, silent, a method",
-    "jax.jit(f)._jit_info.static_argnums": "gone",
-    "jax.jit(f)._jit_info.static_argnames": "gone",
-    "jax.jit(f)._jit_info.inline": "gone",
-    "jax.custom_jvp(f).fun": "gone, a method",
-    "jax.custom_jvp(f).jvp": "gone",
-    "jax.custom_vjp(f).fun": "gone",
-    "jax.custom_vjp(f).fwd": "gone",
-    "jax.custom_vjp(f).bwd": "gone",
-    "jax.core.Tracer._trace": "gone",
-}
+    "program.debug_info.with_unknown_names": "gone", "program.debug_info._replace": "gone",
+    "aval.manual_axis_type": "gone, silent", "aval.manual_axis_type.varying": "gone, a method",
+    "jax.jit(f)._jit_info": "gone, silent, a method", "jax.jit(f)._jit_info.static_argnums": "gone",
+    "jax.jit(f)._jit_info.static_argnames": "gone", "jax.jit(f)._jit_info.inline": "gone",
+    "jax.custom_jvp(f).fun": "gone, a method", "jax.custom_jvp(f).jvp": "gone",
+    "jax.custom_vjp(f).fun": "gone", "jax.custom_vjp(f).fwd": "gone",
+    "jax.custom_vjp(f).bwd": "gone", "jax.core.Tracer._trace": "gone",
+}  # fmt: skip
 CALL = "jax.custom_jvp.__call__"
 # Where code is that regrad tells from other code.
 MOVED = ("interpreters", "custom_derivatives.py", "source_info_util.py")

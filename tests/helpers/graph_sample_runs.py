@@ -20,11 +20,9 @@ SHAPES = {  # how much of an input's shape the graph is told
 # Samples that need to know what is hidden, and why. Each raises an UnknownShapeError.
 COUNTED = "the length of the axis says how many tensors there are"
 UNSTACKED = {
-    "array: unstack": COUNTED,
-    "array: unstack the last axis": COUNTED,
-    "array: unstack, one part used": COUNTED,
-    "array: unstack of complex numbers": COUNTED,
-}
+    "array: unstack": COUNTED, "array: unstack the last axis": COUNTED,
+    "array: unstack, one part used": COUNTED, "array: unstack of complex numbers": COUNTED,
+}  # fmt: skip
 
 
 class SampleGraph:

@@ -105,10 +105,6 @@ def by_jax(program: Any, rules: Any, xs: Any, order: int = 1, jit: bool = False)
 
 
 HOSTS = {
-    "regrad": by_regrad,
-    "regrad, jit": lambda *args: by_regrad(*args, jit=True),
-    "v1": by_graph,
-    "torch": by_torch,
-    "jax": by_jax,
-    "jax, jit": lambda *args: by_jax(*args, jit=True),
-}
+    "regrad": by_regrad, "regrad, jit": lambda *args: by_regrad(*args, jit=True), "v1": by_graph,
+    "torch": by_torch, "jax": by_jax, "jax, jit": lambda *args: by_jax(*args, jit=True),
+}  # fmt: skip

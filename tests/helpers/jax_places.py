@@ -11,13 +11,11 @@ X = jnp.array([0.3, -1.2, 2.4])
 
 # Where a function may stand: each is the same function again.
 AROUND = {
-    "plain": lambda f: f,
-    "jit": jax.jit,
-    "checkpoint": jax.checkpoint,
+    "plain": lambda f: f, "jit": jax.jit, "checkpoint": jax.checkpoint,
     "scan": lambda f: lambda x: lax.scan(lambda c, _: (c, f(c)), x, None, length=2)[1][0],
     "cond": lambda f: lambda x: lax.cond(x.sum() < 1e9, f, lambda x: 0 * f(x), x),
     "vmap": lambda f: lambda x: jax.vmap(f)(x[None])[0],
-}
+}  # fmt: skip
 
 
 # -- where the op stands; each takes it and gives a function of a vector ---------------------------
@@ -56,23 +54,18 @@ def in_solve(op):
 
 
 PLACES = {
-    "plain": lambda op: lambda x: op(x) * x,
-    "jit": lambda op: jax.jit(lambda x: op(x) * x),
-    "jit in jit": lambda op: jax.jit(lambda x: jax.jit(op)(x) * x),
-    "scan": in_scan,
+    "plain": lambda op: lambda x: op(x) * x, "jit": lambda op: jax.jit(lambda x: op(x) * x),
+    "jit in jit": lambda op: jax.jit(lambda x: jax.jit(op)(x) * x), "scan": in_scan,
     "fori": lambda op: lambda x: lax.fori_loop(0, 2, lambda i, c: op(c) * 0.5, x),
-    "map": lambda op: lambda x: lax.map(op, x) * x,
-    "while": in_while,
+    "map": lambda op: lambda x: lax.map(op, x) * x, "while": in_while,
     "cond": lambda op: lambda x: lax.cond(x[0] > 0, op, jnp.sin, x),
     "switch": lambda op: lambda x: lax.switch(1, [jnp.sin, op, jnp.cos], x),
     "checkpoint": lambda op: jax.checkpoint(lambda x: op(x) * x),
     "vmap": lambda op: lambda x: jax.vmap(op)(x) * x,
     "vmap of jit": lambda op: lambda x: jax.vmap(jax.jit(op))(jnp.stack([x, 2 * x])).sum(0),
-    "custom_jvp": in_custom_jvp,
-    "custom_vjp": in_custom_vjp,
-    "custom_linear_solve": in_solve,
+    "custom_jvp": in_custom_jvp, "custom_vjp": in_custom_vjp, "custom_linear_solve": in_solve,
     "associative_scan": lambda op: lambda x: lax.associative_scan(lambda a, b: op(a) + b, x),
-}
+}  # fmt: skip
 
 
 def unrolled_scan(op):
@@ -103,11 +96,9 @@ TRANSFORMS = {
     "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
     "vmap(grad)": lambda f: lambda x: jax.vmap(jax.grad(total(f)))(jnp.stack([x, -x])),
     "grad(vmap)": lambda f: jax.grad(lambda x: jnp.sum(jax.vmap(f)(jnp.stack([x, -x])) ** 2)),
-    "jacrev": jax.jacrev,
-    "jacfwd": jax.jacfwd,
-    "hessian": lambda f: jax.hessian(total(f)),
+    "jacrev": jax.jacrev, "jacfwd": jax.jacfwd, "hessian": lambda f: jax.hessian(total(f)),
     "jit(grad)": lambda f: jax.jit(jax.grad(total(f))),
     "grad(jit)": lambda f: jax.grad(jax.jit(total(f))),
     "checkpoint": lambda f: jax.grad(jax.checkpoint(total(f))),
     "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
-}
+}  # fmt: skip

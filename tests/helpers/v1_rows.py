@@ -253,10 +253,8 @@ FLAT = [[0, 0], [0, 0]]
 LENGTHS, PICKS = ints(1, 3, 0), ints(2, 0)
 SHAPED = [
     call("shape", (M,), ints(2, 3)),
-    call("shape: int64", (M,), np.array([2, 3]), out_type=tf.int64),
-    call("rank", (M,), I32(2)),
-    call("size", (M,), I32(6)),
-    call("reshape", (M, [3, -1]), M.reshape(3, 2), "Reshape"),
+    call("shape: int64", (M,), np.array([2, 3]), out_type=tf.int64), call("rank", (M,), I32(2)),
+    call("size", (M,), I32(6)), call("reshape", (M, [3, -1]), M.reshape(3, 2), "Reshape"),
     call("reshape: by a tensor", (M,), M, "Reshape", of=lambda x: tf.reshape(x, tf.shape(x))),
     call("expand_dims", (M, -1), M[..., None], "ExpandDims"),
     call("expand_dims: dim", (M,), M[None], "ExpandDims", dim=0),
@@ -515,11 +513,9 @@ NN = [
 
 CALLS = [*ELEMENTWISE, *REDUCED, *TRANSFORMED, *ALONG, *SHAPED, *PICKED, *MATRICES, *NN]
 SHAPES = {
-    "static": lambda a: a.shape,
-    "sizes hidden": lambda a: [None] * a.ndim,
-    "batch hidden": lambda a: [None, *a.shape[1:]][: a.ndim],
-    "rank hidden": lambda a: None,
-}
+    "static": lambda a: a.shape, "sizes hidden": lambda a: [None] * a.ndim,
+    "batch hidden": lambda a: [None, *a.shape[1:]][: a.ndim], "rank hidden": lambda a: None,
+}  # fmt: skip
 
 
 def placeholders(row, hidden):

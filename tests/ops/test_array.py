@@ -10,16 +10,10 @@ from regrad.core.shapes import as_slice, ascending, window
 from regrad.ops import array, joining
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "due"),
-    [
-        (("int32", "float32"), "float32"),
-        (("int64", "float32"), "float32"),
-        (("float32", "float64"), "float64"),
-        (("bool", "int8"), "int8"),
-        (("uint8", "int8"), "int16"),
-    ],
-)
+@pytest.mark.parametrize(("dtypes", "due"), [
+    (("int32", "float32"), "float32"), (("int64", "float32"), "float32"),
+    (("float32", "float64"), "float64"), (("bool", "int8"), "int8"), (("uint8", "int8"), "int16"),
+])  # fmt: skip
 @pytest.mark.parametrize("join", [joining.concat, joining.stack])
 def test_joining_promotes(join, dtypes, due):
     xs = [rg.asarray(np.ones(2, dtype)) for dtype in dtypes]

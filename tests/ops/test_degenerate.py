@@ -81,12 +81,9 @@ NORMS = {
     "std of rows": lambda x: rg.sum(rg.std(rg.reshape(x, (2, 2)), axis=1) ** 2),
 }
 POINTS = {
-    "zeros": np.zeros(4),
-    "ones": np.ones(4),
-    "a row of zeros": np.array([0.0, 0.0, 3.0, 4.0]),
-    "pairs of zeros": np.array([0.0, 1.0, 0.0, 2.0]),
-    "two equal": np.array([1.0, 1.0, 3.0, 4.0]),
-}
+    "zeros": np.zeros(4), "ones": np.ones(4), "a row of zeros": np.array([0.0, 0.0, 3.0, 4.0]),
+    "pairs of zeros": np.array([0.0, 1.0, 0.0, 2.0]), "two equal": np.array([1.0, 1.0, 3.0, 4.0]),
+}  # fmt: skip
 
 
 def cases() -> Any:

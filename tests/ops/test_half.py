@@ -19,20 +19,16 @@ def pooled(x, pad="valid", size=280):
 CASES = {
     "mean": (rg.mean, ONES),
     "mean over an axis": (lambda x: rg.mean(x.reshape(COUNT, 1), axis=0).sum(), ONES),
-    "var": (rg.var, NUMBERS),
-    "var, unbiased": (lambda x: rg.var(x, correction=1), NUMBERS),
-    "std": (rg.std, NUMBERS),
-    "moments": (lambda x: rg.nn.moments(x)[1], NUMBERS),
-    "max of ties": (rg.max, ONES),
-    "min of ties": (rg.min, ONES),
-    "avg_pool": (pooled, ONES),
+    "var": (rg.var, NUMBERS), "var, unbiased": (lambda x: rg.var(x, correction=1), NUMBERS),
+    "std": (rg.std, NUMBERS), "moments": (lambda x: rg.nn.moments(x)[1], NUMBERS),
+    "max of ties": (rg.max, ONES), "min of ties": (rg.min, ONES), "avg_pool": (pooled, ONES),
     "avg_pool at an edge": (lambda x: pooled(x, "same", 270), ONES),
     "mean loss": (lambda x: rg.losses.mean_squared_error(0 * x, x), NUMBERS),
     "weighted loss": (lambda x: rg.losses.compute_weighted_loss(x, ONES, "mean"), NUMBERS + 1),
     "logsumexp": (rg.logsumexp, ZEROS),
     "softmax": (lambda x: (rg.nn.softmax(x) * (x + 1)).sum(), ZEROS),
     "log_softmax": (lambda x: rg.nn.log_softmax(x)[0], ZEROS),
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow(but=4)

@@ -92,20 +92,17 @@ def test_any_index_means_what_it_means_in_numpy(library, seed):
 # -- errors ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("index", "error", "words"),
-    [
-        (3, IndexError, "index 3 is out of range for axis 0"),
-        ((0, -5), IndexError, "index -5 is out of range for axis 1"),
-        ((0, 0, 0), IndexError, "too many indices"), ((..., ...), IndexError, "one '...'"),
-        (1.0, DTypeError, "float32"), ([1.0], DTypeError, "astype"),
-        (np.array([0.5]), DTypeError, "integers, slices and masks"), ("x", ArgumentError, "'x'"),
-        (slice(None, None, 0), ArgumentError, "step"),
-        (np.array([True, False]), IndexError, "mask of shape"),
-        (([0, 1], [0, 1, 2]), ShapeError, "broadcast"), ([0, 3], IndexError, "out of"),
-        (([0, -4], [1, 1]), IndexError, "out of"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("index", "error", "words"), [
+    (3, IndexError, "index 3 is out of range for axis 0"),
+    ((0, -5), IndexError, "index -5 is out of range for axis 1"),
+    ((0, 0, 0), IndexError, "too many indices"), ((..., ...), IndexError, "one '...'"),
+    (1.0, DTypeError, "float32"), ([1.0], DTypeError, "astype"),
+    (np.array([0.5]), DTypeError, "integers, slices and masks"), ("x", ArgumentError, "'x'"),
+    (slice(None, None, 0), ArgumentError, "step"),
+    (np.array([True, False]), IndexError, "mask of shape"),
+    (([0, 1], [0, 1, 2]), ShapeError, "broadcast"), ([0, 3], IndexError, "out of"),
+    (([0, -4], [1, 1]), IndexError, "out of"),
+])  # fmt: skip
 @pytest.mark.parametrize("library", RAISING)
 def test_index_errors(library, index, error, words):
     x = rows(library)
@@ -116,20 +113,15 @@ def test_index_errors(library, index, error, words):
 
 
 @pytest.mark.parametrize("library", RAISING)
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: rg.take(x, [3], axis=0),
-        lambda x: rg.take(x, np.array([[0], [4], [0]]), axis=1, batch_dims=1),
-        lambda x: rg.take_along_axis(x, [[4]], axis=1),
-        lambda x: indexing.scatter_along_axis(x, np.full((3, 4), 9), (3, 5), axis=1),
-        lambda x: rg.gather_nd(x, [[0, 4]]),
-        lambda x: rg.scatter_nd([[0], [1], [2]], x, (2, 4)),
-        lambda x: rg.segment_sum(x, [0, 1, 2], 2),
-        lambda x: rg.at_set(x, [5], 0.0),
-        lambda x: rg.at_add(x, [-4], 0.0),
-    ],
-)
+@pytest.mark.parametrize("call", [
+    lambda x: rg.take(x, [3], axis=0),
+    lambda x: rg.take(x, np.array([[0], [4], [0]]), axis=1, batch_dims=1),
+    lambda x: rg.take_along_axis(x, [[4]], axis=1),
+    lambda x: indexing.scatter_along_axis(x, np.full((3, 4), 9), (3, 5), axis=1),
+    lambda x: rg.gather_nd(x, [[0, 4]]), lambda x: rg.scatter_nd([[0], [1], [2]], x, (2, 4)),
+    lambda x: rg.segment_sum(x, [0, 1, 2], 2), lambda x: rg.at_set(x, [5], 0.0),
+    lambda x: rg.at_add(x, [-4], 0.0),
+])  # fmt: skip
 def test_indices_out_of_range_raise(library, call):
     with pytest.raises(IndexError, match="out of"):
         call(rows(library))
@@ -284,19 +276,16 @@ def traced(f, *arrays):
     return jax.jit(lambda *a: f(*map(rg.asarray, a))._data)(*map(jnp.asarray, arrays))
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda x, i: x[i], lambda x, i: x[:, i, None], lambda x, i: x[i, i[::-1]],
-        lambda x, i: x[1, ::-2], lambda x, i: rg.at_set(x, i, x[:2]),
-        lambda x, i: rg.at_set(x, x > 3, 0.0), lambda x, i: rg.at_add(x, (slice(None), i), 1.0),
-        lambda x, i: rg.segment_sum(x[:2], i - 1, 2),
-        lambda x, i: rg.take(x, i[None] * rg.asarray([[1], [0], [1]]), axis=1, batch_dims=1),
-        lambda x, i: rg.grad(lambda x: (rg.take_along_axis(x, i[None], axis=1) ** 2).sum())(x),
-        lambda x, i: rg.grad(lambda x: (rg.pad(x, 1, "reflect") ** 2).sum())(x),
-        lambda x, i: rg.one_hot(i, 3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("f", [
+    lambda x, i: x[i], lambda x, i: x[:, i, None], lambda x, i: x[i, i[::-1]],
+    lambda x, i: x[1, ::-2], lambda x, i: rg.at_set(x, i, x[:2]),
+    lambda x, i: rg.at_set(x, x > 3, 0.0), lambda x, i: rg.at_add(x, (slice(None), i), 1.0),
+    lambda x, i: rg.segment_sum(x[:2], i - 1, 2),
+    lambda x, i: rg.take(x, i[None] * rg.asarray([[1], [0], [1]]), axis=1, batch_dims=1),
+    lambda x, i: rg.grad(lambda x: (rg.take_along_axis(x, i[None], axis=1) ** 2).sum())(x),
+    lambda x, i: rg.grad(lambda x: (rg.pad(x, 1, "reflect") ** 2).sum())(x),
+    lambda x, i: rg.one_hot(i, 3),
+])  # fmt: skip
 def test_traced_by_jax(f):
     ids = np.array([2, 0])
     due = f(rg.asarray(ROWS), rg.asarray(ids))

@@ -23,20 +23,17 @@ PAIRED = [
 X = np.array([[1.0, 2.0], [3.0, 4.0]])
 
 
-@pytest.mark.parametrize(
-    ("weights", "reduction", "due"),
-    [
-        # what TensorFlow.js gives
-        (None, "sum_by_nonzero_weights", 2.5), (None, "mean", 2.5), (None, "sum", 10),
-        (None, "none", [[1, 2], [3, 4]]), (0.5, "sum_by_nonzero_weights", 1.25), (0.5, "mean", 2.5),
-        (0.5, "sum", 5), ([[0.0], [2.0]], "sum_by_nonzero_weights", 7),
-        ([[0.0], [2.0]], "mean", 3.5), ([[0.0], [2.0]], "sum", 14),
-        ([[0.0], [2.0]], "none", [[0, 0], [6, 8]]), ([0.0, 2.0], "sum_by_nonzero_weights", 6),
-        ([[0.0, 1.0], [1.0, 2.0]], "sum_by_nonzero_weights", 13 / 3),
-        ([[0.0, 1.0], [1.0, 2.0]], "mean", 13 / 4),
-        ([[True, False], [True, True]], "sum_by_nonzero_weights", 8 / 3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("weights", "reduction", "due"), [
+    # what TensorFlow.js gives
+    (None, "sum_by_nonzero_weights", 2.5), (None, "mean", 2.5), (None, "sum", 10),
+    (None, "none", [[1, 2], [3, 4]]), (0.5, "sum_by_nonzero_weights", 1.25), (0.5, "mean", 2.5),
+    (0.5, "sum", 5), ([[0.0], [2.0]], "sum_by_nonzero_weights", 7), ([[0.0], [2.0]], "mean", 3.5),
+    ([[0.0], [2.0]], "sum", 14), ([[0.0], [2.0]], "none", [[0, 0], [6, 8]]),
+    ([0.0, 2.0], "sum_by_nonzero_weights", 6),
+    ([[0.0, 1.0], [1.0, 2.0]], "sum_by_nonzero_weights", 13 / 3),
+    ([[0.0, 1.0], [1.0, 2.0]], "mean", 13 / 4),
+    ([[True, False], [True, True]], "sum_by_nonzero_weights", 8 / 3),
+])  # fmt: skip
 def test_reductions(weights, reduction, due):
     y = losses.compute_weighted_loss(X, weights, reduction)
     assert y.dtype == np.float64

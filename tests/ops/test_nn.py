@@ -29,16 +29,12 @@ def names(f):
 # -- activations ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("f", "x", "slope"),
-    [
-        (nn.relu, 0.0, 0.0), (nn.relu, -0.0, 0.0), (nn.relu6, 0.0, 0.0), (nn.relu6, 6.0, 1.0),
-        (nn.leaky_relu, 0.0, 0.2), (nn.elu, 0.0, 1.0), (nn.selu, 0.0, SELU_AT_0),
-        (nn.softsign, 0.0, 1.0), (nn.hard_tanh, -1.0, 1.0), (nn.hard_tanh, 1.0, 1.0),
-        (nn.hard_sigmoid, -3.0, 0.0), (nn.sigmoid, 0.0, 0.25), (nn.softplus, 0.0, 0.5),
-    ],
-    ids=names,
-)  # fmt: skip
+@pytest.mark.parametrize(("f", "x", "slope"), [
+    (nn.relu, 0.0, 0.0), (nn.relu, -0.0, 0.0), (nn.relu6, 0.0, 0.0), (nn.relu6, 6.0, 1.0),
+    (nn.leaky_relu, 0.0, 0.2), (nn.elu, 0.0, 1.0), (nn.selu, 0.0, SELU_AT_0),
+    (nn.softsign, 0.0, 1.0), (nn.hard_tanh, -1.0, 1.0), (nn.hard_tanh, 1.0, 1.0),
+    (nn.hard_sigmoid, -3.0, 0.0), (nn.sigmoid, 0.0, 0.25), (nn.softplus, 0.0, 0.5),
+], ids=names)  # fmt: skip
 def test_gradient_at_the_kink(f, x, slope):
     assert float(rg.grad(f)(rg.scalar(x, dtype=np.float64))) == pytest.approx(slope, abs=1e-15)
 

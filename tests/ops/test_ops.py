@@ -196,12 +196,10 @@ def test_constants_are_made_where_the_data_lie(constant: Any) -> None:
 
 LARGE = np.linspace(-2.0, 2.0, 10_000).reshape(100, 100)
 CHOICES = {
-    "two arrays": (LARGE, LARGE.T),
-    "a number": (LARGE, 0.0),
-    "a number first": (-0.0, LARGE),
+    "two arrays": (LARGE, LARGE.T), "a number": (LARGE, 0.0), "a number first": (-0.0, LARGE),
     "a row": (LARGE, LARGE[0]),
     "special values": (np.where(LARGE > 1, np.nan, -np.inf), np.where(LARGE > 0, -0.0, np.inf)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])

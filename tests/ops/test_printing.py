@@ -46,14 +46,11 @@ def test_verbose():
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "text"),
-    [
-        ((0,), "    []"), ((0, 3), "     []"), ((0, 2, 2), "     []"),
-        ((2, 0), "    [[],\n     []]"), ((2, 1, 2), "    [ [[0, 1],],\n\n      [[2, 3],]]"),
-        ((1, 2, 2), "    [[[0, 1],\n      [2, 3]]]"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("shape", "text"), [
+    ((0,), "    []"), ((0, 3), "     []"), ((0, 2, 2), "     []"), ((2, 0), "    [[],\n     []]"),
+    ((2, 1, 2), "    [ [[0, 1],],\n\n      [[2, 3],]]"),
+    ((1, 2, 2), "    [[[0, 1],\n      [2, 3]]]"),
+])  # fmt: skip
 def test_empty_and_single_lines(shape, text):
     t = rg.asarray(np.arange(np.prod(shape)).reshape(shape))
     assert str(t) == f"Tensor\n{text}"
@@ -65,15 +62,12 @@ def test_columns_are_as_wide_as_their_hidden_rows():
     assert str(rg.asarray(values)).splitlines()[1] == "    [[0    , 0],"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"), (-0.0, "0"), (1e20, "100000000000000000000"), (1e21, "1e+21"),
-        (-1.5e300, "-1.5e+300"), (1e-6, "0.000001"), (1e-7, "1e-7"), (-1.25e-9, "-1.25e-9"),
-        (5e-324, "5e-324"), (0.05, "0.05"), (1234.5, "1234.5"), (100.0, "100"),
-        (float("nan"), "NaN"), (float("-inf"), "-Infinity"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "text"), [
+    (0.0, "0"), (-0.0, "0"), (1e20, "100000000000000000000"), (1e21, "1e+21"),
+    (-1.5e300, "-1.5e+300"), (1e-6, "0.000001"), (1e-7, "1e-7"), (-1.25e-9, "-1.25e-9"),
+    (5e-324, "5e-324"), (0.05, "0.05"), (1234.5, "1234.5"), (100.0, "100"), (float("nan"), "NaN"),
+    (float("-inf"), "-Infinity"),
+])  # fmt: skip
 def test_numbers_are_written_as_in_javascript(value, text):
     assert printing.number(value) == text
 
@@ -143,17 +137,14 @@ def test_traced_tensors_have_no_values_yet():
 # -- repr ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("array", "text"),
-    [
-        (np.array([0, 1], np.float32), "Tensor([0., 1.], dtype=float32)"),
-        (np.array(3.0), "Tensor(3., dtype=float64)"),
-        (np.array([True, False]), "Tensor([ True, False], dtype=bool)"),
-        (np.arange(4).reshape(2, 2), "Tensor([[0, 1],\n        [2, 3]], dtype=int64)"),
-        (np.zeros((2, 0), np.float32), "Tensor([], shape=(2, 0), dtype=float32)"),
-        (np.zeros(0), "Tensor([], shape=(0,), dtype=float64)"),
-    ],
-)
+@pytest.mark.parametrize(("array", "text"), [
+    (np.array([0, 1], np.float32), "Tensor([0., 1.], dtype=float32)"),
+    (np.array(3.0), "Tensor(3., dtype=float64)"),
+    (np.array([True, False]), "Tensor([ True, False], dtype=bool)"),
+    (np.arange(4).reshape(2, 2), "Tensor([[0, 1],\n        [2, 3]], dtype=int64)"),
+    (np.zeros((2, 0), np.float32), "Tensor([], shape=(2, 0), dtype=float32)"),
+    (np.zeros(0), "Tensor([], shape=(0,), dtype=float64)"),
+])  # fmt: skip
 def test_repr(array, text):
     assert repr(rg.asarray(array)) == text
 

@@ -13,12 +13,10 @@ from regrad.errors import ArgumentError
 
 DRAWS = [
     # function, the same distribution by SciPy
-    (random.normal, scipy.stats.norm()),
-    (random.truncated_normal, scipy.stats.truncnorm(-2, 2)),
-    (random.uniform, scipy.stats.uniform()),
-    (random.exponential, scipy.stats.expon()),
+    (random.normal, scipy.stats.norm()), (random.truncated_normal, scipy.stats.truncnorm(-2, 2)),
+    (random.uniform, scipy.stats.uniform()), (random.exponential, scipy.stats.expon()),
     (random.gumbel, scipy.stats.gumbel_r()),
-]
+]  # fmt: skip
 SCALED = [
     (lambda k, n, a, b: random.normal(k, n, a, b), scipy.stats.norm(3, 2)),
     (

@@ -142,13 +142,10 @@ def test_gradients_of_nothing() -> None:
 # -- overrides fire inside compositions ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("op_type", "f"),
-    [
-        ("Sqrt", rg.std), ("Sqrt", vector_norm), ("Mean", rg.var), ("Square", rg.std),
-        ("Exp", rg.logsumexp), ("Max", lambda x: vector_norm(x, ord=np.inf)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("op_type", "f"), [
+    ("Sqrt", rg.std), ("Sqrt", vector_norm), ("Mean", rg.var), ("Square", rg.std),
+    ("Exp", rg.logsumexp), ("Max", lambda x: vector_norm(x, ord=np.inf)),
+])  # fmt: skip
 def test_overrides_fire_inside(op_type: str, f: Any) -> None:
     x = rg.tensor([1.0, 2.0, 4.0])
     with rg.gradient_override_map({op_type: lambda op, dy: rg.zeros_like(op.inputs[0])}) as used:

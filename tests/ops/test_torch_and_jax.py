@@ -77,8 +77,7 @@ def test_where_the_user_s_function_is_differentiated_by_regrad():
 
 
 CONVERSIONS = {
-    "torch.asarray": lambda t: torch.asarray(t),
-    "torch.as_tensor": lambda t: torch.as_tensor(t),
+    "torch.asarray": lambda t: torch.asarray(t), "torch.as_tensor": lambda t: torch.as_tensor(t),
     "torch.tensor": lambda t: torch.tensor(np.array(t)),
     "torch.tensor of a Tensor": lambda t: torch.tensor(t),
     "torch.from_dlpack": lambda t: torch.from_dlpack(t),
@@ -87,9 +86,8 @@ CONVERSIONS = {
     "jnp.array": lambda t: jax.numpy.array(t),
     "jnp.array of a list": lambda t: jax.numpy.array([t, t])[0],
     "jnp.from_dlpack": lambda t: jax.numpy.from_dlpack(t),
-    "jit of a conversion": lambda t: jax.jit(lambda: jax.numpy.asarray(t))(),
-    "numpy": np.asarray,
-}
+    "jit of a conversion": lambda t: jax.jit(lambda: jax.numpy.asarray(t))(), "numpy": np.asarray,
+}  # fmt: skip
 
 
 @pytest.mark.versions
@@ -130,12 +128,10 @@ def test_neither_library_is_imported_for_it():
 # -- a torch tensor that requires grad -------------------------------------------------------------
 
 TAKEN = {
-    "an op": lambda h: rg.sum(h),
-    "an operator": lambda h: h + T,
-    "in a list": lambda h: rg.stack([h, h]),
-    "tensor": lambda h: rg.tensor(h),
+    "an op": lambda h: rg.sum(h), "an operator": lambda h: h + T,
+    "in a list": lambda h: rg.stack([h, h]), "tensor": lambda h: rg.tensor(h),
     "grad": lambda h: rg.grad(lambda x: rg.sum(x * x))(h),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -41,26 +41,19 @@ def test_same_covers_the_data_with_the_smaller_half_first(
     assert other == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("pad", "due"),
-    [
-        ("same", "same"), ("VALID", "valid"), (0, ((0, 0), (0, 0))),
-        (np.int64(2), ((2, 2), (2, 2))), ([[1, 2], [3, 4]], ((1, 2), (3, 4))),
-        (np.array([[1, 2], [3, 4]]), ((1, 2), (3, 4))),
-        ([[0, 0], [1, 0], [0, 1], [0, 0]], ((1, 0), (0, 1))),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pad", "due"), [
+    ("same", "same"), ("VALID", "valid"), (0, ((0, 0), (0, 0))), (np.int64(2), ((2, 2), (2, 2))),
+    ([[1, 2], [3, 4]], ((1, 2), (3, 4))), (np.array([[1, 2], [3, 4]]), ((1, 2), (3, 4))),
+    ([[0, 0], [1, 0], [0, 1], [0, 0]], ((1, 0), (0, 1))),
+])  # fmt: skip
 def test_padding_as_users_write_it(pad: Any, due: Any) -> None:
     assert windows.as_padding(pad, 2, "test") == due
 
 
-@pytest.mark.parametrize(
-    "pad",
-    [
-        "full", None, 1.5, -1, [1, 1], [[0, 0]], [[0, 0], [0, -1]], [[0, 0], [1.5, 0]],
-        [[1, 0], [0, 0], [0, 0], [0, 0]], rg.asarray(1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("pad", [
+    "full", None, 1.5, -1, [1, 1], [[0, 0]], [[0, 0], [0, -1]], [[0, 0], [1.5, 0]],
+    [[1, 0], [0, 0], [0, 0], [0, 0]], rg.asarray(1),
+])  # fmt: skip
 def test_unknown_padding_is_an_error(pad: Any) -> None:
     with pytest.raises(ArgumentError, match=r"conv2d: pad"):
         cv.conv2d(X, W, 1, pad)
@@ -146,16 +139,13 @@ def in_library(library: str, array: np.ndarray) -> Any:
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize(
-    ("convolve", "images", "filter", "strides"),
-    [
-        (cv.conv2d, (6, 40, 40, 16), (3, 3, 16, 4), 1),  # some images at a time
-        (cv.conv2d, (5, 30, 31, 8), (3, 2, 8, 4), 2),
-        (cv.conv2d, (2, 20, 20, 2), (12, 12, 2, 3), 1),  # more taps than are spelt out
-        (cv.depthwise_conv2d, (3, 9, 10, 4), (3, 3, 4, 2), 2),
-        (cv.depthwise_conv2d, (3, 9, 10, 4), (4, 3, 4, 1), 1),
-    ],
-)
+@pytest.mark.parametrize(("convolve", "images", "filter", "strides"), [
+    (cv.conv2d, (6, 40, 40, 16), (3, 3, 16, 4), 1),  # some images at a time
+    (cv.conv2d, (5, 30, 31, 8), (3, 2, 8, 4), 2),
+    (cv.conv2d, (2, 20, 20, 2), (12, 12, 2, 3), 1),  # more taps than are spelt out
+    (cv.depthwise_conv2d, (3, 9, 10, 4), (3, 3, 4, 2), 2),
+    (cv.depthwise_conv2d, (3, 9, 10, 4), (4, 3, 4, 1), 1),
+])  # fmt: skip
 def test_convolutions_agree_on_jax_and_numpy(
     convolve: Any, images: tuple[int, ...], filter: tuple[int, ...], strides: int
 ) -> None:
@@ -256,15 +246,10 @@ def test_batch_to_space_is_the_inverse() -> None:
 
 
 @pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
-@pytest.mark.parametrize(
-    ("x", "w"),
-    [
-        ((0, 4, 4, 2), (3, 3, 2, 3)),
-        ((1, 4, 4, 0), (3, 3, 0, 3)),
-        ((1, 4, 4, 2), (3, 3, 2, 0)),
-        ((1, 0, 4, 2), (3, 3, 2, 3)),
-    ],
-)
+@pytest.mark.parametrize(("x", "w"), [
+    ((0, 4, 4, 2), (3, 3, 2, 3)), ((1, 4, 4, 0), (3, 3, 0, 3)), ((1, 4, 4, 2), (3, 3, 2, 0)),
+    ((1, 0, 4, 2), (3, 3, 2, 3)),
+])  # fmt: skip
 def test_empty_convolutions(library: str, x: Any, w: Any) -> None:
     def f(x: Any, w: Any) -> Any:
         y = cv.conv2d(x, w, 1, "same")

@@ -285,13 +285,10 @@ def test_mistakes_are_refused_and_change_nothing(sgd, call, error, words):
     assert w.tolist() == [0.5, 0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("package", "extra", "use"),
-    [
-        ("optax", "jax", lambda: train.Optimizer(None)),
-        ("safetensors", "train", lambda: train.restore("x", model())),
-    ],
-)
+@pytest.mark.parametrize(("package", "extra", "use"), [
+    ("optax", "jax", lambda: train.Optimizer(None)),
+    ("safetensors", "train", lambda: train.restore("x", model())),
+])  # fmt: skip
 def test_missing_packages(monkeypatch, package, extra, use):
     monkeypatch.setitem(sys.modules, package, None)
     refused(lambda: use(), rg.errors.MissingPackageError, rf"pip install '\.\[{extra}\]'")

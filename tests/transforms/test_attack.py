@@ -132,14 +132,12 @@ def test_custom_gradients_at_every_order(name, place):
 
 
 IN_GRAPHS = {
-    "alone": lambda f: f,
-    "checkpoint": rg.checkpoint,
-    "vmap": rg.vmap,
+    "alone": lambda f: f, "checkpoint": rg.checkpoint, "vmap": rg.vmap,
     "tf.cond": lambda f: lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: f(x), lambda: x * 1),
     "tf.while_loop": lambda f: (
         lambda x: tf.while_loop(lambda i, v: i < 1, lambda i, v: (i + 1, f(v)), [0, x])[1]
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CUSTOM)
@@ -173,17 +171,13 @@ async def later(y):
 
 HIDING = {
     "object": lambda y: SimpleNamespace(y=y),
-    "object in a list": lambda y: [SimpleNamespace(y={"deep": y})],
-    "slots": Slots,
-    "generator": lambda y: (v for v in [y]),
-    "iterator": lambda y: iter([y]),
-    "values": lambda y: {"y": y}.values(),
-    "list in an object": lambda y: SimpleNamespace(y=[y]),
+    "object in a list": lambda y: [SimpleNamespace(y={"deep": y})], "slots": Slots,
+    "generator": lambda y: (v for v in [y]), "iterator": lambda y: iter([y]),
+    "values": lambda y: {"y": y}.values(), "list in an object": lambda y: SimpleNamespace(y=[y]),
     "closure": lambda y: lambda: y,
     "closure over an object": lambda y: (lambda o: lambda: o)(SimpleNamespace(y=y)),
-    "vjp function": lambda y: rg.vjp(rg.sin, y),
-    "iterator of numbers": lambda y: itertools.count(),
-}
+    "vjp function": lambda y: rg.vjp(rg.sin, y), "iterator of numbers": lambda y: itertools.count(),
+}  # fmt: skip
 BODIES = {name: REGIONS[name] for name in ("checkpoint", "vmap", "map", "scan, ys", "jit")}
 BODIES["cond"] = lambda f: rg.jit(in_both_branches(f))
 
@@ -230,14 +224,12 @@ def test_what_a_compiled_function_returned_may_be_changed(make):
 # -- arrays of other libraries, lists --------------------------------------------------------------
 
 READ = {
-    "item": lambda t: t[0].item(),
-    "numpy": lambda t: t.numpy()[0],
-    "float": lambda t: float(t[0]),
+    "item": lambda t: t[0].item(), "numpy": lambda t: t.numpy()[0], "float": lambda t: float(t[0]),
     "if": lambda t: 2.0 if t[0] < 3 else 5.0,
     "a rule": lambda t: (lambda k: rg.grad(rg.custom_grad(lambda y: (y, lambda dy: dy * k)))(1.0))(
         t[0].item()
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", READ)

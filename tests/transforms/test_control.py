@@ -243,10 +243,8 @@ def test_a_descent_in_a_descent():
 RETURNS = {
     "bool": (lambda w: (2 * w, True), lambda w: (w, False)),
     "Tensor or number": (lambda w: w * w, lambda w: 0.0),
-    "number or Tensor": (lambda w: 1, lambda w: w),
-    "bool or Tensor": (lambda w: True, lambda w: w),
-    "bool or comparison": (lambda w: False, lambda w: w < 0),
-    "ints": (lambda w: 1, lambda w: 2),
+    "number or Tensor": (lambda w: 1, lambda w: w), "bool or Tensor": (lambda w: True, lambda w: w),
+    "bool or comparison": (lambda w: False, lambda w: w < 0), "ints": (lambda w: 1, lambda w: 2),
     "int or float": (lambda w: 1, lambda w: 2.5),
     "int Tensor or int": (lambda w: rg.astype(w, rg.int32), lambda w: 7),
     "int Tensor or float": (lambda w: rg.astype(w, rg.int32), lambda w: 0.5),
@@ -256,7 +254,7 @@ RETURNS = {
     "list of numbers or Tensors": (lambda w: [1.0, w], lambda w: [w, 2.0]),
     "all the same": (lambda w: (w, 3, None, "a"), lambda w: (w, 3, None, "a")),
     "array": (lambda w: np.float32(2), lambda w: w),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("functions", RETURNS.values(), ids=RETURNS)

@@ -150,12 +150,9 @@ def test_every_op_that_is_differentiable_has_forward_mode():
 # -- forward mode through rules that differentiate ------------------------------------------------
 
 STRAIGHT = {
-    "number": lambda dy, x: 3 * dy,
-    "factor": lambda dy, x: dy * rg.cos(x),
-    "sum": lambda dy, x: dy + rg.mean(dy) * x,
-    "reversed": lambda dy, x: rg.flip(dy) / 2,
-    "mask": lambda dy, x: rg.where(x > 0, dy, 0),
-    "ones": lambda dy, x: dy * rg.ones_like(dy),
+    "number": lambda dy, x: 3 * dy, "factor": lambda dy, x: dy * rg.cos(x),
+    "sum": lambda dy, x: dy + rg.mean(dy) * x, "reversed": lambda dy, x: rg.flip(dy) / 2,
+    "mask": lambda dy, x: rg.where(x > 0, dy, 0), "ones": lambda dy, x: dy * rg.ones_like(dy),
     "full": lambda dy, x: dy * rg.full_like(dy, 2.0) + rg.zeros_like(dy),
     "grad": lambda dy, x: rg.grad(lambda z: (rg.sin(z) * dy).sum())(x),
     "grad of no scalar": lambda dy, x: rg.grad(lambda z: z * z * dy)(x),
@@ -166,7 +163,7 @@ STRAIGHT = {
     "vjp": lambda dy, x: rg.vjp(rg.sin, x)[1](dy)[0],
     "vjp of the product": lambda dy, x: rg.vjp(lambda z: z * z * dy, x)[1](rg.ones_like(x))[0],
     "jvp": lambda dy, x: rg.jvp(rg.sin, [x], [dy])[1],
-}
+}  # fmt: skip
 # Rules that are not linear in dy, and the op that the error names.
 BENT = {
     "square": (lambda dy, x: dy * dy, "'Mul'"),
@@ -187,11 +184,9 @@ BENT = {
     "jvp": (lambda dy, x: rg.jvp(lambda z: z * dy, [x], [dy])[1], "not linear"),
 }
 LIBRARIES = {
-    "numpy": np.asarray,
-    "jax": jnp.asarray,
-    "torch": lambda v: __import__("torch").tensor(v),
+    "numpy": np.asarray, "jax": jnp.asarray, "torch": lambda v: __import__("torch").tensor(v),
     "graph": np.asarray,
-}
+}  # fmt: skip
 WAYS = [(library, "alone") for library in LIBRARIES]
 WAYS += [("numpy", "jit"), ("jax", "jit"), ("numpy", "checkpoint")]
 ways = pytest.mark.parametrize(("library", "around"), WAYS)

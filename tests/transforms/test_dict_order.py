@@ -91,13 +91,10 @@ class Model:
         return x * a - b
 
 
-@pytest.mark.parametrize(
-    ("f", "expected"),
-    [
-        (lambda x, a, b: x * a - b, 1.0), (Model().product, 1.0),
-        (functools.partial(lambda x, c, a, b: x * a - c * b, c=2.0), -2.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("f", "expected"), [
+    (lambda x, a, b: x * a - b, 1.0), (Model().product, 1.0),
+    (functools.partial(lambda x, c, a, b: x * a - c * b, c=2.0), -2.0),
+])  # fmt: skip
 def test_named_keywords_in_any_order_share_a_program(f, expected):
     f, x = rg.jit(f), rg.tensor(2.0)
     for _ in range(3):

@@ -327,29 +327,23 @@ def test_tasks_have_overrides_of_their_own():
 # A call on a Tensor that another thread differentiates raises, whatever the call is.
 WARM = rg.jit(rg.sin)
 CALLS = {
-    "jit, cold": lambda x: rg.jit(rg.sin)(x),
-    "jit, warm": WARM,
+    "jit, cold": lambda x: rg.jit(rg.sin)(x), "jit, warm": WARM,
     "jit of what ignores it": rg.jit(lambda x: 1.0),
     "jit of a container": lambda x: rg.jit(lambda d: rg.sin(d["a"]))({"a": x}),
     "jit of a closure": lambda x: rg.jit(lambda a: rg.sin(x) * a)(1.0),
-    "jit of grad": rg.jit(rg.grad(rg.sin)),
-    "grad": rg.grad(rg.sin),
-    "grads": lambda x: rg.grads(rg.sin)([x])[0],
-    "value_and_grad": rg.value_and_grad(rg.sin),
+    "jit of grad": rg.jit(rg.grad(rg.sin)), "grad": rg.grad(rg.sin),
+    "grads": lambda x: rg.grads(rg.sin)([x])[0], "value_and_grad": rg.value_and_grad(rg.sin),
     "grad of a closure": lambda x: rg.grad(lambda a: a * x)(2.0),
     "variable_grads of a closure": lambda x: rg.variable_grads(lambda: rg.sin(x))[0],
-    "vjp": lambda x: rg.vjp(rg.sin, x)[0],
-    "jvp": lambda x: rg.jvp(rg.sin, [x], [1.0]),
-    "hvp": lambda x: rg.hvp(rg.sin, [x], [1.0]),
-    "linearize": lambda x: rg.linearize(rg.sin, x)[0],
-    "jacobian": rg.jacobian(rg.sin),
-    "hessian": rg.hessian(rg.sin),
+    "vjp": lambda x: rg.vjp(rg.sin, x)[0], "jvp": lambda x: rg.jvp(rg.sin, [x], [1.0]),
+    "hvp": lambda x: rg.hvp(rg.sin, [x], [1.0]), "linearize": lambda x: rg.linearize(rg.sin, x)[0],
+    "jacobian": rg.jacobian(rg.sin), "hessian": rg.hessian(rg.sin),
     "checkpoint": rg.checkpoint(rg.sin),
     "custom_grad": rg.custom_grad(lambda x, save: (rg.sin(x), lambda dy: dy)),
     "scan": lambda x: rg.scan(lambda c, _: (rg.sin(c), None), x, None, 2)[0],
     "cond": lambda x: rg.cond(True, rg.sin, rg.cos, x),
     "vmap": lambda x: rg.vmap(rg.sin)(rg.expand_dims(x, axis=0)),
-}
+}  # fmt: skip
 
 
 def elsewhere(f, x):
@@ -391,21 +385,17 @@ def test_reading_a_variable_elsewhere_is_allowed():
 
 N = 300
 MAKERS = {
-    "zeros": lambda: rg.zeros((N, 2)),
-    "ones": lambda: rg.ones((N, 2), dtype=rg.bool),
-    "arange": lambda: rg.arange(N),
-    "arange down": lambda: rg.arange(N, -N, -3),
+    "zeros": lambda: rg.zeros((N, 2)), "ones": lambda: rg.ones((N, 2), dtype=rg.bool),
+    "arange": lambda: rg.arange(N), "arange down": lambda: rg.arange(N, -N, -3),
     "arange of floats": lambda: rg.arange(3, N, 2, dtype=rg.float32),
     "arange by tenths": lambda: rg.arange(0.0, 30.0, 0.1),
     "linspace": lambda: rg.linspace(-1.0, 2.0, N),
-    "linspace, open": lambda: rg.linspace(0, 3, N, endpoint=False),
-    "eye": lambda: rg.eye(N // 10),
+    "linspace, open": lambda: rg.linspace(0, 3, N, endpoint=False), "eye": lambda: rg.eye(N // 10),
     "eye, wide": lambda: rg.eye(9, N, k=2, dtype=rg.int32),
     "tril": lambda: rg.tril(rg.ones((N // 10, N // 10))),
-    "one_hot": lambda: rg.one_hot(rg.arange(N) % 4, 4),
-    "full": lambda: rg.full((N,), 2.5),
+    "one_hot": lambda: rg.one_hot(rg.arange(N) % 4, 4), "full": lambda: rg.full((N,), 2.5),
     "wide integers": lambda: rg.arange(2**40, 2**40 + N) - 2**40,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MAKERS)

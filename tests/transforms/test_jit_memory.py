@@ -102,13 +102,11 @@ BODIES["custom"] = lambda x: rg.custom_grad(
     lambda e: (e * e, lambda dy: rg.grad(lambda z: rg.sum(z * z * dy))(e))
 )(x)
 TRANSFORMED = {
-    "jit": rg.jit,
-    "jit, verify": lambda f: twice(rg.jit(f, verify=True)),
-    "grad of jit": lambda f: rg.grad(rg.jit(f)),
-    "jit of grad": lambda f: rg.jit(rg.grad(f)),
+    "jit": rg.jit, "jit, verify": lambda f: twice(rg.jit(f, verify=True)),
+    "grad of jit": lambda f: rg.grad(rg.jit(f)), "jit of grad": lambda f: rg.jit(rg.grad(f)),
     "hessian of jit": lambda f: rg.hessian(rg.jit(f)),
     "jit of vmap": lambda f: rg.jit(rg.vmap(lambda x: f(rg.stack([x])))),
-}
+}  # fmt: skip
 
 
 def twice(f):

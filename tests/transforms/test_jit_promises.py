@@ -173,13 +173,9 @@ def repeated(f):
 
 
 CONTEXTS = {
-    "alone": lambda f: f,
-    "checkpoint": rg.checkpoint,
-    "vmap": vmapped,
-    "scan": scanned,
-    "cond": branched,
-    "while_loop": repeated,
-}
+    "alone": lambda f: f, "checkpoint": rg.checkpoint, "vmap": vmapped, "scan": scanned,
+    "cond": branched, "while_loop": repeated,
+}  # fmt: skip
 MORE = CONTEXTS | {
     "jit": rg.jit,
     "vmap, last axis": vmapped_at_last,

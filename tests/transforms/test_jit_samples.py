@@ -126,11 +126,8 @@ def cases(row: Sample, options: Sequence[tuple[str, bool, int]], what: str) -> l
 
 EAGER = [("checkpoint", False, 3), ("vmap", False, 1)]
 COMPILED_AS = [
-    ("plain", False, 1),
-    ("plain", True, 1),
-    ("checkpoint", False, 1),
-    ("vmap", False, 1),
-]
+    ("plain", False, 1), ("plain", True, 1), ("checkpoint", False, 1), ("vmap", False, 1),
+]  # fmt: skip
 
 
 @over(COMPILED)

@@ -260,13 +260,11 @@ def in_a_scan(f):
 
 
 WAYS = {
-    "jit": lambda f: f,
-    "jit of jit": rg.jit,
+    "jit": lambda f: f, "jit of jit": rg.jit,
     "jit of vmap": lambda f: lambda w, b: rg.vmap(f, in_axes=(0, None))(w[None], b)[0],
-    "jit of scan": in_a_scan,
-    "jit of checkpoint": rg.checkpoint,
+    "jit of scan": in_a_scan, "jit of checkpoint": rg.checkpoint,
     "by b": lambda f: lambda w, b: rg.grad(lambda b: rg.sum(f(w, b) * w))(b),
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow

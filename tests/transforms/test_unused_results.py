@@ -20,16 +20,14 @@ def block(x):
 
 
 FORMS = {
-    "plain": lambda x, p: p(x)[1],
-    "checkpoint": lambda x, p: rg.checkpoint(p)(x)[1],
+    "plain": lambda x, p: p(x)[1], "checkpoint": lambda x, p: rg.checkpoint(p)(x)[1],
     "scan": lambda x, p: rg.scan(lambda c, _: p(c)[::-1], x, None, 3)[0],
     "scan, checkpoint": lambda x, p: rg.scan(lambda c, _: p(c)[::-1], x, None, 3, checkpoint=True)[
         0
     ],
     "scan, carry": lambda x, p: rg.scan(lambda c, _: (p(c[1]), None), (x, x), None, 3)[0][1],
     "cond": lambda x, p: rg.cond(x > -1, p, lambda x: (x, x), x)[1],
-    "jit": lambda x, p: rg.jit(p)(x)[1],
-    "vmap": lambda x, p: rg.vmap(p)(one(x))[1].sum(),
+    "jit": lambda x, p: rg.jit(p)(x)[1], "vmap": lambda x, p: rg.vmap(p)(one(x))[1].sum(),
     "map": lambda x, p: rg.map(p, one(x))[1].sum(),
     "fori_loop": lambda x, p: rg.fori_loop(0, 2, lambda i, c: p(c[1]), (x, x))[1],
     "while_loop": lambda x, p: rg.while_loop(
@@ -40,7 +38,7 @@ FORMS = {
     )[1],
     "vmap of scan": lambda x, p: rg.vmap(lambda x: FORMS["scan"](x, p))(one(x)).sum(),
     "scan of jit": lambda x, p: rg.scan(lambda c, _: rg.jit(p)(c)[::-1], x, None, 2)[0],
-}
+}  # fmt: skip
 MODES = {"eager": lambda f: f, "jit": rg.jit}
 modes = pytest.mark.parametrize("mode", MODES)
 DATA = [np.float64, lambda x: jnp.asarray(x, dtype="float64")]

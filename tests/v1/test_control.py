@@ -315,11 +315,9 @@ def scaled(w):
 
 
 CLOSED = {
-    "constant": lambda c: c,
-    "placeholder": lambda c: tf.placeholder_with_default(2.0, []),
-    "variable": lambda c: tf.Variable(2.0, trainable=False),
-    "stopped": tf.stop_gradient,
-}
+    "constant": lambda c: c, "placeholder": lambda c: tf.placeholder_with_default(2.0, []),
+    "variable": lambda c: tf.Variable(2.0, trainable=False), "stopped": tf.stop_gradient,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -80,25 +80,18 @@ def test_complex_ys_need_grad_ys():
 
 
 NO_GRADIENT = {
-    "another tensor": lambda x: tf.constant(2.0) * 3.0,
-    "tf.round": tf.round,
-    "tf.floor": tf.floor,
-    "tf.ceil": tf.ceil,
-    "tf.rint": tf.rint,
-    "x // 2": lambda x: x // 2.0,
+    "another tensor": lambda x: tf.constant(2.0) * 3.0, "tf.round": tf.round, "tf.floor": tf.floor,
+    "tf.ceil": tf.ceil, "tf.rint": tf.rint, "x // 2": lambda x: x // 2.0,
     "cast to int32": lambda x: tf.cast(x, tf.int32),
     "cast there and back": lambda x: tf.cast(tf.cast(x, tf.int32), tf.float32),
     "x > 0": lambda x: tf.cast(x > 0.0, tf.float32),
     "tf.equal": lambda x: tf.cast(tf.equal(x, x), tf.float32),
     "tf.argmax": lambda x: tf.cast(tf.argmax(x), tf.float32),
-    "tf.range": lambda x: tf.range(x[1] * 2.0)[:2],
-    "tf.unique": lambda x: tf.unique(x).y,
-    "tf.lin_space": lambda x: tf.lin_space(x[0], 1.0, 2),
-    "tf.zeros_like": tf.zeros_like,
-    "tf.ones_like": tf.ones_like,
-    "tf.shape": lambda x: tf.cast(tf.shape(x), tf.float32),
+    "tf.range": lambda x: tf.range(x[1] * 2.0)[:2], "tf.unique": lambda x: tf.unique(x).y,
+    "tf.lin_space": lambda x: tf.lin_space(x[0], 1.0, 2), "tf.zeros_like": tf.zeros_like,
+    "tf.ones_like": tf.ones_like, "tf.shape": lambda x: tf.cast(tf.shape(x), tf.float32),
     "tf.stop_gradient": tf.stop_gradient,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NO_GRADIENT)

@@ -247,28 +247,21 @@ def whole(b):
 
 # what can stand between a bool under a rule and the floats that it becomes
 BETWEEN = {
-    "nothing": lambda b: b,
-    "a product with floats": lambda b: b * rg.tensor(2.5),
-    "identity": rg.identity,
-    "reshape": lambda b: rg.reshape(b, (-1,)),
-    "arithmetic": lambda b: whole(b) * 3 - whole(b),
-    "sum": lambda b: rg.sum(whole(b), axis=0),
+    "nothing": lambda b: b, "a product with floats": lambda b: b * rg.tensor(2.5),
+    "identity": rg.identity, "reshape": lambda b: rg.reshape(b, (-1,)),
+    "arithmetic": lambda b: whole(b) * 3 - whole(b), "sum": lambda b: rg.sum(whole(b), axis=0),
     "mean": lambda b: rg.mean(rg.astype(b, rg.float32), axis=0),
-    "max": lambda b: rg.max(whole(b), axis=0),
-    "prod": lambda b: rg.prod(whole(b) + 1),
+    "max": lambda b: rg.max(whole(b), axis=0), "prod": lambda b: rg.prod(whole(b) + 1),
     "concat": lambda b: rg.concat([whole(b), whole(b) * 2], axis=0),
-    "stack": lambda b: rg.stack([whole(b), whole(b) * 2]),
-    "a slice": lambda b: whole(b)[1:],
+    "stack": lambda b: rg.stack([whole(b), whole(b) * 2]), "a slice": lambda b: whole(b)[1:],
     "split, a part unused": lambda b: rg.split(whole(b), [1, 2], axis=0)[1],
     "where": lambda b: rg.where(rg.tensor([True, False]), whole(b), 0),
     "cumulative_sum": lambda b: rg.cumulative_sum(whole(b), axis=0),
     "matmul": lambda b: rg.matmul(whole(b), whole([[1, 2], [3, 4]])),
-    "sort": lambda b: rg.sort(whole(b)),
-    "pad": lambda b: rg.pad(whole(b), ((1, 1), (0, 0))),
-    "einsum": lambda b: rg.einsum("ij->j", whole(b)),
-    "diff": lambda b: rg.diff(whole(b)),
+    "sort": lambda b: rg.sort(whole(b)), "pad": lambda b: rg.pad(whole(b), ((1, 1), (0, 0))),
+    "einsum": lambda b: rg.einsum("ij->j", whole(b)), "diff": lambda b: rg.diff(whole(b)),
     "repeat": lambda b: rg.repeat(whole(b), 2, axis=0),
-}
+}  # fmt: skip
 COMPARED = [[0.0, 3.0], [2.0, 0.5], [1.5, -1.0]]
 
 
