@@ -257,18 +257,15 @@ MISUSE = [
     (lambda x: (x * x, lambda dy: rg.astype(dy, "float64")), RuleError, "dtype float64"),
     (lambda x: (x * x, lambda dy, saved: saved[0]), ArgumentError, "What f saved is nothing"),
     (lambda x, save: (save(a=x), (x, lambda dy, s: s.b))[1], ArgumentError, r"by name \(a\)"),
-    (
-        by(lambda dy, a, b: dy),
-        ArgumentError,
-        FORM + r"\(dy, a, b\), expected \(dy, saved\) or \(dy",
-    ),
+    (by(lambda dy, a, b: dy), ArgumentError,
+     FORM + r"\(dy, a, b\), expected \(dy, saved\) or \(dy"),
     (by(lambda: 1), ArgumentError, FORM + r"\(\)"),
     (by(lambda dy, *, saved: dy), ArgumentError, FORM + r"\(dy, \*, saved\)"),
     (by(lambda dy, a, b, k=1: dy), ArgumentError, FORM + r"\(dy, a, b, k=1\)"),
     (by(functools.partial(lambda dy, a, b, c: dy, c=2)), ArgumentError, FORM + r".*b, \*, c=2\)"),
     (by(lambda dy, saved: len(3)), TypeError, "^object of type 'int' has no len"),
     (fails, RuntimeError, "boom"),
-]
+]  # fmt: skip
 OTHERS = [
     (lambda x: custom(lambda x, w=None: (x * 1.0, lambda dy: dy))(FIVE, w=x), GradientError,
      "keyword argument 'w'"),

@@ -22,10 +22,8 @@ from tests.samples import Sample
 pytestmark = pytest.mark.usefixtures("graph")
 
 NEEDS: dict[str, dict[str, str]] = {
-    "static": {},
-    "sizes hidden": UNSTACKED,
-    "rank hidden": UNSTACKED,
-}
+    "static": {}, "sizes hidden": UNSTACKED, "rank hidden": UNSTACKED,
+}  # fmt: skip
 
 
 def over(rows: list[Sample]) -> Any:

@@ -60,18 +60,16 @@ def _compiled(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 apply = Own.apply
 PROGRAMS: dict[str, Callable[[], Callable[[Any], Any]]] = {
-    "function": lambda: torch.relu,
-    "in place": lambda: lambda z: (z * 1).relu_(),
+    "function": lambda: torch.relu, "in place": lambda: lambda z: (z * 1).relu_(),
     "no gradient": lambda: lambda z: torch.relu(z) + _without_gradient(z),
-    "Function": lambda: apply,
-    "checkpoint": lambda: _checkpoint(False),
+    "Function": lambda: apply, "checkpoint": lambda: _checkpoint(False),
     "reentrant checkpoint": lambda: _checkpoint(True),
     "script": lambda: torch.jit.trace(torch.relu, torch.ones(2)),
     "vmap": lambda: torch.func.vmap(torch.relu),
     "compiled": lambda: _compiled(lambda z: torch.relu(z)),
     "compiled Function": lambda: _compiled(lambda z: apply(z)),
     "compiled checkpoint": lambda: _compiled(_checkpoint(False)),
-}
+}  # fmt: skip
 
 
 def _without_gradient(z: Any) -> Any:

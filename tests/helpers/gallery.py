@@ -68,12 +68,8 @@ def curves() -> Figure:
 
 
 DRAWN = {
-    "one_layer": lambda: boxes(
-        *(
-            (0.3, 0.12 + 0.48 * i, 2.4, 0.34, f"layers.{i}", RED if i == 2 else GREY)
-            for i in range(4)
-        )
-    ),
+    "one_layer": lambda: boxes(*((0.3, 0.12 + 0.48 * i, 2.4, 0.34, f"layers.{i}",
+                                  RED if i == 2 else GREY) for i in range(4))),
     "name_scope": lambda: boxes(
         (0.1, 0.1, 2.8, 1.75, "encoder", "white"),
         (0.25, 0.25, 1.15, 1.15, "block0", GREY),
@@ -88,7 +84,7 @@ DRAWN = {
         joined=True,
     ),
     "resume": curves,
-}
+}  # fmt: skip
 
 
 def draw(page: str) -> None:

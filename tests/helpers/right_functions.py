@@ -26,12 +26,9 @@ def far_terms(a, b):
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
-    "x * x at 1e8": (lambda x: x * x, [[1e8, 3e8]]),
-    "log at 1e-3": (rg.log, [[1e-3, 1e-5, 2.0]]),
-    "1 / x near 0": (lambda x: 1 / x, [[1e-4, -1e-6]]),
-    "sqrt near 0": (rg.sqrt, [[1e-8, 1e-4]]),
-    "relu at 5e-4": (rg.nn.relu, [[5e-4, -5e-4, 1.0]]),
-    "abs at 1e-4": (rg.abs, [[1e-4, -1e-6]]),
+    "x * x at 1e8": (lambda x: x * x, [[1e8, 3e8]]), "log at 1e-3": (rg.log, [[1e-3, 1e-5, 2.0]]),
+    "1 / x near 0": (lambda x: 1 / x, [[1e-4, -1e-6]]), "sqrt near 0": (rg.sqrt, [[1e-8, 1e-4]]),
+    "relu at 5e-4": (rg.nn.relu, [[5e-4, -5e-4, 1.0]]), "abs at 1e-4": (rg.abs, [[1e-4, -1e-6]]),
     "sort with gaps of 5e-4": (lambda x: rg.sort(x) * np.arange(4.0), [GAPS]),
     "max with gaps of 5e-4": (lambda x: rg.max(x * x), [GAPS]),
     "sin(1000 x)": (lambda x: rg.sin(1000 * x), [[0.5, 1.7]]),
@@ -39,15 +36,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
     "an offset of 1e9": (lambda x: rg.sin(x) + 1e9, [[0.5, 1.7]]),
     "maximum near ties": (rg.maximum, [[1.0, 2.0], [1 + 1e-9, 2 - 1e-7]]),
     "maximum at ties": (rg.maximum, [[1.0, 2.0], [1.0, 3.0]]),
-    "max at ties": (rg.max, [[1.0, 1.0, 0.5]]),
-    "relu at 0": (rg.nn.relu, [[0.0, 1.0]]),
-    "abs at 0": (rg.abs, [[0.0, 1.0]]),
-    "sqrt at 0": (rg.sqrt, [[0.0, 1.0]]),
+    "max at ties": (rg.max, [[1.0, 1.0, 0.5]]), "relu at 0": (rg.nn.relu, [[0.0, 1.0]]),
+    "abs at 0": (rg.abs, [[0.0, 1.0]]), "sqrt at 0": (rg.sqrt, [[0.0, 1.0]]),
     "clip at its bounds": (lambda x: rg.clip(x, 0.0, 1.0), [[0.0, 1.0, 0.5, 1e-9]]),
     "a norm at 0": (lambda x: linalg.vector_norm(x), [[0.0, 0.0]]),
     "saturated sigmoid": (rg.nn.sigmoid, [[40.0, -40.0, 700.0]]),
-    "saturated tanh": (rg.tanh, [[20.0, -20.0]]),
-    "exp of -300": (rg.exp, [[-50.0, -300.0]]),
+    "saturated tanh": (rg.tanh, [[20.0, -20.0]]), "exp of -300": (rg.exp, [[-50.0, -300.0]]),
     "exp of 700": (rg.exp, [[700.0, 1.0]]),
     "a tiny term beside a huge one": (far_terms, [[0.5, 0.7], [0.3, 0.9]]),
     "the sum of a softmax": (lambda x: rg.sum(rg.nn.softmax(x)), [[0.4, -1.3, 0.9]]),
@@ -71,4 +65,4 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
     "a layer": (lambda x: rg.nn.relu(rg.matmul(x, rg.asarray(NORMAL.T))), [NORMAL]),
     "the largest of many, with ties": (lambda x: rg.max(x, axis=0), [ROUNDED]),
     "a constant": (lambda x: x * 0.0 + 1.0, [[1.0, 2.0]]),
-}
+}  # fmt: skip

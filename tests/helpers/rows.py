@@ -69,11 +69,9 @@ def together(calls: list[Callable[[], Any]]) -> list[Any]:
 
 
 WAYS: dict[str, Callable[..., Any]] = {
-    "eager": lambda f: f,
-    "jit": rg.jit,
-    "checkpoint": rg.checkpoint,
+    "eager": lambda f: f, "jit": rg.jit, "checkpoint": rg.checkpoint,
     "jit of checkpoint": lambda f: rg.jit(rg.checkpoint(f)),
-}
+}  # fmt: skip
 
 
 def close(found: Any, expected: Any, rtol: float = 1e-12) -> None:

@@ -109,14 +109,11 @@ OPS: dict[str, Callable[..., Any]] = {
     **{name: renamed(f"nn.{ours}") for name, ours in IN_NN.items()},
     **{name: loss(ours) for name, ours in LOSSES.items()},
     "cast": lambda x, dtype: rg.astype(x, dtype),
-    "mirrorPad": lambda x, paddings, mode: rg.pad(x, paddings, mode=mode),
-    "moments": moments,
-    "norm": norm,
-    "oneHot": one_hot,
-    "slice": slice_to,
+    "mirrorPad": lambda x, paddings, mode: rg.pad(x, paddings, mode=mode), "moments": moments,
+    "norm": norm, "oneHot": one_hot, "slice": slice_to,
     "tile": lambda x, reps: rg.tile(x, tuple(reps)),
     "unstack": lambda x, axis, index: rg.unstack(x, axis=axis)[index],
-}
+}  # fmt: skip
 
 
 def evaluate(tree: Any, leaves: dict[str, Any], ops: dict[str, Callable[..., Any]]) -> Any:

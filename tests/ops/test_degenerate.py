@@ -59,10 +59,8 @@ SINGULAR = {
     "cosh": (lambda x: rg.sum(rg.cosh(linalg.svdvals(x))), lambda s: True),
     "log det": (lambda x: rg.sum(rg.log(linalg.svdvals(x))), lambda s: s.min() > 0),
     "nuclear norm": (lambda x: linalg.matrix_norm(x, ord="nuc"), lambda s: s.min() > 0),
-    "nuclear norm squared": (
-        lambda x: linalg.matrix_norm(x, ord="nuc") ** 2,
-        lambda s: s.min() > 0,
-    ),
+    "nuclear norm squared": (lambda x: linalg.matrix_norm(x, ord="nuc") ** 2,
+                             lambda s: s.min() > 0),
     "2-norm": (lambda x: linalg.matrix_norm(x, ord=2), lambda s: s[0] > s[1:].max(initial=0) + 0.1),
     "-2-norm": (lambda x: linalg.matrix_norm(x, ord=-2),
                 lambda s: 0 < s[-1] < s[:-1].min(initial=9) - 0.1),

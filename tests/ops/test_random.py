@@ -19,14 +19,12 @@ DRAWS = [
 ]  # fmt: skip
 SCALED = [
     (lambda k, n, a, b: random.normal(k, n, a, b), scipy.stats.norm(3, 2)),
-    (
-        lambda k, n, a, b: random.truncated_normal(k, n, a, b),
-        scipy.stats.truncnorm(-2, 2, loc=3, scale=2),
-    ),
+    (lambda k, n, a, b: random.truncated_normal(k, n, a, b),
+     scipy.stats.truncnorm(-2, 2, loc=3, scale=2)),
     (lambda k, n, a, b: random.uniform(k, n, a, a + b), scipy.stats.uniform(3, 2)),
     (lambda k, n, a, b: random.exponential(k, n, b), scipy.stats.expon(scale=2)),
     (lambda k, n, a, b: random.gumbel(k, n, a, b), scipy.stats.gumbel_r(3, 2)),
-]
+]  # fmt: skip
 
 
 def keys():

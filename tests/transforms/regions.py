@@ -23,10 +23,7 @@ def in_both_branches(f: Function) -> Function:
 
 
 REGIONS: dict[str, Function] = {
-    "alone": lambda f: f,
-    "checkpoint": rg.checkpoint,
-    "jit": rg.jit,
-    "vmap": rg.vmap,
+    "alone": lambda f: f, "checkpoint": rg.checkpoint, "jit": rg.jit, "vmap": rg.vmap,
     "map": lambda f: lambda x: rg.map(f, x),
     "cond": lambda f: lambda x: rg.cond(rg.sum(x) > -10, f, rg.zeros_like, x),
     "scan": lambda f: lambda x: rg.scan(lambda c, _: (f(c), None), x, length=1)[0],
@@ -36,4 +33,4 @@ REGIONS: dict[str, Function] = {
     ),
     "while_loop": in_while_loop,
     "fori_loop": lambda f: lambda x: rg.fori_loop(0, 1, lambda i, c: f(c), x),
-}
+}  # fmt: skip

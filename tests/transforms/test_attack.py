@@ -90,10 +90,8 @@ def called(f, use=lambda y, x: y):
 # (s y)' = s' y + s² y. Of `two_outputs`: y' = z and z' = y. Of `twice_the_same`: a' = 2a, b' = 3x.
 CUSTOM = {
     "kept": (called(kept), [10 * X * E, 10 * (1 + X) * E, 10 * (2 + X) * E]),
-    "saved": (called(saved), [
-        X * E**2, (1 + X) * E**2 + X**2 * E**3,
-        (2 + X) * E**2 + 3 * X * (1 + X) * E**3 + X**3 * E**4,
-    ]),
+    "saved": (called(saved), [X * E**2, (1 + X) * E**2 + X**2 * E**3,
+                              (2 + X) * E**2 + 3 * X * (1 + X) * E**3 + X**3 * E**4]),
     "vjp": (called(by_vjp), [5 * (1 + X) * E, 5 * (2 + X) * E, 5 * (3 + X) * E]),
     "vjp of nothing": (called(by_vjp_of_nothing), [5 * X, 5 + 0 * X, 0 * X]),
     "vjp of several": (
@@ -285,13 +283,11 @@ ASSIGNING = {
         lambda x: rg.scan(lambda c, y: (add(x * y, c), None), 0.0, x),
         2 * X * X.sum() + (X**2).sum(),
     ),
-    "while": (
-        lambda x: rg.while_loop(lambda c: c < 2, lambda c: add(x, c + 1), 0, max_steps=4),
-        4 * X,
-    ),
+    "while": (lambda x: rg.while_loop(lambda c: c < 2, lambda c: add(x, c + 1), 0, max_steps=4),
+              4 * X),
     "custom": (lambda x: rg.custom_grad(assigned)(x), 12 * X),
     "twice": (lambda x: (v.assign(x), v.assign(v * x)), 3 * X**2),
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow(but=4)

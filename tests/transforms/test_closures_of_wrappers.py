@@ -136,8 +136,7 @@ CASES = {
     "regrad.hvp": lambda: functools.partial(lambda f, x: rg.hvp(f, [x], [x]), summed),
     "regrad.jacfwd": lambda: rg.jacfwd(squared),
     "regrad.jacobian": lambda: both(rg.jacobian(lambda x, y: x * y * K[0], argnums=1)),
-    "regrad.jacrev": lambda: rg.jacrev(squared),
-    "regrad.jit": lambda: rg.jit(squared),
+    "regrad.jacrev": lambda: rg.jacrev(squared), "regrad.jit": lambda: rg.jit(squared),
     "regrad.jvp": lambda: functools.partial(lambda f, x: rg.jvp(f, [x], [x]), summed),
     "regrad.linearize": lambda: functools.partial(lambda f, x: rg.linearize(f, x)[1](x), summed),
     "regrad.map": lambda: functools.partial(rg.map, squared),
@@ -164,9 +163,8 @@ CASES = {
     "regrad.jax.override": lambda: on_arrays(
         jax.grad(rg.jax.override(lambda x: jnp.sin(x).sum(), {"Sin": lambda dy, x: dy * K[0]}))
     ),
-    "regrad.rules.builtin": lambda: sine(
-        of(rg.rules.builtin("Sin"), lambda own, dy, x: scaled(own(dy, x=x)))
-    ),
+    "regrad.rules.builtin": lambda: sine(of(rg.rules.builtin("Sin"),
+                                            lambda own, dy, x: scaled(own(dy, x=x)))),
     "regrad.rules.learns": lambda: sine(
         rg.rules.learns(lambda dy, x, by: (dy * K[0], {"by": dy.sum()}), by=ONE), values=True
     ),
@@ -174,7 +172,7 @@ CASES = {
     "regrad.rules.optional": lambda: sine(rg.rules.optional(scaled)),
     "regrad.rules.vjp_of": lambda: sine(rg.rules.vjp_of(times)),
     "regrad.train.Optimizer": optimizer,
-}
+}  # fmt: skip
 REGISTERED = {  # these read R
     "regrad.gradient": lambda: op_with(rule=lambda dy, x: dy * x * R[0]),
     "regrad.op": lambda: op_with(kernel=lambda xp, x: x * R[0]),
@@ -191,9 +189,8 @@ MORE = {
     "a scope that decorates": lambda: rg.gradient_override_map({"Sin": scaled})(
         rg.grad(lambda x: rg.sum(rg.sin(x)), argnums=0)
     ),
-    "in a dict in a list": lambda: of(
-        [{"g": rg.grad(summed, argnums=0)}], lambda held, x: held[0]["g"](x)
-    ),
+    "in a dict in a list": lambda: of([{"g": rg.grad(summed, argnums=0)}],
+                                      lambda held, x: held[0]["g"](x)),
     "a method": lambda: rg.grad(Layer().total, argnums=0),
     "an object that is called": lambda: rg.value_and_grad(Layer(), argnums=0),
     "override in replace": lambda: under(
@@ -203,9 +200,8 @@ MORE = {
     "a map in a place": lambda: under({rg.at(lambda site: K[0] > 2.5): {"Sin": NINE}}),
     "a name in replace": lambda: sine(rg.replace(rg.sin, registered()), values=True),
     "numpy.vectorize": lambda: of(np.vectorize(lambda k: k * K[0]), lambda f, x: x * float(f(1.0))),
-    "jax.custom_vjp": lambda: jax_custom(
-        jax.custom_vjp, lambda x: (x * x, x), lambda x, dy: (dy * x * K[0],)
-    ),
+    "jax.custom_vjp": lambda: jax_custom(jax.custom_vjp, lambda x: (x * x, x),
+                                         lambda x, dy: (dy * x * K[0],)),
     "jax.custom_jvp": lambda: jax_custom(
         jax.custom_jvp, lambda xs, dxs: (xs[0] * xs[0], dxs[0] * xs[0] * K[0])
     ),

@@ -382,25 +382,19 @@ I = np.array([0, 1, 0])  # noqa: E741
 
 # A function, options, arguments, and what is due; of containers the parts in the order of leaves.
 AXES = {
-    "containers": (
-        lambda p, q: {"sum": (p["a"] + q[0], None, 3), "a": p["a"]}, {}, ({"a": X}, [X[:, 0]]),
-        {"sum": (X + X[:, :1], None, np.full(3, 3)), "a": X},
-    ),
+    "containers": (lambda p, q: {"sum": (p["a"] + q[0], None, 3), "a": p["a"]}, {},
+                   ({"a": X}, [X[:, 0]]), {"sum": (X + X[:, :1], None, np.full(3, 3)), "a": X}),
     "0": (rg.multiply, {"in_axes": 0}, (X, X), X * X),
     "1": (rg.multiply, {"in_axes": (1, 1)}, (X, X), (X * X).T),
     "-1": (rg.multiply, {"in_axes": (-1, 1)}, (X, X), (X * X).T),
     "None": (rg.multiply, {"in_axes": (0, None)}, (X, X), X[:, None] * X),
-    "of a dict": (
-        lambda p: p["a"] * p["b"][0], {"in_axes": ({"a": 0, "b": None},)},
-        ({"a": X, "b": (X[0],)},), X * X[0],
-    ),
-    "two of a dict": (
-        lambda p: p["a"] * p["b"], {"in_axes": ({"a": 0, "b": 1},)}, ({"a": X, "b": X.T},), X * X,
-    ),
+    "of a dict": (lambda p: p["a"] * p["b"][0], {"in_axes": ({"a": 0, "b": None},)},
+                  ({"a": X, "b": (X[0],)},), X * X[0]),
+    "two of a dict": (lambda p: p["a"] * p["b"], {"in_axes": ({"a": 0, "b": 1},)},
+                      ({"a": X, "b": X.T},), X * X),
     "out": (lambda x: (x, {"y": x * 2}), {"out_axes": 1}, (X,), (X.T, {"y": 2 * X.T})),
-    "out of a dict": (
-        lambda x: (x, {"y": x * 2}), {"out_axes": (0, {"y": -1})}, (X,), (X, {"y": 2 * X.T}),
-    ),
+    "out of a dict": (lambda x: (x, {"y": x * 2}), {"out_axes": (0, {"y": -1})}, (X,),
+                      (X, {"y": 2 * X.T})),
     "a constant": (lambda x: rg.scalar(1.0), {}, (X,), np.ones(3)),
     "an index": (lambda x, i: x[i], {}, (X, I), np.array([0.0, 3.0, 4.0])),
     "an integer": (lambda x: x.argmax(), {}, (X,), np.ones(3)),

@@ -53,25 +53,20 @@ def hidden(**given):
 hidden.__signature__ = inspect.signature(lambda a, b: 0)
 # What is compiled, and how it is called with a dict.
 ORDERED = {
-    "dict": (horner, lambda f, d: f(d)),
-    "OrderedDict": (horner, lambda f, d: f(OrderedDict(d))),
+    "dict": (horner, lambda f, d: f(d)), "OrderedDict": (horner, lambda f, d: f(OrderedDict(d))),
     "defaultdict": (horner, lambda f, d: f(defaultdict(float, d))),
     "in a list": (lambda x: horner(x[0]["x"]), lambda f, d: f([{"x": d}])),
     "in a dict": (lambda x: horner(x["x"][1]), lambda f, d: f({"x": (1.0, d), "w": 0.0})),
     "optree's": (lambda x: horner(x.parts), lambda f, d: f(Box(d))),
     "JAX's": (lambda x: horner(x.parts), lambda f, d: f(Layer(d))),
-    "free keywords": (
-        lambda x, *, k=0.0, **rest: horner(rest) * x + k,
-        lambda f, d: f(x=ONE, k=0.5, **d) + 0 * f(**d, k=0.5, x=ONE) - 0.5,
-    ),
+    "free keywords": (lambda x, *, k=0.0, **rest: horner(rest) * x + k,
+                      lambda f, d: f(x=ONE, k=0.5, **d) + 0 * f(**d, k=0.5, x=ONE) - 0.5),
     "a keyword with the name of a parameter": (
         lambda a, /, **b: horner(b), lambda f, d: f(0.0, **d),
     ),
     "a decorator hides it": (hidden, lambda f, d: f(**d)),
-    "static": (
-        lambda static: horner({k: ONE * n for k, n in static.items()}),
-        lambda f, d: f(Options({k: v.item() for k, v in d.items()})),
-    ),
+    "static": (lambda static: horner({k: ONE * n for k, n in static.items()}),
+               lambda f, d: f(Options({k: v.item() for k, v in d.items()}))),
 }  # fmt: skip
 
 

@@ -150,48 +150,36 @@ PROGRAMS = {
     ),
     "closed over": P(lambda w: rg.jit(lambda x: x * w * w)(2.0), [3.0], lambda w: 2 * w**2),
     "twice": P(lambda x: powered(x, x), [3.0], lambda x: x**3),
-    "confusion": P(
-        lambda x: x * rg.grad(lambda y: powered(y, x))(2.0), [3.0], lambda x: 4 * x**2,
-    ),
+    "confusion": P(lambda x: x * rg.grad(lambda y: powered(y, x))(2.0), [3.0], lambda x: 4 * x**2),
     "grad of jit in jit": P(by_grad, PAIR, lambda x: np.sum(np.sin(x) + x * np.cos(x))),
     "vjp": P(lambda x: rg.vjp(lambda z: z * z * z, x)[1](1.0)[0], [2.0], lambda x: 3 * x**2),
     "jvp": P(lambda x: rg.jvp(rg.sin, [x], [x])[1], [0.5], lambda x: np.cos(x) * x),
-    "scan, no entries": P(
-        lambda x: rg.scan(lambda c, _: (c * 2, c), x, None, 3), [1.0], lambda x: 15 * x,
-    ),
-    "scan, no steps": P(
-        lambda x: rg.scan(lambda c, v: (c + v, v * 2), rg.sum(x), x[:0]), PAIR, np.sum,
-    ),
+    "scan, no entries": P(lambda x: rg.scan(lambda c, _: (c * 2, c), x, None, 3), [1.0],
+                          lambda x: 15 * x),
+    "scan, no steps": P(lambda x: rg.scan(lambda c, v: (c + v, v * 2), rg.sum(x), x[:0]), PAIR,
+                        np.sum),
     "scan, length 0": P(lambda x: rg.scan(lambda c, _: (c, c), x, length=0), [2.0], lambda x: x),
-    "scan, closure": P(
-        lambda w: rg.scan(lambda c, x: (c * w * w + x * 3, c * w), w * 0 + 1, np.array([1.0, 2.0])),
-        [2.0], lambda w: w**4 + 3 * w**2 + 6 + w + w * (w**2 + 3),
-    ),
+    "scan, closure": P(lambda w: rg.scan(lambda c, x: (c * w * w + x * 3, c * w), w * 0 + 1,
+                                         np.array([1.0, 2.0])), [2.0],
+                       lambda w: w**4 + 3 * w**2 + 6 + w + w * (w**2 + 3)),
     "scan, ys over a closure": P(
         lambda x: rg.scan(lambda c, k: (c + k, c * k), rg.ones_like(x), x * np.arange(1.0, 4))[1],
         [0.7], lambda x: x + (1 + x) * 2 * x + (1 + 3 * x) * 3 * x,
     ),
-    "scan, reverse": P(summed, [0.7]),
-    "scan, a carry that x does not reach": P(decaying, [0.3]),
+    "scan, reverse": P(summed, [0.7]), "scan, a carry that x does not reach": P(decaying, [0.3]),
     "scan, a carry that x reaches late": P(reached_late, [0.3], lambda x: np.sin(x) ** 2 / 16),
     "nest": P(nest, [0.7, -0.4]),
-    "cond, both ways": P(
-        lambda x: rg.cond(x > 0, lambda x: x * x * x, lambda x: -x, x), [3.0, -3.0],
-        lambda x: x**3 if x > 0 else -x,
-    ),
+    "cond, both ways": P(lambda x: rg.cond(x > 0, lambda x: x * x * x, lambda x: -x, x),
+                         [3.0, -3.0], lambda x: x**3 if x > 0 else -x),
     "cond, log": P(lambda x: rg.cond(x > 0, rg.log, lambda x: x * 0 + 1, x), [-1.0], lambda x: 1.0),
-    "cond, closure": P(
-        lambda x: rg.cond(x > 0, lambda: x * 5, lambda: x * x), [2.0, -2.0],
-        lambda x: x * 5 if x > 0 else x * x,
-    ),
+    "cond, closure": P(lambda x: rg.cond(x > 0, lambda: x * 5, lambda: x * x), [2.0, -2.0],
+                       lambda x: x * 5 if x > 0 else x * x),
     "cond, numbers": P(
         lambda w: rg.multiply(*rg.cond(w > 0, lambda w: (2 * w, 3.0), lambda w: (w * w, 5.0), w)),
         [2.0, -2.0], lambda w: 6 * w if w > 0 else 5 * w**2,
     ),
-    "cond, a number": P(
-        lambda w: rg.add(rg.cond(w > 0, lambda: w * w * w, lambda: 0.0), 0), [2.0, -2.0],
-        lambda w: max(w, 0) ** 3,
-    ),
+    "cond, a number": P(lambda w: rg.add(rg.cond(w > 0, lambda: w * w * w, lambda: 0.0), 0),
+                        [2.0, -2.0], lambda w: max(w, 0) ** 3),
     "while_loop, halves": P(
         lambda x: rg.while_loop(lambda x: x > 1, lambda x: x / 2, x, max_steps=10), [6.0, 0.5],
         lambda x: x / 8 if x > 1 else x,
@@ -210,25 +198,18 @@ PROGRAMS = {
     "while_loop, grad": P(descended, [0.7], reverse=False),
     "around a loop": P(around_a_loop, [0.3], lambda x: x * (1 + 2**-7)),
     "cond in while_loop": P(branches_in_a_loop, [0.3], lambda x: x / 162),
-    "fori_loop, index": P(
-        lambda x: rg.fori_loop(1, 4, lambda i, x: x * (i + 1), x), [1.0], lambda x: 24 * x,
-    ),
+    "fori_loop, index": P(lambda x: rg.fori_loop(1, 4, lambda i, x: x * (i + 1), x), [1.0],
+                          lambda x: 24 * x),
     "fori_loop, empty": P(lambda x: rg.fori_loop(4, 1, lambda i, x: x * i, x), [3.0], lambda x: x),
-    "vmap over a constant": P(
-        lambda x: rg.vmap(lambda k: rg.sin(k * x))(np.array([1.0, 2.0])), [0.7],
-        lambda x: np.sin(x) + np.sin(2 * x),
-    ),
-    "checkpoint, closure": P(
-        lambda x: rg.checkpoint(lambda z: rg.sin(z) * x)(x * x), [0.7], lambda x: np.sin(x * x) * x,
-    ),
-    "jit, closure": P(
-        lambda x: rg.jit(lambda z: (z * z, rg.sin(z) + x))(x * 2)[1] * x, [0.7],
-        lambda x: (np.sin(2 * x) + x) * x,
-    ),
+    "vmap over a constant": P(lambda x: rg.vmap(lambda k: rg.sin(k * x))(np.array([1.0, 2.0])),
+                              [0.7], lambda x: np.sin(x) + np.sin(2 * x)),
+    "checkpoint, closure": P(lambda x: rg.checkpoint(lambda z: rg.sin(z) * x)(x * x), [0.7],
+                             lambda x: np.sin(x * x) * x),
+    "jit, closure": P(lambda x: rg.jit(lambda z: (z * z, rg.sin(z) + x))(x * 2)[1] * x, [0.7],
+                      lambda x: (np.sin(2 * x) + x) * x),
     "jit, then vmap": P(in_a_batch, TRIPLE, lambda x: np.sum(x * x) ** 2 * np.sum(x)),
-    "checkpoint of jit and vmap": P(
-        rg.checkpoint(in_a_batch), TRIPLE, lambda x: np.sum(x * x) ** 2 * np.sum(x),
-    ),
+    "checkpoint of jit and vmap": P(rg.checkpoint(in_a_batch), TRIPLE,
+                                    lambda x: np.sum(x * x) ** 2 * np.sum(x)),
 }  # fmt: skip
 
 

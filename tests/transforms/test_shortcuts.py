@@ -72,17 +72,13 @@ WARM = {
         [np.array([1, 300], d) for d in (">i2", ">i4", "<i2", ">f2", ">f4", ">i2", ">f4")],
         [0],
     ),
-    "byte orders in a dict": (
-        lambda x, k: X * x["w"], [{"w": N.astype(d)} for d in ("f4", ">f4", "<f4")], [0],
-    ),
+    "byte orders in a dict": (lambda x, k: X * x["w"],
+                              [{"w": N.astype(d)} for d in ("f4", ">f4", "<f4")], [0]),
     "the order of keys": (
         lambda x, k: rg.subtract(x["a"], x["b"]), [{"a": N, "b": X}, {"b": X, "a": N}], [0],
     ),
-    "types, lengths, keys, values": (
-        lambda x, k: rg.sum(rg.asarray(x["w"][0])) * 2.0,
-        [x for other in SOME for x in (USUAL, other)],
-        [0],
-    ),
+    "types, lengths, keys, values": (lambda x, k: rg.sum(rg.asarray(x["w"][0])) * 2.0,
+                                     [x for other in SOME for x in (USUAL, other)], [0]),
 }  # fmt: skip
 
 

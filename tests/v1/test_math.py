@@ -38,14 +38,12 @@ OPEN = (  # how large the result is, values decide
 )  # fmt: skip
 # What asks for sizes to choose its ops; it waits for the run.
 WAITING = {
-    "static": (),
-    "sizes hidden": ("einsum", "signal.irfft", "spectral.rfft: of a length"),
+    "static": (), "sizes hidden": ("einsum", "signal.irfft", "spectral.rfft: of a length"),
     "batch hidden": (),
-    "rank hidden": (
-        "einsum", "signal.irfft", "spectral.rfft", "matrix_transpose",
-        "concat: along the last axis", "space_to_batch_nd", "strided_slice", "unstack", "x[",
-        "nn.conv", "nn.depthwise", "nn.max_pool", "nn.avg_pool", "nn.lrn", "nn.embedding", "image.",
-    ),
+    "rank hidden": ("einsum", "signal.irfft", "spectral.rfft", "matrix_transpose",
+                    "concat: along the last axis", "space_to_batch_nd", "strided_slice", "unstack",
+                    "x[", "nn.conv", "nn.depthwise", "nn.max_pool", "nn.avg_pool", "nn.lrn",
+                    "nn.embedding", "image."),
 }  # fmt: skip
 
 
