@@ -1,6 +1,6 @@
 """`find_nan` of regrad and of JAX programs: the op, its element, and the words for it.
 
-`tests/jax/test_faults.py` has the lines.
+`tests/core/test_faults.py` has the lines.
 """
 
 from __future__ import annotations

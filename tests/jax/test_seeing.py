@@ -1,6 +1,6 @@
 """`trace_gradients`, `find_nan`, `saved_bytes`, checks, comparisons and drawings of JAX functions.
 
-`test_faults.py` has what they say of twenty planted faults.
+`tests/core/test_faults.py` has what they say of planted faults.
 """
 
 import equinox as eqx

@@ -380,6 +380,8 @@ def test_the_same_rules_on_both_sides_do_not_differ():
 def test_a_function_of_regrad_on_the_other_side():
     found = rt.compare_gradients(lambda x: x.sin().sum(), lambda x: rg.sin(x).sum())
     assert found(ones(2)).ok
+    found = rt.compare_gradients(lambda x: 10 * x.sin().sum(), lambda x: x.sin().sum())
+    assert found(ones(2)).rows[0].ratio == pytest.approx(10)
 
 
 def test_differences_need_no_rule():
