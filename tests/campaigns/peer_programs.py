@@ -11,10 +11,14 @@ in `got`; `due` is what must come, as NumPy computes it, or `ERROR` where only a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 ERROR = "an error"
 RULE = "3 * x + 7"
+RIGHT = f"dy * ({RULE})"
+SECOND = "3 + 0 * x"
+IMPORTED = "imported before the rule came"
 
 # -- the ops ---------------------------------------------------------------------------------------
 
@@ -71,12 +75,36 @@ class Place(NamedTuple):
 
 
 class Library(NamedTuple):
-    """A library's ways and places; `start` comes first, and `good` is what a rule returns."""
+    """A library's ways and places; `start` comes first."""
 
     name: str
     start: str
     ways: list[Way]
     places: list[Place]
+
+
+def spelled(name: str, program: str, before: str = "") -> Place:
+    """A place where a way acts on ops as models spell them."""
+    return Place(name, program, before=before, spelled=True)
+
+
+def closing(what: str, program: str) -> Place:
+    """A place where the function that has the rule takes w from around it."""
+    name = f"{what} in the closure, its gradient"
+    return Place(name, program, "own(x) + 3", forward="(own(x) + 2) * w", own=True)
+
+
+def answers(gradient: Callable[[str], str], stack: str, integers: str) -> Iterator[Place]:
+    """Places where the rule's own answer is wrong, but for None."""
+    for name, answer in {
+        "a shape that is too small": f"({RIGHT})[:1]",
+        "a shape that is too large": f"{stack}([{RIGHT}] * 2)",
+        "integers": integers.format(f"({RIGHT})"),
+        "None, for no gradient": "None",
+        "two for one input": f"({RIGHT}, dy)",
+    }.items():
+        y, expected = ("(f(x) + x)", "1 + 0 * x") if answer == "None" else ("f(x)", ERROR)
+        yield Place(f"answer: {name}", gradient(y), expected, answer=answer)
 
 
 # -- PyTorch ---------------------------------------------------------------------------------------
@@ -135,8 +163,13 @@ scope = regrad.torch.gradient_override_map({"TYPE": lambda dy, x: ANSWER})
 scope.__enter__()
 f = lambda x: torch.NAME(x)
 """
-GRAD = "x.requires_grad_()\n(got,) = torch.autograd.grad({}.sum(), x)"
-COMPILED = 'g = torch.compile(lambda x: torch.NAME(x), backend="aot_eager")\n'
+COMPILED = 'g = torch.compile({}, backend="aot_eager")\n'
+POOL = "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor() as pool:\n    "
+
+
+def torch_grad(y: str) -> str:
+    return f"x.requires_grad_()\n(got,) = torch.autograd.grad({y}.sum(), x)"
+
 
 TORCH = Library(
     "PyTorch",
@@ -145,80 +178,37 @@ TORCH = Library(
         Way("`autograd.Function`", FUNCTION + "\nf = Rule.apply"),
         Way("`torch.library` custom op", CUSTOM_OP),
         Way("full backward hook of a module", HOOK),
-        Way(
-            "`Function` in place of the name",
-            FUNCTION + "\ntorch.NAME = Rule.apply\nf = lambda x: torch.NAME(x)",
-            replaces=True,
-            undo="torch.NAME = own",
-        ),
+        Way("`Function` in place of the name",
+            FUNCTION + "\ntorch.NAME = Rule.apply\nf = lambda x: torch.NAME(x)", True,
+            "torch.NAME = own"),
         Way("`regrad.torch`", TORCH_SCOPE, True, "scope.__exit__(None, None, None)"),
     ],
     [
-        Place("called directly", GRAD.format("f(x)")),
-        Place("as a method: `x.tanh()`", GRAD.format("x.NAME()"), spelled=True),
-        Place("as an operator: `-x`", GRAD.format("(OPERATOR)"), spelled=True),
-        Place("in place: `x.tanh_()`", GRAD.format("x.clone().NAME_()"), spelled=True),
-        Place("under another name: `torch.special`, …", GRAD.format("ALIAS(x)"), spelled=True),
-        Place(
-            "imported before the rule came",
-            GRAD.format("g(x)"),
-            before="from torch import NAME as g\n",
-            spelled=True,
-        ),
+        Place("called directly", torch_grad("f(x)")),
+        spelled("as a method: `x.tanh()`", torch_grad("x.NAME()")),
+        spelled("as an operator: `-x`", torch_grad("(OPERATOR)")),
+        spelled("in place: `x.tanh_()`", torch_grad("x.clone().NAME_()")),
+        spelled("under another name: `torch.special`, …", torch_grad("ALIAS(x)")),
+        spelled(IMPORTED, torch_grad("g(x)"), "from torch import NAME as g\n"),
         Place("`torch.func.grad`", "got = torch.func.grad(lambda x: f(x).sum())(x)"),
         Place("`vmap` of `grad`", "got = torch.func.vmap(torch.func.grad(f))(x)"),
         Place("forward mode", "got = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]"),
-        Place(
-            "second order",
-            "x.requires_grad_()\n"
-            "(dx,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)\n"
-            "(got,) = torch.autograd.grad(dx.sum(), x)",
-            "3 + 0 * x",
-        ),
-        Place("compiled", 'g = torch.compile(f, backend="aot_eager")\n' + GRAD.format("g(x)")),
-        Place(
-            "compiled, and run, before the rule came",
-            GRAD.format("g(x)"),
-            before=COMPILED + "g(x.clone().requires_grad_())\n",
-            spelled=True,
-        ),
-        Place("`torch.jit.trace`", "g = torch.jit.trace(f, x)\n" + GRAD.format("g(x)")),
-        Place(
-            "checkpoint",
-            "from torch.utils.checkpoint import checkpoint\n"
-            + GRAD.format("checkpoint(f, x, use_reentrant=False)"),
-        ),
-        Place(
-            "in another thread",
-            "from concurrent.futures import ThreadPoolExecutor\n"
-            "with ThreadPoolExecutor() as pool:\n"
-            "    y = pool.submit(f, x.requires_grad_()).result()\n"
-            "(got,) = torch.autograd.grad(y.sum(), x)",
-        ),
-        Place(
-            "under `no_grad`",
-            "x.requires_grad_()\nwith torch.no_grad():\n    y = f(x)\n"
-            "(got,) = torch.autograd.grad((x + y).sum(), x)",
-            "1 + 0 * x",
-        ),
-        Place(
-            "a tensor in the closure, its gradient",
-            "w = torch.full_like(x, 2.0).requires_grad_()\n"
-            "(got,) = torch.autograd.grad((made(w)(x) + w).sum(), w)",
-            "own(x) + 3",
-            forward="(own(x) + 2) * w",
-            own=True,
-        ),
-        Place("answer: a shape that is too small", GRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7))[:1]"),
-        Place("answer: a shape that is too large", GRAD.format("f(x)"), ERROR,
-              answer="torch.stack([dy * (3 * x + 7)] * 2)"),
-        Place("answer: integers", GRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7)).to(torch.int64)"),
-        Place("answer: None, for no gradient", GRAD.format("(f(x) + x)"), "1 + 0 * x",
-              answer="None"),
-        Place("answer: two for one input", GRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7), dy)"),
+        Place("second order",
+              "x.requires_grad_()\n(dx,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)\n"
+              "(got,) = torch.autograd.grad(dx.sum(), x)", SECOND),
+        Place("compiled", COMPILED.format("f") + torch_grad("g(x)")),
+        spelled("compiled, and run, before the rule came", torch_grad("g(x)"),
+                COMPILED.format("lambda x: torch.NAME(x)") + "g(x.clone().requires_grad_())\n"),
+        Place("`torch.jit.trace`", "g = torch.jit.trace(f, x)\n" + torch_grad("g(x)")),
+        Place("checkpoint", "from torch.utils.checkpoint import checkpoint\n"
+              + torch_grad("checkpoint(f, x, use_reentrant=False)")),
+        Place("in another thread", POOL + "y = pool.submit(f, x.requires_grad_()).result()\n"
+              "(got,) = torch.autograd.grad(y.sum(), x)"),
+        Place("under `no_grad`", "x.requires_grad_()\nwith torch.no_grad():\n    y = f(x)\n"
+              "(got,) = torch.autograd.grad((x + y).sum(), x)", "1 + 0 * x"),
+        closing("a tensor", "w = torch.full_like(x, 2.0).requires_grad_()\n"
+                "(got,) = torch.autograd.grad((made(w)(x) + w).sum(), w)"),
+        *answers(torch_grad, "torch.stack", "{}.to(torch.int64)"),
     ],
 )  # fmt: skip
 
@@ -258,8 +248,12 @@ rules = {"TYPE": lambda dy, x: ANSWER}
 f = regrad.jax.override(lambda x: jnp.NAME(x), rules)
 over = lambda g: regrad.jax.override(g, rules)
 """
-JGRAD = "got = jax.grad(over(lambda x: {}.sum()))(x)"
-# A scope of regrad.jax is around a function, so the program that spells the op is put into `over`.
+
+
+def jax_grad(y: str) -> str:
+    """A scope of regrad.jax is around a function, so the program goes into `over`."""
+    return f"got = jax.grad(over(lambda x: {y}.sum()))(x)"
+
 
 JAX = Library(
     "JAX",
@@ -269,76 +263,36 @@ JAX = Library(
         Way("`custom_vjp`", CUSTOM_VJP),
         Way("`custom_jvp`", CUSTOM_JVP),
         Way("`custom_gradient`", CUSTOM_GRADIENT),
-        Way(
-            "`custom_vjp` in place of the name",
-            CUSTOM_VJP + "\nrule = f\njnp.NAME = rule\nf = lambda x: jnp.NAME(x)",
-            replaces=True,
-            undo="jnp.NAME = own",
-        ),
+        Way("`custom_vjp` in place of the name",
+            CUSTOM_VJP + "\nrule = f\njnp.NAME = rule\nf = lambda x: jnp.NAME(x)", True,
+            "jnp.NAME = own"),
         Way("`regrad.jax`", JAX_SCOPE, True),
     ],
     [
-        Place("called directly", JGRAD.format("f(x)")),
-        Place("as a method: `x.round()`", JGRAD.format("x.NAME()"), spelled=True),
-        Place("as an operator: `-x`", JGRAD.format("(OPERATOR)"), spelled=True),
-        Place("under another name: `jax.lax`, …", JGRAD.format("ALIAS(x)"), spelled=True),
-        Place(
-            "imported before the rule came",
-            JGRAD.format("g(x)"),
-            before="from jax.numpy import NAME as g\n",
-            spelled=True,
-        ),
+        Place("called directly", jax_grad("f(x)")),
+        spelled("as a method: `x.round()`", jax_grad("x.NAME()")),
+        spelled("as an operator: `-x`", jax_grad("(OPERATOR)")),
+        spelled("under another name: `jax.lax`, …", jax_grad("ALIAS(x)")),
+        spelled(IMPORTED, jax_grad("g(x)"), "from jax.numpy import NAME as g\n"),
         Place("`vmap` of `grad`", "got = jax.vmap(jax.grad(f))(x)"),
         Place("forward mode", "got = jax.jvp(f, (x,), (jnp.ones_like(x),))[1]"),
-        Place(
-            "second order",
-            "got = jax.grad(lambda x: jax.grad(lambda x: f(x).sum())(x).sum())(x)",
-            "3 + 0 * x",
-        ),
+        Place("second order",
+              "got = jax.grad(lambda x: jax.grad(lambda x: f(x).sum())(x).sum())(x)", SECOND),
         Place("`jit`", "got = jax.jit(jax.grad(lambda x: f(x).sum()))(x)"),
-        Place(
-            "jitted, and run, before the rule came",
-            JGRAD.format("g(x)"),
-            before="g = jax.jit(lambda x: jnp.NAME(x))\njax.grad(lambda x: g(x).sum())(x)\n",
-            spelled=True,
-        ),
+        spelled("jitted, and run, before the rule came", jax_grad("g(x)"),
+                "g = jax.jit(lambda x: jnp.NAME(x))\njax.grad(lambda x: g(x).sum())(x)\n"),
         Place("`checkpoint`", "got = jax.grad(lambda x: jax.checkpoint(f)(x).sum())(x)"),
-        Place(
-            "`scan`",
-            "got = jax.grad(lambda x: jax.lax.scan(lambda c, x: (c + f(x), None), 0.0, x)[0])(x)",
-        ),
-        Place(
-            "`cond`",
-            "got = jax.grad(lambda x: jax.lax.cond(x[0] < 9, f, lambda x: x, x).sum())(x)",
-        ),
-        Place(
-            "in another thread",
-            "from concurrent.futures import ThreadPoolExecutor\n"
-            "with ThreadPoolExecutor() as pool:\n"
-            "    got = pool.submit(jax.grad(lambda x: f(x).sum()), x).result()",
-        ),
-        Place(
-            "under `stop_gradient`",
-            "got = jax.grad(lambda x: (x + jax.lax.stop_gradient(f(x))).sum())(x)",
-            "1 + 0 * x",
-        ),
-        Place(
-            "an array in the closure, its gradient",
-            "got = jax.grad(lambda w: (made(w)(x) + w).sum())(jnp.full_like(x, 2.0))",
-            "own(x) + 3",
-            forward="(own(x) + 2) * w",
-            own=True,
-        ),
-        Place("answer: a shape that is too small", JGRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7))[:1]"),
-        Place("answer: a shape that is too large", JGRAD.format("f(x)"), ERROR,
-              answer="jnp.stack([dy * (3 * x + 7)] * 2)"),
-        Place("answer: integers", JGRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7)).astype(int)"),
-        Place("answer: None, for no gradient", JGRAD.format("(f(x) + x)"), "1 + 0 * x",
-              answer="None"),
-        Place("answer: two for one input", JGRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7), dy)"),
+        Place("`scan`", "got = jax.grad("
+              "lambda x: jax.lax.scan(lambda c, x: (c + f(x), None), 0.0, x)[0])(x)"),
+        Place("`cond`",
+              "got = jax.grad(lambda x: jax.lax.cond(x[0] < 9, f, lambda x: x, x).sum())(x)"),
+        Place("in another thread",
+              POOL + "got = pool.submit(jax.grad(lambda x: f(x).sum()), x).result()"),
+        Place("under `stop_gradient`",
+              "got = jax.grad(lambda x: (x + jax.lax.stop_gradient(f(x))).sum())(x)", "1 + 0 * x"),
+        closing("an array",
+                "got = jax.grad(lambda w: (made(w)(x) + w).sum())(jnp.full_like(x, 2.0))"),
+        *answers(jax_grad, "jnp.stack", "{}.astype(int)"),
     ],
 )  # fmt: skip
 
@@ -352,11 +306,11 @@ DEFVJP = """
 defvjp(anp.NAME, lambda y, x: lambda dy: ANSWER)
 f = lambda x: anp.NAME(x)
 """
-AGRAD = "got = grad(lambda x: anp.sum({}))(x)"
-THREAD = (
-    "from concurrent.futures import ThreadPoolExecutor\n"
-    "with ThreadPoolExecutor() as pool:\n    got = pool.submit({}).result()"
-)
+
+
+def old_grad(y: str) -> str:
+    return f"got = grad(lambda x: anp.sum({y}))(x)"
+
 
 AUTOGRAD = Library(
     "HIPS autograd",
@@ -370,41 +324,20 @@ AUTOGRAD = Library(
         Way("`defvjp` of an existing op", DEFVJP, True, "primitive_vjps.update(kept)"),
     ],
     [
-        Place("called directly", AGRAD.format("f(x)")),
-        Place("as an operator: `-x`", AGRAD.format("(OPERATOR)"), spelled=True),
-        Place("NumPy's own function: `np.tanh(x)`", AGRAD.format("np.NAME(x)"), spelled=True),
-        Place(
-            "imported before the rule came",
-            AGRAD.format("g(x)"),
-            before="from autograd.numpy import NAME as g\n",
-            spelled=True,
-        ),
+        Place("called directly", old_grad("f(x)")),
+        spelled("as an operator: `-x`", old_grad("(OPERATOR)")),
+        spelled("NumPy's own function: `np.tanh(x)`", old_grad("np.NAME(x)")),
+        spelled(IMPORTED, old_grad("g(x)"), "from autograd.numpy import NAME as g\n"),
         Place("forward mode", "got = make_jvp(f)(x)(np.ones_like(x))[1]"),
-        Place(
-            "second order",
-            "got = grad(lambda x: anp.sum(grad(lambda x: anp.sum(f(x)))(x)))(x)",
-            "3 + 0 * x",
-        ),
-        Place("checkpoint", AGRAD.format("checkpoint(f)(x)")),
-        Place("in another thread", THREAD.format("grad(lambda x: anp.sum(f(x))), x")),
-        Place("after `getval`", AGRAD.format("x + f(getval(x))"), "1 + 0 * x"),
-        Place(
-            "an array in the closure, its gradient",
-            "got = grad(lambda w: anp.sum(made(w)(x) + w))(np.full_like(x, 2.0))",
-            "own(x) + 3",
-            forward="(own(x) + 2) * w",
-            own=True,
-        ),
-        Place("answer: a shape that is too small", AGRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7))[:1]"),
-        Place("answer: a shape that is too large", AGRAD.format("f(x)"), ERROR,
-              answer="anp.stack([dy * (3 * x + 7)] * 2)"),
-        Place("answer: integers", AGRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7)).astype(int)"),
-        Place("answer: None, for no gradient", AGRAD.format("f(x) + x"), "1 + 0 * x",
-              answer="None"),
-        Place("answer: two for one input", AGRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7), dy)"),
+        Place("second order",
+              "got = grad(lambda x: anp.sum(grad(lambda x: anp.sum(f(x)))(x)))(x)", SECOND),
+        Place("checkpoint", old_grad("checkpoint(f)(x)")),
+        Place("in another thread",
+              POOL + "got = pool.submit(grad(lambda x: anp.sum(f(x))), x).result()"),
+        Place("after `getval`", old_grad("x + f(getval(x))"), "1 + 0 * x"),
+        closing("an array",
+                "got = grad(lambda w: anp.sum(made(w)(x) + w))(np.full_like(x, 2.0))"),
+        *answers(old_grad, "anp.stack", "{}.astype(int)"),
     ],
 )  # fmt: skip
 
@@ -422,7 +355,11 @@ scope = rg.gradient_override_map({"TYPE": lambda dy, x: ANSWER})
 scope.__enter__()
 f = lambda x: rg.NAME(x)
 """
-RGRAD = "got = rg.grad(lambda x: rg.sum({}))(x)"
+
+
+def own_grad(y: str) -> str:
+    return f"got = rg.grad(lambda x: rg.sum({y}))(x)"
+
 
 REGRAD = Library(
     "regrad",
@@ -432,56 +369,28 @@ REGRAD = Library(
         Way("`gradient_override_map`", SCOPE, True, "scope.__exit__(None, None, None)"),
     ],
     [
-        Place("called directly", RGRAD.format("f(x)")),
-        Place("as a method: `x.tanh()`", RGRAD.format("x.NAME()"), spelled=True),
-        Place("as an operator: `-x`", RGRAD.format("(OPERATOR)"), spelled=True),
-        Place("NumPy's own function: `np.tanh(x)`", RGRAD.format("np.NAME(x)"), spelled=True),
-        Place(
-            "imported before the rule came",
-            RGRAD.format("g(x)"),
-            before="from regrad import NAME as g\n",
-            spelled=True,
-        ),
+        Place("called directly", own_grad("f(x)")),
+        spelled("as a method: `x.tanh()`", own_grad("x.NAME()")),
+        spelled("as an operator: `-x`", own_grad("(OPERATOR)")),
+        spelled("NumPy's own function: `np.tanh(x)`", own_grad("np.NAME(x)")),
+        spelled(IMPORTED, own_grad("g(x)"), "from regrad import NAME as g\n"),
         Place("`vmap` of `grad`", "got = rg.vmap(rg.grad(f))(x)"),
         Place("forward mode", "got = rg.jvp(f, [x], [rg.ones_like(x)])[1]"),
-        Place(
-            "second order",
-            "got = rg.grad(lambda x: rg.sum(rg.grad(lambda x: rg.sum(f(x)))(x)))(x)",
-            "3 + 0 * x",
-        ),
+        Place("second order",
+              "got = rg.grad(lambda x: rg.sum(rg.grad(lambda x: rg.sum(f(x)))(x)))(x)", SECOND),
         Place("`jit`", "got = rg.jit(rg.grad(lambda x: rg.sum(f(x))))(x)"),
-        Place(
-            "jitted, and run, before the rule came",
-            RGRAD.format("g(x)"),
-            before="g = rg.jit(lambda x: rg.NAME(x))\nrg.grad(lambda x: rg.sum(g(x)))(x)\n",
-            spelled=True,
-        ),
-        Place("checkpoint", RGRAD.format("rg.checkpoint(f)(x)")),
-        Place(
-            "`scan`",
-            "zero = np.float64(0.0)\n"
-            "got = rg.grad(lambda x: rg.scan(lambda c, x: (c + f(x), c), zero, x)[0])(x)",
-        ),
-        Place("`cond`", RGRAD.format("rg.cond(x[0] < 9, f, lambda x: x, x)")),
-        Place("in another thread", THREAD.format("rg.grad(lambda x: rg.sum(f(x))), x")),
-        Place("under `stop_gradient`", RGRAD.format("x + rg.stop_gradient(f(x))"), "1 + 0 * x"),
-        Place(
-            "a Tensor in the closure, its gradient",
-            "got = rg.grad(lambda w: rg.sum(made(w)(x) + w))(rg.full_like(x, 2.0))",
-            "own(x) + 3",
-            forward="(own(x) + 2) * w",
-            own=True,
-        ),
-        Place("answer: a shape that is too small", RGRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7))[:1]"),
-        Place("answer: a shape that is too large", RGRAD.format("f(x)"), ERROR,
-              answer="rg.stack([dy * (3 * x + 7)] * 2)"),
-        Place("answer: integers", RGRAD.format("f(x)"), ERROR,
-              answer="rg.astype(dy * (3 * x + 7), 'int64')"),
-        Place("answer: None, for no gradient", RGRAD.format("f(x) + x"), "1 + 0 * x",
-              answer="None"),
-        Place("answer: two for one input", RGRAD.format("f(x)"), ERROR,
-              answer="(dy * (3 * x + 7), dy)"),
+        spelled("jitted, and run, before the rule came", own_grad("g(x)"),
+                "g = rg.jit(lambda x: rg.NAME(x))\nrg.grad(lambda x: rg.sum(g(x)))(x)\n"),
+        Place("checkpoint", own_grad("rg.checkpoint(f)(x)")),
+        Place("`scan`", "zero = np.float64(0.0)\n"
+              "got = rg.grad(lambda x: rg.scan(lambda c, x: (c + f(x), c), zero, x)[0])(x)"),
+        Place("`cond`", own_grad("rg.cond(x[0] < 9, f, lambda x: x, x)")),
+        Place("in another thread",
+              POOL + "got = pool.submit(rg.grad(lambda x: rg.sum(f(x))), x).result()"),
+        Place("under `stop_gradient`", own_grad("x + rg.stop_gradient(f(x))"), "1 + 0 * x"),
+        closing("a Tensor",
+                "got = rg.grad(lambda w: rg.sum(made(w)(x) + w))(rg.full_like(x, 2.0))"),
+        *answers(own_grad, "rg.stack", "rg.astype({}, 'int64')"),
     ],
 )  # fmt: skip
 
