@@ -389,22 +389,36 @@ def survived(code: str) -> None:
     print("refused" if isinstance(got, RegradError) else "broken", repr(got)[:200])
 
 
+def given() -> dict[str, Any]:
+    """What the calls of the list have besides the libraries."""
+    square, ones = [[1.0, 2.0], [3.0, 4.0]], np.ones((2, 2))
+    shapes = {"p": (2, 2), "u": None, "v": (3,), "s": ()}
+    return {
+        "cyclic": cyclic, "to_jax": to_jax, "to_torch": to_torch, "x": rg.tensor(square),
+        "m": np.array([True, False, True]), "ones": ones,
+        **{name: tf.placeholder(tf.float32, shape) for name, shape in shapes.items()},
+        "one": tf.placeholder(tf.int32, (1,)), "two": tf.placeholder(tf.int32, (2,)),
+        "a": tf.placeholder(tf.int32), "b": tf.placeholder(tf.int64),
+        "run": lambda *args: tf.Session().run(*args),
+    }  # fmt: skip
+
+
 def executed(code: str) -> Any:
     """Run statements, the last of which is the call; it may stand in a mode."""
-    space = {"rg": rg, "tf": tf, "np": np, "cyclic": cyclic, "to_jax": to_jax, "to_torch": to_torch}
     *lines, last = code.strip().split("\n")
     with tf.Graph().as_default():
+        space = {"rg": rg, "tf": tf, "np": np, **given()}
         exec("\n".join(lines), space)
         return eval(last, space)
 
 
-def written(entry: tuple[str, str, str]) -> Verdict:
-    """A call of the list: its code, what the message must hold, whether it may be accepted."""
-    code, words, kind = entry
+def written(entry: tuple[str, str | None]) -> Verdict:
+    """A call of the list: its code, and what the message must hold; None if it is accepted."""
+    code, words = entry
     got = stopped(LIMIT, lambda: executed(code))
     if not isinstance(got, Exception):
-        return Verdict(code, SILENT if kind == "refuse" else DELIVERED, f"accepted: {got!r}"[:200])
-    if not isinstance(got, RegradError | OpError):
+        return Verdict(code, DELIVERED if words is None else SILENT, f"accepted: {got!r}"[:200])
+    if words is None or not isinstance(got, RegradError | OpError):
         return Verdict(code, BROKEN, shown(got))
     text = " ".join([str(got), *getattr(got, "__notes__", [])])
     named = all(word in text for word in words.split("|"))

@@ -43,7 +43,7 @@ def test_a_size_that_would_end_the_process_is_refused(name):
 
 
 def test_the_campaign_can_fail(monkeypatch):
-    assert malformed.written(("rg.sum(1.0)", "sum", "refuse")).outcome == SILENT
+    assert malformed.written(("rg.sum(1.0)", "sum")).outcome == SILENT
     entry = next(entry for entry in malformed.CALLS if "rg.roll(" in entry[0])
     monkeypatch.setattr("regrad.core.kernel_errors.refusal", lambda error, *_: error)
     assert malformed.written(entry).outcome == BROKEN
