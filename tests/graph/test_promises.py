@@ -8,6 +8,7 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import GradientError
+from tests.helpers.rows import refused
 
 pytestmark = pytest.mark.usefixtures("graph")
 
@@ -78,8 +79,7 @@ def test_a_closure_inside_a_branch_is_refused():
     x, z = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
     custom = tf.custom_gradient(lambda x: (x * z, lambda dy: dy))
     y = tf.cond(x > 0.0, lambda: custom(x), lambda: x)
-    with pytest.raises(GradientError, match="closes over"):
-        tf.gradients(y + z, [x, z])
+    refused(lambda: tf.gradients(y + z, [x, z]), GradientError, "closes over")
 
 
 def test_a_gradient_never_writes_again():
@@ -90,8 +90,7 @@ def test_a_gradient_never_writes_again():
             return i + 1, a * v.read_value()
 
     y = tf.while_loop(lambda i, a: i < 3, body, [0, x])[1]
-    with pytest.raises(GradientError, match="AssignAdd"):
-        tf.gradients(y, x)
+    refused(lambda: tf.gradients(y, x), GradientError, "AssignAdd")
 
 
 def test_a_loop_claims_no_more_of_a_shape_than_every_iteration_keeps(session):
@@ -111,8 +110,7 @@ def test_a_loop_claims_no_more_of_a_shape_than_every_iteration_keeps(session):
 def test_what_shapes_were_made_of_cannot_be_fed(session):
     x, c = tf.placeholder(tf.float32, [6]), tf.constant([2, 3])
     y = tf.reshape(x, c)
-    with pytest.raises(TypeError, match="cannot be fed"):
-        session.run(y, {x: range(6), c: [3, 2]})
+    refused(lambda: session.run(y, {x: range(6), c: [3, 2]}), TypeError, "cannot be fed")
     assert session.run(y, {x: range(6)}).shape == (2, 3)
     p = tf.placeholder_with_default([2, 3], [2])
     z = tf.reshape(x, p)
@@ -179,8 +177,7 @@ def test_an_update_keeps_the_shape(session):
     v, d = tf.Variable([1.0]), tf.placeholder(tf.float32, [None])
     step = tf.assign_add(v, d)
     session.run(tf.global_variables_initializer())
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        session.run(step, {d: [1.0, 2.0, 3.0]})
+    refused(lambda: session.run(step, {d: [1.0, 2.0, 3.0]}), tf.errors.InvalidArgumentError)
     assert session.run(v).tolist() == [1.0]
 
 
@@ -223,8 +220,7 @@ def test_a_rule_that_waits_and_uses_the_graph_says_so(graph, session):
     with graph.gradient_override_map({"Sin": lambda dy, x: dy * k if x.shape[0] > 1 else dy}):
         y = tf.sin(x)
     (dx,) = tf.gradients(y, x)
-    with pytest.raises(ValueError, match="waits for the run"):
-        session.run(dx, {x: [1.0, 2.0]})
+    refused(lambda: session.run(dx, {x: [1.0, 2.0]}), ValueError, "waits for the run")
 
 
 def test_an_error_in_a_rule_names_the_rule_and_the_op(graph):
@@ -282,22 +278,18 @@ def test_a_variable_of_another_graph_is_refused(session):
     session.run(v.initializer)
     with tf.Graph().as_default():
         w = tf.Variable(2.0, name="v")
-    with pytest.raises(ValueError, match="not an element of this graph"):
-        session.run(w)
+    refused(lambda: session.run(w), ValueError, "not an element of this graph")
 
 
 def test_an_old_order_of_arguments_is_refused():
     a = tf.ones([2, 2])
-    with pytest.raises(ValueError, match="first and then the axis"):
-        tf.concat(1, [a, a])
-    with pytest.raises(ValueError, match="None for a size that varies"):
-        tf.placeholder(tf.float32, [-1, 3])
+    refused(lambda: tf.concat(1, [a, a]), ValueError, "first and then the axis")
+    refused(lambda: tf.placeholder(tf.float32, [-1, 3]), ValueError, "None for a size that varies")
 
 
 def test_old_names_of_dtypes():
     assert tf.placeholder("float", [2]).dtype == tf.float32
-    with pytest.raises(TypeError, match="int32"):
-        tf.placeholder("int", [2])
+    refused(lambda: tf.placeholder("int", [2]), TypeError, "int32")
 
 
 def test_the_average_of_what_is_fed_starts_without_it(session):
@@ -347,12 +339,9 @@ def test_what_is_made_inside_a_branch_stays_there(session):
         return leaked[0] + 1.0
 
     tf.cond(x > 0.0, inside, lambda: x)
-    with pytest.raises(ValueError, match="inside a branch or loop"):
-        leaked[0] + x
-    with pytest.raises(ValueError, match="inside a branch or loop"):
-        tf.tanh(leaked[0])
-    with pytest.raises(ValueError, match="inside a branch or loop"):
-        session.run(leaked[0], {x: 1.0})
+    refused(lambda: leaked[0] + x, ValueError, "inside a branch or loop")
+    refused(lambda: tf.tanh(leaked[0]), ValueError, "inside a branch or loop")
+    refused(lambda: session.run(leaked[0], {x: 1.0}), ValueError, "inside a branch or loop")
 
 
 # -- functions that are one record in eager mode, of a graph's tensors ----------------------------

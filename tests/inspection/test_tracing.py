@@ -131,8 +131,7 @@ def test_it_keeps_no_tensor_of_the_run():
 @pytest.mark.parametrize("tool", [rg.trace_gradients, rg.find_nan, rg.saved_bytes])
 def test_bad_input(tool):
     refused(lambda: tool(3)(1.0), ArgumentError, "must be a function, got int")
-    with pytest.raises(GradientError):
-        tool(rg.sin)(rg.tensor([1, 2], dtype="int32"))
+    refused(lambda: tool(rg.sin)(rg.tensor([1, 2], dtype="int32")), GradientError)
     if tool is not rg.saved_bytes:
         refused(lambda: tool(lambda x: None)(1.0), ArgumentError, "must return a Tensor, got None")
 

@@ -13,6 +13,7 @@ from regrad.v1.graph.row_docs import Row, complete
 from regrad.v1.uncovered import INSTEAD
 from tests.helpers.docstrings import MODULES, Close, public
 from tests.helpers.paths import DOCS
+from tests.helpers.rows import refused
 
 PAGE = (DOCS / "tf1.md").read_text(encoding="utf-8")
 COVERED = PAGE[PAGE.index("## What is covered") : PAGE.index("## What is not")]
@@ -56,8 +57,7 @@ def test_what_is_not_covered_says_what_to_call(name):
     ("tf", "reduce_summ", "reduce_sum"), ("tf.nn", "relu7", "relu"), ("tf.math", "sqr", "sqrt"),
 ])  # fmt: skip
 def test_a_misspelt_name_has_near_names(space, name, near):
-    with pytest.raises(AttributeError, match=near):
-        found(space, name)
+    refused(lambda: found(space, name), AttributeError, near)
 
 
 def test_python_may_ask_for_what_is_not_there():
@@ -117,6 +117,5 @@ def test_what_a_row_says_itself_wins():
 
 
 def test_errors_of_the_docstring_are_those_of_the_call():
-    with pytest.raises(TypeError, match="Sqrt takes floats"):
-        tf.sqrt(3)
+    refused(lambda: tf.sqrt(3), TypeError, "Sqrt takes floats")
     assert "DTypeError: when a graph is built, `x` does not hold" in (tf.sqrt.__doc__ or "")

@@ -9,6 +9,7 @@ import pytest
 
 import regrad.v1 as tf
 from regrad.v1.functions import arrays
+from tests.helpers.rows import refused
 from tests.helpers.v1_rows import F32, IMAGES, ROWS, C, M, W, ints
 from tests.helpers.v1_session import run
 
@@ -216,8 +217,7 @@ def test_variables_are_operands():
     assert {type(y) for y, _ in rows} == {tf.Tensor}
     for got, due in zip(run([y for y, _ in rows]), [due for _, due in rows], strict=True):
         np.testing.assert_allclose(got, due, rtol=1e-6)
-    with pytest.raises(TypeError):
-        v + i
+    refused(lambda: v + i, TypeError)
 
 
 def test_names_are_taken_in_scopes(graph):
@@ -320,8 +320,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("expression", "error", "words"), ERRORS)
 def test_mistakes_are_found_when_the_graph_is_built(expression, error, words):
-    with pytest.raises(error, match=words):
-        evaluated(expression)
+    refused(lambda: evaluated(expression), error, words)
 
 
 @pytest.mark.parametrize("expression", [
@@ -335,8 +334,7 @@ def test_mistakes_are_found_in_the_run(expression):
     v, n = tf.placeholder(tf.float32, [None]), tf.placeholder(tf.int32, [])
     x = tf.placeholder(tf.float32, [None, 3])
     y = evaluated(expression, v=v, n=n, x=x)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        run(y, {v: [1.0, 2.0, 3.0], n: 3, x: M})
+    refused(lambda: run(y, {v: [1.0, 2.0, 3.0], n: 3, x: M}), tf.errors.InvalidArgumentError)
 
 
 @pytest.mark.parametrize(("function", "signature"), [

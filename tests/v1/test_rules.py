@@ -8,6 +8,7 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import UnusedOverrideWarning
+from tests.helpers.rows import refused
 from tests.helpers.v1_session import overridden, run, slope, values
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -242,8 +243,7 @@ def test_answers_that_are_refused(name):
     rules, f, inputs, words = REFUSED[name]
     xs = [tf.constant(x) for x in inputs]
     y = overridden(rules, f, *xs)
-    with pytest.raises((TypeError, ValueError), match=words):
-        tf.gradients(y, xs)
+    refused(lambda: tf.gradients(y, xs), (TypeError, ValueError), words)
 
 
 @pytest.mark.parametrize("shape", [[], [2], [1, 3], [3, 1]], ids=str)
@@ -325,8 +325,7 @@ def test_a_rule_may_use_what_else_the_graph_has():
 def test_an_exception_in_a_rule_leaves_the_graph_usable():
     x = tf.constant(2.0)
     y = overridden({"Sign": lambda op, grad: 1 / 0}, tf.sign, x)
-    with pytest.raises(ZeroDivisionError):
-        tf.gradients(y, x)
+    refused(lambda: tf.gradients(y, x), ZeroDivisionError)
     z = x * x
     assert z.op.name == "mul"
     assert slope(z, x) == 4.0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from tests.helpers.rows import refused
 from tests.helpers.v1_session import initialized
 
 
@@ -46,8 +47,7 @@ def test_another_graph_restores_by_name(session, tmp_path):
         tf.train.Saver({"s/v": u}).restore(other, path)
         tf.train.Saver({"s/v": column}, reshape=True).restore(other, path)
         assert [a.tolist() for a in other.run([u, column])] == [[1.0, 2.0], [[1.0], [2.0]]]
-        with pytest.raises(tf.errors.NotFoundError, match="'u'"):
-            tf.train.Saver([u]).restore(other, path)
+        refused(lambda: tf.train.Saver([u]).restore(other, path), tf.errors.NotFoundError, "'u'")
 
 
 def test_only_the_listed_variables_are_saved(session, tmp_path):
@@ -115,8 +115,7 @@ def test_nothing_is_assigned_unless_all_fits(session, tmp_path):
         ]:
             with pytest.raises(error, match=words):
                 tf.train.Saver(names).restore(other, path)
-        with pytest.raises(tf.errors.FailedPreconditionError):
-            other.run(good)
+        refused(lambda: other.run(good), tf.errors.FailedPreconditionError)
 
 
 def test_damaged_and_missing_files(session, tmp_path):
@@ -137,14 +136,12 @@ def test_damaged_and_missing_files(session, tmp_path):
     ("model", {"latest_filename": "a/b"}, "path components"),
 ])  # fmt: skip
 def test_paths_that_are_refused(session, tmp_path, name, options, words):
-    with pytest.raises(ValueError, match=words):
-        tf.train.Saver().save(session, tmp_path / name, **options)
+    refused(lambda: tf.train.Saver().save(session, tmp_path / name, **options), ValueError, words)
 
 
 def test_sessions_and_names_that_are_refused(session, tmp_path):
     saver = tf.train.Saver()
-    with pytest.raises(TypeError, match="must be a Session"):
-        saver.save(None, tmp_path / "model")
+    refused(lambda: saver.save(None, tmp_path / "model"), TypeError, "must be a Session")
     with tf.Session() as empty, pytest.raises(tf.errors.FailedPreconditionError, match="s/v"):
         saver.save(empty, tmp_path / "model")
     with tf.Session(graph=tf.Graph()) as other, pytest.raises(ValueError, match="another graph"):

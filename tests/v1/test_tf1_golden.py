@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import tf1_cases
+from tests.helpers.rows import refused
 from tests.helpers.tf1_cases import CASES, DIFFERENT, nothing_is_left, over, plain, run, same
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left.__name__)
@@ -28,14 +29,12 @@ def test_answers_as_tensorflow_1_did(case: dict[str, Any]) -> None:
 
 @over("expected_exception")
 def test_raises_as_tensorflow_1_did(case: dict[str, Any]) -> None:
-    with pytest.raises(tf1_cases.exceptions(case)):
-        run(case)
+    refused(lambda: run(case), tf1_cases.exceptions(case))
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_differs_as_decided(name: str) -> None:
-    with pytest.raises(DIFFERENT[name][1]):
-        run(CASES[name])
+    refused(lambda: run(CASES[name]), DIFFERENT[name][1])
 
 
 def test_every_case_is_replayed() -> None:
