@@ -56,8 +56,7 @@ def test_argnums_and_keywords(ours, theirs, argnums):
 
 @apis
 def test_aux(ours, theirs):
-    def with_aux(a, b=B):
-        return f(a, b), {"double": a * 2}
+    with_aux = lambda a, b=B: (f(a, b), {"double": a * 2})  # noqa: E731
 
     close(ours(with_aux, has_aux=True)(A), theirs(with_aux, has_aux=True)(jnp.array(A)))
     expected = theirs(with_aux, argnums=(1,), has_aux=True)(jnp.array(A), jnp.array(B))

@@ -47,8 +47,7 @@ def test_the_innermost_override_fires_in_what_waits(graph):
 def test_a_rule_that_asks_for_a_size_waits(graph):
     x = tf.placeholder(tf.float32, [None, 2])
 
-    def mean_like(dy, x):
-        return dy / float(x.shape[0] + 0.0 * x.shape[0])
+    mean_like = lambda dy, x: dy / float(x.shape[0] + 0.0 * x.shape[0])  # noqa: E731
 
     with graph.gradient_override_map({"Identity": mean_like}) as used:
         y = tf.identity(x)

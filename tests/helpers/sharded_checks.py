@@ -220,8 +220,7 @@ def one_tensors_and_variables_keep_the_layout_of_their_array():
 def one_gradients_eager_and_compiled():
     w = values(16, 4, seed=5)
 
-    def f(x):
-        return rg.sum(activate(rg.sign(x) @ w))
+    f = lambda x: rg.sum(activate(rg.sign(x) @ w))  # noqa: E731
 
     x = values(8, 16)
     for g in (rg.grad(f), rg.grad(rg.jit(f)), rg.jit(rg.grad(f))):
@@ -351,8 +350,7 @@ def one_shard_map_inside_and_outside_an_override():
     rules = {"Tanh": lambda dy, x: dy * (3 + x * x)}
     specs = PartitionSpec(), PartitionSpec("data")
 
-    def model(w, x):
-        return jnp.sum(jnp.tanh(x * w) ** 2)
+    model = lambda w, x: jnp.sum(jnp.tanh(x * w) ** 2)  # noqa: E731
 
     due = jax.grad(lambda w, x: jnp.sum(by_hand(x * w) ** 2), (0, 1))
     inside = rg.jax.override(in_shards(model, *specs), rules)

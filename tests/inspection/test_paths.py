@@ -96,8 +96,7 @@ def test_a_leaf_of_a_jax_function():
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
 
-    def loss(p, x):
-        return jnp.sum(jnp.tanh(x @ p["w"]) + jnp.exp(p["b"]))
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]) + jnp.exp(p["b"]))  # noqa: E731
 
     p = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
     path = rg.jax.gradient_path(loss, "args[0]['w']")(p, X)

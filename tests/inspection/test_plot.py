@@ -77,18 +77,15 @@ def test_saliency():
 
 
 def test_a_trace():
-    def f(x):
-        return (rg.nn.relu(x - 9.0) * x).sum()
 
-    ax = rg.plot.trace(rg.trace_gradients(f)(np.ones(3)))
+    ax = rg.plot.trace(rg.trace_gradients(lambda x: (rg.nn.relu(x - 9.0) * x).sum())(np.ones(3)))
     assert [label.get_text() for label in ax.get_xticklabels()] == ["Sum", "Mul", "Relu", "Sub"]
     assert ax.get_yscale() == "log"
     assert "died" in [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 def test_a_comparison():
-    def f(p):
-        return (rg.sign(p["a"]) * p["b"]).sum() + (p["a"] * p["c"]).sum()
+    f = lambda p: (rg.sign(p["a"]) * p["b"]).sum() + (p["a"] * p["c"]).sum()  # noqa: E731
 
     args = {"a": np.array([0.5, -2.0]), "b": np.ones(2), "c": np.array([2.0, 1.0])}
     with rg.gradient_override_map({"Sign": "Identity"}):

@@ -113,8 +113,7 @@ def test_gradients_at_kinks():
 
 
 def test_curvature_of_huber_loss_at_0_and_of_cross_entropy_at_0():
-    def curvature(f):
-        return float(rg.grad(lambda x: rg.grad(f)(x))(np.array(0.0)))
+    curvature = lambda f: float(rg.grad(lambda x: rg.grad(f)(x))(np.array(0.0)))  # noqa: E731
 
     assert curvature(lambda x: losses.huber_loss(0.0, x)) == 1
     assert curvature(lambda x: losses.sigmoid_cross_entropy(1.0, x)) == 0.25

@@ -85,11 +85,9 @@ def test_relu_returns_the_zero_of_the_library_that_holds_the_data():
 def test_large_inputs_give_finite_values_and_gradients(f, dtype):
     x = rg.tensor([-1000.0, -100.0, -20.0, 0.0, 20.0, 100.0, 1000.0], dtype=dtype)
 
-    def first(x):
-        return rg.grad(f)(x)
+    first = lambda x: rg.grad(f)(x)  # noqa: E731
 
-    def second(x):
-        return rg.grad(first, unconnected="zero")(x)
+    second = lambda x: rg.grad(first, unconnected="zero")(x)  # noqa: E731
 
     for g in (f, first, second):
         y = g(x)
@@ -160,11 +158,9 @@ def test_dropout_of_rate_0_is_x_and_of_rate_1_an_error():
 
 
 def test_dropout_under_jit_refuses_a_generator():
-    def f(x):
-        return nn.dropout(x, 0.5, np.random.default_rng(0))._data
 
     with pytest.raises(ArgumentError, match="cannot be used under jit"):
-        jax.jit(f)(np.ones(3))
+        jax.jit(lambda x: nn.dropout(x, 0.5, np.random.default_rng(0))._data)(np.ones(3))
 
 
 def test_embedding_adds_the_gradients_of_repeated_ids():
@@ -188,8 +184,7 @@ def test_a_query_that_sees_no_key_gets_zeros_and_no_gradient():
     mask = np.array([[False, False, False], [True, True, False], [True, True, True]])
     arrays = qkv(2, 3, 4)
 
-    def f(q, k, v):
-        return nn.scaled_dot_product_attention(q, k, v, mask)
+    f = lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, mask)  # noqa: E731
 
     tensors = [torch.asarray(a).requires_grad_() for a in arrays]
     due = functional.scaled_dot_product_attention(*tensors, attn_mask=torch.asarray(mask))

@@ -73,8 +73,7 @@ def test_bernoulli():
 
 
 def test_bernoulli_has_a_gradient_under_an_override_only():
-    def draws(p):
-        return random.bernoulli(0, (4,), p, dtype=rg.float32)
+    draws = lambda p: random.bernoulli(0, (4,), p, dtype=rg.float32)  # noqa: E731
 
     p = rg.tensor([0.1, 0.4, 0.6, 0.9])
     with rg.gradient_override_map({"Less": lambda dy, a, b: (None, rg.astype(dy, b.dtype))}):
@@ -107,8 +106,7 @@ def test_permutation(key):
 
 
 def test_differentiable_in_the_parameters():
-    def loss(mean, stddev):
-        return (random.normal(0, (4, 3), mean, stddev) ** 3).sum()
+    loss = lambda mean, stddev: (random.normal(0, (4, 3), mean, stddev) ** 3).sum()  # noqa: E731
 
     mean, stddev = rg.tensor([0.1, 0.2, 0.3]), rg.tensor([[1.0], [2.0], [0.5], [1.5]])
     noise = random.normal(0, (4, 3)).numpy()
@@ -133,8 +131,7 @@ def test_the_shape_is_that_of_the_parameters_by_default():
 
 
 def test_under_jit_a_key_works_and_a_generator_is_refused():
-    def draw(key):
-        return random.normal(key, (2,))._data
+    draw = lambda key: random.normal(key, (2,))._data  # noqa: E731
 
     compiled = jax.jit(draw)
     assert compiled(jax.random.key(0)).tolist() != compiled(jax.random.key(1)).tolist()

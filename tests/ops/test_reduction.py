@@ -100,8 +100,7 @@ def test_the_gradient_of_a_nan_goes_to_the_nan() -> None:
 @pytest.mark.parametrize("ord", [2, 1, np.inf, -np.inf, 3, 1.5, 0.5, -1])
 @pytest.mark.filterwarnings("error")
 def test_norm_of_zeros(ord: float) -> None:
-    def f(x: Any) -> Any:
-        return vector_norm(x, ord=ord)
+    f = lambda x: vector_norm(x, ord=ord)  # noqa: E731
 
     assert f(rg.zeros(3)).item() == 0
     np.testing.assert_array_equal(gradient(f, np.zeros(3)), 0)

@@ -145,8 +145,7 @@ def test_second_order_of_products_agrees_with_jax(f: Any) -> None:
     x = np.array([1.2, 0.0, -0.7, 0.0, 1.5, 0.9])
     weights = np.cos(np.arange(6.0))
 
-    def scalar(x: Any, f: Any = f) -> Any:
-        return (f(x * x + x) * weights).sum()
+    scalar = lambda x, f=f: (f(x * x + x) * weights).sum()  # noqa: E731
 
     ours = gradient(lambda x: (rg.grad(scalar)(x) * weights).sum(), x)
     inner = jax.grad(lambda x: scalar(x, theirs))

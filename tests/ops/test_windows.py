@@ -212,8 +212,7 @@ def test_avg_pool_divides_by_what_lies_in_the_image_backward_too() -> None:
 
 
 def test_the_second_derivative_of_max_pool_is_zero() -> None:
-    def slope(x: Any) -> Any:
-        return rg.grad(lambda x: pooling.max_pool(x, 2, 2, "valid"))(x)
+    slope = lambda x: rg.grad(lambda x: pooling.max_pool(x, 2, 2, "valid"))(x)  # noqa: E731
 
     assert values(rg.grad(slope)(X)) == [0] * X.size
 
@@ -275,8 +274,7 @@ def test_empty_pools(shape: Any) -> None:
 
 
 def test_overrides_of_conv2d_fire_inside_conv1d_and_separable_conv2d() -> None:
-    def doubled(dy: Any, w: Any, x: Any) -> Any:
-        return rg.zeros_like(x) + 7.0, rg.zeros_like(w)
+    doubled = lambda dy, w, x: (rg.zeros_like(x) + 7.0, rg.zeros_like(w))  # noqa: E731
 
     with rg.gradient_override_map({"Conv2D": doubled}) as used:
         dx = rg.grad(lambda x: cv.conv1d(x, W[0], 1, "same"))(X[0])

@@ -26,8 +26,7 @@ def plain(transformation, steps):
     tx = optax.with_extra_args_support(transformation)
     params = {"w": jnp.full(3, 0.5, jnp.float32), "b": jnp.asarray(0, jnp.float32)}
 
-    def loss(p):
-        return jnp.mean((line.X @ p["w"] + p["b"] - line.Y) ** 2)
+    loss = lambda p: jnp.mean((line.X @ p["w"] + p["b"] - line.Y) ** 2)  # noqa: E731
 
     @jax.jit
     def step(params, state):
@@ -366,8 +365,7 @@ def test_callbacks_see_each_epoch(tmp_path):
         seen.append((epoch, figures))
         train.save(tmp_path / f"{epoch}", [w])
 
-    def step(x):
-        return sgd.minimize(lambda: rg.square(w - x))
+    step = lambda x: sgd.minimize(lambda: rg.square(w - x))  # noqa: E731
 
     history = train.fit(step, [0.0], 2, evaluate=lambda: w, callbacks=[note, lambda *_: None])
     assert seen == [(1, {"loss": 16.0, "evaluation": 2.0}), (2, {"loss": 4.0, "evaluation": 1.0})]

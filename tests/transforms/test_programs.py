@@ -216,10 +216,7 @@ PROGRAMS = {
 def total(f):
     """The sum of all floats in a result."""
 
-    def run(x):
-        return sum((rg.sum(y) for y in optree.tree_leaves(f(x)) if y.dtype.kind == "f"), 0)
-
-    return run
+    return lambda x: sum((rg.sum(y) for y in optree.tree_leaves(f(x)) if y.dtype.kind == "f"), 0)
 
 
 def differences(f, h):

@@ -120,8 +120,7 @@ def test_carries_are_those_of_lax_scan(step, mode):
 
 
 def by_while(x, steps):
-    def body(c):
-        return c[0] * 1.5 + c[1], rg.exp(c[0]) * 0.1, c[2] + 1
+    body = lambda c: (c[0] * 1.5 + c[1], rg.exp(c[0]) * 0.1, c[2] + 1)  # noqa: E731
 
     first = x, x * 0.5, rg.tensor(0, dtype="int32")
     return rg.while_loop(lambda c: c[2] < 3, body, first, max_steps=steps)[0]
@@ -159,8 +158,7 @@ def test_a_network_with_a_figure_for_the_log(mode):
         h = rg.tanh(h @ W + x)
         return h, rg.sqrt(rg.mean((h - rg.mean(h)) ** 2))
 
-    def loss(xs):
-        return rg.scan(cell, rg.zeros(3, dtype="float64"), xs)[0].sum()
+    loss = lambda xs: rg.scan(cell, rg.zeros(3, dtype="float64"), xs)[0].sum()  # noqa: E731
 
     dxs = MODES[mode](rg.grad(loss))(rg.tensor(np.zeros((4, 3))))
     np.testing.assert_allclose(dxs[0], [0.125] * 3)

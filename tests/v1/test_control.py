@@ -236,8 +236,7 @@ def test_tuple_waits_for_everything(by):
 def test_nested_groups_run_in_the_order_of_their_dependencies():
     calls = []
 
-    def note(name):
-        return tf.py_func(lambda: calls.append(name) or 0, [], tf.int64)
+    note = lambda name: tf.py_func(lambda: calls.append(name) or 0, [], tf.int64)  # noqa: E731
 
     with tf.control_dependencies([note("first")]):
         second = tf.group(note("second"))

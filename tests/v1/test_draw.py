@@ -138,8 +138,7 @@ HOSTILE = ["bell\a", "\x1b[31mred", "line\nbreak", "\0", "\u202eback", "\ufffe",
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_control_characters_in_a_rules_name_are_shown(graph, name):
-    def rule(dy):
-        return dy
+    rule = lambda dy: dy  # noqa: E731
 
     rule.__name__ = name
     with graph.gradient_override_map({"Sign": rule}) as used:

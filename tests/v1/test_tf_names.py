@@ -20,8 +20,7 @@ F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 def tensors():
     graph = Graph()
 
-    def new(shape, dtype=F32):
-        return graph.placeholder(Spec(shape, np.dtype(dtype)))
+    new = lambda shape, dtype=F32: graph.placeholder(Spec(shape, np.dtype(dtype)))  # noqa: E731
 
     return {
         "x": new((2, 3)),

@@ -317,8 +317,7 @@ def test_a_seed_repeats_the_values():
             made = tf.glorot_uniform_initializer(seed)([5])
             return run([tf.Variable(tf.random_normal([5], seed=seed)), made])
 
-    def same(a, b):
-        return [x.tolist() == y.tolist() for x, y in zip(a, b, strict=True)]
+    same = lambda a, b: [x.tolist() == y.tolist() for x, y in zip(a, b, strict=True)]  # noqa: E731
 
     assert same(values(1), values(1)) == same(values(1, 3), values(1, 3)) == [True, True]
     assert same(values(1), values(2)) == same(values(1, 3), values(1, 4)) == [False, False]
