@@ -423,8 +423,10 @@ def define() -> Iterator[Any]:
 
 
 def test_a_kernel_is_tried(define: Any) -> None:
+    def pairs(xp, x: rg.Tensor, y: rg.Tensor, /, *, n: int) -> rg.Tensor:
+        return xp.concat([x[..., None] * y] * n, axis=0)
 
-    op_type = define(lambda xp, x, y, /, *, n: xp.concat([x[..., None] * y] * n, axis=0))
+    op_type = define(pairs)
     assert one(op_type, (2, 1), (3,), n=2) == (4, 1, 3)
     assert keys(one(op_type, (4, N), (M,), n=1)) == keys((4, N, M))
     assert keys(one(op_type, (4, N), (M,), n=K)) == keys((None, N, M))
@@ -436,18 +438,25 @@ def test_an_unknown_size_may_be_1(define: Any) -> None:
     def squeezed(xp, x: rg.Tensor, /) -> rg.Tensor:
         return xp.squeeze(x, axis=tuple(i for i, n in enumerate(x.shape) if n == 1))
 
+    def first_three(xp, x: rg.Tensor, /) -> rg.Tensor:
+        return x[:3]
+
     assert one(define(squeezed), (N, 3)) is None
-    assert one(define(lambda xp, x, /: x[:3]), (N, 3)) == (None, 3)
+    assert one(define(first_three), (N, 3)) == (None, 3)
 
 
 def test_sizes_that_must_be_equal_leave_the_rank(define: Any) -> None:
+    def halves(xp, x: rg.Tensor, y: rg.Tensor, /) -> rg.Tensor:
+        return xp.stack([x, y])
 
-    assert one(define(lambda xp, x, y, /: xp.stack([x, y])), (N,), (M,)) == (None, None)
+    assert one(define(halves), (N,), (M,)) == (None, None)
 
 
 def test_several_results(define: Any) -> None:
+    def both(xp, x: rg.Tensor, /) -> tuple[rg.Tensor, rg.Tensor]:
+        return x, xp.argmax(x, axis=-1)
 
-    op = rg.find_op(define(lambda xp, x, /: (x, xp.argmax(x, axis=-1))))
+    op = rg.find_op(define(both))
     assert infer(op, [Spec((N, 3), F32)], {}) == [Spec((N, 3), F32), Spec((N,), I64)]
     assert infer(op, [Spec(None, F32)], {}) == [Spec(None, F32), Spec(None, I64)]
 
@@ -464,8 +473,10 @@ def test_large_arrays_are_tried_on_small_ones(define: Any) -> None:
 
 
 def test_matrices_in_a_trial_have_an_inverse(define: Any) -> None:
+    def inverse(xp, x: rg.Tensor, /) -> rg.Tensor:
+        return xp.linalg.inv(x)
 
-    assert one(define(lambda xp, x, /: xp.linalg.inv(x)), (N, 3, 3)) == (N, 3, 3)
+    assert one(define(inverse), (N, 3, 3)) == (N, 3, 3)
 
 
 def test_what_a_trial_cannot_show_stays_unknown(define: Any) -> None:
@@ -474,15 +485,20 @@ def test_what_a_trial_cannot_show_stays_unknown(define: Any) -> None:
             raise ValueError("negative numbers are due")
         return x
 
+    def two(xp, x: rg.Tensor, /) -> tuple[rg.Tensor, rg.Tensor]:
+        return negative(xp, x), x
+
     assert one(define(negative), (3, 3)) is None
-    op = rg.find_op(define(lambda xp, x, /: (negative(xp, x), x)))
+    op = rg.find_op(define(two))
     with pytest.raises(UnknownShapeError, match="shape_of"):
         infer(op, [Spec((3, 3), F32)], {})
 
 
 def test_how_many_results_may_depend_on_a_size(define: Any) -> None:
+    def rows(xp, x: rg.Tensor, /) -> tuple[rg.Tensor, ...]:
+        return tuple(x)
 
-    op_type = define(lambda xp, x, /: tuple(x))
+    op_type = define(rows)
     assert one(op_type, (2, N)) == [(N,), (N,)]
     with pytest.raises(UnknownShapeError, match="how many results"):
         one(op_type, (N, 2))
@@ -531,8 +547,10 @@ def test_shape_of(define: Any) -> None:
 
 
 def test_a_function_that_asks_what_it_cannot_know(define: Any) -> None:
+    def kernel(xp, x: rg.Tensor, /) -> rg.Tensor:
+        return x
 
-    op_type = define(lambda xp, x, /: x)
+    op_type = define(kernel)
     shape_of(op_type)(lambda arguments, attrs: (max(arguments[0].shape[0], 3),))
     assert one(op_type, (N,)) == (N,)
 
