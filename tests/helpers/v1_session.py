@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 import regrad.v1 as tf
 from regrad.errors import UnusedOverrideWarning
+from tests.helpers.rows import plain
 
 
 def initialized(session: tf.Session) -> tf.Session:
@@ -67,3 +69,18 @@ def powers(x: Any, turns: Any, **options: Any) -> Any:
     """`x` to the power of `turns`, in a loop."""
     start = tf.constant(0), tf.ones_like(x)
     return tf.while_loop(lambda i, y: i < turns, lambda i, y: (i + 1, y * x), start, **options)[1]
+
+
+def computed(rows: dict[str, Any]) -> Any:
+    """Return a test of rows: a function of what is fed, its value, and each shape and array fed."""
+
+    @pytest.mark.parametrize("name", rows)
+    def test(name: str, session: tf.Session) -> None:
+        build, due, *fed = rows[name]
+        kinds = {"f": tf.float32, "i": tf.int32, "b": tf.bool}
+        xs = [tf.placeholder(kinds[np.asarray(value).dtype.kind], shape) for shape, value in fed]
+        feed = {x: value for x, (_, value) in zip(xs, fed, strict=True)}
+        fetches = build(*xs)
+        assert plain(initialized(session).run(fetches, feed)) == due
+
+    return test

@@ -16,11 +16,11 @@ from regrad.errors import DTypeError, MissingPackageError
 from tests.helpers import graph_sample_runs as graphs
 from tests.helpers import sample_runs as runs
 from tests.helpers.choices import choose
-from tests.helpers.v1_session import initialized, jit_session, overridden, powers
+from tests.helpers.v1_session import any_session, initialized, jit_session, overridden, powers
 from tests.samples import Sample
 
 pytestmark = pytest.mark.usefixtures("graph")
-session = jit_session
+session, either = jit_session, any_session
 
 
 @pytest.fixture
@@ -129,18 +129,23 @@ def test_fetches_are_those_of_a_plain_session(name):
 # -- values as they are handed out -----------------------------------------------------------------
 
 
-def test_arrays_belong_to_the_caller(session):
-    x, v = tf.placeholder(tf.float32, [3]), tf.Variable(tf.zeros([3]))
-    y = tf.identity(x)
-    set_v = v.assign(x)
-    fed = np.ones(3, np.float32)
-    a, b = session.run([y, set_v], {x: fed})
+@pytest.mark.parametrize("size", [3, 8192])  # (plans keep memory of their own for large arrays)
+def test_arrays_belong_to_the_caller(either, size):
+    x, v = tf.placeholder(tf.float32, [size]), tf.Variable(tf.zeros([size]))
+    c, y = tf.constant(np.ones(size, np.float32)), tf.tanh(tf.negative(x) * 2.0)
+    set_v, fed = v.assign(x), np.ones(size, np.float32)
+    either.run(y, {x: fed})
+    assert (fed == 1).all()
+    a, b = either.run([tf.identity(x), set_v], {x: fed})
     a[:] = b[:] = fed[:] = 7
-    assert session.run(v).tolist() == [1, 1, 1]
-    session.run(v)[:] = 5
-    c, d = session.run([v, v])
-    c[:] = 9
-    assert d.tolist() == [1, 1, 1] == session.run(v).tolist()
+    for fetch in (c, v, tf.identity(v), tf.reshape(c, [-1])):
+        either.run(fetch)[:] = 5
+    d, e = either.run([v, v])
+    d[:] = 9
+    assert (e == 1).all() and (either.run(v) == 1).all() and (either.run(c) == 1).all()
+    f, g = either.run([tf.sin(x)] * 2, {x: fed})
+    f[:] = 9
+    assert (g != 9).all()
 
 
 def test_other_shapes_are_traced_anew(session):
@@ -205,36 +210,42 @@ def test_variables_are_fed_loaded_and_change_shape(session):
     assert session.run(total) == 9.0
 
 
-def test_a_failed_run_changes_nothing(session):
+def test_a_failed_run_changes_nothing(either):
     v, x = tf.Variable([1.0, 2.0]), tf.placeholder(tf.float32, None)
-    session.run(v.initializer)
+    either.run(v.initializer)
     with tf.control_dependencies([tf.assign_add(v, [1.0, 1.0])]):
         y = v.read_value() + x
         checked = tf.Assert(tf.reduce_all(x > 0.0), [x, y])
     with pytest.raises(tf.errors.InvalidArgumentError, match="Incompatible shapes"):
-        session.run(y, {x: [1.0, 2.0, 3.0]})
+        either.run(y, {x: [1.0, 2.0, 3.0]})
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"assertion failed: \[-1\]"):
-        session.run(checked, {x: -1.0})
-    assert session.run(v).tolist() == [1.0, 2.0]
-    session.run(checked, {x: 1.0})
-    assert session.run(v).tolist() == [2.0, 3.0]
+        either.run(checked, {x: -1.0})
+    assert either.run(v).tolist() == [1.0, 2.0]
+    either.run(checked, {x: 1.0})
+    assert either.run(v).tolist() == [2.0, 3.0]
 
 
-def test_threads_share_a_session(session):
-    v = tf.Variable(0)
-    session.run(v.initializer)
-    up = tf.assign_add(v, 1)
+def test_threads_share_a_session(either):
+    v, x = tf.Variable(0), tf.placeholder(tf.float32, [8192])
+    y, up = tf.tanh(tf.tanh(x * 1.01) + tf.sin(x) * 0.5), tf.assign_add(v, 1)
+    either.run(v.initializer)
+    due = [either.run(y, {x: np.full(8192, k)}) for k in range(4)]
+
+    def work(k):
+        found = [either.run([y, up], {x: np.full(8192, k)})[0] for _ in range(30)]
+        return all(np.array_equal(z, due[k]) for z in found)
+
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: session.run(up), range(100)))
-    assert session.run(v) == 100
+        assert all(pool.map(work, range(4)))
+    assert either.run(v) == 120
 
 
-def test_loops_write_to_variables(session):
+def test_loops_write_to_variables(either):
     v, n = tf.Variable(1.0), tf.placeholder(tf.int32, [])
     body = lambda i: tf.cast(tf.assign_add(v, 1.0), tf.int32) * 0 + i + 1  # noqa: E731
     i = tf.while_loop(lambda i: i < n, body, [0])
-    assert initialized(session).run(i, {n: 3}) == 3
-    assert session.run(v) == 4.0
+    assert initialized(either).run(i, {n: 3}) == 3
+    assert either.run(v) == 4.0
 
 
 # -- dtypes ----------------------------------------------------------------------------------------
