@@ -55,34 +55,7 @@ def test_a_quantised_layer(way):
     close(layer(rg.tensor(A)), np.sum((A @ B) ** 2))
 
 
-BENT = np.where(X > 0, X**2, X)
 TANH = np.tanh(X)
-# In the place of tanh: a function, a rule; the value at X, and two derivatives.
-REPLACED = {
-    "a rule of y, which follows it too": (  # the derivative of dy * y * x is y * x**2 + y
-        lambda x: rg.where(x > 0, x * x, x), lambda dy, x, y: dy * y * x,
-        [BENT, BENT * X, BENT * X**2 + BENT]),
-    "without a rule, with a stop_gradient": (
-        lambda x: rg.sin(x) + rg.stop_gradient(x**3 - rg.sin(x)), None,
-        [X**3, np.cos(X), -np.sin(X)]),
-    "by names": (
-        lambda x, y, forward, x_shape: y + forward(2 * x) * len(x_shape), None,
-        [TANH + np.tanh(2 * X), 3 - TANH**2 - 2 * np.tanh(2 * X) ** 2]),
-    "builtin is that of the function": (lambda x: x**3, rg.rules.scale(0.5), [X**3, 1.5 * X**2]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REPLACED)
-def test_values_and_derivatives(name):
-    forward, rule, (y, first, *second) = REPLACED[name]
-    with scope(forward, rule) as used:
-        close(rg.tanh(T), y)
-        for f in (lambda x: rg.tanh(x).sum(), rg.jit(lambda x: rg.tanh(x).sum())):
-            close([f(T), rg.grad(f)(T), rg.jit(rg.grad(f))(T)], [np.sum(y), first, first], 1e-9)
-            for second_order in second:
-                for hessian in (rg.hessian(f), rg.jit(rg.hessian(f))):
-                    close(hessian(T), np.diag(second_order))
-    used.assert_fired()
 
 
 def test_loops_branches_and_vmap():
@@ -94,15 +67,6 @@ def test_loops_branches_and_vmap():
         close(rg.grad(looped)(T), X**2 * (X**2 + 1) ** 2)
         close(rg.while_loop(lambda s: s[0] < 2, turn, (0, T))[1], X**4)
         close([rg.cond(T.sum() > 0, rg.tanh, lambda x: x, T), each(T), rg.jit(each)(T)], [X**2] * 3)
-
-
-def test_a_graph_has_the_value_too():
-    with scope(lambda x, y: x * y, lambda dy, x: dy * x) as used, tf.Graph().as_default():
-        x = tf.placeholder(tf.float64, [None])
-        y = tf.tanh(x)
-        with tf.Session() as session:
-            close(session.run([y, tf.gradients(y, [x])[0]], {x: X}), [X * TANH, X])
-    used.assert_fired()
 
 
 def test_sequences_and_broadcast_inputs():
@@ -155,32 +119,14 @@ def entered(rules, f=None, **options):
         return f and f(T)
 
 
-def by_forward(forward):
-    return lambda: entered({"Tanh": rg.replace(forward)}, rg.tanh, values=True)
-
-
 DOUBLED = rg.replace(lambda x: 2 * x)
-RESULTS = (r"returned the shape \(\) and the dtype float64, expected those of the op's own result, "
-           r"the shape \(3,\) and the dtype float64")  # fmt: skip
 REFUSED = [
-    (lambda: entered({"Tanh": rg.rules.optional(rg.replace(rg.sin))}), ArgumentError,
-     r"values of 'Tanh' .* Write gradient_override_map\(ru"),
     (lambda: tf.Graph().gradient_override_map({"Tanh": DOUBLED}), ArgumentError, "values=True"),
-    (by_forward(lambda x: x.sum()), RuleError, RESULTS),
-    (by_forward(lambda x: rg.astype(x, rg.float32)), RuleError,
-     "the dtype float32, expected .* the dtype float64"),
-    (by_forward(lambda x: None), RuleError, "returned None, expected one tensor"),
-    (by_forward(lambda x: [x, x]), RuleError, "returned list, expected one tensor"),
-    (by_forward(lambda z: z), RuleError,
-     r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
-    (by_forward(lambda x, builtin: x), RuleError, "has no 'builtin'"),
-    (by_forward(lambda *xs: xs), RuleError, "must name what it takes"),
     (lambda: scope(rg.sin, None, "Split").__enter__(), RuleError, "'Split' returns several result"),
     (read_in_a_graph, GraphError, "cannot be replaced as TensorFlow 1 makes it"),
     (lambda: rg.replace(3), ArgumentError, "forward expected a function .* got int"),
     (lambda: rg.replace(rg.sin, 1.0), ArgumentError, "gradient expected a rule .* got float"),
     (lambda: rg.replace(rg.sin, DOUBLED), ArgumentError, "gradient expected a rule"),
-    (lambda: entered({"Tanh": DOUBLED}, values=True, order=1), ArgumentError, "order=1 asks"),
     (lambda: entered({rg.at("head"): DOUBLED}, values=True), ArgumentError, "is for whole calls"),
     (lambda: entered({rg.at("head"): rg.rules.reverse()}, order=1), ArgumentError, "order=1 asks"),
     (lambda: vjp_of(3), ArgumentError, "vjp_of expected a function, got int"),
@@ -227,14 +173,6 @@ def test_in_torch(name):
     close(in_torch(WRITTEN[name], order=2), SECOND)
     with OTHER({"Sign": vjp_of(WRITTEN[name])}):
         close(torch.func.vmap(torch.func.grad(torch.sign))(torch.tensor(X)), FIRST)
-
-
-@pytest.mark.parametrize("g", [jax.nn.sigmoid, lambda x: jax.nn.sigmoid(x), rg.nn.sigmoid])
-def test_in_jax(g):
-    ours = rg.jax.override(jnp.sign, {"Sign": vjp_of(g)})
-    first = jax.grad(lambda x: ours(x).sum())
-    close([first(X), jax.jit(first)(X), jax.vmap(jax.grad(ours))(jnp.asarray(X))], [FIRST] * 3)
-    close(jax.grad(lambda x: first(x).sum())(X), SECOND)
 
 
 def test_under_vmap():
@@ -294,22 +232,6 @@ def test_one_function_is_one_rule():
 
 
 # -- an op's own gradient, changed -----------------------------------------------------------------
-
-OWN = [np.ones((3, 2)) @ B.T, A.T @ np.ones((3, 2))]
-CHANGED = {
-    "reverse": (rg.rules.reverse(), lambda g: -g),
-    "clip_norm": (rg.rules.clip_norm(3.0), lambda g: g * 3 / np.linalg.norm(g)),
-    "clip_norm, larger": (rg.rules.clip_norm(300.0), lambda g: g),
-}
-
-
-@pytest.mark.parametrize("name", CHANGED)
-def test_of_a_product(name):
-    rule, change = CHANGED[name]
-    with rg.gradient_override_map({"MatMul": rule}) as used:
-        found = rg.grads(lambda a, b: (a @ b).sum())([rg.tensor(A), rg.tensor(B)])
-    close(found, [change(g) for g in OWN])
-    assert used.hits[0].rule == name.partition(",")[0]
 
 
 def test_a_gradient_of_zero_has_a_norm_and_a_second_derivative():

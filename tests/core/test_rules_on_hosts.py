@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from regrad.errors import RuleError
 from tests.helpers.hosts import HOSTS, listed, weights
-from tests.samples.rules import ROWS
+from tests.samples.rules import ROWS, by
 
 RUNS = [(row, host) for row in ROWS for host in row.hosts]
 
@@ -19,20 +21,22 @@ def close(found, expected):
 
 @pytest.mark.parametrize(("row", "host"), RUNS, ids=lambda part: getattr(part, "name", part))
 def test_a_rule_on_a_host(row, host):
-    run, (key, f) = HOSTS[host], row.program
+    (key, f), rule = row.program, row.rule
+    run = partial(HOSTS[host], f, **row.options)
 
     def rules(o):
-        return {key(o) if callable(key) else key: row.rule}
+        return {key(o) if callable(key) else key: rule(o) if isinstance(rule, by) else rule}
 
-    if isinstance(row.due, str):
-        with pytest.raises((RuleError, ValueError), match=row.due):
-            run(f, rules, row.xs)
+    if isinstance(row.due, str | Exception):
+        error = (RuleError, ValueError) if isinstance(row.due, str) else type(row.due)
+        with pytest.raises(error, match=str(row.due)):
+            run(rules, row.xs)
         return
-    ys, found, used = run(f, rules, row.xs)
-    close(ys, run(f, lambda o: {}, row.xs)[0])
+    ys, found, used = run(rules, row.xs)
+    close(ys, listed(row.value(*row.xs)) if row.value else HOSTS[host](f, lambda o: {}, row.xs)[0])
     arriving = weights(ys)
     dys = arriving[0] if len(arriving) == 1 else arriving
     close(found, listed(row.due(dys, *row.xs)))
     used.assert_fired()
-    if row.second:
-        close(run(f, rules, row.xs, 2)[1], listed(row.second(dys, *row.xs)))
+    for nth, due in enumerate(listed(row.second or []), 2):
+        close(run(rules, row.xs, nth)[1], listed(due(dys, *row.xs)))

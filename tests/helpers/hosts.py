@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,76 +36,82 @@ def zeros_for_none(dxs: Any, xs: Any) -> list[Any]:
     return [x * 0 if dx is None else dx for dx, x in zip(dxs, xs, strict=True)]
 
 
-def by_regrad(program: Any, rules: Any, xs: Any, order: int = 1, jit: bool = False) -> Any:
+def derived(first: Any, grads: Any, nth: int) -> Any:
+    """Return a function of the n-th derivatives: the gradients of sums of those before."""
+    if nth == 1:
+        return first
+    before = derived(first, grads, nth - 1)
+    return lambda *xs: (None, grads(lambda *xs: sum(dx.sum() for dx in before(*xs)[1]), xs))
+
+
+def by_regrad(
+    program: Any, rules: Any, xs: Any, nth: int = 1, jit: bool = False, **options: Any
+) -> Any:
     f = lambda *xs: listed(program(Functions(rg, rg.nn), *xs))  # noqa: E731
 
     def first(*xs: Any) -> Any:
         ys, back = rg.vjp(f, *xs)
         return ys, zeros_for_none(back([rg.tensor(w) for w in weights(ys)]), xs)
 
-    def second(*xs: Any) -> Any:
-        return None, rg.grads(lambda *xs: sum(rg.sum(dx) for dx in first(*xs)[1]))(xs)
-
-    run = second if order == 2 else first
-    with rg.gradient_override_map(rules(Functions(rg, rg.nn))) as used:
+    run = derived(first, lambda f, xs: rg.grads(f)(xs), nth)
+    with rg.gradient_override_map(rules(Functions(rg, rg.nn)), **options) as used:
         found = (rg.jit(run) if jit else run)(*[rg.tensor(x) for x in xs])
     return *found, used
 
 
-def by_graph(program: Any, rules: Any, xs: Any, order: int = 1) -> Any:
+def by_graph(program: Any, rules: Any, xs: Any, nth: int = 1, **options: Any) -> Any:
     import regrad.v1 as tf
 
     functions = Functions(tf, tf.nn, sum=tf.reduce_sum)
     with tf.Graph().as_default() as graph, tf.Session() as session:
         given = [tf.placeholder(tf.float64, x.shape) for x in xs]
-        with graph.gradient_override_map(rules(functions)) as used:
+        scope = rg.gradient_override_map if options else graph.gradient_override_map
+        with scope(rules(functions), **options) as used:
             ys = listed(program(functions, *given))
         found = zeros_for_none(tf.gradients(ys, given, list(map(tf.constant, weights(ys)))), given)
-        if order == 2:
+        for _ in range(1, nth):
             found = tf.gradients(found, given)
         ys, found = session.run([ys, found], dict(zip(given, xs, strict=True)))
     return ys, found, used
 
 
-def by_torch(program: Any, rules: Any, xs: Any, order: int = 1) -> Any:
+def by_torch(program: Any, rules: Any, xs: Any, nth: int = 1, **options: Any) -> Any:
     import torch
 
     import regrad.torch
 
     functions = Functions(torch, torch.nn.functional)
     leaves = [torch.tensor(x, requires_grad=True) for x in xs]
-    with regrad.torch.gradient_override_map(rules(functions)) as used:
+    with regrad.torch.gradient_override_map(rules(functions), **options) as used:
         ys = listed(program(functions, *leaves))
-    arriving = [torch.tensor(w) for w in weights(ys)]
-    options = {"create_graph": order == 2, "materialize_grads": True}
-    found = torch.autograd.grad(ys, leaves, arriving, **options)
-    if order == 2:
-        found = torch.autograd.grad([dx.sum() for dx in found], leaves, materialize_grads=True)
+    found, arriving = ys, [torch.tensor(w) for w in weights(ys)]
+    for n in range(1, nth + 1):
+        more = {"create_graph": n < nth, "materialize_grads": True}
+        found = torch.autograd.grad(found, leaves, arriving, **more)
+        arriving = [torch.ones_like(dx) for dx in found]
     return [y.detach() for y in ys], [dx.detach() for dx in found], used
 
 
-def by_jax(program: Any, rules: Any, xs: Any, order: int = 1, jit: bool = False) -> Any:
+def by_jax(
+    program: Any, rules: Any, xs: Any, nth: int = 1, jit: bool = False, **options: Any
+) -> Any:
     import jax
     import jax.numpy as jnp
 
     functions = Functions(jnp, jax.nn, name_scope=jax.named_scope)
     f = lambda *xs: listed(program(functions, *xs))  # noqa: E731
-    used = rg.jax.override(f, rules(functions))
+    used = rg.jax.override(f, rules(functions), **options)
 
     def first(*xs: Any) -> Any:
         ys, back = jax.vjp(used, *xs)
         return ys, back([jnp.asarray(w) for w in weights(ys)])
 
-    def second(*xs: Any) -> Any:
-        places = tuple(range(len(xs)))
-        return None, jax.grad(lambda *xs: sum(dx.sum() for dx in first(*xs)[1]), places)(*xs)
-
-    run = second if order == 2 else first
+    run = derived(first, lambda f, xs: jax.grad(f, tuple(range(len(xs))))(*xs), nth)
     with jax.enable_x64(True):
         return *(jax.jit(run) if jit else run)(*map(jnp.asarray, xs)), used
 
 
 HOSTS = {
-    "regrad": by_regrad, "regrad, jit": lambda *args: by_regrad(*args, jit=True), "v1": by_graph,
-    "torch": by_torch, "jax": by_jax, "jax, jit": lambda *args: by_jax(*args, jit=True),
+    "regrad": by_regrad, "regrad, jit": partial(by_regrad, jit=True), "v1": by_graph,
+    "torch": by_torch, "jax": by_jax, "jax, jit": partial(by_jax, jit=True),
 }  # fmt: skip

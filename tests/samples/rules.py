@@ -6,12 +6,14 @@ and in JAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import regrad as rg
+from regrad.errors import ArgumentError
 
 REGRAD, GRAPH, TORCH, JAX = ("regrad", "regrad, jit"), ("v1",), ("torch",), ("jax", "jax, jit")
 ALL = REGRAD + GRAPH + TORCH + JAX
@@ -27,10 +29,22 @@ class Row(NamedTuple):
     name: str
     program: tuple[Any, Callable[..., Any]]  # a key; a function of the host's functions and of xs
     rule: Any
-    due: Any  # of the gradients that arrive and the inputs; a string has the words of an error
+    due: Any  # of the gradients that arrive and the inputs; or an error, or words of one
     xs: tuple[np.ndarray, ...] = (X,)
-    second: Callable[..., Any] | None = None  # the gradient of the sum of what is due
+    second: Any = None  # the gradient of the sum of what is due; or a tuple, to more orders
     hosts: tuple[str, ...] = ALL
+    options: Mapping[str, Any] = MappingProxyType({})  # of the scope
+    value: Callable[..., Any] | None = None  # where the rule replaces it
+
+
+class by:
+    """A rule that is made of a host's functions."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self.make = make
+
+    def __call__(self, o: Any) -> Any:
+        return self.make(o)
 
 
 def scoped(o, x):
@@ -53,6 +67,7 @@ MUL, MATMUL = ("Mul", lambda o, a, b: a * b), ("MatMul", lambda o, a, b: o.matmu
 slope = lambda x: 1 - np.tanh(x) ** 2  # noqa: E731
 sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
 positive = lambda x: np.maximum(x, 0)  # noqa: E731
+bell = lambda x: sigmoid(x) * sigmoid(-x)  # noqa: E731
 negative = lambda x: np.minimum(x, 0)  # noqa: E731
 
 
@@ -187,7 +202,81 @@ READY = [
     Row("lrp.uniform", MATMUL, r.lrp.uniform, lambda dy, a, b: along(dy / 2, a, b), (A, B)),
 ]  # fmt: skip
 
+SQUARED = ("Tanh", lambda o, x: o.tanh(x) ** 2)
+BY_SIGMOID = {
+    "due": lambda dy, x: dy * bell(x),
+    "second": lambda dy, x: dy * bell(x) * (1 - 2 * sigmoid(x)),
+}
+OTHERS = [
+    Row("vjp_of a function of the host", SIGN, by(lambda o: r.vjp_of(o.sigmoid)), **BY_SIGMOID,
+        hosts=REGRAD + TORCH + JAX),
+    Row("vjp_of the host's functions", SIGN, by(lambda o: r.vjp_of(lambda x: o.sigmoid(x))),
+        **BY_SIGMOID, hosts=REGRAD + TORCH + JAX),
+    Row("vjp_of a function of regrad", SIGN, r.vjp_of(rg.nn.sigmoid), **BY_SIGMOID),
+    Row("vjp_of regrad's functions", SIGN, r.vjp_of(lambda x: rg.nn.sigmoid(x)), **BY_SIGMOID),
+    Row("vjp_of operators", SIGN, r.vjp_of(lambda x: 1 / (1 + np.e ** (-x))), **BY_SIGMOID),
+    Row("reverse of a product", MATMUL, r.reverse(), lambda dy, a, b: along(-dy, a, b), (A, B)),
+    Row("clip_norm of a product", MATMUL, r.clip_norm(0.5), lambda dy, a, b: [
+        dx * 0.5 / np.linalg.norm(dx) for dx in along(dy, a, b)], (A, B)),
+    Row("clip_norm, larger", MATMUL, r.clip_norm(300.0), along, (A, B)),
+    Row("order=1", SQUARED, lambda dy, y: dy * y, lambda dy, x: 2 * dy * np.tanh(x) ** 2,
+        second=(lambda dy, x: 4 * dy * np.tanh(x) * slope(x),
+                lambda dy, x: dy * (4 - 12 * np.tanh(x) ** 2) * slope(x)),
+        hosts=REGRAD + TORCH + JAX, options={"order": 1}),
+    Row("order=None", SQUARED, lambda dy, y: dy * y, lambda dy, x: 2 * dy * np.tanh(x) ** 2,
+        second=(lambda dy, x: 4 * dy * np.tanh(x) ** 2, lambda dy, x: 8 * dy * np.tanh(x) ** 2),
+        options={"order": None}),
+]  # fmt: skip
+
+VALUES = {"options": {"values": True}}
+bend = lambda x: np.where(x > 0, x**2, x)  # noqa: E731
+REPLACED = [
+    Row("a value, and a rule of y, which follows it too", TANH,
+        rg.replace(lambda x: rg.where(x > 0, x * x, x), lambda dy, x, y: dy * y * x),
+        lambda dy, x: dy * bend(x) * x, value=bend,
+        second=lambda dy, x: dy * (bend(x) * x**2 + bend(x)), **VALUES),
+    Row("a value with a stop_gradient", TANH, rg.replace(
+            lambda x: rg.sin(x) + rg.stop_gradient(rg.pow(x, 3) - rg.sin(x))),
+        lambda dy, x: dy * np.cos(x), value=lambda x: x**3, second=lambda dy, x: -dy * np.sin(x),
+        **VALUES),
+    Row("a value by names", TANH, rg.replace(lambda x, y, forward: y + forward(2 * x)),
+        lambda dy, x: dy * (slope(x) + 2 * slope(2 * x)),
+        value=lambda x: np.tanh(x) + np.tanh(2 * x), **VALUES),
+    Row("the builtin of a value is that of its function", TANH,
+        rg.replace(lambda x: x**3, r.scale(0.5)), lambda dy, x: 1.5 * dy * x**2,
+        value=lambda x: x**3, **VALUES),
+    Row("a value with operators", TANH, rg.replace(lambda x: x * x * x),
+        lambda dy, x: 3 * dy * x**2, value=lambda x: x**3, second=lambda dy, x: 6 * dy * x,
+        **VALUES),
+    Row("a value of two inputs", MATMUL, rg.replace(
+            lambda a, b, forward: forward(2 * a, b), lambda dy, a, b: (dy @ b.T, None)),
+        lambda dy, a, b: (dy @ b.T, 0 * b), (A, B), value=lambda a, b: 2 * a @ b, **VALUES),
+]  # fmt: skip
+RESULTS = (r"returned the shape \(\) and the dtype \S*float64, expected those of the "
+           r"op's own result, the shape \(3,\) and the dtype \S*float64")  # fmt: skip
+
+
+def value_refused(name, forward, words):
+    return Row(f"a value: {name}", TANH, rg.replace(forward), words, **VALUES)
+
+
 REFUSED = [
+    value_refused("shape", lambda x: x.sum(), RESULTS),
+    value_refused("shape, by regrad", lambda x: rg.sum(x), RESULTS),
+    value_refused("dtype", lambda x: rg.astype(x, "float32"), r"float32, expected .*float64"),
+    value_refused("None", lambda x: None, "returned None, expected one tensor"),
+    value_refused("two", lambda x: [x, x], "returned list, expected one tensor"),
+    value_refused("a name", lambda z: z,
+                  r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
+    value_refused("builtin", lambda x, builtin: x, "has no 'builtin'"),
+    value_refused("no names", lambda *xs: xs, "must name what it takes"),
+    Row("values that are not announced", TANH, r.optional(rg.replace(rg.sin)),
+        ArgumentError(r"values of 'Tanh' .*values="), hosts=REGRAD + TORCH + JAX),
+    Row("values under order=1", TANH, rg.replace(rg.sin), ArgumentError("order=1 asks"),
+        options={"values": True, "order": 1}, hosts=REGRAD + TORCH + JAX),
+    *[Row(f"order={order!r}", TANH, "Sigmoid", ArgumentError(r"order is None .* or 1 .*, got"),
+          options={"order": order}, hosts=("regrad", "torch", "jax"))
+      for order in (0, 2, True, 1.0, "1")],
     Row("None", SIGN, lambda dy: None, "returned None, expected a Tensor",
         hosts=REGRAD + TORCH + JAX),
     Row("another shape", SIGN, lambda dy: dy[:2], r"\(2,\).*\(3,\)"),
@@ -199,4 +288,4 @@ REFUSED = [
     Row("another rule's names", SIGN, "MatMul", "'MatMul' is for the inputs a, b"),
 ]  # fmt: skip
 
-ROWS = [*FORMS, *INPUTS_AND_OUTPUTS, *READY, *REFUSED]
+ROWS = [*FORMS, *INPUTS_AND_OUTPUTS, *READY, *OTHERS, *REPLACED, *REFUSED]

@@ -10,7 +10,7 @@ from torch.func import grad, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
+from regrad.errors import GradientError, PassedOverError, RuleError
 from regrad.torch.optypes import spellings
 from tests.torch.common import D, bare_function, close, function, numbers, override
 from tests.torch.common import orders as of_sums
@@ -104,21 +104,6 @@ def test_a_quantised_layer(rules):
     assert all(hit.rule.startswith("replace(") for hit in used.hits)
     assert "replace(" in str(used.table())
     assert (net(x) - expected).abs().max() > 1e-4  # and the model is its own again
-
-
-def test_the_derivative_of_the_function():
-    """Without a rule: `detach` in it counts, and the second order is that of the function, too."""
-
-    def forward(x):
-        return torch.sin(x) + (x**3 - torch.sin(x)).detach()
-
-    x = numbers(6).requires_grad_()
-    for key, f in (("Tanh", torch.tanh), (torch.special.expit, torch.sigmoid)):
-        with override({key: rg.replace(forward)}, values=True) as used:
-            y = f(x)
-            found = of_sums(y, x)
-        close([y, *found], [x**3, torch.cos(x), -torch.sin(x)])
-        used.assert_fired()
 
 
 def test_torch_func():
@@ -316,13 +301,6 @@ def test_ops_inside_others():
 # -- refused ---------------------------------------------------------------------------------------
 
 
-def test_a_scope_that_does_not_say_so():
-    rule = rg.rules.optional(rg.replace(torch.sin))
-    refused(r"values of 'Relu', .*'Tanh'.* Write gradient_overri",
-            {"Relu": rule, rg.at("head"): {"Tanh": rule}}, error=ArgumentError,
-            model=nn.ReLU())  # fmt: skip
-
-
 NEGATIVE = rg.replace(lambda x: -x)
 REFUSED = {
     "relu_": ({"Relu": NEGATIVE}, lambda x: torch.relu_(x.clone()), "works in place"),
@@ -348,6 +326,7 @@ REFUSED = {
     ),
     "custom op": ({"Tanh": NEGATIVE}, lambda x: torch.ops.regrad_tests.tanh(x), "'Tanh' inside"),
     "TorchScript": ({"Tanh": NEGATIVE}, lambda x: SCRIPTED(x), "out of sight"),
+    "another shape": ({"Tanh": rg.replace(lambda x: x.sum())}, torch.tanh, r"the shape \(\)"),
     "no tensors": ({torch.randn: rg.replace(lambda xs: xs)}, lambda x: torch.randn(2), "tensor"),
 }  # fmt: skip
 CUSTOM = torch.library.custom_op(
@@ -366,28 +345,13 @@ def test_where_the_value_could_not_be_delivered(case, block):
     rules, call, message = REFUSED[case]
     rules = {key: rg.rules.optional(rule) for key, rule in rules.items()}
     x = numbers(2, 2)
-    refused(message, rules, lambda: block()(call)(x), values=True)
+    refused(message, rules, lambda: block()(call)(x), (PassedOverError, RuleError), values=True)
 
 
 def test_a_function_whose_context_is_set_up_apart():
     keep = lambda ctx, inputs, output: None  # noqa: E731
     apart = bare_function("Apart", lambda x: x, lambda ctx, dy: dy, setup_context=keep)
     refused("Apart has a setup_context", {apart: NEGATIVE}, values=True)
-
-
-@pytest.mark.parametrize(("forward", "message"), [
-    (lambda x: x.sum(), r"returned the shape \(\) and the dtype torch.float64, expected those "
-     r"of the op's own result, the shape \(3,\) and the dtype torch.float64"),
-    (lambda x: x.float(), "dtype torch.float32, expected .* the dtype torch.float64"),
-    (lambda x: None, "returned None, expected one tensor"),
-    (lambda x: rg.sum(x), r"returned the shape \(\)"),
-    (lambda z: z, r"takes \(z\), and the op type 'Tanh' has no 'z'.* It may name x, y"),
-    (lambda x, builtin: x, "has no 'builtin'"),
-])  # fmt: skip
-@pytest.mark.parametrize("block", ALL)
-def test_a_forward_that_does_not_fit(forward, message, block):
-    refused(message, {"Tanh": rg.replace(forward)}, lambda: block()(torch.tanh)(numbers(3)),
-            RuleError, values=True)  # fmt: skip
 
 
 def test_the_function_that_decides():
