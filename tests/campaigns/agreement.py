@@ -14,8 +14,6 @@ rounding (a jump that rounding decides) or when its zeros change their signs (li
 `maximum(0.0, -0.0)`, and the standard leaves it open).
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter
@@ -36,18 +34,10 @@ import regrad.v1 as tf
 from regrad.core.state import current
 from regrad.errors import RegradError
 from tests.campaigns import in_jax, in_torch, overridden_jax
+from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG
 from tests.campaigns.programs import Maker, Program
 from tests.campaigns.sources import Source
-from tests.campaigns.verdicts import (
-    BROKEN,
-    DELIVERED,
-    EXPLAINED,
-    REFUSED,
-    SILENT,
-    WRONG,
-    Verdict,
-    shown,
-)
+from tests.campaigns.verdicts import Verdict, shown
 from tests.helpers import sample_runs as runs
 
 TITLE = "random programs"

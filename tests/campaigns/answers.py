@@ -6,8 +6,6 @@ and in every mode. The answer must be *refused* by an error that names the rule 
 the gradients that were meant, *silent* where it goes on with other numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ ndindex pytest-json-report`. The outcome is recorded in `results/array_api.json`
 `docs/array_api.md` is made of it. Fails if a test fails for regrad and not for NumPy.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -15,8 +15,6 @@ that the rule hits it. One of these must come of it:
 * broken: any other error, or another number of graphs.
 """
 
-from __future__ import annotations
-
 import warnings
 import zlib
 from collections import Counter, defaultdict
@@ -31,18 +29,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from regrad.errors import PassedOverError
 from tests.campaigns import torch_samples
+from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG
 from tests.campaigns.torch_ops import EAGER, Result, inside, means_the_same, plain, result, same
 from tests.campaigns.torch_samples import Call, Case, cases, close, is_float
-from tests.campaigns.verdicts import (
-    BROKEN,
-    DELIVERED,
-    EXPLAINED,
-    REFUSED,
-    SILENT,
-    WRONG,
-    Verdict,
-    shown,
-)
+from tests.campaigns.verdicts import Verdict, shown
 from tests.helpers import by_backward
 
 TITLE = "modules of torch.nn, compiled"

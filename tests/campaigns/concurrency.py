@@ -7,8 +7,6 @@ same program returned when nothing else ran, *silent* where it differs, *broken*
 error. Updates of what all share are counted: none may be lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

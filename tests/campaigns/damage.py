@@ -8,8 +8,6 @@ for any other error. Files of other programs, which have no checksums of ours, m
 as not fitting: *refused, unnamed*.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,15 +20,8 @@ import numpy as np
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import CheckpointError, RegradError
-from tests.campaigns.verdicts import (
-    BROKEN,
-    DELIVERED,
-    REFUSED,
-    SILENT,
-    UNNAMED,
-    Verdict,
-    shown,
-)
+from tests.campaigns.outcomes import BROKEN, DELIVERED, REFUSED, SILENT, UNNAMED
+from tests.campaigns.verdicts import Verdict, shown
 
 TITLE = "damaged files"
 

@@ -4,8 +4,6 @@ A job has a `key`, by which its results are known. Done jobs are noted in a file
 second run of the same sources goes on from there.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import hashlib
@@ -26,7 +24,8 @@ from typing import Any
 import tqdm
 
 import regrad
-from tests.campaigns.verdicts import BROKEN, DELIVERED, OUTCOMES, WRONG, Verdict
+from tests.campaigns.outcomes import BROKEN, DELIVERED, OUTCOMES, WRONG
+from tests.campaigns.verdicts import Verdict
 from tests.helpers.paths import ROOT
 
 Entry = dict[str, Any]

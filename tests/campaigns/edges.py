@@ -14,8 +14,6 @@ sample and the shapes of its inputs, or an error of regrad's must say why not, a
 numbers are not compared: the second implementations of the table are for its own numbers.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial

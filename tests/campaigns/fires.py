@@ -6,8 +6,6 @@ every region, in graphs and in compiled functions. The result in a context is th
 (another error).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any

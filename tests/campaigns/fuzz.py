@@ -9,8 +9,6 @@ hypothesis makes the program small, and it is shown as a script, with the comman
 The exit status is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

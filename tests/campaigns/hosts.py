@@ -16,8 +16,6 @@ a row is green, `.github/newest.txt` is raised to the versions that ran. `--quic
 that a version once broke (the marker `versions`), and writes nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

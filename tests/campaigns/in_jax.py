@@ -6,8 +6,6 @@ regrad is in it. An override is in force for the ops that run while its block is
 function runs without, and what it differentiates runs under those of the call.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +28,7 @@ class Scopes(NamedTuple):
     held: Mapping[str, Function] = {}
 
     @property
-    def all(self) -> Scopes:
+    def all(self) -> "Scopes":
         return Scopes({**self.held, **self.own})
 
 

@@ -4,8 +4,6 @@ Ops are torch's, loops are Python's, derivatives torch.func's; overrides, places
 gradients are those of `regrad.torch`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -11,8 +11,6 @@ was swallowed, or something was left in force or lost, *explained* where another
 or garbage callback swallowed it, and *broken* for another error.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import queue

@@ -10,8 +10,6 @@ that has no room for such an answer, *silent* if it must be refused and is not, 
 another error comes, or no end, or the end of the process.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
@@ -32,17 +30,8 @@ from regrad.errors import RegradError
 from regrad.graph.graph import is_symbolic
 from regrad.v1.errors import OpError
 from tests.campaigns.malformed_calls import CALLS, CRASHES
-from tests.campaigns.verdicts import (
-    BROKEN,
-    DELIVERED,
-    EXPLAINED,
-    REFUSED,
-    SILENT,
-    UNNAMED,
-    WRONG,
-    Verdict,
-    shown,
-)
+from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, UNNAMED, WRONG
+from tests.campaigns.verdicts import Verdict, shown
 
 TITLE = "malformed calls"
 

@@ -1,7 +1,5 @@
 """The calls of F12 that are written by hand: `malformed.given` has what is in them."""
 
-from __future__ import annotations
-
 import re
 
 # Words that the message must have besides the name of the function, and the calls.

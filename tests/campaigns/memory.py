@@ -7,8 +7,6 @@ reported. Where the second half of the calls takes more than the first, beyond a
 *broken*.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc

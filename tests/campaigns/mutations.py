@@ -10,8 +10,6 @@ rule returns on every input tried, edges among them, to third order: then it is 
 Otherwise it survives, and is *silent*.
 """
 
-from __future__ import annotations
-
 import dis
 import functools
 import itertools

@@ -6,8 +6,6 @@ of their own are in every construct, and every construct is in them. The twin is
 by JAX (see `in_jax`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -168,7 +166,7 @@ SLOT = re.compile(r"\[\[([vs])(?:([|!])(.*?:[vs]))?\]\]")
 class Expr(NamedTuple):
     """An expression, and the name of the construct that it is."""
 
-    parts: tuple[str | Expr, ...]
+    parts: tuple["str | Expr", ...]
     kind: str = "op"
 
     @property
@@ -176,7 +174,7 @@ class Expr(NamedTuple):
         return "".join(p if isinstance(p, str) else f"({p.text})" for p in self.parts)
 
     @property
-    def inner(self) -> Iterator[Expr]:
+    def inner(self) -> Iterator["Expr"]:
         return (p for p in self.parts if isinstance(p, Expr))
 
     @property

@@ -11,8 +11,6 @@ gradient as much, where it leaves the range of the dtype, or where a library has
 compiled, the first row of each op type runs.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The rule gives `(3x + 7) * sum(dy)` for every float input x. The results are wei
 numbers, so that the gradient, the second derivative, the Jacobian and the tangent are known.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ then are checked by differences. regrad's table is `tests/samples`. Both are cou
 results are in `tests/campaigns/results/op_tables.json`; docs/proof.md shows them.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 import warnings

@@ -4,8 +4,6 @@ Ops, loops and derivatives are JAX's, as in the twin (`in_jax`); overrides, plac
 gradients are regrad's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

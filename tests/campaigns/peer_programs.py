@@ -9,8 +9,6 @@ in `got`; `due` is what must come, as NumPy computes it, or `ERROR` where only a
 `before` runs before the setup. `made(w)` runs the setup anew, where w is a name that it may use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

@@ -16,8 +16,6 @@ promise to fire there breaks no promise. Where a scope of regrad's only *warns*,
 of its own. The results are in `tests/campaigns/results/peers.json`; docs/proof.md shows them.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import textwrap

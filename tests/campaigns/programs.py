@@ -10,8 +10,6 @@ All choices are whole numbers from a `Source`: hypothesis draws them, and so mak
 fails smaller.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import warnings
@@ -217,15 +215,15 @@ class Program:
         total = " + ".join(f"rg.sum({y} * w({y}))" for y in self.outputs)
         return "\n".join([*lines, f"    return {total}"])
 
-    def nudged(self, by: float) -> Program:
+    def nudged(self, by: float) -> "Program":
         """The program in which the result of each statement is moved, relatively, by so much."""
         return self._with("nudged({}, " + f"{by!r})")
 
-    def flipped(self) -> Program:
+    def flipped(self) -> "Program":
         """The program in which zeros among the results of the statements have the other sign."""
         return self._with("flipped({})")
 
-    def _with(self, call: str) -> Program:
+    def _with(self, call: str) -> "Program":
         """The program in which the result of each statement goes through a call."""
         last = [f"{s.target} = {call.format(s.target)}" for s in self.stmts]
         pairs = zip(self.stmts, last, strict=True)

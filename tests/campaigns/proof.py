@@ -22,8 +22,6 @@ of the same sources goes on from there. A campaign that is run whole writes its 
 The exit status is 1 if anything was silent or broken.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

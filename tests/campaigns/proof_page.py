@@ -5,8 +5,6 @@
 docstring, and what it refused or explained, by class, with an example of each.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

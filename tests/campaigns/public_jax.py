@@ -9,8 +9,6 @@ documentation says; so there are two right answers, with such functions opened a
 rules that are the native ones (factors of 1) must give the gradient of the plain model.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -37,8 +37,6 @@ None of the packages is a dependency of this project. Beside `pip install -e '.[
 of the same sources goes on from there. A whole run writes `tests/campaigns/results/public.json`.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -62,16 +60,9 @@ from tests.campaigns import (
     public_table,
     records,
 )
+from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT
 from tests.campaigns.public_oracle import BY_NAME, Op
-from tests.campaigns.verdicts import (
-    BROKEN,
-    DELIVERED,
-    EXPLAINED,
-    REFUSED,
-    SILENT,
-    Verdict,
-    shown,
-)
+from tests.campaigns.verdicts import Verdict, shown
 from tests.helpers.paths import ROOT
 
 RESULT = records.RESULTS / "public.json"

@@ -7,8 +7,6 @@ tables of the library, which are under test: nodes are known by the names that a
 The rules multiply what goes to the first operand by `K` and to the second by `L`.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ a module made. So the ops that a key `rg.at(where, op_type)` means are known wit
 library, which is under test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

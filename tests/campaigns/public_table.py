@@ -4,8 +4,6 @@ Written down before any result was seen. A row is never taken out because of its
 of a row are the op types (`OP_TYPES`) that autograd's record of the plain model holds.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial

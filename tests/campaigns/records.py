@@ -3,8 +3,6 @@
 python -m tests.campaigns.records     list the records that are older than their files
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

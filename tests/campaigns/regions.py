@@ -1,7 +1,5 @@
 """Regions and runners: each turns a function of Tensors to a scalar into one of the same value."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import functools

@@ -4,8 +4,6 @@ A program is text that leaves the relevance of the inputs in `R`; it sees the na
 `model` and its input `x`. Its lines are what a user writes, imports aside.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Models on which relevance is compared: of torchvision and transformers, and small ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -19,8 +19,6 @@ install them, and `pip install --no-deps lxt` is the last. A whole run writes
 `tests/campaigns/results/relevance_peers.json`, of which docs/peers.md is made.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import statistics

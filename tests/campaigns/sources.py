@@ -1,7 +1,5 @@
 """Where the choices of random programs come from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TypeVar

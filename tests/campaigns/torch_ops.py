@@ -26,8 +26,6 @@ derivative of `heaviside`) are never recorded as ATen ops of their own, and Squa
 `tests/torch/test_ops.py` has them.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import warnings
@@ -45,6 +43,7 @@ import regrad.torch
 from regrad.errors import PassedOverError
 from regrad.torch.optypes import families
 from tests.campaigns import torch_samples
+from tests.campaigns.outcomes import BROKEN, DELIVERED, REFUSED, SILENT, WRONG
 from tests.campaigns.torch_samples import (
     INSIDE,
     Call,
@@ -61,15 +60,7 @@ from tests.campaigns.torch_samples import (
     weights,
     written,
 )
-from tests.campaigns.verdicts import (
-    BROKEN,
-    DELIVERED,
-    REFUSED,
-    SILENT,
-    WRONG,
-    Verdict,
-    shown,
-)
+from tests.campaigns.verdicts import Verdict, shown
 
 TITLE = "torch's sample database"
 CUDA = torch_samples.DEVICE == "cuda"  # where gradients are summed in any order

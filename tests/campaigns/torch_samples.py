@@ -5,8 +5,6 @@ of a type is said here (`ATEN`) by ATen's names, and not taken from the tables o
 are under test.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

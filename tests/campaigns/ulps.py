@@ -9,8 +9,6 @@ order; what is ill-conditioned shows it), or if eager mode computes the same on 
 has other approximations of functions than NumPy and SciPy have. Else it is *silent*.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

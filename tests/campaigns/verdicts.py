@@ -1,18 +1,12 @@
 """What comes of a case, in all campaigns of the proof."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from regrad.errors import RegradError
-
-DELIVERED, REFUSED, SILENT, BROKEN = "delivered", "refused", "silent", "broken"
-UNNAMED, EXPLAINED = "refused, unnamed", "explained"
-WRONG = (SILENT, BROKEN)
-OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
+from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, UNNAMED, WRONG  # noqa: F401
 
 
 class Verdict(NamedTuple):

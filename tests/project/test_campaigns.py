@@ -29,16 +29,8 @@ from tests.campaigns import (
     regions,
     ulps,
 )
-from tests.campaigns.verdicts import (
-    BROKEN,
-    DELIVERED,
-    EXPLAINED,
-    REFUSED,
-    SILENT,
-    UNNAMED,
-    Verdict,
-    judged,
-)
+from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, UNNAMED
+from tests.campaigns.verdicts import Verdict, judged
 
 pytestmark = pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 

@@ -1,7 +1,5 @@
 """The docstrings of public names are whole: summary, arguments, results, errors, an example."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.helpers import docstrings

@@ -1,7 +1,5 @@
 """Each example runs in its quick form, in a temporary directory, and does what it says."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import itertools

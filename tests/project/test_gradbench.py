@@ -1,7 +1,5 @@
 """The GradBench tool gives the right numbers: differences, closed forms and NumPy say so."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """The cores rebuilt in docs/how_*.py run, are self-contained, and agree with regrad."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 import sys

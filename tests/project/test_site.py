@@ -1,7 +1,5 @@
 """The site of `make docs`: all pages are reached, all names are shown."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

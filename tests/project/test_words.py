@@ -1,7 +1,5 @@
 """The words of the docs, docstrings and messages: plain English, and no dialect of our own."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
