@@ -2,7 +2,7 @@
 
 Faults (`mutant_sources`, `past_faults`) are put into src/regrad one at a time, in memory. A mutant
 is run by the tests that execute its line, the quick ones first, until one of them fails: it is
-*found* by that test, and otherwise it *survives*. A survivor that no test can find, since it
+*found* by that test. It *survives* if all of them pass, or 1,440 of them. A survivor that no test can find, since it
 changes no result, is listed with its reason in `EXPLAINED`.
 
 python -m tests.campaigns.mutants list            the mutants, one a line
@@ -50,7 +50,8 @@ PARTS = ("autodiff", "core", "graph", "jax", "ops", "torch", "transforms", "v1")
 FOLDED = {"shapes": "ops", "rules": "others", "checking": "others", "inspection": "others",
           "train": "others"}  # fmt: skip
 
-FIRST, SECOND = 40, 400  # tests in the first and the second process of a mutant
+# Tests in the first, second and third process of a mutant: one that all of them pass survives.
+FIRST, SECOND, THIRD = 40, 400, 1000
 
 EXPLAINED: dict[str, str] = {}
 
@@ -144,13 +145,13 @@ def read_hits() -> Hits:
 
 
 def in_stages(tests: list[str], seconds: dict[str, float]) -> list[list[str]]:
-    """Some quick tests of few files; then some of all; then the others."""
+    """Some quick tests of few files; then some of all; then some more."""
     files = Counter(test.partition("::")[0] for test in tests)
     few = {file for file, _ in files.most_common(5)}
     quick = sorted(tests, key=lambda test: (test.partition("::")[0] not in few, seconds[test]))
     first = quick[:FIRST]
     rest = sorted(set(tests) - {*first}, key=lambda t: (seconds[t] > 0.5, number(t)))
-    return [stage for stage in (first, rest[:SECOND], rest[SECOND:]) if stage]
+    return [stage for stage in (first, rest[:SECOND], rest[SECOND : SECOND + THIRD]) if stage]
 
 
 # -- one mutant ------------------------------------------------------------------------------------
@@ -181,8 +182,7 @@ def failing(tests: list[str], env: dict[str, str], folder: Path, limit: float) -
     failed = folder / "failed.jsonl"
     failed.unlink(missing_ok=True)
     files = sorted({test.partition("::")[0] for test in tests})
-    workers = ["-n", "2"] if len(tests) > SECOND else []
-    status = call([*PYTEST, "-x", *workers, *files], env, limit, folder / "last.log")
+    status = call([*PYTEST, "-x", *files], env, limit, folder / "last.log")
     if failed.exists():
         return json.loads(failed.read_text(encoding="utf-8").splitlines()[0])[0]
     if status is None:
