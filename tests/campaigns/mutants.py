@@ -2,8 +2,8 @@
 
 Faults (`mutant_sources`, `past_faults`) are put into src/regrad one at a time, in memory. A mutant
 is run by the tests that execute its line, the quick ones first, until one of them fails: it is
-*found* by that test. It *survives* if all of them pass, or 1,440 of them. A survivor that no test can find, since it
-changes no result, is listed with its reason in `EXPLAINED`.
+*found* by that test. It *survives* if all of them pass, or 1,440 of each command's. A survivor that
+no test can find, since it changes no result, is listed with its reason in `EXPLAINED`.
 
 python -m tests.campaigns.mutants list            the mutants, one a line
 python -m tests.campaigns.mutants probe           one run of all tests: which run which lines
