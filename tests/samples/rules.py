@@ -88,6 +88,8 @@ def shared(contributions: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return due
 
 
+HALF_OF_TANH = {"due": lambda dy, x: 0.5 * dy * slope(x),
+                "second": lambda dy, x: -0.5 * dy * np.tanh(x) * slope(x)}  # fmt: skip
 FORMS = [
     Row("a factor", SIGN, lambda dy: 7 * dy, lambda dy, x: 7 * dy),
     Row("input and output by name", TANH, lambda dy, x, y: dy * (x + 9 * y),
@@ -108,7 +110,14 @@ FORMS = [
     Row("builtin", TANH, lambda dy, builtin: 3 * builtin(dy), lambda dy, x: 3 * dy * slope(x)),
     Row("builtin of more", TANH, lambda dy, x, builtin: builtin(dy * x),
         lambda dy, x: dy * x * slope(x)),
-    Row("rules.builtin", TANH, r.builtin("Tanh"), lambda dy, x: dy * slope(x)),
+    Row("rules.builtin", TANH, r.builtin("Tanh"), lambda dy, x: dy * slope(x),
+        second=lambda dy, x: -2 * dy * np.tanh(x) * slope(x)),
+    Row("rules.builtin, called", TANH, lambda dy, **names: 0.5 * r.builtin("Tanh")(dy, **names),
+        **HALF_OF_TANH),
+    Row("rules.builtin, by name", TANH, lambda dy, y: 0.5 * r.builtin("Tanh")(dy, y=y),
+        **HALF_OF_TANH),
+    Row("rules.builtin, TensorFlow's form", TANH, lambda op, dy: 0.5 * r.builtin("Tanh").of(op, dy),
+        **HALF_OF_TANH),
     Row("builtin of another", SIGN, r.builtin("Tanh"), lambda dy, x: dy * (1 - np.sign(x) ** 2)),
     Row("optional", SIGN, r.optional(lambda dy: 7 * dy), lambda dy, x: 7 * dy),
     Row("no_gradient", TANH, r.no_gradient, lambda dy, x: 0 * x),
@@ -164,6 +173,14 @@ INPUTS_AND_OUTPUTS = [
         lambda dy, x: dy * slope(x) + 42 * dy, hosts=REGRAD + GRAPH + JAX),
 ]  # fmt: skip
 
+
+def favoured(a, b):
+    """Contributions of the sign of the output count 1.25 times."""
+    contributions = a * b
+    sign = np.sign(contributions.sum(1, keepdims=True))
+    return contributions + 0.25 * sign * positive(sign * contributions)
+
+
 PLUS = shared(lambda a, b: positive(a * b))
 MINUS = shared(lambda a, b: negative(a * b))
 READY = [
@@ -191,6 +208,7 @@ READY = [
         lambda dy, a, b: (positive(dy * b), dy * positive(a)), (X, Y)),
     Row("lrp.epsilon", MATMUL, r.lrp.epsilon(0.5),
         lambda dy, a, b: along(dy * (a @ b) / (a @ b + 0.5 * np.sign(a @ b)), a, b), (A, B)),
+    Row("lrp.gamma", MATMUL, r.lrp.gamma(0.25, 1e-12), shared(favoured), (A, B)),
     Row("lrp.z_plus", MATMUL, r.lrp.z_plus(1e-12), PLUS, (A, B)),
     Row("lrp.alpha_beta", MATMUL, r.lrp.alpha_beta(2.0, 1.0, 1e-12),
         lambda *xs: (2 * PLUS(*xs)[0] - MINUS(*xs)[0], 0 * B), (A, B)),

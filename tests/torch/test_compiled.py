@@ -217,10 +217,11 @@ READING = {
     "a callable object": schedule,
     "a method": schedule.rule,
     "a tensor": lambda dy: dy * weight,
+    "beside a builtin": lambda dy, builtin: builtin(dy) * table["k"],
 }
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("name", READING)
 @on_backends
 def test_the_changed_value_counts(backend, name, x):

@@ -11,6 +11,7 @@ import regrad as rg
 from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
 from regrad.torch import custom_grad as custom
 from regrad.torch import from_regrad as of_regrad
+from tests.torch import ways
 from tests.torch.common import D, backward, close, grad, leaf, orders, override
 
 func = torch.func
@@ -50,63 +51,33 @@ def from_regrad(x):
 ONES = {f.__name__: f for f in (softplus, softplus_by_closure, softplus_by_name, from_regrad)}
 VALUES = (-30.0, -1.5, 0.5, 4.0)
 X = torch.tensor(VALUES, dtype=D)
-BATCH = torch.stack([X, X / 2, -X])
 
 
 def plain(x):
     return torch.nn.functional.softplus(x, threshold=1e9)
 
 
-def total(f):
-    return lambda x: f(x).sum()
-
-
-def compiled(backend):
-    def run(f):
-        torch._dynamo.reset()
-        x = leaf(*VALUES)
-        return grad(torch.compile(lambda x: f(x * 2), backend=backend, fullgraph=True)(x), x)
-
-    return run
-
-
-def compiled_gradient(f):
-    torch._dynamo.reset()
-    return torch.compile(func.grad(total(f)), backend="aot_eager", fullgraph=True)(X)
-
-
 WAYS = {
-    "grad": lambda f: func.grad(total(f))(X),
-    "grad of grad": lambda f: func.grad(total(func.grad(total(f))))(X),
-    "third": lambda f: func.grad(total(func.grad(total(func.grad(total(f))))))(X),
-    "vmap of grad": lambda f: torch.vmap(func.grad(total(f)))(BATCH),
-    "grad of vmap": lambda f: func.grad(total(torch.vmap(f)))(BATCH),
-    "grad of grad of vmap": lambda f: func.grad(total(func.grad(total(torch.vmap(f)))))(BATCH),
-    "jacrev of jacrev": lambda f: func.jacrev(func.jacrev(total(f)))(X),
-    "vjp": lambda f: func.vjp(f, X)[1](torch.ones_like(X))[0],
-    "compile aot_eager": compiled("aot_eager"),
-    "compile eager": compiled("eager"),
-    "compile func.grad": compiled_gradient,
-}
-FORWARD = {
-    "jvp": lambda f: func.jvp(f, (X,), (torch.ones_like(X),))[1],
-    "jacfwd": lambda f: func.jacfwd(f)(X),
-    "hessian": lambda f: func.hessian(total(f))(X),
-}
+    **ways.WAYS, **ways.MORE,
+    "third": lambda f, x: orders(f(x), x, 3)[2],
+    "grad of grad of vmap": lambda f, x: ways.WAYS["func.grad of grad"](torch.vmap(f), x),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("f", ONES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sorted(WAYS.keys() - ways.FORWARD))
 def test_every_way_is_as_torch_has_it(f, way):
-    torch.testing.assert_close(WAYS[way](ONES[f]), WAYS[way](plain), rtol=1e-9, atol=1e-12)
+    found, due = (WAYS[way](each, leaf(*VALUES)) for each in (ONES[f], plain))
+    torch.testing.assert_close(found, due, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("way", FORWARD)
+@pytest.mark.parametrize("way", sorted(ways.FORWARD))
 def test_forward_mode(way):
-    torch.testing.assert_close(FORWARD[way](from_regrad), FORWARD[way](plain))
+    x = leaf(*VALUES)
+    torch.testing.assert_close(WAYS[way](from_regrad, x), WAYS[way](plain, x))
     with pytest.raises(GradientError, match=r"forward mode: softplus has a custom gradient"):
-        FORWARD[way](softplus)
+        WAYS[way](softplus, x)
 
 
 @pytest.mark.parametrize("f", ONES)

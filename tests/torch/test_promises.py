@@ -26,7 +26,7 @@ from tests.torch import ways
 from tests.torch.common import D, function, grad, override, under
 from tests.torch.common import backward as from_backward
 from tests.torch.placed import refused
-from tests.torch.ways import compile_afresh, total
+from tests.torch.ways import compile_afresh
 
 FACTOR = 1000.0
 
@@ -137,24 +137,17 @@ def parallel(model, x):
     return backward(lambda x: torch.cat([nn.DataParallel(model)(r) for r in x.split(1)]), x)
 
 
-func = torch.func
 WAYS = {
     **ways.WAYS,
-    "func.vjp": lambda m, x: func.vjp(m, x.detach())[1](torch.ones_like(x))[0],
-    "vmap of grad": lambda m, x: torch.vmap(func.grad(total(m)))(x.detach()),
-    "grad of vmap": lambda m, x: func.grad(lambda a: torch.vmap(m)(a).sum())(x.detach()),
-    "jacrev": lambda m, x: func.jacrev(total(m))(x.detach()),
-    "jacfwd": lambda m, x: func.jacfwd(total(m))(x.detach()),
+    **ways.MORE,
     "checkpoint, reentrant": lambda m, x: from_backward(checkpoint(m, x, use_reentrant=True), x),
     "thread": in_thread,
     "DataParallel": parallel,
     "saved tensor hooks": hooked,
     "compile inductor": lambda m, x: backward(compile_afresh(m, backend="inductor"), x),
-    "compile func.grad": lambda m, x: compile_afresh(func.grad(total(m)))(x.detach()),
     "ScriptModule": lambda m, x: backward(scripted(m, x), x),
     "traced ScriptModule": lambda m, x: backward(traced(m, x), x),
 }  # fmt: skip
-FORWARD = {"jacfwd", "jvp", "hessian"}
 SCRIPT = {"ScriptModule", "traced ScriptModule"}
 
 
@@ -195,7 +188,7 @@ def test_delivered_or_refused(way, form, model, x):
     if "inductor" in way and form != "regrad":
         return  # compiling takes seconds, and the other forms go the same road (aot_eager)
     due = "delivered"
-    if way in SCRIPT or (way in FORWARD and form == "torch"):
+    if way in SCRIPT or (way in ways.FORWARD and form == "torch"):
         due = "refused"
     assert outcome(way, RULES[form], model, x) == due
 
@@ -205,32 +198,6 @@ def test_delivered_or_refused(way, form, model, x):
 def test_recomputation_after_the_scope_runs_under_it(model, x, reentrant):
     y = under({"Relu": with_torch}, lambda: checkpoint(model, x, use_reentrant=reentrant))
     torch.testing.assert_close(from_backward(y, x), wished("", model, x))
-
-
-@pytest.mark.slow
-def test_compiled_code_knows_its_rules_and_serves_again_in_the_next_scope(model, x):
-    fast = compile_afresh(model)
-    plain = backward(fast, x)
-    for stance in ("default", "fail_on_recompile"):
-        with torch.compiler.set_stance(stance):
-            with override({"Relu": with_regrad}):
-                torch.testing.assert_close(backward(fast, x), wished("", model, x))
-            with override({"Relu": lambda dy: dy * 0}):
-                assert not backward(fast, x).any()
-            torch.testing.assert_close(backward(fast, x), plain)
-
-
-@pytest.mark.slow
-@pytest.mark.versions
-# (which Dynamo says of any class whose `__new__` is written in C)
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-def test_a_scope_may_stand_inside_compiled_code(model, x):
-    def run(x):
-        with override({"Relu": with_regrad}):
-            return model(x)
-
-    found = backward(compile_afresh(run, fullgraph=False), x)
-    torch.testing.assert_close(found, wished("", model, x))
 
 
 @pytest.mark.parametrize("form", RULES)
@@ -246,27 +213,6 @@ def test_autocast(model, form):
     torch.testing.assert_close(*found, rtol=5e-2, atol=1.0)
 
 
-def test_a_matrix_product_under_autocast():
-    a, b = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
-    rule = {"MatMul": lambda dy, a, b: (7 * (dy @ b.mT), 7 * (a.mT @ dy))}
-    with override(rule), torch.autocast("cpu", dtype=torch.bfloat16):
-        y = a @ b
-    assert y.dtype == torch.bfloat16
-    da, db = torch.autograd.grad(y.float().sum(), (a, b))
-    assert da.dtype == db.dtype == torch.float32
-    torch.testing.assert_close(da, 7 * torch.ones(3, 3) @ b.mT, rtol=2e-2, atol=0.1)
-
-
-@pytest.mark.versions
-def test_inside_a_function_of_somebody_elses():
-    swish = function(lambda x: x * torch.sigmoid(x), lambda dy, x: dy * 3, "Swish")
-    x, rules = torch.ones(2, requires_grad=True), {"Sigmoid": "Identity"}
-    refused(r"Sigmoid ran in the forward pass of .*Swish", rules, lambda: swish.apply(x))
-    with override(rules, keep=[swish]):
-        torch.sigmoid(x)
-        assert grad(swish.apply(x), x).tolist() == [3, 3]
-
-
 @pytest.mark.versions
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_script_function_is_refused_by_name():
@@ -278,43 +224,6 @@ def test_a_script_function_is_refused_by_name():
     refused(r"'third_party' runs 'Relu'", rules, lambda: third_party(torch.ones(2)))
     with pytest.warns(rg.errors.UnusedOverrideWarning), override({"Tanh": lambda dy: dy}):
         third_party(torch.ones(2))
-
-
-def test_overrides_do_not_reach_other_threads_or_tasks(model, x):
-    plain = backward(model, x)
-    before = threading.Event()
-    found = []
-
-    def wait():
-        before.wait()
-        found.append(backward(model, x))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    with override({"Relu": with_torch}):
-        model(x)
-        before.set()
-        thread.join()
-    torch.testing.assert_close(found[0], plain)
-
-    async def under(event):
-        with override({"Relu": with_torch}):
-            model(x)
-            event.set()
-            await asyncio.sleep(0)
-            return backward(model, x)
-
-    async def beside(event):
-        await event.wait()
-        return backward(model, x)
-
-    async def both():
-        event = asyncio.Event()
-        return await asyncio.gather(under(event), beside(event))
-
-    inner, outer = asyncio.run(both())
-    torch.testing.assert_close(inner, wished("", model, x))
-    torch.testing.assert_close(outer, plain)
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
@@ -430,12 +339,6 @@ def test_scopes_nest_in_compiled_code_too(model, x):
             with override({outer: rules[outer]}), override({inner: rules[inner]}):
                 found.append(backward(f, x))
         torch.testing.assert_close(*found)
-
-
-def test_export_is_refused():
-    refused("writes forward programs", {"Relu": with_torch}, lambda: torch.export.export(
-        nn.ReLU(), (torch.randn(3),)
-    ))  # fmt: skip
 
 
 def test_modules_traced_by_fx_in_the_scope_are_plain_and_run_under_it(model, x):

@@ -50,3 +50,12 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "compile eager": lambda f, x: plain(compile_afresh(f, backend="eager"), x),
     "compile aot_eager": lambda f, x: plain(compile_afresh(f), x),
 }  # fmt: skip
+MORE: dict[str, Callable[[Any, Any], Any]] = {
+    "func.vjp": lambda f, x: func.vjp(f, x.detach())[1](torch.ones_like(x))[0],
+    "vmap of grad": lambda f, x: torch.vmap(func.grad(total(f)))(x.detach()),
+    "grad of vmap": lambda f, x: func.grad(lambda a: torch.vmap(f)(a).sum())(x.detach()),
+    "jacrev": lambda f, x: func.jacrev(total(f))(x.detach()),
+    "jacfwd": lambda f, x: func.jacfwd(total(f))(x.detach()),
+    "compile func.grad": lambda f, x: compile_afresh(func.grad(total(f)))(x.detach()),
+}  # fmt: skip
+FORWARD = {"jvp", "jacfwd", "hessian"}
