@@ -126,13 +126,19 @@ def surrogate(x, no, alpha, more):
     return x
 
 
+PARAMETERS = {
+    by_regrad: lambda: rg.Variable(2.0), by_jax: lambda: jax.numpy.ones(()),
+    by_torch: lambda: torch.nn.Parameter(torch.ones(())),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_rule_that_does_not_fit_is_placed_at_the_users_function(learned):
+@pytest.mark.parametrize("run", PARAMETERS)
+def test_a_rule_that_does_not_fit_is_placed_at_the_users_function(run, learned):
     rule = rg.rules.vjp_of(surrogate)
-    rule = rg.rules.learns(rule, alpha=rg.Variable(2.0)) if learned else rule
-    line = surrogate.__code__.co_firstlineno
-    words = rf"\(surrogate, {HERE}:{line}\) asks for 'no"
-    refused(lambda: under({"Relu": rule}, rg.grad(rg.nn.relu), 1.0), RuleError, words)
+    rule = rg.rules.learns(rule, alpha=PARAMETERS[run]()) if learned else rule
+    words = rf"\(surrogate, {HERE}:{surrogate.__code__.co_firstlineno}\) asks for 'no"
+    refused(lambda: run(rule), RuleError, words)
 
 
 # -- tracebacks ------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ CASES = {
     "a compiled function": (both, both, [A, B]),
     "the rule's own scale": ("AvgPool", pooled, [numbers(1, 4, 4, 2)]),
 }
+SMOOTH = ("a primitive", "a product", "another form", "a compiled function")
 
 
 @pytest.mark.slow(but=1)
@@ -76,22 +77,8 @@ def test_three_times_jaxs_gradient(name, rule):
     close(gradients(jax.checkpoint(ours), xs), expected)
     stacked = [jnp.stack([x, 2 * x]) for x in xs]
     close([dx[0] for dx in jax.vmap(lambda *xs: gradients(ours, xs))(*stacked)], expected)
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("rule", SCALED)
-@pytest.mark.parametrize(
-    "name", ["a primitive", "a product", "another form", "a compiled function"]
-)
-def test_higher_orders_are_those_of_jax(name, rule):
-    key, f, xs = CASES[name]
-    ours = rg.jax.override(f, {key: rule})
-
-    def tripled(*xs):
-        y = 3 * f(*xs)
-        return y - lax.stop_gradient(y - f(*xs))
-
-    for order in (2, 3):
+    for order in (2, 3) if name in SMOOTH else ():
+        tripled = lambda *xs: 3 * f(*xs) - lax.stop_gradient(2 * f(*xs))  # noqa: E731
         close(gradients(ours, xs, order), gradients(tripled, xs, order))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,16 +206,3 @@ def test_a_rule_that_closes_over_an_argument_is_told_to_learn_it():
         by_p, by_x = by_both(p, x, make)
         np.testing.assert_allclose(by_p, np.tanh(x).sum(), 1e-6)
         np.testing.assert_allclose(by_x, [4.0, 4.0])
-
-
-def surrogate(x, no, alpha, more):
-    return x
-
-
-@pytest.mark.parametrize("learned", [False, True])
-def test_a_rule_that_does_not_fit_is_placed_at_the_users_function(learned):
-    rule = rg.rules.vjp_of(surrogate)
-    rule = rg.rules.learns(rule, alpha=jnp.ones(())) if learned else rule
-    place = re.escape(f"(surrogate, {__file__}:{surrogate.__code__.co_firstlineno}) asks for 'no")
-    with pytest.raises(RuleError, match=place):
-        rg.jax.override(jnp.tanh, {"Tanh": rule})(1.0)
