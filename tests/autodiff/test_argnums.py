@@ -179,3 +179,16 @@ def test_registered_classes_in_every_transform(make):
     assert type(last) is make and last.w.tolist() == (A + 3).tolist()
     assert sums.tolist() == [A.sum() + 2 * i for i in range(3)]
     assert rg.jit(rg.grad(lambda m: (m.w * m.b).sum()))(m).b.tolist() == A.tolist()
+
+
+class Double:
+    """A function that does not show its parameters."""
+
+    __signature__ = None
+
+    def __call__(self, x):
+        return 2 * x
+
+
+def test_a_second_argument_of_a_function_without_a_signature_weighs_its_gradient():
+    assert rg.grad(Double())(rg.scalar(1.0), rg.scalar(5.0)).item() == 10

@@ -14,6 +14,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from regrad.autodiff import variables
 from regrad.core.registry import OPS as OPS_OF
 from regrad.core.rule import NoGradient
 from regrad.core.state import BESIDE, OPEN
@@ -334,3 +335,15 @@ def test_another_thread_adds_an_op_in_between(monkeypatch):
         assert [op.type for op in checks] == ["NoOp", "Assert", "PyFunc"]
         found = session.run([tf.gradients(y, [x, v]), tf.gradients(z, [x, v])], {x: 3.0})
         assert found == [[6.0, 9.0], [7.0, 11.0]]
+
+
+def test_an_assignment_waits_while_a_program_updates_variables():
+    v = rg.Variable(1.0)
+    with ThreadPoolExecutor(1) as pool:
+        with variables.UPDATES:
+            assigned = pool.submit(v.assign, 2.0)
+            with pytest.raises(TimeoutError):
+                assigned.result(timeout=0.2)
+            assert v.item() == 1
+        assigned.result()
+    assert v.item() == 2

@@ -144,7 +144,6 @@ class CustomCall(CustomRule):
     def after(self, rule: CustomRule, mark: int, value: Any, state: State) -> Any:
         """Record what f has returned in a call that made no more than a rule."""
         self.grad_func, self.saved, self.mark = rule.grad_func, rule.saved, mark
-        self.running = False
         return self.recorded(value, state)
 
     def guarding(self, run: Callable[[], Any], state: State) -> Any:
