@@ -42,7 +42,8 @@ OUT = ROOT / "out" / "mutants"
 RECORD = Path(__file__).parent / "results" / "mutants.json"
 AT_START = Path(__file__).parent / "at_start"
 PYTEST = [sys.executable, "-m", "pytest", "-p", "tests.campaigns.mutant_plugin", "-p",
-          "no:cacheprovider", "--tb=line"]  # fmt: skip
+          "no:cacheprovider", "--tb=line", "-o", "faulthandler_timeout=100", "-o",
+          "faulthandler_exit_on_timeout=true"]  # fmt: skip
 
 # How many mutants of a kind are taken in each part of the package (others: one).
 COUNTS = {"key": 2, "check": 2, "state": 2, "guard": 2, "swapped": 0, "nothing": 0}
@@ -188,9 +189,10 @@ def failing(tests: list[str], env: dict[str, str], folder: Path, limit: float) -
     status = call([*PYTEST, "-x", *files], env, limit, folder / "last.log")
     if failed.exists():
         return json.loads(failed.read_text(encoding="utf-8").splitlines()[0])[0]
-    if status is None:
-        return f"a test that does not end, of {files[0]}"
-    return None if status in (0, 5) else f"the import of regrad (exit status {status})"
+    if status in (0, 5):
+        return None
+    ended = "does not end" if status in (None, 1) else f"ends with the status {status}"
+    return f"a process that {ended}, of {files[0]}"
 
 
 def found_so_far() -> dict[str, Any]:
