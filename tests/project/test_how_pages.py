@@ -46,92 +46,72 @@ def test_a_script_is_short_and_imports_little(name):
 # -- the engine ------------------------------------------------------------------------------------
 
 
+def saving(m, of):
+    """A custom gradient of the script's or of regrad's, which takes what `of` computes of x."""
+
+    def f(a, save):
+        y, saved, back = of(a)
+        save(saved)
+        return y, back
+
+    return m.custom_grad(f)
+
+
+def under_a_rule(m):
+    """A rule for Cos, in force where ops are created, and not in the rule of Sin."""
+
+    def f(x):
+        with m.gradient_override_map({"Cos": lambda dy, x: dy * x}):
+            return m.grad(lambda x: m.cos(x) + m.grad(m.sin)(x))(x)
+
+    return f
+
+
+def saved_twice(m):
+    """An intermediate and the output are saved; both have a derivative at the next order."""
+
+    def of(x):
+        inner = m.sin(x)
+        y = m.exp(inner)
+        return y, [inner, y], lambda dy, saved: dy * saved[0] * saved[1]
+
+    return saving(m, of)
+
+
+# The same function of x of the script's parts and of regrad's, which have the same names; and how
+# often it is differentiated. (Program 7 is in the docs of TensorFlow.js.)
+ENGINE = {
+    "of any order": (lambda m: lambda x: m.sin(x * x) * m.exp(x), (1, 2, 3)),
+    "nested derivatives": (lambda m: lambda x: x * m.grad(lambda z: x * z * z)(x), (1,)),
+    "program 7": (
+        lambda m: saving(m, lambda a: (a * a, [a], lambda dy, s: dy * s[0] * m.sign(s[0]))), (1, 2),
+    ),
+    "what is saved": (saved_twice, (1, 2, 3)),
+    "its own input": (
+        lambda m: lambda x: x * saving(m, lambda x: (x, [], lambda dy, _: dy * 3))(x), (1,),
+    ),
+    "a rule in force": (under_a_rule, (0,)),
+    "broadcasting": (lambda m: lambda x: m.exp(x * np.array([[1.0, 2.0, 3.0]])), (1,)),
+}  # fmt: skip
+
+
+def nth(m, f, order):
+    """The gradient of so high an order."""
+    for _ in range(order):
+        f = m.grad(f)
+    return f
+
+
 def agree(mine, theirs, core, x=POINTS):
-    """The same function of x, built of the script's parts and of regrad's."""
     np.testing.assert_allclose(mine(core.Tensor(x)).value, theirs(rg.tensor(x)).numpy())
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_gradient_of_any_order(core, order):
-    def mine(x):
-        return core.sin(x * x) * core.exp(x)
-
-    def theirs(x):
-        return rg.sin(x * x) * rg.exp(x)
-
-    for _ in range(order):
-        mine, theirs = core.grad(mine), rg.grad(theirs)
-    agree(mine, theirs, core)
-
-
-def test_gradient_is_summed_over_broadcasting(core):
-    row = np.array([[1.0, 2.0, 3.0]])
-    agree(
-        core.grad(lambda x: core.exp(x * row)),
-        rg.grad(lambda x: rg.exp(x * rg.tensor(row))),
-        core,
-        np.array([[0.3], [-0.4]]),
-    )
-
-
-def test_nested_derivatives_do_not_mix(core):
-    agree(
-        core.grad(lambda x: x * core.grad(lambda z: x * z * z)(x)),
-        rg.grad(lambda x: x * rg.grad(lambda z: x * z * z)(x)),
-        core,
-    )
-
-
-@pytest.mark.parametrize("order", [1, 2])
-def test_program_7(core, order):
-    """The documented program of TensorFlow.js: the value a², the gradient dy |a|."""
-
-    @core.custom_grad
-    def mine(a, save):
-        save([a])
-        return a * a, lambda dy, saved: dy * saved[0] * core.sign(saved[0])
-
-    @rg.custom_grad
-    def theirs(a, save):
-        save([a])
-        return {"value": a.square(), "grad_func": lambda dy, saved: dy.mul(saved[0].abs())}
-
-    for _ in range(order):
-        mine, theirs = core.grad(mine), rg.grad(theirs)
-    agree(mine, theirs, core)
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_custom_grad_through_what_it_saves(core, order):
-    """An intermediate and the output are saved; both have a derivative at the next order."""
-
-    def of(exp, sin, custom_grad):
-        def f(x, save):
-            inner = sin(x)
-            y = exp(inner)
-            save([inner, y])
-            return y, lambda dy, saved: dy * saved[0] * saved[1]
-
-        return custom_grad(f)
-
-    mine, theirs = of(core.exp, core.sin, core.custom_grad), of(rg.exp, rg.sin, rg.custom_grad)
-    for _ in range(order):
-        mine, theirs = core.grad(mine), rg.grad(theirs)
-    agree(mine, theirs, core)
-
-
-def test_custom_grad_of_its_own_input(core):
-    mine = core.custom_grad(lambda x, save: (x, lambda dy, saved: dy * 3))
-    theirs = rg.custom_grad(lambda x, save: (x, lambda dy, saved: dy * 3))
-    agree(core.grad(lambda x: mine(x) * x), rg.grad(lambda x: theirs(x) * x), core)
-
-
-def test_override_binds_at_creation_and_not_in_rules(core):
-    with core.gradient_override_map({"Cos": lambda dy, x: dy * x}):
-        mine = core.grad(lambda x: core.cos(x) + core.grad(core.sin)(x))(core.Tensor(POINTS))
-    with rg.gradient_override_map({"Cos": lambda dy, x: dy * x}):
-        theirs = rg.grad(lambda x: rg.cos(x) + rg.grad(rg.sin)(x))(rg.tensor(POINTS))
-    np.testing.assert_allclose(mine.value, theirs.numpy())
+@pytest.mark.parametrize(
+    ("name", "order"), [(name, n) for name, (_, orders) in ENGINE.items() for n in orders]
+)
+def test_the_engine_has_the_gradients_of_regrad(core, name, order):
+    mine, theirs = (nth(m, ENGINE[name][0](m), order) for m in (core, rg))
+    agree(mine, theirs, core, np.array([[0.3], [-0.4]]) if name == "broadcasting" else POINTS)
 
 
 def test_surrogate(core):
@@ -163,12 +143,9 @@ def test_deep_chain(core):
 
 
 def test_wrong_shape_is_an_error(core):
-    with (
-        core.gradient_override_map({"BroadcastTo": lambda dy: dy}),
-        pytest.raises(
-            ValueError, match=r"the rule of BroadcastTo returned \(2, 3\), expected \(3,\)"
-        ),
-    ):
+    message = r"the rule of BroadcastTo returned \(2, 3\), expected \(3,\)"
+    scope = core.gradient_override_map({"BroadcastTo": lambda dy: dy})
+    with scope, pytest.raises(ValueError, match=message):
         core.grad(lambda x: core.broadcast_to(x, (2, 3)))(core.Tensor([1.0, 2.0, 3.0]))
 
 
@@ -193,21 +170,13 @@ def f64(x):
     return rg.tensor(np.float64(x))
 
 
-@pytest.mark.parametrize("order", [0, 1, 2, 3])
-def test_a_compiled_function_at_any_order(compiler, order):
-    mine = compiler.jit(lambda x: compiler.sin(x * x) * x + 1.0)
-    theirs = rg.jit(lambda x: rg.sin(x * x) * x + 1.0)
-    for _ in range(order):
-        mine, theirs = compiler.grad(mine), rg.grad(theirs)
-    np.testing.assert_allclose(float(mine(0.7)), float(theirs(f64(0.7))))
+@pytest.mark.parametrize(("inside", "outside"), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0)])
+def test_a_compiled_function_and_gradients_at_any_order(compiler, inside, outside):
+    def found(m, x):
+        compiled = m.jit(nth(m, lambda x: m.sin(x * x) * x + 1.0, inside))
+        return float(nth(m, compiled, outside)(x))
 
-
-@pytest.mark.parametrize("order", [1, 2])
-def test_gradients_that_are_compiled(compiler, order):
-    mine, theirs = compiler.sin, rg.sin
-    for _ in range(order):
-        mine, theirs = compiler.grad(mine), rg.grad(theirs)
-    np.testing.assert_allclose(float(compiler.jit(mine)(0.7)), float(rg.jit(theirs)(f64(0.7))))
+    np.testing.assert_allclose(found(compiler, 0.7), found(rg, f64(0.7)))
 
 
 @pytest.mark.slow
