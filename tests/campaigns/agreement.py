@@ -33,11 +33,11 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.core.state import current
 from regrad.errors import RegradError
-from tests.campaigns import in_jax, in_torch, overridden_jax
+from tests.campaigns import graphs, in_jax, in_torch, overridden_jax
 from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG
 from tests.campaigns.programs import Maker, Program
 from tests.campaigns.sources import Source
-from tests.campaigns.verdicts import Verdict, shown
+from tests.campaigns.verdicts import Verdict, arrays, shown
 from tests.helpers import sample_runs as runs
 
 TITLE = "random programs"
@@ -73,13 +73,11 @@ def per_example(f: Function, xs: Arrays) -> Any:
 
 
 def in_graph(f: Function, xs: Arrays) -> Any:
-    with tf.Graph().as_default():
-        places = [tf.placeholder(x.dtype, list(x.shape)) for x in xs]
+    def both(*places: Any) -> Any:
         y = tf.convert_to_tensor(f(*map(rg.asarray, places)))
-        dxs = tf.gradients(y, places, unconnected_gradients="zero")
-        with tf.Session() as session:
-            session.run(tf.global_variables_initializer())
-            return session.run([y, *dxs], dict(zip(places, xs, strict=True)))
+        return [y, *tf.gradients(y, places, unconnected_gradients="zero")]
+
+    return graphs.in_graph(both, xs)
 
 
 def compiled(f: Function, xs: Arrays) -> Any:
@@ -204,8 +202,7 @@ class Task:
             with np.errstate(all="ignore"):
                 if host is not None:
                     return host.values_and_gradients(self.program.function(host), xs, self.order)
-                found = MODES[mode or "twin"](self.function(twin), xs)
-            return [np.asarray(y._values() if hasattr(y, "_values") else y) for y in found]
+                return arrays(MODES[mode or "twin"](self.function(twin), xs))
         except Exception as error:
             return error
 

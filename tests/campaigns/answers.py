@@ -15,6 +15,7 @@ import numpy as np
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import RegradError
+from tests.campaigns import graphs
 from tests.campaigns.verdicts import REFUSED, UNNAMED, Verdict, judged, shown
 from tests.helpers import sample_runs as runs
 
@@ -273,12 +274,11 @@ def in_branch(f: Function) -> Function:
 
 
 def in_graph(f: Function) -> Any:
-    with tf.Graph().as_default():
-        xs = [tf.placeholder(tf.float64, [3]) for _ in range(2)]
+    def dxs(*xs: Any) -> Any:
         y = tf.convert_to_tensor(f(*map(rg.asarray, xs)))
-        dxs = tf.gradients(y, xs, grad_ys=[W], unconnected_gradients="zero")
-        with tf.Session() as session:
-            return session.run(list(dxs), dict(zip(xs, (A, B), strict=True)))
+        return list(tf.gradients(y, xs, grad_ys=[W], unconnected_gradients="zero"))
+
+    return graphs.in_graph(dxs, (A, B))
 
 
 MODES: dict[str, Function] = {

@@ -30,6 +30,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from regrad.errors import PassedOverError
 from tests.campaigns import torch_samples
 from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG
+from tests.campaigns.proof_page import table as markdown
 from tests.campaigns.torch_ops import EAGER, Result, inside, means_the_same, plain, result, same
 from tests.campaigns.torch_samples import Call, Case, cases, close, is_float
 from tests.campaigns.verdicts import Verdict, shown
@@ -261,7 +262,6 @@ def tables(classes: Sequence[Mapping[str, Any]]) -> str:
             found = detail if each["outcome"] == DELIVERED else each["outcome"]
             every[kind.partition(",")[0]][found] += each["count"]
     columns = sorted({found for counts in every.values() for found in counts})
-    lines = [f"| | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
-    for kind, counts in every.items():
-        lines.append(f"| {kind} | {' | '.join(f'{counts[c]:,}' for c in columns)} |")
-    return "Cases, by the number of graphs, which is that without regrad:\n\n" + "\n".join(lines)
+    rows = [[kind, *[f"{counts[c]:,}" for c in columns]] for kind, counts in every.items()]
+    text = markdown(["", *columns], rows, numbers=len(columns))
+    return f"Cases, by the number of graphs, which is that without regrad:\n\n{text}"

@@ -33,6 +33,7 @@ from regrad.core.registry import OPS
 from regrad.core.rule import BoundFunction, Entwined, Joint, PerInput, Rule, parameters
 from regrad.core.tensor import Tensor
 from regrad.testing import gradient_report
+from tests.campaigns.proof_page import table
 from tests.campaigns.records import RESULTS
 from tests.campaigns.verdicts import EXPLAINED, REFUSED, SILENT, Verdict
 from tests.helpers import sample_runs as runs
@@ -479,14 +480,14 @@ def tables(classes: Sequence[Mapping[str, Any]]) -> str:
         found = detail if detail in columns else "an error"
         every[kind][found if each["outcome"] == REFUSED else each["outcome"]] += each["count"]
     total = sum(every.values(), Counter())
-    lines = ["| mutants | " + " | ".join(titles) + " |", "|---|" + "--:|" * len(titles)]
-    for kind, counts in [*every.items(), ("**all**", total)]:
-        lines.append(f"| {kind} | " + " | ".join(f"{counts[c]:,}" for c in columns) + " |")
+    rows = [
+        [kind, *[f"{counts[c]:,}" for c in columns]]
+        for kind, counts in [*every.items(), ("**all**", total)]
+    ]
     different = sum(total.values()) - total[EXPLAINED]
     score = 100 * (different - total[SILENT]) / different if different else 100
-    return f"Caught: {score:.2f} % of {different:,} mutants that differ from the rule.\n\n" + (
-        "\n".join(lines)
-    )
+    text = table(["mutants", *titles], rows, numbers=len(titles))
+    return f"Caught: {score:.2f} % of {different:,} mutants that differ from the rule.\n\n{text}"
 
 
 if __name__ == "__main__":

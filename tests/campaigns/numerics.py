@@ -20,10 +20,13 @@ import ml_dtypes
 import numpy as np
 
 import regrad as rg
-import regrad.v1 as tf
 from regrad.errors import DTypeError, RegradError
 from regrad.testing import gradient_report
-from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, Verdict, shown
+from tests.campaigns import graphs
+from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT
+from tests.campaigns.proof_page import table
+from tests.campaigns.verdicts import Verdict, shown
+from tests.campaigns.verdicts import arrays as arrays_of
 from tests.helpers import sample_runs as runs
 from tests.samples import Sample
 
@@ -70,24 +73,19 @@ def derivatives(row: Sample, xs: list[Any], forward: bool) -> list[list[Any]]:
     return [runs.gradient_tensors(row, xs, order) for order in range(1, row.order + 1)]
 
 
-def found(row: Sample, arrays: Arrays, mode: str, forward: bool) -> list[Arrays]:
-    """The numbers of `derivatives` in a mode."""
+def ran(f: Callable[..., Any], arrays: Arrays, mode: str) -> Any:
+    """What f makes of a list of arrays in a mode: lists of lists of Tensors, or arrays."""
     if mode == "graph":
-        return in_graph(row, arrays, forward)
+        return graphs.in_graph(lambda *xs: f(list(xs)), arrays)
     xs = [runs.arrays_of("jax" if mode in ("jax", "jit") else mode, a) for a in arrays]
     if mode == "jit":
-        f = rg.jit(lambda *xs: derivatives(row, list(xs), forward))
-        return [runs.numbers(each) for each in f(*[rg.asarray(x) for x in xs])]
-    return [runs.numbers(each) for each in derivatives(row, xs, forward)]
+        return rg.jit(lambda *xs: f(list(xs)))(*[rg.asarray(x) for x in xs])
+    return f(xs)
 
 
-def in_graph(row: Sample, arrays: Arrays, forward: bool) -> list[Arrays]:
-    with tf.Graph().as_default():
-        xs = [tf.placeholder(a.dtype, a.shape) for a in arrays]
-        found = derivatives(row, xs, forward)
-        with tf.Session() as session:
-            values = session.run(found, dict(zip(xs, arrays, strict=True)))
-    return [[np.asarray(v) for v in each] for each in values]
+def found(row: Sample, arrays: Arrays, mode: str, forward: bool) -> list[Arrays]:
+    """The numbers of `derivatives` in a mode."""
+    return list(map(arrays_of, ran(lambda xs: derivatives(row, xs, forward), arrays, mode)))
 
 
 def nth(row: Sample, forward: bool, i: int, arrays: Arrays) -> Arrays:
@@ -161,11 +159,7 @@ def refusal(error: Exception) -> tuple[str, str]:
 
 
 def judged(
-    arrays: Arrays,
-    dtype: str,
-    got: Arrays,
-    right: Callable[[Arrays], Arrays],
-    tolerance: float,
+    arrays: Arrays, dtype: str, got: Arrays, right: Callable[[Arrays], Arrays], tolerance: float
 ) -> tuple[str, str]:
     expected = right(arrays)
     error = distance(wide(got), expected)
@@ -193,19 +187,11 @@ def beyond(expected: Arrays, dtype: str) -> bool:
     return any(np.abs(b).max(initial=0) ** 2 > float(ml_dtypes.finfo(dtype).max) for b in expected)
 
 
-def wobble(
-    arrays: Arrays, dtype: str, expected: Arrays, right: Callable[[Arrays], Arrays]
-) -> float:
+def wobble(arrays: Arrays, dtype: str, expected: Arrays, right: Callable[..., Arrays]) -> float:
     """How far the right gradient moves when every input moves by a rounding of the dtype."""
     rng, eps = np.random.default_rng(0), float(ml_dtypes.finfo(dtype).eps)
-    moved = [
-        [
-            a * (1 + eps * rng.uniform(-1, 1, a.shape)) if runs.is_float(a) else a
-            for a in wide(arrays)
-        ]
-        for _ in range(4)
-    ]
-    return max(distance(right(xs), expected) for xs in moved)
+    change = lambda a: a * (1 + eps * rng.uniform(-1, 1, a.shape)) if runs.is_float(a) else a  # noqa: E731
+    return max(distance(right([*map(change, wide(arrays))]), expected) for _ in range(4))
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -237,12 +223,12 @@ def tables(classes: Sequence[Mapping[str, Any]]) -> str:
     for each in classes:
         dtype, mode, direction, _ = each["class"].partition(" ")[0].split("/")
         every[dtype, mode, direction][each["outcome"]] += each["count"]
-    lines = ["| | reverse | forward |", "|---|--:|--:|"]
+    rows = []
     for dtype, mode in dict.fromkeys((d, m) for d in TOLERANCES for m in MODES):
         counts = [every.get((dtype, mode, way)) for way in ("reverse", "forward")]
-        if any(counts):
-            lines.append(f"| {dtype}, {mode} | {' | '.join(map(share, counts))} |")
-    return "Delivered, of the cells that ran:\n\n" + "\n".join(lines)
+        rows += [[f"{dtype}, {mode}", *map(share, counts)]] if any(counts) else []
+    heads = ["", "reverse", "forward"]
+    return f"Delivered, of the cells that ran:\n\n{table(heads, rows, numbers=2)}"
 
 
 def share(counts: Counter[str] | None) -> str:

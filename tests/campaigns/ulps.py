@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
-import regrad.v1 as tf
 from regrad.errors import RegradError
-from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, Verdict, shown
+from tests.campaigns import numerics
+from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT
+from tests.campaigns.proof_page import table
+from tests.campaigns.verdicts import Verdict, shown
+from tests.campaigns.verdicts import arrays as arrays_of
 from tests.helpers import sample_runs as runs
 from tests.samples import Sample
 
@@ -46,24 +49,8 @@ def results(row: Sample, xs: list[Any]) -> list[Any]:
     return [*ys, *(runs.gradient_tensors(row, xs, 1) if row.order else [])]
 
 
-def eager(row: Sample, arrays: Arrays) -> Arrays:
-    return runs.numbers(results(row, list(arrays)))
-
-
-def in_graph(row: Sample, arrays: Arrays) -> Arrays:
-    with tf.Graph().as_default():
-        xs = [tf.placeholder(a.dtype, a.shape) for a in arrays]
-        found = results(row, xs)
-        with tf.Session() as session:
-            return [np.asarray(v) for v in session.run(found, dict(zip(xs, arrays, strict=True)))]
-
-
-def compiled(row: Sample, arrays: Arrays) -> Arrays:
-    xs = [rg.asarray(runs.arrays_of("jax", a)) for a in arrays]
-    return runs.numbers(rg.jit(lambda *xs: results(row, list(xs)))(*xs))
-
-
-RUN = {"graph": in_graph, "jit": compiled}
+def ran(row: Sample, arrays: Arrays, mode: str) -> Arrays:
+    return arrays_of(numerics.ran(lambda xs: results(row, xs), arrays, mode))
 
 
 def apart(found: Arrays, due: Arrays) -> float:
@@ -92,14 +79,14 @@ def wobble(row: Sample, arrays: Arrays, due: Arrays) -> float:
          if a.dtype.kind == "f" else a for a in arrays]
         for _ in range(4)
     ]  # fmt: skip
-    return max(apart(eager(row, xs), due) for xs in moved)
+    return max(apart(ran(row, xs, "numpy"), due) for xs in moved)
 
 
 def judged(row: Sample, dtype: str, mode: str) -> Verdict:
     arrays = [a.astype(FLOAT[dtype]) if a.dtype.kind == "f" else a for a in row.inputs]
-    due = eager(row, arrays)
+    due = ran(row, arrays, "numpy")
     try:
-        got = RUN[mode](row, arrays)
+        got = ran(row, arrays, mode)
     except Exception as error:
         outcome = REFUSED if isinstance(error, RegradError) else BROKEN
         return Verdict(f"{dtype}/{mode}/none {row}", outcome, shown(error))
@@ -114,8 +101,7 @@ def judged(row: Sample, dtype: str, mode: str) -> Verdict:
 
 def as_jax_has_it(row: Sample, arrays: Arrays, got: Arrays) -> bool:
     """Whether eager mode computes the same on JAX's arrays."""
-    own = runs.numbers(results(row, [runs.arrays_of("jax", a) for a in arrays]))
-    return apart(got, own) <= NEAR
+    return apart(got, ran(row, arrays, "jax")) <= NEAR
 
 
 def bucket(found: float) -> str:
@@ -152,8 +138,8 @@ def tables(classes: Sequence[Mapping[str, Any]]) -> str:
         counts[cell, bound] += each["count"]
     names = [*map(str, BOUNDS), "more"]
     heads = ["0", *[f"≤ {bound}" for bound in names[1:-1]], "more"]
-    lines = [f"| ulps | {' | '.join(heads)} |", "|---|" + "--:|" * len(names)]
-    for cell in dict.fromkeys(cell for cell, _ in counts):
-        numbers = " | ".join(f"{counts[cell, name]:,}" for name in names)
-        lines.append(f"| {cell.replace('/', ', ')} | {numbers} |")
-    return "\n".join(lines)
+    rows = [
+        [cell.replace("/", ", "), *[f"{counts[cell, name]:,}" for name in names]]
+        for cell in dict.fromkeys(cell for cell, _ in counts)
+    ]
+    return table(["ulps", *heads], rows, numbers=len(names))

@@ -1,6 +1,6 @@
 """What comes of a case, in all campaigns of the proof."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +23,15 @@ def judged(case: str, got: Any, due: Sequence[np.ndarray]) -> Verdict:
         return Verdict(case, REFUSED, shown(got))
     if isinstance(got, Exception):
         return Verdict(case, BROKEN, shown(got))
-    found = [np.asarray(x._values() if hasattr(x, "_values") else x) for x in got]
+    found = arrays(got)
     if differ(found, due):
         return Verdict(case, SILENT, f"{brief(found)} instead of {brief(due)}")
     return Verdict(case, DELIVERED)
+
+
+def arrays(got: Iterable[Any]) -> list[np.ndarray]:
+    """The numbers of Tensors, or of arrays."""
+    return [np.asarray(x._values() if hasattr(x, "_values") else x) for x in got]
 
 
 def differ(found: Sequence[np.ndarray], due: Sequence[np.ndarray], tol: float = 1e-6) -> bool:

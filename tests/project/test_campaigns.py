@@ -264,9 +264,9 @@ def test_a_slice_of_the_ulps(monkeypatch):
     row = next(row for row in ulps.ROWS if str(row) == "elementwise: Tanh")
     assert ulps.judged(row, "float32", "graph").case == "float32/graph/0 elementwise: Tanh"
     assert ulps.judged(row, "float64", "jit").outcome == DELIVERED
-    run = ulps.RUN["graph"]
-    wrong = lambda row, arrays: [y * (1 + 1e-9) for y in run(row, arrays)]  # noqa: E731
-    monkeypatch.setitem(ulps.RUN, "graph", wrong)
+    ran = ulps.ran
+    wrong = lambda *case: [y * (1 + 1e-9 * (case[-1] == "graph")) for y in ran(*case)]  # noqa: E731
+    monkeypatch.setattr(ulps, "ran", wrong)
     assert ulps.judged(row, "float64", "graph").outcome == SILENT
 
 
