@@ -63,8 +63,7 @@ SEGMENTERS = ("deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 def classifier(name: str, train: bool) -> Built:
     import torchvision
 
-    options = EXTRA.get(name, {})
-    model = getattr(torchvision.models, name)(weights=None, num_classes=10, **options)
+    model = getattr(torchvision.models, name)(weights=None, num_classes=10, **EXTRA.get(name, {}))
     return Built(model.train(train), (images(CLASSIFIERS[name]),))
 
 
@@ -79,9 +78,8 @@ def detector(name: str) -> Built:
     """The losses of a detector, as in training."""
     from torchvision.models import detection
 
-    model = getattr(detection, name)(
-        weights=None, weights_backbone=None, num_classes=3, min_size=64, max_size=64
-    )
+    sizes = {"num_classes": 3, "min_size": 64, "max_size": 64}
+    model = getattr(detection, name)(weights=None, weights_backbone=None, **sizes)
     boxes = torch.tensor([[4.0, 6.0, 40.0, 50.0]], dtype=torch.float64)
     target = {"boxes": boxes, "labels": torch.tensor([1])}
     losses = Wrapped(model.train(), lambda inner, image: inner([image], [target]))
@@ -93,23 +91,24 @@ class Wrapped(torch.nn.Module):
 
     def __init__(self, inner: torch.nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
-        self.inner = inner
-        self.call = call
+        self.inner, self.call = inner, call
 
     def forward(self, *args: Any, **options: Any) -> Any:
         return self.call(self.inner, *args, **options)
 
 
-def transformer_of_torchvision(name: str) -> Built:
-    from torchvision.models import MaxVit, SwinTransformer, VisionTransformer
+TRANSFORMERS: dict[str, tuple[str, tuple[Any, ...], int]] = {  # class, sizes, image
+    "vit": ("VisionTransformer", (32, 16, 2, 4, 32, 64), 32),
+    "swin": ("SwinTransformer", ([4, 4], 16, [2, 2], [2, 4], [4, 4]), 32),
+    "maxvit": ("MaxVit", ((64, 64), 8, 2, [8, 16], [1, 1], 8, 0.0), 64),
+}
 
-    if name == "vit":
-        model: Any = VisionTransformer(32, 16, 2, 4, 32, 64, num_classes=10)
-    elif name == "swin":
-        model = SwinTransformer([4, 4], 16, [2, 2], [2, 4], [4, 4], num_classes=10)
-    else:
-        model = MaxVit((64, 64), 8, 2, [8, 16], [1, 1], 8, 0.0, num_classes=10)
-    return Built(model.eval(), (images(64 if name == "maxvit" else 32),))
+
+def transformer_of_torchvision(name: str) -> Built:
+    from torchvision import models
+
+    kind, sizes, image = TRANSFORMERS[name]
+    return Built(getattr(models, kind)(*sizes, num_classes=10).eval(), (images(image),))
 
 
 def video(name: str) -> Built:
@@ -120,38 +119,26 @@ def video(name: str) -> Built:
 
 
 def of_torchvision() -> Iterator[Row]:
-    for name in CLASSIFIERS:
-        yield Row(f"torchvision/{name}", partial(classifier, name, False))
-    for name in TRAINED:
-        yield Row(f"torchvision/{name}/train", partial(classifier, name, True))
-    for name in SEGMENTERS:
-        yield Row(f"torchvision/{name}", partial(segmenter, name))
-    for name in ("retinanet_resnet50_fpn", "fcos_resnet50_fpn"):
-        yield Row(f"torchvision/{name}/train", partial(detector, name))
-    for name in ("vit", "swin", "maxvit"):
-        yield Row(f"torchvision/{name}", partial(transformer_of_torchvision, name))
-    yield Row("torchvision/r3d_18", partial(video, "r3d_18"))
+    for names, kind, build in (
+        (CLASSIFIERS, "", partial(classifier, train=False)),
+        (TRAINED, "/train", partial(classifier, train=True)),
+        (SEGMENTERS, "", segmenter),
+        (("retinanet_resnet50_fpn", "fcos_resnet50_fpn"), "/train", detector),
+        (TRANSFORMERS, "", transformer_of_torchvision),
+        (("r3d_18",), "", video),
+    ):
+        yield from (Row(f"torchvision/{name}{kind}", partial(build, name)) for name in names)
 
 
 # -- timm ------------------------------------------------------------------------------------------
 
 # name in timm: image size, and what else makes it small. One or two of a family.
 FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
-    "resnet10t": (32, {}),
-    "resnetv2_18": (32, {}),
-    "nf_resnet26": (32, {}),
-    "skresnet18": (32, {}),
-    "efficientnet_lite0": (32, {}),
-    "mobilenetv4_conv_small_035": (32, {}),
-    "ghostnet_050": (32, {}),
-    "repvgg_a0": (32, {}),
-    "convnextv2_atto": (32, {}),
-    "inception_next_atto": (32, {}),
-    "poolformer_s12": (32, {}),
-    "mambaout_femto": (32, {}),
-    "starnet_s1": (32, {}),
-    "efficientvit_b0": (64, {}),
-    "fastvit_t8": (64, {}),
+    **dict.fromkeys(["resnet10t", "resnetv2_18", "nf_resnet26", "skresnet18",
+        "efficientnet_lite0", "mobilenetv4_conv_small_035", "ghostnet_050", "repvgg_a0",
+        "convnextv2_atto", "inception_next_atto", "poolformer_s12", "mambaout_femto",
+        "starnet_s1"], (32, {})),
+    **dict.fromkeys(["efficientvit_b0", "fastvit_t8"], (64, {})),
     "vit_tiny_patch16_224": (32, {"img_size": 32, "depth": 2}),
     "eva02_tiny_patch14_224": (28, {"img_size": 28, "depth": 2}),
     "beit_base_patch16_224": (32, {"img_size": 32, "depth": 1}),
@@ -161,13 +148,12 @@ FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
     "xcit_nano_12_p16_224": (32, {"img_size": 32, "depth": 2}),
     "cait_xxs24_224": (32, {"img_size": 32, "depth": 2}),
     "levit_128s": (64, {"img_size": 64}),
-    "mobilevit_xxs": (64, {}),
-    "edgenext_xx_small": (64, {}),
+    **dict.fromkeys(["mobilevit_xxs", "edgenext_xx_small"], (64, {})),
     "coat_lite_tiny": (32, {"img_size": 32}),
     "pvt_v2_b0": (32, {}),
     "davit_tiny": (56, {"depths": (1, 1, 1, 1)}),
     "sequencer2d_s": (64, {"layers": (1, 1, 1, 1)}),
-}
+}  # fmt: skip
 TRAINED_IN_TIMM = ("vit_tiny_patch16_224", "convnextv2_atto", "mobilenetv4_conv_small_035")
 
 
@@ -277,12 +263,10 @@ def of_transformers() -> Iterator[Row]:
     for name in MODELS:
         for way in ("eager", "sdpa")[: 1 if name in NOT_SDPA else 2]:
             yield Row(f"transformers/{name}/{way}", partial(pretrained, name, way))
-    for name in PADDED:
-        yield Row(
-            f"transformers/{name}/sdpa/padded", partial(pretrained, name, "sdpa", padded=True)
-        )
-    for name in TRAINED_OF_HF:
-        yield Row(f"transformers/{name}/sdpa/train", partial(pretrained, name, "sdpa", train=True))
+    for kind, names in {"padded": PADDED, "train": TRAINED_OF_HF}.items():
+        for name in names:
+            build = partial(pretrained, name, "sdpa", **{kind: True})
+            yield Row(f"transformers/{name}/sdpa/{kind}", build)
 
 
 def pretrained(name: str, way: str, padded: bool = False, train: bool = False) -> Built:
