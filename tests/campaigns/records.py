@@ -65,7 +65,6 @@ PARTS = {
     "F4": ("ops",),
     "F5": ("autodiff", "core", "graph", "ops", "transforms"),
     "F6": ("ops",),
-    "F7": ("graph", "ops", "transforms"),
     "F8": ("autodiff", "core", "transforms"),
     "F9": ("autodiff", "core", "transforms"),
     "F10": ("core", "transforms"),
