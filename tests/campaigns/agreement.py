@@ -134,21 +134,14 @@ def forward(wrap: Function = lambda f: f) -> Function:
 
 
 MODES: dict[str, Function] = {
-    "twin": on("numpy"),
-    "differences": on("numpy"),
-    "torch": on("torch"),
-    "checkpoint": on("numpy", rg.checkpoint),
-    "vmap": on("numpy", batched),
-    "vmap of grad": per_example,
-    "jvp": forward(),
-    "graph": in_graph,
-    "jax": on("jax"),
+    "twin": on("numpy"), "differences": on("numpy"), "torch": on("torch"),
+    "checkpoint": on("numpy", rg.checkpoint), "vmap": on("numpy", batched),
+    "vmap of grad": per_example, "jvp": forward(), "graph": in_graph, "jax": on("jax"),
     "jit of grad": again(lambda f: rg.jit(with_gradients(f))),
-    "grad of jit": again(lambda f: with_gradients(rg.jit(f))),
-    "jvp of jit": forward(rg.jit),
+    "grad of jit": again(lambda f: with_gradients(rg.jit(f))), "jvp of jit": forward(rg.jit),
     "jit of checkpoint": lambda f, xs: compiled(rg.checkpoint(f), xs),
     "jit of vmap": lambda f, xs: compiled(batched(f), xs),
-}
+}  # fmt: skip
 HOSTS: dict[str, Any] = {"regrad.torch": in_torch, "regrad.jax": overridden_jax}
 NAMES = (*MODES, *HOSTS)
 GRAPHS_LACK = ("cond", "while_loop", "fori_loop", "jit", "variable", "vmap", "map")

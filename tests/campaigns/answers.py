@@ -75,11 +75,9 @@ WHOLES: dict[str, Answer] = {
 
 # Right: the harness must see these pass.
 LEGITIMATE: dict[str, Answer] = {
-    "a list": list,
-    "a tuple": tuple,
-    "infinite and NaN": lambda gs: [g * np.nan for g in gs],
+    "a list": list, "a tuple": tuple, "infinite and NaN": lambda gs: [g * np.nan for g in gs],
     "None for the last": lambda gs: [*gs[:-1], rg.rules.no_gradient(gs[-1])],
-}
+}  # fmt: skip
 
 
 def with_last(entry: Function, gs: Sequence[Any]) -> Any:
@@ -210,21 +208,14 @@ def custom_of_dict(answer: Answer) -> Function:
 
 NUMBERS = iter(range(10**9))
 FORMS: dict[str, Function] = {
-    "native": native,
-    "native, one input": one_input,
-    "TensorFlow's": tensorflows,
-    "registered": registered,
-    "per input": per_input,
-    "a sequence": sequence,
-    "custom_grad": custom,
-    "custom_grad, one input": custom_of_one,
-    "custom_grad of a dict": custom_of_dict,
-}
+    "native": native, "native, one input": one_input, "TensorFlow's": tensorflows,
+    "registered": registered, "per input": per_input, "a sequence": sequence, "custom_grad": custom,
+    "custom_grad, one input": custom_of_one, "custom_grad of a dict": custom_of_dict,
+}  # fmt: skip
 DUE = {
-    "native, one input": [A * 0, W * np.cos(B)],
-    "custom_grad, one input": [A * 0, W * np.cos(B)],
+    "native, one input": [A * 0, W * np.cos(B)], "custom_grad, one input": [A * 0, W * np.cos(B)],
     "a sequence": [W, W],
-}
+}  # fmt: skip
 
 # Structures: what custom_grad may be given for a dict of a and b.
 STRUCTURES: dict[str, Answer] = {
@@ -243,7 +234,7 @@ RIGHT_STRUCTURES: dict[str, Answer] = {
     "a dict, the other order": lambda gs: {"b": gs[1], "a": gs[0]},
     "a list of a dict": lambda gs: [{"a": gs[0], "b": gs[1]}],
     "a dict, None in it": lambda gs: {"a": gs[0], "b": None},
-}
+}  # fmt: skip
 
 # -- modes -----------------------------------------------------------------------------------------
 
@@ -282,22 +273,15 @@ def in_graph(f: Function) -> Any:
 
 
 MODES: dict[str, Function] = {
-    "eager NumPy": in_library("numpy"),
-    "eager JAX": in_library("jax"),
-    "eager torch": in_library("torch"),
-    "checkpoint": in_library("numpy", rg.checkpoint),
-    "vmap": in_library("numpy", mapped),
-    "vmap, JAX": in_library("jax", mapped),
-    "scan": in_library("numpy", scanned),
-    "graph": in_graph,
-    "jit": within,
-    "around jit": in_library("numpy", rg.jit),
-    "jit of scan": lambda f: within(scanned(f)),
+    "eager NumPy": in_library("numpy"), "eager JAX": in_library("jax"),
+    "eager torch": in_library("torch"), "checkpoint": in_library("numpy", rg.checkpoint),
+    "vmap": in_library("numpy", mapped), "vmap, JAX": in_library("jax", mapped),
+    "scan": in_library("numpy", scanned), "graph": in_graph, "jit": within,
+    "around jit": in_library("numpy", rg.jit), "jit of scan": lambda f: within(scanned(f)),
     "jit of checkpointed scan": lambda f: within(scanned(f, checkpoint=True)),
-    "jit of vmap": lambda f: within(mapped(f)),
-    "jit of cond": lambda f: within(in_branch(f)),
+    "jit of vmap": lambda f: within(mapped(f)), "jit of cond": lambda f: within(in_branch(f)),
     "jit of checkpoint": lambda f: within(rg.checkpoint(f)),
-}
+}  # fmt: skip
 QUICK = ("eager NumPy", "eager torch", "checkpoint", "scan", "graph", "jit")
 
 # -- verdicts --------------------------------------------------------------------------------------

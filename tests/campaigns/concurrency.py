@@ -294,10 +294,8 @@ def in_both(rows: Sequence[Sequence[int]]) -> list[Outcome]:
 
 
 WAYS: dict[str, tuple[Callable[..., list[Outcome]], int]] = {
-    "threads": (in_threads, THREADS),
-    "tasks": (in_tasks, TASKS),
-    "both": (in_both, 20 + THREADS),
-}
+    "threads": (in_threads, THREADS), "tasks": (in_tasks, TASKS), "both": (in_both, 20 + THREADS),
+}  # fmt: skip
 
 # -- what comes of it ------------------------------------------------------------------------------
 

@@ -45,11 +45,9 @@ class Format(NamedTuple):
 
 
 VALUES = {
-    "w": np.float32([0.5, -1.5, 2.0]),
-    "n": np.int32([[1, 2], [3, 4]]),
-    "flag": np.bool_([True, False, True]),
-    "z": np.complex64([1 + 2j]),
-}
+    "w": np.float32([0.5, -1.5, 2.0]), "n": np.int32([[1, 2], [3, 4]]),
+    "flag": np.bool_([True, False, True]), "z": np.complex64([1 + 2j]),
+}  # fmt: skip
 
 
 def safetensors_file(folder: Path, stack: ExitStack) -> Format:
@@ -103,12 +101,10 @@ def state_file(folder: Path, stack: ExitStack) -> Format:
 
 
 FORMATS: dict[str, Callable[[Path, ExitStack], Format]] = {
-    "safetensors": safetensors_file,
-    "npz": archive,
-    "state file": state_file,
+    "safetensors": safetensors_file, "npz": archive, "state file": state_file,
     "npz of numpy.savez": lambda folder, stack: archive(folder, stack, np.savez),
     "npz, compressed": lambda folder, stack: archive(folder, stack, np.savez_compressed),
-}
+}  # fmt: skip
 
 # -- damage ----------------------------------------------------------------------------------------
 
@@ -156,17 +152,14 @@ def moved(data: bytes, rng: random.Random) -> bytes:
 
 
 RANDOMLY: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "bits": some_bits,
-    "zeros": overwritten(lambda n, rng: bytes(n)),
+    "bits": some_bits, "zeros": overwritten(lambda n, rng: bytes(n)),
     "ones": overwritten(lambda n, rng: b"\xff" * n),
-    "noise": overwritten(lambda n, rng: rng.randbytes(n)),
-    "lost": overwritten(lambda n, rng: b""),
-    "doubled": overwritten(lambda n, rng: rng.randbytes(2 * n)),
-    "moved": moved,
+    "noise": overwritten(lambda n, rng: rng.randbytes(n)), "lost": overwritten(lambda n, rng: b""),
+    "doubled": overwritten(lambda n, rng: rng.randbytes(2 * n)), "moved": moved,
     "longer": lambda data, rng: data + rng.randbytes(rng.randint(1, 64)),
     "digits": overwritten(lambda n, rng: "".join(rng.choices("0123456789", k=n)).encode()),
     "brackets": overwritten(lambda n, rng: rng.choice([b"[", b"{", b"(", b'"', b"-"]) * n),
-}
+}  # fmt: skip
 
 
 def at_random(data: bytes, seed: str, count: int) -> Iterator[bytes]:

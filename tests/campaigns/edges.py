@@ -271,16 +271,11 @@ def one_nan(a: np.ndarray) -> np.ndarray:
 
 
 FILLS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "0": np.zeros_like,
-    "-0": lambda a: -np.zeros_like(a),
-    "1": np.ones_like,
-    "inf": lambda a: np.full_like(a, np.inf),
-    "-inf": lambda a: np.full_like(a, -np.inf),
-    "NaN": lambda a: np.full_like(a, np.nan),
-    "one-NaN": one_nan,
-    "subnormal": lambda a: np.full_like(a, SMALL),
-    "largest": lambda a: np.full_like(a, LARGE),
-}
+    "0": np.zeros_like, "-0": lambda a: -np.zeros_like(a), "1": np.ones_like,
+    "inf": lambda a: np.full_like(a, np.inf), "-inf": lambda a: np.full_like(a, -np.inf),
+    "NaN": lambda a: np.full_like(a, np.nan), "one-NaN": one_nan,
+    "subnormal": lambda a: np.full_like(a, SMALL), "largest": lambda a: np.full_like(a, LARGE),
+}  # fmt: skip
 ROWS = [row for row in runs.ROWS if any(map(runs.is_float, row.inputs))]
 CHUNK = 20
 

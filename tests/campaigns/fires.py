@@ -334,10 +334,9 @@ GRAPHS: dict[str, Function] = {
 MODES: dict[str, Function] = {
     "numpy": lambda call, quick: eager_cases(call, "numpy", quick),
     "torch": lambda call, quick: eager_cases(call, "torch", quick),
-    "jax": lambda call, quick: eager_cases(call, "jax", quick),
-    "graph": graph_cases,
+    "jax": lambda call, quick: eager_cases(call, "jax", quick), "graph": graph_cases,
     "jit": jit_cases,
-}
+}  # fmt: skip
 
 
 QUICK = {"numpy": 1, "torch": 6, "graph": 12, "jax": 24, "jit": 24}

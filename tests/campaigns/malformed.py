@@ -38,17 +38,10 @@ TITLE = "malformed calls"
 Function = Callable[..., Any]
 LIMIT = 20  # seconds for a call
 SPACES: dict[str, ModuleType] = {
-    "rg": rg,
-    "rg.nn": rg.nn,
-    "rg.linalg": rg.linalg,
-    "rg.losses": rg.losses,
-    "rg.random": rg.random,
-    "tf": tf,
-    "tf.nn": tf.nn,
-    "tf.math": tf.math,
-    "tf.losses": tf.losses,
+    "rg": rg, "rg.nn": rg.nn, "rg.linalg": rg.linalg, "rg.losses": rg.losses,
+    "rg.random": rg.random, "tf": tf, "tf.nn": tf.nn, "tf.math": tf.math, "tf.losses": tf.losses,
     "tf.image": tf.image,
-}
+}  # fmt: skip
 # They keep what they are given, or run nothing but the user's function.
 RUN_NOTHING = {
     "rg.op", "rg.RegisterGradient", "rg.gradient", "rg.not_differentiable", "rg.tree_map",
@@ -69,28 +62,17 @@ def an_object() -> object:
 
 
 BAD: dict[str, Function] = {
-    "None": lambda: None,
-    "text": lambda: "a",
-    "object": an_object,
-    "dict": lambda: {"x": 1.0},
-    "empty list": list,
-    "function": lambda: an_object,
-    "fraction": lambda: 1.5,
-    "negative": lambda: -7,
-    "huge": lambda: 10**18,
-    "beyond": lambda: 10**400,
-    "complex": lambda: 1j,
-    "nan": lambda: float("nan"),
-    "texts": lambda: np.array(["a", "b"]),
+    "None": lambda: None, "text": lambda: "a", "object": an_object, "dict": lambda: {"x": 1.0},
+    "empty list": list, "function": lambda: an_object, "fraction": lambda: 1.5,
+    "negative": lambda: -7, "huge": lambda: 10**18, "beyond": lambda: 10**400,
+    "complex": lambda: 1j, "nan": lambda: float("nan"), "texts": lambda: np.array(["a", "b"]),
     "objects": lambda: np.array([object(), None]),
     "masked": lambda: np.ma.array([1.0, 1000.0], mask=[False, True]),
-    "ragged": lambda: [[1.0], [2.0, 3.0]],
-    "cyclic": cyclic,
+    "ragged": lambda: [[1.0], [2.0, 3.0]], "cyclic": cyclic,
     "array of rank 5": lambda: np.ones((1, 2, 1, 2, 1), np.float32),
-    "no elements": lambda: np.ones((0, 3), np.float32),
-    "bytes": lambda: b"a",
+    "no elements": lambda: np.ones((0, 3), np.float32), "bytes": lambda: b"a",
     "a type": lambda: dict,
-}
+}  # fmt: skip
 MATRIX = np.array([[2.0, 0.5, 0.25], [0.5, 3.0, 0.75], [0.25, 0.75, 4.0]], np.float32)
 IMAGE = np.linspace(0.1, 1.0, 96, dtype=np.float32).reshape(2, 4, 4, 3)
 TENSORS = {"x", "a", "b", "values", "labels", "predictions", "logits", "losses", "y", "q", "k", "v"}
@@ -110,12 +92,9 @@ RIGHT: dict[str, Any] = {
     "updates": MATRIX, "init": MATRIX[0], "pred": True, "w": IMAGE[:1, :3, :3],
 }  # fmt: skip
 FUNCTIONS: dict[str, Function] = {
-    "f": lambda x: x * 2.0,
-    "true_fn": lambda *xs: xs,
-    "false_fn": lambda *xs: xs,
-    "cond_fn": lambda x: rg.sum(x) < 3.0,
-    "body_fn": lambda *xs: xs[-1] + 1.0,
-}
+    "f": lambda x: x * 2.0, "true_fn": lambda *xs: xs, "false_fn": lambda *xs: xs,
+    "cond_fn": lambda x: rg.sum(x) < 3.0, "body_fn": lambda *xs: xs[-1] + 1.0,
+}  # fmt: skip
 
 
 def is_array(value: Any) -> bool:
@@ -179,15 +158,10 @@ def in_graph(
 
 
 MODES: dict[str, Function] = {
-    "numpy": eager("numpy"),
-    "jax": eager("jax"),
-    "torch": eager("torch"),
-    "checkpoint": again,
-    "jit": jitted,
-    "graph": in_graph,
-    "graph, no rank": functools.partial(in_graph, ranks=False),
+    "numpy": eager("numpy"), "jax": eager("jax"), "torch": eager("torch"), "checkpoint": again,
+    "jit": jitted, "graph": in_graph, "graph, no rank": functools.partial(in_graph, ranks=False),
     "Session(jit=True)": functools.partial(in_graph, jit=True),
-}
+}  # fmt: skip
 
 # -- the calls -------------------------------------------------------------------------------------
 

@@ -127,15 +127,11 @@ def _turned(dx: Any) -> Any:
 
 CONJUGATED, SWAPPED = "conjugated", "inputs swapped"
 ANSWERS: dict[str, Function] = {
-    "sign": lambda dx: -dx,
-    "factor of 2": lambda dx: 2 * dx,
-    "factor of 1.001": lambda dx: 1.001 * dx,
-    "zeros": rg.zeros_like,
-    "transposed or reversed": _turned,
-    CONJUGATED: rg.conj,
-    "first order only": rg.stop_gradient,
+    "sign": lambda dx: -dx, "factor of 2": lambda dx: 2 * dx,
+    "factor of 1.001": lambda dx: 1.001 * dx, "zeros": rg.zeros_like,
+    "transposed or reversed": _turned, CONJUGATED: rg.conj, "first order only": rg.stop_gradient,
     "mean for sum": lambda dx: dx * 0 + rg.mean(dx) if dx.ndim else dx * dx,
-}
+}  # fmt: skip
 
 
 def mutants(site: Site) -> Iterator[tuple[str, Function]]:

@@ -68,78 +68,50 @@ def of_dicts(f, k):
 # `[[v]]` is an expression for a vector, `[[s]]` for a number; `|` adds names to those in scope, and
 # `!` takes all others away. @1, @2 and @3 are parameters, K a number, OP an op type with a rule.
 VECTORS = {
-    "scan": (
-        "rg.scan(lambda @1, @2: ({'a': [[v|@1['a']:v,@1['b'][0]:s,@2:s]], "
-        "'b': ([[s|@1['a']:v,@1['b'][0]:s,@2:s]], None)}, @1['b'][0] * @2), "
-        "{'a': [[v]], 'b': ([[s]], None)}, [[v]])[0]['a']"
-    ),
-    "scan, results": (
-        "rg.scan(lambda @1, @2: ((@1[0] + 0.5 * @2['x'], (None,)), "
-        "{'y': [[s|@1[0]:s,@2['x']:s,@2['w'][0]:s]], 'n': None}), ([[s]], (None,)), "
-        "{'x': [[v]], 'w': ([[v]], None)}, reverse=True)[1]['y']"
-    ),
-    "scan, checkpoint": (
-        "rg.scan(lambda @1, _: (([[v|@1[0]:v]], @1[1]), None), ([[v]], None), "
-        "length=2, checkpoint=True)[0][0]"
-    ),
-    "cond": (
-        "rg.cond(rg.sum([[v]]) > K, lambda @1: {'y': ([[v|@1['p']:v]], None)}, "
-        "lambda @2: {'y': (@2['p'] * [[s|@2['p']:v]], None)}, {'p': [[v]], 'n': None})['y'][0]"
-    ),
+    "scan": "rg.scan(lambda @1, @2: ({'a': [[v|@1['a']:v,@1['b'][0]:s,@2:s]], 'b': "
+        "([[s|@1['a']:v,@1['b'][0]:s,@2:s]], None)}, @1['b'][0] * @2), {'a': [[v]], 'b': ([[s]], "
+        "None)}, [[v]])[0]['a']",
+    "scan, results": "rg.scan(lambda @1, @2: ((@1[0] + 0.5 * @2['x'], (None,)), {'y': "
+        "[[s|@1[0]:s,@2['x']:s,@2['w'][0]:s]], 'n': None}), ([[s]], (None,)), {'x': [[v]], 'w': "
+        "([[v]], None)}, reverse=True)[1]['y']",
+    "scan, checkpoint": "rg.scan(lambda @1, _: (([[v|@1[0]:v]], @1[1]), None), ([[v]], None), "
+        "length=2, checkpoint=True)[0][0]",
+    "cond": "rg.cond(rg.sum([[v]]) > K, lambda @1: {'y': ([[v|@1['p']:v]], None)}, lambda @2: "
+        "{'y': (@2['p'] * [[s|@2['p']:v]], None)}, {'p': [[v]], 'n': None})['y'][0]",
     "cond, closure": "rg.cond([[s]] > K, lambda: [[v]], lambda: [[v]])",
-    "while_loop": (
-        "rg.while_loop(lambda @1: @1['i'] < 2.0, "
-        "lambda @2: {'i': @2['i'] + 1.0, 'y': ([[v|@2['y'][0]:v]], None)}, "
-        "{'i': number(0.5), 'y': ([[v]], None)}, max_steps=3)['y'][0]"
-    ),
-    "fori_loop": (
-        "rg.fori_loop(0, 2, lambda _, @1: ([[v|@1[0]:v,@1[1][0]:s]], ([[s|@1[0]:v,@1[1][0]:s]], "
-        "None)), ([[v]], ([[s]], None)))[0]"
-    ),
+    "while_loop": "rg.while_loop(lambda @1: @1['i'] < 2.0, lambda @2: {'i': @2['i'] + 1.0, 'y': "
+        "([[v|@2['y'][0]:v]], None)}, {'i': number(0.5), 'y': ([[v]], None)}, max_steps=3)['y'][0]",
+    "fori_loop": "rg.fori_loop(0, 2, lambda _, @1: ([[v|@1[0]:v,@1[1][0]:s]], "
+        "([[s|@1[0]:v,@1[1][0]:s]], None)), ([[v]], ([[s]], None)))[0]",
     "map": "rg.map(lambda @1: [[s|@1:s]], [[v]])",
-    "vmap": (
-        "rg.vmap(lambda @1: {'y': ([[s|@1['r']:s,@1['q'][0]:s]], None)})"
-        "({'r': [[v]], 'q': ([[v]], None)})['y'][0]"
-    ),
-    "vmap, axes": (
-        "rg.vmap(lambda @1, @2: [[s|@1:s,@2['w']:v]], in_axes=(0, None))([[v]], {'w': [[v]]})"
-    ),
-    "checkpoint": (
-        "rg.checkpoint(lambda @1: ([[v|@1['p']:v,@1['q'][0]:v]], None))"
-        "({'p': [[v]], 'q': ([[v]], None)})[0]"
-    ),
-    "jit": (
-        "rg.jit(lambda @1, @2: {'y': ([[v|@1['p']:v,@2[0]:s]], None)})"
-        "({'p': [[v]], 'n': None}, ([[s]], None))['y'][0]"
-    ),
+    "vmap": "rg.vmap(lambda @1: {'y': ([[s|@1['r']:s,@1['q'][0]:s]], None)})({'r': [[v]], 'q': "
+        "([[v]], None)})['y'][0]",
+    "vmap, axes": "rg.vmap(lambda @1, @2: [[s|@1:s,@2['w']:v]], in_axes=(0, None))([[v]], {'w': "
+        "[[v]]})",
+    "checkpoint": "rg.checkpoint(lambda @1: ([[v|@1['p']:v,@1['q'][0]:v]], None))({'p': [[v]], "
+        "'q': ([[v]], None)})[0]",
+    "jit": "rg.jit(lambda @1, @2: {'y': ([[v|@1['p']:v,@2[0]:s]], None)})({'p': [[v]], 'n': None}, "
+        "([[s]], None))['y'][0]",
     "grad": "rg.grad(lambda @1: rg.sum([[v|@1:v]] * @1))([[v]])",
-    "grad, dict": (
-        "rg.grad(lambda @1: rg.sum([[v|@1['p']:v,@1['q'][0]:v]] * @1['p'] * @1['q'][0]))"
-        "({'p': [[v]], 'q': ([[v]], None)})['p']"
-    ),
-    "vjp": (
-        "rg.vjp(lambda @1: {'y': ([[v|@1['p']:v]] * @1['p'], None)}, {'p': [[v]], 'n': None})[1]"
-        "({'y': ([[v]], None)})[0]['p']"
-    ),
+    "grad, dict": "rg.grad(lambda @1: rg.sum([[v|@1['p']:v,@1['q'][0]:v]] * @1['p'] * "
+        "@1['q'][0]))({'p': [[v]], 'q': ([[v]], None)})['p']",
+    "vjp": "rg.vjp(lambda @1: {'y': ([[v|@1['p']:v]] * @1['p'], None)}, {'p': [[v]], 'n': "
+        "None})[1]({'y': ([[v]], None)})[0]['p']",
     "jvp": "rg.jvp(lambda @1, @2: [[v|@1:v,@2:v]] + @1 * @2, [[[v]], [[v]]], [[[v]], [[v]]])[1]",
     "override": "under(OP, lambda: [[v]])",
     "override, at a place": "placed('@1', OP, lambda: [[v]], lambda: [[v]])",
     "override, of a function": "(lambda @1: under(OP, lambda: @1([[v]])))(lambda @2: [[v|@2:v]])",
     "recursion": "again(2, lambda @1, @2: @1([[v|@2:v]]) * 0.5 + [[v|@2:v]], [[v]])",
-    "recursion, closure": (
-        "again(2, lambda @1, @2: rg.cond(rg.sum(@2) > K, lambda: [[v|@2:v]], lambda: @1(@2)), "
-        "[[v]])"
-    ),
+    "recursion, closure": "again(2, lambda @1, @2: rg.cond(rg.sum(@2) > K, lambda: [[v|@2:v]], "
+        "lambda: @1(@2)), [[v]])",
     "used twice": "(lambda @1: [[v|@1:v]] * rg.sum(@1) + [[v|@1:v]])([[v]])",
     "closure": "(lambda @1: lambda @2: [[v|@1:v,@2:v]])([[v]])([[v]])",
     "partial": "functools.partial(lambda @1, @2: [[v|@1:v,@2['p']:v]], [[v]])({'p': [[v]]})",
     "custom_grad": "saving(lambda @1, @2: [[v!@1:v,@2:v]], K)([[v]], [[v]])",
     "custom_grad, closing": "closing(lambda @1: [[v!@1:v]], K)([[v]])",
     "custom_grad, halfway": "rg.sum(rg.stack(halfway(lambda @1: [[v!@1:v]], K)([[v]])), axis=0)",
-    "custom_grad, dicts": (
-        "(lambda @3: @3['y'][0] + @3['z'])(of_dicts(lambda @1, @2: [[v!@1:v,@2:v]], K)"
-        "({'p': [[v]], 'q': ([[v]], None), 'n': None}))"
-    ),
+    "custom_grad, dicts": "(lambda @3: @3['y'][0] + @3['z'])(of_dicts(lambda @1, @2: "
+        "[[v!@1:v,@2:v]], K)({'p': [[v]], 'q': ([[v]], None), 'n': None}))",
     "custom_grad, true": "saving(lambda @1, @2: [[v!@1:v,@2:v]], 1.0)([[v]], [[v]])",
 }  # fmt: skip
 NUMBERS = {
@@ -152,7 +124,7 @@ NUMBERS = {
     "override, number": "under(OP, lambda: [[s]])",
     "custom_grad, number": "closing(lambda @1: [[s!@1:s]], K)([[s]])",
     "custom_grad, two": "saving(lambda @1, @2: rg.sum([[v!@1:s,@2:v]]), K)([[s]], [[v]])",
-}
+}  # fmt: skip
 PLAIN = [
     "rg.sin([[k]])", "rg.tanh([[k]])", "rg.atan([[k]])", "rg.square(rg.sin([[k]]))",
     "rg.cos([[k]])", "rg.exp(rg.tanh([[k]]))", "rg.sqrt(rg.square([[k]]) + 0.3)",

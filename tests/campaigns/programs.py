@@ -131,13 +131,10 @@ REGIONS = {
     "scan": "rg.scan(lambda c, x: (U(c) + 0.5 * x, Q(c * x)), rg.sum({a}, axis=0) * 0.1, {a})[1]",
     "scan, carry": "rg.scan(lambda c, x: (U(c) + x, None), {b}, rg.stack([{a}, {b}]))[0]",
     "scan, closure": "rg.scan(lambda c, _: (U(c * {b}), None), {a}, length=3)[0]",
-    "scan, checkpoint": (
-        "rg.scan(lambda c, _: (U(c + {b}), None), {a}, length=2, checkpoint=True, reverse=True)[0]"
-    ),
-    "while_loop": (
-        "rg.while_loop(lambda s: s[0] < 3.0, lambda s: (s[0] + 1.0, U(s[1] + {b})), "
-        "(number(0.5), {a}), max_steps=4)[1]"
-    ),
+    "scan, checkpoint": "rg.scan(lambda c, _: (U(c + {b}), None), {a}, length=2, checkpoint=True, "
+        "reverse=True)[0]",
+    "while_loop": "rg.while_loop(lambda s: s[0] < 3.0, lambda s: (s[0] + 1.0, U(s[1] + {b})), "
+        "(number(0.5), {a}), max_steps=4)[1]",
     "fori_loop": "rg.fori_loop(0, 3, lambda i, c: U(c) + {b} * 0.3, {a})",
     "map": "rg.map(lambda r: U(r) * Q(rg.sum(r)), {a})",
     "vmap": "rg.vmap(lambda r: U(r) * Q(rg.sum(r)))({a})",

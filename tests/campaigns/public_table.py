@@ -289,7 +289,7 @@ INPUTS: dict[str, Callable[[], dict[str, Any]]] = {
     "pictures": lambda: {"pixel_values": images(32), "labels": torch.tensor([0, 1])},
     "sound": lambda: {"input_features": torch.rand(2, 8, 20), "labels": tokens(5)},
     "waves": lambda: {"input_values": torch.rand(2, 400)},
-}
+}  # fmt: skip
 
 # -- diffusers -------------------------------------------------------------------------------------
 
@@ -371,12 +371,9 @@ def graph(name: str) -> Built:
 
 
 SOURCES: dict[str, Callable[[], Iterator[Row]]] = {
-    "torchvision": of_torchvision,
-    "timm": of_timm,
-    "transformers": of_transformers,
-    "diffusers": of_diffusers,
-    "torch_geometric": of_geometric,
-}
+    "torchvision": of_torchvision, "timm": of_timm, "transformers": of_transformers,
+    "diffusers": of_diffusers, "torch_geometric": of_geometric,
+}  # fmt: skip
 
 
 def rows() -> list[Row]:

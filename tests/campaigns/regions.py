@@ -206,11 +206,9 @@ def generated(f: Function) -> Function:
 
 
 RUNNERS: dict[str, Function] = {
-    "thread": threaded,
-    "thread, copied context": threaded_copy,
-    "asyncio task": tasked,
+    "thread": threaded, "thread, copied context": threaded_copy, "asyncio task": tasked,
     "generator": generated,
-}
+}  # fmt: skip
 
 
 def beside(f: Function) -> Function:

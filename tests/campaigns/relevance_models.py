@@ -229,31 +229,20 @@ class Language(nn.Module):
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "VGG": VGG,
-    "ResNet-18": resnet,
-    "ResNet-18, merged": merged,
-    "DenseNet-121": densenet,
-    "ViT": vit,
-    "GPT-2": lambda: Language("GPT2"),
-    "Llama": lambda: Language("Llama"),
-    "a residual network of functions": Residual,
-    "a residual network of modules": OfModules,
-    "a mean over pixels, `x.mean((2, 3))`": Averaged,
-    "a layer that runs twice": Twice,
-    "`F.linear`": Weighted,
-    "a layer that is made later": LastFirst,
+    "VGG": VGG, "ResNet-18": resnet, "ResNet-18, merged": merged, "DenseNet-121": densenet,
+    "ViT": vit, "GPT-2": lambda: Language("GPT2"), "Llama": lambda: Language("Llama"),
+    "a residual network of functions": Residual, "a residual network of modules": OfModules,
+    "a mean over pixels, `x.mean((2, 3))`": Averaged, "a layer that runs twice": Twice,
+    "`F.linear`": Weighted, "a layer that is made later": LastFirst,
     "attention, written out": Attention,
-}
+}  # fmt: skip
 TWINS: dict[str, Callable[[], nn.Module]] = {
-    "VGG": without_writing,
-    "ResNet-18": resnet,
-    "a residual network of functions": OfModules,
+    "VGG": without_writing, "ResNet-18": resnet, "a residual network of functions": OfModules,
     "a mean over pixels, `x.mean((2, 3))`": lambda: Averaged(True),
-    "a layer that runs twice": lambda: Twice(True),
-    "`F.linear`": lambda: Weighted(True),
+    "a layer that runs twice": lambda: Twice(True), "`F.linear`": lambda: Weighted(True),
     "a layer that is made later": lambda: LastFirst(True),
     "attention, written out": lambda: Attention(True),
-}
+}  # fmt: skip
 
 
 def settled(model: nn.Module) -> nn.Module:

@@ -266,12 +266,9 @@ WAYS: dict[str, Function] = {
     "thread": by_autograd(in_thread),
     "checkpoint": by_autograd(lambda f, xs: partial(checkpoint, f, use_reentrant=False)),
     "checkpoint, reentrant": by_autograd(lambda f, xs: partial(checkpoint, f, use_reentrant=True)),
-    "func.vjp": transformed,
-    "vmap": by_autograd(batched),
-    "jit.trace": by_autograd(traced),
-    "aot_eager": by_autograd(compiled("aot_eager")),
-    "inductor": by_autograd(compiled("inductor")),
-}
+    "func.vjp": transformed, "vmap": by_autograd(batched), "jit.trace": by_autograd(traced),
+    "aot_eager": by_autograd(compiled("aot_eager")), "inductor": by_autograd(compiled("inductor")),
+}  # fmt: skip
 EAGER = by_autograd(lambda f, xs: f)
 
 
@@ -359,12 +356,9 @@ def same(ys: Sequence[Any], own: Sequence[Any], rounding: float | None) -> bool:
 # -- special values -------------------------------------------------------------------------------
 
 FILLS: dict[str, tuple[float | None, ...]] = {
-    "inf": (float("inf"), None, float("-inf"), None),
-    "nan": (float("nan"), None, None),
-    "far": (1e4, -1e4, 1e4),
-    "zeros": (0.0, -0.0),
-    "as it is": (None,),
-}
+    "inf": (float("inf"), None, float("-inf"), None), "nan": (float("nan"), None, None),
+    "far": (1e4, -1e4, 1e4), "zeros": (0.0, -0.0), "as it is": (None),
+}  # fmt: skip
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
