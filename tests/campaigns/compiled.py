@@ -45,9 +45,8 @@ OTHER = "Sin"
 X, IMAGE, ROWS = (4, 6), (2, 4, 6, 6), (2, 5, 4)
 # Those of torch.nn that torch's own table of modules lacks: how they are made, and their inputs.
 MORE: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
-    "AdaptiveLogSoftmaxWithLoss": (
-        lambda: nn.AdaptiveLogSoftmaxWithLoss(6, 8, [3, 5]), (X, torch.tensor([0, 2, 4, 7])),
-    ),
+    "AdaptiveLogSoftmaxWithLoss": (lambda: nn.AdaptiveLogSoftmaxWithLoss(6, 8, [3, 5]),
+        (X, torch.tensor([0, 2, 4, 7]))),
     "AlphaDropout": (nn.AlphaDropout, (X,)),
     "ChannelShuffle": (partial(nn.ChannelShuffle, 2), (IMAGE,)),
     "CosineSimilarity": (nn.CosineSimilarity, (X, X)),
@@ -65,17 +64,15 @@ MORE: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "LazyBatchNorm2d": (nn.LazyBatchNorm2d, (IMAGE,)),
     "LazyInstanceNorm2d": (partial(nn.LazyInstanceNorm2d, affine=True), (IMAGE,)),
     "LazyLinear": (partial(nn.LazyLinear, 3), (X,)),
-    "MaxUnpool2d": (
-        partial(nn.MaxUnpool2d, 2), ((1, 1, 2, 2), torch.tensor([[[[0, 3], [8, 10]]]])),
-    ),
+    "MaxUnpool2d": (partial(nn.MaxUnpool2d, 2), ((1, 1, 2, 2),
+        torch.tensor([[[[0, 3], [8, 10]]]]))),
     "PairwiseDistance": (nn.PairwiseDistance, (X, X)),
     "PixelShuffle": (partial(nn.PixelShuffle, 2), (IMAGE,)),
     "PixelUnshuffle": (partial(nn.PixelUnshuffle, 2), (IMAGE,)),
     "RReLU": (nn.RReLU, (X,)),
     "Sequential": (lambda: nn.Sequential(nn.Linear(6, 3), nn.GELU(), nn.LayerNorm(3)), (X,)),
-    "TransformerDecoder": (
-        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2, 8), 2), (ROWS, ROWS),
-    ),
+    "TransformerDecoder": (lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2, 8), 2),
+        (ROWS, ROWS)),
     "TripletMarginLoss": (nn.TripletMarginLoss, (X, X, X)),
     "TripletMarginWithDistanceLoss": (nn.TripletMarginWithDistanceLoss, (X, X, X)),
     "Unflatten": (partial(nn.Unflatten, 1, (2, 3)), (X,)),

@@ -59,10 +59,9 @@ NAMES = {  # other names of the same function: in NumPy and SciPy, PyTorch, JAX
 PARAMETERS = {"LeakyRelu": {"alpha": 0.01}}  # what the others have as their default
 # Functions of the rows of all pairs, and what regrad and the others are told besides the axis.
 REDUCTIONS: dict[str, dict[str, Any]] = {
-    **{name: {} for name in (
-        "all", "any", "argmax", "argmin", "count_nonzero", "cumulative_prod", "cumulative_sum",
-        "log_softmax", "logsumexp", "max", "mean", "median", "min", "prod", "softmax", "sum",
-    )},
+    **{name: {} for name in ("all", "any", "argmax", "argmin", "count_nonzero", "cumulative_prod",
+        "cumulative_sum", "log_softmax", "logsumexp", "max", "mean", "median", "min", "prod",
+        "softmax", "sum")},
     "std": {"correction": 0},
     "var": {"correction": 0},
     **{f"vector_norm:{p}": {"ord": p} for p in (-np.inf, -2, -1, -0.5, 0, 0.5, 1, 2, 3, np.inf)},

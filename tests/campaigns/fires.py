@@ -322,11 +322,10 @@ GRAPHS: dict[str, Function] = {
     "while_loop": graph_while,
     "returned by cond": graph_returned,
     "returned by while_loop": graph_carried,
-    "tape of checkpoint": lambda call, xs: rg.checkpoint(lambda *xs: rg.asarray(graph_f(call, xs)))(
-        *map(rg.asarray, xs)
-    ),
+    "tape of checkpoint": lambda call, xs: rg.checkpoint(lambda *xs: rg.asarray(graph_f(call,
+        xs)))(*map(rg.asarray, xs)),
     "custom_gradient, differentiated again": graph_custom,
-}
+}  # fmt: skip
 
 
 # -- jobs ------------------------------------------------------------------------------------------

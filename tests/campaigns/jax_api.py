@@ -93,8 +93,8 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
     "solve_pos": lambda x: jsp.linalg.solve(spd(x), x[0], assume_a="pos"),
     "toeplitz": lambda x: jsp.linalg.toeplitz(x[0] * x[1]),
     "cg": lambda x: jsp.sparse.linalg.cg(spd(x), x[0], tol=1e-12)[0],
-    "cg matvec": lambda x: jsp.sparse.linalg.cg(
-        lambda v: spd(x) @ v + jnp.tanh(x[0]) * v, V, tol=1e-12)[0],
+    "cg matvec": lambda x: jsp.sparse.linalg.cg(lambda v: spd(x) @ v + jnp.tanh(x[0]) * v, V,
+        tol=1e-12)[0],
     "gmres": lambda x: jsp.sparse.linalg.gmres(x + 3 * jnp.eye(4), x[0], tol=1e-12)[0],
     "bicgstab": lambda x: jsp.sparse.linalg.bicgstab(x + 3 * jnp.eye(4), x[0], tol=1e-12)[0],
     "convolve2d": lambda x: jsp.signal.convolve2d(x, x[:2, :2], mode="same"),
@@ -137,10 +137,9 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
     "stop_gradient": lambda x: x * lax.stop_gradient(x * x),
     "batch_matmul": lambda x: lax.batch_matmul(jnp.stack([x, x * x]), jnp.stack([x, x])),
     "ragged_dot": lambda x: lax.ragged_dot(x, jnp.stack([B, 2 * B]), jnp.array([1, 3])),
-    "custom_linear_solve": lambda x: lax.custom_linear_solve(
-        lambda v: (2 + jnp.sin(x[0])) * v, x[1] * x[2], lambda f, b: b / (2 + jnp.sin(x[0])),
-        transpose_solve=lambda f, b: b / (2 + jnp.sin(x[0])),
-    ),
+    "custom_linear_solve": lambda x: lax.custom_linear_solve(lambda v: (2 + jnp.sin(x[0])) * v,
+        x[1] * x[2], lambda f, b: b / (2 + jnp.sin(x[0])), transpose_solve=lambda f,
+        b: b / (2 + jnp.sin(x[0]))),
 }  # fmt: skip
 # (not `scan`: there JAX forgets a custom_jvp, as the interpreter has it, at the second order)
 SECOND = ("sin", "solve", "linalg.inv", "expm", "cg matvec", "custom_linear_solve", "einsum",

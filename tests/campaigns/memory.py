@@ -126,27 +126,24 @@ def saved(stack: ExitStack) -> Call:
 
 EAGER = {
     "gradient": always(lambda i: rg.grad(body)(X)),
-    "gradient of a gradient": always(
-        lambda i: rg.grad(lambda x: rg.sum(rg.grad(body)(x)))(X), CALLS // 4),
+    "gradient of a gradient": always(lambda i: rg.grad(lambda x: rg.sum(rg.grad(body)(x)))(X),
+        CALLS // 4),
     "gradient of JAX data": Kind(of_jax_data, CALLS // 10),
-    "new custom function": always(
-        lambda i: rg.grad(rg.custom_grad(lambda x: (x * i, lambda dy: dy * i)))(2.0)),
+    "new custom function": always(lambda i: rg.grad(rg.custom_grad(lambda x: (x * i,
+        lambda dy: dy * i)))(2.0)),
     "custom function that closes over x": always(lambda i: refused(rg.grad(closing), 2.0)),
     "override": always(lambda i: overridden(lambda i: lambda dy: dy * i)(i)),
     "gradient that fails": always(lambda i: refused(overridden(lambda i: failing), i)),
-    "function that fails": always(
-        lambda i: refused(rg.grad(lambda x: rg.matmul(x, rg.ones((7, i % 5)))), X)),
+    "function that fails": always(lambda i: refused(rg.grad(lambda x: rg.matmul(x,
+        rg.ones((7, i % 5)))), X)),
     "variable_grads": Kind(variable_grads, CALLS),
-    "new Variable, assigned": always(
-        lambda i: rg.Variable(np.ones(3)).assign_add([1.0, 2.0, float(i)])),
-    "checkpoint": always(
-        lambda i: rg.grad(rg.checkpoint(lambda x: body(x) * i))(X), CALLS // 4),
-    "scan": always(
-        lambda i: rg.grad(lambda x: rg.scan(lambda c, e: (c * e + i, e), x[0], x)[0])(X),
+    "new Variable, assigned": always(lambda i: rg.Variable(np.ones(3)).assign_add([1.0, 2.0,
+        float(i)])),
+    "checkpoint": always(lambda i: rg.grad(rg.checkpoint(lambda x: body(x) * i))(X), CALLS // 4),
+    "scan": always(lambda i: rg.grad(lambda x: rg.scan(lambda c, e: (c * e + i, e), x[0], x)[0])(X),
         CALLS // 10),
     "vmap": always(lambda i: rg.vmap(lambda x: rg.sin(x) * i)(X), CALLS // 4),
-    "vmap of a gradient": always(
-        lambda i: rg.vmap(rg.grad(body))(rg.stack([X, X])), CALLS // 10),
+    "vmap of a gradient": always(lambda i: rg.vmap(rg.grad(body))(rg.stack([X, X])), CALLS // 10),
     "thread": always(in_thread, CALLS // 10),
     "copied context": always(in_copied_context),
     "task": Kind(in_task, CALLS // 10),
@@ -194,23 +191,21 @@ def with_static(f: Callable[..., Any]) -> Callable[[], Any]:
 
 JITTED = {
     "compiled call": Kind(compiled(lambda: rg.jit(body), lambda f, i: f(X)), CALLS),
-    "gradient of a compiled call": Kind(
-        compiled(lambda: rg.grad(rg.jit(body)), lambda f, i: f(X)), CALLS // 10),
+    "gradient of a compiled call": Kind(compiled(lambda: rg.grad(rg.jit(body)), lambda f, i: f(X)),
+        CALLS // 10),
     "compiled step": Kind(compiled_step, CALLS // 4),
     "new compiled function": always(lambda i: rg.jit(lambda x: body(x))(X), COMPILING),
-    "gradient of a new compiled function": always(
-        lambda i: rg.grad(rg.jit(lambda x: body(x)))(X), COMPILING),
+    "gradient of a new compiled function": always(lambda i: rg.grad(rg.jit(lambda x: body(x)))(X),
+        COMPILING),
     "new compiled gradient": always(lambda i: rg.jit(rg.grad(lambda x: body(x)))(X), COMPILING),
     "new compiled function that assigns": always(assigns, COMPILING),
-    "new static value": Kind(
-        compiled(with_static(lambda x, n: rg.sum(x) * n), lambda f, i: f(X, i)), COMPILING),
-    "new shape": Kind(
-        compiled(lambda: rg.jit(lambda x: rg.sum(x * x)),
-                 lambda f, i: f(np.ones(i + 1, np.float32))), COMPILING),
+    "new static value": Kind(compiled(with_static(lambda x, n: rg.sum(x) * n), lambda f,
+        i: f(X, i)), COMPILING),
+    "new shape": Kind(compiled(lambda: rg.jit(lambda x: rg.sum(x * x)), lambda f,
+        i: f(np.ones(i + 1, np.float32))), COMPILING),
     "new value in the closure": Kind(new_closure, COMPILING),
-    "trace that fails": Kind(
-        compiled(with_static(lambda x, n: x if x > n else -x),
-                 lambda f, i: refused(f, 1.0, i)), COMPILING),
+    "trace that fails": Kind(compiled(with_static(lambda x, n: x if x > n else -x), lambda f,
+        i: refused(f, 1.0, i)), COMPILING),
 }  # fmt: skip
 
 # -- graphs ----------------------------------------------------------------------------------------

@@ -247,12 +247,11 @@ def rows() -> list[Row]:
         "equinox/attention": eqx_attention,
         "equinox/gru": lambda: eqx_recurrent("GRUCell"),
         "equinox/lstm": lambda: eqx_recurrent("LSTMCell"),
-        "haiku/mlp": lambda: haiku(
-            lambda hk, x: hk.nets.MLP([8, 3], activation=lambda y: jax.nn.relu(y))(x), 4, 5
-        ),
+        "haiku/mlp": lambda: haiku(lambda hk, x: hk.nets.MLP([8, 3],
+            activation=lambda y: jax.nn.relu(y))(x), 4, 5),
         "haiku/lstm": lambda: haiku(haiku_lstm, 5, 2, 3),
         "haiku/attention": lambda: haiku(haiku_attention, 2, 5, 8),
-    }
+    }  # fmt: skip
     return [Row(f"jax/{name}", build) for name, build in table.items()]
 
 
@@ -344,18 +343,13 @@ def rule(op_type: str, k: float, l: float) -> Callable[..., Any]:  # noqa: E741
         "Mul": lambda dy, a, b: (k * summed(dy * b, a), l * summed(dy * a, b)),
         "MatMul": lambda dy, a, b: _of_pair(jnp.matmul, dy, a, b, k, l),
         "Sum": lambda dy, x, axis: k * jnp.broadcast_to(jnp.expand_dims(dy, axis), x.shape),
-        "Mean": lambda dy, x, axis, keepdims: k * jax.vjp(
-            lambda x: jnp.mean(x, axis, keepdims=keepdims), x
-        )[1](dy)[0],
-        "MaxPool": lambda dy, x, filter_size, strides, pad: k * jax.vjp(
-            lambda x: _maxima(x, filter_size, strides, pad), x
-        )[1](dy)[0],
-        "Conv2D": lambda dy, x, w, strides, pad, dilations: _of_pair(
-            lambda x, w: jax.lax.conv_general_dilated(
-                x, w, strides, pad, rhs_dilation=dilations,
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            ), dy, x, w, k, l,
-        ),
+        "Mean": lambda dy, x, axis, keepdims: k * jax.vjp(lambda x: jnp.mean(x, axis,
+            keepdims=keepdims), x)[1](dy)[0],
+        "MaxPool": lambda dy, x, filter_size, strides, pad: k * jax.vjp(lambda x: _maxima(x,
+            filter_size, strides, pad), x)[1](dy)[0],
+        "Conv2D": lambda dy, x, w, strides, pad, dilations: _of_pair(lambda x,
+            w: jax.lax.conv_general_dilated(x, w, strides, pad, rhs_dilation=dilations,
+            dimension_numbers=("NHWC", "HWIO", "NHWC")), dy, x, w, k, l),
     }  # fmt: skip
     return rules.get(op_type, of_function)
 

@@ -62,17 +62,13 @@ NODES: dict[str, dict[str, Change]] = {
     "Relu": {"Relu": FIRST},
     "Gelu": {"Gelu": FIRST},
     "Silu": {"Silu": FIRST},
-    "Sigmoid": {
-        "Sigmoid": FIRST, "LogSigmoid": FIRST, "BinaryCrossEntropyWithLogits": FIRST,
-        "Silu": _silu, "Glu": _glu,
-    },
+    "Sigmoid": {"Sigmoid": FIRST, "LogSigmoid": FIRST, "BinaryCrossEntropyWithLogits": FIRST,
+        "Silu": _silu, "Glu": _glu},
     "Tanh": {"Tanh": FIRST, "Mish": _mish},
     "Softmax": {"Softmax": FIRST, "SafeSoftmax": FIRST, FLASH: WEIGHTS},
     "LogSoftmax": {"LogSoftmax": FIRST},
-    "MatMul": {
-        "Mm": BOTH, "Bmm": BOTH, "Mv": BOTH, "Dot": BOTH, "GroupedMm": BOTH, "Linear": BOTH,
-        "Addmm": SECOND, "Addmv": SECOND, "Baddbmm": SECOND, "Addbmm": SECOND, FLASH: PRODUCTS,
-    },
+    "MatMul": {"Mm": BOTH, "Bmm": BOTH, "Mv": BOTH, "Dot": BOTH, "GroupedMm": BOTH, "Linear": BOTH,
+        "Addmm": SECOND, "Addmv": SECOND, "Baddbmm": SECOND, "Addbmm": SECOND, FLASH: PRODUCTS},
     "AddV2": {"Add": BOTH},
     "Mul": {"Mul": BOTH},
     "Mean": {"Mean": FIRST},
@@ -309,9 +305,8 @@ def _max_pool(dy: Any, x: Any, y: Any, filter_size: Any, strides: Any, pad: Any)
 ATEN = torch.ops.aten
 NATIVE: dict[str, Callable[..., Any]] = {
     "Relu": lambda dy, y: dy * (y > 0),
-    "Gelu": lambda dy, x, approximate: ATEN.gelu_backward(
-        dy, x, approximate="tanh" if approximate else "none"
-    ),
+    "Gelu": lambda dy, x, approximate: ATEN.gelu_backward(dy, x,
+        approximate="tanh" if approximate else "none"),
     "Silu": lambda dy, x: ATEN.silu_backward(dy, x),
     "Sigmoid": lambda dy, y: ATEN.sigmoid_backward(dy, y),
     "Tanh": lambda dy, y: ATEN.tanh_backward(dy, y),
@@ -325,4 +320,4 @@ NATIVE: dict[str, Callable[..., Any]] = {
     "Reshape": lambda dy, x_shape: dy.reshape(tuple(x_shape)),
     "Conv2D": _conv2d,
     "MaxPool": _max_pool,
-}
+}  # fmt: skip

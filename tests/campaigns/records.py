@@ -60,12 +60,12 @@ def read(path: Path) -> dict[str, Any]:
 # The parts of the package that a record tests, by the name of the record up to a dash.
 PARTS = {
     "F1": ("core", "graph", "ops", "transforms"), "F2": ("core", "ops"), "F3": ("autodiff", "core"),
-    "F4": ("ops"), "F5": ("autodiff", "core", "graph", "ops", "transforms"), "F6": ("ops"),
+    "F4": ("ops",), "F5": ("autodiff", "core", "graph", "ops", "transforms"), "F6": ("ops",),
     "F8": ("autodiff", "core", "transforms"), "F9": ("autodiff", "core", "transforms"),
     "F10": ("core", "transforms"), "F11": ("core/files.py", "train", "v1/training"),
     "F12": ("autodiff", "core", "ops", "transforms", "v1"), "F13": ("core", "torch"),
     "F14": ("core", "torch"), "array_api": ("core", "fft.py", "linalg.py", "ops"),
-    "op_tables": ("ops"), "peers": ("core", "ops"), "public": ("core", "torch"),
+    "op_tables": ("ops",), "peers": ("core", "ops"), "public": ("core", "torch"),
     "relevance_lost": ("rules", "torch"), "relevance_peers": ("rules", "torch"),
 }  # fmt: skip
 

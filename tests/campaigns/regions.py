@@ -116,18 +116,16 @@ REGIONS: dict[str, Function] = {
     "scan, closure": scan_closure,
     "scan, reverse, checkpoint": functools.partial(scan_over, reverse=True, checkpoint=True),
     "cond": lambda f: lambda *xs: rg.cond(flag(xs[0], True), f, nothing, *xs),
-    "cond, closure": lambda f: (
-        lambda *xs: rg.cond(flag(xs[0], False), nothing, lambda *_: f(*xs), *xs)
-    ),
+    "cond, closure": lambda f: (lambda *xs: rg.cond(flag(xs[0], False), nothing, lambda *_: f(*xs),
+        *xs)),
     "while_loop": whiled,
     "fori_loop": lambda f: lambda *xs: rg.fori_loop(0, 1, lambda i, t: plus(t, f(*xs)), ZERO),
     "map": lambda f: lambda *xs: first(rg.map(lambda row: f(*row), pairs(xs))),
     "checkpoint of scan of cond": lambda f: rg.checkpoint(
-        scan_closure(lambda *xs: rg.cond(flag(xs[0], True), f, nothing, *xs))
-    ),
+        scan_closure(lambda *xs: rg.cond(flag(xs[0], True), f, nothing, *xs))),
     "custom_grad, differentiated again": rerun,
     "custom_grad, vjp within": wrapped,
-}
+}  # fmt: skip
 SHORT = ("alone", "checkpoint", "scan", "cond")
 
 
@@ -142,19 +140,14 @@ RETURNS: dict[str, Function] = {
     "cond": lambda y: rg.cond(flag(y, True), lambda: y, lambda: y),
     "scan": lambda y: first(rg.scan(lambda c, _: (c, y), None, length=2)[1]),
     "scan, carry": lambda y: rg.scan(lambda c, _: (y, None), zero_like(y), length=2)[0],
-    "while_loop": lambda y: rg.while_loop(
-        masking(lambda pair: pair[0] < 1.0),
-        lambda pair: (plus(pair[0], 1.0), y),
-        (ZERO, zero_like(y)),
-        max_steps=2,
-    )[1],
+    "while_loop": lambda y: rg.while_loop(masking(lambda pair: pair[0] < 1.0),
+        lambda pair: (plus(pair[0], 1.0), y), (ZERO, zero_like(y)), max_steps=2)[1],
     "fori_loop": lambda y: rg.fori_loop(0, 2, lambda i, c: y, zero_like(y)),
     "map": lambda y: first(rg.map(lambda _: y, np.zeros(2))),
     "vmap": lambda y: first(rg.vmap(lambda _: y)(np.zeros(2))),
-    "cond in checkpoint": lambda y: rg.checkpoint(
-        lambda: rg.cond(flag(y, True), lambda: y, lambda: y)
-    )(),
-}
+    "cond in checkpoint": lambda y: rg.checkpoint(lambda: rg.cond(flag(y, True), lambda: y,
+        lambda: y))(),
+}  # fmt: skip
 zero_like = masking(lambda y: rg.stop_gradient(rg.zeros_like(y)))
 
 

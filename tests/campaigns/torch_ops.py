@@ -91,10 +91,9 @@ def sentinel(x: Any, value: float) -> Any:
 # Results that torch's functions change in place: a rule had better not ask for them.
 RULES: dict[str, Callable[..., Any]] = {
     "Identity": lambda dy: torch.ones_like(dy),
-    **{
-        t: pair for t, f in families().items() if [n for n, _ in f.parameters] == ["input", "other"]
-    },
-}
+    **{t: pair for t, f in families().items() if [n for n, _ in f.parameters] == ["input",
+        "other"]},
+}  # fmt: skip
 
 
 def writing(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -357,7 +356,7 @@ def same(ys: Sequence[Any], own: Sequence[Any], rounding: float | None) -> bool:
 
 FILLS: dict[str, tuple[float | None, ...]] = {
     "inf": (float("inf"), None, float("-inf"), None), "nan": (float("nan"), None, None),
-    "far": (1e4, -1e4, 1e4), "zeros": (0.0, -0.0), "as it is": (None),
+    "far": (1e4, -1e4, 1e4), "zeros": (0.0, -0.0), "as it is": (None,),
 }  # fmt: skip
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -43,14 +43,12 @@ WHEN: dict[str, Callable[..., bool]] = {
     "Elu": lambda x, alpha=1, scale=1, input_scale=1: scale == 1,
     "Relu6": lambda x, low=-1, high=1: (low, high) == (0, 6),
     "Selu": lambda x, alpha=1, scale=1, input_scale=1: scale != 1,
-    "Conv2D": lambda x, w, bias, stride, padding, dilation, transposed, *rest: (
-        w.dim() == 4 and not transposed
-    ),
-    "Conv3D": lambda x, w, bias, stride, padding, dilation, transposed, *rest: (
-        w.dim() == 5 and not transposed
-    ),
+    "Conv2D": lambda x, w, bias, stride, padding, dilation, transposed,
+        *rest: (w.dim() == 4 and not transposed),
+    "Conv3D": lambda x, w, bias, stride, padding, dilation, transposed,
+        *rest: (w.dim() == 5 and not transposed),
     "RealDiv": lambda *args, rounding_mode=None: rounding_mode is None,
-}
+}  # fmt: skip
 # Callables of which the docs say which op types count inside; all else there is torch's own.
 LISTED = {
     "column_stack": "ConcatV2", "einsum": "MatMul Mul", "inner": "MatMul Mul",

@@ -83,13 +83,11 @@ def saved_twice(m):
 ENGINE = {
     "of any order": (lambda m: lambda x: m.sin(x * x) * m.exp(x), (1, 2, 3)),
     "nested derivatives": (lambda m: lambda x: x * m.grad(lambda z: x * z * z)(x), (1,)),
-    "program 7": (
-        lambda m: saving(m, lambda a: (a * a, [a], lambda dy, s: dy * s[0] * m.sign(s[0]))), (1, 2),
-    ),
+    "program 7": (lambda m: saving(m, lambda a: (a * a, [a], lambda dy,
+        s: dy * s[0] * m.sign(s[0]))), (1, 2)),
     "what is saved": (saved_twice, (1, 2, 3)),
-    "its own input": (
-        lambda m: lambda x: x * saving(m, lambda x: (x, [], lambda dy, _: dy * 3))(x), (1,),
-    ),
+    "its own input": (lambda m: lambda x: x * saving(m, lambda x: (x, [], lambda dy, _: dy * 3))(x),
+        (1,)),
     "a rule in force": (under_a_rule, (0,)),
     "broadcasting": (lambda m: lambda x: m.exp(x * np.array([[1.0, 2.0, 3.0]])), (1,)),
 }  # fmt: skip

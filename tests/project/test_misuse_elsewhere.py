@@ -97,45 +97,36 @@ def jax_custom(grad_func):
 
 
 NAMES = {  # in which module, and what the message says to use
-    "regrad": {
-        "GradientTape": "grad(f)(x)", "conv2d": "regrad.nn.conv2d", "Conv2d": "regrad.nn.conv2d",
-        "dropout": "regrad.nn.dropout", "relu": "regrad.nn.relu", "ReLU": "regrad.nn.relu",
-        "softmax": "regrad.nn.softmax", "sub": "regrad.subtract", "mul": "regrad.multiply",
-        "norm": "regrad.linalg.vector_norm", "cat": "regrad.concat", "no_grad": "stop_gradient(x)",
-        "randn": "regrad.random.normal", "manual_seed": "takes a seed", "optim": "optax.adam",
+    "regrad": {"GradientTape": "grad(f)(x)", "conv2d": "regrad.nn.conv2d",
+        "Conv2d": "regrad.nn.conv2d", "dropout": "regrad.nn.dropout", "relu": "regrad.nn.relu",
+        "ReLU": "regrad.nn.relu", "softmax": "regrad.nn.softmax", "sub": "regrad.subtract",
+        "mul": "regrad.multiply", "norm": "regrad.linalg.vector_norm", "cat": "regrad.concat",
+        "no_grad": "stop_gradient(x)", "randn": "regrad.random.normal",
+        "manual_seed": "takes a seed", "optim": "optax.adam",
         "straight_through": "regrad.rules.straight_through", "reduce_max": "regrad.max",
         "MSELoss": "regrad.losses.mean_squared_error", "override": "rg.jax.override",
         "gradcheck": "regrad.testing.check_gradients", "FloatTensor": "regrad.tensor",
-        "custom_vjp": "custom_grad(f)", "convert_to_tensor": "regrad.asarray",
-    },
-    "regrad.nn": {
-        "cross_entropy": "regrad.losses.softmax_cross_entropy", "Module": "regrad.Module",
+        "custom_vjp": "custom_grad(f)", "convert_to_tensor": "regrad.asarray"},
+    "regrad.nn": {"cross_entropy": "regrad.losses.softmax_cross_entropy", "Module": "regrad.Module",
         "CrossEntropyLoss": "regrad.losses.softmax_cross_entropy", "functional": "regrad.nn.relu",
-        "Linear": "x @ w + b", "ReLU": "regrad.nn.relu", "HuberLoss": "regrad.losses.huber_loss",
-    },
-    "regrad.losses": {
-        "mse": "regrad.losses.mean_squared_error", "MSE": "regrad.losses.mean_squared_error",
-    },
-    "regrad.train": {
-        "adam": "regrad.train.Optimizer(optax.adam(0.001))", "SGD": "optax.sgd(0.001)",
-        "AdamOptimizer": "optax.adam(0.001)", "Trainer": "regrad.train.fit",
-    },
-    "regrad.rules": {
-        "StraightThrough": "regrad.rules.straight_through", "surrogate": "sigmoid_surrogate",
+        "Linear": "x @ w + b", "ReLU": "regrad.nn.relu", "HuberLoss": "regrad.losses.huber_loss"},
+    "regrad.losses": {"mse": "regrad.losses.mean_squared_error",
+        "MSE": "regrad.losses.mean_squared_error"},
+    "regrad.train": {"adam": "regrad.train.Optimizer(optax.adam(0.001))", "SGD": "optax.sgd(0.001)",
+        "AdamOptimizer": "optax.adam(0.001)", "Trainer": "regrad.train.fit"},
+    "regrad.rules": {"StraightThrough": "regrad.rules.straight_through",
+        "surrogate": "sigmoid_surrogate",
         "integrated_gradients": "regrad.rules.attribution.integrated",
-        "ste": "regrad.rules.straight_through", "grad_reverse": "regrad.rules.reverse_gradient",
-    },
+        "ste": "regrad.rules.straight_through", "grad_reverse": "regrad.rules.reverse_gradient"},
     "regrad.random": {"seed": "takes a seed", "rand": "regrad.random.uniform"},
-    "regrad.torch": {
-        "grad": "torch.autograd.grad", "override": "gradient_override_map({'Sign': rule})",
-        "Function": "custom_grad(f)", "check_gradient": "'check_gradients'",
-        "reverse_gradient": "regrad.torch.from_regrad(regrad.rules.reverse_gradient)",
-    },
-    "regrad.jax": {
-        "grad": "jax.grad", "gradient_override_map": "rg.jax.override(f, {'Relu': rule})",
+    "regrad.torch": {"grad": "torch.autograd.grad",
+        "override": "gradient_override_map({'Sign': rule})", "Function": "custom_grad(f)",
+        "check_gradient": "'check_gradients'",
+        "reverse_gradient": "regrad.torch.from_regrad(regrad.rules.reverse_gradient)"},
+    "regrad.jax": {"grad": "jax.grad",
+        "gradient_override_map": "rg.jax.override(f, {'Relu': rule})",
         "custom_vjp": "custom_grad(f)", "check_grads": "regrad.jax.check_gradients",
-        "overide": "Did you mean 'override'?",
-    },
+        "overide": "Did you mean 'override'?"},
 }  # fmt: skip
 
 NET = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
