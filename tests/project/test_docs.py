@@ -117,15 +117,10 @@ def modules():
     return ["regrad", *sorted(m.name for m in found)]
 
 
-@pytest.mark.parametrize(
-    ("want", "same"),
-    [
-        ("[1.57079, 2.]", True),
-        ("[1.5709, 2.]", False),
-        ("[1.57079, 2]", False),
-        ("(1.57079, 2.)", False),
-    ],
-)
+@pytest.mark.parametrize(("want", "same"), [
+    ("[1.57079, 2.]", True), ("[1.5709, 2.]", False), ("[1.57079, 2]", False),
+    ("(1.57079, 2.)", False),
+])  # fmt: skip
 def test_examples_may_differ_in_the_last_digits(want, same):
     assert Close().check_output(want, "[1.5707964, 2.]", 0) is same
 

@@ -121,20 +121,17 @@ def test_the_doors_name_private_parts():
         assert len(named) > 8, door
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("import torch._dynamo", "torch._dynamo"),
-        ("from jax._src import core", "jax._src"),
-        ("from torch import _C", "torch._C"),
-        ("x = torch.utils._pytree.tree_map(f, x)", "torch.utils._pytree.tree_map"),
-        ("resolve('jax._src.core.Tracer')", "jax._src"),
-        ("node._sequence_nr_of_torch()", "_sequence_nr_of_torch"),
-        ("getattr(node, '_saved_of_torch')", "_saved_of_torch"),
-        ("y = eqn.source.debug_info", "debug_info"),
-        ("c = torch.nn.functional.softmax.__code__", "torch.nn.functional.softmax.__code__"),
-    ],
-)
+@pytest.mark.parametrize(("text", "name"), [
+    ("import torch._dynamo", "torch._dynamo"),
+    ("from jax._src import core", "jax._src"),
+    ("from torch import _C", "torch._C"),
+    ("x = torch.utils._pytree.tree_map(f, x)", "torch.utils._pytree.tree_map"),
+    ("resolve('jax._src.core.Tracer')", "jax._src"),
+    ("node._sequence_nr_of_torch()", "_sequence_nr_of_torch"),
+    ("getattr(node, '_saved_of_torch')", "_saved_of_torch"),
+    ("y = eqn.source.debug_info", "debug_info"),
+    ("c = torch.nn.functional.softmax.__code__", "torch.nn.functional.softmax.__code__"),
+])  # fmt: skip
 def test_what_the_test_finds(text, name):
     found = [n for _, n in private_parts(ast.parse(text), jax=True)]
     assert any(name.startswith(n) for n in found), found

@@ -32,10 +32,9 @@ def test_every_mechanism_fires_where_it_is_called_directly(library):
         assert counts["counts"] == {FIRES: 2}, way.name
 
 
-@pytest.mark.parametrize(
-    ("library", "way"),
-    [("PyTorch", "regrad.torch"), ("JAX", "regrad.jax"), ("regrad", "map"), ("regrad", "custom")],
-)
+@pytest.mark.parametrize(("library", "way"), [
+    ("PyTorch", "regrad.torch"), ("JAX", "regrad.jax"), ("regrad", "map"), ("regrad", "custom"),
+])  # fmt: skip
 def test_no_mechanism_of_regrad_is_silent(library, way):
     for place in BY_NAME[library].places:
         found = peers.cell(BY_NAME[library], way_of(library, way), place, ["Tanh", "Abs"])

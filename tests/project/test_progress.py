@@ -49,16 +49,13 @@ SLOW = Item("a.py::test_b", pytest.mark.slow.mark)
 CASES = [Item(f"a.py::test_c[{i}]", pytest.mark.slow(but=2).mark) for i in range(9)]
 
 
-@pytest.mark.parametrize(
-    ("name", "mark", "args", "count"),
-    [
-        ("test", "", ["tests"], 3),
-        ("test", "slow", ["tests"], 11),
-        ("test", "", ["tests/test_a.py::test_b"], 11),
-        ("test-all", "", ["tests"], 11),
-        ("proof", "", ["tests"], 11),
-    ],
-)
+@pytest.mark.parametrize(("name", "mark", "args", "count"), [
+    ("test", "", ["tests"], 3),
+    ("test", "slow", ["tests"], 11),
+    ("test", "", ["tests/test_a.py::test_b"], 11),
+    ("test-all", "", ["tests"], 11),
+    ("proof", "", ["tests"], 11),
+])  # fmt: skip
 def test_slow_tests_run_where_they_are_asked_for(level, name, mark, args, count):
     level(name)
     items, left_out = [FAST, SLOW, *CASES], []
@@ -115,10 +112,9 @@ def test_a_failure_names_the_command_that_repeats_it(level, tmp_path, name, due,
     assert done.stdout.splitlines() == [name if not due else "test", *due, node]
 
 
-@pytest.mark.parametrize(
-    ("params", "properties", "due"),
-    [({}, [], []), ({"seed": 7}, [], ["seed 7"]), ({"x": 1}, [("seed", 8)], ["seed 8"])],
-)
+@pytest.mark.parametrize(("params", "properties", "due"), [
+    ({}, [], []), ({"seed": 7}, [], ["seed 7"]), ({"x": 1}, [("seed", 8)], ["seed 8"]),
+])  # fmt: skip
 def test_a_failure_names_the_seed(level, params, properties, due):
     level("test")
     item = SimpleNamespace(

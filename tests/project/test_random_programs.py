@@ -117,17 +117,14 @@ def test_a_mode_with_other_numbers_is_found(monkeypatch):
     assert agreement.compared(program("rg.sin({a})"), "checkpoint")[0] == SILENT
 
 
-@pytest.mark.parametrize(
-    ("text", "x", "outcome"),
-    [
-        ("rg.abs({a} * 2.0) + {a} * abs({a})", (0.0, 1.0), DELIVERED),
-        ("rg.floor({a})", (1.0, 0.5), EXPLAINED),
-        ("rg.nn.relu({a})", (0.0, 0.5), EXPLAINED),
-        ("rg.abs({a})", (1e-4, 1.0), DELIVERED),
-        ("rg.stop_gradient({a}) * {a}", (1.0, 0.5), SILENT),
-        ("rg.stop_gradient(rg.abs({a}))", (1.0, 0.5), SILENT),
-    ],
-)
+@pytest.mark.parametrize(("text", "x", "outcome"), [
+    ("rg.abs({a} * 2.0) + {a} * abs({a})", (0.0, 1.0), DELIVERED),
+    ("rg.floor({a})", (1.0, 0.5), EXPLAINED),
+    ("rg.nn.relu({a})", (0.0, 0.5), EXPLAINED),
+    ("rg.abs({a})", (1e-4, 1.0), DELIVERED),
+    ("rg.stop_gradient({a}) * {a}", (1.0, 0.5), SILENT),
+    ("rg.stop_gradient(rg.abs({a}))", (1.0, 0.5), SILENT),
+])  # fmt: skip
 def test_kinks_are_explained_and_nothing_else(text, x, outcome):
     assert differences(program(text, x=x))[0] == outcome
 
