@@ -11,15 +11,7 @@ import numpy as np
 
 import regrad as rg
 from regrad.core.state import masked
-from tests.campaigns.op_calls import (
-    Arrays,
-    Call,
-    Function,
-    in_force,
-    slope,
-    weighed,
-    weights,
-)
+from tests.campaigns import op_calls
 from tests.helpers import sample_runs as runs
 
 # -- regions ---------------------------------------------------------------------------------------
@@ -28,7 +20,7 @@ from tests.helpers import sample_runs as runs
 # does for itself is masked, so that only the op is under the rule.
 
 
-def masking(f: Function) -> Function:
+def masking(f: op_calls.Function) -> op_calls.Function:
     def run(*args: Any) -> Any:
         with masked():
             return f(*args)
@@ -55,7 +47,7 @@ def flag(x: Any, value: bool) -> Any:
     return rg.equal(seen, seen) if value else rg.not_equal(seen, seen)
 
 
-def whiled(f: Function) -> Function:
+def whiled(f: op_calls.Function) -> op_calls.Function:
     less = masking(lambda pair: pair[0] < 1.0)
 
     def run(*xs: Any) -> Any:
@@ -65,17 +57,17 @@ def whiled(f: Function) -> Function:
     return run
 
 
-def scan_over(f: Function, **options: Any) -> Function:
+def scan_over(f: op_calls.Function, **options: Any) -> op_calls.Function:
     step = lambda c, row: (c, f(*row))  # noqa: E731
     return lambda *xs: first(rg.scan(step, None, pairs(xs), **options)[1])
 
 
-def scan_closure(f: Function) -> Function:
+def scan_closure(f: op_calls.Function) -> op_calls.Function:
     step = lambda xs: lambda c, _: (plus(c, f(*xs)), None)  # noqa: E731
     return lambda *xs: rg.scan(step(xs), ZERO, length=1)[0]
 
 
-def rerun(f: Function) -> Function:
+def rerun(f: op_calls.Function) -> op_calls.Function:
     """A custom function whose gradient differentiates f again (it recomputes, say)."""
 
     def custom(*xs: Any, save: Any) -> Any:
@@ -85,7 +77,7 @@ def rerun(f: Function) -> Function:
     return rg.custom_grad(custom)
 
 
-def wrapped(f: Function) -> Function:
+def wrapped(f: op_calls.Function) -> op_calls.Function:
     """A custom function that takes the vjp of f within."""
 
     def custom(*xs: Any, save: Any) -> Any:
@@ -95,12 +87,12 @@ def wrapped(f: Function) -> Function:
     return rg.custom_grad(custom)
 
 
-def nested(f: Function, op_type: str) -> Function:
+def nested(f: op_calls.Function, op_type: str) -> op_calls.Function:
     """In a scope with another rule, within which one with the sentinel stands."""
 
     def run(*xs: Any) -> Any:
         with rg.gradient_override_map({op_type: lambda op, *dys: [None] * len(op.inputs)}):
-            with in_force(op_type):
+            with op_calls.in_force(op_type):
                 y = f(*xs)
             masking(f)(*xs)
             return y
@@ -108,7 +100,7 @@ def nested(f: Function, op_type: str) -> Function:
     return run
 
 
-REGIONS: dict[str, Function] = {
+REGIONS: dict[str, op_calls.Function] = {
     "alone": lambda f: f,
     "checkpoint": rg.checkpoint,
     "vmap": lambda f: lambda *xs: first(rg.vmap(f)(*pairs(xs))),
@@ -134,7 +126,7 @@ SHORT = ("alone", "checkpoint", "scan", "cond")
 # The op is outside; its result passes through a region that returns it as it is.
 
 
-RETURNS: dict[str, Function] = {
+RETURNS: dict[str, op_calls.Function] = {
     "checkpoint": lambda y: rg.checkpoint(lambda: y)(),
     "jit": lambda y: rg.jit(lambda: y)(),
     "cond": lambda y: rg.cond(flag(y, True), lambda: y, lambda: y),
@@ -151,12 +143,12 @@ RETURNS: dict[str, Function] = {
 zero_like = masking(lambda y: rg.stop_gradient(rg.zeros_like(y)))
 
 
-def returned(call: Call, name: str) -> Function:
+def returned(call: op_calls.Call, name: str) -> op_calls.Function:
     """f whose results go through a region that closes over them."""
 
     def run(*xs: Any) -> Any:
         ys = [RETURNS[name](y) for y in call.apply(*xs)]
-        return masking(weighed)(ys)
+        return masking(op_calls.weighed)(ys)
 
     return run
 
@@ -164,7 +156,7 @@ def returned(call: Call, name: str) -> Function:
 # -- who else may run f ----------------------------------------------------------------------------
 
 
-def threaded(f: Function) -> Function:
+def threaded(f: op_calls.Function) -> op_calls.Function:
     def run(*xs: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(f, *xs).result()
@@ -172,7 +164,7 @@ def threaded(f: Function) -> Function:
     return run
 
 
-def threaded_copy(f: Function) -> Function:
+def threaded_copy(f: op_calls.Function) -> op_calls.Function:
     def run(*xs: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(contextvars.copy_context().run, f, *xs).result()
@@ -180,7 +172,7 @@ def threaded_copy(f: Function) -> Function:
     return run
 
 
-def tasked(f: Function) -> Function:
+def tasked(f: op_calls.Function) -> op_calls.Function:
     async def task(xs: Any) -> Any:
         await asyncio.sleep(0)
         return f(*xs)
@@ -191,31 +183,31 @@ def tasked(f: Function) -> Function:
     return lambda *xs: asyncio.run(both(xs))
 
 
-def generated(f: Function) -> Function:
+def generated(f: op_calls.Function) -> op_calls.Function:
     def generator(xs: Any) -> Iterator[Any]:
         yield f(*xs)
 
     return lambda *xs: next(generator(xs))
 
 
-RUNNERS: dict[str, Function] = {
+RUNNERS: dict[str, op_calls.Function] = {
     "thread": threaded, "thread, copied context": threaded_copy, "asyncio task": tasked,
     "generator": generated,
 }  # fmt: skip
 
 
-def beside(f: Function) -> Function:
+def beside(f: op_calls.Function) -> op_calls.Function:
     """f and another path, over which a gradient comes even if that of f is lost."""
 
     def run(*xs: Any) -> Any:
         y = f(*xs)
         with masked():
-            return y + weighed(xs)
+            return y + op_calls.weighed(xs)
 
     return run
 
 
-def plus_paths(call: Call, found: Arrays) -> Arrays:
+def plus_paths(call: op_calls.Call, found: op_calls.Arrays) -> op_calls.Arrays:
     """These gradients, and what comes over the other path."""
-    other = [(weights(x) * slope(x)).astype(x.dtype) for x in call.xs]
+    other = [(op_calls.weights(x) * op_calls.slope(x)).astype(x.dtype) for x in call.xs]
     return [g + more for g, more in zip(found, other, strict=True)]
