@@ -52,14 +52,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import regrad.torch
 from regrad.errors import RegradError
-from tests.campaigns import (
-    driver,
-    public_jax,
-    public_oracle,
-    public_places,
-    public_table,
-    records,
-)
+from tests.campaigns import driver, public_jax, public_oracle, public_places, public_table, records
 from tests.campaigns.outcomes import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT
 from tests.campaigns.public_oracle import BY_NAME, Op
 from tests.campaigns.verdicts import Verdict, shown

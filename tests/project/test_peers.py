@@ -62,10 +62,7 @@ def test_a_rule_that_is_lost_is_silent():
 def test_only_an_error_is_right_for_a_wrong_answer():
     library, way = BY_NAME["regrad"], way_of("regrad", "custom")
     wrong = Place("", "got = rg.zeros(3)", ERROR)
-    assert peers.ran(library, way, wrong, "Tanh") == (
-        SILENT,
-        "[0.0, 0.0, 0.0] instead of an error",
-    )
+    assert peers.ran(library, way, wrong, "Tanh") == (SILENT, "[0.0, 0.0, 0.0] instead of an error")
     raising = Place("", "raise ValueError('no')", ERROR)
     assert peers.ran(library, way, raising, "Tanh") == (RAISES, "ValueError: no")
 
