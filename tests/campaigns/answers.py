@@ -33,37 +33,27 @@ RIGHT = [W * B, W * A]
 # Wrong for one input: what stands in the place of the last gradient.
 
 ENTRIES: dict[str, Function] = {
-    "a string": lambda g: "dy",
-    "a number": lambda g: 2.5,
-    "a list of numbers": lambda g: [1.0, 2.0, 3.0],
-    "an object": lambda g: object(),
-    "a function": lambda g: lambda: g,
-    "a generator": lambda g: (x for x in [g]),
-    "a dict": lambda g: {"x": g},
-    "a set of names": lambda g: {"a"},
+    "a string": lambda g: "dy", "a number": lambda g: 2.5,
+    "a list of numbers": lambda g: [1.0, 2.0, 3.0], "an object": lambda g: object(),
+    "a function": lambda g: lambda: g, "a generator": lambda g: (x for x in [g]),
+    "a dict": lambda g: {"x": g}, "a set of names": lambda g: {"a"},
     "a NumPy array, float32": lambda g: np.ones(3, np.float32),
     "a NumPy array, int64": lambda g: np.ones(3, np.int64),
     "a NumPy array of strings": lambda g: np.array(["a", "b", "c"]),
     "the shape (1, 3)": lambda g: rg.reshape(g, (1, 3)),
     "the shape (3, 1)": lambda g: rg.reshape(g, (3, 1)),
-    "the shape (2, 3)": lambda g: rg.stack([g, g]),
-    "the shape (2,)": lambda g: g[:2],
-    "the shape ()": lambda g: rg.sum(g),
-    "the shape (0,)": lambda g: g[:0],
+    "the shape (2, 3)": lambda g: rg.stack([g, g]), "the shape (2,)": lambda g: g[:2],
+    "the shape ()": lambda g: rg.sum(g), "the shape (0,)": lambda g: g[:0],
     "the dtype float32": lambda g: rg.astype(g, np.float32),
-    "the dtype int64": lambda g: rg.astype(g, np.int64),
-    "the dtype bool": lambda g: g > 0,
+    "the dtype int64": lambda g: rg.astype(g, np.int64), "the dtype bool": lambda g: g > 0,
     "the dtype complex128": lambda g: rg.astype(g, np.complex128),
-    "nested lists": lambda g: [[g * 2, g]],
-    "an empty list": lambda g: [],
-}
+    "nested lists": lambda g: [[g * 2, g]], "an empty list": lambda g: [],
+}  # fmt: skip
 
 # Wrong as a whole.
 WHOLES: dict[str, Answer] = {
-    "too few": lambda gs: list(gs[:-1]),
-    "too many": lambda gs: [*gs, gs[0] * 5],
-    "nothing in a list": lambda gs: [],
-    "twice over": lambda gs: [*gs, *gs],
+    "too few": lambda gs: list(gs[:-1]), "too many": lambda gs: [*gs, gs[0] * 5],
+    "nothing in a list": lambda gs: [], "twice over": lambda gs: [*gs, *gs],
     "a string per input": lambda gs: "ab"[: len(gs)],
     "one Tensor stacked": lambda gs: rg.stack([g * 2 for g in gs]),
     "a generator of gradients": lambda gs: (g for g in gs),
@@ -71,7 +61,7 @@ WHOLES: dict[str, Answer] = {
     "a list in a list": lambda gs: [[*gs, gs[0]]],
     "Nones, too many": lambda gs: [None] * (len(gs) + 1) + [gs[0]],
     "an exception class": lambda gs: ValueError,
-}
+}  # fmt: skip
 
 # Right: the harness must see these pass.
 LEGITIMATE: dict[str, Answer] = {

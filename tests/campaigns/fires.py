@@ -317,11 +317,8 @@ def graph_custom(call: Call, xs: Sequence[Any]) -> Any:
 
 
 GRAPHS: dict[str, Function] = {
-    "alone": graph_f,
-    "cond": graph_cond,
-    "while_loop": graph_while,
-    "returned by cond": graph_returned,
-    "returned by while_loop": graph_carried,
+    "alone": graph_f, "cond": graph_cond, "while_loop": graph_while,
+    "returned by cond": graph_returned, "returned by while_loop": graph_carried,
     "tape of checkpoint": lambda call, xs: rg.checkpoint(lambda *xs: rg.asarray(graph_f(call,
         xs)))(*map(rg.asarray, xs)),
     "custom_gradient, differentiated again": graph_custom,

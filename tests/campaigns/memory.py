@@ -144,10 +144,8 @@ EAGER = {
         CALLS // 10),
     "vmap": always(lambda i: rg.vmap(lambda x: rg.sin(x) * i)(X), CALLS // 4),
     "vmap of a gradient": always(lambda i: rg.vmap(rg.grad(body))(rg.stack([X, X])), CALLS // 10),
-    "thread": always(in_thread, CALLS // 10),
-    "copied context": always(in_copied_context),
-    "task": Kind(in_task, CALLS // 10),
-    "save and restore": Kind(saved, CALLS // 50),
+    "thread": always(in_thread, CALLS // 10), "copied context": always(in_copied_context),
+    "task": Kind(in_task, CALLS // 10), "save and restore": Kind(saved, CALLS // 50),
 }  # fmt: skip
 
 # -- compiled --------------------------------------------------------------------------------------

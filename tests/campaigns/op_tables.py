@@ -27,8 +27,7 @@ def of_torch() -> dict[str, int]:
     every = torch_samples.op_db()
     differentiated = [op for op in every if op.supports_autograd]
     return {
-        "ops": len(every),
-        "of them differentiated": len(differentiated),
+        "ops": len(every), "of them differentiated": len(differentiated),
         "pairs of op and dtype": sum(len(op.supported_dtypes("cpu")) for op in every),
         "samples of float64": sum(map(samples, differentiated)),
         "ops checked to first order": len(differentiated),
@@ -36,9 +35,8 @@ def of_torch() -> dict[str, int]:
         "ops checked to third order": 0,
         "ops checked in forward mode": sum(op.supports_forward_ad for op in differentiated),
         "ops checked in forward mode over reverse": sum(
-            op.supports_fwgrad_bwgrad for op in differentiated
-        ),
-    }
+            op.supports_fwgrad_bwgrad for op in differentiated),
+    }  # fmt: skip
 
 
 def samples(op: Any) -> int:

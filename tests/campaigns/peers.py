@@ -63,14 +63,10 @@ def parts(library: Library, way: Way, place: Place, op_type: str) -> list[str] |
         name = OLD.get(name, name)
     aliases = {"PyTorch": TORCH_ALIASES, "JAX": JAX_ALIASES}.get(library.name, {})
     words = {
-        "ANSWER": place.answer or f"dy * ({RULE})",
-        "FORWARD": place.forward or "own(x)",
-        "NAME": name,
-        "TYPE": op_type,
-        "SERIAL": str(next(SERIAL)),
-        "ALIAS": aliases.get(name, ""),
+        "ANSWER": place.answer or f"dy * ({RULE})", "FORWARD": place.forward or "own(x)",
+        "NAME": name, "TYPE": op_type, "SERIAL": str(next(SERIAL)), "ALIAS": aliases.get(name, ""),
         "OPERATOR": OPERATORS.get(name, ""),
-    }
+    }  # fmt: skip
     setup = way.setup
     if place.own:  # the setup runs where the program says so
         setup = f"def made(w):\n{textwrap.indent(setup, '    ')}\n    return f"
@@ -170,12 +166,9 @@ def cell(
             counts[found[0]] += 1
             details[found[0]].append(f"{op_type}: {found[1]}")
     return {
-        "library": library.name,
-        "way": way.name,
-        "place": place.name,
-        "counts": dict(counts),
+        "library": library.name, "way": way.name, "place": place.name, "counts": dict(counts),
         "details": {word: min(texts, key=len) for word, texts in details.items() if word != FIRES},
-    }
+    }  # fmt: skip
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -302,11 +295,9 @@ def main(given: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     found = [cell(*each) for each in tqdm.tqdm(list(cells(options.only)), unit="cell")]
     content = {
-        **records.facts("tests.campaigns.peers"),
-        "seconds": round(time.perf_counter() - start),
-        "op types": len(OPS),
-        "cells": found,
-    }
+        **records.facts("tests.campaigns.peers"), "seconds": round(time.perf_counter() - start),
+        "op types": len(OPS), "cells": found,
+    }  # fmt: skip
     if options.only:
         print(report(content))
     else:

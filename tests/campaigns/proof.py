@@ -118,11 +118,9 @@ def suffix(options: argparse.Namespace) -> str:
 def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
     content = {
         **records.facts("tests.campaigns.proof"),
-        "seconds": round(sum(entry["seconds"] for entry in entries)),
-        "jobs": len(entries),
-        "counts": totals(entries),
-        "classes": found,
-    }
+        "seconds": round(sum(entry["seconds"] for entry in entries)), "jobs": len(entries),
+        "counts": totals(entries), "classes": found,
+    }  # fmt: skip
     if "F1" in content["counts"]:
         content["op types of no float input"] = sorted(
             op_calls.covered().difference(op_calls.op_types())

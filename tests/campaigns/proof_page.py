@@ -72,11 +72,9 @@ def page(found: Sequence[Record], campaigns: Campaigns, others: Mapping[str, str
     `others` has the texts of marks that are not about the campaigns, by name.
     """
     blocks = {
-        **others,
-        "figures": figures(found, campaigns),
-        "campaigns": "\n\n".join(sections(found, campaigns)),
-        "runs": runs(found),
-    }
+        **others, "figures": figures(found, campaigns),
+        "campaigns": "\n\n".join(sections(found, campaigns)), "runs": runs(found),
+    }  # fmt: skip
     return report.filled(PROSE.read_text(encoding="utf-8"), blocks)
 
 

@@ -224,8 +224,7 @@ def haiku_attention(hk: Any, x: Any) -> Any:
 def rows() -> list[Row]:
     """The frozen table."""
     table: dict[str, Callable[[], Any]] = {
-        "flax/mlp": lambda: linen(flax_mlp, 4, 5),
-        "flax/cnn": lambda: linen(flax_cnn, 2, 8, 8, 3),
+        "flax/mlp": lambda: linen(flax_mlp, 4, 5), "flax/cnn": lambda: linen(flax_cnn, 2, 8, 8, 3),
         "flax/attention": lambda: linen(flax_attention, 2, 5, 8),
         "flax/scan_remat": lambda: linen(flax_block, 2, 5, 8),
         "flax/lstm": lambda: linen(lambda nn: nn.RNN(nn.LSTMCell(4)), 2, 5, 3),
@@ -235,16 +234,14 @@ def rows() -> list[Row]:
         "optax/softmax": lambda: optax_loss("softmax_cross_entropy"),
         "optax/labels": lambda: optax_loss("softmax_cross_entropy_with_integer_labels"),
         "optax/sigmoid": lambda: optax_loss("sigmoid_binary_cross_entropy"),
-        "optax/sigmoid_from_zero": optax_from_zero,
-        "optax/huber": lambda: optax_loss("huber_loss"),
+        "optax/sigmoid_from_zero": optax_from_zero, "optax/huber": lambda: optax_loss("huber_loss"),
         "optax/log_cosh": lambda: optax_loss("log_cosh"),
         "optax/cosine": lambda: optax_loss("cosine_distance"),
         "diffrax/default": lambda: ode("RecursiveCheckpointAdjoint"),
         "diffrax/direct": lambda: ode("DirectAdjoint"),
         "diffrax/backsolve": lambda: ode("BacksolveAdjoint"),
         "equinox/mlp": lambda: equinox(eqx_mlp, 4),
-        "equinox/cnn": lambda: equinox(eqx_cnn, 3, 8, 8),
-        "equinox/attention": eqx_attention,
+        "equinox/cnn": lambda: equinox(eqx_cnn, 3, 8, 8), "equinox/attention": eqx_attention,
         "equinox/gru": lambda: eqx_recurrent("GRUCell"),
         "equinox/lstm": lambda: eqx_recurrent("LSTMCell"),
         "haiku/mlp": lambda: haiku(lambda hk, x: hk.nets.MLP([8, 3],

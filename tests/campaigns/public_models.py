@@ -341,12 +341,10 @@ def main(given: Sequence[str] | None = None) -> int:
     path = path if is_whole else OUT / "public-part.json"
     content = {
         **records.facts("tests.campaigns.public_models", ["torch", *["jax"] * is_all, *packages]),
-        "seconds": round(sum(entry["seconds"] for entry in entries)),
-        "models": len(entries),
-        "counts": counts,
-        "classes": found,
+        "seconds": round(sum(entry["seconds"] for entry in entries)), "models": len(entries),
+        "counts": counts, "classes": found,
         "cases": {case: outcome for e in entries for case, outcome, _ in e["others"]},
-    }
+    }  # fmt: skip
     records.write(path, content)
     every = {"all": sum(counts.values(), Counter[str]())}
     return driver.told(found, counts | every, [path.relative_to(ROOT)], start)

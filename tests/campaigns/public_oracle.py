@@ -59,9 +59,7 @@ FLASH = "ScaledDotProductFlashAttentionForCpu"
 
 # op type: autograd's nodes that compute one, alone or among others, and what a rule changes there
 NODES: dict[str, dict[str, Change]] = {
-    "Relu": {"Relu": FIRST},
-    "Gelu": {"Gelu": FIRST},
-    "Silu": {"Silu": FIRST},
+    "Relu": {"Relu": FIRST}, "Gelu": {"Gelu": FIRST}, "Silu": {"Silu": FIRST},
     "Sigmoid": {"Sigmoid": FIRST, "LogSigmoid": FIRST, "BinaryCrossEntropyWithLogits": FIRST,
         "Silu": _silu, "Glu": _glu},
     "Tanh": {"Tanh": FIRST, "Mish": _mish},
@@ -69,13 +67,10 @@ NODES: dict[str, dict[str, Change]] = {
     "LogSoftmax": {"LogSoftmax": FIRST},
     "MatMul": {"Mm": BOTH, "Bmm": BOTH, "Mv": BOTH, "Dot": BOTH, "GroupedMm": BOTH, "Linear": BOTH,
         "Addmm": SECOND, "Addmv": SECOND, "Baddbmm": SECOND, "Addbmm": SECOND, FLASH: PRODUCTS},
-    "AddV2": {"Add": BOTH},
-    "Mul": {"Mul": BOTH},
-    "Mean": {"Mean": FIRST},
+    "AddV2": {"Add": BOTH}, "Mul": {"Mul": BOTH}, "Mean": {"Mean": FIRST},
     "Identity": {"Clone": FIRST, "Alias": FIRST},
     "Reshape": {"View": FIRST, "UnsafeView": FIRST, "ReshapeAlias": FIRST},
-    "Conv2D": {"Convolution": BOTH},
-    "MaxPool": {"MaxPool2DWithIndices": FIRST},
+    "Conv2D": {"Convolution": BOTH}, "MaxPool": {"MaxPool2DWithIndices": FIRST},
 }  # fmt: skip
 
 # What C calls such an op; operators (`a + b`) have no name there and count as calls of the op.
@@ -312,12 +307,7 @@ NATIVE: dict[str, Callable[..., Any]] = {
     "Tanh": lambda dy, y: ATEN.tanh_backward(dy, y),
     "Softmax": lambda dy, y, axis: ATEN._softmax_backward_data(dy, y, axis, y.dtype),
     "LogSoftmax": lambda dy, y, axis: ATEN._log_softmax_backward_data(dy, y, axis, y.dtype),
-    "MatMul": _matmul,
-    "AddV2": _add,
-    "Mul": _mul,
-    "Mean": _mean,
-    "Identity": lambda dy: dy,
-    "Reshape": lambda dy, x_shape: dy.reshape(tuple(x_shape)),
-    "Conv2D": _conv2d,
+    "MatMul": _matmul, "AddV2": _add, "Mul": _mul, "Mean": _mean, "Identity": lambda dy: dy,
+    "Reshape": lambda dy, x_shape: dy.reshape(tuple(x_shape)), "Conv2D": _conv2d,
     "MaxPool": _max_pool,
 }  # fmt: skip

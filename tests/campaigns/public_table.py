@@ -134,25 +134,20 @@ def of_torchvision() -> Iterator[Row]:
 
 # name in timm: image size, and what else makes it small. One or two of a family.
 FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
-    **dict.fromkeys(["resnet10t", "resnetv2_18", "nf_resnet26", "skresnet18",
-        "efficientnet_lite0", "mobilenetv4_conv_small_035", "ghostnet_050", "repvgg_a0",
-        "convnextv2_atto", "inception_next_atto", "poolformer_s12", "mambaout_femto",
-        "starnet_s1"], (32, {})),
+    **dict.fromkeys(["resnet10t", "resnetv2_18", "nf_resnet26", "skresnet18", "efficientnet_lite0",
+        "mobilenetv4_conv_small_035", "ghostnet_050", "repvgg_a0", "convnextv2_atto",
+        "inception_next_atto", "poolformer_s12", "mambaout_femto", "starnet_s1"], (32, {})),
     **dict.fromkeys(["efficientvit_b0", "fastvit_t8"], (64, {})),
     "vit_tiny_patch16_224": (32, {"img_size": 32, "depth": 2}),
     "eva02_tiny_patch14_224": (28, {"img_size": 28, "depth": 2}),
     "beit_base_patch16_224": (32, {"img_size": 32, "depth": 1}),
     "swin_tiny_patch4_window7_224": (56, {"img_size": 56, "depths": (1, 1), "num_heads": (3, 6)}),
-    "mixer_s32_224": (64, {"img_size": 64}),
-    "gmlp_ti16_224": (32, {"img_size": 32}),
+    "mixer_s32_224": (64, {"img_size": 64}), "gmlp_ti16_224": (32, {"img_size": 32}),
     "xcit_nano_12_p16_224": (32, {"img_size": 32, "depth": 2}),
-    "cait_xxs24_224": (32, {"img_size": 32, "depth": 2}),
-    "levit_128s": (64, {"img_size": 64}),
+    "cait_xxs24_224": (32, {"img_size": 32, "depth": 2}), "levit_128s": (64, {"img_size": 64}),
     **dict.fromkeys(["mobilevit_xxs", "edgenext_xx_small"], (64, {})),
-    "coat_lite_tiny": (32, {"img_size": 32}),
-    "pvt_v2_b0": (32, {}),
-    "davit_tiny": (56, {"depths": (1, 1, 1, 1)}),
-    "sequencer2d_s": (64, {"layers": (1, 1, 1, 1)}),
+    "coat_lite_tiny": (32, {"img_size": 32}), "pvt_v2_b0": (32, {}),
+    "davit_tiny": (56, {"depths": (1, 1, 1, 1)}), "sequencer2d_s": (64, {"layers": (1, 1, 1, 1)}),
 }  # fmt: skip
 TRAINED_IN_TIMM = ("vit_tiny_patch16_224", "convnextv2_atto", "mobilenetv4_conv_small_035")
 

@@ -29,12 +29,10 @@ def facts(command: str, packages: Iterable[str] = ()) -> dict[str, Any]:
     """
     found = [f"{name} {version_of(name)}" for name in packages] or machine.versions()
     return {
-        "date": machine.today(),
-        "command": " ".join([f"python -m {command}", *sys.argv[1:]]),
-        "machine": machine.described(),
-        "versions": [f"Python {platform.python_version()}", *found],
+        "date": machine.today(), "command": " ".join([f"python -m {command}", *sys.argv[1:]]),
+        "machine": machine.described(), "versions": [f"Python {platform.python_version()}", *found],
         "commit": machine.commit(),
-    }
+    }  # fmt: skip
 
 
 def version_of(name: str) -> str:

@@ -101,10 +101,8 @@ def nested(f: op_calls.Function, op_type: str) -> op_calls.Function:
 
 
 REGIONS: dict[str, op_calls.Function] = {
-    "alone": lambda f: f,
-    "checkpoint": rg.checkpoint,
-    "vmap": lambda f: lambda *xs: first(rg.vmap(f)(*pairs(xs))),
-    "scan": scan_over,
+    "alone": lambda f: f, "checkpoint": rg.checkpoint,
+    "vmap": lambda f: lambda *xs: first(rg.vmap(f)(*pairs(xs))), "scan": scan_over,
     "scan, closure": scan_closure,
     "scan, reverse, checkpoint": functools.partial(scan_over, reverse=True, checkpoint=True),
     "cond": lambda f: lambda *xs: rg.cond(flag(xs[0], True), f, nothing, *xs),
@@ -115,8 +113,7 @@ REGIONS: dict[str, op_calls.Function] = {
     "map": lambda f: lambda *xs: first(rg.map(lambda row: f(*row), pairs(xs))),
     "checkpoint of scan of cond": lambda f: rg.checkpoint(
         scan_closure(lambda *xs: rg.cond(flag(xs[0], True), f, nothing, *xs))),
-    "custom_grad, differentiated again": rerun,
-    "custom_grad, vjp within": wrapped,
+    "custom_grad, differentiated again": rerun, "custom_grad, vjp within": wrapped,
 }  # fmt: skip
 SHORT = ("alone", "checkpoint", "scan", "cond")
 

@@ -65,10 +65,8 @@ class Averaged(nn.Module):
     def __init__(self, of_modules: bool = False) -> None:
         super().__init__()
         self.conv, self.relu, self.head = (
-            nn.Conv2d(3, 16, 3, bias=False),
-            nn.ReLU(),
-            nn.Linear(16, 10, bias=False),
-        )
+            nn.Conv2d(3, 16, 3, bias=False), nn.ReLU(), nn.Linear(16, 10, bias=False),
+        )  # fmt: skip
         self.mean = nn.AdaptiveAvgPool2d(1) if of_modules else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

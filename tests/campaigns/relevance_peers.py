@@ -216,10 +216,8 @@ def page(content: Mapping[str, Any]) -> str:
     same = [e for e in found if "ratio" in e]
     other = [e for e in found if "ratio" not in e]
     blocks = {
-        "facts": f"{records.line(content)}.",
-        "agreement": agreement(same),
-        "differences": differences(other),
-        "kept": kept_table(content["kept"]),
+        "facts": f"{records.line(content)}.", "agreement": agreement(same),
+        "differences": differences(other), "kept": kept_table(content["kept"]),
         "lost": losses(records.read(LOST)["lost"]),
     }  # fmt: skip
     return report.filled(PROSE.read_text(encoding="utf-8"), blocks)
@@ -318,12 +316,10 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.only:
         return 0
     content = {
-        **records.facts("tests.campaigns.relevance_peers", PACKAGES),
-        "stubs for lxt": STUBS,
-        "cases": entries,
-        "kept": [kept(name) for name in KEPT],
+        **records.facts("tests.campaigns.relevance_peers", PACKAGES), "stubs for lxt": STUBS,
+        "cases": entries, "kept": [kept(name) for name in KEPT],
         "seconds": round(time.perf_counter() - start),
-    }
+    }  # fmt: skip
     records.write(PATH, content)
     return 0
 

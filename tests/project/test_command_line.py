@@ -165,13 +165,8 @@ def test_a_rule_is_tried(capsys, net, command):
 
 def test_several_rules_are_tried_and_factories_are_called(capsys, file):
     options = [
-        f"{file}:masked",
-        *ARGS,
-        "--override",
-        "Sqrt=superspike",
-        "--override",
-        "Abs=Identity",
-    ]
+        f"{file}:masked", *ARGS, "--override", "Sqrt=superspike", "--override", "Abs=Identity",
+    ]  # fmt: skip
     status, out, _ = run(capsys, "nan", *options)
     assert status == 0
     assert re.search(r"^Sqrt +superspike", out, re.M) and re.search(r"^Abs +Identity", out, re.M)

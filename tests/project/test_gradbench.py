@@ -302,18 +302,13 @@ def test_saddle(variant):
 
 def test_the_tool_answers_every_message(monkeypatch, capsys):
     messages = [
-        {"kind": "start", "eval": "lse"},
-        {"kind": "define", "module": "lse"},
+        {"kind": "start", "eval": "lse"}, {"kind": "define", "module": "lse"},
         {"kind": "define", "module": "nothing"},
-        {
-            "kind": "evaluate",
-            "module": "lse",
-            "function": "primal",
-            "input": {"x": [0.0, 0.0], "min_runs": 3, "min_seconds": 0},
-        },
+        {"kind": "evaluate", "module": "lse", "function": "primal",
+            "input": {"x": [0.0, 0.0], "min_runs": 3, "min_seconds": 0}},
         {"kind": "analysis", "of": 3, "valid": True},
         {"kind": "evaluate", "module": "lse", "function": "primal", "input": {}},
-    ]
+    ]  # fmt: skip
     lines = "".join(json.dumps({"id": i} | message) + "\n" for i, message in enumerate(messages))
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     tool.main()

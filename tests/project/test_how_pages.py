@@ -342,14 +342,11 @@ def squared(dy, x):
 
 
 MODELS = {
-    "function": F.relu,
-    "method": lambda x: x.relu(),
-    "in place": lambda x: (2 * x).relu_(),
-    "argument": lambda x: F.relu(2 * x, inplace=True),
-    "module": torch.nn.ReLU(),
+    "function": F.relu, "method": lambda x: x.relu(), "in place": lambda x: (2 * x).relu_(),
+    "argument": lambda x: F.relu(2 * x, inplace=True), "module": torch.nn.ReLU(),
     "twice": lambda x: F.relu(F.relu(x) - 1) * torch.relu(-x + 3),
     "a view in place": lambda x: (2 * x).view(3).relu_(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

@@ -207,18 +207,10 @@ def test_a_false_refusal_is_found(monkeypatch):
 
 GRADIENT_IN_A_GRADIENT = (
     text("rg.checkpoint(lambda p: rg.cos(p))(x0)", kind="checkpoint"),
-    text(
-        "rg.fori_loop(0, 2, lambda i, c: ",
-        text(
-            "under('Sin', lambda: ",
-            text("closing(lambda p: rg.sin(p) * p, 0.5)(c + t0)", kind="custom_grad, closing"),
-            ")",
-            kind="override",
-        ),
-        ", x1)",
-        kind="fori_loop",
-    ),
-)
+    text("rg.fori_loop(0, 2, lambda i, c: ", text("under('Sin', lambda: ",
+        text("closing(lambda p: rg.sin(p) * p, 0.5)(c + t0)", kind="custom_grad, closing"), ")",
+        kind="override"), ", x1)", kind="fori_loop"),
+)  # fmt: skip
 
 
 @pytest.mark.slow
