@@ -390,14 +390,21 @@ OF_TYPES = {
 }  # fmt: skip
 
 
+ATTRIBUTES = {"Sum": ("axis",), "Max": ("axis",), "Cumsum": ("axis", "reverse")}
+
+
 def tripled_type(op_type: str) -> Callable[..., Any]:
     """The rule for an op type: FACTOR times the derivative of JAX's function."""
-    names = {"Sum": ("axis",), "Max": ("axis",), "Cumsum": ("axis", "reverse")}.get(op_type, ())
+    return scaled(OF_TYPES[op_type], ATTRIBUTES.get(op_type, ()), FACTOR, FACTOR)
+
+
+def scaled(f: Callable[..., Any], names: Sequence[str], *factors: float) -> Callable[..., Any]:
+    """A rule: the derivative of a function of an op's inputs and attributes, times factors."""
 
     def rule(op: Any, dy: Any) -> Any:
         given = {name: op.get_attr(name) for name in names}
-        back = jax.vjp(lambda *xs: OF_TYPES[op_type](*xs, **given), *op.inputs)[1]
-        return [FACTOR * jnp.conj(dx) for dx in back(jnp.conj(dy))]
+        back = jax.vjp(lambda *xs: f(*xs, **given), *op.inputs)[1]
+        return [k * jnp.conj(dx) for k, dx in zip(factors, back(jnp.conj(dy)), strict=False)]
 
     return rule
 

@@ -25,6 +25,7 @@ from jax.interpreters import ad
 import regrad as rg
 import regrad.jax
 from regrad.errors import RegradError
+from tests.campaigns import jax_api
 from tests.campaigns.public_oracle import K, L
 from tests.campaigns.verdicts import BROKEN, DELIVERED, REFUSED, SILENT, Verdict
 
@@ -323,43 +324,29 @@ def _function(name: str, k: float, count: list[int]) -> Iterator[None]:
 # -- the rules -------------------------------------------------------------------------------------
 
 
+OTHERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {  # and the attributes they take
+    "Sigmoid": (jax.nn.sigmoid, ()),
+    "Mean": (lambda x, axis, keepdims: jnp.mean(x, axis, keepdims=keepdims), ("axis", "keepdims")),
+    "MaxPool": (lambda *args, **given: _maxima(*args, **given), ("filter_size", "strides", "pad")),
+    "Conv2D": (lambda x, w, strides, pad, dilations: jax.lax.conv_general_dilated(
+        x, w, strides, pad, rhs_dilation=dilations, dimension_numbers=("NHWC", "HWIO", "NHWC")),
+        ("strides", "pad", "dilations")),
+}  # fmt: skip
+
+
 def rule(op_type: str, k: float, l: float) -> Callable[..., Any]:  # noqa: E741
-    def of_function(dy: Any, x: Any) -> Any:
+    """The native gradient times k, and times l for a second operand."""
+    f, names = OTHERS.get(op_type, (jax_api.OF_TYPES.get(op_type), ()))
+    if f is None:
         module, _, short = FUNCTIONS[op_type].rpartition(".")
-        (dx,) = jax.vjp(getattr(importlib.import_module(module), short), x)[1](dy)
-        return k * dx
-
-    def summed(dy: Any, x: Any) -> Any:
-        return jnp.sum(dy) if jnp.shape(x) == () else dy
-
-    rules: dict[str, Callable[..., Any]] = {
-        "Sigmoid": lambda dy, y: k * dy * y * (1 - y),
-        "Tanh": lambda dy, y: k * dy * (1 - y * y),
-        "Exp": lambda dy, y: k * dy * y,
-        "AddV2": lambda dy, a, b: (k * summed(dy, a), l * summed(dy, b)),
-        "Mul": lambda dy, a, b: (k * summed(dy * b, a), l * summed(dy * a, b)),
-        "MatMul": lambda dy, a, b: _of_pair(jnp.matmul, dy, a, b, k, l),
-        "Sum": lambda dy, x, axis: k * jnp.broadcast_to(jnp.expand_dims(dy, axis), x.shape),
-        "Mean": lambda dy, x, axis, keepdims: k * jax.vjp(lambda x: jnp.mean(x, axis,
-            keepdims=keepdims), x)[1](dy)[0],
-        "MaxPool": lambda dy, x, filter_size, strides, pad: k * jax.vjp(lambda x: _maxima(x,
-            filter_size, strides, pad), x)[1](dy)[0],
-        "Conv2D": lambda dy, x, w, strides, pad, dilations: _of_pair(lambda x,
-            w: jax.lax.conv_general_dilated(x, w, strides, pad, rhs_dilation=dilations,
-            dimension_numbers=("NHWC", "HWIO", "NHWC")), dy, x, w, k, l),
-    }  # fmt: skip
-    return rules.get(op_type, of_function)
+        f = getattr(importlib.import_module(module), short)
+    return jax_api.scaled(f, names or jax_api.ATTRIBUTES.get(op_type, ()), k, l)
 
 
-def _of_pair(f: Any, dy: Any, a: Any, b: Any, k: float, l: float) -> Any:  # noqa: E741
-    da, db = jax.vjp(f, a, b)[1](dy)
-    return k * da, l * db
-
-
-def _maxima(x: Any, size: Sequence[int], strides: Sequence[int], pad: Any) -> Any:
+def _maxima(x: Any, filter_size: Sequence[int], strides: Sequence[int], pad: Any) -> Any:
     """The largest values in windows of images whose channels come last."""
-    pads = ((0, 0), *pad, (0, 0))
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, *size, 1), (1, *strides, 1), pads)
+    size, steps = (1, *filter_size, 1), (1, *strides, 1)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, steps, ((0, 0), *pad, (0, 0)))
 
 
 # -- the cases -------------------------------------------------------------------------------------
