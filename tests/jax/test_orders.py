@@ -1,12 +1,18 @@
-"""`order=1`: the derivative of a gradient that rules have made, against differences of it."""
+"""`order=1`: the derivative of a gradient that rules have made, against differences of it.
+
+And rules with parameters that learn, against jax.custom_vjp functions.
+"""
+
+from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import regrad as rg
-from regrad.errors import GradientError
+from regrad.errors import ArgumentError, GradientError, RuleError
 from tests.helpers.differences import error, jacobian
 from tests.helpers.jax_model import own_vjp
 
@@ -131,3 +137,201 @@ def test_the_map_of_a_linear_solve_is_refused():
         override(f, rule, order=1)(x)
     g = jax.grad(override(f, {"Tanh": lambda dy, y: dy * y}, order=1))
     assert error(jax.jacrev(g)(x), jacobian(lambda x: g(jnp.asarray(x)), X)) < 1e-6
+
+
+# -- parameters that learn -------------------------------------------------------------------------
+
+ROWS = np.random.default_rng(0).normal(size=(4, 5)) * 4
+learns = rg.rules.learns
+
+
+def lsq(dy, x, step):  # the step size of a quantizer, Esser et al. (2020)
+    inside = (jnp.abs(x) <= 3).astype(dy.dtype)
+    return dy * inside / step, {"step": 0.1 * jnp.sum(dy * (jnp.round(x) - x * inside / step))}
+
+
+def pact(dy, x, alpha):  # the clip of an activation, Choi et al. (2018)
+    return dy * ((x > 0) & (x < alpha)), {"alpha": jnp.sum(dy * (x >= alpha))}
+
+
+def slope(dy, x, beta):  # a surrogate whose steepness is learned
+    s = 1 - jnp.tanh(beta * x) ** 2
+    return dy * beta * s, {"beta": jnp.sum(dy * x * s)}
+
+
+def slope_by_regrad(dy, x, beta):
+    s = 1 - rg.tanh(beta * x) ** 2
+    return dy * beta * s, {"beta": rg.sum(dy * x * s)}
+
+
+def by_hand(value, rule, name):
+    """A function of x and a parameter, whose own derivative counts at every order."""
+
+    def backward(dy, x, p):
+        dx, found = rule(dy, x, p)
+        return dx, found[name]
+
+    return own_vjp(backward)(lambda x, p: value(x))
+
+
+def twice(f, x):
+    return jnp.sum(f(x * 2) ** 2) + jnp.sum(jnp.sin(f(jnp.cos(x))))
+
+
+def to_second_order(loss, x, p):
+    first = jax.grad(loss, (0, 1))
+
+    def squares(x, p):
+        dx, dp = first(x, p)
+        return jnp.sum(dx**2) + dp**2
+
+    return [*first(x, p), *jax.grad(squares, (0, 1))(x, p)]
+
+
+def check(found, expected, rtol=1e-12):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
+
+
+SMOOTH = rg.rules.vjp_of(lambda x, beta: jnp.tanh(beta * x))
+CASES = {
+    "lsq": ("Round", jnp.round, lsq, lsq, "step", 0.7),
+    "pact": (jax.nn.relu, jax.nn.relu, pact, pact, "alpha", 2.5),
+    "slope": ("Sign", jnp.sign, slope, slope, "beta", 1.3),
+    "regrad": ("Sign", jnp.sign, slope_by_regrad, slope, "beta", 1.3),
+    "vjp_of": ("Sign", jnp.sign, SMOOTH, slope, "beta", 1.3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_exact_to_second_order(case):
+    key, function, rule, theirs, name, start = CASES[case]
+    x, p = jnp.asarray(ROWS), jnp.asarray(start)
+    hand = by_hand(function, theirs, name)
+    expected = to_second_order(lambda x, p: twice(lambda z: hand(z, p), x), x, p)
+
+    def ours(x, p):
+        made = override(lambda x: twice(function, x), {key: learns(rule, **{name: p})})
+        y = made(x)
+        assert [hit.count for hit in made.hits] == [2]
+        return y
+
+    check(to_second_order(ours, x, p), expected)
+    check(jax.jit(lambda x, p: to_second_order(ours, x, p))(x, p), expected)
+    many, ps = jnp.stack([x, x / 2]), jnp.stack([p, p + 0.1])
+    each = jax.vmap(jax.grad(ours, (0, 1)))(many, ps)
+    check([part[0] for part in each], expected[:2])
+    once = jax.vmap(jax.grad(ours, (0, 1)), (0, None))(many, p)
+    check([part[0] for part in once], expected[:2])
+
+
+def looped(x, sign):
+    return jnp.sum(lax.scan(lambda c, t: (sign(c) + c * x * t, c), x, jnp.arange(3.0))[0])
+
+
+def branched(x, sign):
+    return jnp.sum(lax.cond(jnp.sum(x) > 0, lambda x: sign(2 * x), lambda x: x + 1, x))
+
+
+def batched(x, sign):
+    step = lambda c, r: lax.scan(lambda c, _: (jax.jit(sign)(c) + c * r, None), c, length=2)[0]  # noqa: E731
+    return jnp.sum(jax.vmap(lambda r: step(r, r))(x))
+
+
+def kept(x, sign):
+    return jnp.sum(jax.checkpoint(lambda x: sign(x) * x)(x))
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("f", [looped, branched, batched, kept])
+def test_in_programs_within(f):
+    x, p = jnp.asarray(ROWS / 8), jnp.asarray(1.3)
+    hand = by_hand(jnp.sign, slope, "beta")
+    expected = to_second_order(lambda x, p: f(x, lambda z: hand(z, p)), x, p)
+
+    def ours(x, p):
+        return override(lambda x: f(x, jnp.sign), {"Sign": learns(slope, beta=p)})(x)
+
+    check(jax.jit(lambda x, p: to_second_order(ours, x, p))(x, p), expected, 1e-11)
+    check(jax.grad(ours, (0, 1))(x, p), expected[:2], 1e-11)
+
+
+def test_a_loop_without_a_gradient():
+    def f(x):
+        return lax.while_loop(lambda c: jnp.sum(jnp.sign(c) + c) < 100, lambda c: 2 * c + 1, x)
+
+    ours = override(f, {"Sign": learns(slope, beta=jnp.asarray(1.0))})
+    check([ours(jnp.ones(3))], [f(jnp.ones(3))])
+
+
+@pytest.mark.slow
+def test_against_differences():
+    """Where the rule is the derivative of `alpha * tanh(x / alpha)`, its own values show it."""
+    value = lambda x, alpha: alpha * jnp.tanh(x / alpha)  # noqa: E731
+    x, h = jnp.asarray(ROWS), 1e-6
+
+    def ours(p):
+        rules = {"Sin": rg.replace(value, learns(rg.rules.vjp_of(value), alpha=p))}
+        return jnp.sum(override(jnp.sin, rules, values=True)(x) ** 2)
+
+    rise = (ours(jnp.asarray(2 + h)) - ours(jnp.asarray(2 - h))) / (2 * h)
+    np.testing.assert_allclose(jax.grad(ours)(2.0), rise, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_matrices_and_builtin():
+    a, b, p = jnp.asarray(ROWS), jnp.asarray(ROWS[:2].T), jnp.asarray(2.0)
+
+    def rule(dy, builtin, a, b, gain):
+        return *(builtin(dy) * gain), {"gain": jnp.sum(dy * (a @ b))}
+
+    def ours(a, b, p):
+        return jnp.sum(override(jnp.matmul, {"MatMul": learns(rule, gain=p)})(a, b))
+
+    ones = np.ones((4, 2))
+    expected = [2 * ones @ b.T, 2 * a.T @ ones, np.sum(ROWS @ ROWS[:2].T)]
+    check(jax.grad(ours, (0, 1, 2))(a, b, p), expected)
+    check(jax.jit(jax.grad(ours, (0, 1, 2)))(a, b, p), expected)
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [2.0, np.ones(2), jnp.arange(2), rg.tensor(1.0)])
+def test_what_is_not_an_array_of_floats(value):
+    with pytest.raises(ArgumentError, match="step expected an array of JAX's, of floats"):
+        override(jnp.round, {"Round": learns(lsq, step=value)})
+
+
+def test_answers_without_the_parameter():
+    ours = override(jnp.round, {"Round": learns(lambda dy, step: dy, step=jnp.asarray(1.0))})
+    with pytest.raises(RuleError, match="learns step, and did not return gradients by name"):
+        jax.grad(lambda x: jnp.sum(ours(x)))(jnp.ones(2))
+    with pytest.raises(ArgumentError, match="order=1 asks"):
+        override(jnp.round, {"Round": learns(lsq, step=jnp.asarray(1.0))}, order=1)
+
+
+def test_where_a_parameter_cannot_be_handed():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+    f = jax.shard_map(jnp.round, mesh=mesh, in_specs=spec, out_specs=spec)
+    ours = override(f, {"Round": learns(lsq, step=jnp.asarray(1.0))})
+    with pytest.raises(GradientError, match=r"inside shard_map .*, into which its parameters"):
+        ours(jnp.ones(2))
+
+
+def test_a_rule_that_closes_over_an_argument_is_told_to_learn_it():
+    def loss(p, x, make):
+        return jnp.sum(p * override(jnp.tanh, {"tanh": make(p)})(x))
+
+    p, x = jnp.float32(2.0), jnp.array([0.3, 0.5])
+    by_both = jax.grad(loss, argnums=(0, 1))
+    with pytest.raises(GradientError, match=r"closes over an array .*learns\(rule, name=array\)"):
+        by_both(p, x, lambda p: lambda dy: dy * p)
+    parameter = lambda p: learns(lambda dy, p: (dy * p, {"p": 0 * p}), p=p)  # noqa: E731
+    constant = lambda p, q=jax.lax.stop_gradient: (lambda q: lambda dy: dy * q)(q(p))  # noqa: E731
+    for make in (parameter, constant):
+        by_p, by_x = by_both(p, x, make)
+        np.testing.assert_allclose(by_p, np.tanh(x).sum(), 1e-6)
+        np.testing.assert_allclose(by_x, [4.0, 4.0])
