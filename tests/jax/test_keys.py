@@ -15,13 +15,7 @@ from jax.experimental import pallas as pl
 from numpy.testing import assert_allclose, assert_array_equal
 
 import regrad as rg
-from regrad.errors import (
-    ArgumentError,
-    GradientError,
-    RuleError,
-    UnknownOpError,
-    UnusedOverrideWarning,
-)
+from regrad.errors import ArgumentError, GradientError, UnknownOpError, UnusedOverrideWarning
 from tests.helpers.jax_model import WRAPS, model, own_slope, own_vjp, relu, seven, slopes, times
 from tests.helpers.jax_places import X
 from tests.helpers.rows import refused
@@ -308,7 +302,7 @@ KEYS = [  # f, rules, error, words
     (clipid, {"tahn": seven}, UnknownOpError, "'tanh'"),
     (clipid, {"softmax": seven}, UnknownOpError, "Did you mean 'Softmax'"),
     (clipid, {"relu": seven}, UnknownOpError, "calls no function"),
-    (model, {"Tanh": lambda dy, z: dy}, RuleError, "'z'"),
+    (model, {"Tanh": lambda dy, z: dy}, rg.errors.RuleError, "'z'"),
     (model, "Relu", ArgumentError, "takes a dict"),
     (3, {"Relu": seven}, ArgumentError, r"callable|function"),
     (jax.jit(Odd()), {"Relu": seven}, GradientError, "does not say where it was written"),

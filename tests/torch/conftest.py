@@ -1,5 +1,6 @@
-"""Half of the tests ask for gradients by `.backward()`: see `by_backward`."""
+"""Half of the tests ask for gradients by `.backward()`, see `by_backward`; no program is kept."""
 
+import sys
 import zlib
 
 import pytest
@@ -15,3 +16,10 @@ def road(request, monkeypatch):
     """Choose the road of a test by a hash of its name."""
     if by_backward.ROAD == "backward" or zlib.crc32(request.node.nodeid.encode()) % 2:
         by_backward.install(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled():
+    """Forget the programs of other tests, and their limits of recompilation."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()

@@ -13,13 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 from regrad.core.replacing import replace
-from regrad.errors import (
-    ArgumentError,
-    NotFiredError,
-    PassedOverError,
-    UnknownOpError,
-    UnusedOverrideWarning,
-)
+from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, UnusedOverrideWarning
 from regrad.rules import optional
 from tests.helpers.torch_calls import IMAGE, X, both
 from tests.torch.common import D, close, grad, leaf, override, under
@@ -386,7 +380,7 @@ def test_spikes_out_of_sight_are_named_with_their_line(case, key):
     warned = pytest.warns(UnusedOverrideWarning, match=f"{found}.*key 'Step'")
     with warned, override(rules) as used:
         SPIKES[case](V)
-    with pytest.raises(NotFiredError, match=found):
+    with pytest.raises(rg.errors.NotFiredError, match=found):
         used.assert_fired(key)
 
 

@@ -120,7 +120,6 @@ def test_three_times_torchs_gradient(name, rule, way):
     key, f, xs = CASES[name]
     if rule is scaled_dy and name == "several outputs":
         rule = lambda dy, builtin: builtin((3 * dy[0], None))  # noqa: E731
-    torch._dynamo.reset()
     expected = [3 * dx for dx in gradients(f, xs)]
     close(gradients(in_scope(key, rule, f, way), xs), expected)
 
@@ -150,7 +149,6 @@ TRANSFORMS = {
 def test_under_torch_func(transform, rule, compiled):
     f, x = lambda x: x.softmax(-1), numbers(4, 3)
     expected = 3 * TRANSFORMS[transform](f)(x)
-    torch._dynamo.reset()
     with override({"Softmax": rule}) as used:
         run = TRANSFORMS[transform](f)
         got = (torch.compile(run, backend="aot_eager") if compiled else run)(x)
@@ -164,7 +162,6 @@ def test_under_torch_func(transform, rule, compiled):
 @three_ways
 @pytest.mark.parametrize("way", WAYS)
 def test_buffers_change_once(way, rule):
-    torch._dynamo.reset()
     found = []
     for ruled in (False, True):
         norm, leaf = nn.BatchNorm1d(3).double(), numbers(5, 3).requires_grad_()
@@ -238,7 +235,6 @@ def test_builtins_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_forward_is_the_op(way):
-    torch._dynamo.reset()
     x = numbers(3).requires_grad_()
     rule = lambda dy, x, forward: dy * forward(x + 1)  # noqa: E731
     y = in_scope("Tanh", rule, torch.tanh, way)(x)
@@ -299,7 +295,6 @@ def test_the_bias_keeps_its_gradient_unless_the_rule_returns_one(name, way):
     def all_three(dy, x, w, bias, builtin):
         return [*named(dy, x, w, bias, builtin), 7 * bias]
 
-    torch._dynamo.reset()
     dx, dw, db = gradients(f, xs)
     close(gradients(in_scope(key, named, f, way), xs), [3 * dx, 3 * dw, db])
     torch._dynamo.reset()

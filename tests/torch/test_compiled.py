@@ -33,7 +33,6 @@ everywhere = pytest.mark.parametrize("backend", [None, *BACKENDS])
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    torch._dynamo.reset()
     yield
     assert open_scopes.SCOPES.get() == ()
     assert torch._dynamo.utils.run_node.__module__ == "torch._dynamo.utils"

@@ -26,11 +26,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_compiled():
-    torch._dynamo.reset()
-
-
 class UNet(nn.Module):
     """Norms of both kinds, a ReLU in place, what is concatenated, upsampled and transposed."""
 

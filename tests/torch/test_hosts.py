@@ -49,7 +49,6 @@ def test_every_part_has_a_reason_and_a_feature():
 
 @pytest.mark.slow
 def test_the_promises_hold():
-    torch._dynamo.reset()  # (the same programs are compiled by several tests)
     HOST.check(*HOST.features, again=True)
     assert [(f.name, f.losses) for f in HOST.features if f.losses] == []
     assert all(feature.programs for feature in HOST.features)
@@ -92,7 +91,6 @@ def newer(monkeypatch):
 @pytest.mark.slow
 def test_a_newer_torch_is_looked_at_once(newer):
     """In a state of its own: nothing of the caller's is seen or changed."""
-    torch._dynamo.reset()
     seed = torch.get_rng_state()
     seen = []
 

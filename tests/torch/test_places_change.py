@@ -79,7 +79,6 @@ CHANGES = {
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("backend", [None, "eager"])
 def test_a_change_is_refused(change, ran, backend):
-    torch._dynamo.reset()
     model, x = Model(), leaf(1.0, 1.0)
     call = lambda m, x: m(x)  # noqa: E731
     call = call if backend is None else torch.compile(call, backend=backend)
@@ -205,7 +204,6 @@ def slope_of(f):
 @pytest.mark.parametrize("when", ["before", "inside", "in a scope before"])
 @pytest.mark.parametrize("key", KEYS)
 def test_modules_that_were_compiled_in_place_are_followed(key, when):
-    torch.compiler.reset()
     model = nn.Sequential(nn.Identity(), Inner(nn.ReLU(), nn.Identity()), nn.ReLU())
     compiled, where = model[1][0] if key == "path inside" else model[1], KEYS[key](model)
     if when == "before":
@@ -253,7 +251,6 @@ OWN = {
 @pytest.mark.parametrize("own", OWN)
 def test_modules_with_a_call_of_their_own_are_followed(own, key, compiled):
     make, expected = OWN[own]
-    torch.compiler.reset()
     model = nn.Sequential(nn.Identity(), make(nn.ReLU()), nn.ReLU())
     if compiled == "in place":
         model[1].compile(backend="aot_eager")

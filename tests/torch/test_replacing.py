@@ -371,11 +371,6 @@ def test_the_function_that_decides():
 # -- programs of torch.compile ---------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-
-
 def compiled(f):
     return torch.compile(f, backend="aot_eager", fullgraph=True)
 

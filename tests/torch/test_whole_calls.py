@@ -10,13 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 from regrad import at
-from regrad.errors import (
-    ArgumentError,
-    NotFiredError,
-    PassedOverError,
-    RuleError,
-    UnusedOverrideWarning,
-)
+from regrad.errors import ArgumentError, NotFiredError, PassedOverError, RuleError
 from tests.torch.common import D, close, function, numbers, override, under
 from tests.torch.placed import WAYS, Block, Made, Net, X, gradients, hooked, refused
 
@@ -107,7 +101,6 @@ asks_for_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tens
 @asks_for_grad
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_compiled(selector):
-    torch.compiler.reset()
     model = make()
     compiled = torch.compile(model, backend="aot_eager")
     rules, paths = SELECTORS[selector]
@@ -122,7 +115,6 @@ def test_compiled(selector):
 @pytest.mark.slow
 @asks_for_grad
 def test_blocks_that_are_compiled_one_by_one():
-    torch.compiler.reset()
     model = make()
     for layer in model.layers:
         layer.compile(backend="aot_eager")
@@ -135,7 +127,6 @@ def test_blocks_that_are_compiled_one_by_one():
 
 @asks_for_grad
 def test_a_whole_graph_is_refused():
-    torch.compiler.reset()
     model = make()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     refused("leave out fullgraph", {at("head"): rg.rules.optional(pre)}, lambda: compiled(X),
@@ -561,7 +552,7 @@ def test_modules_that_never_run():
     run = lambda m, x: m.first(x) + m.second.weight.sum()  # noqa: E731
     model = Made(run, first=nn.Linear(4, 4), second=nn.Linear(4, 4)).double()
     with (
-        pytest.warns(UnusedOverrideWarning, match="names 'second', which never ran"),
+        pytest.warns(rg.errors.UnusedOverrideWarning, match="names 'second', which never ran"),
         override({at("*"): pre}, model=model) as used,
     ):
         model(X).sum().backward()
