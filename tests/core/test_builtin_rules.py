@@ -162,9 +162,8 @@ VALUES = {
     "called": ({}, lambda: builtin("Relu")(rg.tensor([2.0, 3.0]), y=rg.tensor([0.0, 1.0])), [0, 3]),
     "another op type's": ({"Sigmoid": builtin("Tanh")}, lambda: rg.grad(rg.nn.sigmoid)(0.5),
                           pytest.approx(1 - HALF**2)),
-    "another op type's, by name": (
-        {"Sigmoid": lambda dy, **k: builtin("Tanh")(dy, y=k["y"])},
-        lambda: rg.grad(rg.nn.sigmoid)(0.5), pytest.approx(1 - HALF**2)),
+    "another op type's, by name": ({"Sigmoid": lambda dy, **k: builtin("Tanh")(dy, y=k["y"])},
+         lambda: rg.grad(rg.nn.sigmoid)(0.5), pytest.approx(1 - HALF**2)),
     "names that it does not need": ({"LeakyRelu": lambda dy, **k: builtin("Relu")(dy, **k)},
                                     lambda: rg.grad(leaky)([-1.0, 2.0]), [0.0, 1.0]),
     "the rule of a user": ({}, lambda: rg.grad(cubed)(2.0), 24.0),

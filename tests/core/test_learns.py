@@ -76,10 +76,9 @@ CASES = {
              lambda x, p: rg.nn.relu(x)),
     "slope": ("Sign", rg.sign, lambda **o: learns(slope, **o), slope, "beta", 1.3,
               lambda x, p: rg.sign(x)),
-    "the gradient of a function": (
-        "Sign", rg.sign,
-        lambda **o: learns(rg.rules.vjp_of(lambda x, beta: rg.tanh(beta * x)), **o), slope, "beta",
-        1.3, lambda x, p: rg.sign(x)),
+    "the gradient of a function": ("Sign", rg.sign,
+         lambda **o: learns(rg.rules.vjp_of(lambda x, beta: rg.tanh(beta * x)), **o), slope,
+         "beta", 1.3, lambda x, p: rg.sign(x)),
     "lsq, with its value": ("Identity", rg.identity, replacing(lsq_whole), lsq_whole, "step", 0.3,
                             quantised),
 }  # fmt: skip

@@ -85,12 +85,11 @@ def loop(x):
 
 
 EXACT = {
-    "custom gradients": explained(
-        lambda x: rg.sum(scaled(rg.tanh(x)) ** 2), rules={"Tanh": RULES["Tanh"]}
-    ),
+    "custom gradients": explained(lambda x: rg.sum(scaled(rg.tanh(x)) ** 2),
+         rules={"Tanh": RULES["Tanh"]}),
     "places, scopes in scopes": in_scopes,
     "a loop in Python": explained(loop, rules=BY_Y),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXACT)

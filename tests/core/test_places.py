@@ -132,8 +132,7 @@ EITHER = [relu("encoder", 0), relu("**.encoder", 1)]
 # The keys that have these calls of Relu.
 CALLS = {
     "those that a key fits are counted": ([relu("encoder"), relu("encoder", 1)],
-                                          [[ROOT, END], [ROOT, ENC], INNER, [ROOT, ENC]],
-                                          [None, (0, 0), (1, 1), (0, 2)]),
+         [[ROOT, END], [ROOT, ENC], INNER, [ROOT, ENC]], [None, (0, 0), (1, 1), (0, 2)]),
     "those of another key too": ([relu(HEAD), relu(nth=1)], [[ROOT, END], [ROOT, ENC], [ROOT, ENC]],
                                  [(0, 0), (1, 1), None]),
     "each of two": (EITHER, [[ROOT, ENC], [ROOT, ENC]], [(0, 0), (1, 1)]),

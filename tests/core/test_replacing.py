@@ -201,8 +201,7 @@ BY_NAMES = {
     "a convolution": ("Conv2D", filtered, lambda x, w, b: F.conv2d(x, w, b, 2, 1),
                       lambda x, w, b: filtered(x, w, b, 2, 1, 1), IMAGES),
     "a sequence": ("ConcatV2", lambda xs: torch.cat([x**2 for x in xs]),
-                   lambda *xs: torch.cat(xs), lambda *xs: torch.cat([x**2 for x in xs]),
-                   [(2,), (3,)]),
+         lambda *xs: torch.cat(xs), lambda *xs: torch.cat([x**2 for x in xs]), [(2,), (3,)]),
 }  # fmt: skip
 
 

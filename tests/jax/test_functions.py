@@ -47,8 +47,7 @@ CALLS = {
     "Gelu": (gelu, lambda dy, x, approximate: again(gelu, dy, x, approximate),
              [{}, {"approximate": False}, {"approximate": True}]),
     "Mean": (mean, lambda dy, x, axis, keepdims: again(mean, dy, x, axis, keepdims=keepdims),
-             [{}, {"axis": 0}, {"axis": (1, 2)}, {"axis": -1, "keepdims": True},
-              {"keepdims": True}]),
+         [{}, {"axis": 0}, {"axis": (1, 2)}, {"axis": -1, "keepdims": True}, {"keepdims": True}]),
     "LogSumExp": (lse, lambda dy, x, axis, keepdims: again(lse, dy, x, axis, keepdims=keepdims),
                   [{}, {"axis": 1}, {"axis": (0, -1), "keepdims": True}]),
 }  # fmt: skip

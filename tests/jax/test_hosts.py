@@ -71,9 +71,8 @@ def own(x):
 CASES = {
     "overrides": (OVERRIDES, lambda: override(f, RULES)(X)),
     "functions as keys of overrides": (FUNCTION_KEYS, lambda: override(own, {own: lambda dy: dy})),
-    "overrides in functions that call jax.vmap": (
-        VMAPS, lambda: override(lambda x: jax.vmap(jnp.tanh)(x), RULES)(X)
-    ),
+    "overrides in functions that call jax.vmap": (VMAPS,
+         lambda: override(lambda x: jax.vmap(jnp.tanh)(x), RULES)(X)),
     "gradients of regrad in JAX programs": (GRADIENTS, lambda: rg.jax.from_regrad(rg.exp)(X)),
     "traces, comparisons and drawings": (SIGHT, lambda: rg.jax.draw(f, X)),
 }  # fmt: skip

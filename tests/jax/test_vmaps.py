@@ -88,8 +88,7 @@ VMAPS = {
     "vmap of jit": lambda f: jax.vmap(jax.jit(f)),
     "scan of vmap": lambda f: scanned(jax.vmap(f)),
     "vmap of scan": lambda f: jax.vmap(scanned(f)),
-    "vmap of cond": lambda f: jax.vmap(
-        lambda x: lax.cond(x[0, 0] > 0, f, lambda x: 2 * f(x), x)),
+    "vmap of cond": lambda f: jax.vmap(lambda x: lax.cond(x[0, 0] > 0, f, lambda x: 2 * f(x), x)),
     "cond of vmap": lambda f: lambda x: lax.cond(
         x.sum() < 1e9, jax.vmap(f), lambda x: 0 * jax.vmap(f)(x), x),
     "checkpoint of vmap": lambda f: jax.checkpoint(jax.vmap(f)),
@@ -98,8 +97,7 @@ VMAPS = {
     "one of two": lambda f: lambda x: jax.vmap(lambda a, b: f(a) + f(b).sum(), (0, None))(x, x[0]),
     "equinox": lambda f: eqx.filter_jit(eqx.filter_vmap(f)),
     "named axis": lambda f: jax.vmap(lambda x: lax.psum(f(x), "batch"), axis_name="batch"),
-    "vectorize": lambda f: lambda x: jnp.vectorize(
-        lambda x: f(x).sum(), signature="(m,n)->()")(x),
+    "vectorize": lambda f: lambda x: jnp.vectorize(lambda x: f(x).sum(), signature="(m,n)->()")(x),
     "batches": lambda f: lambda x: lax.map(f, x, batch_size=2),
 }  # fmt: skip
 

@@ -108,25 +108,18 @@ TANH_TWICE = lambda x: torch.tanh(torch.tanh(x))  # noqa: E731
 MODULE = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sigmoid(), torch.nn.Tanh())
 CASES = {
     "a Function": (lambda x: Cube.apply(Cube.apply(x.tanh())), {Cube: lambda dy, x: dy * x}),
-    "a Function in parts": (
-        lambda x: CubeInParts.apply(CubeInParts.apply(x.tanh(), 2.0), 0.5),
-        {CubeInParts: lambda dy, x, builtin: builtin(dy) * x},
-    ),
-    "a callable": (
-        lambda x: torch.erfinv(torch.erfinv(x.tanh() / 2) / 2), {torch.erfinv: lambda dy, x: dy * x}
-    ),
-    "in place": (
-        lambda x: (x * 1).tanh_().mul(2).sigmoid_(),
-        {"Tanh": lambda dy, x, y: dy * y * x, "Sigmoid": lambda dy, y: dy * y * y},
-    ),
+    "a Function in parts": (lambda x: CubeInParts.apply(CubeInParts.apply(x.tanh(), 2.0), 0.5),
+         {CubeInParts: lambda dy, x, builtin: builtin(dy) * x}),
+    "a callable": (lambda x: torch.erfinv(torch.erfinv(x.tanh() / 2) / 2),
+         {torch.erfinv: lambda dy, x: dy * x}),
+    "in place": (lambda x: (x * 1).tanh_().mul(2).sigmoid_(),
+         {"Tanh": lambda dy, x, y: dy * y * x, "Sigmoid": lambda dy, y: dy * y * y}),
     "builtin": (TANH_TWICE, {"Tanh": lambda dy, builtin, y: builtin(dy) * y}),
     "forward": (TANH_TWICE, {"Tanh": lambda dy, forward, x: dy * forward(x * 1.5)}),
     "by regrad": (TANH_TWICE, {"Tanh": lambda dy, x, y: dy * y * rg.sin(x)}),
     "TensorFlow's form": (TANH_TWICE, {"Tanh": lambda op, grad: grad * op.outputs[0]}),
     "another op's": (TANH_TWICE, {"Tanh": "Sigmoid"}),
-    "two inputs": (
-        lambda x: (x * 3) * x.exp() * 2, {"Mul": lambda dy, a, b: (dy * b, dy * a * a)}
-    ),
+    "two inputs": (lambda x: (x * 3) * x.exp() * 2, {"Mul": lambda dy, a, b: (dy * b, dy * a * a)}),
     "places": (
         MODULE,
         {
