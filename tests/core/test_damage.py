@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import regrad as rg
 import regrad.v1 as tf
 from regrad.core import files
-from regrad.errors import CheckpointError
+from regrad.errors import CheckpointError, ExportError
 from regrad.v1.training import archives
 from tests.campaigns import damage
 from tests.campaigns.verdicts import DELIVERED, REFUSED, SILENT, UNNAMED
@@ -120,6 +120,7 @@ READ = {
     "a": lambda folder: rg.train.restore(folder / "a", [rg.Variable(1.0, name="w")]),
     "a.npz": lambda folder: tf.train.list_variables(folder / "a"),
     "checkpoint": tf.train.latest_checkpoint,
+    "program": lambda folder: rg.Exported.load(folder / "program"),
 }
 
 
@@ -128,7 +129,7 @@ READ = {
 def test_what_is_no_file_is_refused(tmp_path, kind, name):
     MAKE[kind](tmp_path / name)
     words = f"{tmp_path / name} is .*not a regular file"
-    refused(lambda: READ[name](tmp_path), CheckpointError, words)
+    refused(lambda: READ[name](tmp_path), (CheckpointError, ExportError), words)
 
 
 def test_missing_files_and_empty_archives(tmp_path):

@@ -26,29 +26,6 @@ pytestmark = [
 ]
 
 
-class UNet(nn.Module):
-    """Norms of both kinds, a ReLU in place, what is concatenated, upsampled and transposed."""
-
-    def __init__(self, relu=None):
-        super().__init__()
-        torch.manual_seed(0)
-        self.relu = relu
-        self.down, self.deep, self.up = self.part(3, 4), self.part(4, 8), self.part(12, 4)
-        self.higher, self.last = nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(4, 5, 1)
-        self.double()
-
-    def part(self, width, out):
-        return nn.Sequential(
-            nn.Conv2d(width, out, 3, padding=1, bias=False), nn.BatchNorm2d(out),
-            self.relu or nn.ReLU(inplace=True), nn.GroupNorm(2, out), nn.SiLU(),
-        )  # fmt: skip
-
-    def forward(self, x):
-        a = self.down(x)
-        b = self.higher(self.deep(F.max_pool2d(a, 2)))
-        return self.last(self.up(torch.cat([a, b], 1))).mean((2, 3))
-
-
 class Recurrent(nn.Module):
     """A classifier on an LSTM, which Dynamo leaves out of its graphs."""
 
@@ -63,15 +40,9 @@ class Recurrent(nn.Module):
         return self.last(self.relu(self.first(self.lstm(self.embed(tokens))[0])))
 
 
-class ByHand(nn.Module):
-    def forward(self, x):
-        return Leaky.apply(x)
-
-
 NETWORKS = {  # with the same by hand, the data, and rules
     "ResNet": (ResNet, nets.resnet_by_hand, images, RELU),
     "GPT": (nets.GPT, nets.gpt_by_hand, nets.texts, BOTH),
-    "U-Net": (UNet, lambda: UNet(ByHand()), images, RELU),
     "LSTM": (Recurrent, lambda: Recurrent(Leaky.apply), nets.texts, RELU),
 }
 
