@@ -11,8 +11,8 @@ import torch
 from tests.helpers.torch_calls import D, override
 
 __all__ = [
-    "D", "backward", "bare_function", "close", "function", "grad", "leaf", "numbers", "orders",
-    "override", "under",
+    "D", "backward", "bare_function", "close", "fired", "function", "grad", "leaf", "numbers",
+    "orders", "override", "under",
 ]  # fmt: skip
 
 
@@ -42,6 +42,16 @@ def under(rules: Any, f: Callable[..., Any], *xs: Any, **options: Any) -> Any:
     if rules is None:
         return f(*xs)
     with override(rules, **options):
+        return f(*xs)
+
+
+FIRED: list[Any] = []  # scopes whose rules must have run by the end of the test
+
+
+def fired(rules: Any, f: Callable[..., Any], *xs: Any, **options: Any) -> Any:
+    """Return what a function returns under rules, all of which have to run before the test ends."""
+    with override(rules, **options) as used:
+        FIRED.append(used)
         return f(*xs)
 
 

@@ -16,7 +16,7 @@ from regrad.core.replacing import replace
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, UnusedOverrideWarning
 from regrad.rules import optional
 from tests.helpers.torch_calls import IMAGE, X, both
-from tests.torch.common import D, close, grad, leaf, override, under
+from tests.torch.common import D, close, fired, grad, leaf, override, under
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -130,11 +130,9 @@ def test_what_cannot_be_is_refused(name):
 @pytest.mark.parametrize("f", [lambda z: z.mH, lambda z: z.H, lambda z: z.adjoint()])
 def test_conjugates_of_matrices(f):
     z = torch.randn(2, 3, dtype=torch.complex128, requires_grad=True)
-    with override({"Conj": lambda dy: 7 * dy}) as used:
-        y = f(z)
+    y = fired({"Conj": lambda dy: 7 * dy}, f, z)
     assert torch.equal(y, f(z))
     assert torch.equal(torch.autograd.grad(y, z, y.detach())[0], 7 * z.detach().conj())
-    used.assert_fired()
 
 
 @pytest.mark.parametrize("rule", [lambda dy, x: 7 * dy * (x > 0), lambda dy: 7 * dy])
@@ -259,12 +257,10 @@ def test_gradients_have_the_order_of_the_signature(name, backward, rule):
     value, due = RULES[rule]
     expected = due(torch.autograd.grad(called(function, given, options, xs), xs), given.values())
     key, model = (rg.at(""), function) if isinstance(function, Two) else (function, None)
-    with override({key: value}, model=model) as used:
-        y = called(function, given, options, xs)
+    y = fired({key: value}, called, function, given, options, xs, model=model)
     if backward:
         y.backward()
     close([x.grad for x in xs] if backward else torch.autograd.grad(y, xs), expected, 1e-7)
-    used.assert_fired()
 
 
 def by_keyword(x):

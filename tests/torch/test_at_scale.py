@@ -12,7 +12,7 @@ from tests.helpers.children import failures, free_port, run_children
 from tests.helpers.networks import RELU, ResNet, assert_equal, images, resnet_by_hand, train
 from tests.helpers.optional import ABSENT
 from tests.helpers.paths import ROOT
-from tests.torch.common import bare_function, grad, leaf, override
+from tests.torch.common import bare_function, fired, grad, leaf, override
 
 HELPERS = ROOT / "tests/helpers"
 
@@ -84,9 +84,7 @@ def test_a_view_in_a_function_is_still_refused():
 
 
 def test_data_parallel_of_one_process():
-    with override(RELU) as used:
-        found = train(nn.DataParallel(ResNet()), images())[1]
-    used.assert_fired()
+    found = fired(RELU, lambda: train(nn.DataParallel(ResNet()), images())[1])
     assert_equal(found, train(resnet_by_hand(), images())[1])
 
 

@@ -12,7 +12,7 @@ from regrad.errors import ArgumentError
 from regrad.rules import attribution, lrp
 from regrad.rules.attribution import attribute, gim, integrated, smoothed, tempered
 from tests.helpers.relevance_networks import fill, numbers
-from tests.torch.common import D, function, override
+from tests.torch.common import D, fired, function
 
 HEADS = 2
 
@@ -262,10 +262,8 @@ def test_tempered_is_the_gradient_of_a_softer_softmax():
     x, dy = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
     given, ours = (x / 3).requires_grad_(), x.clone().requires_grad_()
     (due,) = torch.autograd.grad(torch.softmax(given, 0), given, dy)
-    with override({"Softmax": tempered(3.0)}) as used:
-        y = F.softmax(ours, 0)
+    y = fired({"Softmax": tempered(3.0)}, F.softmax, ours, 0)
     close(torch.autograd.grad(y, ours, dy)[0], due)
-    used.assert_fired()
     seed = rg.asarray(dy.numpy())
     with rg.gradient_override_map({"Softmax": tempered(3.0)}):
         dx = rg.grad(lambda x: (rg.nn.softmax(x, 0) * seed).sum())(rg.asarray(x.numpy()))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 from regrad.errors import GradientError, RuleError
 from regrad.torch.optypes import families, spellings
-from tests.torch.common import D, close, function, grad, numbers, override, under
+from tests.torch.common import D, close, fired, function, grad, numbers, override, under
 from tests.torch.test_ops import plain, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -81,11 +81,9 @@ def test_every_spelling(op_type, rule):
                 theirs.backward(y.detach().cos())
             except (NotImplementedError, RuntimeError):
                 continue  # torch has no derivative
-            with override({op_type: rule}) as used:
-                ours, xs = run(f, args, spelling.in_place)
+            ours, xs = fired({op_type: rule}, run, f, args, spelling.in_place)
             assert torch.equal(ours, y)
             ours.backward(y.detach().cos())
-            used.assert_fired()
             pairs = [(x.grad, other.grad) for x, other in zip(xs, given, strict=True)]
             close(*zip(*[(dx, 3 * due) for dx, due in pairs if due is not None], strict=True))
 
@@ -341,10 +339,8 @@ def test_a_module_with_statistics():
         return [dy * weight, None, None, None]
 
     x = numbers(4, 3).requires_grad_()
-    with override({F.batch_norm: rule}) as used:
-        y = norm(x)
+    y = fired({F.batch_norm: rule}, norm, x)
     y.sum().backward()
-    used.assert_fired()
     close([x.grad, norm.bias.grad], [torch.ones_like(x), torch.full((3,), 4.0).double()])
     assert norm.weight.grad is None
 
@@ -443,14 +439,12 @@ ONE = {
 def test_straight_through(name, backward):
     key, f = ONE[name]
     x = X.clone().requires_grad_()
-    with override({key: rg.rules.straight_through}) as used:
-        y = f(x)
+    y = fired({key: rg.rules.straight_through}, f, x)
     torch.testing.assert_close(y, f(X))
     if backward:
         (7 * y).sum().backward()
     dx = x.grad if backward else torch.autograd.grad((7 * y).sum(), x)[0]
     assert dx.tolist() == [7.0] * 3
-    used.assert_fired()
 
 
 ANOTHER = {
@@ -473,10 +467,10 @@ def test_the_weight_of_an_embedding(names):
     w = TABLE.clone().requires_grad_()
     due = {"x": "7 * x", "xs": "[None, 7 * xs[1]]", "weight": "7 * weight"}
     answer = due.get(names, "(None, 7 * weight)")
-    with override({F.embedding: eval(f"lambda dy, {names}: {answer}")}) as used:
-        y = F.embedding(torch.tensor([1, 2]), w)
+    y = fired(
+        {F.embedding: eval(f"lambda dy, {names}: {answer}")}, F.embedding, torch.tensor([1, 2]), w
+    )
     assert torch.equal(torch.autograd.grad(y.sum(), w)[0], 7 * TABLE)
-    used.assert_fired()
 
 
 @pytest.mark.parametrize(

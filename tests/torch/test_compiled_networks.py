@@ -17,7 +17,7 @@ import tests.helpers.networks as nets
 from tests.campaigns import compiled as compiled_modules
 from tests.campaigns.verdicts import DELIVERED, REFUSED
 from tests.helpers.networks import BOTH, RELU, Leaky, ResNet, assert_equal, images, train
-from tests.torch.common import grad, leaf, override
+from tests.torch.common import fired, grad, leaf, override
 
 pytestmark = [
     pytest.mark.versions,
@@ -59,9 +59,7 @@ def test_networks_are_trained_under_rules(name):
     plain, without = compiled(make())
     assert_equal(train(plain, data())[1], train(make(), data())[1])
     model, counter = compiled(make())
-    with override(rules) as used:
-        losses, found = train(model, data())
-    used.assert_fired()
+    losses, found = fired(rules, train, model, data())
     expected_losses, expected = train(by_hand(), data())
     assert_equal(found, expected)
     torch.testing.assert_close(losses, expected_losses)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from regrad.errors import PassedOverError, RuleError
 from regrad.torch.nodes import new_nodes
 from regrad.torch.optypes import CHANNELS_LAST, PLACES, REVERSED, families, nodes_of, spellings
-from tests.torch.common import D, close, grad, orders, override
+from tests.torch.common import D, close, fired, grad, orders, override
 from tests.torch.common import function as hand_made
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -129,11 +129,9 @@ SWAPPED = ("rsub", "rsub.Tensor", "rsub.Scalar", "__rdiv__", "Tensor_rsub")
 
 def check(function: Any, op_type: str, args: Sequence[Any], in_place: bool, y: Any) -> None:
     """In a scope the value is the same to the bit, and the rule gives every gradient."""
-    with override({op_type: places}) as used:
-        result, xs = run(function, args, in_place)
+    result, xs = fired({op_type: places}, run, function, args, in_place)
     assert result.dtype == y.dtype and torch.equal(result, y), "another value"
     result.backward(torch.ones_like(result))
-    used.assert_fired()
     for x, value in zip(xs, expected(function, op_type, args), strict=True):
         if value is None or not x.requires_grad:
             assert x.grad is None
@@ -297,11 +295,9 @@ def changed_view(x: Any, change: Callable[[Any], Any]) -> Any:
 def test_arguments_arrive(op_type, f):
     """However a call is spelled, our own rule gives torch's gradient, and so it knows it all."""
     own, (their,) = run(f, (X,), False)
-    with override({op_type: op_type}) as used:
-        ours, (x,) = run(f, (X,), False)
+    ours, (x,) = fired({op_type: op_type}, run, f, (X,), False)
     for y in (own, ours):
         y.backward(y.detach().cos())
-    used.assert_fired()
     close([ours, x.grad], [own, their.grad])
 
 
@@ -348,10 +344,8 @@ FOURIER = [torch.fft.fft, torch.fft.ifft, torch.fft.rfft, torch.fft.irfft, torch
 def test_fourier_transforms_are_keys(f):
     """No op type stands for them, since the axes by default differ from name to name."""
     x = X.clone().requires_grad_()
-    with override({f: lambda op, grad: torch.full_like(op.inputs[0], 7)}) as used:
-        y = f(x)
+    y = fired({f: lambda op, grad: torch.full_like(op.inputs[0], 7)}, f, x)
     assert (grad(y.abs(), x) == 7).all()
-    used.assert_fired()
 
 
 # -- what is not the op, or cannot be --------------------------------------------------------------

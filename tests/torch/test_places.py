@@ -15,7 +15,7 @@ from torch import nn
 import regrad as rg
 from regrad.errors import ArgumentError, NotFiredError, RuleError, UnusedOverrideWarning
 from regrad.torch import places
-from tests.torch.common import close, function, override, under
+from tests.torch.common import close, fired, function, override, under
 from tests.torch.placed import WAYS, Block, Net, X, checkpointed, gradients, hooked, refused
 
 at = rg.at
@@ -236,10 +236,8 @@ def test_modules_out_of_order():
 def test_autocast():
     model, x = make().float(), X.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        with override({at("layers.1", "Relu"): seven}, model=model) as used:
-            found = gradients(model, x=x)
+        found = fired({at("layers.1", "Relu"): seven}, lambda: gradients(model, x=x), model=model)
         check(found, acts(1), make().float(), x, 2e-2)
-    used.assert_fired()
 
 
 def test_torch_func():

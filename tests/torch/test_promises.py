@@ -23,7 +23,7 @@ import regrad as rg
 from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch import open_scopes
 from tests.torch import ways
-from tests.torch.common import D, function, grad, override, under
+from tests.torch.common import D, fired, function, grad, override, under
 from tests.torch.common import backward as from_backward
 from tests.torch.placed import refused
 from tests.torch.ways import compile_afresh
@@ -323,10 +323,8 @@ def test_subclasses_of_tensor(kind, nested):
 ])  # fmt: skip
 def test_what_computes_by_others_or_wraps_a_tensor(wrap, call, factor):
     leaf = torch.randn(3, requires_grad=True)
-    with override({"Tanh": thrice}) as used:
-        y = call(wrap(leaf))
+    y = fired({"Tanh": thrice}, call, wrap(leaf))
     assert grad(y, leaf).tolist() == [factor] * 3
-    used.assert_fired()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from regrad.errors import ArgumentError
 from regrad.rules import lrp
 from regrad.torch.host import settings_unlocked
 from tests.helpers.relevance_networks import fill, numbers
-from tests.torch.common import override
+from tests.torch.common import fired
 from tests.torch.placed import Made
 from tests.torch.test_relevance import close, linear
 
@@ -38,10 +38,8 @@ def test_rules_of_linear_maps_on_products_with_a_sum(name, rule):
     x = numbers(3, 4).requires_grad_()
 
     def gradient(key, y):
-        with override({key: rule}) as used:
-            y = y()
+        y = fired({key: rule}, y)
         (dx,) = torch.autograd.grad(y.sum(), x)
-        used.assert_fired()
         return dx
 
     due = gradient(F.linear, lambda: F.linear(x, w.mT.clone(), b))
@@ -87,13 +85,11 @@ def test_norms_with_a_frozen_scale(name, whole, backward):
     due = due if getattr(norm, "weight", None) is None else due * norm.weight
     (expected,) = torch.autograd.grad(due, x, dy)
     where = rg.at(norm) if whole or key is None else key
-    with override({where: lrp.frozen_norm}, model=norm) as used:
-        y = norm(x)
+    y = fired({where: lrp.frozen_norm}, norm, x, model=norm)
     if backward:
         y.backward(dy)
     dx = x.grad if backward else torch.autograd.grad(y, x, dy)[0]
     torch.testing.assert_close(dx, expected)
-    used.assert_fired()
 
 
 # -- a reference, training mode, precision ---------------------------------------------------------

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 from regrad import at
 from regrad.errors import ArgumentError, NotFiredError, PassedOverError, RuleError
-from tests.torch.common import D, close, function, numbers, override, under
+from tests.torch.common import D, close, fired, function, numbers, override, under
 from tests.torch.placed import WAYS, Block, Made, Net, X, gradients, hooked, refused
 
 
@@ -135,10 +135,8 @@ def test_a_whole_graph_is_refused():
 
 def test_without_a_model():
     model = make()
-    with override({at(Block): pre, at(model.head): pre}) as used:
-        found = gradients(model)
+    found = fired({at(Block): pre, at(model.head): pre}, gradients, model)
     close(found, reference([*BLOCKS, "head"]))
-    used.assert_fired()
     refused("model=model", {at("head"): pre}, error=ArgumentError)
     refused("nth counts the modules of a model", {at(Block, nth=0): pre}, error=ArgumentError)
 
