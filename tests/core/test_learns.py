@@ -37,17 +37,6 @@ def slope(dy, x, beta):  # a surrogate whose steepness is learned
     return dy * beta * s, {"beta": rg.sum(dy * x * s)}
 
 
-def quantised(x, step):
-    return rg.clip(rg.round(x / step), -4, 3) * step
-
-
-def lsq_whole(dy, x, step):  # equations 1 to 3
-    v = x / step
-    inside = (v > -4) & (v < 3)
-    dstep = rg.where(inside, rg.round(v) - v, rg.clip(v, -4, 3))
-    return rg.where(inside, dy, rg.zeros_like(dy)), {"step": rg.sum(dy * dstep)}
-
-
 def by_hand(value, rule, name):
     """A function of x and a parameter."""
 
@@ -64,26 +53,6 @@ def by_hand(value, rule, name):
     return hand
 
 
-def replacing(rule):
-    return lambda **options: rg.replace(quantised, learns(rule, **options))
-
-
-# An op, the kind of its rule, the rule, its parameter, and the value by hand.
-CASES = {
-    "lsq": ("Round", rg.round, lambda **o: learns(lsq, **o), lsq, "step", 0.7,
-            lambda x, p: rg.round(x)),
-    "pact": ("Relu", rg.nn.relu, lambda **o: learns(pact, **o), pact, "alpha", 2.5,
-             lambda x, p: rg.nn.relu(x)),
-    "slope": ("Sign", rg.sign, lambda **o: learns(slope, **o), slope, "beta", 1.3,
-              lambda x, p: rg.sign(x)),
-    "the gradient of a function": ("Sign", rg.sign,
-         lambda **o: learns(rg.rules.vjp_of(lambda x, beta: rg.tanh(beta * x)), **o), slope,
-         "beta", 1.3, lambda x, p: rg.sign(x)),
-    "lsq, with its value": ("Identity", rg.identity, replacing(lsq_whole), lsq_whole, "step", 0.3,
-                            quantised),
-}  # fmt: skip
-
-
 def twice(f, x):
     return rg.sum(f(x * 2) ** 2) + rg.sum(rg.sin(f(rg.cos(x))))
 
@@ -96,27 +65,6 @@ def to_second_order(loss, x, p):
         return rg.sum(dx**2) + dp**2
 
     return [*first(x, p), *rg.grad(squares, argnums=(0, 1), unconnected="zero")(x, p)]
-
-
-@pytest.mark.slow(but=1)
-@ways
-@pytest.mark.parametrize("case", CASES)
-def test_exact_to_second_order(case, way):
-    key, function, kind, rule, name, start, value = CASES[case]
-    p, hand = double(start), by_hand(value, rule, name)
-    theirs = lambda x, p: twice(lambda z: hand(z, p), x)  # noqa: E731
-
-    def loss(x, p):
-        with override({key: kind(**{name: p})}, values="value" in case) as used:
-            y = twice(function, x)
-        assert [hit.op_type for hit in used.hits] == [key]
-        return y
-
-    expected = to_second_order(theirs, T, p)
-    close(WAYS[way](loss)(T, p), theirs(T, p))
-    for _ in range(2):
-        close(to_second_order(WAYS[way](loss), T, p), expected)
-    close(rg.jit(lambda x, p: to_second_order(WAYS[way](loss), x, p))(T, p), expected)
 
 
 @pytest.mark.slow(but=3)
@@ -190,21 +138,6 @@ def test_a_graph():
     hand = by_hand(lambda x, p: rg.round(x), lsq, "step")
     expected = to_second_order(lambda x, p: rg.sum(hand(x * 2, p) ** 2), T, double(0.7))
     close([*found, after], [*expected, 0.7 - 0.001 * expected[1].numpy()])
-
-
-def test_against_differences():
-    """Where the rule is the derivative of `alpha * tanh(x / alpha)`, its own values show it."""
-    value, h = (lambda x, alpha: alpha * rg.tanh(x / alpha)), 1e-6
-
-    def ours(p):
-        learning = learns(rg.rules.vjp_of(value), alpha=p)
-        for forward in (value, lambda x: value(x, p)):
-            with override({"Tanh": rg.replace(forward, learning)}, values=True):
-                y = rg.sum(rg.tanh(T) ** 2)
-        return y
-
-    rise = (ours(double(2 + h)) - ours(double(2 - h))) / (2 * h)
-    close(rg.grad(ours)(double(2.0)), rise, 1e-8)
 
 
 def test_builtin_and_forward_of_a_replaced_value():

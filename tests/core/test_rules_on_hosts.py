@@ -22,10 +22,11 @@ def close(found, expected):
 @pytest.mark.parametrize(("row", "host"), RUNS, ids=lambda part: getattr(part, "name", part))
 def test_a_rule_on_a_host(row, host):
     (key, f), rule = row.program, row.rule
-    run = partial(HOSTS[host], f, **row.options)
+    inside = {"inside": True} if row.learns else {}
+    run = partial(HOSTS[host], f, **row.options, **inside)
 
-    def rules(o):
-        return {key(o) if callable(key) else key: rule(o) if isinstance(rule, by) else rule}
+    def rules(o, *xs):
+        return {key(o) if callable(key) else key: rule(o, *xs) if isinstance(rule, by) else rule}
 
     if isinstance(row.due, str | Exception):
         error = (RuleError, ValueError) if isinstance(row.due, str) else type(row.due)

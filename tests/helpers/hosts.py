@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -44,19 +45,31 @@ def derived(first: Any, grads: Any, nth: int) -> Any:
     return lambda *xs: (None, grads(lambda *xs: sum(dx.sum() for dx in before(*xs)[1]), xs))
 
 
-def by_regrad(
-    program: Any, rules: Any, xs: Any, nth: int = 1, jit: bool = False, **options: Any
-) -> Any:
-    f = lambda *xs: listed(program(Functions(rg, rg.nn), *xs))  # noqa: E731
+def within(scope: Any, rules: Any, o: Functions, f: Any, used: list[Any]) -> Any:
+    """Return a function that opens its scope itself: parameters of rules are among its inputs."""
+
+    def run(*xs: Any) -> Any:
+        with scope(rules(o, *xs)) as each:
+            used[:] = [each]
+            return f(*xs)
+
+    return run
+
+
+def by_regrad(program: Any, rules: Any, xs: Any, nth: int = 1, jit: bool = False,
+              inside: bool = False, **options: Any) -> Any:  # fmt: skip
+    o, scope = Functions(rg, rg.nn), partial(rg.gradient_override_map, **options)
+    f, used = (lambda *xs: listed(program(o, *xs))), [None]
+    f = within(scope, rules, o, f, used) if inside else f
 
     def first(*xs: Any) -> Any:
         ys, back = rg.vjp(f, *xs)
         return ys, zeros_for_none(back([rg.tensor(w) for w in weights(ys)]), xs)
 
-    run = derived(first, lambda f, xs: rg.grads(f)(xs), nth)
-    with rg.gradient_override_map(rules(Functions(rg, rg.nn)), **options) as used:
+    run = derived(first, lambda f, xs: rg.grads(f, unconnected="zero")(xs), nth)
+    with nullcontext() if inside else scope(rules(o)) as around:
         found = (rg.jit(run) if jit else run)(*[rg.tensor(x) for x in xs])
-    return *found, used
+    return *found, around or used[0]
 
 
 def by_graph(program: Any, rules: Any, xs: Any, nth: int = 1, **options: Any) -> Any:
@@ -75,40 +88,49 @@ def by_graph(program: Any, rules: Any, xs: Any, nth: int = 1, **options: Any) ->
     return ys, found, used
 
 
-def by_torch(program: Any, rules: Any, xs: Any, nth: int = 1, **options: Any) -> Any:
+def by_torch(
+    program: Any, rules: Any, xs: Any, nth: int = 1, inside: bool = False, **options: Any
+) -> Any:
     import torch
 
     import regrad.torch
 
     functions = Functions(torch, torch.nn.functional)
     leaves = [torch.tensor(x, requires_grad=True) for x in xs]
-    with regrad.torch.gradient_override_map(rules(functions), **options) as used:
+    given = rules(functions, *leaves) if inside else rules(functions)
+    with regrad.torch.gradient_override_map(given, **options) as used:
         ys = listed(program(functions, *leaves))
     found, arriving = ys, [torch.tensor(w) for w in weights(ys)]
     for n in range(1, nth + 1):
         more = {"create_graph": n < nth, "materialize_grads": True}
         found = torch.autograd.grad(found, leaves, arriving, **more)
+        if n < nth:  # (constants are differentiated, too)
+            found = [dx + 0 * sum(map(torch.sum, leaves)) for dx in found]
         arriving = [torch.ones_like(dx) for dx in found]
     return [y.detach() for y in ys], [dx.detach() for dx in found], used
 
 
-def by_jax(
-    program: Any, rules: Any, xs: Any, nth: int = 1, jit: bool = False, **options: Any
-) -> Any:
+def by_jax(program: Any, rules: Any, xs: Any, nth: int = 1, jit: bool = False,
+           inside: bool = False, **options: Any) -> Any:  # fmt: skip
     import jax
     import jax.numpy as jnp
 
     functions = Functions(jnp, jax.nn, name_scope=jax.named_scope)
     f = lambda *xs: listed(program(functions, *xs))  # noqa: E731
-    used = rg.jax.override(f, rules(functions), **options)
+    scopes = [] if inside else [rg.jax.override(f, rules(functions), **options)]
+
+    def overridden(*xs: Any) -> Any:
+        if inside:
+            scopes[:] = [rg.jax.override(lambda *xs: f(*xs), rules(functions, *xs), **options)]
+        return scopes[0](*xs)
 
     def first(*xs: Any) -> Any:
-        ys, back = jax.vjp(used, *xs)
+        ys, back = jax.vjp(overridden, *xs)
         return ys, back([jnp.asarray(w) for w in weights(ys)])
 
     run = derived(first, lambda f, xs: jax.grad(f, tuple(range(len(xs))))(*xs), nth)
     with jax.enable_x64(True):
-        return *(jax.jit(run) if jit else run)(*map(jnp.asarray, xs)), used
+        return *(jax.jit(run) if jit else run)(*map(jnp.asarray, xs)), scopes[0]
 
 
 HOSTS = {

@@ -35,16 +35,17 @@ class Row(NamedTuple):
     hosts: tuple[str, ...] = ALL
     options: Mapping[str, Any] = MappingProxyType({})  # of the scope
     value: Callable[..., Any] | None = None  # where the rule replaces it
+    learns: bool = False  # whether it has the last of xs as its parameter
 
 
 class by:
-    """A rule that is made of a host's functions."""
+    """A rule that is made of a host's functions, and of the inputs if it learns."""
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
+    def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make
 
-    def __call__(self, o: Any) -> Any:
-        return self.make(o)
+    def __call__(self, o: Any, *xs: Any) -> Any:
+        return self.make(o, *xs)
 
 
 def scoped(o, x):
@@ -270,6 +271,86 @@ REPLACED = [
             lambda a, b, forward: forward(2 * a, b), lambda dy, a, b: (dy @ b.T, None)),
         lambda dy, a, b: (dy @ b.T, 0 * b), (A, B), value=lambda a, b: 2 * a @ b, **VALUES),
 ]  # fmt: skip
+
+
+# -- parameters that learn: a step size, the clip of an activation, the steepness of a surrogate ---
+
+
+def lsq(o):  # Esser et al. (2020)
+    def rule(dy, x, step):
+        by_x = o.where(abs(x) <= 1, dy / step, 0 * dy)
+        return by_x, {"step": 0.1 * o.sum(dy * o.round(x) - by_x * x)}
+
+    return rule
+
+
+def pact(o):  # Choi et al. (2018)
+    def rule(dy, x, alpha):
+        within = o.where((x > 0) & (x < alpha), dy, 0 * dy)
+        return within, {"alpha": o.sum(o.where(x >= alpha, dy, 0 * dy))}
+
+    return rule
+
+
+def steepness(o):
+    def rule(dy, x, beta):
+        s = 1 - o.tanh(beta * x) ** 2
+        return dy * beta * s, {"beta": o.sum(dy * x * s)}
+
+    return rule
+
+
+def lsq_whole(o):  # equations 1 to 3
+    def rule(dy, x, step):
+        v = x / step
+        inside = (v > -4) & (v < 3)
+        by_step = o.where(inside, o.round(v) - v, o.clip(v, -4, 3))
+        return o.where(inside, dy, 0 * dy), {"step": o.sum(dy * by_step)}
+
+    return rule
+
+
+def steep(dy, x, p):
+    """The derivatives by x and p of the sum of the gradients that `steepness` returns."""
+    t, s = np.tanh(p * x), 1 - np.tanh(p * x) ** 2
+    return dy * s * (1 - 2 * t * p * (p + x)), np.sum(dy * s * (1 - 2 * t * x * (p + x)))
+
+
+within = lambda x, p: abs(x / p + 0.5) < 3.5  # noqa: E731
+OF_STEEPNESS = {
+    "due": lambda dy, x, p: (dy * p * (1 - np.tanh(p * x) ** 2),
+                             np.sum(dy * x * (1 - np.tanh(p * x) ** 2))),
+    "second": steep, "xs": (X, np.array(1.3)), "hosts": REGRAD + TORCH + JAX, "learns": True,
+}  # fmt: skip
+SIGN_OF = ("Sign", lambda o, x, p: o.sign(x))
+LEARNING = [
+    Row("lsq", ("Round", lambda o, x, p: o.round(x)),
+        by(lambda o, x, p: r.learns(lsq(o), step=p)),
+        lambda dy, x, p: (dy * (abs(x) <= 1) / p,
+                          0.1 * np.sum(dy * (np.round(x) - x * (abs(x) <= 1) / p))),
+        (X, np.array(0.7)),
+        lambda dy, x, p: (-0.1 * dy * (abs(x) <= 1) / p,
+                          np.sum(dy * (abs(x) <= 1) * (0.1 * x - 1) / p**2)),
+        hosts=REGRAD + TORCH + JAX, learns=True),
+    Row("pact", ("Relu", lambda o, x, p: o.relu(x)),
+        by(lambda o, x, p: r.learns(pact(o), alpha=p)),
+        lambda dy, x, p: (dy * ((x > 0) & (x < p)), np.sum(dy * (x >= p))), (X, np.array(1.5)),
+        lambda dy, x, p: (0 * x, 0 * p), hosts=REGRAD + TORCH + JAX, learns=True),
+    Row("a slope", SIGN_OF, by(lambda o, x, p: r.learns(steepness(o), beta=p)), **OF_STEEPNESS),
+    Row("a slope by regrad", SIGN_OF, by(lambda o, x, p: r.learns(steepness(rg), beta=p)),
+        **OF_STEEPNESS),
+    Row("a slope by vjp_of", SIGN_OF, by(lambda o, x, p: r.learns(
+            r.vjp_of(lambda x, beta: o.tanh(beta * x)), beta=p)), **OF_STEEPNESS),
+    Row("lsq, with its value", ("Tanh", lambda o, x, p: o.tanh(x)),
+        by(lambda o, x, p: rg.replace(lambda x, step: o.clip(o.round(x / step), -4, 3) * step,
+                                      r.learns(lsq_whole(o), step=p))),
+        lambda dy, x, p: (dy * within(x, p), np.sum(dy * np.where(
+            within(x, p), np.round(x / p) - x / p, np.clip(x / p, -4, 3)))), (X, np.array(0.35)),
+        lambda dy, x, p: (-dy * within(x, p) / p, np.sum(dy * within(x, p) * x / p**2)),
+        value=lambda x, p: np.clip(np.round(x / p), -4, 3) * p, hosts=REGRAD + TORCH + JAX,
+        learns=True, **VALUES),
+]  # fmt: skip
+
 RESULTS = (r"returned the shape \(\) and the dtype \S*float64, expected those of the "
            r"op's own result, the shape \(3,\) and the dtype \S*float64")  # fmt: skip
 
@@ -306,4 +387,4 @@ REFUSED = [
     Row("another rule's names", SIGN, "MatMul", "'MatMul' is for the inputs a, b"),
 ]  # fmt: skip
 
-ROWS = [*FORMS, *INPUTS_AND_OUTPUTS, *READY, *OTHERS, *REPLACED, *REFUSED]
+ROWS = [*FORMS, *INPUTS_AND_OUTPUTS, *READY, *OTHERS, *REPLACED, *LEARNING, *REFUSED]
