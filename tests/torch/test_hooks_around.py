@@ -174,22 +174,18 @@ ByHand = function(
 HalfSquare = function(lambda x: x * x / 2, lambda dy, x: dy * torch.relu(x))
 
 
-def by_tensor_hook(x):
-    y = x * 1
-    y.register_hook(torch.relu)
-    return y * y
+def hooked(add):
+    """Return a function that squares its input, with a hook on the way."""
+
+    def f(x):
+        y = x * 1
+        add(y)
+        return y * y
+
+    return f
 
 
-def by_node_hook(x):
-    y = x * 1
-    y.grad_fn.register_hook(lambda dxs, dys: (torch.relu(dxs[0]), *dxs[1:]))
-    return y * y
-
-
-def by_prehook(x):
-    y = x * 1
-    y.grad_fn.register_prehook(lambda dys: (torch.relu(dys[0]),))
-    return y * y
+by_tensor_hook = hooked(lambda y: y.register_hook(torch.relu))
 
 
 def by_module_hook(x):
@@ -200,7 +196,9 @@ def by_module_hook(x):
 
 # The second derivative at 1, with ReLUs of gradients in it; each is 7 times as large by the rule.
 SECOND = {
-    "tensor hook": (by_tensor_hook, 2), "node hook": (by_node_hook, 2), "prehook": (by_prehook, 2),
+    "tensor hook": (by_tensor_hook, 2), "node hook": (hooked(
+        lambda y: y.grad_fn.register_hook(lambda dxs, _: (torch.relu(dxs[0]), *dxs[1:]))), 2),
+    "prehook": (hooked(lambda y: y.grad_fn.register_prehook(lambda dys: (torch.relu(dys[0]),))), 2),
     "module hook": (by_module_hook, 2), "Function": (HalfSquare.apply, 1),
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -196,40 +197,35 @@ def chain(*xs: Any) -> Any:
     return torch.linalg.multi_dot(xs)
 
 
+# Functions, and shapes of their arguments: letters of sizes, and sizes.
+FORMS: dict[Any, str] = {
+    torch.matmul: "ab,bc ab,b b,bc 2ab,bc 1ab,2bc 21ab,3bc", torch.mm: "ab,bc", torch.outer: "a,b",
+    torch.bmm: "abc,ac2 abc,ac1", torch.mv: "ab,b", torch.dot: "a,a", torch.vdot: "a,a",
+    torch.addmm: "ac,ab,bc c,ab,bc", torch.addmv: "a,ab,b", torch.addbmm: "ac,2ab,2bc",
+    torch.baddbmm: "2ac,2ab,2bc 1ac,1ab,1bc", F.linear: "ab,cb,c 2ab,cb b,cb,c",
+    torch.inner: "ab,cb b,b ,ab", torch.kron: "ab,c2", torch.linalg.vecdot: "ab,1b",
+    chain: "ab,bc,c2 a,ab,bc a,ab,b 2a,ab,bc,c3 2a,ab,bc,c1,13",
+}  # fmt: skip
+DIMS: dict[Any, str] = {
+    0: "ab,c", 1: "ab,bc", 2: "abc,bc2", 3: "abc,abc", ((1, 0), (0, 1)): "abc,ba",
+    ((1,), (0,)): "ab,1c", ((0, 1), (1, 0)): "1b,ba",
+}  # fmt: skip
+
+
 def others() -> Iterator[Case]:
-    for a, b, c in itertools.product((0, 1, 3), repeat=3):
-        for dims, shapes in {
-            0: [(a, b), (c,)], 1: [(a, b), (b, c)], 2: [(a, b, c), (b, c, 2)],
-            3: [(a, b, c), (a, b, c)], ((1, 0), (0, 1)): [(a, b, c), (b, a)],
-            ((1,), (0,)): [(a, b), (1, c)], ((0, 1), (1, 0)): [(1, b), (b, a)],
-        }.items():  # fmt: skip
-            yield Case(f"tensordot {dims}", lambda x, y, d=dims: torch.tensordot(x, y, d), shapes)
-        yield Case(
-            "tensordot of a transpose", lambda x, y: torch.tensordot(x.T, y, 2), [(a, b), (b, a)]
-        )
-        for name, function, *shapes in (
-            ("matmul", torch.matmul, (a, b), (b, c)), ("matmul", torch.matmul, (a, b), (b,)),
-            ("matmul", torch.matmul, (b,), (b, c)), ("matmul", torch.matmul, (2, a, b), (b, c)),
-            ("matmul", torch.matmul, (1, a, b), (2, b, c)), ("mm", torch.mm, (a, b), (b, c)),
-            ("matmul", torch.matmul, (2, 1, a, b), (3, b, c)),
-            ("bmm", torch.bmm, (a, b, c), (a, c, 2)), ("bmm", torch.bmm, (a, b, c), (a, c, 1)),
-            ("mv", torch.mv, (a, b), (b,)), ("dot", torch.dot, (a,), (a,)),
-            ("vdot", torch.vdot, (a,), (a,)), ("outer", torch.outer, (a,), (b,)),
-            ("addmm", torch.addmm, (a, c), (a, b), (b, c)),
-            ("addmm", torch.addmm, (c,), (a, b), (b, c)),
-            ("addmv", torch.addmv, (a,), (a, b), (b,)),
-            ("baddbmm", torch.baddbmm, (2, a, c), (2, a, b), (2, b, c)),
-            ("baddbmm", torch.baddbmm, (1, a, c), (1, a, b), (1, b, c)),
-            ("addbmm", torch.addbmm, (a, c), (2, a, b), (2, b, c)),
-            ("linear", F.linear, (a, b), (c, b), (c,)), ("linear", F.linear, (2, a, b), (c, b)),
-            ("linear", F.linear, (b,), (c, b), (c,)), ("inner", torch.inner, (a, b), (c, b)),
-            ("inner", torch.inner, (b,), (b,)), ("inner", torch.inner, (), (a, b)),
-            ("kron", torch.kron, (a, b), (c, 2)), ("vecdot", torch.linalg.vecdot, (a, b), (1, b)),
-            ("chain", chain, (a, b), (b, c), (c, 2)), ("chain", chain, (a,), (a, b), (b, c)),
-            ("chain", chain, (a,), (a, b), (b,)), ("chain", chain, (2, a), (a, b), (b, c), (c, 3)),
-            ("chain", chain, (2, a), (a, b), (b, c), (c, 1), (1, 3)),
-        ):  # fmt: skip
-            yield Case(name, function, shapes)
+    for sizes in itertools.product("013", repeat=3):
+        named = str.maketrans(dict(zip("abc", sizes, strict=True)))
+
+        def shapes(words: str, named: Any = named) -> list[list[int]]:
+            return [[*map(int, word)] for word in words.translate(named).split(",")]
+
+        for dims, words in DIMS.items():
+            yield Case(f"tensordot {dims}", partial(torch.tensordot, dims=dims), shapes(words))
+        transposed = lambda x, y: torch.tensordot(x.T, y, 2)  # noqa: E731
+        yield Case("tensordot of a transpose", transposed, shapes("ab,ba"))
+        for function, words in FORMS.items():
+            name = function.__name__.removeprefix("linalg_")
+            yield from (Case(name, function, shapes(each)) for each in words.split())
 
 
 @pytest.mark.slow
