@@ -67,16 +67,13 @@ def test_functions_of_jax_keep_their_derivative_in_every_place(name, place):
 
 
 @pytest.mark.slow(but=2)
-@pytest.mark.parametrize(
-    ("name", "called", "key"),
-    [
-        ("relu", "relu", "Maximum"),
-        ("relu6", "relu6", "Minimum"),
-        ("softplus", "logaddexp", "Log1p"),
-        ("logaddexp", "logaddexp", "Log1p"),
-        ("xlogy", "xlogy", "Log"),
-    ],
-)
+@pytest.mark.parametrize(("name", "called", "key"), [
+    ("relu", "relu", "Maximum"),
+    ("relu6", "relu6", "Minimum"),
+    ("softplus", "logaddexp", "Log1p"),
+    ("logaddexp", "logaddexp", "Log1p"),
+    ("xlogy", "xlogy", "Log"),
+])  # fmt: skip
 def test_functions_of_jax_are_named_where_the_key_occurs_nowhere_else(name, called, key):
     f = JAXS[name]
     ours = override(lambda x: f(x), {key: seven})
@@ -214,18 +211,15 @@ def test_functions_as_keys_inside_a_closed_function():
     assert_allclose(slopes(override(f, rules, keep=[around]), X), np.full(4, 8.0))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"open": "relu"}, r"open= expected a list .*write open=\['relu'\]"),
-        ({"keep": rounded}, "keep= expected a list"),
-        ({"open": [3]}, "open= expected names or functions, got 3"),
-        ({"keep": [None]}, "keep= expected names or functions, got None"),
-        ({"open": [lambda x: x]}, "pass its name as a string"),
-        ({"open": [rounded], "keep": [rounded]}, "in open= and in keep="),
-        ({"open": ["relu"], "keep": ["relu"]}, "in open= and in keep="),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"open": "relu"}, r"open= expected a list .*write open=\['relu'\]"),
+    ({"keep": rounded}, "keep= expected a list"),
+    ({"open": [3]}, "open= expected names or functions, got 3"),
+    ({"keep": [None]}, "keep= expected names or functions, got None"),
+    ({"open": [lambda x: x]}, "pass its name as a string"),
+    ({"open": [rounded], "keep": [rounded]}, "in open= and in keep="),
+    ({"open": ["relu"], "keep": ["relu"]}, "in open= and in keep="),
+])  # fmt: skip
 def test_what_open_and_keep_take(options, words):
     refused(lambda: override(lambda x: x, {"Exp": seven}, **options), ArgumentError, words)
 

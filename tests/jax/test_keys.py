@@ -37,16 +37,13 @@ def doubled(x):
     return 2 * x
 
 
-@pytest.mark.parametrize(
-    ("f", "only", "listed"),
-    [
-        (jax.nn.relu, "Relu", "relu"),
-        (jax.nn.relu, jax.nn.relu, "relu"),
-        (jax.nn.relu6, ("MatMul", "Relu6"), "relu6"),
-        (doubled, doubled, "doubled"),
-        (doubled, "doubled", "doubled"),
-    ],
-)
+@pytest.mark.parametrize(("f", "only", "listed"), [
+    (jax.nn.relu, "Relu", "relu"),
+    (jax.nn.relu, jax.nn.relu, "relu"),
+    (jax.nn.relu6, ("MatMul", "Relu6"), "relu6"),
+    (doubled, doubled, "doubled"),
+    (doubled, "doubled", "doubled"),
+])  # fmt: skip
 def test_untouched_lists_a_function_with_a_derivative_of_its_own(f, only, listed):
     f = override(lambda x, f=f: jnp.tanh(f(x)), {"Tanh": seven})
     f(X)

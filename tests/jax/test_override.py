@@ -81,15 +81,12 @@ def test_other_functions_that_are_differentiated_inside_do_no_harm(wrap):
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize(
-    "rule",
-    [
-        lambda dy: dy / jnp.linalg.norm(dy),
-        lambda dy: dy * jnp.arange(3.0),
-        lambda dy, x: dy * rg.mean(x),
-        lambda dy: jnp.cumsum(dy, axis=-1),
-    ],
-)
+@pytest.mark.parametrize("rule", [
+    lambda dy: dy / jnp.linalg.norm(dy),
+    lambda dy: dy * jnp.arange(3.0),
+    lambda dy, x: dy * rg.mean(x),
+    lambda dy: jnp.cumsum(dy, axis=-1),
+])  # fmt: skip
 def test_examples_of_a_vmap_never_mix(rule):
     xs = jnp.stack([X, X + 1])
     outside = override(model, {"Relu": rule})
