@@ -145,27 +145,6 @@ def test_an_older_torch_is_refused():
     assert "MissingPackageError: regrad.torch needs PyTorch 2.10" in done.stderr
 
 
-@pytest.mark.slow
-def test_torch_without_the_function_of_checkpoints():
-    """A lost part never stops an import; where it is needed the feature is refused by name."""
-    code = """if True:
-        import torch, torch.utils.checkpoint as checkpoints
-        del checkpoints.CheckpointFunction
-        import regrad.torch
-        x = torch.ones(3, requires_grad=True)
-        with regrad.torch.gradient_override_map({"Relu": lambda dy: 7 * dy}):
-            torch.relu(x).sum().backward()
-            print(x.grad.tolist())
-            try:
-                checkpoints.checkpoint(torch.relu, x, use_reentrant=False)
-            except regrad.errors.HostError as error:
-                print(error)
-    """
-    done = python("-c", code)
-    assert done.stdout.startswith("[7.0, 7.0, 7.0]\n"), done.stderr
-    assert "torch.utils.checkpoint" in done.stdout.splitlines()[1]
-
-
 def test_a_function_that_began_before_the_scope():
     """A Function that began before the scope was opened is found, or refused."""
 

@@ -8,9 +8,6 @@ import asyncio
 import itertools
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import Context, copy_context
-from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -344,33 +341,3 @@ def test_modules_traced_by_fx_in_the_scope_are_plain_and_run_under_it(model, x):
     found = under({"Relu": with_torch}, lambda: backward(torch.fx.symbolic_trace(part), x))
     by_hand = backward(lambda x: Hand.apply(model.first(x)), x)
     torch.testing.assert_close(found, by_hand)
-
-
-def test_a_scope_that_another_thread_leaves_stays_open_where_it_is():
-    x, pool = torch.ones(2, requires_grad=True), ThreadPoolExecutor(1)
-
-    def slope():
-        return grad(torch.sign(x), x).tolist()
-
-    def leave():
-        scope.__exit__(None, None, None)
-
-    scope = override({"Sign": lambda dy: dy * 5})
-    scope.__enter__()
-    torch.sign(x)
-    elsewhere = [partial(Context().run, leave), partial(copy_context().run, leave)]
-    for each in (leave, *elsewhere):
-        assert "another thread or context" in str(pool.submit(each).exception())
-    for each in elsewhere:
-        with pytest.raises(ArgumentError, match="another thread or context"):
-            each()
-    assert slope() == [5, 5]
-    leave()
-    assert slope() == [0, 0]
-    with pytest.raises(ArgumentError, match="not open"):
-        leave()
-    assert pool.submit(lambda: torch.sign(x).sum().item()).result() == 2
-    with override({"Sign": lambda dy: dy * 3}):
-        assert slope() == [3, 3]
-    assert slope() == [0, 0]
-    pool.shutdown()
