@@ -14,11 +14,8 @@ import pytest
 from flax import nnx
 
 import regrad as rg
-from tests.helpers.children import run_children
 from tests.helpers.jax_model import own_slope
 from tests.helpers.jax_networks import close
-from tests.helpers.optional import ABSENT
-from tests.helpers.paths import ROOT
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 3)) + 0.5
@@ -179,13 +176,3 @@ def test_an_object_of_nnx_that_is_returned_is_the_one_given():
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     ours = rg.jax.override(lambda m, x: {"model": m, "y": jnp.tanh(m(x))}, {"Tanh": "Tanh"})
     assert ours(model, X)["model"] is model
-
-
-@pytest.mark.slow
-@pytest.mark.versions
-@pytest.mark.skipif("keras" in ABSENT, reason="needs keras")
-def test_a_model_of_keras(tmp_path, monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path))  # where it writes its settings
-    (report,) = run_children(ROOT / "tests/helpers/keras_checks.py", tmp_path, [])
-    assert [*report] == ["jax_fit_of_an_overridden_loss"]

@@ -14,6 +14,7 @@ from jax import lax
 import regrad as rg
 from regrad.errors import GradientError, RuleError, UnusedOverrideWarning
 from regrad.jax.optypes import TABLE
+from tests.helpers.hosts import scaled, scaled_by_regrad
 from tests.helpers.jax_model import M, own_vjp, seven, slopes
 
 OTHER = {
@@ -59,21 +60,8 @@ def pooled(x, n, start, by):
     return lax.reduce_window(images(x, n), start, by, (1,) * n + (2, 1), (1,) * (n + 2), "SAME")
 
 
-def scaled(dy, builtin):
-    return 3 * builtin(dy)
-
-
 def scaled_dy(dy, builtin):
     return builtin(jnp.multiply(3.0, dy))
-
-
-def scaled_by_regrad(dy, builtin):
-    def times(dx):
-        if isinstance(dx, tuple):
-            return [times(part) for part in dx]
-        return None if dx is None else rg.multiply(3.0, dx)
-
-    return times(builtin(dy))
 
 
 SCALED = [scaled, scaled_dy, scaled_by_regrad]

@@ -15,6 +15,7 @@ from tests.helpers.paths import ROOT
 from tests.torch.common import bare_function, fired, grad, leaf, override
 
 HELPERS = ROOT / "tests/helpers"
+FIT = {"torch": "torch_fit_in_a_scope", "jax": "jax_fit_of_an_overridden_loss"}
 
 
 @pytest.mark.slow
@@ -35,11 +36,12 @@ def test_two_processes(kinds, tmp_path):
 @pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.skipif("keras" in ABSENT, reason="needs keras")
-def test_a_model_of_keras(tmp_path, monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
+@pytest.mark.parametrize("backend", [each for each in FIT if each not in ABSENT])
+def test_a_model_of_keras(backend, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))  # where it writes its settings
     (report,) = run_children(HELPERS / "keras_checks.py", tmp_path, [])
-    assert [*report] == ["torch_fit_in_a_scope"]
+    assert [*report] == [FIT[backend]]
 
 
 # -- Functions as those of which FSDP2 is made ----------------------------------------------------

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 from regrad.errors import GradientError, RuleError
 from regrad.torch.optypes import families, spellings
+from tests.helpers.hosts import scaled, scaled_by_regrad
 from tests.torch.common import D, close, fired, function, grad, numbers, override, under
 from tests.torch.test_ops import plain, run
 
@@ -20,21 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 # -- three ways to write it ------------------------------------------------------------------------
 
 
-def scaled(dy, builtin):
-    return 3 * builtin(dy)
-
-
 def scaled_dy(dy, builtin):  # written with torch's functions
     return builtin(torch.mul(dy, 3))
-
-
-def scaled_by_regrad(dy, builtin):
-    def times(dx):
-        if isinstance(dx, tuple):
-            return [times(part) for part in dx]
-        return None if dx is None else rg.multiply(3.0, dx)
-
-    return times(builtin(dy))
 
 
 RULES = [scaled, scaled_dy, scaled_by_regrad]

@@ -361,19 +361,6 @@ def test_second_order(x):
     close(orders(y, x), orders(torch.tanh(x), x), 1e-5)
 
 
-NAMED = ["guided_relu", "deconvnet_relu", "straight_through", "clipped_straight_through"]
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_regrads_rules_run_on_the_device(name, x):
-    x = x.requires_grad_()
-    with override({"Relu": getattr(rg.rules, name)}) as used:
-        y = torch.relu(x)
-    dx = grad(y, x)
-    assert dx.is_cuda and dx.shape == x.shape
-    used.assert_fired()
-
-
 # -- functions of ours ----------------------------------------------------------------------------
 
 ROWS = [row for row in runs.ROWS if "torch" in row.backends]
