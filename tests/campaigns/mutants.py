@@ -52,7 +52,7 @@ FOLDED = {"shapes": "ops", "rules": "others", "checking": "others", "inspection"
           "train": "others"}  # fmt: skip
 
 # Tests in the first, second and third process of a mutant: one that all of them pass survives.
-FIRST, SECOND, THIRD = 40, 300, 700
+STAGES = (40, 200, 800)
 
 EXPLAINED: dict[str, str] = {
     "autodiff/guards.py:name_of:argument:0": "strict=False is the default of zip",
@@ -153,18 +153,20 @@ def in_stages(tests: list[str], seconds: dict[str, float]) -> list[list[str]]:
     files = Counter(test.partition("::")[0] for test in tests)
     few = {file for file, _ in files.most_common(5)}
     quick = sorted(tests, key=lambda test: (test.partition("::")[0] not in few, seconds[test]))
-    first = quick[:FIRST]
+    first = quick[: STAGES[0]]
     rest = sorted(set(tests) - {*first}, key=lambda t: (seconds[t] > 0.5, number(t)))
-    # (by file, as in a run of all: after other tests' threads a test that forks may hang)
-    more = sorted(rest[:SECOND]), sorted(rest[SECOND : SECOND + THIRD])
-    return [stage for stage in (first, *more) if stage]
+    stages = [first]
+    for count in STAGES[1:]:  # (by file, as in a run of all: a test that forks may hang otherwise)
+        stages.append(sorted(rest[:count]))
+        rest = rest[count:]
+    return stages
 
 
 # -- one mutant ------------------------------------------------------------------------------------
 
 
 def run_one(
-    mutant: Mutant | Past, hits: Hits, quick: set[str] | None, folder: Path
+    mutant: Mutant | Past, hits: Hits, quick: set[str] | None, folder: Path, stages: int
 ) -> dict[str, Any]:
     """Which test finds a mutant: one of `make test`, if one can, or of the whole suite."""
     there = hits.tests.get(mutant.name, [])
@@ -173,9 +175,11 @@ def run_one(
     ]  # fmt: skip
     files = {"REGRAD_TESTS": folder / "tests.json", "REGRAD_FAILED": folder / "failed.jsonl"}
     env = environment({sources.module_of(mutant.file): mutant.code()}, folder, **files)
-    found: dict[str, Any] = {"part": part_of(mutant.file), "tests": len(there), "found": None}
+    found: dict[str, Any] = {
+        "part": part_of(mutant.file), "tests": len(there), "stages": stages, "found": None,
+    }  # fmt: skip
     for group, name in zip(groups, ("make test", "make test-all"), strict=False):
-        for stage in in_stages(group, hits.seconds):
+        for stage in filter(None, in_stages(group, hits.seconds)[:stages]):
             by = failing(stage, env, folder, 120 + 20 * sum(hits.seconds[t] for t in stage))
             if by is not None:
                 return {**found, "found": by, "in": name}
@@ -205,19 +209,23 @@ def found_so_far() -> dict[str, Any]:
     return found
 
 
-def run(words: Sequence[str], again: bool, share: str) -> None:
-    """Run the mutants whose names contain one of these words, and keep what was found."""
+def run(words: Sequence[str], stages: int, share: str) -> None:
+    """Run the mutants whose names contain one of these words, and keep what was found.
+
+    A mutant that has survived fewer stages is run again.
+    """
     mine, shares = map(int, share.split("/"))
     path, folder = OUT / f"found-{mine}.json", OUT / f"mutant-{mine}"
     folder.mkdir(exist_ok=True)
-    known = {} if again else found_so_far()
+    known = {name for name, row in found_so_far().items()
+             if is_found(row) or row.get("stages", 0) >= stages}  # fmt: skip
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     hits, names = read_hits(), OUT / "quick.txt"
     quick = set(names.read_text(encoding="utf-8").split("\n")) if names.exists() else None
     for mutant in mutants()[mine - 1 :: shares]:
         if mutant.name in known or (words and not any(word in mutant.name for word in words)):
             continue
-        found[mutant.name] = run_one(mutant, hits, quick, folder)
+        found[mutant.name] = run_one(mutant, hits, quick, folder, stages)
         path.write_text(json.dumps(found, indent=1), encoding="utf-8")
         print(mutant.name, "|", found[mutant.name]["found"] or "SURVIVES", flush=True)
 
@@ -272,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("command", choices=("list", "probe", "run", "record", "table"))
     parser.add_argument("words", nargs="*")
-    parser.add_argument("--again", action="store_true", help="run what was run before, too")
+    parser.add_argument("--stages", type=int, default=len(STAGES), help="of tests for a mutant")
     parser.add_argument("--share", default="1/1", help="which part of the mutants, of how many")
     options, others = parser.parse_known_args()
     OUT.mkdir(parents=True, exist_ok=True)
@@ -283,7 +291,7 @@ def main() -> None:
         case "probe":
             probe([*options.words, *others])
         case "run":
-            run(options.words, options.again, options.share)
+            run(options.words, options.stages, options.share)
         case "record":
             record()
         case "table":
