@@ -15,6 +15,7 @@ import numpy as np
 import regrad as rg
 import regrad.v1 as tf
 from regrad.core.state import current, masked
+from tests.campaigns import graphs
 from tests.campaigns.op_calls import (
     Arrays,
     Call,
@@ -253,17 +254,16 @@ def graph_cases(call: Call, quick: bool) -> Grid:
 
 def in_graph(call: Call, name: str, hidden: bool, jit: bool) -> tuple[Arrays, Arrays]:
     """First and second derivatives, built in one graph."""
-    with tf.Graph().as_default() as graph:
-        shapes = [[None] * x.ndim if hidden else list(x.shape) for x in call.xs]
-        xs = [tf.placeholder(x.dtype, s) for x, s in zip(call.xs, shapes, strict=True)]
-        with graph.gradient_override_map({call.op_type: sentinel}):
+
+    def built(*xs: Any) -> Any:
+        with tf.get_default_graph().gradient_override_map({call.op_type: sentinel}):
             y = GRAPHS[name](call, xs)
         dxs = tf.gradients(y, xs, unconnected_gradients="zero")
         parts = [weighed_like(dx, x) for dx, x in zip(dxs, call.xs, strict=True)]
         ddxs = tf.gradients(functools.reduce(rg.add, parts), xs, unconnected_gradients="zero")
-        with tf.Session(**({"jit": True} if jit else {})) as session:
-            feed = dict(zip(xs, call.xs, strict=True))
-            return tuple(session.run([list(dxs), list(ddxs)], feed))  # pyright: ignore
+        return [list(dxs), list(ddxs)]
+
+    return tuple(graphs.in_graph(built, call.xs, hidden, jit))  # pyright: ignore
 
 
 def weighed_like(y: Any, value: np.ndarray) -> Any:

@@ -16,10 +16,11 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 import regrad as rg
 import regrad.torch
 from regrad.torch import custom_grad, gradient_override_map
+from tests.campaigns.in_jax import Variable
 
 Function = Callable[..., Any]
 
-__all__ = ["custom_grad", "gradient_override_map"]
+__all__ = ["Variable", "custom_grad", "gradient_override_map"]
 
 sin, cos, tanh, exp, atan, square = (
     torch.sin, torch.cos, torch.tanh, torch.exp, torch.atan, torch.square,
@@ -29,14 +30,6 @@ sqrt, where, sum, stack = torch.sqrt, torch.where, torch.sum, torch.stack
 
 def asarray(x: Any) -> torch.Tensor:
     return torch.as_tensor(x, dtype=torch.float64)
-
-
-class Variable:
-    def __init__(self, value: Any, name: str = "") -> None:
-        self.value = value
-
-    def assign(self, value: Any) -> None:
-        self.value = value
 
 
 def identity(variable: Variable) -> torch.Tensor:

@@ -9,11 +9,12 @@ The rules multiply what goes to the first operand by `K` and to the second by `L
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from tests.campaigns.torch_samples import behind
 from tests.helpers import by_backward
 
 K, L = 1.1, 0.9
@@ -102,7 +103,7 @@ class Record:
     """What autograd wrote down about one run: every node, and the C function that made it."""
 
     def __init__(self, ys: Sequence[torch.Tensor], calls: Sequence[tuple[int, int, str]]) -> None:
-        self.nodes = list(behind([y.grad_fn for y in ys if y.grad_fn is not None]))
+        self.nodes = list(behind(list(ys)))
         self.creators = {n: name for start, end, name in calls for n in range(start, end)}
         self.names = {node.name().rstrip("0123456789") for node in self.nodes}
 
@@ -137,18 +138,6 @@ def is_called(op_type: str, op: Op) -> bool:
     if op.creator is None:
         return op_type in OPERATORS
     return op.creator.strip("_") in CALLS[op_type].split()
-
-
-def behind(stack: list[Any]) -> Iterator[Any]:
-    """Nodes, and all that they lead to."""
-    seen = set(stack)
-    stack = list(seen)
-    while stack:
-        node = stack.pop()
-        yield node
-        fresh = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= fresh
-        stack += fresh
 
 
 def recorded(call: Callable[[], Sequence[torch.Tensor]]) -> tuple[Sequence[torch.Tensor], Record]:

@@ -19,17 +19,23 @@ from tests.helpers.paths import DOCS, EXAMPLES, GOLDEN, ROOT
 pytestmark = pytest.mark.slow
 
 
+def main_of(path, name):
+    """The main function of a program."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run the main function of an example where it may write; it must leave its picture."""
 
     def run_example(name: str, picture: bool = True, **options):
         monkeypatch.chdir(tmp_path)
-        spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        quick = {"quick": True} if "quick" in inspect.signature(module.main).parameters else {}
-        answer = module.main(**quick, **options)
+        main = main_of(EXAMPLES / f"{name}.py", f"example_{name}")
+        quick = {"quick": True} if "quick" in inspect.signature(main).parameters else {}
+        answer = main(**quick, **options)
         if picture:
             png = tmp_path / "out" / f"{name}.png"
             assert png.read_bytes().startswith(b"\x89PNG")
@@ -234,10 +240,7 @@ def run_tf1(tmp_path, monkeypatch, registry):
         monkeypatch.chdir(tmp_path)
         path = EXAMPLES / "tf1" / f"{name}.py"
         assert f"python examples/tf1/{name}.py" in path.read_text(encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(f"tf1_{name}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.main(quick=True)
+        return main_of(path, f"tf1_{name}")(quick=True)
 
     return run_program
 

@@ -91,30 +91,26 @@ def program(*texts, x=(0.5, -1.25, 0.75)):
     return Task(Program((("x0", np.array(x)),), tuple(stmts), (f"t{len(texts) - 1}",)), 1)
 
 
-def test_rounding_behind_a_jump_explains_another_number(monkeypatch):
+SIGNED = (-0.7, 0.5)
+NUMBERS = {  # what another number is explained by, the statements of a program, and x
+    "rounding decides": (("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}))"), {}),
+    "": (("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}) + 0.5)"), {}),
+    "the sign of a zero decides": (
+        ("rg.nn.relu({a})", "rg.copysign(rg.ones(2), {a})"), {"x": SIGNED}),
+    "no sign": (("rg.nn.relu({a})", "{a} * {a}"), {"x": SIGNED}),
+    "another factor": (("rg.sin({a})",), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", NUMBERS)
+def test_what_explains_another_number(monkeypatch, why):
     run = agreement.MODES["checkpoint"]
-    monkeypatch.setitem(agreement.MODES, "checkpoint", lambda f, xs: [y + 1.0 for y in run(f, xs)])
-    jump = program("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}))")
-    assert agreement.compared(jump, "checkpoint") == (EXPLAINED, "rounding decides")
-    smooth = program("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}) + 0.5)")
-    assert agreement.compared(smooth, "checkpoint")[0] == SILENT
-
-
-def test_the_sign_of_a_zero_explains_another_number(monkeypatch):
-    run = agreement.MODES["checkpoint"]
-    monkeypatch.setitem(agreement.MODES, "checkpoint", lambda f, xs: [y + 1.0 for y in run(f, xs)])
-    signed = program("rg.nn.relu({a})", "rg.copysign(rg.ones(2), {a})", x=(-0.7, 0.5))
-    assert agreement.compared(signed, "checkpoint") == (EXPLAINED, "the sign of a zero decides")
-    unsigned = program("rg.nn.relu({a})", "{a} * {a}", x=(-0.7, 0.5))
-    assert agreement.compared(unsigned, "checkpoint")[0] == SILENT
-
-
-def test_a_mode_with_other_numbers_is_found(monkeypatch):
-    run = agreement.MODES["checkpoint"]
-    monkeypatch.setitem(
-        agreement.MODES, "checkpoint", lambda f, xs: [y * 1.001 for y in run(f, xs)]
-    )
-    assert agreement.compared(program("rg.sin({a})"), "checkpoint")[0] == SILENT
+    other = (lambda y: y * 1.001) if why == "another factor" else lambda y: y + 1.0
+    wrong = lambda f, xs: [other(y) for y in run(f, xs)]  # noqa: E731
+    monkeypatch.setitem(agreement.MODES, "checkpoint", wrong)
+    texts, given = NUMBERS[why]
+    found = agreement.compared(program(*texts, **given), "checkpoint")
+    assert found == (EXPLAINED, why) if "decides" in why else found[0] == SILENT
 
 
 @pytest.mark.parametrize(("text", "x", "outcome"), [

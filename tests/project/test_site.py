@@ -62,9 +62,7 @@ def test_rows_of_tensorflow_names_are_shown_and_exist(public_names):
 def entries(page: Path) -> list[Path]:
     """The pages that the toctrees of a page name."""
     found = []
-    for tree in re.findall(
-        r"^```\{toctree\}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
-    ):
+    for tree in TREE.findall(page.read_text(encoding="utf-8")):
         for line in tree.splitlines():
             if line and not line.startswith(":"):
                 name = re.sub(r".*<(.*)>", r"\1", line)
@@ -87,9 +85,7 @@ def test_every_page_is_in_a_toctree():
 
 def references():
     for page in PAGES:
-        for target in re.findall(
-            r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`", page.read_text(encoding="utf-8")
-        ):
+        for target in DOC.findall(page.read_text(encoding="utf-8")):
             yield pytest.param(page, target, id=f"{relative(page)} {target}")
 
 
