@@ -309,9 +309,8 @@ def judge(site: Site, what: str, mutant: Function) -> Verdict:
 
 # What gradients are at kinks, ties and singular points is no derivative, and has tests of its own.
 FILES = (
-    "tests/core/test_conventions.py", "tests/ops/test_nn.py", "tests/ops/test_reduction.py",
-    "tests/ops/test_linalg.py", "tests/ops/test_degenerate.py", "tests/ops/test_edges.py",
-    "tests/ops/test_losses.py",
+    "tests/core/test_conventions.py", "tests/ops/test_nn.py", "tests/ops/test_axes.py",
+    "tests/ops/test_linalg.py", "tests/ops/test_degenerate.py", "tests/ops/test_elements.py",
 )  # fmt: skip
 CONVENTIONS = "a test of conventions"
 
