@@ -13,15 +13,22 @@ import regrad as rg
 from regrad.errors import ArgumentError
 from regrad.ops import convolution as cv
 from regrad.ops import image, pooling, windows
+from tests.helpers.op_rows import firing, in_libraries, libraries, on, outcomes, slope
 from tests.helpers.rows import refused
 from tests.samples import spread
 
 X = spread(1, 4, 4, 2)
 W = spread(3, 3, 2, 3, seed=1)
+NAN, INF = np.nan, np.inf
 
 
 def values(t: Any) -> list[float]:
     return t.numpy().reshape(-1).tolist()
+
+
+def image_of(*numbers: Any) -> np.ndarray:
+    """Rows of numbers as an image of one channel."""
+    return np.array(numbers, np.float64).reshape(1, len(numbers), -1, 1)
 
 
 # -- geometry ------------------------------------------------------------------------------------
@@ -76,64 +83,88 @@ def test_lists_may_change_after_the_call() -> None:
     np.testing.assert_allclose(rg.grad(f)(X), rg.grad(lambda x: cv.conv2d(x, W, 1, 1))(X))
 
 
-# -- shapes that do not fit ----------------------------------------------------------------------
+# -- values and dtypes -----------------------------------------------------------------------------
+
+INTS, TAPS = np.arange(16).reshape(1, 4, 4, 1), np.ones((2, 2, 1, 1), np.int32)
+FLAGS, FALLING = (
+    np.array([[0, 0, 1], [0, 0, 0]], bool).reshape(1, 2, 3, 1),
+    image_of([-1, -2], [-3, -4]),
+)
+INFINITE, MOVED, ROWS = image_of([INF], [1], [2], [3]), spread(2, 3, 4, 2), image_of([1, 1], [1, 1])
+BLOCKS = [2, 3], [[1, 0], [0, 2]]
+HALVES = {t: (X.astype(t), W.astype(t)) for t in ("float16", "float32", "float64")}
+PAIR = np.zeros((2, 2, 1))
+TIED = image_of([0, 1, 1], [1, 1, 0])
 
 
-# -- dtypes --------------------------------------------------------------------------------------
+def flat(f: Any) -> Any:
+    return lambda *xs: np.ravel(np.asarray(f(*xs)._values()))
 
 
-def test_integers_become_float32_and_floats_promote() -> None:
-    x, w = np.arange(16).reshape(1, 4, 4, 1), np.ones((2, 2, 1, 1), np.int32)
-    assert cv.conv2d(x, w, 1, "same").dtype == np.float32
-    assert cv.conv2d(x, w.astype(np.float64), 1, "same").dtype == np.float64
-    assert pooling.avg_pool(x, 2, 2, "same").dtype == np.float32
-    assert pooling.max_pool(x, 2, 2, "same").dtype == x.dtype
-    assert image.resize_nearest(x, (2, 2)).dtype == x.dtype
-    assert image.resize_bilinear(x, (2, 2)).dtype == np.float32
+def pooled(x: Any) -> Any:
+    return pooling.max_pool(x, 2, 2, "valid")
 
 
-def test_a_filter_of_another_dtype_gets_its_gradient_in_that_dtype() -> None:
-    dx, dw = rg.grads(lambda x, w: cv.conv2d(x, w, 1, "same"))([X, W.astype(np.float32)])
-    assert (dx.dtype, dw.dtype) == (np.float64, np.float32)
+def pooled_by_1(x: Any) -> Any:
+    return pooling.max_pool(x, 2, 1, "valid")
 
 
-def test_max_pool_of_bools_and_unsigned_integers() -> None:
-    x = np.array([[0, 0, 1], [0, 0, 0]], bool).reshape(1, 2, 3, 1)
-    assert values(pooling.max_pool(x, 2, 1, "same")) == [0, 1, 1, 0, 0, 0]
-    assert values(pooling.max_pool(x.astype(np.uint8), 2, 1, "same")) == [0, 1, 1, 0, 0, 0]
+def halves(x: Any, w: Any) -> Any:
+    y = pooling.max_pool(cv.conv2d(x, w, 1, "same"), 2, 2, "same")
+    return pooling.avg_pool(y, 2, 2, "same").dtype
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_half_precision_stays(dtype: str) -> None:
-    y = pooling.max_pool(cv.conv2d(X.astype(dtype), W.astype(dtype), 1, "same"), 2, 2, "same")
-    assert pooling.avg_pool(y, 2, 2, "same").dtype == dtype
+test_values = outcomes({
+    "dtypes": (lambda: [cv.conv2d(INTS, TAPS, 1, "same").dtype,
+                        cv.conv2d(INTS, TAPS.astype(float), 1, "same").dtype,
+                        pooling.avg_pool(INTS, 2, 2, "same").dtype,
+                        pooling.max_pool(INTS, 2, 2, "same").dtype,
+                        image.resize_nearest(INTS, (2, 2)).dtype,
+                        image.resize_bilinear(INTS, (2, 2)).dtype],
+               ["float32", "float64", "float32", "int64", "int64", "float32"]),
+    "gradients of two dtypes": (
+        lambda: [dx.dtype for dx in rg.grads(lambda x, w: cv.conv2d(x, w, 1, "same"))(
+            [X, W.astype(np.float32)])], ["float64", "float32"]),
+    **{f"max_pool of {t}": (lambda t=t: flat(pooling.max_pool)(FLAGS.astype(t), 2, 1, "same"),
+                            [0, 1, 1, 0, 0, 0]) for t in ("bool", "u1")},
+    **{f"{t} stays": (lambda xw=xw: halves(*xw), t) for t, xw in HALVES.items()},
+    "padding is no maximum": (lambda: flat(pooling.max_pool)(FALLING, 3, 2, "same"), [-1]),
+    "nor in dilation2d": (lambda: flat(image.dilation2d)(FALLING, np.zeros((3, 3, 1)), 2, "same"),
+                          [-1]),
+    "avg_pool of ones": (lambda: flat(pooling.avg_pool)(ROWS, 2, 1, "same"), [1, 1, 1, 1]),
+    # TensorFlow.js divides the gradient by the whole window
+    "avg_pool divides by what lies in the image": (
+        lambda: flat(slope(lambda x: pooling.avg_pool(x, 2, 1, "same")))(ROWS),
+        [0.25, 0.75, 0.75, 2.25]),
+    "max_pool, second": (lambda: slope(slope(pooled))(X), 0),
+    "an infinite pixel": (lambda: flat(image.resize_nearest)(INFINITE, (8, 1))[2:],
+                          [1, 1, 2, 2, 3, 3]),
+    "an infinite gradient": (
+        lambda: flat(rg.grad(lambda x: image.resize_nearest(x, (8, 1))))(
+            INFINITE, np.repeat(INFINITE, 2, axis=1)), [INF, 2, 4, 6]),
+    "batch_to_space is the inverse": (
+        lambda: image.batch_to_space(image.space_to_batch(MOVED, *BLOCKS), *BLOCKS), MOVED),
+    "space_to_batch": (lambda: image.space_to_batch(MOVED, *BLOCKS).shape, (12, 2, 2, 2)),
+})  # fmt: skip
+
+test_the_first_maximum_takes_the_gradient = in_libraries({
+    "max_pool": (flat(rg.grad(pooled_by_1)), TIED, [[[[2.0], [3.0]]]], [0, 5, 0, 0, 0, 0]),
+    **{f"dilation2d by {i}": (flat(slope(lambda x, w: image.dilation2d(x, w, 1, "valid"), i)),
+                              TIED, PAIR, due)
+       for i, due in enumerate(([0, 2, 0, 0, 0, 0], [1, 1, 0, 0]))},
+    "NaN": (flat(pooled), image_of([5, NAN], [NAN, 7]), [NAN]),
+    "the gradient of NaN": (flat(slope(pooled)), image_of([5, NAN], [NAN, 7]), [0, 1, 0, 0]),
+    "an infinite gradient": (flat(slope(lambda x: rg.sqrt(pooled(x)))), image_of([0, -1], [-2, -3]),
+                             [INF, 0, 0, 0]),
+})  # fmt: skip
 
 
-# -- conventions ---------------------------------------------------------------------------------
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
-def test_the_first_maximum_takes_the_gradient(library: str) -> None:
-    x = in_library(library, np.array([[0.0, 1, 1], [1, 1, 0]]).reshape(1, 2, 3, 1))
-    dx = rg.grad(lambda x: pooling.max_pool(x, 2, 1, "valid"))(x, [[[[2.0], [3.0]]]])
-    assert values(dx) == [0, 5, 0, 0, 0, 0]
-    w = np.zeros((2, 2, 1))
-    dx, dw = rg.grads(lambda x, w: image.dilation2d(x, w, 1, "valid"))([x, in_library(library, w)])
-    assert values(dx) == [0, 2, 0, 0, 0, 0]
-    assert values(dw) == [1, 1, 0, 0]
-
-
-def in_library(library: str, array: np.ndarray) -> Any:
-    if library == "jax":
-        import jax.numpy as jnp
-
-        return jnp.asarray(array)
-    if library == "torch":
-        import torch
-
-        return torch.from_numpy(array)
-    return array
+def test_nearest_does_not_round_below_whole_numbers() -> None:
+    # 41 * (49 / 49) is 41, but 49 * (1 / 49) is 0.9999999999999999
+    for old in range(1, 60):
+        x = np.arange(float(old)).reshape(1, old, 1, 1)
+        assert values(image.resize_nearest(x, (old, 1))) == list(range(old))
+        assert values(image.resize_nearest(x, (3 * old, 1))) == [i // 3 for i in range(3 * old)]
 
 
 @pytest.mark.slow(but=1)
@@ -151,19 +182,19 @@ def test_convolutions_agree_on_jax_and_numpy(
     x, w = (rng.normal(size=s).astype(np.float32) for s in (images, filter))
     f = rg.value_and_grads(lambda x, w: rg.sum(rg.sin(convolve(x, w, strides, "same"))))
     expected = f([x, w])
-    found = f([in_library("jax", x), in_library("jax", w)])
+    found = f([on("jax", x), on("jax", w)])
     for a, b in zip((found.value, *found.grads), (expected.value, *expected.grads), strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-3)
 
 
 def test_half_floats_are_added_up_in_float32_on_jax() -> None:
-    x, w = (in_library("jax", np.ones(s, np.float16)) for s in ((1, 64, 64, 1), (3, 3, 1, 1)))
+    x, w = (on("jax", np.ones(s, np.float16)) for s in ((1, 64, 64, 1), (3, 3, 1, 1)))
     dw = rg.grad(lambda w: rg.sum(cv.conv2d(x, w, 1, "same")))(w)
     assert values(dw)[4] == 4096  # in float16 a sum of ones stops at 2048
 
 
 @pytest.mark.slow(but=3)
-@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+@libraries
 @pytest.mark.parametrize("pool", [pooling.max_pool, pooling.avg_pool])
 @pytest.mark.parametrize("pad", ["valid", "same", 1])
 def test_tiles_have_the_gradient_of_windows(library: str, pool: Any, pad: Any) -> None:
@@ -171,7 +202,7 @@ def test_tiles_have_the_gradient_of_windows(library: str, pool: Any, pad: Any) -
     x = np.random.default_rng(0).integers(0, 3, (2, 7, 8, 2)).astype(np.float64)
     shape = pool(x, 3, 3, pad).shape
     dy = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
-    dx = rg.grad(lambda x: pool(x, 3, 3, pad))(in_library(library, x), in_library(library, dy))
+    dx = rg.grad(lambda x: pool(x, 3, 3, pad))(on(library, x), on(library, dy))
     by_differences = differences(lambda x: values(pool(x, 3, 3, pad)) @ dy.ravel(), x, pool)
     np.testing.assert_allclose(dx.numpy(), by_differences, atol=1e-6)
 
@@ -183,66 +214,10 @@ def differences(f: Callable[[np.ndarray], float], x: np.ndarray, pool: Any) -> n
     return np.array([(f(x + h) - f(x - h)) / 2e-6 for h in steps]).reshape(x.shape)
 
 
-@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
-def test_nan_is_the_maximum_and_takes_the_gradient(library: str) -> None:
-    x = in_library(library, np.array([5.0, np.nan, np.nan, 7.0]).reshape(1, 2, 2, 1))
-    assert np.isnan(values(pooling.max_pool(x, 2, 2, "valid"))).all()
-    assert values(rg.grad(lambda x: pooling.max_pool(x, 2, 2, "valid"))(x)) == [0, 1, 0, 0]
-
-
-@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
-def test_an_infinite_gradient_goes_to_the_maximum_alone(library: str) -> None:
-    x = in_library(library, np.array([0.0, -1, -2, -3]).reshape(1, 2, 2, 1))
-    dx = rg.grad(lambda x: rg.sqrt(pooling.max_pool(x, 2, 2, "valid")))(x)
-    assert values(dx) == [np.inf, 0, 0, 0]
-
-
-def test_padding_is_never_a_maximum() -> None:
-    x = -1 - np.arange(4.0).reshape(1, 2, 2, 1)
-    assert values(pooling.max_pool(x, 3, 2, "same")) == [-1]
-    assert values(image.dilation2d(x, np.zeros((3, 3, 1)), 2, "same")) == [-1]
-
-
-def test_avg_pool_divides_by_what_lies_in_the_image_backward_too() -> None:
-    # TensorFlow.js divides the gradient by the whole window
-    x = np.ones((1, 2, 2, 1))
-    assert values(pooling.avg_pool(x, 2, 1, "same")) == [1, 1, 1, 1]
-    dx = rg.grad(lambda x: pooling.avg_pool(x, 2, 1, "same"))(x)
-    assert values(dx) == [0.25, 0.75, 0.75, 2.25]
-
-
-def test_the_second_derivative_of_max_pool_is_zero() -> None:
-    slope = lambda x: rg.grad(lambda x: pooling.max_pool(x, 2, 2, "valid"))(x)  # noqa: E731
-
-    assert values(rg.grad(slope)(X)) == [0] * X.size
-
-
-def test_nearest_does_not_round_below_whole_numbers() -> None:
-    # 41 * (49 / 49) is 41, but 49 * (1 / 49) is 0.9999999999999999
-    for old in range(1, 60):
-        x = np.arange(float(old)).reshape(1, old, 1, 1)
-        assert values(image.resize_nearest(x, (old, 1))) == list(range(old))
-        assert values(image.resize_nearest(x, (3 * old, 1))) == [i // 3 for i in range(3 * old)]
-
-
-def test_an_infinite_pixel_stays_where_it_is() -> None:
-    x = np.array([np.inf, 1, 2, 3]).reshape(1, 4, 1, 1)
-    assert values(image.resize_nearest(x, (8, 1)))[2:] == [1, 1, 2, 2, 3, 3]
-    dx = rg.grad(lambda x: image.resize_nearest(x, (8, 1)))(x, np.repeat(x, 2, axis=1))
-    assert values(dx) == [np.inf, 2, 4, 6]
-
-
-def test_batch_to_space_is_the_inverse() -> None:
-    x, blocks, pads = spread(2, 3, 4, 2), [2, 3], [[1, 0], [0, 2]]
-    moved = image.space_to_batch(x, blocks, pads)
-    assert moved.shape == (12, 2, 2, 2)
-    np.testing.assert_array_equal(image.batch_to_space(moved, blocks, pads).numpy(), x)
-
-
 # -- nothing to sum ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+@libraries
 @pytest.mark.parametrize(("x", "w"), [
     ((0, 4, 4, 2), (3, 3, 2, 3)), ((1, 4, 4, 0), (3, 3, 0, 3)), ((1, 4, 4, 2), (3, 3, 2, 0)),
     ((1, 0, 4, 2), (3, 3, 2, 3)),
@@ -254,7 +229,7 @@ def test_empty_convolutions(library: str, x: Any, w: Any) -> None:
         assert not np.any(y._values())
         return y
 
-    inputs = [in_library(library, np.ones(s)) for s in (x, w)]
+    inputs = [on(library, np.ones(s)) for s in (x, w)]
     dx, dw = rg.grads(f)(inputs)
     assert (dx.shape, dw.shape) == (x, w)
     assert not np.any(dx.numpy())
@@ -270,19 +245,13 @@ def test_empty_pools(shape: Any) -> None:
         assert dx.shape == shape
 
 
-# -- overrides -----------------------------------------------------------------------------------
+# -- overrides, and large batches ----------------------------------------------------------------
 
-
-def test_overrides_of_conv2d_fire_inside_conv1d_and_separable_conv2d() -> None:
-    doubled = lambda dy, w, x: (rg.zeros_like(x) + 7.0, rg.zeros_like(w))  # noqa: E731
-
-    with rg.gradient_override_map({"Conv2D": doubled}) as used:
-        dx = rg.grad(lambda x: cv.conv1d(x, W[0], 1, "same"))(X[0])
-    assert set(values(dx)) == {7.0}
-    assert len(used.hits) == 1
-    with rg.gradient_override_map({"Conv2D": doubled}) as used:
-        cv.separable_conv2d(X, W[:, :, :, :1], spread(1, 1, 2, 1), 1, "same")
-    assert len(used.hits) == 1
+SEPARABLE = W[:, :, :, :1], spread(1, 1, 2, 1)
+test_overrides_of_conv2d_fire_inside = firing({
+    "conv1d": ("Conv2D", lambda x: cv.conv1d(x, W[0], 1, "same"), X[0]),
+    "separable_conv2d": ("Conv2D", lambda x: cv.separable_conv2d(x, *SEPARABLE, 1, "same"), X),
+})  # fmt: skip
 
 
 def test_a_large_batch_is_computed_in_blocks() -> None:
