@@ -96,7 +96,7 @@ def objects() -> dict[str, Any]:
     aval = jax.typeof(1.0)
     jitted = jax.jit(lambda x: x)
     found = {
-        "equation": eqn, "equation.source_info": eqn.source_info, 
+        "equation": eqn, "equation.source_info": eqn.source_info,
         "equation.source_info.traceback": eqn.source_info.traceback, "program": program,
         "program.debug_info": program.debug_info, "aval": aval,
         "aval.manual_axis_type": getattr(aval, "manual_axis_type", None), "jax.jit(f)": jitted,

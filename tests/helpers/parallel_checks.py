@@ -28,59 +28,39 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import parallel as split
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import regrad as rg
 import regrad.torch
 from regrad.errors import NotFiredError, PassedOverError
-from tests.helpers.networks import (
-    BOTH,
-    GPT,
-    RELU,
-    Batch,
-    Leaky,
-    ResNet,
-    assert_equal,
-    distance,
-    gpt_by_hand,
-    images,
-    loss_of,
-    resnet_by_hand,
-    sharper,
-    state,
-    texts,
-    train,
-    whole,
-)
+from tests.helpers import networks as nets
 
 override = regrad.torch.gradient_override_map
 
 # -- comparing -------------------------------------------------------------------------------------
 
 
-def mine(batch: Batch) -> Batch:
+def mine(batch: nets.Batch) -> nets.Batch:
     """The half of a batch that this process has."""
     x, labels = batch
     return x.chunk(2)[dist.get_rank()], labels.chunk(2)[dist.get_rank()]
 
 
 def assert_same_training(
-    model: nn.Module, batch: Batch, by_hand: nn.Module, whole_batch: Batch, rules: Any = BOTH
+    model: nn.Module,
+    batch: nets.Batch,
+    by_hand: nn.Module,
+    whole_batch: nets.Batch,
+    rules: Any = nets.BOTH,
 ) -> None:
     """Rules fire in each process; losses, gradients and weights are those of one process."""
     with override(rules) as used:
-        losses, found = train(model, batch)
+        losses, found = nets.train(model, batch)
     used.assert_fired(group=dist.group.WORLD)
-    expected_losses, expected = train(by_hand, whole_batch)
-    assert_equal(found, expected)
+    expected_losses, expected = nets.train(by_hand, whole_batch)
+    nets.assert_equal(found, expected)
     mean = torch.tensor(losses, dtype=torch.float64)
     dist.all_reduce(mean)
     assert torch.allclose(mean / 2, torch.tensor(expected_losses, dtype=torch.float64), rtol=1e-9)
@@ -88,7 +68,7 @@ def assert_same_training(
 
 def check_data_parallel(wrap: Callable[[nn.Module], nn.Module], **options: Any) -> None:
     assert_same_training(
-        wrap(GPT(**options)), mine(texts()), gpt_by_hand(**options), texts()
+        wrap(nets.GPT(**options)), mine(nets.texts()), nets.gpt_by_hand(**options), nets.texts()
     )  # fmt: skip
 
 
@@ -96,8 +76,19 @@ def check_data_parallel(wrap: Callable[[nn.Module], nn.Module], **options: Any) 
 
 
 def ddp_the_comparison_can_fail() -> None:
-    assert distance(train(ResNet(), images())[1], train(resnet_by_hand(), images())[1]) > 1e-3
-    assert distance(train(GPT(), texts())[1], train(gpt_by_hand(), texts())[1]) > 1e-3
+    assert (
+        nets.distance(
+            nets.train(nets.ResNet(), nets.images())[1],
+            nets.train(nets.resnet_by_hand(), nets.images())[1],
+        )
+        > 1e-3
+    )
+    assert (
+        nets.distance(
+            nets.train(nets.GPT(), nets.texts())[1], nets.train(nets.gpt_by_hand(), nets.texts())[1]
+        )
+        > 1e-3
+    )
 
 
 def ddp_plain() -> None:
@@ -112,8 +103,10 @@ def ddp_small_buckets() -> None:
 
 
 def ddp_unused_parameters() -> None:
-    model = DistributedDataParallel(ResNet(), find_unused_parameters=True)
-    assert_same_training(model, mine(images()), resnet_by_hand(), images(), RELU)
+    model = DistributedDataParallel(nets.ResNet(), find_unused_parameters=True)
+    assert_same_training(
+        model, mine(nets.images()), nets.resnet_by_hand(), nets.images(), nets.RELU
+    )
 
 
 def ddp_static_graph() -> None:
@@ -124,41 +117,41 @@ def ddp_static_graph() -> None:
 
 
 def ddp_accumulated_gradients() -> None:
-    model = DistributedDataParallel(GPT())
-    (x1, x2), (labels1, labels2) = (part.chunk(2) for part in mine(texts()))
+    model = DistributedDataParallel(nets.GPT())
+    (x1, x2), (labels1, labels2) = (part.chunk(2) for part in mine(nets.texts()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with override(BOTH) as used:
+    with override(nets.BOTH) as used:
         for _ in range(2):
             optimizer.zero_grad()
             with model.no_sync():
-                (loss_of(model(x1), labels1) / 2).backward()
-            (loss_of(model(x2), labels2) / 2).backward()
+                (nets.loss_of(model(x1), labels1) / 2).backward()
+            (nets.loss_of(model(x2), labels2) / 2).backward()
             optimizer.step()
     assert [hit.ran for hit in used.hits] == [8, 8]  # blocks, parts, steps: each in one line
-    by_hand, (x, labels) = gpt_by_hand(), texts()
+    by_hand, (x, labels) = nets.gpt_by_hand(), nets.texts()
     optimizer = torch.optim.AdamW(by_hand.parameters(), lr=0.01)
     for _ in range(2):
         optimizer.zero_grad()
-        loss_of(by_hand(x), labels).backward()
+        nets.loss_of(by_hand(x), labels).backward()
         optimizer.step()
-    assert_equal(state(model), state(by_hand))
+    nets.assert_equal(nets.state(model), nets.state(by_hand))
 
 
 def ddp_rules_of_regrad_and_second_order() -> None:
     rules = {"Relu": lambda dy, x: rg.where(x > 0, dy, 0.25 * dy)}
 
-    def penalty(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def penalty(model: nn.Module, batch: nets.Batch) -> dict[str, Tensor]:
         x = batch[0].clone().requires_grad_()
-        loss = loss_of(model(x), batch[1]) * len(x)
+        loss = nets.loss_of(model(x), batch[1]) * len(x)
         (dx,) = torch.autograd.grad(loss, x, create_graph=True)
         (dx.square().sum() / len(x)).backward()
-        return state(model)
+        return nets.state(model)
 
     with override(rules) as used:
-        model = DistributedDataParallel(ResNet(), find_unused_parameters=True)
-        found = penalty(model, mine(images()))
+        model = DistributedDataParallel(nets.ResNet(), find_unused_parameters=True)
+        found = penalty(model, mine(nets.images()))
     used.assert_fired(group=dist.group.WORLD)
-    expected = penalty(resnet_by_hand(), images())
+    expected = penalty(nets.resnet_by_hand(), nets.images())
     names = [name for name in expected if "head.bias" not in name]  # (of no effect on dx)
     assert max((found[n] - expected[n]).abs().max().item() for n in names) < 1e-8
 
@@ -166,13 +159,15 @@ def ddp_rules_of_regrad_and_second_order() -> None:
 def ddp_communication_hooks() -> None:
     """What is communicated in float16 is equal to what a network by hand communicates so."""
     found = []
-    for model, rules in ((GPT(), BOTH), (gpt_by_hand(), {})):
+    for model, rules in ((nets.GPT(), nets.BOTH), (nets.gpt_by_hand(), {})):
         ddp = DistributedDataParallel(model)
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
         with override(rules):
-            found.append(train(ddp, mine(texts()))[1])
-    assert_equal(*found)
-    assert distance(found[0], train(gpt_by_hand(), texts())[1]) > 1e-8  # (it did communicate so)
+            found.append(nets.train(ddp, mine(nets.texts()))[1])
+    nets.assert_equal(*found)
+    assert (
+        nets.distance(found[0], nets.train(nets.gpt_by_hand(), nets.texts())[1]) > 1e-8
+    )  # (it did communicate so)
 
 
 class Convolutions(nn.Sequential):
@@ -188,7 +183,7 @@ class Convolutions(nn.Sequential):
 
 class LeakyModule(nn.Module):
     def forward(self, x: Tensor) -> Any:
-        return Leaky.apply(x)
+        return nets.Leaky.apply(x)
 
 
 def ddp_compiled() -> None:
@@ -199,22 +194,24 @@ def ddp_compiled() -> None:
         torch.compiler.reset()
         model: Any = wrap(Convolutions())
         by_hand = Convolutions(LeakyModule)
-        assert_same_training(model, mine(images()), by_hand, images(), RELU)
+        assert_same_training(model, mine(nets.images()), by_hand, nets.images(), nets.RELU)
         plain = wrap(Convolutions())  # without a scope, the same code has no rule in it
-        assert_equal(train(plain, mine(images()))[1], train(Convolutions(), images())[1])
+        nets.assert_equal(
+            nets.train(plain, mine(nets.images()))[1], nets.train(Convolutions(), nets.images())[1]
+        )
 
 
 def at_places(model: Any) -> list[dict[Any, Any]]:
     """Maps that name the first block of a ResNet, each in its own way."""
     keys = ["blocks.0"], [model.blocks[0]], [lambda site: "blocks.0" in site.path], ["**", 1]
-    return [{rg.at(where, "Relu", *nth): RELU["Relu"]} for where, *nth in keys]
+    return [{rg.at(where, "Relu", *nth): nets.RELU["Relu"]} for where, *nth in keys]
 
 
 def by_hand_at_places(whole_block: bool) -> nn.Module:
     """A ResNet whose first block has the rule in it: in both of its ReLUs, or in the first."""
-    model: Any = ResNet()
+    model: Any = nets.ResNet()
     del model.blocks[0].relu
-    model.blocks[0].relu = Leaky.apply if whole_block else FirstOnly()
+    model.blocks[0].relu = nets.Leaky.apply if whole_block else FirstOnly()
     return model
 
 
@@ -223,18 +220,18 @@ class FirstOnly(nn.Module):  # a ReLU with the rule at every other call
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return Leaky.apply(x) if self.calls % 2 else F.relu(x)  # pyright: ignore
+        return nets.Leaky.apply(x) if self.calls % 2 else F.relu(x)  # pyright: ignore
 
 
 def check_places(wrap: Callable[[nn.Module], nn.Module]) -> None:
     """Rules in one place of a model, which is given as it is, or in its wrapper."""
     for i in range(4):
         for inside in (True, False):
-            model = wrap(inner := ResNet())
+            model = wrap(inner := nets.ResNet())
             with override(at_places(inner)[i], model=inner if inside else model) as used:
-                _, found = train(model, mine(images()))
+                _, found = nets.train(model, mine(nets.images()))
             used.assert_fired(group=dist.group.WORLD)
-            assert_equal(found, train(by_hand_at_places(i != 3), images())[1])
+            nets.assert_equal(found, nets.train(by_hand_at_places(i != 3), nets.images())[1])
 
 
 def ddp_rules_at_places() -> None:
@@ -274,32 +271,35 @@ def fsdp_rules_that_keep_weights() -> None:
         return 0.5 * dy @ b.mT, 2 * (a.mT @ dy).sum_to_size(b.shape) if a.ndim == b.ndim else None
 
     found = []
-    for model, batch in ((in_shards(GPT(checkpoints=True)), mine(texts())), (GPT(), texts())):
+    for model, batch in (
+        (in_shards(nets.GPT(checkpoints=True)), mine(nets.texts())),
+        (nets.GPT(), nets.texts()),
+    ):
         with override({"MatMul": turned}) as used:
-            found.append(train(model, batch)[1])
+            found.append(nets.train(model, batch)[1])
         used.assert_fired()
-    assert_equal(*found)
+    nets.assert_equal(*found)
 
 
 def fsdp_mixed_precision() -> None:
     """One process casts the weights, and takes the halves of the batch one by one."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float64)
-    with override(RELU) as used:
-        _, found = train(in_shards(ResNet(), mp_policy=policy), mine(images()))
+    with override(nets.RELU) as used:
+        _, found = nets.train(in_shards(nets.ResNet(), mp_policy=policy), mine(nets.images()))
     used.assert_fired(group=dist.group.WORLD)
-    model, (x, labels) = resnet_by_hand(), images()
+    model, (x, labels) = nets.resnet_by_hand(), nets.images()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
         optimizer.zero_grad()
         for part, name in zip(x.chunk(2), labels.chunk(2), strict=True):
             cast = copy.deepcopy(model).bfloat16()
             cast.zero_grad()
-            loss_of(cast(part.bfloat16()), name).backward()
+            nets.loss_of(cast(part.bfloat16()), name).backward()
             for p, q in zip(model.parameters(), cast.parameters(), strict=True):
                 if q.grad is not None:
                     p.grad = (0 if p.grad is None else p.grad) + q.grad.double() / 2
         optimizer.step()
-    assert_equal(found, state(model))
+    nets.assert_equal(found, nets.state(model))
 
 
 def fsdp_saved_and_loaded() -> None:
@@ -308,15 +308,15 @@ def fsdp_saved_and_loaded() -> None:
 
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
-    trained, fresh = in_shards(GPT()), in_shards(GPT())
-    with override(BOTH):
-        train(trained, mine(texts()))
+    trained, fresh = in_shards(nets.GPT()), in_shards(nets.GPT())
+    with override(nets.BOTH):
+        nets.train(trained, mine(nets.texts()))
         saving.save({"model": trained.state_dict()}, checkpoint_id=folder[0])
         held = {"model": fresh.state_dict()}
         saving.load(held, checkpoint_id=folder[0])
         fresh.load_state_dict(held["model"])
     for a, b in zip(trained.parameters(), fresh.parameters(), strict=True):
-        assert torch.equal(whole(a), whole(b))
+        assert torch.equal(nets.whole(a), nets.whole(b))
 
 
 # -- tensor and sequence parallel ------------------------------------------------------------------
@@ -325,39 +325,43 @@ def fsdp_saved_and_loaded() -> None:
 def over_two(model: Any, mesh: Any = None, sequence: bool = False) -> nn.Module:
     """Split heads and hidden units; with `sequence`, what is between the layers by positions."""
     mesh = mesh or init_device_mesh("cpu", (2,))
-    columns, rows = ColwiseParallel(), RowwiseParallel()
+    columns, rows = split.ColwiseParallel(), split.RowwiseParallel()
     plan: dict[str, Any] = {f"attention.{name}": columns for name in ("wq", "wk", "wv")}
     plan |= {"mlp.w1": columns, "attention.wo": rows, "mlp.w2": rows}
     if sequence:
         positions = Shard(1)
-        gather = PrepareModuleInput(
+        gather = split.PrepareModuleInput(
             input_layouts=(positions,), desired_input_layouts=(Replicate(),)
         )
-        plan |= dict.fromkeys(("attention.wo", "mlp.w2"), RowwiseParallel(output_layouts=positions))
-        plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+        plan |= dict.fromkeys(
+            ("attention.wo", "mlp.w2"), split.RowwiseParallel(output_layouts=positions)
+        )
+        plan |= {"norm1": split.SequenceParallel(), "norm2": split.SequenceParallel()}
         plan |= {"attention": gather, "mlp": gather}
-        parallelize_module(model, mesh, {
-            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=positions),
-            "norm": SequenceParallel(),
-            "head": ColwiseParallel(input_layouts=positions, output_layouts=Replicate()),
+        split.parallelize_module(model, mesh, {
+            "embed": split.RowwiseParallel(input_layouts=Replicate(), output_layouts=positions),
+            "norm": split.SequenceParallel(),
+            "head": split.ColwiseParallel(input_layouts=positions, output_layouts=Replicate()),
         })  # fmt: skip
     for block in model.blocks:
-        parallelize_module(block, mesh, plan)
+        split.parallelize_module(block, mesh, plan)
     return model
 
 
 def tensor_parallel() -> None:
-    assert_same_training(over_two(GPT()), texts(), gpt_by_hand(), texts())
+    assert_same_training(over_two(nets.GPT()), nets.texts(), nets.gpt_by_hand(), nets.texts())
 
 
 def tensor_sequence_parallel() -> None:
-    assert_same_training(over_two(GPT(), sequence=True), texts(), gpt_by_hand(), texts())
+    assert_same_training(
+        over_two(nets.GPT(), sequence=True), nets.texts(), nets.gpt_by_hand(), nets.texts()
+    )
 
 
 def tensor_parallel_in_shards() -> None:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
-    model = in_shards(over_two(GPT(checkpoints=True), mesh["tensor"]), mesh=mesh["data"])
-    assert_same_training(model, texts(), gpt_by_hand(), texts())
+    model = in_shards(over_two(nets.GPT(checkpoints=True), mesh["tensor"]), mesh=mesh["data"])
+    assert_same_training(model, nets.texts(), nets.gpt_by_hand(), nets.texts())
 
 
 class Perceptron(nn.Module):
@@ -378,18 +382,20 @@ class Perceptron(nn.Module):
 
 def perceptron_of_dtensors() -> nn.Module:
     mesh = init_device_mesh("cpu", (2,))
-    return parallelize_module(Perceptron(mesh=mesh), mesh, {
-        "first": ColwiseParallel(use_local_output=False),
-        "last": RowwiseParallel(input_layouts=Shard(-1), use_local_output=False),
+    return split.parallelize_module(Perceptron(mesh=mesh), mesh, {
+        "first": split.ColwiseParallel(use_local_output=False),
+        "last": split.RowwiseParallel(input_layouts=Shard(-1), use_local_output=False),
     })  # fmt: skip
 
 
 def tensor_rules_get_dtensors() -> None:
-    x, labels = images()
+    x, labels = nets.images()
     batch = x.flatten(1)[:, :8], labels
     of_regrad = {"Relu": lambda dy, x: rg.where(x > 0, dy, 0.25 * dy)}
-    for rules in (RELU, of_regrad):
-        assert_same_training(perceptron_of_dtensors(), batch, Perceptron(Leaky.apply), batch, rules)
+    for rules in (nets.RELU, of_regrad):
+        assert_same_training(
+            perceptron_of_dtensors(), batch, Perceptron(nets.Leaky.apply), batch, rules
+        )
 
 
 def tensor_products_under_rules() -> None:
@@ -401,11 +407,11 @@ def tensor_products_under_rules() -> None:
 
     for make in (over_two, lambda model: over_two(model, sequence=True)):
         found = []
-        for model in (make(GPT()), GPT()):
+        for model in (make(nets.GPT()), nets.GPT()):
             with override({"MatMul": halved}) as used:
-                found.append(train(model, texts())[1])
+                found.append(nets.train(model, nets.texts())[1])
             used.assert_fired()
-        assert_equal(*found)
+        nets.assert_equal(*found)
 
 
 def tensor_causal_attention_of_dtensors_is_refused() -> None:
@@ -416,7 +422,7 @@ def tensor_causal_attention_of_dtensors_is_refused() -> None:
         F.scaled_dot_product_attention(dx, dx, dx)
     except NotImplementedError:  # PyTorch 2.10 has none for DTensors on a CPU
         return
-    with override({"Softmax": sharper}):
+    with override({"Softmax": nets.sharper}):
         F.scaled_dot_product_attention(dx, dx, dx).to_local().sum().backward()
         try:
             F.scaled_dot_product_attention(dx, dx, dx, is_causal=True)
@@ -447,53 +453,53 @@ class Stage(nn.Module):
 
 
 def in_stages() -> tuple[nn.Module, Any]:
-    model, rank = Stage(GPT(), dist.get_rank()), dist.get_rank()
+    model, rank = Stage(nets.GPT(), dist.get_rank()), dist.get_rank()
     return model, pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
 
 
 def traced_in_stages() -> tuple[nn.Module, Any]:
     split = {"blocks.1": pipelining.SplitPoint.BEGINNING}
-    made = pipelining.pipeline(GPT(), (texts()[0][:2],), split_spec=split)
+    made = pipelining.pipeline(nets.GPT(), (nets.texts()[0][:2],), split_spec=split)
     stage = made.build_stage(dist.get_rank(), torch.device("cpu"))
     return stage.submod, stage
 
 
 def check_pipeline(made: tuple[nn.Module, Any], schedule: Callable[[Any], Any]) -> None:
-    (model, stage), (x, labels) = made, texts()
+    (model, stage), (x, labels) = made, nets.texts()
     run = schedule(stage)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with override(BOTH) as used:
+    with override(nets.BOTH) as used:
         for _ in range(3):
             optimizer.zero_grad()
             run.step(x) if dist.get_rank() == 0 else run.step(target=labels)
             optimizer.step()
     assert [hit.ran >= 12 for hit in used.hits] == [True] * 2, used.table()  # (4 in each step)
-    expected, found = train(gpt_by_hand(), (x, labels))[1], state(model)
-    assert_equal(found, {name: expected[name] for name in found})
+    expected, found = nets.train(nets.gpt_by_hand(), (x, labels))[1], nets.state(model)
+    nets.assert_equal(found, {name: expected[name] for name in found})
     assert len(found) > 10
 
 
 def pipeline_schedules() -> None:
     for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
-        check_pipeline(in_stages(), lambda stage, s=schedule: s(stage, 4, loss_fn=loss_of))
+        check_pipeline(in_stages(), lambda stage, s=schedule: s(stage, 4, loss_fn=nets.loss_of))
 
 
 def pipeline_with_split_backward_passes() -> None:
     check_pipeline(
         in_stages(),
-        lambda stage: pipelining.ScheduleInterleavedZeroBubble([stage], 4, loss_fn=loss_of),
+        lambda stage: pipelining.ScheduleInterleavedZeroBubble([stage], 4, loss_fn=nets.loss_of),
     )
 
 
 def pipeline_traced() -> None:
     check_pipeline(
-        traced_in_stages(), lambda stage: pipelining.ScheduleGPipe(stage, 4, loss_fn=loss_of)
+        traced_in_stages(), lambda stage: pipelining.ScheduleGPipe(stage, 4, loss_fn=nets.loss_of)
     )
 
 
 def pipeline_tracing_in_a_scope_is_refused() -> None:
     try:
-        with override(BOTH):
+        with override(nets.BOTH):
             traced_in_stages()
     except Exception as error:
         causes: list[BaseException] = [error]
@@ -511,14 +517,14 @@ def pipeline_tracing_in_a_scope_is_refused() -> None:
 def hits_of_all_processes() -> None:
     x, rank = torch.ones(2, requires_grad=True), dist.get_rank()
     always = warnings.catch_warnings(record=True, action="always")
-    with always as caught, override(BOTH) as used:
+    with always as caught, override(nets.BOTH) as used:
         torch.relu(x).sum().backward()
         if rank == 1:
             torch.softmax(x, 0).sum().backward()
             torch.relu(x).sum().backward()
     assert len(caught) == 1 - rank  # the other process is not asked
     used.assert_fired("Relu", group=dist.group.WORLD)
-    used.assert_fired(*(["Relu"] if rank == 0 else BOTH))  # of this process alone
+    used.assert_fired(*(["Relu"] if rank == 0 else nets.BOTH))  # of this process alone
     try:
         used.assert_fired(group=dist.group.WORLD)
     except NotFiredError as error:  # the same in both
@@ -549,7 +555,7 @@ class Images(Dataset[Any]):
     """
 
     def __getitem__(self, i: int) -> Any:
-        x, labels = images()
+        x, labels = nets.images()
         y = torch.relu(x[i].clone().requires_grad_())
         return x[i], labels[i], type(y.grad_fn).__name__
 
@@ -560,14 +566,14 @@ class Images(Dataset[Any]):
 def check_workers(method: str) -> None:
     """A worker that was forked in a scope has it; one that was started anew has none."""
     loader = DataLoader(Images(), 8, num_workers=1, multiprocessing_context=method)
-    model, by_hand = ResNet(), resnet_by_hand()
-    with override(RELU) as used:
+    model, by_hand = nets.ResNet(), nets.resnet_by_hand()
+    with override(nets.RELU) as used:
         ((x, labels, nodes),) = loader
-        loss_of(model(x), labels).backward()
+        nets.loss_of(model(x), labels).backward()
     used.assert_fired()
-    loss_of(by_hand(images()[0]), images()[1]).backward()
-    assert_equal(state(model), state(by_hand))
-    assert torch.equal(x, images()[0])
+    nets.loss_of(by_hand(nets.images()[0]), nets.images()[1]).backward()
+    nets.assert_equal(nets.state(model), nets.state(by_hand))
+    assert torch.equal(x, nets.images()[0])
     assert ({*nodes} == {"ReluBackward0"}) == (method != "fork"), nodes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -56,6 +57,12 @@ def jit_session(graph: tf.Graph) -> Iterator[tf.Session]:
     """A compiled session of the test's graph."""
     with tf.Session(jit=True) as session:
         yield session
+
+
+@pytest.fixture
+def all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sessions are compiled."""
+    monkeypatch.setattr(tf, "Session", functools.partial(tf.Session, jit=True))
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "jit"])

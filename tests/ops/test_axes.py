@@ -11,17 +11,6 @@ import pytest
 import torch
 
 import regrad as rg
-from regrad import (
-    argsort,
-    cumulative_max,
-    cumulative_min,
-    cumulative_prod,
-    cumulative_sum,
-    linear_recurrence,
-    searchsorted,
-    sort,
-    top_k,
-)
 from regrad.core.shapes import as_slice, ascending, window
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops import array, joining
@@ -81,7 +70,7 @@ MOVED = (array.flip, array.tril, array.diagonal, array.permute_dims, array.diag)
 LINEAR = (lambda x: joining.concat([x, x]), lambda x: array.tile(x, (2, 1)), array.flip,
           array.diagonal, lambda x: joining.split(x, 2)[0])  # fmt: skip
 KEEP_NOTHING = ("Sum", "Mean", "Unreduce", "UnreduceMean", "Cumsum")
-TOP = top_k(rg.tensor([1.0, 3.0, 2.0]), 2)[1]
+TOP = rg.top_k(rg.tensor([1.0, 3.0, 2.0]), 2)[1]
 EMPTY = (rg.sum, rg.prod, rg.logsumexp, vector_norm, lambda x: rg.max(x, axis=1))
 
 
@@ -98,7 +87,7 @@ def of_integers(dtype: str) -> Any:
 
 def scanned_dtypes(f: Any) -> Any:
     wide = lambda x: f(x, dtype=rg.float64)  # noqa: E731
-    return lambda: [f(SMALL).dtype, f(SMALL, dtype="float32").dtype, cumulative_max(SMALL).dtype,
+    return lambda: [f(SMALL).dtype, f(SMALL, dtype="float32").dtype, rg.cumulative_max(SMALL).dtype,
                     f(SMALL, include_initial=True)[1:], slope(wide)(PAIR).dtype]  # fmt: skip
 
 
@@ -141,10 +130,11 @@ test_values = pytest.mark.filterwarnings("error")(outcomes({
     **{f"dtypes of {f.__name__}": (by_dtype(f), ["float64", "float32", "float32"])
        for f in (rg.sum, rg.prod)},
     **{f"dtypes of {f.__name__}": (scanned_dtypes(f), ["int64", "float32", "int8", due, "float32"])
-       for f, due in ((cumulative_sum, [1, 3]), (cumulative_prod, [1, 2]))},
+       for f, due in ((rg.cumulative_sum, [1, 3]), (rg.cumulative_prod, [1, 2]))},
     # ties, infinities and NaN
     "the gradient of a NaN": (lambda: slope(rg.max)(rg.tensor([1.0, NAN, 3.0])), [0, 1, 0]),
-    "a NaN owns the rest": (lambda: slope(cumulative_max)(rg.tensor([1.0, NAN, 5.0])), [1, 2, 0]),
+    "a NaN owns the rest": (lambda: slope(rg.cumulative_max)(rg.tensor([1.0, NAN, 5.0])),
+                            [1, 2, 0]),
     "std of equal numbers": (lambda: slope(rg.std)(rg.tensor([2.0, 2.0])), [0, 0]),
     "more correction than elements": (lambda: rg.var(rg.tensor([1.0]), correction=1), NAN),
     "logsumexp of infinities": (lambda: rg.logsumexp(INFINITE, axis=1), [-INF, 0, INF]),
@@ -160,7 +150,7 @@ test_values = pytest.mark.filterwarnings("error")(outcomes({
     "top_k whose values are unused": (
         lambda: slope(lambda x: x[TOP] * x[TOP])(rg.tensor([1.0, 3.0, 2.0])), [0, 6, 4]),
     "indices are free of the tape": (
-        lambda: slope(lambda x: x * (np.asarray(argsort(x))[0] + np.asarray(top_k(x, 1)[1])[0]))(
+        lambda: slope(lambda x: x * (int(rg.argsort(x)[0]) + int(rg.top_k(x, 1)[1][0])))(
             rg.tensor([2.0, 1.0])), [1, 1]),
 }))  # fmt: skip
 
@@ -171,21 +161,21 @@ test_in_each_library = in_libraries({
     **{f"ties of {n}": (slope(f), TIES, [[0, 0.5, 0.5], [0, 0, 0]]) for n, f in GREATEST.items()},
     **{f"ties in rows of {n}": (slope(lambda x, f=f: f(x, axis=1)), TIES,
                                 [[0, 0.5, 0.5], [1 / 3] * 3]) for n, f in GREATEST.items()},
-    "the first maximum": (slope(cumulative_max), STEPS, [1, 4, 0, 0, 0, 1]),
-    "the first minimum": (slope(lambda x: cumulative_min(-x)), STEPS, [-1, -4, 0, 0, 0, -1]),
+    "the first maximum": (slope(rg.cumulative_max), STEPS, [1, 4, 0, 0, 0, 1]),
+    "the first minimum": (slope(lambda x: rg.cumulative_min(-x)), STEPS, [-1, -4, 0, 0, 0, -1]),
     **{f"ties keep their order, {down}": (
         lambda x, down=down, due=due: [
-            argsort(x, descending=down),
-            slope(lambda x: sort(x, descending=down) * WEIGHTS)(x)[np.array(due)]],
+            rg.argsort(x, descending=down),
+            slope(lambda x: rg.sort(x, descending=down) * WEIGHTS)(x)[np.array(due)]],
         EQUAL, [due, WEIGHTS])
        for down, due in ((True, [0, 2, 4, 1, 3]), (False, [1, 3, 0, 2, 4]))},
-    "NaN is largest": (lambda x: [sort(x), sort(x, descending=True), top_k(x, 2)[1]],
+    "NaN is largest": (lambda x: [rg.sort(x), rg.sort(x, descending=True), rg.top_k(x, 2)[1]],
                        [1.0, NAN, 3.0], [[1, 3, NAN], [NAN, 3, 1], [1, 2]]),
-    "bools are sorted": (lambda x: sort(x, descending=True), [True, False, True],
+    "bools are sorted": (lambda x: rg.sort(x, descending=True), [True, False, True],
                          [True, True, False]),
     "integers are sorted": (
-        lambda x: [argsort(x, descending=True), argsort(x).dtype, top_k(x, 1)[1].dtype,
-                   searchsorted(x, x).dtype], np.array([3, 1, 2], "u1"),
+        lambda x: [rg.argsort(x, descending=True), rg.argsort(x).dtype, rg.top_k(x, 1)[1].dtype,
+                   rg.searchsorted(x, x).dtype], np.array([3, 1, 2], "u1"),
         [[0, 2, 1], "int64", "int64", "int64"]),
 })  # fmt: skip
 
@@ -208,8 +198,8 @@ def test_top_k_of_many(axis: int) -> None:
         rng.integers(0, 9, (50, 50)),  # ties
         np.where(rng.random((50, 50)) < 0.1, np.nan, rng.random((50, 50))),
     ):
-        due = argsort(x, axis=axis, descending=True).numpy().take(range(5), axis)
-        values, indices = top_k(x, 5, axis=axis)
+        due = rg.argsort(x, axis=axis, descending=True).numpy().take(range(5), axis)
+        values, indices = rg.top_k(x, 5, axis=axis)
         np.testing.assert_array_equal(indices.numpy(), due)
         np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, due, axis))
 
@@ -220,7 +210,7 @@ def test_a_long_recurrence_agrees_with_a_loop() -> None:
     due = np.array(x)
     for k in range(1, 1000):
         due[k] += decay[k] * due[k - 1]
-    np.testing.assert_allclose(linear_recurrence(x, decay).numpy(), due, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(rg.linear_recurrence(x, decay).numpy(), due, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow(but=2)
@@ -230,14 +220,14 @@ def test_wide_recurrences_agree_between_libraries(axis: int, reverse: bool) -> N
     rng = np.random.default_rng(0)
     x, decay = rng.normal(size=(2, 300, 300)), rng.uniform(-1, 1, (2, 300, 300))
     x, decay = (np.moveaxis(a[:, :7], 1, axis) for a in (x, decay))
-    ours = linear_recurrence(x, decay, axis=axis, reverse=reverse)
-    theirs = linear_recurrence(jnp.asarray(x), jnp.asarray(decay), axis=axis, reverse=reverse)
+    ours = rg.linear_recurrence(x, decay, axis=axis, reverse=reverse)
+    theirs = rg.linear_recurrence(jnp.asarray(x), jnp.asarray(decay), axis=axis, reverse=reverse)
     np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
-    ("f", "theirs"), [(cumulative_prod, jnp.cumprod), (rg.prod, jnp.prod)], ids=["scan", "all"]
+    ("f", "theirs"), [(rg.cumulative_prod, jnp.cumprod), (rg.prod, jnp.prod)], ids=["scan", "all"]
 )
 def test_second_order_of_products_agrees_with_jax(f: Any, theirs: Any) -> None:
     x, weights = np.array([1.2, 0.0, -0.7, 0.0, 1.5, 0.9]), np.cos(np.arange(6.0))
@@ -249,7 +239,7 @@ def test_second_order_of_products_agrees_with_jax(f: Any, theirs: Any) -> None:
 
 @pytest.mark.slow
 def test_scans_under_jax_jit() -> None:
-    loss = lambda t: sort(t) * cumulative_prod(t) * cumulative_max(t) * top_k(t, 3)[0]  # noqa: E731
+    loss = lambda t: rg.sort(t) * rg.cumulative_prod(t) * rg.cumulative_max(t) * rg.top_k(t, 3)[0]  # noqa: E731
     f = lambda x: slope(loss)(rg.asarray(x))._data  # noqa: E731
     x = jnp.asarray([0.5, 2.0, 1.0])
     np.testing.assert_allclose(jax.jit(f)(x), f(x), rtol=1e-12)

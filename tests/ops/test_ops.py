@@ -13,26 +13,14 @@ from regrad.core.registry import not_yet
 from regrad.testing import gradient_report
 from tests.campaigns import numerics
 from tests.campaigns.verdicts import DELIVERED, EXPLAINED
+from tests.helpers import sample_runs as runs
 from tests.helpers.choices import choose
-from tests.helpers.sample_runs import (
-    NEEDS_VALUES,
-    ROWS,
-    alone,
-    arrays_of,
-    case_named,
-    gradient_tensors,
-    gradients,
-    inputs_of,
-    numbers,
-    outputs,
-    squared,
-)
 from tests.samples import Sample
 
 # On JAX each shape of each op is compiled when it runs alone. So op by op JAX has the first row of
 # each op type, and those that cannot be compiled; `test_jit_samples` has every row on JAX.
-FIRST = {str(row) for row in {t: row for row in reversed(ROWS) for t in row.covers}.values()}
-FIRST |= NEEDS_VALUES.keys()
+FIRST = {str(row) for row in {t: row for row in reversed(runs.ROWS) for t in row.covers}.values()}
+FIRST |= runs.NEEDS_VALUES.keys()
 
 
 def over(rows: list[Sample]) -> Any:
@@ -40,7 +28,7 @@ def over(rows: list[Sample]) -> Any:
 
 
 def check_values(row: Sample, xs: list[Any], due: list[np.ndarray]) -> None:
-    ys = outputs(row.f(*[rg.asarray(x) for x in xs]))
+    ys = runs.outputs(row.f(*[rg.asarray(x) for x in xs]))
     assert len(ys) == len(due)
     for y, expected in zip(ys, due, strict=True):
         assert isinstance(y, rg.Tensor)
@@ -71,33 +59,33 @@ def check_order(row: Sample) -> None:
 
 def check_arriving(row: Sample) -> None:
     """The second order of a linear op is all in the gradient that arrives at it."""
-    check_gradients(row, squared(row), min(row.order, 2))
+    check_gradients(row, runs.squared(row), min(row.order, 2))
 
 
 def check_alone(row: Sample) -> None:
     """Rules see which gradients are wanted, and may compute each in a way of its own."""
-    for one in [*alone(row)] or [row]:
-        with case_named(one.name):
+    for one in [*runs.alone(row)] or [row]:
+        with runs.case_named(one.name):
             check_gradients(one, one.f, min(row.order, 2))
 
 
-@over(ROWS)
+@over(runs.ROWS)
 def test_on_numpy(row: Sample) -> None:
     """Values are those of the reference, and gradients those of differences."""
-    xs = inputs_of(row, "numpy")
-    due = numbers(row.f(*map(rg.asarray, xs)))
+    xs = runs.inputs_of(row, "numpy")
+    due = runs.numbers(row.f(*map(rg.asarray, xs)))
     if row.reference is not None:
         found = row.reference(*row.inputs)
         due = [np.asarray(d) for d in (found if isinstance(found, tuple | list) else [found])]
-    with case_named("values"):
+    with runs.case_named("values"):
         check_values(row, xs, due)
     if row.covers:
-        with case_named("the ops that it covers"):
+        with runs.case_named("the ops that it covers"):
             check_covers(row)
     if row.order:
         check_gradients(row, row.f, min(row.order, 2))
         for check in choose(f"{row}: differences", [check_order, check_arriving, check_alone]):
-            with case_named(check.__name__):
+            with runs.case_named(check.__name__):
                 check(row)
 
 
@@ -106,23 +94,23 @@ def test_on_numpy(row: Sample) -> None:
 
 def check_library(row: Sample, library: str) -> None:
     """Values, and gradients of two orders (on JAX of one), are those of NumPy."""
-    xs, given = inputs_of(row, library), inputs_of(row, "numpy")
-    check_values(row, xs, numbers(row.f(*map(rg.asarray, given))))
+    xs, given = runs.inputs_of(row, library), runs.inputs_of(row, "numpy")
+    check_values(row, xs, runs.numbers(row.f(*map(rg.asarray, given))))
     for order in range(1, min(row.order, 1 if library == "jax" else 2) + 1):
-        due = gradients(row, given, order)
-        for a, b in zip(gradients(row, xs, order), due, strict=True):
+        due = runs.gradients(row, given, order)
+        for a, b in zip(runs.gradients(row, xs, order), due, strict=True):
             atol = 1e-7 * (1 + np.abs(b).max(initial=0))
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=atol, err_msg=f"order {order}")
 
 
 def check_float32(row: Sample, library: str) -> None:
     """Neither values nor gradients have become float64, and the gradients are right."""
-    xs = inputs_of(row, library, single=True)
-    for y in outputs(row.f(*map(rg.asarray, xs))):
+    xs = runs.inputs_of(row, library, single=True)
+    for y in runs.outputs(row.f(*map(rg.asarray, xs))):
         assert y.dtype not in (np.float64, np.complex128), y.dtype
-    if row.order and (library != "jax" or str(row) in NEEDS_VALUES):
-        due = gradients(row, inputs_of(row, "numpy"), 1)
-        for dx, expected in zip(numbers(gradient_tensors(row, xs, 1)), due, strict=True):
+    if row.order and (library != "jax" or str(row) in runs.NEEDS_VALUES):
+        due = runs.gradients(row, runs.inputs_of(row, "numpy"), 1)
+        for dx, expected in zip(runs.numbers(runs.gradient_tensors(row, xs, 1)), due, strict=True):
             assert dx.dtype in (np.float32, np.complex64)
             scale = 1 + np.abs(expected).max(initial=0)
             np.testing.assert_allclose(dx, expected, rtol=2e-3, atol=2e-3 * scale)
@@ -136,9 +124,9 @@ def check_float16(row: Sample, library: str) -> None:
 
 def check_meta(row: Sample, library: str) -> None:
     """Tensors of the device "meta" have no values, and refuse to meet those of another device."""
-    xs = [x.to("meta") for x in inputs_of(row, library)]
-    runs = [lambda: row.f(*map(rg.asarray, xs)), lambda: gradients(row, xs, 1)]
-    for run in runs[: 1 + bool(row.order)]:
+    xs = [x.to("meta") for x in runs.inputs_of(row, library)]
+    calls = [lambda: row.f(*map(rg.asarray, xs)), lambda: runs.gradients(row, xs, 1)]
+    for run in calls[: 1 + bool(row.order)]:
         try:
             run()
         except Exception as error:  # by an op that must look at values
@@ -157,26 +145,26 @@ def others(row: Sample) -> list[tuple[Any, str]]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, where the range of float16 ends
-@over(ROWS)
+@over(runs.ROWS)
 def test_in_other_dtypes(row: Sample) -> None:
     if "torch" in row.backends:
-        with case_named("torch"):
+        with runs.case_named("torch"):
             check_library(row, "torch")
     for check, library in choose(f"{row}: dtype", others(row)):
-        with case_named(f"{check.__name__}, {library}"):
+        with runs.case_named(f"{check.__name__}, {library}"):
             check(row, library)
 
 
 @pytest.mark.slow
-@over([row for row in ROWS if "jax" in row.backends and str(row) in FIRST])
+@over([row for row in runs.ROWS if "jax" in row.backends and str(row) in FIRST])
 def test_on_jax_op_by_op(row: Sample) -> None:
     for check in choose(f"{row}: JAX", [check_library, check_float32]):
-        with case_named(check.__name__):
+        with runs.case_named(check.__name__):
             check(row, "jax")
 
 
 def test_every_op_type_has_a_sample() -> None:
-    covered = {rg.find_op(t).type for row in ROWS for t in row.covers}
+    covered = {rg.find_op(t).type for row in runs.ROWS for t in row.covers}
     functions = {t: rg.find_op(t).function for t in rg.op_types()}
     # (ops that only graphs have, such as Placeholder, have no function of their own)
     own = {
@@ -208,7 +196,7 @@ CHOICES = {
 def test_where_of_large_arrays_keeps_every_bit(name: str, dtype: str, backend: str) -> None:
     a, b = [np.asarray(x).astype(dtype) for x in CHOICES[name]]
     mask = np.random.default_rng(0).random(LARGE.shape) > 0.5
-    y = rg.where(*[rg.asarray(arrays_of(backend, x)) for x in (mask, a, b)])
+    y = rg.where(*[rg.asarray(runs.arrays_of(backend, x)) for x in (mask, a, b)])
     due = np.where(mask, a, b)
     assert y.dtype == due.dtype
     assert (np.isnan(y._values()) == np.isnan(due)).all()

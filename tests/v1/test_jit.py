@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,18 +14,12 @@ import regrad.v1 as tf
 from regrad.errors import DTypeError, MissingPackageError
 from tests.helpers import graph_sample_runs as graphs
 from tests.helpers import sample_runs as runs
+from tests.helpers import v1_session as v1s
 from tests.helpers.choices import choose
-from tests.helpers.v1_session import any_session, initialized, jit_session, overridden, powers
 from tests.samples import Sample
 
 pytestmark = pytest.mark.usefixtures("graph")
-session, either = jit_session, any_session
-
-
-@pytest.fixture
-def always(monkeypatch):
-    """All sessions are compiled."""
-    monkeypatch.setattr(tf, "Session", functools.partial(tf.Session, jit=True))
+session, either, all_compiled = v1s.jit_session, v1s.any_session, v1s.all_compiled
 
 
 # -- samples of every family -----------------------------------------------------------------------
@@ -37,8 +30,9 @@ SLICE = [row for row in runs.ROWS if "jax" in row.backends and str(row) not in R
 
 
 @pytest.mark.slow(but=40)
+@pytest.mark.usefixtures("all_compiled")
 @pytest.mark.parametrize("row", SLICE, ids=str)
-def test_samples_give_what_eager_mode_gives(row: Sample, always) -> None:
+def test_samples_give_what_eager_mode_gives(row: Sample) -> None:
     due, xs = graphs.eager_values(row), runs.inputs_of(row, "numpy")
     for hidden in choose(row, ["static", "sizes hidden"]):
         built = graphs.SampleGraph(row, hidden)
@@ -64,7 +58,7 @@ def sized(x):
 
 def under_rules(x):
     rules = {"Sign": "Identity", "Relu": lambda op, dy: dy * 5.0}
-    y = overridden(rules, lambda: tf.sign(x) * tf.nn.relu(x))
+    y = v1s.overridden(rules, lambda: tf.sign(x) * tf.nn.relu(x))
     return [*tf.gradients(y, x), *tf.gradients(tf.sign(x) * 1.0 + x, x)]
 
 
@@ -73,13 +67,13 @@ def under_own_rules(x):
     clipped = tf.custom_gradient(lambda x: (tf.identity(x) ** 2, clip))
     tripled = rg.custom_grad(lambda x, save: {"value": x * x, "grad_func": lambda dy: dy * 3.0})
     halved = {"Exp": lambda op, dy: dy * 0.5 * op.outputs[0]}
-    y = overridden(halved, tf.exp, clipped(x)) + rg.identity(tripled(x))
+    y = v1s.overridden(halved, tf.exp, clipped(x)) + rg.identity(tripled(x))
     (dx,) = tf.gradients(y, x)
     return [y, dx, *tf.gradients(dx, x)]
 
 
 def awaited(x):
-    y = overridden({"Square": lambda op, dy: dy * 7.0}, lambda: rg.var(tf.square(x), axis=0))
+    y = v1s.overridden({"Square": lambda op, dy: dy * 7.0}, lambda: rg.var(tf.square(x), axis=0))
     return [y, *tf.gradients(y, x)]
 
 
@@ -119,7 +113,9 @@ def test_fetches_are_those_of_a_plain_session(name):
     fetches = build(x)
     for value in fed:
         with tf.Session() as plain, tf.Session(jit=True) as compiled:
-            a, b = (initialized(session).run(fetches, {x: value}) for session in (plain, compiled))
+            a, b = (
+                v1s.initialized(session).run(fetches, {x: value}) for session in (plain, compiled)
+            )
         for due, got in zip(a, b, strict=True):
             assert type(got) is type(due)
             assert got.dtype == due.dtype
@@ -191,7 +187,7 @@ def test_variables_that_get_one_value_do_not_share_memory(session):
     up = tf.group(tf.assign_add(v, [1.0]), tf.assign_add(w, [10.0]))
     found = []
     for each in (session, tf.Session()):
-        initialized(each)
+        v1s.initialized(each)
         for op in (same, up, up, swap, up, same, up):
             each.run(op)
         found.append(each.run([v, w]))
@@ -244,7 +240,7 @@ def test_loops_write_to_variables(either):
     v, n = tf.Variable(1.0), tf.placeholder(tf.int32, [])
     body = lambda i: tf.cast(tf.assign_add(v, 1.0), tf.int32) * 0 + i + 1  # noqa: E731
     i = tf.while_loop(lambda i: i < n, body, [0])
-    assert initialized(either).run(i, {n: 3}) == 3
+    assert v1s.initialized(either).run(i, {n: 3}) == 3
     assert either.run(v) == 4.0
 
 
@@ -319,7 +315,7 @@ UNCOMPILED = {  # a function of what is fed
         lambda x: tf.cond(x > 0.0, lambda: tf.zeros([2]), lambda: tf.zeros([3])), NUMBER),
     "a growing loop": (growing, WHOLE),
     "a gradient of an endless loop": (
-        lambda n: tf.gradients(powers(x := tf.ones([2]), n), x, name="culprit"), WHOLE),
+        lambda n: tf.gradients(v1s.powers(x := tf.ones([2]), n), x, name="culprit"), WHOLE),
     "an assertion in a branch": (
         lambda x: tf.cond(x > 0.0, lambda: asserted(x), lambda: x), NUMBER),
     "text": (lambda x: tf.constant("abc", name="culprit"), NUMBER),

@@ -177,19 +177,6 @@ def test_flatten(session, shape, static):
     near(session.run(tf.gradients(y * y, x)[0], {x: IMAGES}), 2 * IMAGES)
 
 
-def test_dropout(session):
-    x, training = tf.placeholder(tf.float32, [None, 10]), tf.placeholder(tf.bool, [])
-    y = tf.layers.dropout(x, 0.2, training=training)
-    ones = np.ones([500, 10], np.float32)
-    assert (session.run(y, {x: ones, training: False}) == 1).all()
-    got = session.run(y, {x: ones, training: True})
-    assert abs(got.mean() - 1) < 0.05
-    assert set(np.unique(got).tolist()) == {0.0, 1.25}
-    assert (session.run(tf.layers.dropout(x, 0.2, training=True), {x: ones}) == 0).any()
-    (dx,) = tf.gradients(y, x)
-    assert (session.run(dx, {x: ones, training: False}) == 1).all()
-
-
 def test_float64(session):
     x = tf.constant(ROWS.astype(np.float64))
     y = tf.layers.batch_normalization(tf.layers.dense(x, 2), training=True)
@@ -286,32 +273,3 @@ def test_a_flag_without_a_shape_keeps_the_shapes(session, flag):
         session.run(dropped, {**feed, training: [True, False, True]})
     with pytest.raises(ValueError, match=r"expected the shape \(\), got \(3,\)"):
         tf.layers.dropout(x, 0.5, training=tf.placeholder(tf.bool, [3]))
-
-
-# -- training ------------------------------------------------------------------------------------
-
-
-def test_a_convolutional_network_learns(session):
-    tf.set_random_seed(1)
-    x, labels = tf.placeholder(tf.float32, [None, 8, 8, 1]), tf.placeholder(tf.int64, [None])
-    training = tf.placeholder_with_default(False, [])
-    h = tf.layers.conv2d(x, 4, 3, activation=tf.nn.relu, padding="same")
-    h = tf.layers.max_pooling2d(tf.layers.batch_normalization(h, training=training), 2, 2)
-    h = tf.layers.dropout(tf.layers.flatten(h), 0.2, training=training)
-    logits = tf.layers.dense(h, 2)
-    loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
-    right = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32))
-    with tf.control_dependencies(updates()):
-        step = tf.train.AdamOptimizer(0.02).minimize(loss)
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 2, 64)
-    values = rng.normal(size=(64, 8, 8, 1)) * 0.3
-    values[ids == 1, 2:6, 2:6] += 1.0
-    feed = {x: values, labels: ids}
-    initialized(session)
-    before = session.run(loss, feed)
-    for _ in range(40):
-        session.run(step, {**feed, training: True})
-    after, score = session.run([loss, right], feed)
-    assert after < before / 3
-    assert score > 0.95

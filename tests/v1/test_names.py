@@ -5,9 +5,14 @@ import re
 import numpy as np
 import pytest
 
+import regrad as rg
 import regrad.v1 as tf
+from regrad import nn
+from regrad.core.dims import Dim
+from regrad.graph.graph import Graph
+from regrad.shapes.infer import Spec
+from regrad.v1.graph import regions, tf_names
 from tests.helpers.rows import refused
-from tests.helpers.v1_session import run
 
 pytestmark = pytest.mark.usefixtures("graph")
 
@@ -174,14 +179,6 @@ def test_shapes_and_sizes():
 # -- tensors as Python objects -------------------------------------------------------------------
 
 
-def test_equality_is_elementwise_here():
-    # TensorFlow 1 compares by identity; regrad's tensors compare by element in every mode
-    x, y = tf.constant([1.0, 2.0]), tf.constant([1.0, 3.0])
-    found = run([x == y, x != y, x == 1.0])
-    assert [a.tolist() for a in found] == [[True, False], [False, True], [True, False]]
-    assert (x == y).dtype == (x != y).dtype == tf.bool
-
-
 def test_tensors_are_keys():
     x, y, v = tf.constant([1.0]), tf.constant([1.0]), tf.Variable(1.0)
     names = {x: "x", y: "y", v: "v", x.op: "op"}
@@ -193,3 +190,187 @@ def test_tensors_are_keys():
                                  lambda x: 0.0 < x < 2.0], ids=lambda f: f.__name__)  # fmt: skip
 def test_a_tensor_has_no_value_before_it_is_run(use):
     refused(lambda: use(tf.constant([1.0])), TypeError)
+
+
+# -- types, inputs and attributes of ops -----------------------------------------------------------
+
+F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
+
+
+def tensors():
+    graph = Graph()
+
+    new = lambda shape, dtype=F32: graph.placeholder(Spec(shape, np.dtype(dtype)))  # noqa: E731
+
+    return {
+        "x": new((2, 3)),
+        "ids": new((2,), np.int32),
+        "image": new((1, 4, 4, 2)),
+        "filter": new((3, 3, 2, 5)),
+        "square": new((2, 2)),
+        "batch": new((None, 3)),
+        "unranked": new(None),
+    }
+
+
+def node_of(y):
+    return (y[0] if isinstance(y, tuple | list) else y)._data.node
+
+
+def shown(node):
+    """Inputs as numbers (own tensors) and `(name, value)`, values as lists."""
+    return [
+        item if isinstance(item, int) else (item[0], np.asarray(item[1]).tolist())
+        for item in tf_names.inputs(node)
+    ]
+
+
+# op type -> (expression, inputs, attributes that are due)
+CASES = [
+    ("Sum", "rg.sum(x, axis=1)", [0, ("reduction_indices", 1)], {"keep_dims": False, "T": F32}),
+    ("Sum", "rg.sum(x)", [0, ("reduction_indices", [0, 1])], {"Tidx": I32}),
+    ("Mean", "rg.mean(x, axis=(0,), keepdims=True)", [0, ("reduction_indices", [0])],
+     {"keep_dims": True}),
+    ("Max", "rg.max(x, axis=-1)", [0, ("reduction_indices", -1)], {"keep_dims": False}),
+    ("Prod", "rg.prod(x, axis=0)", [0, ("reduction_indices", 0)], {}),
+    ("All", "rg.all(x, axis=0)", [0, ("reduction_indices", 0)], {"keep_dims": False}),
+    ("ArgMax", "rg.argmax(x, axis=1)", [0, ("dimension", 1)], {"T": F32, "Tidx": I32}),
+    ("MatMul", "rg.matmul(square, x, True)", [0, 1],
+     {"transpose_a": True, "transpose_b": False, "T": F32}),
+    ("Cast", "rg.astype(x, rg.int32)", [0], {"SrcT": F32, "DstT": I32, "Truncate": False}),
+    ("AddN", "rg.add_n([x, x])", [0, 1], {"N": 2, "T": F32}),
+    ("Pack", "rg.stack([x, x, x], axis=1)", [0, 1, 2], {"N": 3, "axis": 1, "T": F32}),
+    ("Unpack", "rg.unstack(x, axis=1)", [0], {"num": 3, "axis": 1}),
+    ("ConcatV2", "rg.concat([x, x], axis=1)", [0, 1, ("axis", 1)], {"N": 2, "Tidx": I32}),
+    ("Split", "rg.split(x, 3, axis=1)", [("split_dim", 1), 0], {"num_split": 3}),
+    ("Split", "rg.split(x, [1, 2], axis=1)", [0, ("size_splits", [1, 2]), ("split_dim", 1)],
+     {"num_split": 2, "Tlen": I32}),
+    ("Reshape", "rg.reshape(x, (3, 2))", [0, ("shape", [3, 2])], {"Tshape": I32}),
+    ("ExpandDims", "rg.expand_dims(x, 1)", [0, ("dim", 1)], {"Tdim": I32}),
+    ("Squeeze", "rg.squeeze(image, 0)", [0], {"squeeze_dims": [0]}),
+    ("Squeeze", "rg.squeeze(image)", [0], {"squeeze_dims": []}),
+    ("Transpose", "rg.permute_dims(x, (1, 0))", [0, ("perm", [1, 0])], {"Tperm": I32}),
+    ("Transpose", "rg.permute_dims(image)", [0, ("perm", [3, 2, 1, 0])], {}),
+    ("Tile", "rg.tile(x, (1, 2))", [0, ("multiples", [1, 2])], {"Tmultiples": I32}),
+    ("BroadcastTo", "rg.broadcast_to(x, (5, 2, 3))", [0, ("shape", [5, 2, 3])], {"Tidx": I32}),
+    ("ReverseV2", "rg.flip(x, axis=(1,))", [0, ("axis", [1])], {"Tidx": I32}),
+    ("Roll", "rg.roll(x, 2, axis=1)", [0, ("shift", 2), ("axis", 1)], {"Taxis": I32}),
+    ("PadV2", "rg.pad(x, [(1, 0), (0, 2)])", [0, ("paddings", [[1, 0], [0, 2]])],
+     {"Tpaddings": I32}),
+    ("PadV2", "rg.pad(x, [(1, 0), (0, 2)], constant_value=5)",
+     [0, ("paddings", [[1, 0], [0, 2]]), ("constant_values", 5.0)], {"T": F32}),
+    ("MirrorPad", "rg.pad(x, [(1, 0), (0, 2)], 'reflect')",
+     [0, ("paddings", [[1, 0], [0, 2]])], {"mode": b"REFLECT"}),
+    ("GatherV2", "rg.take(x, ids, axis=1)", [0, 1, ("axis", 1)],
+     {"batch_dims": 0, "Tparams": F32, "Tindices": I32}),
+    ("UnsortedSegmentSum", "rg.segment_sum(x, ids, 4)", [0, 1, ("num_segments", 4)],
+     {"Tindices": I32}),
+    ("OneHot", "rg.one_hot(ids, 4, on_value=5.0)",
+     [0, ("depth", 4), ("on_value", 5.0), ("off_value", 0.0)], {"axis": -1, "T": F32, "TI": I32}),
+    ("TopKV2", "rg.top_k(x, 2)", [0, ("k", 2)], {"sorted": True, "T": F32}),
+    ("Slice", "rg.slice(x, [0, 1], [2, 2])", [0, ("begin", [0, 1]), ("size", [2, 2])],
+     {"Index": I32}),
+    ("StridedSlice", "x[1]", [0, ("begin", [1, 0]), ("end", [2, 0]), ("strides", [1, 1])],
+     {"shrink_axis_mask": 1, "begin_mask": 2, "end_mask": 2, "new_axis_mask": 0}),
+    ("StridedSlice", "x[:, None, ::-2]",
+     [0, ("begin", [0, 0, 2]), ("end", [0, 0, -2]), ("strides", [1, 1, -2])],
+     {"new_axis_mask": 2, "begin_mask": 1, "end_mask": 5, "shrink_axis_mask": 0}),
+    ("SelectV2", "rg.where(x > 0, x, x)", [0, 1, 2], {"T": F32}),
+    ("SparseSoftmaxCrossEntropyWithLogits",
+     "nn.sparse_softmax_cross_entropy_with_logits(ids, x)", [0, 1], {"T": F32, "Tlabels": I32}),
+    ("Cumsum", "rg.cumulative_sum(x, axis=1, reverse=True)", [0, ("axis", 1)],
+     {"exclusive": False, "reverse": True, "Tidx": I32}),
+    ("Conv2D", "nn.conv2d(image, filter, (1, 2), 'same')", [0, 1],
+     {"strides": [1, 1, 2, 1], "padding": b"SAME", "data_format": b"NHWC",
+      "dilations": [1, 1, 1, 1], "explicit_paddings": []}),
+    ("Conv2D", "nn.conv2d(image, filter, 1, [(1, 2), (0, 3)])", [0, 1],
+     {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, 1, 2, 0, 3, 0, 0]}),
+    ("MaxPool", "nn.max_pool(image, 2, 1, 'valid')", [0],
+     {"ksize": [1, 2, 2, 1], "strides": [1, 1, 1, 1], "padding": b"VALID",
+      "data_format": b"NHWC", "T": F32}),
+    ("LeakyRelu", "nn.leaky_relu(x, 0.5)", [0], {"alpha": 0.5, "T": F32}),
+    ("LRN", "nn.local_response_normalization(image, 2)", [0],
+     {"depth_radius": 2, "bias": 1.0, "alpha": 1.0, "beta": 0.5}),
+    ("ResizeBilinear", "nn.resize_bilinear(image, (8, 8), align_corners=True)",
+     [0, ("size", [8, 8])], {"align_corners": True, "half_pixel_centers": False}),
+    ("SpaceToBatchND", "nn.space_to_batch(image, (2, 2), [(0, 0), (0, 0)])",
+     [0, ("block_shape", [2, 2]), ("paddings", [[0, 0], [0, 0]])], {"Tblock_shape": I32}),
+    ("MatrixTriangularSolve", "rg.linalg.triangular_solve(square, x)", [0, 1],
+     {"lower": True, "adjoint": False}),
+    ("Svd", "rg.linalg.svd(x, full_matrices=True)", [0],
+     {"compute_uv": True, "full_matrices": True}),
+    ("Softmax", "nn.softmax(x)", [0], {"T": F32}), ("Relu", "nn.relu(x)", [0], {"T": F32}),
+    ("Placeholder", "batch", [], {"dtype": F32, "shape": [None, 3]}),
+    ("Einsum", "rg.einsum('ij,kj->ik', x, x)", [0, 1], {"equation": b"ij,kj->ik", "N": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op_type", "expression", "inputs", "attrs"), CASES, ids=lambda v: str(v))
+def test_views(op_type, expression, inputs, attrs):
+    node = node_of(eval(expression, {"rg": rg, "nn": nn, **tensors()}))
+    assert node.op.type == op_type
+    assert shown(node) == inputs
+    got = tf_names.attrs(node)
+    assert {name: got.get(name) for name in attrs} == attrs
+    assert [type(got[name]) for name in attrs] == [type(due) for due in attrs.values()]
+    # each own tensor is shown once, and constants are int32 or of the op's dtype
+    listed = tf_names.inputs(node)
+    assert sorted(i for i in listed if isinstance(i, int)) == list(range(len(node.xs)))
+    kinds = {value.dtype for _, value in (i for i in listed if not isinstance(i, int))}
+    assert kinds <= {I32, F32}
+
+
+def test_sizes_of_the_run():
+    x = tensors()["batch"]
+    ((_, shape),) = tf_names.inputs(node_of(rg.reshape(x, (x.shape[0], 3, 1))))[1:]
+    assert isinstance(shape[0], Dim)
+    assert shape[1:] == [3, 1]
+    node = node_of(x[:, 1])
+    assert shown(node)[1:] == [("begin", [0, 1]), ("end", [0, 2]), ("strides", [1, 1])]
+    assert tf_names.attrs(node)["begin_mask"] == tf_names.attrs(node)["end_mask"] == 1
+    with tf.Graph().as_default():
+        rest = tf.placeholder(tf.float32, [None, 3])[1:].op._node
+    assert tf_names.attrs(rest)["begin_mask"] == 2
+
+
+def test_all_axes_of_an_unknown_rank():
+    x = tensors()["unranked"]
+    assert tf_names.inputs(node_of(rg.sum(x))) == [0, ("reduction_indices", None)]
+    assert tf_names.attrs(x._data.node) == {"dtype": F32, "shape": None}
+
+
+def test_random_numbers():
+    with tf.Graph().as_default():
+        node = tf.random_uniform([2, 3], seed=7).op._node
+        while node.op.type != "RandomUniform":
+            node = next(node.sources()).node
+    assert shown(node) == [("shape", [2, 3])]
+    got = tf_names.attrs(node)
+    assert (got["dtype"], got["T"], got["seed2"]) == (F32, I32, 7)
+
+
+def test_state():
+    with tf.Graph().as_default() as graph:
+        v = tf.Variable([1.0, 2.0], name="v")
+        tf.train.MomentumOptimizer(0.5, 0.9, use_nesterov=True).minimize(tf.reduce_sum(v))
+    nodes = {node.op.type: node for node in graph.nodes}
+    assert tf_names.attrs(v.op._node)["shape"] == [2]
+    assert tf_names.attrs(graph.by_name["v/read"]) == {"T": F32}
+    due = {"T": F32, "validate_shape": True, "use_locking": False}
+    assert tf_names.attrs(nodes["Assign"]) == due
+    assert tf_names.attrs(nodes["ApplyMomentum"])["use_nesterov"] is True
+    assert tf_names.attrs(nodes["NoOp"]) == {}
+    inputs = graph.view_of(nodes["ApplyMomentum"]).inputs
+    assert [x.name for x in inputs][:2] == ["v:0", "v/Momentum:0"]
+
+
+def test_an_op_type_without_a_row_shows_what_it_has():
+    node = node_of(rg.tril(tensors()["x"], k=1))
+    assert tf_names.inputs(node) == [0]
+    assert tf_names.attrs(node) == {"T": F32, "k": 1}
+
+
+def test_rows_are_for_op_types_that_exist():
+    assert tf.train.Optimizer  # whose ops are registered when it is imported
+    known = {*rg.op_types(), regions.IF.type, regions.WHILE.type}
+    assert set(tf_names.VIEWS) - known == set()

@@ -82,16 +82,6 @@ def test_an_op_without_gradient_acts_as_a_constant(declare):
 # -- binding -------------------------------------------------------------------------------------
 
 
-def test_an_op_is_bound_when_it_is_built(graph):
-    x = tf.constant(2.0)
-    before = tf.square(x)
-    with graph.gradient_override_map({"Square": times(100.0)}):
-        inside = tf.square(x)
-        assert slope(before, x) == 4.0
-    assert slope(inside, x) == 100.0
-    assert slope(tf.square(x), x) == 4.0
-
-
 def test_a_rule_may_be_registered_after_the_op_is_built():
     name, x = new_name(), tf.constant(2.0)
     y = overridden({"Square": name}, lambda: tf.square(x, name="my_square"))
@@ -121,17 +111,6 @@ def test_name_scopes_and_control_dependencies_do_not_interfere(graph):
 
 
 # -- scopes --------------------------------------------------------------------------------------
-
-
-def test_an_inner_map_shadows_key_by_key_and_the_outer_is_restored(graph):
-    x = tf.constant(3.0)
-    with graph.gradient_override_map({"Square": times(10.0), "Sign": times(20.0)}):
-        with graph.gradient_override_map({"Square": times(30.0)}):
-            ys = [tf.square(x), tf.sign(x)]
-        with graph.gradient_override_map({"Square": "Square"}):
-            ys += [tf.square(x)]
-        ys += [tf.square(x), tf.sign(x)]
-    assert [slope(y, x) for y in ys] == [30.0, 20.0, 6.0, 10.0, 20.0]
 
 
 def test_a_scope_left_by_an_exception_is_left(graph):

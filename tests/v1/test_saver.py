@@ -118,17 +118,10 @@ def test_nothing_is_assigned_unless_all_fits(session, tmp_path):
         refused(lambda: other.run(good), tf.errors.FailedPreconditionError)
 
 
-def test_damaged_and_missing_files(session, tmp_path):
-    saver = tf.train.Saver()
+def test_missing_files(session, tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
-    with pytest.raises((ValueError, tf.errors.NotFoundError)):
-        saver.restore(session, str(tmp_path / "nothing"))
-    path = saver.save(session, tmp_path / "model")
-    file = tmp_path / "model.npz"
-    for damaged in (b"", b"nonsense", file.read_bytes()[:200]):
-        file.write_bytes(damaged)
-        with pytest.raises(tf.errors.DataLossError, match="damaged"):
-            saver.restore(session, path)
+    restore = lambda: tf.train.Saver().restore(session, str(tmp_path / "nothing"))  # noqa: E731
+    refused(restore, (ValueError, tf.errors.NotFoundError))
 
 
 @pytest.mark.parametrize(("name", "options", "words"), [

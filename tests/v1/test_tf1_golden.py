@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from tests.helpers import tf1_cases
+from tests.helpers.quick import full_effort
 from tests.helpers.rows import refused
 from tests.helpers.tf1_cases import CASES, DIFFERENT, nothing_is_left, over, plain, run, same
+from tests.helpers.v1_session import all_compiled
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left.__name__)
 
@@ -30,6 +32,19 @@ def test_answers_as_tensorflow_1_did(case: dict[str, Any]) -> None:
 @over("expected_exception")
 def test_raises_as_tensorflow_1_did(case: dict[str, Any]) -> None:
     refused(lambda: run(case), tf1_cases.exceptions(case))
+
+
+@pytest.mark.slow(but=17)
+@pytest.mark.usefixtures(all_compiled.__name__, full_effort.__name__)
+@over("expected")
+def test_compiled_sessions_answer_as_tensorflow_1_did(case: dict[str, Any]) -> None:
+    test_answers_as_tensorflow_1_did(case)
+
+
+@pytest.mark.usefixtures(all_compiled.__name__, full_effort.__name__)
+@over("expected_exception")
+def test_compiled_sessions_raise_as_tensorflow_1_did(case: dict[str, Any]) -> None:
+    test_raises_as_tensorflow_1_did(case)
 
 
 @pytest.mark.parametrize("name", DIFFERENT)

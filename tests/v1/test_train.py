@@ -10,7 +10,7 @@ import pytest
 import regrad.v1 as tf
 from regrad.errors import GraphError
 from tests.helpers.rows import refused
-from tests.helpers.v1_session import initialized, overridden
+from tests.helpers.v1_session import initialized
 
 pytestmark = pytest.mark.usefixtures("graph")
 train = tf.train
@@ -182,16 +182,6 @@ def test_the_learning_rate_may_be_a_tensor(session, kind):
     feed = {rate: 0.25} if kind == "placeholder" else {}
     initialized(session).run(step, {other: 1.0, **feed})
     assert session.run([w, other]) == [0.5, 7.0]
-
-
-def test_a_rule_in_force_trains_binary_weights(session):
-    w = tf.Variable([0.3, -0.2])
-    sign = overridden({"Sign": "Identity"}, tf.sign, w)
-    step = descent().minimize(tf.reduce_sum(tf.square(sign - [-1.0, -1.0])))
-    initialized(session)
-    for _ in range(3):
-        session.run(step)
-    assert session.run(tf.sign(w)).tolist() == [-1.0, -1.0]
 
 
 def in_another_graph():
