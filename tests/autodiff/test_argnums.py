@@ -156,10 +156,8 @@ test_errors = refusals(ERRORS)
 
 Registered, OfOptree = (dataclasses.make_dataclass(n, ["w", "b"]) for n in ("Ours", "OfOptree"))
 jax.tree_util.register_dataclass(Registered)
-optree.register_pytree_node(
-    OfOptree, lambda m: ((m.w, m.b), None, ("w", "b")), lambda _, c: OfOptree(*c),
-    namespace="regrad",
-)  # fmt: skip
+optree.register_pytree_node(OfOptree, lambda m: ((m.w, m.b), None, ("w", "b")),
+                            lambda _, c: OfOptree(*c), namespace="regrad")  # fmt: skip
 
 
 class OfEquinox(equinox.Module):

@@ -166,12 +166,10 @@ def test_what_clashes_in_a_run_is_an_invalid_argument(name):
         refused(lambda: session.run(y, {p: np.ones((2, 2))}), tf.errors.InvalidArgumentError)
 
 
-LOOPS = [
-    (lambda p: rg.map(lambda v: v * v, p), [1.0, 4.0, 9.0]),
-    (lambda p: rg.scan(lambda c, v: (c + v, c), 0.0, p)[0], 6.0),
-    (lambda p: rg.vmap(lambda v: v * v)(p), [1.0, 4.0, 9.0]),
-    (lambda p: rg.fori_loop(0, 3, lambda i, c: c * 2.0, p), [8.0, 16.0, 24.0]),
-]
+LOOPS = [(lambda p: rg.map(lambda v: v * v, p), [1.0, 4.0, 9.0]),
+         (lambda p: rg.scan(lambda c, v: (c + v, c), 0.0, p)[0], 6.0),
+         (lambda p: rg.vmap(lambda v: v * v)(p), [1.0, 4.0, 9.0]),
+         (lambda p: rg.fori_loop(0, 3, lambda i, c: c * 2.0, p), [8.0, 16.0, 24.0])]  # fmt: skip
 
 
 @pytest.mark.parametrize(("loop", "expected"), LOOPS)

@@ -88,11 +88,8 @@ def test_keys_that_are_marked_may_match_nothing(side):
     refused(idle.assert_fired, NotFiredError, "no gradient passed")
 
 
-WARNINGS = [
-    (rg.sum, "matched nothing(?!.*never ran)"),
-    (model, f"matched nothing: .*{REASON}"),
-    (lambda x: rg.sum(rg.nn.relu6(x)), "'Relu6' did, once"),
-]
+WARNINGS = [(rg.sum, "matched nothing(?!.*never ran)"), (model, f"matched nothing: .*{REASON}"),
+            (lambda x: rg.sum(rg.nn.relu6(x)), "'Relu6' did, once")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("f", "words"), WARNINGS)

@@ -82,14 +82,12 @@ def by_queue(job):
 
 
 def all_ways(futures, threads, job):
-    return {
-        in_thread(job), futures.submit(job).result(), *futures.map(job, [1]),
-        threads.apply(job), threads.apply_async(func=job).get(), *threads.map(job, [1, 2, 3]),
-        *threads.map_async(func=job, iterable=[1]).get(), *threads.starmap(job, [(1,)]),
-        *threads.starmap_async(job, [(1,)]).get(), *threads.imap(job, [1, 2], 2),
-        *threads.imap(job, [1]), *threads.imap_unordered(job, [1]),
-        *asyncio.run(awaited(futures, job)), *by_queue(job),
-    }  # fmt: skip
+    return {in_thread(job), futures.submit(job).result(), *futures.map(job, [1]),
+            threads.apply(job), threads.apply_async(func=job).get(), *threads.map(job, [1, 2, 3]),
+            *threads.map_async(func=job, iterable=[1]).get(), *threads.starmap(job, [(1,)]),
+            *threads.starmap_async(job, [(1,)]).get(), *threads.imap(job, [1, 2], 2),
+            *threads.imap(job, [1]), *threads.imap_unordered(job, [1]),
+            *asyncio.run(awaited(futures, job)), *by_queue(job)}  # fmt: skip
 
 
 @pytest.mark.parametrize("first", ["in the scope", "before it"])

@@ -30,10 +30,8 @@ LEFT = (
     "torch._dynamo.variables.torch_function", "torch._dynamo.output_graph.OutputGraph",
 )  # fmt: skip
 # What torch can do without, as far as our programs go.
-DELETED = (
-    "torch._C._is_fwd_grad_enabled", "torch.library._maybe_get_opdef", "torch._safe_softmax",
-    "torch._C._after_autograd_keyset",
-)  # fmt: skip
+DELETED = ("torch._C._is_fwd_grad_enabled", "torch.library._maybe_get_opdef",
+           "torch._safe_softmax", "torch._C._after_autograd_keyset")  # fmt: skip
 
 
 # -- programs --------------------------------------------------------------------------------------

@@ -80,10 +80,8 @@ class EqxMlp(eqx.Module):
 
 def eqx_mlp(of):
     key = jax.random.key(0)
-    made = EqxMlp(
-        eqx.nn.Linear(6, 5, key=key), eqx.nn.LayerNorm(5), eqx.nn.Linear(5, 4, key=key),
-        eqx.nn.Linear(4, 3, use_bias=False, key=key),
-    )  # fmt: skip
+    made = EqxMlp(eqx.nn.Linear(6, 5, key=key), eqx.nn.LayerNorm(5), eqx.nn.Linear(5, 4, key=key),
+                  eqx.nn.Linear(4, 3, use_bias=False, key=key))  # fmt: skip
     where = lambda m: (  # noqa: E731
         m.a.weight, m.a.bias, m.n.weight, m.n.bias, m.b.weight, m.b.bias, m.c.weight,
     )  # fmt: skip

@@ -333,10 +333,8 @@ def one_mistakes_are_named():
 
 def in_shards(f, *specs):
     """`f(w, x)` with its arguments split over the line, and the sum of all parts."""
-    return jax.shard_map(
-        lambda w, x: jax.lax.psum(f(w, x), "data"),
-        mesh=MESH["line"], in_specs=specs, out_specs=PartitionSpec(),
-    )  # fmt: skip
+    return jax.shard_map(lambda w, x: jax.lax.psum(f(w, x), "data"), mesh=MESH["line"],
+                         in_specs=specs, out_specs=PartitionSpec())  # fmt: skip
 
 
 def by_hand(x):

@@ -86,10 +86,8 @@ def test_lists_may_change_after_the_call() -> None:
 # -- values and dtypes -----------------------------------------------------------------------------
 
 INTS, TAPS = np.arange(16).reshape(1, 4, 4, 1), np.ones((2, 2, 1, 1), np.int32)
-FLAGS, FALLING = (
-    np.array([[0, 0, 1], [0, 0, 0]], bool).reshape(1, 2, 3, 1),
-    image_of([-1, -2], [-3, -4]),
-)
+FLAGS, FALLING = (np.array([[0, 0, 1], [0, 0, 0]], bool).reshape(1, 2, 3, 1),
+                  image_of([-1, -2], [-3, -4]))  # fmt: skip
 INFINITE, MOVED, ROWS = image_of([INF], [1], [2], [3]), spread(2, 3, 4, 2), image_of([1, 1], [1, 1])
 BLOCKS = [2, 3], [[1, 0], [0, 2]]
 HALVES = {t: (X.astype(t), W.astype(t)) for t in ("float16", "float32", "float64")}

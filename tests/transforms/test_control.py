@@ -73,12 +73,10 @@ def test_scan_and_its_derivatives_to_third_order(reverse, checkpoint):
         return lambda *xs: sum((dx * dx).sum() for dx in rg.grads(g)(list(xs)))
 
     second = climbed(climbed(scalar))
-    found = {
-        "eager": rg.grads(second)(SCANNED),
-        "inside": rg.jit(lambda *xs: rg.grads(second)(list(xs)))(*SCANNED),
-        "outside": rg.grads(rg.jit(second))(SCANNED),
-        "far outside": rg.grads(climbed(climbed(rg.jit(scalar))))(SCANNED),
-    }
+    found = {"eager": rg.grads(second)(SCANNED),
+             "inside": rg.jit(lambda *xs: rg.grads(second)(list(xs)))(*SCANNED),
+             "outside": rg.grads(rg.jit(second))(SCANNED),
+             "far outside": rg.grads(climbed(climbed(rg.jit(scalar))))(SCANNED)}  # fmt: skip
     for way, grads in found.items():
         for dx, due in zip(grads, found["eager"], strict=True):
             np.testing.assert_allclose(dx.numpy(), due.numpy(), rtol=1e-9, err_msg=way)

@@ -118,11 +118,9 @@ def turned(c):
 
 @pytest.mark.parametrize("made", [lambda f: f, rg.jit])
 def test_loops_branches_axes_and_states_are_matched_by_key(made):
-    loops = [
-        lambda c: rg.scan(lambda c, _: (turned(c), None), c, None, length=3)[0],
-        lambda c: rg.fori_loop(0, 3, lambda i, c: turned(c), c),
-        lambda c: rg.while_loop(lambda c: c["b"] < 20.0, turned, c),
-    ]
+    loops = [lambda c: rg.scan(lambda c, _: (turned(c), None), c, None, length=3)[0],
+             lambda c: rg.fori_loop(0, 3, lambda i, c: turned(c), c),
+             lambda c: rg.while_loop(lambda c: c["b"] < 20.0, turned, c)]  # fmt: skip
     either = made(lambda p, d: rg.cond(p, lambda: {"a": d["a"], "b": d["b"]}, lambda: turned(d)))
     cases = [(made(loop), d, (23.0, 24.0)) for loop in loops for d in (A, B)]  # a: 2 + 3 + 6 + 12
     cases += [(functools.partial(either, rg.tensor(True)), A, (2.0, 3.0))]

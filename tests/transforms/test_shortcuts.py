@@ -145,11 +145,9 @@ def test_results_of_each_kind_again_and_again():
         v.assign_add(1.0)
         return x * v
 
-    bodies = [
-        (lambda x: x * 2.0, lambda x: [2 * x]), (lambda x: x * v, lambda x: [x]),
-        (counted, lambda x: [2 * x]), (lambda x: [x * 2.0], lambda x: [2 * x]),
-        (lambda x: None, lambda x: []), (lambda x: (x, 3), lambda x: [x, 3]),
-    ]  # fmt: skip
+    bodies = [(lambda x: x * 2.0, lambda x: [2 * x]), (lambda x: x * v, lambda x: [x]),
+              (counted, lambda x: [2 * x]), (lambda x: [x * 2.0], lambda x: [2 * x]),
+              (lambda x: None, lambda x: []), (lambda x: (x, 3), lambda x: [x, 3])]  # fmt: skip
     for (body, due), x in itertools.product(bodies, (X, rg.asarray(N))):
         f = rg.jit(body)
         for _ in range(3):
@@ -180,10 +178,8 @@ def test_an_error_of_the_function_leaves_out_what_is_written_for_the_call():
 def test_results_in_other_containers_for_other_shapes():
     """Those of the first trace come without a mark; the others are told apart."""
     twins = [NamedTuple("Twin", [("a", object), ("b", object)]) for _ in range(2)]
-    made = [
-        *twins, lambda a, b: {"a": a, "b": b}, lambda a, b: {"b": b, "a": a},
-        lambda a, b: [a, (b, None)], lambda a, b: (a, 7, b),
-    ]  # fmt: skip
+    made = [*twins, lambda a, b: {"a": a, "b": b}, lambda a, b: {"b": b, "a": a},
+            lambda a, b: [a, (b, None)], lambda a, b: (a, 7, b)]  # fmt: skip
     body = lambda x: made[x.shape[0] - 1](x, x * 2.0)  # noqa: E731
 
     for start in range(1, 7):
@@ -394,11 +390,9 @@ def buffer(n, aligned):
 @pytest.mark.parametrize("way", ["argument", "in a dict", "closure"])
 def test_a_buffer_is_read_at_the_call(way, n, aligned):
     b = buffer(n, aligned)
-    f = {
-        "argument": rg.jit(lambda x: late(x, ONE)),
-        "in a dict": rg.jit(lambda d: late(d["x"], ONE)),
-        "closure": rg.jit(lambda _: late(rg.tensor(2.0), ONE) * b / 2.0),
-    }[way]
+    f = {"argument": rg.jit(lambda x: late(x, ONE)),
+         "in a dict": rg.jit(lambda d: late(d["x"], ONE)),
+         "closure": rg.jit(lambda _: late(rg.tensor(2.0), ONE) * b / 2.0)}[way]  # fmt: skip
     given = {"x": b} if way == "in a dict" else ONE if way == "closure" else b
     for i in range(1, 6):
         b[:] = i

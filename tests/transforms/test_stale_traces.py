@@ -29,13 +29,10 @@ def constructs(body):
     """Functions that run the body once; the objects inside are the same in each call."""
     made = {name: region(body) for name, region in REGIONS.items()}
     scan_of_cond = REGIONS["scan"](made["cond"])
-    return made | {
-        "the other branch": lambda x: rg.cond(rg.sum(x) > 10, rg.zeros_like, body, x),
-        "jit of scan": rg.jit(made["scan"]),
-        "cond in scan": scan_of_cond,
-        "vmap of checkpoint": rg.vmap(made["checkpoint"]),
-        "checkpoint of jit of scan": rg.checkpoint(rg.jit(made["scan"])),
-    }
+    return made | {"the other branch": lambda x: rg.cond(rg.sum(x) > 10, rg.zeros_like, body, x),
+                   "jit of scan": rg.jit(made["scan"]), "cond in scan": scan_of_cond,
+                   "vmap of checkpoint": rg.vmap(made["checkpoint"]),
+                   "checkpoint of jit of scan": rg.checkpoint(rg.jit(made["scan"]))}  # fmt: skip
 
 
 def roads(f):
@@ -43,16 +40,12 @@ def roads(f):
     total = lambda x: rg.sum(f(x))  # noqa: E731
     gradient = rg.grad(total)
     compiled, forward = rg.jit(gradient), rg.jit(total)
-    return {
-        "eager": gradient,
-        "jit of grad": compiled,
-        "grad of jit": rg.grad(forward),
-        "jit anew": lambda x: rg.jit(rg.grad(total))(x),
-        "jit of jit": rg.jit(lambda x: compiled(x)),
-        "jit of grad of jit": rg.jit(rg.grad(forward)),
-        "grad of grad": rg.jit(rg.grad(lambda x: rg.sum(gradient(x) * x))),
-        "forward mode": lambda x: rg.jvp(f, (x,), (rg.ones_like(x),))[1],
-    }
+    return {"eager": gradient, "jit of grad": compiled, "grad of jit": rg.grad(forward),
+            "jit anew": lambda x: rg.jit(rg.grad(total))(x),
+            "jit of jit": rg.jit(lambda x: compiled(x)),
+            "jit of grad of jit": rg.jit(rg.grad(forward)),
+            "grad of grad": rg.jit(rg.grad(lambda x: rg.sum(gradient(x) * x))),
+            "forward mode": lambda x: rg.jvp(f, (x,), (rg.ones_like(x),))[1]}  # fmt: skip
 
 
 T = np.tanh(VALUES)

@@ -378,11 +378,9 @@ def test_a_result_that_nobody_uses_has_no_part_in_the_gradient(kind, jit):
 def test_variables_that_pass_through_each_other_agree_with_differences():
     x, z = tf.placeholder(tf.float64, []), tf.placeholder(tf.float64, [])
     for turns in (0, 1, 2, 4):
-        y = tf.while_loop(
-            lambda i, a, b, c, n=turns: i < n,
-            lambda i, a, b, c: (i + 1, b * z, c * 2.0, a * a),
-            [0, x, x * 3.0, x * 5.0],
-        )[1]
+        y = tf.while_loop(lambda i, a, b, c, n=turns: i < n,
+                          lambda i, a, b, c: (i + 1, b * z, c * 2.0, a * a),
+                          [0, x, x * 3.0, x * 5.0])[1]  # fmt: skip
         at = lambda p, q, y=y: run(y, {x: p, z: q})  # noqa: E731
         h = 1e-6
         due = [at(0.5 + h, 2.0) - at(0.5 - h, 2.0), at(0.5, 2 + h) - at(0.5, 2 - h)]

@@ -19,10 +19,8 @@ pytestmark = pytest.mark.usefixtures("graph")
 
 
 # With nothing known of the shape, what even TensorFlow cannot build, or has to be told.
-NEED_RANK = {
-    "boolean_mask", "boolean_mask: columns", "x[mask]", "unique", "slice: by tensors",
-    "segment_mean", "nn.convolution",
-}  # fmt: skip
+NEED_RANK = {"boolean_mask", "boolean_mask: columns", "x[mask]", "unique", "slice: by tensors",
+             "segment_mean", "nn.convolution"}  # fmt: skip
 PAIRS = [
     (row, hidden)
     for row in CALLS

@@ -111,13 +111,11 @@ def printed():
     x = tf.constant([1.0, 2.0], name="x")
     with tf.control_dependencies([tf.no_op(name="first")]):
         sign = tf.sign(x, name="s")
-    return {
-        "x": x, "s": sign, "op": sign.op, "first": sign.op.control_inputs[0],
-        "Variable": tf.Variable(1.0), "i": tf.Variable([1], name="i"),
-        "gradients": tf.gradients(sign * 2.0, x), "none": tf.gradients(tf.constant(1.0), x),
-        "known": tf.constant([[1.0, 2.0]]).shape, "partly": tf.TensorShape([None, 3]),
-        "unknown": tf.placeholder(tf.float32).shape, "one": x.shape,
-    }  # fmt: skip
+    return {"x": x, "s": sign, "op": sign.op, "first": sign.op.control_inputs[0],
+            "Variable": tf.Variable(1.0), "i": tf.Variable([1], name="i"),
+            "gradients": tf.gradients(sign * 2.0, x), "none": tf.gradients(tf.constant(1.0), x),
+            "known": tf.constant([[1.0, 2.0]]).shape, "partly": tf.TensorShape([None, 3]),
+            "unknown": tf.placeholder(tf.float32).shape, "one": x.shape}  # fmt: skip
 
 
 DEFINITION = re.escape('name: "s"\nop: "Sign"\ninput: "x"\ninput: "^first"\n')
@@ -202,15 +200,9 @@ def tensors():
 
     new = lambda shape, dtype=F32: graph.placeholder(Spec(shape, np.dtype(dtype)))  # noqa: E731
 
-    return {
-        "x": new((2, 3)),
-        "ids": new((2,), np.int32),
-        "image": new((1, 4, 4, 2)),
-        "filter": new((3, 3, 2, 5)),
-        "square": new((2, 2)),
-        "batch": new((None, 3)),
-        "unranked": new(None),
-    }
+    return {"x": new((2, 3)), "ids": new((2,), np.int32), "image": new((1, 4, 4, 2)),
+            "filter": new((3, 3, 2, 5)), "square": new((2, 2)), "batch": new((None, 3)),
+            "unranked": new(None)}  # fmt: skip
 
 
 def node_of(y):

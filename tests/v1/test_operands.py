@@ -163,10 +163,8 @@ OPERATORS = {  # type, name, and the other ops that are built
 
 @pytest.mark.parametrize("expression", OPERATORS)
 def test_operators(expression, graph):
-    given = {
-        "x": np.array([1.5, 2.0], F32), "i": ints(7, 2), "m": np.eye(2, dtype=F32),
-        "b": np.array([True, False]),
-    }  # fmt: skip
+    given = {"x": np.array([1.5, 2.0], F32), "i": ints(7, 2), "m": np.eye(2, dtype=F32),
+             "b": np.array([True, False])}  # fmt: skip
     tensors = {k: tf.constant(v, name=k) for k, v in given.items()}
     y = eval(expression, {"np": np, **tensors})
     op_type, name, *others = OPERATORS[expression].split()
