@@ -12,6 +12,7 @@ import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, ShapeError
 from regrad.ops import indexing
 from regrad.ops.getitem import getitem
+from tests.helpers.op_rows import in_libraries, outcomes, slope
 from tests.helpers.rows import refused
 
 ROWS = np.arange(12.0).reshape(3, 4)
@@ -124,35 +125,54 @@ def test_indices_out_of_range_raise(library, call):
     refused(lambda: call(rows(library)), IndexError, "out of")
 
 
-@pytest.mark.slow
-def test_jax_takes_the_nearest_element_forward_and_backward():
-    x = rows(jnp.asarray)
-    assert rg.take(x, [7, -9], axis=1).tolist() == ROWS[:, [3, 0]].tolist()
-    assert x[[7], [9]].tolist() == [11.0]
-    dx = rg.grad(lambda x: rg.take(x, [7, -9], axis=1).sum())(x)
-    assert dx.tolist() == [[1.0, 0.0, 0.0, 1.0]] * 3
-    assert rg.segment_sum(x, [0, 5, 0], 2).tolist() == [(ROWS[0] + ROWS[2]).tolist(), [0] * 4]
-    dx = rg.grad(lambda x: rg.segment_sum(x, [0, 5, 0], 2).sum())(x)
-    assert dx.tolist() == [[1.0] * 4, [0.0] * 4, [1.0] * 4]
-
-
-def test_integers_are_written_into_integers():
-    x = rg.asarray(np.arange(3))
-    assert rg.at_set(x, 0, 7).tolist() == [7, 1, 2]
-    assert rg.at_set(x, [0, 1], [8, 9]).dtype == x.dtype
-
-
-def test_the_result_keeps_the_dtype_of_x():
-    x = rg.asarray(np.ones(3, "f4"))
-    y = rg.asarray(np.ones(2, "f8"))
-    for f in (rg.at_set, rg.at_add):
-        assert f(x, [0, 2], y).dtype == np.float32
-        assert f(x, slice(2), y).dtype == np.float32
-        dx, dy = rg.grads(lambda x, y, f=f: f(x, [0, 2], y).sum())([x, y])
-        assert (dx.dtype, dy.dtype) == (np.float32, np.float64)
-
-
 # -- conventions ---------------------------------------------------------------------------------
+
+WHOLE, THREE, MIRRORED = rg.asarray(np.arange(3)), [1.0, 2.0, 3.0], [(5, 0)]
+SINGLE, DOUBLE = rg.asarray(np.ones(3, "f4")), rg.asarray(np.ones(2, "f8"))
+TALL, BYTES = rg.asarray(np.arange(1000.0).reshape(500, 2)), np.array([[100, 1], [-1, 0]], np.int8)
+JAX, FAR, NONE = rg.asarray(jnp.asarray(ROWS)), [0, 5, 0], [-1, -1]
+test_values = outcomes({
+    "integers into integers": (lambda: rg.at_set(WHOLE, 0, 7), [7, 1, 2]),
+    "their dtype": (lambda: rg.at_set(WHOLE, [0, 1], [8, 9]).dtype, "int64"),
+    **{f"dtypes of {f.__name__}": (
+        lambda f=f: [f(SINGLE, [0, 2], DOUBLE).dtype, f(SINGLE, slice(2), DOUBLE).dtype,
+                     *[slope(lambda x, y: f(x, [0, 2], y), i)(SINGLE, DOUBLE).dtype
+                       for i in (0, 1)]],
+        ["float32", "float32", "float32", "float64"]) for f in (rg.at_set, rg.at_add)},
+    # a mask, no product: infinite and NaN gradients stop where they were overwritten
+    **{f"overwritten at {i}": (
+        lambda i=i: slope(lambda x: rg.at_set(rg.sqrt(x), i, 1.0))(rg.tensor([0.0, 4.0]))[1], 0.25)
+       for i in (0, [0], [True, False])},
+    "beside NaN": (lambda: slope(lambda x: x[1:] * 2)(rg.asarray([np.nan, np.inf, 1.0])),
+                   [0, 2, 2]),
+    "small index dtypes": (lambda: rg.gather_nd(TALL, BYTES), [201, 998]),
+    "small dtypes of places": (
+        lambda: rg.scatter_nd(BYTES, rg.tensor([1.0, 2.0]), (500, 2))[100, 1], 1),
+    "iteration": (lambda: list(rows()), ROWS),
+    "a pad reflects again": (lambda: rg.pad(rg.tensor(THREE), MIRRORED, "reflect"),
+                             np.pad(THREE, (5, 0), "reflect")),
+    # TensorFlow.js drops the reflected parts
+    "its gradient": (lambda: slope(lambda x: rg.pad(x, [(2, 1)], "reflect"))(rg.tensor(THREE)),
+                     [1, 3, 2]),
+    "no segments": (lambda: rg.segment_sum(np.ones((2, 3)), NONE, 0).shape, (0, 3)),
+    "their gradient": (lambda: slope(lambda x: rg.segment_sum(x, NONE, 0))(np.ones((2, 3))),
+                       np.zeros((2, 3))),
+    # JAX takes the nearest element, forward and backward
+    "JAX, take": (lambda: rg.take(JAX, [7, -9], axis=1), ROWS[:, [3, 0]]),
+    "JAX, an index": (lambda: JAX[[7], [9]], [11]),
+    "JAX, the gradient of take": (lambda: slope(lambda x: rg.take(x, [7, -9], axis=1))(JAX),
+                                  [[1, 0, 0, 1]] * 3),
+    "JAX, segment_sum": (lambda: rg.segment_sum(JAX, FAR, 2), [ROWS[0] + ROWS[2], [0] * 4]),
+    "JAX, its gradient": (lambda: slope(lambda x: rg.segment_sum(x, FAR, 2))(JAX),
+                          [[1] * 4, [0] * 4, [1] * 4]),
+})  # fmt: skip
+AGAIN, ZEROS = [0, 2, 0], np.zeros(3)
+test_repeated_indices = in_libraries({
+    "at_set, the last wins": (lambda x, y: rg.at_set(x, AGAIN, y), ZEROS, THREE, [3, 0, 2]),
+    **{f"at_set by {i}": (slope(lambda x, y: rg.at_set(x, AGAIN, y), i), ZEROS, THREE, due)
+       for i, due in enumerate(([0, 1, 0], [0, 1, 1]))},
+    "at_add": (lambda x, y: rg.at_add(x, AGAIN, y), ZEROS, THREE, [4, 0, 2]),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("index", [0, slice(None), slice(None, None, -1), ..., (None, 0)])
@@ -163,31 +183,6 @@ def test_a_write_to_all_of_a_tensor_is_not_a_scatter(index):
     assert "scatter" not in f.lower(x).as_text()
     assert f(x).tolist() == [[7, 7, 7]]
     assert rg.jit(rg.grad(f))(x).tolist() == [[3, 3, 3]]
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_at_set_with_repeated_indices_the_last_one_wins(library):
-    x, y = rg.asarray(library(np.zeros(3))), rg.asarray(library(np.array([1.0, 2.0, 3.0])))
-    assert rg.at_set(x, [0, 2, 0], y).tolist() == [3.0, 0.0, 2.0]
-    dx, dy = rg.grads(lambda x, y: rg.at_set(x, [0, 2, 0], y).sum())([x, y])
-    assert dx.tolist() == [0.0, 1.0, 0.0]
-    assert dy.tolist() == [0.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_at_add_with_repeated_indices_adds_up(library):
-    x, y = rg.asarray(library(np.zeros(3))), rg.asarray(library(np.array([1.0, 2.0, 3.0])))
-    assert rg.at_add(x, [0, 2, 0], y).tolist() == [4.0, 0.0, 2.0]
-
-
-def test_what_at_set_overwrites_does_no_harm():
-    """A mask, no product: infinite and NaN gradients stop where they were overwritten."""
-    x = rg.tensor([0.0, 4.0])
-    for index in (0, [0], [True, False]):
-        dx = rg.grad(lambda x, i=index: rg.at_set(rg.sqrt(x), i, 1.0).sum())(x + 0.0)
-        assert dx.tolist()[1] == 0.25
-    broken = rg.asarray(np.array([np.nan, np.inf, 1.0]))
-    assert rg.grad(lambda x: (x[1:] * 2).sum())(broken).tolist() == [0.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"])
@@ -202,13 +197,6 @@ def test_indices_of_any_integer_dtype(library, dtype):
     assert rg.one_hot(ids, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
-def test_small_index_dtypes_do_not_overflow():
-    x = rg.asarray(np.arange(1000.0).reshape(500, 2))
-    ids = np.array([[100, 1], [-1, 0]], np.int8)
-    assert rg.gather_nd(x, ids).tolist() == [201.0, 998.0]
-    assert rg.scatter_nd(ids, rg.tensor([1.0, 2.0]), (500, 2))[100, 1].item() == 1.0
-
-
 def test_an_index_tensor_is_an_input():
     x, i = rows(), rg.asarray(np.array([0, 2]))
     with rg.gradient_override_map({"GatherV2": lambda op, grad: (None, None)}) as used:
@@ -218,29 +206,10 @@ def test_an_index_tensor_is_an_input():
     assert x[rg.asarray(0) : rg.asarray(2)].shape == (2, 4)
 
 
-def test_iteration_ends():
-    assert [row.tolist() for row in rows()] == ROWS.tolist()
-
-
 def test_everything_taken_is_the_tensor_itself():
     x = rows()
     for index in (..., (), slice(None), (slice(None), ...), (slice(0, 9), slice(0, None, 1))):
         assert x[index] is x
-
-
-def test_mirrored_padding_beyond_the_size_reflects_again():
-    x = rg.tensor([1.0, 2.0, 3.0])
-    y = rg.pad(x, [(5, 0)], "reflect")
-    assert y.tolist() == np.pad([1.0, 2.0, 3.0], (5, 0), "reflect").tolist()
-    dx = rg.grad(lambda x: rg.pad(x, [(2, 1)], "reflect").sum())(x)
-    assert dx.tolist() == [1.0, 3.0, 2.0]  # TensorFlow.js drops the reflected parts
-
-
-def test_segment_sum_without_segments():
-    x = rg.asarray(np.ones((2, 3)))
-    assert rg.segment_sum(x, [-1, -1], 0).shape == (0, 3)
-    dx = rg.grad(lambda x: (rg.segment_sum(x, [-1, -1], 0)).sum(), unconnected="zero")(x)
-    assert dx.tolist() == np.zeros((2, 3)).tolist()
 
 
 def test_wide_rows_add_up():
