@@ -422,6 +422,17 @@ def two_placed_values_must_agree():
             put(values(8, 2, seed=jax.process_index()), on("data", mesh="line"))
 
 
+def two_hosts_save_one_file():
+    path, x = str(Path(sys.argv[1]).parent / "w.safetensors"), values(64, 16)
+    w = rg.Variable(rows_of(x), name="w")
+    rg.train.save(path, [w])
+    w.assign(rows_of(0 * x))
+    rg.train.restore(path, [w])
+    assert not w.value.data.is_fully_addressable
+    for shard in w.value.data.addressable_shards:
+        np.testing.assert_array_equal(shard.data, x[shard.index])
+
+
 def two_gradients_of_data_in_parts():
     for f in (lambda x: rg.sum(activate(x)), rg.jit(lambda x: rg.sum(activate(x)))):
         dx = rg.grad(f)(rows_of(values(64, 16)))

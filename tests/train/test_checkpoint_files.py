@@ -1,10 +1,5 @@
 """Files of `regrad.train.save` and `restore`."""
 
-import os
-import socket
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -166,13 +161,6 @@ def test_the_contents_of_a_file_are_listed(tmp_path):
     refused(lambda: train.list_variables(tmp_path / "bad"), CheckpointError)
 
 
-def test_damaged_and_missing_files(tmp_path):
-    (tmp_path / "a").write_bytes(b"no such thing, of more than eight bytes")
-    with pytest.raises(CheckpointError, match="is damaged, or no safetensors file"):
-        train.restore(tmp_path / "a", model())
-    refused(lambda: train.restore(tmp_path / "b", model()), FileNotFoundError)
-
-
 W, B = model()
 MISTAKES = [
     *[((wrong,), ArgumentError, "takes a list of Variables, or a dict")
@@ -199,73 +187,3 @@ def test_files_are_not_for_functions_that_are_compiled_or_differentiated(tmp_pat
     with pytest.raises(GradientError, match="being differentiated"):
         rg.variable_grads(lambda: train.save(path, [W]) or W.sum())
     assert not path.exists()
-
-
-SHARDED = """
-import sys, jax, optax, numpy as np, regrad as rg
-from jax.sharding import NamedSharding, PartitionSpec as P
-mesh = jax.make_mesh((4,), ("d",))
-rows = NamedSharding(mesh, P("d"))
-def fresh():
-    w = rg.Variable(jax.device_put(np.arange(8, dtype=np.float32), rows), name="w")
-    adam = rg.train.Optimizer(optax.adam(0.1), name="adam")
-    adam.init([w])
-    return w, adam
-w, adam = fresh()
-for _ in range(3):
-    adam.minimize(lambda: rg.square(w - 3).sum())
-everything = [w, *adam.variables]
-rg.train.save(sys.argv[1], everything)
-due = [v.numpy() for v in everything]
-w, adam = fresh()
-everything = [w, *adam.variables]
-rg.train.restore(sys.argv[1], everything)
-for v, value in zip(everything, due):
-    np.testing.assert_array_equal(v.numpy(), value)
-print([v.value.data.sharding.is_equivalent_to(rows, 1) for v in everything if v.ndim])
-adam.minimize(lambda: rg.square(w - 3).sum())
-print(w.value.data.sharding.is_equivalent_to(rows, 1))
-"""
-
-
-@pytest.mark.slow
-def test_sharding_is_kept(tmp_path):
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SHARDED, str(tmp_path / "a")],
-        env={**os.environ, **flags}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["[True, True, True]", "True"], done.stderr
-
-
-HOSTS = """
-import sys, jax, numpy as np, regrad as rg
-from jax.sharding import NamedSharding, PartitionSpec as P
-jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
-rows = NamedSharding(jax.make_mesh((2,), ("d",)), P("d"))
-def spread(values):
-    return rg.tensor(jax.make_array_from_callback((4,), rows, lambda part: values[part]))
-w = rg.Variable(spread(np.float32([1, 2, 3, 4])), name="w")
-rg.train.save(sys.argv[1], [w])
-w.assign(spread(np.zeros(4, np.float32)))
-rg.train.restore(sys.argv[1], [w])
-print([shard.data.tolist() for shard in w.value.data.addressable_shards])
-print(w.value.data.is_fully_addressable)
-"""
-
-
-@pytest.mark.slow
-def test_two_hosts_save_one_file(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    hosts = [
-        subprocess.Popen(
-            [sys.executable, "-c", HOSTS, str(tmp_path / "a"), address, str(host)],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True,
-        )
-        for host in range(2)
-    ]  # fmt: skip
-    said = [host.communicate(timeout=120)[0].splitlines()[-2:] for host in hosts]
-    assert said == [["[[1.0, 2.0]]", "False"], ["[[3.0, 4.0]]", "False"]]
-    assert os.listdir(tmp_path) == ["a"]

@@ -28,60 +28,6 @@ def numbers(tree):
 # -- scan ------------------------------------------------------------------------------------------
 
 
-def step(carry, x):
-    """A step with containers on both sides."""
-    total, power = carry["total"] + x["a"] * carry["power"], carry["power"] * x["b"]
-    return {"total": total, "power": power}, (total * power, None)
-
-
-def scanning(reverse=False, checkpoint=False):
-    def f(total, power, a, b):
-        xs, first = {"a": a, "b": b}, {"total": total, "power": power}
-        return rg.scan(step, first, xs, reverse=reverse, checkpoint=checkpoint)
-
-    return f
-
-
-SCANNED = [np.array([0.5, -1.0]), np.array(1.5), np.arange(1.0, 7).reshape(3, 2), np.arange(1.0, 4)]
-
-
-def by_hand(total, power, a, b, reverse):
-    ys = [None] * 3
-    for i in reversed(range(3)) if reverse else range(3):
-        total, power = total + a[i] * power, power * b[i]
-        ys[i] = total * power
-    return total, power, np.stack(ys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_scan_and_its_derivatives_to_third_order(reverse, checkpoint):
-    f = scanning(reverse, checkpoint)
-    for g in f, rg.jit(f):
-        last, (ys, nothing) = g(*SCANNED)
-        due = by_hand(*SCANNED, reverse)
-        for got, expected in zip((last["total"], last["power"], ys), due, strict=True):
-            np.testing.assert_allclose(got.numpy(), expected)
-        assert nothing is None
-
-    def scalar(*xs):
-        last, (ys, _) = f(*xs)
-        return (ys * ys).sum() + rg.sin(last["total"]).sum() * last["power"]
-
-    def climbed(g):
-        return lambda *xs: sum((dx * dx).sum() for dx in rg.grads(g)(list(xs)))
-
-    second = climbed(climbed(scalar))
-    found = {"eager": rg.grads(second)(SCANNED),
-             "inside": rg.jit(lambda *xs: rg.grads(second)(list(xs)))(*SCANNED),
-             "outside": rg.grads(rg.jit(second))(SCANNED),
-             "far outside": rg.grads(climbed(climbed(rg.jit(scalar))))(SCANNED)}  # fmt: skip
-    for way, grads in found.items():
-        for dx, due in zip(grads, found["eager"], strict=True):
-            np.testing.assert_allclose(dx.numpy(), due.numpy(), rtol=1e-9, err_msg=way)
-
-
 @MODES
 def test_integers_and_bools_go_along(mode):
     def body(carry, x):
@@ -312,29 +258,6 @@ def test_a_result_from_outside_is_read_at_each_call():
 
 
 # -- nests, and rules in them ----------------------------------------------------------------------
-
-
-def nest(x):
-    """A loop over a branch over a loop, with a rule put in force on the way."""
-
-    def body(c, i):
-        inner = lambda c, i: (rg.sign(c) * x + c * 0.5, c)  # noqa: E731
-        with rg.gradient_override_map({"Sign": lambda dy, x: dy * x * 2}):
-            after = rg.cond(c > 0, lambda: rg.scan(inner, c, length=2)[0], lambda: rg.sign(c) * c)
-        return after - rg.sign(x) * 0.1, after
-
-    last, ys = rg.scan(body, x, length=3)
-    return last + ys.sum()
-
-
-@pytest.mark.slow
-def test_nests_with_rules_inside():
-    orders = lambda f: lambda x: (f(x), rg.grad(f)(x), rg.grad(rg.grad(f))(x))  # noqa: E731
-    inside, outside = rg.jit(orders(nest)), orders(rg.jit(nest))
-    for x in np.float64(0.7), np.float64(-0.4):
-        due = [y.item() for y in orders(nest)(x)]
-        np.testing.assert_allclose(list(inside(x)), due, rtol=1e-12)
-        np.testing.assert_allclose(list(outside(x))[:2], due[:2], rtol=1e-12)
 
 
 @MODES

@@ -3,7 +3,6 @@
 `test_refusals.py` has what is refused.
 """
 
-import asyncio
 import dataclasses
 import functools
 from concurrent.futures import ThreadPoolExecutor
@@ -303,25 +302,6 @@ def test_threads_have_overrides_of_their_own():
         found = [pool.submit(work, i) for i in (1.0, 2.0, 3.0)]
         assert rg.grad(f)(ONE).item() == 0.0
         assert [each.result() for each in found] == [[i] * 5 for i in (1.0, 2.0, 3.0)]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
-def test_tasks_have_overrides_of_their_own():
-    """(JAX may drop a trace after a long session; that one is made again is no matter here.)"""
-    f = rg.jit(rg.sign)
-
-    async def work(i):
-        with rg.gradient_override_map({"Sign": lambda dy: dy * i}):
-            await asyncio.sleep(0)
-            first = rg.grad(f)(ONE).item()
-            await asyncio.sleep(0)
-            return first, rg.grad(f)(ONE).item()
-
-    async def main():
-        return await asyncio.gather(*[work(float(i)) for i in range(1, 4)])
-
-    assert asyncio.run(main()) == [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]
 
 
 # A call on a Tensor that another thread differentiates raises, whatever the call is.

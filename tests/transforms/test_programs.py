@@ -115,6 +115,30 @@ def by_grad(x):
     return rg.jit(lambda x: rg.grad(rg.jit(lambda x: rg.sum(rg.sin(x) * x)))(x))(x)
 
 
+def containers(reverse, checkpoint):
+    """A scan with containers on both sides of its step."""
+
+    def step(c, e):
+        total, power = c["total"] + e["a"] * c["power"], c["power"] * e["b"]
+        return {"total": total, "power": power}, (total * power, None)
+
+    def f(x):
+        xs, first = {"a": A * x, "b": B}, {"total": x, "power": 1.5 * x}
+        last, (ys, _) = rg.scan(step, first, xs, reverse=reverse, checkpoint=checkpoint)
+        return ys * ys, rg.sin(last["total"]) * last["power"]
+
+    return f
+
+
+def containers_by_hand(x, reverse):
+    total, power, found = x, 1.5 * x, 0.0
+    for a, b in list(zip(A, B, strict=True))[:: -1 if reverse else 1]:
+        total, power = total + a * x * power, power * b
+        found += (total * power) ** 2
+    return found + np.sin(total) * power
+
+
+A, B = np.array([0.5, -1.0, 2.0]), np.array([0.7, 1.2, -0.4])
 P, PAIR, TRIPLE = Program, [[0.3, -1.2]], [[0.6, 1.0, -0.3]]
 # Bodies that return what they close over; x and the sum of its squares are of no other use.
 RETURNED = {
@@ -168,6 +192,9 @@ PROGRAMS = {
     ),
     "scan, reverse": P(summed, [0.7]), "scan, a carry that x does not reach": P(decaying, [0.3]),
     "scan, a carry that x reaches late": P(reached_late, [0.3], lambda x: np.sin(x) ** 2 / 16),
+    **{f"scan, containers, {reverse}, {again}": P(
+        containers(reverse, again), [0.7], lambda x, r=reverse: containers_by_hand(x, r))
+       for reverse in (False, True) for again in (False, True)},
     "nest": P(nest, [0.7, -0.4]),
     "cond, both ways": P(lambda x: rg.cond(x > 0, lambda x: x * x * x, lambda x: -x, x),
                          [3.0, -3.0], lambda x: x**3 if x > 0 else -x),
