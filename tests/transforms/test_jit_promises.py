@@ -177,11 +177,9 @@ CONTEXTS = {
     "cond": branched, "while_loop": repeated,
 }  # fmt: skip
 MORE = CONTEXTS | {
-    "jit": rg.jit,
-    "vmap, last axis": vmapped_at_last,
+    "jit": rg.jit, "vmap, last axis": vmapped_at_last,
     "scan, reverse": functools.partial(scanned, reverse=True),
-    "scan, checkpoint": functools.partial(scanned, checkpoint=True),
-    "scan, ys": scanned_ys,
+    "scan, checkpoint": functools.partial(scanned, checkpoint=True), "scan, ys": scanned_ys,
     "scan, closure": scanned_closure,
     "map": lambda f: lambda *xs: first(rg.map(lambda row: f(*row), examples(xs))),
     "cond, second branch": lambda f: (  # over what it closes over
@@ -201,7 +199,7 @@ MORE = CONTEXTS | {
     "vmap of while_loop of cond": lambda f: vmapped(repeated(branched(f))),
     "cond of checkpoint of scan": lambda f: branched(rg.checkpoint(scanned_ys(f))),
     "while_loop of scan": lambda f: repeated(scanned_ys(f)),
-}
+}  # fmt: skip
 
 
 def second_order(f):
@@ -326,13 +324,10 @@ def test_custom_gradients_in_every_context(op_type):
 def test_what_is_cached_does_not_carry_a_rule_in_or_out(case, inside_first):
     own, f = eagerly(case), rg.jit(case.f)
     ways = {
-        "jit inside grad": gradients(f),
-        "grad inside jit": rg.jit(gradients(case.f)),
-        "jit of jit": gradients(rg.jit(f)),
-        "checkpoint of jit": gradients(rg.checkpoint(f)),
-        "scan of jit": gradients(scanned_ys(f)),
-        "vmap of jit": gradients(vmapped(f)),
-    }
+        "jit inside grad": gradients(f), "grad inside jit": rg.jit(gradients(case.f)),
+        "jit of jit": gradients(rg.jit(f)), "checkpoint of jit": gradients(rg.checkpoint(f)),
+        "scan of jit": gradients(scanned_ys(f)), "vmap of jit": gradients(vmapped(f)),
+    }  # fmt: skip
     with in_force(case.op_type):
         due = eagerly(case)
     for in_scope in (inside_first, not inside_first) * 2:

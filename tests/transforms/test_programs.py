@@ -262,14 +262,10 @@ def derivatives(f):
     gradient = rg.grad(f, unconnected="zero")
     moved = lambda f: lambda x: rg.jvp(f, [x], [rg.ones_like(x)])[1]  # noqa: E731
     return {
-        "value": f,
-        "jvp": moved(f),
-        "jvp of jvp": moved(moved(f)),
-        "grad": gradient,
+        "value": f, "jvp": moved(f), "jvp of jvp": moved(moved(f)), "grad": gradient,
         "grad of grad": rg.grad(lambda x: rg.sum(gradient(x)), unconnected="zero"),
-        "jvp of grad": moved(gradient),
-        "grad of jvp": rg.grad(moved(f), unconnected="zero"),
-    }
+        "jvp of grad": moved(gradient), "grad of jvp": rg.grad(moved(f), unconnected="zero"),
+    }  # fmt: skip
 
 
 @pytest.mark.slow(but=1)
