@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,43 +77,23 @@ def check_data_parallel(wrap: Callable[[nn.Module], nn.Module], **options: Any) 
 
 
 def ddp_the_comparison_can_fail() -> None:
-    assert (
-        nets.distance(
-            nets.train(nets.ResNet(), nets.images())[1],
-            nets.train(nets.resnet_by_hand(), nets.images())[1],
-        )
-        > 1e-3
-    )
-    assert (
-        nets.distance(
-            nets.train(nets.GPT(), nets.texts())[1], nets.train(nets.gpt_by_hand(), nets.texts())[1]
-        )
-        > 1e-3
-    )
+    models = (nets.ResNet(), nets.resnet_by_hand()), (nets.GPT(), nets.gpt_by_hand())
+    for (model, by_hand), batch in zip(models, (nets.images(), nets.texts()), strict=True):
+        assert nets.distance(nets.train(model, batch)[1], nets.train(by_hand, batch)[1]) > 1e-3
 
 
-def ddp_plain() -> None:
+def ddp_with_options() -> None:
+    small = {"bucket_cap_mb": 0.001, "gradient_as_bucket_view": True}
     check_data_parallel(DistributedDataParallel)
-
-
-def ddp_small_buckets() -> None:
-    def wrap(model: nn.Module) -> nn.Module:
-        return DistributedDataParallel(model, bucket_cap_mb=0.001, gradient_as_bucket_view=True)  # pyright: ignore
-
-    check_data_parallel(wrap, checkpoints=True)
+    for options, checkpoints in [(small, True), *[({"static_graph": True}, c) for c in (0, 1)]]:
+        wrap: Any = partial(DistributedDataParallel, **options)
+        check_data_parallel(wrap, checkpoints=bool(checkpoints))
 
 
 def ddp_unused_parameters() -> None:
     model = DistributedDataParallel(nets.ResNet(), find_unused_parameters=True)
     assert_same_training(
         model, mine(nets.images()), nets.resnet_by_hand(), nets.images(), nets.RELU
-    )
-
-
-def ddp_static_graph() -> None:
-    check_data_parallel(lambda model: DistributedDataParallel(model, static_graph=True))
-    check_data_parallel(
-        lambda model: DistributedDataParallel(model, static_graph=True), checkpoints=True
     )
 
 
@@ -247,10 +228,6 @@ def in_shards(model: Any, **options: Any) -> nn.Module:
     return fully_shard(model, **options)
 
 
-def fsdp_plain() -> None:
-    check_data_parallel(in_shards)
-
-
 def fsdp_rules_at_places() -> None:
     def wrap(model: Any) -> nn.Module:
         for block in (model.blocks[0], model.blocks[2]):
@@ -260,8 +237,9 @@ def fsdp_rules_at_places() -> None:
     check_places(wrap)
 
 
-def fsdp_activation_checkpoints() -> None:
-    check_data_parallel(in_shards, checkpoints=True)
+def fsdp_activation_checkpoints_or_none() -> None:
+    for checkpoints in (False, True):
+        check_data_parallel(in_shards, checkpoints=checkpoints)
 
 
 def fsdp_rules_that_keep_weights() -> None:
@@ -577,16 +555,9 @@ def check_workers(method: str) -> None:
     assert ({*nodes} == {"ReluBackward0"}) == (method != "fork"), nodes
 
 
-def workers_forked() -> None:
-    check_workers("fork")
-
-
-def workers_of_a_server() -> None:
-    check_workers("forkserver")
-
-
-def workers_started_anew() -> None:
-    check_workers("spawn")
+def workers_of_each_method() -> None:
+    for method in ("fork", "forkserver", "spawn"):
+        check_workers(method)
 
 
 # -- running ---------------------------------------------------------------------------------------

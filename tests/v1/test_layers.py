@@ -35,26 +35,21 @@ def of(*sizes):
 
 
 MOVING = {"gamma": [3], "beta": [3], "moving_mean": [3], "moving_variance": [3]}
-LAYERS = {
-    "dense": (lambda: tf.layers.dense(rows(), 2), {"kernel": [3, 2], "bias": [2]}, [2]),
-    "conv1d": (
-        lambda: tf.layers.conv1d(of(7, 3), 4, 3), {"kernel": [3, 3, 4], "bias": [4]}, [5, 4]),
-    "conv2d": (
-        lambda: tf.layers.conv2d(images(), 4, [3, 2], 2, "same"),
-        {"kernel": [3, 2, 3, 4], "bias": [4]}, [3, 3, 4]),
-    "conv3d": (
-        lambda: tf.layers.conv3d(of(4, 4, 4, 2), 3, 2),
-        {"kernel": [2, 2, 2, 2, 3], "bias": [3]}, [3, 3, 3, 3]),
-    "conv2d_transpose": (
-        lambda: tf.layers.conv2d_transpose(images(), 4, 3, (2, 2)),
-        {"kernel": [3, 3, 4, 3], "bias": [4]}, [13, 11, 4]),
+LAYERS = {  # a layer, its variables or the shape of its kernel, and the shape of its result
+    "dense": (lambda: tf.layers.dense(rows(), 2), [3, 2], [2]),
+    "conv1d": (lambda: tf.layers.conv1d(of(7, 3), 4, 3), [3, 3, 4], [5, 4]),
+    "conv2d": (lambda: tf.layers.conv2d(images(), 4, [3, 2], 2, "same"), [3, 2, 3, 4], [3, 3, 4]),
+    "conv3d": (lambda: tf.layers.conv3d(of(4, 4, 4, 2), 3, 2), [2, 2, 2, 2, 3], [3, 3, 3, 3]),
+    "conv2d_transpose": (lambda: tf.layers.conv2d_transpose(images(), 4, 3, (2, 2)), [3, 3, 4, 3],
+                         [13, 11, 4]),
     "batch_normalization": (lambda: tf.layers.batch_normalization(images()), MOVING, [6, 5, 3]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_variables(layer, session):
-    build, variables, shape = LAYERS[layer]
+    build, kernel, shape = LAYERS[layer]
+    variables = kernel if kernel is MOVING else {"kernel": kernel, "bias": shape[-1:]}
     y, again = build(), build()
     assert y.shape.as_list() == [None, *shape]
     assert y.op.name.startswith(f"{layer}/")
