@@ -30,14 +30,13 @@ def test_the_program_of_tensorflow_js(capsys):
 
 FORMS = {
     "dict": lambda x: {"value": x * x, "grad_func": lambda dy: dy * 7},
-    "pair": lambda x: (x * x, lambda dy: dy * 7),
-    "list": lambda x: (x * x, lambda dy: [dy * 7]),
+    "pair": lambda x: (x * x, lambda dy: dy * 7), "list": lambda x: (x * x, lambda dy: [dy * 7]),
     "saved": lambda x, save: (save([x]), (x * x, lambda dy, saved: dy * 7))[1],
     "by name": lambda x, save: (save(x=x), (x * x, lambda dy, saved: dy * 7 + 0 * saved.x))[1],
     "save last": lambda x, keep: (keep([x]), (x * x, lambda dy, s: dy * 7 + 0 * s[0]))[1],
     "star": lambda *a: (a[-1]([a[0]]), (a[0] * a[0], lambda dy, s: dy * 7))[1],
     "default": lambda x, power=2: (x**power, lambda dy: dy * 7),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -152,11 +151,10 @@ def exp_closed_over(x):
 S = 1 / (1 + np.exp(-0.7))
 ORDERS = {
     log1pexp: [S, S * (1 - S), S * (1 - S) * (1 - 2 * S)],
-    log1pexp_closed_over: [S, S * (1 - S), S * (1 - S) * (1 - 2 * S)],
-    exp: [np.exp(0.7)] * 3,
+    log1pexp_closed_over: [S, S * (1 - S), S * (1 - S) * (1 - 2 * S)], exp: [np.exp(0.7)] * 3,
     exp_closed_over: [np.exp(0.7)] * 3,
     lambda x: (rg.sign(x), lambda dy: dy * x): [0.7, 1.0],  # by grad_func alone
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("f", ORDERS)

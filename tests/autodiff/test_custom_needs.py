@@ -53,12 +53,11 @@ def by(road, f, x):
 # -- how many gradients ----------------------------------------------------------------------------
 
 ANSWERS = {
-    "numbers and tensors": lambda dx, dk: [dx, None],
-    "any for k": lambda dx, dk: [dx, dk],
+    "numbers and tensors": lambda dx, dk: [dx, None], "any for k": lambda dx, dk: [dx, dk],
     "all": lambda dx, dk: [None, dx, dk],
     "all and the default": lambda dx, dk: [None, dx, dk, None],
     "without the mode": lambda dx, dk: [dx, dk, None],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
@@ -124,8 +123,7 @@ COUNTS = {
     # One list can be the entry of the only argument, or have an entry for each of two.
     "two meanings": (lambda w: pair_and_number([number(X), w], 2.0), "ambiguous structure of "
                      "gradients: .*Of 2 arguments, 1 holds tensors in this call"),
-    "four": (of_count(lambda dx: [dx] * 4), WRONG),
-    "none": (of_count(lambda dx: []), WRONG),
+    "four": (of_count(lambda dx: [dx] * 4), WRONG), "none": (of_count(lambda dx: []), WRONG),
     "text": (of_count(lambda dx: ["no", dx, dx]), WRONG),
 }  # fmt: skip
 

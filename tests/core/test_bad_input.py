@@ -98,8 +98,7 @@ misnamed.__name__ = "a(): pass\nimport os\ndef b"
 MADE = ArgumentError, RegistrationError
 ERRORS = [
     (lambda: rg.op("BadInputHalf")(lambda xp, x: x), MADE, ""),
-    (lambda: rg.op("BadInputHalf")(3), MADE, ""),
-    (lambda: rg.op(3), MADE, ""),
+    (lambda: rg.op("BadInputHalf")(3), MADE, ""), (lambda: rg.op(3), MADE, ""),
     (lambda: rg.op("Sign")(lambda xp, x: x), MADE, ""),
     (lambda: rg.op("BadInputHalf")(misnamed), ArgumentError, "identifier"),
     (lambda: rg.find_op("Signn"), rg.errors.UnknownOpError, "Signn"),
@@ -152,10 +151,9 @@ def minus_one(p):
 CLASHES = {
     "matmul": lambda p: tf.matmul(tf.transpose(p), np.ones((3, 2), "f")),
     "stack": lambda p: tf.stack([p, np.ones((3, 2), "f")]),
-    "tile": lambda p: tf.tile(p, minus_one(p)),
-    "fill": lambda p: tf.fill(minus_one(p), 1.0),
+    "tile": lambda p: tf.tile(p, minus_one(p)), "fill": lambda p: tf.fill(minus_one(p), 1.0),
     "inverse": tf.matrix_inverse,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CLASHES)

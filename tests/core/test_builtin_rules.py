@@ -35,12 +35,11 @@ FIRST = {t: row for row in reversed(ROWS) for t in row.covers if has_rule(t)}
 
 
 FORMS = {
-    "value": builtin,
-    "called": lambda op_type: lambda dy, **names: builtin(op_type)(dy, **names),
+    "value": builtin, "called": lambda op_type: lambda dy, **names: builtin(op_type)(dy, **names),
     "TensorFlow's": lambda op_type: lambda op, *grads: builtin(op_type).of(op, *grads),
     "TensorFlow's name": lambda op_type: getattr(tf.nn_grad, f"_{op_type}Grad"),
     "parameter": lambda op_type: lambda dy, builtin: builtin(dy),
-}
+}  # fmt: skip
 
 
 def overridden(row, form):

@@ -11,8 +11,7 @@ from tests.helpers.rows import refused
 WINDOW = np.array([[1.0, 3.0], [3.0, 2.0]]).reshape(1, 2, 2, 1)
 stop, TIE = rg.stop_gradient, np.array([1.0, 2.0])
 KINKS = {
-    "abs at 0": (rg.abs, [0.0], [0.0]),
-    "relu at 0": (rg.nn.relu, [0.0], [0.0]),
+    "abs at 0": (rg.abs, [0.0], [0.0]), "relu at 0": (rg.nn.relu, [0.0], [0.0]),
     "relu6 at 0 and 6": (rg.nn.relu6, [0.0, 6.0], [0.0, 1.0]),
     "leaky_relu at 0": (lambda x: rg.nn.leaky_relu(x, 0.3), [0.0], [0.3]),
     "prelu at 0": (lambda x: rg.nn.prelu(x, 0.3), [0.0], [0.3]),

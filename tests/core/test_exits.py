@@ -102,14 +102,13 @@ async def awaited(call):
 
 
 WRONG = {
-    "a thread": in_thread,
-    "a pool": in_a_pool,
+    "a thread": in_thread, "a pool": in_a_pool,
     "a thread with the context": lambda call: in_thread(partial(copy_context().run, call)),
     "to_thread": lambda call: asyncio.run(asyncio.to_thread(call)),
     "a copied context": lambda call: copy_context().run(call),
     "an empty context": lambda call: Context().run(call),
     "a task": lambda call: asyncio.run(awaited(call)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -297,10 +297,9 @@ TRUTHS = {
     "nonzero": (lambda x: rg.nonzero(x)[1], lambda x: np.nonzero(x)[1]),
     "astype": (lambda x: rg.astype(x, bool), lambda x: x.astype(bool)),
     "where": (lambda x: rg.where(x, 1.0, 2.0), lambda x: np.where(x, 1.0, 2.0)),
-    "isnan": (rg.isnan, np.isnan),
-    "isfinite": (rg.isfinite, np.isfinite),
+    "isnan": (rg.isnan, np.isnan), "isfinite": (rg.isfinite, np.isfinite),
     "equal": (lambda x: x == rg.real(x), lambda x: x == x.real),
-}
+}  # fmt: skip
 
 
 @over_libraries

@@ -71,10 +71,9 @@ KEPT = {
 }  # fmt: skip
 WAYS = {
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
-    "cloudpickle": lambda x: pickle.loads(cloudpickle.dumps(x)),
-    "copy": copy.copy,
+    "cloudpickle": lambda x: pickle.loads(cloudpickle.dumps(x)), "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-}
+}  # fmt: skip
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 

@@ -71,8 +71,7 @@ FITS = {
     "while a module runs": ([relu("encoder")], INNER, [0]),
     "in the module itself": ([relu("encoder")], [ROOT, ENC], [0]),
     "not elsewhere": ([relu("encoder")], [ROOT, END], []),
-    "not outside": ([relu("encoder")], [], []),
-    "a whole call": ([at("encoder")], [ROOT, ENC], [0]),
+    "not outside": ([relu("encoder")], [], []), "a whole call": ([at("encoder")], [ROOT, ENC], [0]),
     "not what it calls": ([at("encoder")], INNER, []),
     "two names, one": ([relu("tied")], [ROOT, ZERO], [0]),
     "two names, the other": ([relu("encoder.layers.0")], [ROOT, ZERO], [0]),
@@ -85,7 +84,7 @@ FITS = {
     "without the inner one": ([INSIDE], [ROOT, ENC], []),
     "in the nth module": ([SECOND_DENSE], [ROOT, ENC, ONE], [0]),
     "not in another": ([SECOND_DENSE], INNER, []),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("keys", "chain", "order"), FITS.values(), ids=FITS)

@@ -333,8 +333,7 @@ def traced(x: Any) -> Any:
 
 # A gradient, and what it is: a number, or an array. None if it has to be refused.
 PROGRAMS: dict[str, tuple[Callable[[], Callable[[Any], Any]], Any]] = {
-    "function": (lambda: under(jnp.tanh), 7 * X),
-    "jit": (lambda: under(jax.jit(jnp.tanh)), 7 * X),
+    "function": (lambda: under(jnp.tanh), 7 * X), "jit": (lambda: under(jax.jit(jnp.tanh)), 7 * X),
     "scan": (lambda: under(looped), 14 * X),
     "cond": (lambda: under(lambda x: lax.cond(x[0] > 0, jnp.tanh, jnp.sin, x)), 7 * X),
     "while": (
@@ -466,8 +465,7 @@ def cases() -> list[tuple[str, str]]:
         ("call by C", CALL), ("call by other code", CALL),
         *[("rename a parameter", p) for p in PARAMETERS], *[("box a parameter", p) for p in BODIES],
         *[("rename a primitive", p) for p in PRIMITIVES],
-        *[("remove a file", p) for p in (*MOVED, "nn")],
-        *[("move code", p) for p in MOVED],
+        *[("remove a file", p) for p in (*MOVED, "nn")], *[("move code", p) for p in MOVED],
     ]  # fmt: skip
 
 

@@ -45,8 +45,7 @@ def same_bits(a, b):
 
 
 WAYS = {
-    "sgd": lambda: optax.sgd(0.1),
-    "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "sgd": lambda: optax.sgd(0.1), "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: optax.adam(0.05),
     "adamw": lambda: optax.adamw(optax.cosine_decay_schedule(0.05, 20), weight_decay=0.1),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05)),
@@ -55,4 +54,4 @@ WAYS = {
     "noisy": lambda: optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(3)), optax.sgd(0.1)),
     "accumulated": lambda: optax.MultiSteps(optax.adam(0.05), every_k_schedule=3),
     "plateau": lambda: optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1)),
-}
+}  # fmt: skip

@@ -106,12 +106,11 @@ def linen_variables(of):
 
 
 MLPS = {
-    "nnx": NnxMlp,
-    "equinox": eqx_mlp,
+    "nnx": NnxMlp, "equinox": eqx_mlp,
     "linen, bound": lambda of: LinenMlp().bind(linen_variables(of)),
     "linen, a function": lambda of: lambda x: LinenMlp().apply(linen_variables(of), x),
     "linen, compiled": lambda of: jax.jit(lambda x: LinenMlp().apply(linen_variables(of), x)),
-}
+}  # fmt: skip
 
 
 # -- convolutions, batch norm and a residual sum ---------------------------------------------------

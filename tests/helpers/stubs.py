@@ -30,9 +30,8 @@ import regrad
 from regrad.ops import methods
 
 MODULES = [
-    "regrad.core.tensor",
-    "regrad.ops.activation", "regrad.ops.binary", "regrad.ops.casting", "regrad.ops.elementwise",
-    "regrad.ops.methods",
+    "regrad.core.tensor", "regrad.ops.activation", "regrad.ops.binary", "regrad.ops.casting",
+    "regrad.ops.elementwise", "regrad.ops.methods",
     *[f"regrad.v1.functions.{name}" for name in (
         "arrays", "bitwise", "convolution", "creation", "image", "indexing", "linalg", "math",
         "nn", "random_ops", "reductions", "spectral",

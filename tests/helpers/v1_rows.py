@@ -415,8 +415,7 @@ V2, SIGMOID = "softmax_cross_entropy_with_logits_v2", "sigmoid_cross_entropy_wit
 UNARY = "relu elu selu leaky_relu sigmoid softplus softsign softmax log_softmax"
 NN = [
     *[call(f"nn.{name}", (ROWS,), getattr(rg.nn, name), camel(name)) for name in UNARY.split()],
-    call("nn.relu6", (6 * ROWS,), rg.nn.relu6, "Relu6"),
-    call("nn.swish", (ROWS,), rg.nn.silu),
+    call("nn.relu6", (6 * ROWS,), rg.nn.relu6, "Relu6"), call("nn.swish", (ROWS,), rg.nn.silu),
     call("nn.tanh", (ROWS,), rg.tanh, "Tanh"),
     call("nn.leaky_relu: alpha", (ROWS, 0.5), lambda x: rg.nn.leaky_relu(x, 0.5), "LeakyRelu"),
     call("nn.leaky_relu: a tensor", (ROWS, F32(0.3)), rg.nn.prelu),

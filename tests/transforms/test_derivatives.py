@@ -166,8 +166,7 @@ STRAIGHT = {
 }  # fmt: skip
 # Rules that are not linear in dy, and the op that the error names.
 BENT = {
-    "square": (lambda dy, x: dy * dy, "'Mul'"),
-    "relu": (lambda dy, x: rg.nn.relu(dy), "'Relu'"),
+    "square": (lambda dy, x: dy * dy, "'Mul'"), "relu": (lambda dy, x: rg.nn.relu(dy), "'Relu'"),
     "clipped": (lambda dy, x: rg.clip(dy, -1, 1), "'ClipByValue'"),
     "sign": (lambda dy, x: rg.sign(dy) * x, "'Sign'"),
     "maximum": (lambda dy, x: rg.maximum(dy, 0), "'Maximum'"),
@@ -182,7 +181,7 @@ BENT = {
     "grad by dy": (lambda dy, x: rg.grad(lambda d: (d * d * d).sum())(dy), "not linear"),
     "vjp": (lambda dy, x: rg.vjp(lambda z: z * dy, x)[1](dy)[0], "not linear"),
     "jvp": (lambda dy, x: rg.jvp(lambda z: z * dy, [x], [dy])[1], "not linear"),
-}
+}  # fmt: skip
 LIBRARIES = {
     "numpy": np.asarray, "jax": jnp.asarray, "torch": lambda v: __import__("torch").tensor(v),
     "graph": np.asarray,
@@ -370,13 +369,12 @@ def test_a_gradient_function_that_runs_twice_in_a_replay(sine, region, name):
 
 # Rules that return the same whatever arrives, and whether they return 0.
 FIXED = {
-    "x": (lambda dy, x: x, False),
-    "ones": (lambda dy, x: rg.ones_like(dy), False),
+    "x": (lambda dy, x: x, False), "ones": (lambda dy, x: rg.ones_like(dy), False),
     "a constant": (lambda dy, x: rg.full(dy.shape, 2.0, dtype=dy.dtype), False),
     "zeros like dy": (lambda dy, x: rg.zeros_like(dy), True),
     "zeros": (lambda dy, x: rg.zeros(x.shape, dtype=x.dtype), True),
     "no gradient": (lambda dy, x: rg.rules.no_gradient(dy), True),
-}
+}  # fmt: skip
 FORWARD = {
     "jvp": lambda f, x: rg.jvp(f, [x], [x])[1],
     "jacfwd": lambda f, x: rg.jacfwd(f)(x).sum(),

@@ -74,12 +74,11 @@ def flat(ys):
 APIS = {
     "grads": lambda f: rg.grads(f)([X, W]),
     "value_and_grad": lambda f: tuple(rg.value_and_grad(lambda x: f(x, W))(X)),
-    "vjp": lambda f: rg.vjp(f, X, W)[1](2.0),
-    "jvp": lambda f: rg.jvp(f, [X, W], [W, X]),
+    "vjp": lambda f: rg.vjp(f, X, W)[1](2.0), "jvp": lambda f: rg.jvp(f, [X, W], [W, X]),
     "hessian": lambda f: rg.hessian(lambda x: f(x, W))(X),
     "jacobian": lambda f: rg.jacobian(lambda x: f(x, W) * x)(X),
     "third order": lambda f: rg.grad(total(total(lambda x: f(x, W))))(X),
-}
+}  # fmt: skip
 
 
 def total(g):

@@ -121,13 +121,12 @@ T = {2.0: rg.scalar(2.0), 3.0: rg.scalar(3.0)}
 DIFFERENT = {
     **{n: lambda x, h, r=r: r(lambda v: v * h)(x) for n, r in REGIONS.items()},
     "a constant": lambda x, h: x * rg.tensor([h, 1.0]),
-    "an op": lambda x, h: x if h == 2 else x + x,
-    "a result": lambda x, h: (x, h),
+    "an op": lambda x, h: x if h == 2 else x + x, "a result": lambda x, h: (x, h),
     "a container": lambda x, h: (x, x) if h == 2 else [x, x],
     "a shape": lambda x, h: rg.reshape(x, (2, 1) if h == 2 else (1, 2)),
     "a gradient": lambda x, h: rg.grad(lambda x: (x**h).sum())(x),
     "a Tensor": lambda x, h: x * T[h],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("f", DIFFERENT.values(), ids=DIFFERENT)

@@ -266,13 +266,12 @@ def in_loop(f):
 
 
 REGIONS = {
-    "cond": lambda f, z: in_cond(f)(z),
-    "a cond in a cond": lambda f, z: in_cond(in_cond(f))(z),
+    "cond": lambda f, z: in_cond(f)(z), "a cond in a cond": lambda f, z: in_cond(in_cond(f))(z),
     "while_loop, a variable": lambda f, z: count_to(
         2, lambda i, a: [tf.cond(i < 1, lambda: f(a), lambda: a)], z
     ),
     "while_loop, a capture": lambda f, z: count_to(1, lambda i, a: [f(z)], z * 0.0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("f", COMPLEX)
@@ -300,12 +299,11 @@ def test_complex_gradients_through_regions(region, f):
 
 
 AROUND = {
-    "cond": (in_cond, 1),
-    "while": (in_loop, 2),
+    "cond": (in_cond, 1), "while": (in_loop, 2),
     "cond in while": (lambda f: in_loop(in_cond(f)), 2),
     "while in cond": (lambda f: in_cond(in_loop(f)), 2),
     "while in while": (lambda f: in_loop(in_loop(f)), 4),
-}
+}  # fmt: skip
 
 
 def scaled(w):

@@ -111,9 +111,8 @@ INDEXED = {
     "scatter_nd": lambda a, i: tf.scatter_nd(tf.expand_dims(i, 1), a, [3]),
     "unsorted_segment_sum": lambda a, i: tf.unsorted_segment_sum(a, i, 3),
     "one_hot": lambda a, i: tf.one_hot(i, 3) * tf.reshape(a, [-1, 1]),
-    "index": lambda a, i: a[i[1]],
-    "take_along_axis": lambda a, i: rg.take_along_axis(a, i),
-}
+    "index": lambda a, i: a[i[1]], "take_along_axis": lambda a, i: rg.take_along_axis(a, i),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INDEXED)
@@ -197,8 +196,7 @@ def test_integers_have_gradients(f, due, kind):
 WHOLE = [3, 7, 5]
 SLOPES = {
     "reduce_sum": (tf.reduce_sum, WHOLE, [1, 1, 1]),
-    "reduce_max": (tf.reduce_max, WHOLE, [0, 1, 0]),
-    "cumsum": (tf.cumsum, WHOLE, [3, 2, 1]),
+    "reduce_max": (tf.reduce_max, WHOLE, [0, 1, 0]), "cumsum": (tf.cumsum, WHOLE, [3, 2, 1]),
     "gather": (lambda x: tf.gather(x, [1, 1]), WHOLE, [0, 2, 0]),
     "where": (lambda x: tf.where(x > 4, x * x, x), WHOLE, [1, 14, 10]),
     "reshape": (lambda x: tf.reshape(x, [3, 1]) * 2, WHOLE, [2, 2, 2]),

@@ -154,10 +154,9 @@ def test_a_rule_of_tf_functions_serves_in_eager_mode():
 
 FIRED = {
     "LogSoftmax": lambda x: tf.nn.softmax_cross_entropy_with_logits(labels=IMAGE, logits=x),
-    "MatMul": lambda x: tf.layers.dense(x, 2),
-    "Conv2D": lambda x: tf.layers.conv2d(x, 2, 3),
+    "MatMul": lambda x: tf.layers.dense(x, 2), "Conv2D": lambda x: tf.layers.conv2d(x, 2, 3),
     "SplitV": lambda x: tf.split(x, [1, 2], 3)[0],
-}
+}  # fmt: skip
 IMAGE = np.ones([1, 6, 5, 3], F32)
 
 

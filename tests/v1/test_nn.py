@@ -139,8 +139,7 @@ SIGMOID = 1 / (1 + np.exp(-PREDICTIONS))
 LOG_SOFTMAX = PREDICTIONS - np.log(np.exp(PREDICTIONS).sum(-1, keepdims=True))
 ERROR = np.abs(PREDICTIONS - LABELS)
 ELEMENTWISE = {
-    "absolute_difference": ERROR,
-    "mean_squared_error": ERROR**2,
+    "absolute_difference": ERROR, "mean_squared_error": ERROR**2,
     "huber_loss": np.where(ERROR < 0.2, ERROR**2 / 2, 0.2 * (ERROR - 0.1)),
     "hinge_loss": np.maximum(1 - (2 * LABELS - 1) * PREDICTIONS, 0),
     "log_loss": -LABELS * np.log(PREDICTIONS + 1e-7)

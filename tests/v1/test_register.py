@@ -132,8 +132,7 @@ def test_the_map_is_copied(graph):
 @pytest.mark.parametrize(("rules", "error", "words"), [
     ([("Sign", "Identity")], TypeError, "."), (None, TypeError, "."), ("Sign", TypeError, "."),
     ({None: "Identity"}, TypeError, "."), ({"Sign": 3}, TypeError, "."),
-    ({"Sign": None}, TypeError, "."),
-    ({"Square": "Identity", "Sign": 3}, TypeError, "."),
+    ({"Sign": None}, TypeError, "."), ({"Square": "Identity", "Sign": 3}, TypeError, "."),
     ({"Square": "Identity", "Matmul": "Identity"}, UnknownOpError, "Did you mean 'MatMul'"),
     ({"sign": "Identity"}, UnknownOpError, "Did you mean 'Sign'"),
     ({"Relu7": "Identity"}, UnknownOpError, "Did you mean .*'Relu6'"),

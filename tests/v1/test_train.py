@@ -228,13 +228,12 @@ def test_gradients_of_another_shape_are_refused_in_the_run(session):
 
 LEFT_ALONE = {
     "descent": train.GradientDescentOptimizer,
-    "momentum": lambda rate: train.MomentumOptimizer(rate, 0.9),
-    "adagrad": train.AdagradOptimizer,
+    "momentum": lambda rate: train.MomentumOptimizer(rate, 0.9), "adagrad": train.AdagradOptimizer,
     "adadelta": train.AdadeltaOptimizer,
     "rmsprop": lambda rate: train.RMSPropOptimizer(rate, momentum=0.5),
     "rmsprop, centered": lambda rate: train.RMSPropOptimizer(rate, centered=True),
     "ftrl": train.FtrlOptimizer,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("jit", [False, True])
