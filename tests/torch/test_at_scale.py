@@ -5,14 +5,13 @@ What needs two processes is in `parallel_checks.py`; each child runs all checks 
 
 import pytest
 import torch.multiprocessing
-from torch import nn
 
 from regrad.errors import PassedOverError
 from tests.helpers.children import failures, free_port, run_children
-from tests.helpers.networks import RELU, ResNet, assert_equal, images, resnet_by_hand, train
+from tests.helpers.networks import RELU
 from tests.helpers.optional import ABSENT
 from tests.helpers.paths import ROOT
-from tests.torch.common import bare_function, fired, grad, leaf, override
+from tests.torch.common import bare_function, grad, leaf, override
 
 HELPERS = ROOT / "tests/helpers"
 FIT = {"torch": "torch_fit_in_a_scope", "jax": "jax_fit_of_an_overridden_loss"}
@@ -80,14 +79,6 @@ def test_a_view_in_a_function_is_still_refused():
     begun = bare_function("Late", late, Pair.backward, setup_context=Pair.setup_context)
     with pytest.raises(PassedOverError, match="began before the scope was opened"):
         begun.apply(leaf(1), leaf(2))
-
-
-# -- copies of a model, and hits ------------------------------------------------------------------
-
-
-def test_data_parallel_of_one_process():
-    found = fired(RELU, lambda: train(nn.DataParallel(ResNet()), images())[1])
-    assert_equal(found, train(resnet_by_hand(), images())[1])
 
 
 def test_hits_of_other_processes_need_a_group():

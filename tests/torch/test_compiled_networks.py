@@ -3,8 +3,6 @@
 Modules of torch.nn compile whole, with the values that they have without a scope.
 """
 
-import io
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,14 +63,6 @@ def test_networks_are_trained_under_rules(name):
     torch.testing.assert_close(losses, expected_losses)
     assert counter.frame_count == without.frame_count
     assert counter.frame_count > 0 or name == "LSTM"  # (PyTorch 2.10 compiles nothing around one)
-
-
-@pytest.mark.slow
-def test_inductor_compiles_a_network_under_rules():
-    model, _ = compiled(ResNet(), "inductor")
-    with override(RELU):
-        found = train(model, images(), 1)[1]
-    assert_equal(found, train(nets.resnet_by_hand(), images(), 1)[1])
 
 
 def gradients(model, net, size=8):
@@ -173,22 +163,6 @@ def test_a_scope_inside_is_right_or_refused_by_name(run):
     torch._dynamo.reset()
     with pytest.raises(Unsupported, match=r"gradient_override_map|with override|with scope"):
         torch.compile(run, backend="aot_eager", fullgraph=True)(x)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_saved_and_loaded():
-    model, _ = compiled(ResNet())
-    with override(RELU):
-        train(model, images())
-        file = io.BytesIO()
-        torch.save(model.state_dict(), file)
-        file.seek(0)
-        net = ResNet()
-        for p in net.parameters():
-            p.data.zero_()
-        other, _ = compiled(net)
-        other.load_state_dict(torch.load(file))
-        assert_equal(train(other, images())[1], train(model, images())[1])
 
 
 # -- modules of torch.nn ---------------------------------------------------------------------------
