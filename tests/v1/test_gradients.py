@@ -201,16 +201,7 @@ SLOPES = {
     "where": (lambda x: tf.where(x > 4, x * x, x), WHOLE, [1, 14, 10]),
     "reshape": (lambda x: tf.reshape(x, [3, 1]) * 2, WHOLE, [2, 2, 2]),
     "concat": (lambda x: tf.concat([x, x[:2]], 0), WHOLE, [2, 2, 1]),
-    "abs": (tf.abs, [-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]),
-    "relu": (tf.nn.relu, [-1.0, 0.0, 1.0], [0.0, 0.0, 1.0]),
-    "clip": (lambda x: tf.clip_by_value(x, -1.0, 1.0), [-2.0, -1.0, 1.0], [0.0, 1.0, 1.0]),
-    "clip above": (lambda x: tf.clip_by_value(x, -1.0, 1.0), [2.0], [0.0]),
-    "max of ties": (tf.reduce_max, [1.0, 3.0, 3.0], [0.0, 0.5, 0.5]),
-    "min of ties": (tf.reduce_min, [1.0, 1.0, 3.0], [0.5, 0.5, 0.0]),
-    "pow": (lambda y: tf.constant([-2.0, 0.0, 1.0]) ** y, [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]),
     "where at 0": (lambda x: tf.where(x > 0.0, x, x * 5.0), [-1.0, 0.0, 1.0], [5.0, 5.0, 1.0]),
-    "maximum of ties": (lambda x: tf.maximum(x[0], x[1]), [2.0, 2.0], [1.0, 0.0]),
-    "minimum of ties": (lambda x: tf.minimum(x[0], x[1]), [2.0, 2.0], [1.0, 0.0]),
     "gathered rows": (lambda x: tf.gather(x, [2, 0, 2]) * 2.0, [1.0, 2.0, 3.0], [2.0, 0.0, 4.0]),
 }  # fmt: skip
 
