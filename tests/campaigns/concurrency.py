@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from threading import Barrier
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,39 +36,25 @@ JOBS = 5  # of each kind
 # -- what all share --------------------------------------------------------------------------------
 
 
-class Shared(NamedTuple):
-    """Functions compiled once, a graph with its sessions, and counters."""
-
-    compiled: Any
-    counter: Any
-    count: Any  # a compiled function
-    graph: Any
-    x: Any
-    y: Any
-    dy: Any
-    step: Any
-    total: Any
-    sessions: list[Any]
-
-
 def body(x: Any) -> Any:
     return rg.sum(rg.sin(x) * x)
 
 
 @cache
-def shared() -> Shared:
-    counter = rg.Variable(0.0)
-    graph = tf.Graph()
+def shared() -> SimpleNamespace:
+    """Functions compiled once, a graph with its sessions, and counters."""
+    counter, graph = rg.Variable(0.0), tf.Graph()
     with graph.as_default():
-        x = tf.placeholder(tf.float32, [None])
-        total = tf.Variable(0.0)
+        x, total = tf.placeholder(tf.float32, [None]), tf.Variable(0.0)
         y = tf.reduce_sum(tf.sin(x) * x)
-        made = x, y, tf.gradients(y, x)[0], tf.assign_add(total, 1.0), total
+        dy, step = tf.gradients(y, x)[0], tf.assign_add(total, 1.0)
         sessions = [tf.Session(graph=graph, jit=jit) for jit in (False, True)]
         for session in sessions:
             session.run(tf.global_variables_initializer())
-    count = rg.jit(lambda: counter.assign_add(1.0))
-    return Shared(rg.jit(body), counter, count, graph, *made, sessions)
+    return SimpleNamespace(
+        compiled=rg.jit(body), counter=counter, count=rg.jit(lambda: counter.assign_add(1.0)),
+        x=x, y=y, dy=dy, step=step, total=total, sessions=sessions,
+    )  # fmt: skip
 
 
 UPDATES: list[None] = []  # one for each run of `counters`: appending is atomic

@@ -24,6 +24,7 @@ from typing import Any
 import tqdm
 
 import regrad
+from tests.campaigns import proof_page
 from tests.campaigns.outcomes import BROKEN, DELIVERED, OUTCOMES, WRONG
 from tests.campaigns.verdicts import Verdict
 from tests.helpers.paths import ROOT
@@ -205,19 +206,6 @@ def named(cases: list[str], outcome: str) -> list[str]:
     return cases if outcome in WRONG else cases[:FEW]
 
 
-def table(counts: Mapping[str, Counter[str]]) -> str:
-    """The counts by title and outcome, for the screen."""
-    rows = [["", "cases", *OUTCOMES]]
-    for title, found in counts.items():
-        rows.append([title, *[f"{n:,}" for n in [found.total(), *[found[o] for o in OUTCOMES]]]])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([title.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])])
-        for title, *numbers in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
 def listing(found: Iterable[Entry]) -> Iterator[str]:
     """The classes that must not be, each with a case."""
     for each in found:
@@ -233,7 +221,7 @@ def told(
 ) -> int:
     """Print what came; return the exit status: 1 if anything was silent or broken."""
     print("\n".join(listing(found)))
-    print(f"\n{table(counts)}\n")
+    print(f"\n{proof_page.counted(counts)}\n")
     wrong = sum(each["count"] for each in found if each["outcome"] in WRONG)
     verdict = f"{wrong} cases must not be." if wrong else "Nothing was silent, and nothing broke."
     print(f"{verdict} {time.perf_counter() - start:.0f} s; written to {', '.join(map(str, paths))}")

@@ -15,13 +15,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from bench import report
+from tests.campaigns.outcomes import OUTCOMES
 from tests.campaigns.records import RESULTS
-from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, UNNAMED
 from tests.helpers.paths import ROOT
 
 PROSE = Path(__file__).parent / "proof_page.md"
 PAGE, PLOT = ROOT / "docs/proof.md", ROOT / "docs/proof.svg"
-COLUMNS = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
 COLOURS = ("#1a7f37", "#8250df", "#bf8700", "#6e7781", "#cf222e", "#000000")
 FEW = 6  # classes of a kind that a section shows
 
@@ -99,15 +98,16 @@ def totals(found: Sequence[Record], campaigns: Campaigns) -> dict[str, Counter[s
 def figures(found: Sequence[Record], campaigns: Campaigns) -> str:
     """The counts of all campaigns."""
     counts = totals(found, campaigns)
-    header = ["", "cases", *COLUMNS]
-    every = sum(counts.values(), Counter[str]())
-    lines = [counted(title, of) for title, of in [*counts.items(), ("all", every)]]
-    return table(header, lines, numbers=len(header) - 1)
+    return counted({**counts, "all": sum(counts.values(), Counter[str]())})
 
 
-def counted(title: str, counts: Mapping[str, int]) -> list[str]:
-    numbers = [sum(counts.values()), *[counts.get(o, 0) for o in COLUMNS]]
-    return [title, *[f"{n:,}" for n in numbers]]
+def counted(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """A table of counts, by title and outcome."""
+    rows = [
+        [title, *[f"{n:,}" for n in [sum(of.values()), *[of.get(o, 0) for o in OUTCOMES]]]]
+        for title, of in counts.items()
+    ]
+    return table(["", "cases", *OUTCOMES], rows, numbers=1 + len(OUTCOMES))
 
 
 def runs(found: Sequence[Record]) -> str:
@@ -142,7 +142,7 @@ def sections(found: Sequence[Record], campaigns: Campaigns) -> Iterator[str]:
 def folds(mine: Sequence[Record]) -> Iterator[str]:
     """What was refused and so on, by kind, folded; and what must not be, unfolded."""
     classes = [each for record in mine for each in record.content["classes"]]
-    for outcome in COLUMNS[1:]:
+    for outcome in OUTCOMES[1:]:
         these = [each for each in classes if each["outcome"] == outcome]
         if these:
             count = f"{sum(each['count'] for each in these):,}"
@@ -201,7 +201,7 @@ def draw(counts: Mapping[str, Mapping[str, int]]) -> None:
         for y, of in enumerate(counts.values()):
             left = 0.0
             total = sum(of.values())
-            for outcome, colour in zip(COLUMNS, COLOURS, strict=True):
+            for outcome, colour in zip(OUTCOMES, COLOURS, strict=True):
                 share = 100 * of.get(outcome, 0) / total
                 axes.barh(y, share, left=left, color=colour, label="" if y else outcome)
                 left += share
@@ -209,4 +209,4 @@ def draw(counts: Mapping[str, Mapping[str, int]]) -> None:
         axes.set_yticks(range(len(counts)), [*counts])
         axes.set(xlim=(0, 100), ylim=(len(counts) - 0.4, -0.6), xlabel="per cent of the cases")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(ncols=len(COLUMNS), loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
+        axes.legend(ncols=len(OUTCOMES), loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
