@@ -1,9 +1,7 @@
 """`rg.checkpoint`: the values and gradients of f, with less kept."""
 
-import contextvars
 import functools
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -327,22 +325,3 @@ def test_a_value_that_leaves_by_a_variable_is_refused(mode):
         mode(rg.grad(lambda x: (f(x) + w * x).sum()))(X)
     assert rg.grad(lambda x: f(x).sum())(X).tolist() == [1.0, 1.0]
     assert (f(rg.asarray(X)) + w).tolist() == [3.0, 8.0]
-
-
-# -- threads ---------------------------------------------------------------------------------------
-
-
-def test_threads():
-    with ThreadPoolExecutor(4) as pool:
-
-        def f(x, run=lambda g, *args: g(*args)):
-            part = pool.submit(run, lambda: rg.sign(x) * 2).result()
-            return (part + x).sum()
-
-        refused(lambda: rg.grad(f)(X), GradientError, r"copy_context\(\)\.run")
-        with rg.gradient_override_map({"Sign": lambda dy: dy * 3.0}) as used:
-            dx = rg.grad(lambda x: f(x, contextvars.copy_context().run))(X)
-        assert dx.tolist() == [7.0, 7.0]
-        used.assert_fired()
-        found = list(pool.map(lambda k: rg.grad(lambda x: (x * k).sum())(X).tolist(), range(40)))
-        assert found == [[float(k)] * 2 for k in range(40)]

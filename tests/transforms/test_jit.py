@@ -290,20 +290,6 @@ def test_threads_call_one_function_at_once():
         assert pairs == [(float(n * i * i), [2.0 * i] * n) for n in sizes]
 
 
-@pytest.mark.slow
-def test_threads_have_overrides_of_their_own():
-    f = rg.jit(rg.sign)
-
-    def work(i):
-        with rg.gradient_override_map({"Sign": lambda dy: dy * i}):
-            return [rg.grad(f)(ONE).item() for _ in range(5)]
-
-    with ThreadPoolExecutor(3) as pool:
-        found = [pool.submit(work, i) for i in (1.0, 2.0, 3.0)]
-        assert rg.grad(f)(ONE).item() == 0.0
-        assert [each.result() for each in found] == [[i] * 5 for i in (1.0, 2.0, 3.0)]
-
-
 # A call on a Tensor that another thread differentiates raises, whatever the call is.
 WARM = rg.jit(rg.sin)
 CALLS = {

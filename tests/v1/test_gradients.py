@@ -165,16 +165,6 @@ def test_hessians():
     assert run(hz).tolist() == [[6.0, 0.0], [0.0, 12.0]]
 
 
-def test_top_k_at_second_order():
-    # the places come from x too, by an output that has no gradient
-    x = tf.constant([1.0, 3.0, 2.0])
-    top, places = tf.nn.top_k(x, 2)
-    (first,) = tf.gradients(top**3.0 * tf.gather(x, places), x)
-    (second,) = tf.gradients(first, x)
-    assert run(first).tolist() == [0.0, 108.0, 32.0]
-    assert run(second).tolist() == [0.0, 108.0, 48.0]
-
-
 # -- integers, as TensorFlow 1.8; kinks ------------------------------------------------------------
 
 CALCULATED = [  # y of x = 7, and the gradient

@@ -37,12 +37,6 @@ def test_results_have_the_structure_of_the_fetches(session, structure, due):
     assert isinstance(due, float) or type(got) is type(due)
 
 
-def test_variables_are_fetched(session):
-    v = tf.Variable([1.0, 2.0])
-    assert session.run([v.initializer, tf.global_variables_initializer()]) == [None, None]
-    assert session.run({"v": v})["v"].tolist() == [1.0, 2.0]
-
-
 CONSTANTS = [  # a value, its dtype, and what printing it shows if it is a number
     (-1, "int32", "-1"), (-1.0, "float32", "-1.0"), (0.1, "float32", "0.1"),
     (np.float64(0.1), "float64", "0.1"), (np.int64(7), "int64", "7"),
