@@ -1,9 +1,6 @@
 """On a JAX that has changed, rules count or are refused by name. Nothing is passed over."""
 
-import json
 import re
-import subprocess
-import sys
 import warnings
 
 import jax
@@ -12,14 +9,14 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import HostError, MissingPackageError, UntestedHostWarning
+import regrad.jax.promises
+from regrad.errors import HostError, UntestedHostWarning
 from regrad.jax import override
 from regrad.jax.host import FUNCTION_KEYS, GRADIENTS, HOST, OVERRIDES, SIGHT, VMAPS
+from tests.helpers.host_checks import HostTests
 from tests.helpers.jax_model import own_slope
-from tests.helpers.paths import ROOT
 from tests.helpers.rows import refused
 
-SLICES = 2
 RULES = {"Tanh": lambda dy, x: 7 * dy * x}
 X = jnp.array([0.5, -0.25])
 
@@ -28,39 +25,15 @@ def f(x):
     return jnp.tanh(x).sum()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(SLICES))
-def test_a_jax_that_has_changed(part):
-    command = [sys.executable, "-m", "tests.helpers.fake_jax", str(part), str(SLICES)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) > 10, done.stderr[-2000:]
-    for kind, path, found in rows:
-        assert {*found.values()} <= {"right", "refused"}, (kind, path, found)
-        if kind == "nothing":
-            refused = {name for name, what in found.items() if what == "refused"}
-            assert refused == {"hidden", "of a library", "derivative", "derivative of a key"}
-
-
-def test_every_part_has_a_reason_and_a_feature():
-    assert len({f.name for f in HOST.features}) == len(HOST.features) == 5
-    for feature in HOST.features:
-        assert not feature.losses and feature.instead.endswith("."), feature.name
-        for path, why in feature.parts:
-            assert path and why, path
+class TestJax(HostTests):
+    host, overrides, library = HOST, OVERRIDES, "jax"
+    at_rest = frozenset({"hidden", "of a library", "derivative", "derivative of a key"})
     roots = r"jax[./]|equation\.|program\.|aval\.|the parameters of |HiPrim|RematTraced"
-    paths = [path for feature in HOST.features for path, _ in feature.parts]
-    assert len(paths) > 40 and all(re.match(roots, path) for path in paths)
+    features, parts, old = 5, 40, "0.9.2"
+    wanted = r"needs JAX 0\.10 or newer \(0\.10 to 0\.\d+ are tested\), and 0\.9\.2 is installed"
 
-
-@pytest.mark.slow
-def test_the_promises_hold():
-    from regrad.jax import promises
-
-    assert promises
-    HOST.check(*HOST.features, again=True)
-    assert [(f.name, f.losses) for f in HOST.features if f.losses] == []
-    assert all(feature.programs for feature in HOST.features)
+    def open(self):
+        override(f, RULES)
 
 
 @own_slope(jnp.ones_like)
@@ -180,27 +153,3 @@ def test_a_custom_gradient_warns_at_the_users_line(newer):
     with pytest.warns(UntestedHostWarning) as w:
         jax.grad(lambda x: cube(x).sum())(X)
     assert [each.filename for each in w] == [__file__]
-
-
-def test_what_fails_on_a_newer_jax_is_refused_from_then_on(newer, monkeypatch):
-    def rules_count():
-        raise AssertionError("the gradient is 1, expected 7")
-
-    monkeypatch.setattr(OVERRIDES, "programs", [rules_count])
-    with (
-        pytest.warns(UntestedHostWarning, match=r"Refused from now on: overrides\. "),
-        pytest.raises(HostError, match=r"'rules count' does not hold .*expected 7"),
-    ):
-        override(f, RULES)
-    with pytest.raises(HostError):
-        override(f, RULES)
-
-
-@pytest.mark.slow
-def test_an_older_jax_is_refused():
-    wanted = r"needs JAX 0\.10 or newer \(0\.10 to 0\.\d+ are tested\), and 0\.9\.2 is installed"
-    with pytest.raises(MissingPackageError, match=wanted):
-        type(HOST)("JAX", "regrad.jax", "0.9.2", "0.10", "0.12")
-    code = "import jax; jax.__version__ = '0.9.2'; import regrad.jax"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert re.search(f"MissingPackageError: regrad.jax {wanted}", done.stderr)

@@ -1,57 +1,27 @@
 """On a PyTorch that has changed, rules count or are refused by name. Nothing is passed over."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import regrad.torch.promises  # noqa: F401 (before a test changes the features, to which it adds)
-from regrad.errors import HostError, MissingPackageError, PassedOverError, UntestedHostWarning
+from regrad.errors import HostError, PassedOverError, UntestedHostWarning
 from regrad.torch.host import COMPILING, FUNCTIONS, HOST, OVERRIDES
-from tests.helpers.paths import ROOT
+from tests.helpers.host_checks import HostTests
 from tests.torch.common import backward, bare_function, leaf, override
 
-SLICES = 2
 RULES = {"Relu": lambda dy: dy * 7}
 pytestmark = pytest.mark.versions
 
 
-def python(*args, **options):
-    """Run Python in a process of its own."""
-    return subprocess.run([sys.executable, *args], capture_output=True, text=True, **options)
+class TestTorch(HostTests):
+    host, overrides, library = HOST, OVERRIDES, "torch"
+    at_rest = frozenset({"Function", "script", "compiled Function"})
+    roots, features, parts = r"torch\.", 6, 10
+    old, wanted = "2.9.1+cpu", r"needs PyTorch 2\.10 .* 2\.9\.1 is inst"
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(SLICES))
-def test_a_torch_that_has_changed(part):
-    command = ["-m", "tests.helpers.fake_torch", str(part), str(SLICES)]
-    done = python(*command, cwd=ROOT, timeout=500)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) > 10, done.stderr[-2000:]
-    for kind, path, found in rows:
-        assert {*found.values()} <= {"right", "refused"}, (kind, path, found)
-        if kind == "nothing":
-            refused = {name for name, what in found.items() if what == "refused"}
-            assert refused == {"Function", "script", "compiled Function"}
-
-
-def test_every_part_has_a_reason_and_a_feature():
-    with override({"Relu": "Relu"}):
-        torch.relu(torch.ones(1))
-    assert len({f.name for f in HOST.features}) == len(HOST.features) > 5
-    for feature in HOST.features:
-        assert not feature.losses and feature.instead.endswith("."), feature.name
-        for path, why in feature.parts:
-            assert path.startswith("torch.") and why, path
-
-
-@pytest.mark.slow
-def test_the_promises_hold():
-    HOST.check(*HOST.features, again=True)
-    assert [(f.name, f.losses) for f in HOST.features if f.losses] == []
-    assert all(feature.programs for feature in HOST.features)
+    def open(self):
+        with override({"Relu": "Relu"}):
+            torch.relu(torch.ones(1))
 
 
 def test_a_promise_that_does_not_hold_is_refused(monkeypatch):
@@ -113,36 +83,10 @@ def test_a_newer_torch_is_looked_at_once(newer):
     assert {*map(str, found.values())} == {"(True, [])"}, found
 
 
-def test_what_fails_on_a_newer_torch_is_refused_from_then_on(newer, monkeypatch):
-    monkeypatch.setattr(OVERRIDES, "losses", [])
-    for feature in HOST.features:
-        monkeypatch.setattr(feature, "checked", feature is not OVERRIDES)
-
-    def rules_count():
-        raise AssertionError("the gradient is 1, expected 7")
-
-    monkeypatch.setattr(OVERRIDES, "programs", [rules_count])
-    warned = pytest.warns(UntestedHostWarning, match="Refused from now on: overrides")
-    refused = pytest.raises(HostError, match=r"'rules count' does not hold .*expected 7")
-    with warned, refused, override({"Relu": "Relu"}):
-        pass
-    with pytest.raises(HostError), override({"Relu": "Relu"}):
-        pass
-
-
 def test_nothing_is_looked_at_while_a_program_is_written(newer):
     f = override({})(torch.nn.ReLU())
     torch.jit.trace(f, torch.ones(2), check_trace=False)
     assert not any(feature.checked for feature in HOST.features)
-
-
-@pytest.mark.slow
-def test_an_older_torch_is_refused():
-    with pytest.raises(MissingPackageError, match=r"needs PyTorch 2\.10 .* 2\.9\.1 is inst"):
-        type(HOST)("PyTorch", "regrad.torch", "2.9.1+cpu", "2.10", "2.15")
-    code = "import torch; torch.__version__ = '2.9.1'; import regrad.torch"
-    done = python("-c", code)
-    assert "MissingPackageError: regrad.torch needs PyTorch 2.10" in done.stderr
 
 
 def test_a_function_that_began_before_the_scope():
