@@ -62,12 +62,10 @@ def test_a_name_is_taken_once_and_the_error_says_by_what():
     name, none = registered(the_first_rule), new_name()
     tf.NotDifferentiable(none)
     for taken in (name, none, "Identity", "Relu", "MatMul", "AddV2"):
-        with pytest.raises(KeyError) as caught:
-            tf.RegisterGradient(taken)(lambda op, grad: grad)
-        for word in (name, "the_first_rule", "test_register.py") if taken == name else ():
-            assert word in str(caught.value)
-        with pytest.raises(KeyError):
-            tf.NotDifferentiable(taken)
+        words = (name, "the_first_rule", "test_register.py") if taken == name else ()
+        again = tf.RegisterGradient(taken)
+        refused(lambda again=again: again(lambda op, grad: grad), KeyError, *words)
+        refused(lambda taken=taken: tf.NotDifferentiable(taken), KeyError)
 
 
 @pytest.mark.parametrize("declare", ["NotDifferentiable", "NoGradient", "no_gradient"])
@@ -85,10 +83,7 @@ def test_an_op_without_gradient_acts_as_a_constant(declare):
 def test_a_rule_may_be_registered_after_the_op_is_built():
     name, x = new_name(), tf.constant(2.0)
     y = overridden({"Square": name}, lambda: tf.square(x, name="my_square"))
-    with pytest.raises(LookupError) as caught:
-        tf.gradients(y, x)
-    for word in (name, "my_square", "Square"):
-        assert word in str(caught.value)
+    refused(lambda: tf.gradients(y, x), LookupError, name, "my_square", "Square")
     tf.RegisterGradient(name)(lambda op, grad: grad * 5.0)
     assert slope(y, x) == 5.0
     assert y.op.get_attr("_gradient_op_type") == name.encode()

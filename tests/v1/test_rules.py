@@ -1,6 +1,7 @@
 """What a rule `(op, grad, ...)` sees in a graph, and what becomes of what it answers."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -253,10 +254,8 @@ def test_a_shape_that_cannot_be_the_inputs(shape):
 
     x = tf.constant([1.0, 2.0, 3.0])
     y = overridden({"Sign": my_rule}, lambda: tf.sign(x, name="my_sign"))
-    with pytest.raises(ValueError) as caught:
-        tf.gradients(y, x)
-    for word in ("my_rule", "'Sign'", "'x'", str(tuple(shape)), "(3,)"):
-        assert word in str(caught.value)
+    words = "my_rule", "'Sign'", "'x'", re.escape(str(tuple(shape))), r"\(3,\)"
+    refused(lambda: tf.gradients(y, x), ValueError, *words)
 
 
 @pytest.mark.parametrize("shape", [[None], None], ids=str)
