@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import itertools
 import linecache
 import threading
 import time
@@ -222,15 +223,27 @@ def test_scopes_left_out_of_turn_are_an_error():
     assert slope() == 0.0
 
 
-def test_tasks_of_one_thread_leave_their_own():
-    async def under(factor):
-        with rg.gradient_override_map({"Sign": lambda dy: dy * factor}):
-            await asyncio.sleep(0)
-            found = slope()
-            await asyncio.sleep(0)
-        return found, slope()
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+@pytest.mark.parametrize(("scope", "see"), [
+    (rg.gradient_override_map, slope), (regrad.torch.gradient_override_map, slope_in_torch),
+], ids=["core", "torch"])  # fmt: skip
+def test_scopes_of_tasks_close_in_any_order(scope, see, order):
+    """Each task keeps its rule until it leaves its own scope, whichever scope was opened last."""
+    found = []
 
-    async def main():
-        return await asyncio.gather(*map(under, range(5)))
+    async def under(factor, turns, events):
+        with scope({"Sign": lambda dy: dy * factor}):
+            for turn in turns:
+                await events[turn].wait()
+                found.append(see())
+                events[turn + 1].set()
+        assert see() == 0.0
 
-    assert asyncio.run(main()) == [(float(k), 0.0) for k in range(5)]
+    async def together():
+        events = [asyncio.Event() for _ in range(7)]
+        events[0].set()
+        turns = [(k, 3 + order.index(k)) for k in range(3)]
+        await asyncio.gather(*[under(float(k), turns[k], events) for k in range(3)])
+
+    asyncio.run(together())
+    assert found == [0.0, 1.0, 2.0, *map(float, order)]

@@ -4,8 +4,6 @@ The model is one that somebody else wrote. Each way of running it is asked for t
 rule, which is compared with that of the same model with hand-written `autograd.Function`s.
 """
 
-import asyncio
-import itertools
 import threading
 import warnings
 from typing import ClassVar
@@ -221,29 +219,6 @@ def test_a_script_function_is_refused_by_name():
     refused(r"'third_party' runs 'Relu'", rules, lambda: third_party(torch.ones(2)))
     with pytest.warns(rg.errors.UnusedOverrideWarning), override({"Tanh": lambda dy: dy}):
         third_party(torch.ones(2))
-
-
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_scopes_of_tasks_close_in_any_order(order):
-    """Each task keeps its rule until it leaves its own scope, whichever scope was opened last."""
-    x = torch.ones((), requires_grad=True)
-    found = []
-
-    async def under(factor, turns, events):
-        with override({"Relu": lambda dy: dy * factor}):
-            for turn in turns:
-                await events[turn].wait()
-                found.append(grad(torch.relu(x), x).item())
-                events[turn + 1].set()
-
-    async def together():
-        events = [asyncio.Event() for _ in range(7)]
-        events[0].set()
-        turns = [(k, 3 + order.index(k)) for k in range(3)]
-        await asyncio.gather(*[under(float(k), turns[k], events) for k in range(3)])
-
-    asyncio.run(together())
-    assert found == [0.0, 1.0, 2.0, *map(float, order)]
 
 
 def test_scopes_left_out_of_turn_are_an_error_and_leave_nothing_open(model, x):
