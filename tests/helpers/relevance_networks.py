@@ -120,3 +120,17 @@ def of_zennit(model, x, composite):
 
 if __name__ == "__main__":
     record()
+
+
+def results_of(form, h, stack):
+    """Return an output and others beside it; the last three have no batch in front, or mix it."""
+    return {
+        "tuple": (10 * h, h), "list": [10 * h, h, 2 * h, 3 * h], "dict": {"y": (10 * h, None)},
+        "scalar": (10 * h, h.sum(), 3), "states": (10 * h, stack([h] * 3)),
+        "transposed": (10 * h).T, "mean": 10 * (h - h.mean(0)), "sum": h.sum(),
+    }[form]  # fmt: skip
+
+
+def first_of(y):
+    y = y.get("y") if isinstance(y, dict) else y
+    return (y[0] if isinstance(y, list | tuple) else y)[:, 0]

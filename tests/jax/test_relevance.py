@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from torch import nn  # noqa: E402
 
 from tests.helpers import relevance_jax as nets  # noqa: E402
 from tests.helpers.relevance_jax import MLPS, Cnn, Mlp, array, both, close  # noqa: E402
-from tests.helpers.relevance_networks import fill, numbers  # noqa: E402
+from tests.helpers.relevance_networks import fill, first_of, numbers, results_of  # noqa: E402
 
 COMPOSITES = {
     "epsilon_plus": (), "epsilon_plus_flat": (), "epsilon_gamma_box": (-3.0, 3.0),
@@ -198,22 +197,10 @@ def test_an_optional_name_of_a_function_may_be_in_no_program():
         jax.grad(rg.jax.override(jnp.tanh, {"nobody": lambda dy: dy}))(0.5)
 
 
-def _several(form, x):
-    h = jax.nn.relu(x @ jnp.arange(-2.0, 4).reshape(3, 2))
-    return {
-        "tuple": (10 * h, h), "list": [10 * h, h, 2 * h, 3 * h], "dict": {"y": (10 * h, None)},
-        "scalar": (10 * h, h.sum(), 3), "states": (10 * h, jnp.stack([h] * 3)),
-        "transposed": (10 * h).T, "mean": 10 * (h - h.mean(0)), "sum": h.sum(),
-    }[form]  # fmt: skip
-
-
-def _first(y):
-    y = y.get("y") if isinstance(y, dict) else y
-    return (y[0] if isinstance(y, list | tuple) else y)[:, 0]
-
-
 def against_zero(form, batch, target):
-    x, f = np.random.default_rng(0).normal(size=(batch, 3)), partial(_several, form)
+    w = jnp.arange(-2.0, 4).reshape(3, 2)
+    f = lambda x: results_of(form, jax.nn.relu(x @ w), jnp.stack)  # noqa: E731
+    x = np.random.default_rng(0).normal(size=(batch, 3))
     x, base = jnp.asarray(x, "float32"), jnp.zeros((1, 3), "float32")
     return lrp.relevance(f, x, target, lrp.deep_lift("jax"), reference=base), f(x), f(base)
 
@@ -222,8 +209,8 @@ def against_zero(form, batch, target):
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("form", ["tuple", "list", "dict", "scalar", "states"])
 def test_a_reference_of_functions_that_return_several(form, batch):
-    found, y, zero = against_zero(form, batch, _first)
-    np.testing.assert_allclose(found.total, _first(y) - _first(zero), atol=1e-5)
+    found, y, zero = against_zero(form, batch, first_of)
+    np.testing.assert_allclose(found.total, first_of(y) - first_of(zero), atol=1e-5)
     np.testing.assert_allclose(found.missing, 0, atol=1e-5)
 
 

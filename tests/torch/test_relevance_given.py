@@ -15,7 +15,7 @@ import regrad as rg
 from regrad.errors import ArgumentError
 from regrad.rules import lrp
 from regrad.torch.host import settings_unlocked
-from tests.helpers.relevance_networks import fill, numbers
+from tests.helpers.relevance_networks import fill, first_of, numbers, results_of
 from tests.torch.common import fired
 from tests.torch.placed import Made
 from tests.torch.test_relevance import close, linear
@@ -96,28 +96,16 @@ def test_norms_with_a_frozen_scale(name, whole, backward):
 
 
 def several(form):
-    def forward(m, x):
-        h = F.relu(m.a(x))
-        return {
-            "tuple": (10 * h, h), "list": [10 * h, h, 2 * h, 3 * h], "dict": {"y": (10 * h, None)},
-            "scalar": (10 * h, h.sum(), "text"), "states": (10 * h, h.expand(3, *h.shape)),
-            "transposed": (10 * h).T, "mean": 10 * (h - h.mean(0)), "sum": h.sum(),
-        }[form]  # fmt: skip
-
-    return Made(forward, a=fill(nn.Linear(3, 2)))
-
-
-def first(y):
-    y = y.get("y") if isinstance(y, dict) else y
-    return (y if isinstance(y, torch.Tensor) else y[0])[:, 0]
+    a = fill(nn.Linear(3, 2))
+    return Made(lambda m, x: results_of(form, F.relu(m.a(x)), torch.stack), a=a)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("form", ["tuple", "list", "dict", "scalar", "states"])
 def test_a_reference_of_models_that_return_several(form, batch):
     net, x, zero = several(form), numbers(batch, 3, seed=1), torch.zeros(1, 3).double()
-    found = lrp.relevance(net, x, first, lrp.deep_lift(), reference=zero)
-    close(found.total, (first(net(x)) - first(net(zero))).detach())
+    found = lrp.relevance(net, x, first_of, lrp.deep_lift(), reference=zero)
+    close(found.total, (first_of(net(x)) - first_of(net(zero))).detach())
     assert abs(found.missing).max() < 1e-12
 
 
