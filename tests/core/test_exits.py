@@ -213,20 +213,27 @@ def test_a_scope_that_is_collected_out_of_turn_leaves_the_inner_one():
     assert slope() == 0.0
 
 
-def test_scopes_left_out_of_turn_are_an_error():
-    a = holding(lambda: rg.gradient_override_map(SIGN), slope)
-    b = holding(lambda: rg.gradient_override_map({"Relu": "Identity"}), slope)
+both = pytest.mark.parametrize(("scope", "see"), [
+    (rg.gradient_override_map, slope), (regrad.torch.gradient_override_map, slope_in_torch),
+], ids=["core", "torch"])  # fmt: skip
+
+
+@both
+def test_scopes_left_out_of_turn_are_an_error(scope, see):
+    a = holding(lambda: scope(SIGN), see)
+    b = holding(lambda: scope({"Relu": "Identity"}), see)
     next(a), next(b)
     refused(lambda: next(a), ArgumentError, "left out of turn")
     with pytest.warns(UserWarning, match="matched nothing"):
         next(b, None)
-    assert slope() == 0.0
+    assert see() == 0.0
+    again = scope({"Sign": rg.rules.optional(SIGN["Sign"])})
+    with again:
+        refused(lambda: again.__enter__(), ArgumentError, "open already")
 
 
+@both
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-@pytest.mark.parametrize(("scope", "see"), [
-    (rg.gradient_override_map, slope), (regrad.torch.gradient_override_map, slope_in_torch),
-], ids=["core", "torch"])  # fmt: skip
 def test_scopes_of_tasks_close_in_any_order(scope, see, order):
     """Each task keeps its rule until it leaves its own scope, whichever scope was opened last."""
     found = []

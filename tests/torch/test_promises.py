@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-from regrad.errors import ArgumentError, GradientError, PassedOverError
+from regrad.errors import GradientError, PassedOverError
 from regrad.torch import open_scopes
 from tests.torch import ways
 from tests.torch.common import D, fired, function, grad, override, under
@@ -219,18 +219,6 @@ def test_a_script_function_is_refused_by_name():
     refused(r"'third_party' runs 'Relu'", rules, lambda: third_party(torch.ones(2)))
     with pytest.warns(rg.errors.UnusedOverrideWarning), override({"Tanh": lambda dy: dy}):
         third_party(torch.ones(2))
-
-
-def test_scopes_left_out_of_turn_are_an_error_and_leave_nothing_open(model, x):
-    outer, inner = override({"Relu": with_torch}), override({"Tanh": lambda dy: dy})
-    outer.__enter__()
-    inner.__enter__()
-    with pytest.raises(ArgumentError, match="left out of turn"):
-        outer.__exit__(None, None, None)
-    model(x)
-    inner.__exit__(None, None, None)  # closes both: see nothing_is_left_open
-    with pytest.raises(ArgumentError, match="open already"), outer:
-        outer.__enter__()
 
 
 class Named(torch.Tensor):
