@@ -8,7 +8,7 @@ whose derivative is the op's rule, so a loop is `lax.scan` of that jaxpr, and it
 traced when the op is created, because they may close over values of the body.
 
 `docs/decisions/ops_as_equations.md` has the figures that this module made, and the decision.
-`tests.campaigns.equations_judged` runs the tests under it, and takes the times.
+`equations_timed` takes the times; these are tests that judge it:
 
     REGRAD_EQUATIONS=1 python -m pytest -p tests.campaigns.equations tests/transforms
 """
@@ -155,7 +155,8 @@ def run_as_equation(op: Op, xs: tuple[Tensor, ...], attrs: Any, layout: Layout =
 
 KERNELS: dict[Any, Any] = {}
 OWN: dict[Any, Any] = {}
-shared = True  # whether equations of one op, rule, attributes and avals share a jaxpr and a gradient
+# Whether equations of one op, rule, attributes and avals share their jaxprs.
+shared = True
 
 
 def equation(op: Op, rule: Rule, xs: tuple[Tensor, ...], attrs: Any, layout: Layout) -> Any:
@@ -228,7 +229,9 @@ class OwnGradient(EquationGradient):
         if layout is None:
             kept, y = self.rule.keeps(frozenset(wanted))
             return sorted(kept), y
-        parameters = frozenset(p for p, place in enumerate(layout) if {*positions(place)} & {*wanted})
+        parameters = frozenset(
+            p for p, place in enumerate(layout) if {*positions(place)} & {*wanted}
+        )
         kept, y = self.rule.keeps(parameters)
         return sorted({i for p in kept for i in positions(layout[p])}), y
 
@@ -259,7 +262,7 @@ class OwnGradient(EquationGradient):
     def found(
         self, xs: Sequence[Any], ys: Sequence[Tensor] | None, dys: Arrays, wanted: Sequence[int]
     ) -> list[Any]:
-        """The gradients by the wanted inputs, in the state that is open; None where there is none."""
+        """The gradients by the wanted inputs, in the open state; None where there is none."""
         n = len(self.avals)
         specs = [(a.shape, np.dtype(a.dtype)) for a in self.avals]
         kept, keeps_y = self.keeps(wanted)
@@ -349,7 +352,9 @@ def fixed(
     given = [*arrays, *residuals, *made]
     attach = jax.make_jaxpr(lambda *xs: list(xs[count:]))(*given)
     kept = [i for i in wanted if i not in none]
-    gradient = FixedGradient(name, [jax.typeof(x) for x in given], program, places, kept, hits, once)
+    gradient = FixedGradient(
+        name, [jax.typeof(x) for x in given], program, places, kept, hits, once
+    )
     return run_op(given, attach, gradient)
 
 
@@ -458,7 +463,6 @@ def region_of(
     inputs = [dispatch.in_region(x) for x in inputs]
     check_guard(inputs)
     arrays = [to_jax(x._data) for x in inputs]
-    state = current()
     wanted = [i for i in watched_places(inputs) if is_inexact(inputs[i].dtype)]
     if passage is not None:
         wanted = [i for i in wanted if i in passage.edges]
@@ -703,8 +707,6 @@ def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
     """A flat function of Tensors, run on JAX's arrays: its ops are equations of the trace."""
     state = current()
     overrides = None if state is None else state.overrides
-    closed: Any = None
-    body: Any = None
 
     def run(*xs: Any) -> list[Any]:
         region = Region(name, traced=True)

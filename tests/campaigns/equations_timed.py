@@ -1,7 +1,7 @@
-"""The times of the experiment in `equations`: today's bodies, bodies as equations, all as equations.
+"""The times of the experiment in `equations`: today's bodies, bodies or all as equations.
 
-    python -m tests.campaigns.equations_timed            the table (some minutes)
-    python -m tests.campaigns.equations_timed ROAD CASE  one row of it, in this process
+    python -m tests.campaigns.equations_timed [CASE]            the table (ten minutes)
+    python -m tests.campaigns.equations_timed ROAD CASE ORDERS  rows of it, in this process
 
 Roads: `today` is `rg.jit` of `rg.grad`; `bodies` is the same with the bodies of loops as equations;
 `all` is `jax.jit` of `jax.grad` of a function whose every op is an equation; `jax` is the same
@@ -10,11 +10,13 @@ program in JAX's own functions.
 
 from __future__ import annotations
 
+import cProfile
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -114,13 +116,26 @@ def raised(grad: Any, square: Any, f: Any, order: int) -> Any:
     return grad(f)
 
 
-def squares(tree: Any, total: Any) -> Any:
+def squares(xp: Any, tree: Any) -> Any:
+    """The sum of the squares of all that a container holds."""
     leaves = list(tree.values()) if isinstance(tree, dict) else [tree]
-    return sum(total(leaf) for leaf in leaves[1:]) + total(leaves[0])
+    return sum((xp.sum(xp.square(leaf)) for leaf in leaves[1:]), xp.sum(xp.square(leaves[0])))
+
+
+SQUARES = {xp: partial(squares, xp) for xp in (rg, jnp)}
+
+
+def program(road: str, ours: Any, theirs: Any, xs: Any, order: int) -> tuple[Any, Any]:
+    """The compiled gradient of this order, made anew, and its arguments."""
+    if road in ("today", "bodies"):
+        f = rg.jit(raised(partial(rg.grad, argnums=0), SQUARES[rg], ours, order))
+        return f, [jax.tree.map(rg.tensor, x) for x in xs]
+    g = theirs if road == "jax" else rg.jax.from_regrad(ours)
+    return jax.jit(raised(jax.grad, SQUARES[jnp], g, order)), list(xs)
 
 
 def measured(road: str, case: str, orders: int) -> list[dict[str, Any]]:
-    """Seconds to trace and lower, microseconds of a warm call, bytes, and a value of each order."""
+    """By order: calls and seconds to lower, microseconds of a warm call, bytes, and values."""
     if road in ("bodies", "all"):
         from tests.campaigns.equations import install
 
@@ -128,40 +143,35 @@ def measured(road: str, case: str, orders: int) -> list[dict[str, Any]]:
     ours, theirs, xs = CASES[case]()
     rows = []
     for order in range(1, orders + 1):
-        if road in ("today", "bodies"):
-            total = lambda dx: rg.sum(rg.square(dx))  # noqa: E731
-            grad = lambda f: rg.grad(f, argnums=0)  # noqa: E731
-            f = rg.jit(raised(grad, lambda t: squares(t, total), ours, order))
-            args = [jax.tree.map(rg.tensor, x) for x in xs]
-        else:
-            g = theirs if road == "jax" else rg.jax.from_regrad(ours)
-            total = lambda dx: jnp.sum(jnp.square(dx))  # noqa: E731
-            f = jax.jit(raised(jax.grad, lambda t: squares(t, total), g, order))
-            args = list(xs)
+        f, args = program(road, ours, theirs, xs, order)
+        with cProfile.Profile() as profile:
+            f.lower(*args)
+        calls = sum(entry.callcount for entry in profile.getstats())
+        f, args = program(road, ours, theirs, xs, order)
         start = time.perf_counter()
         lowered = f.lower(*args)
         lower = time.perf_counter() - start
         memory = lowered.compile().memory_analysis().temp_size_in_bytes
         value = jax.tree.leaves(f(*args))
         value = [v.numpy() if hasattr(v, "numpy") else np.asarray(v) for v in value]
-        times = []
-        for _ in range(30 if order < 3 else 10):
+        times: list[float] = []
+        while len(times) < 30 and sum(times) < 3:
             start = time.perf_counter()
             jax.block_until_ready([getattr(y, "_data", y) for y in jax.tree.leaves(f(*args))])
             times.append(time.perf_counter() - start)
         rows.append({
-            "order": order, "lower": lower, "warm": 1e6 * min(times), "memory": memory,
-            "value": [float(np.abs(v.astype(np.float64)).sum()) for v in value],
+            "order": order, "calls": calls, "lower": lower, "warm": 1e6 * min(times),
+            "memory": memory, "value": [float(np.abs(v.astype(np.float64)).sum()) for v in value],
         })  # fmt: skip
     return rows
 
 
 def main(arguments: list[str]) -> None:
-    if arguments:
+    if len(arguments) == 3:
         road, case, orders = arguments
         print(json.dumps(measured(road, case, int(orders))))
         return
-    for case in CASES:
+    for case in arguments or CASES:
         orders = 2 if case == "transformer" else 3
         found = {}
         for turn in range(2):  # (the roads take turns; the lesser of two times counts)
@@ -181,10 +191,9 @@ def main(arguments: list[str]) -> None:
                 row = rows[i]
                 first = np.array(found["today"][i]["value"])
                 apart = np.max(np.abs(np.array(row["value"]) - first) / np.abs(first))
-                print(
-                    f"| {case} | {i + 1} | {road} | {row['lower']:.2f} | {row['warm']:.0f} "
-                    f"| {row['memory']:,} | {apart:.1e} |", flush=True,
-                )  # fmt: skip
+                figures = f"{row['calls'] / 1000:.0f} | {row['lower']:.2f} | {row['warm']:.0f}"
+                figures += f" | {row['memory']:,} | {apart:.1e}"
+                print(f"| {case} | {i + 1} | {road} | {figures} |", flush=True)
 
 
 if __name__ == "__main__":
