@@ -2,12 +2,13 @@
 
 Faults (`mutant_sources`, `past_faults`) are put into src/regrad one at a time, in memory. A mutant
 is run by the tests that execute its line, the quick ones first, until one of them fails: it is
-*found* by that test. It *survives* if all of them pass, or 1,040 of each command's. A survivor that
+*found* by that test. It *survives* if all of them pass, or 640 of each command's. A survivor that
 no test can find, since it changes no result, is listed with its reason in `EXPLAINED`.
 
 python -m tests.campaigns.mutants list            the mutants, one a line
 python -m tests.campaigns.mutants probe           one run of all tests: which run which lines
 python -m tests.campaigns.mutants run [WORD …]    each mutant (with these words in its name)
+python -m tests.campaigns.mutants files           test files that have found none, by others
 python -m tests.campaigns.mutants record          write what was found into the record
 python -m tests.campaigns.mutants table           the record as a table
 
@@ -52,10 +53,19 @@ FOLDED = {"shapes": "ops", "rules": "others", "checking": "others", "inspection"
           "train": "others"}  # fmt: skip
 
 # Tests in the first, second and third process of a mutant: one that all of them pass survives.
-STAGES = (40, 200, 800)
+STAGES = (40, 200, 400)
+TRIES = 3  # mutants for a test file that has found none
 
+_SHORTCUT = "a shortcut, and the road around it ends at the same"
+_STRICT = "strict= between lists that have the same length, or is False anyway"
 EXPLAINED: dict[str, str] = {
-    "autodiff/guards.py:name_of:argument:0": "strict=False is the default of zip",
+    "autodiff/gradients.py:watchable:state:0": _SHORTCUT,
+    "core/dispatch.py:call:state:0": _SHORTCUT,
+    "core/foreign.py:ForeignRule.plan:key:0": "a plan that is not found again is made anew",
+    "core/shapes.py:spread_axes:argument:0": _STRICT,
+    "graph/plan.py:_resolved:argument:0": _STRICT,
+    "torch/seeing/checks.py:_is_random:arithmetic:0": "another seed, as good as the one in the text",
+    "autodiff/guards.py:name_of:argument:0": _STRICT,
     "core/replacing.py:ReplacingRule.run:arithmetic:0": "names of inputs of a private op",
 }
 
@@ -173,8 +183,7 @@ def run_one(
     groups = [there] if quick is None else [
         [t for t in there if t in quick], [t for t in there if t not in quick]
     ]  # fmt: skip
-    files = {"REGRAD_TESTS": folder / "tests.json", "REGRAD_FAILED": folder / "failed.jsonl"}
-    env = environment({sources.module_of(mutant.file): mutant.code()}, folder, **files)
+    env = mutant_environment(mutant, folder)
     found: dict[str, Any] = {
         "part": part_of(mutant.file), "tests": len(there), "stages": stages, "found": None,
     }  # fmt: skip
@@ -184,6 +193,11 @@ def run_one(
             if by is not None:
                 return {**found, "found": by, "in": name}
     return found
+
+
+def mutant_environment(mutant: Mutant | Past, folder: Path) -> dict[str, str]:
+    files = {"REGRAD_TESTS": folder / "tests.json", "REGRAD_FAILED": folder / "failed.jsonl"}
+    return environment({sources.module_of(mutant.file): mutant.code()}, folder, **files)
 
 
 def failing(tests: list[str], env: dict[str, str], folder: Path, limit: float) -> str | None:
@@ -230,6 +244,41 @@ def run(words: Sequence[str], stages: int, share: str) -> None:
         print(mutant.name, "|", found[mutant.name]["found"] or "SURVIVES", flush=True)
 
 
+def file_of(test: str) -> str:
+    return test.partition("::")[0].removeprefix("tests/")
+
+
+def files(share: str) -> None:
+    """Let each test file that has found no mutant try some that other files have found."""
+    mine, shares = map(int, share.split("/"))
+    path, folder = OUT / f"files-{mine}.json", OUT / f"mutant-{mine}"
+    folder.mkdir(exist_ok=True)
+    tried: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    hits, found = read_hits(), found_so_far()
+    executed: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for name, row in found.items():
+        for test in hits.tests.get(name, []) if is_found(row) else ():
+            executed[file_of(test)].setdefault(name, []).append(test)
+    known = {m.name: m for m in mutants()}
+    idle = sorted(
+        set(map(file_of, hits.seconds)) - {file_of(r["found"] or "") for r in found.values()}
+    )
+    for file in idle[mine - 1 :: shares]:
+        if file in tried:
+            continue
+        rows = sorted(executed[file].items(), key=lambda item: (-len(item[1]), number(item[0])))
+        by = None
+        for name, tests in rows[:TRIES]:
+            quick = sorted(sorted(tests, key=lambda t: hits.seconds[t])[:100])
+            env = mutant_environment(known[name], folder)
+            if by := failing(quick, env, folder, 120 + 20 * sum(hits.seconds[t] for t in quick)):
+                by = f"{name}: {by}"
+                break
+        tried[file] = by
+        path.write_text(json.dumps(tried, indent=1), encoding="utf-8")
+        print(file, "|", by or ("finds none" if rows else "executes none"), flush=True)
+
+
 # -- the record ------------------------------------------------------------------------------------
 
 
@@ -241,12 +290,16 @@ def record() -> None:
     for name, row in rows.items():
         if row["found"] is None and name in EXPLAINED:
             row["explained"] = EXPLAINED[name]
-    write(RECORD, {**facts("tests.campaigns.mutants"), "results": rows})
+    others: dict[str, Any] = {}
+    for path in sorted(OUT.glob("files-*.json")):
+        others |= json.loads(path.read_text(encoding="utf-8"))
+    write(RECORD, {**facts("tests.campaigns.mutants"), "results": rows, "files": others})
 
 
 def table() -> str:
     """The record in words: mutants found by part, then the survivors."""
-    found = json.loads(RECORD.read_text(encoding="utf-8"))["results"]
+    known = json.loads(RECORD.read_text(encoding="utf-8"))
+    found = known["results"]
     lines = [
         "| part | mutants | found | of them by `make test` | explained |",
         "|---|---|---|---|---|",
@@ -259,9 +312,15 @@ def table() -> str:
             if not is_found(row) and not is_explained(row)]  # fmt: skip
     late = [f"{name}: {row['found']}" for name, row in found.items()
             if is_found(row) and not is_found_soon(row)]  # fmt: skip
-    return "\n".join(
-        [*lines, "", "Found by nothing:", *left, "", "By `make test-all` alone:", *late]
-    )
+    first = Counter(file_of(row["found"]) for row in found.values() if is_found(row))
+    by_file = [f"{file}: {count} first" for file, count in first.most_common()]
+    by_file += [
+        f"{file}: {by or 'none'}" for file, by in known["files"].items() if file not in first
+    ]
+    return "\n".join([
+        *lines, "", "Found by nothing:", *left, "", "By `make test-all` alone:", *late,
+        "", "By test file (those that found none first were given others):", *by_file,
+    ])  # fmt: skip
 
 
 def is_found(row: dict[str, Any]) -> bool:
@@ -278,7 +337,7 @@ def is_explained(row: dict[str, Any]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=("list", "probe", "run", "record", "table"))
+    parser.add_argument("command", choices=("list", "probe", "run", "files", "record", "table"))
     parser.add_argument("words", nargs="*")
     parser.add_argument("--stages", type=int, default=len(STAGES), help="of tests for a mutant")
     parser.add_argument("--share", default="1/1", help="which part of the mutants, of how many")
@@ -292,6 +351,8 @@ def main() -> None:
             probe([*options.words, *others])
         case "run":
             run(options.words, options.stages, options.share)
+        case "files":
+            files(options.share)
         case "record":
             record()
         case "table":
