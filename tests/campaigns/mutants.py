@@ -64,7 +64,7 @@ EXPLAINED: dict[str, str] = {
     "core/foreign.py:ForeignRule.plan:key:0": "a plan that is not found again is made anew",
     "core/shapes.py:spread_axes:argument:0": _STRICT,
     "graph/plan.py:_resolved:argument:0": _STRICT,
-    "torch/seeing/checks.py:_is_random:arithmetic:0": "another seed, as good as the one in the text",
+    "torch/seeing/checks.py:_is_random:arithmetic:0": "another seed, and as good a one",
     "autodiff/guards.py:name_of:argument:0": _STRICT,
     "core/replacing.py:ReplacingRule.run:arithmetic:0": "names of inputs of a private op",
 }
