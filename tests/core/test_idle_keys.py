@@ -92,6 +92,14 @@ WARNINGS = [(rg.sum, "matched nothing(?!.*never ran)"), (model, f"matched nothin
             (lambda x: rg.sum(rg.nn.relu6(x)), "'Relu6' did, once")]  # fmt: skip
 
 
+def test_a_scope_that_handles_an_error_warns_too():
+    try:
+        raise ValueError
+    except ValueError:
+        with pytest.warns(UnusedOverrideWarning, match="'Relu' never ran"):
+            under(RELU, rg.sin, rg.scalar(1.0))
+
+
 @pytest.mark.parametrize(("f", "words"), WARNINGS)
 def test_where_nothing_matched_the_reason_is_told_too(f, words):
     with pytest.warns(UnusedOverrideWarning, match=words):

@@ -212,6 +212,7 @@ NUMBERS = [
     (lambda: rg.quantile([1.0], [0.5, 1.5]), InvalidValueError,
      r"quantile: expected numbers in \[0, 1\] for 'q', got \[0.5, 1.5\]"),
     (lambda: rg.quantile([1.0], np.nan), InvalidValueError, "got nan"),
+    (lambda: rg.arange(0, 5, 0), InvalidValueError, "arange: step is 0"),
     (lambda: rg.median(rg.asarray([1j])), DTypeError, "median: complex numbers have no order"),
     (lambda: rg.median(rg.zeros((0, 2)), axis=0),
      r"median: expected one element or more, got \(0, 2\) and axis=0"),

@@ -382,7 +382,7 @@ def _checked(rules: Mapping[Any, Any], values: bool, order: int | None) -> _Map:
     """Return a map in the form in which it is opened; raise for one that cannot be."""
     key = None
     if {*map(type, rules.values())} <= _PLAIN:
-        key = identity_of_map(rules), bool(values), order
+        key = identity_of_map(rules), order  # (`values` concerns no plain rule)
         found = _MAPS.get(key)  # (whose functions may have got other code or defaults since)
         if found is not None and identity_of_map(found.rules) == found.identity:
             return found
