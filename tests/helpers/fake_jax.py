@@ -63,18 +63,6 @@ def gone(it: Any, value: Any) -> Any:
     raise AttributeError("it is gone")
 
 
-def a_method(it: Any, value: Any) -> Any:
-    return lambda: value
-
-
-def no_method(it: Any, value: Any) -> Any:
-    return value()
-
-
-def an_object(it: Any, value: Any) -> Any:
-    return Box(value)
-
-
 class Box:
     """Something that holds what was there."""
 
@@ -108,8 +96,8 @@ def objects() -> dict[str, Any]:
 
 
 SEEN: dict[str, Callable[[Any, Any], Any]] = {
-    "gone": gone, "a method": a_method, "no method": no_method, "silent": silent,
-    "an object": an_object,
+    "gone": gone, "silent": silent, "a method": lambda it, value: lambda: value,
+    "no method": lambda it, value: value(), "an object": lambda it, value: Box(value),
 }  # fmt: skip
 
 
