@@ -179,7 +179,8 @@ def run_one(
     mutant: Mutant | Past, hits: Hits, quick: set[str] | None, folder: Path, stages: int
 ) -> dict[str, Any]:
     """Which test finds a mutant: one of `make test`, if one can, or of the whole suite."""
-    there = hits.tests.get(mutant.name, [])
+    # (tests may have moved since the probes)
+    there = [t for t in hits.tests.get(mutant.name, []) if (ROOT / t.partition("::")[0]).exists()]
     groups = [there] if quick is None else [
         [t for t in there if t in quick], [t for t in there if t not in quick]
     ]  # fmt: skip
@@ -211,6 +212,8 @@ def failing(tests: list[str], env: dict[str, str], folder: Path, limit: float) -
         return json.loads(failed.read_text(encoding="utf-8").splitlines()[0])[0]
     if status in (0, 5):
         return None
+    if status == 4:
+        raise LookupError((folder / "last.log").read_text(encoding="utf-8"))
     ended = "does not end" if status in (None, 1) else f"ends with the status {status}"
     return f"a process that {ended}, of {files[0]}"
 
@@ -269,6 +272,7 @@ def files(share: str) -> None:
         rows = sorted(executed[file].items(), key=lambda item: (-len(item[1]), number(item[0])))
         by = None
         for name, tests in rows[:TRIES]:
+            tests = [t for t in tests if (ROOT / t.partition("::")[0]).exists()]
             quick = sorted(sorted(tests, key=lambda t: hits.seconds[t])[:100])
             env = mutant_environment(known[name], folder)
             if by := failing(quick, env, folder, 120 + 20 * sum(hits.seconds[t] for t in quick)):

@@ -19,6 +19,7 @@ def close(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow(but=330)
 @pytest.mark.parametrize(("row", "host"), RUNS, ids=lambda part: getattr(part, "name", part))
 def test_a_rule_on_a_host(row, host):
     (key, f), rule = row.program, row.rule

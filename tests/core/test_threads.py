@@ -258,6 +258,7 @@ def test_a_context_that_outlives_its_custom_function_loses_nothing(op):
     assert rg.grad(late)(3.0).item() == 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("sine", [rg.sin, rg.jit(rg.sin)], ids=["eager", "jit"])

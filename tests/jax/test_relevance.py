@@ -174,7 +174,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(("words", "given"), WRONG, ids=range(len(WRONG)))
 def test_wrong_arguments_are_refused(words, given):
     usual = {"model": nets.NnxMlp(fill(Mlp())), "inputs": array(numbers(2, 6)), "target": 0}

@@ -271,7 +271,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["numpy", "jax"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)

@@ -59,7 +59,7 @@ def random_index(rng, shape):
     return tuple(entries)
 
 
-@pytest.mark.slow(but=60)
+@pytest.mark.slow(but=30)
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_any_index_means_what_it_means_in_numpy(library, seed):

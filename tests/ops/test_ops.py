@@ -144,6 +144,7 @@ def others(row: Sample) -> list[tuple[Any, str]]:
     return checks + [(check_meta, b) for b in libraries if b == "torch"]
 
 
+@pytest.mark.slow(but=560)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, where the range of float16 ends
 @over(runs.ROWS)
 def test_in_other_dtypes(row: Sample) -> None:

@@ -32,6 +32,7 @@ def test_every_mechanism_fires_where_it_is_called_directly(library):
         assert counts["counts"] == {FIRES: 2}, way.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "way"), [
     ("PyTorch", "regrad.torch"), ("JAX", "regrad.jax"), ("regrad", "map"), ("regrad", "custom"),
 ])  # fmt: skip

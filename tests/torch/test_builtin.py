@@ -75,6 +75,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow(but=30)
 @pytest.mark.versions
 @pytest.mark.parametrize("way", WAYS)
 @three_ways

@@ -212,7 +212,7 @@ def tangent(rule, library, around, x, v):
         return session.run(found, {at: x, along: v})
 
 
-@pytest.mark.slow(but=80)
+@pytest.mark.slow(but=40)
 @ways
 @pytest.mark.parametrize("kind", STRAIGHT)
 @pytest.mark.parametrize("size", [2, 70])
