@@ -182,7 +182,7 @@ def test_registered_classes_in_every_transform(make):
 class Double:
     """A function that does not show its parameters."""
 
-    __signature__ = None
+    __signature__ = 3  # (which `inspect` refuses)
 
     def __call__(self, x):
         return 2 * x

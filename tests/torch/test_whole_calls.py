@@ -556,3 +556,17 @@ def test_modules_that_never_run():
         model(X).sum().backward()
     with pytest.raises(NotFiredError, match="'second'"):
         used.assert_fired()
+
+
+class Affine(nn.Module):
+    def forward(self, x, weight, bias):
+        return x * weight + bias
+
+
+@pytest.mark.parametrize("names", [("weight", "bias"), ("bias", "weight")])
+def test_gradients_of_keywords_have_the_order_of_the_signature(names):
+    xs = [torch.tensor(v, requires_grad=True) for v in (2.0, 3.0, 5.0)]
+    more = {name: xs[1 + (name == "bias")] for name in names}
+    rules = {at(Affine): lambda dy: [10 * dy, 20 * dy, 30 * dy]}
+    y = under(rules, lambda: Affine()(xs[0], **more))
+    assert [*map(float, torch.autograd.grad(y, xs))] == [10, 20, 30]

@@ -221,3 +221,9 @@ def test_jax_drops_unused_results_of_a_regrad_function():
     assert jax.grad(lambda x: jax.vmap(f)(x[None])[1].sum())(x) == 0
     assert jax.grad(jax.grad(g))(x) == 2
     assert jnp.isnan(jax.vjp(f, x)[1]((x, x + 1))[0])  # zeros that the caller gives
+
+
+def test_an_op_of_which_no_result_is_used_connects_nothing():
+    f = lambda x, y: (rg.unstack(x), rg.sum(y))[1]  # noqa: E731
+    dx, dy = rg.grads(f, unconnected="none")([rg.ones(2), rg.ones(2)])
+    assert dx is None and dy.tolist() == [1, 1]
