@@ -34,7 +34,10 @@ def straight_through(op: Any, grad: rg.Tensor) -> rg.Tensor:
 def binarize(x: rg.Tensor, save: Any) -> tuple[rg.Tensor, Any]:
     save([x])
 
-    return rg.sign(x), lambda dy, saved: rg.where(rg.abs(saved[0]) <= 1, dy, 0)
+    def back(dy: rg.Tensor, saved: Any) -> rg.Tensor:
+        return rg.where(rg.abs(saved[0]) <= 1, dy, 0)
+
+    return rg.sign(x), back
 
 
 # -- a model -----------------------------------------------------------------------------------

@@ -570,3 +570,10 @@ def test_gradients_of_keywords_have_the_order_of_the_signature(names):
     rules = {at(Affine): lambda dy: [10 * dy, 20 * dy, 30 * dy]}
     y = under(rules, lambda: Affine()(xs[0], **more))
     assert [*map(float, torch.autograd.grad(y, xs))] == [10, 20, 30]
+
+
+def test_a_map_that_was_opened_before_is_checked_for_another_order():
+    rules = {at(Affine): as_it_is}
+    under(rules, lambda: Affine()(*torch.ones(3, 1, requires_grad=True)))
+    with pytest.raises(ArgumentError, match="order=1 asks for the derivatives"):
+        override(rules, order=1)
