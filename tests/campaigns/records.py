@@ -63,6 +63,8 @@ PARTS = {
     "F10": ("core", "transforms"), "F11": ("core/files.py", "train", "v1/training"),
     "F12": ("autodiff", "core", "ops", "transforms", "v1"), "F13": ("core", "torch"),
     "F14": ("core", "torch"), "array_api": ("core", "fft.py", "linalg.py", "ops"),
+    "mutants": ("autodiff", "checking", "core", "graph", "inspection", "jax", "ops", "rules",
+                "shapes", "torch", "train", "transforms", "v1"),
     "op_tables": ("ops",), "peers": ("core", "ops"), "public": ("core", "torch"),
     "relevance_lost": ("rules", "torch"), "relevance_peers": ("rules", "torch"),
 }  # fmt: skip
