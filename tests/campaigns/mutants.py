@@ -58,8 +58,9 @@ TRIES = 3  # mutants for a test file that has found none
 
 _SHORTCUT = "a shortcut, and the road around it ends at the same"
 _STRICT = "strict= between lists that have the same length, or is False anyway"
+_NO_NODE = "it returns None, in which there is no node to look at"
 EXPLAINED: dict[str, str] = {
-    "torch/nodes.py:past:torch.autograd.backward is an op of the program": "it returns None, in which there is no node to look at",
+    "torch/nodes.py:past:torch.autograd.backward is an op of the program": _NO_NODE,
     "autodiff/gradients.py:watchable:state:0": _SHORTCUT,
     "core/dispatch.py:call:state:0": _SHORTCUT,
     "core/foreign.py:ForeignRule.plan:key:0": "a plan that is not found again is made anew",

@@ -123,3 +123,11 @@ def test_a_rule_that_is_not_linear_is_refused_forward(transform):
         rg.rules.guided_relu,
     ):
         assert cell("Relu", "plain", transform, rule) == "refused"
+
+
+@pytest.mark.slow
+def test_the_grid_can_fail():
+    assert cell("Relu", "plain", "grad", lambda dy, x: dy * 2).startswith("silent")
+    plain, hand = map(PLACES["plain"], (jax.nn.relu, own_slope(slope)(jax.nn.relu)))
+    for run in TRANSFORMS.values():
+        assert outcome(lambda run=run: run(plain)(X), lambda run=run: run(hand)(X)) != "delivered"

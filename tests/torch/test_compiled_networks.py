@@ -3,6 +3,8 @@
 Modules of torch.nn compile whole, with the values that they have without a scope.
 """
 
+import io
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -216,3 +218,19 @@ def test_a_loss_runs_under_the_rule_for_an_op_inside(make):
     used.assert_fired()
     torch.testing.assert_close(found, wanted)
     assert not torch.allclose(found[1], answers(net)[1])
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_saved_and_loaded():
+    model, _ = compiled(ResNet())
+    with override(RELU):
+        train(model, images())
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        net = ResNet()
+        for p in net.parameters():
+            p.data.zero_()
+        other, _ = compiled(net)
+        other.load_state_dict(torch.load(file))
+        assert_equal(train(other, images())[1], train(model, images())[1])

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regrad.errors import PassedOverError, RuleError
+from regrad.errors import NotFiredError, PassedOverError, RuleError
 from regrad.torch.nodes import new_nodes
 from regrad.torch.optypes import CHANNELS_LAST, PLACES, REVERSED, families, nodes_of, spellings
 from tests.helpers.hosts import scaled, scaled_by_regrad
@@ -508,3 +508,14 @@ def test_the_net_knows_the_nodes(op_type):
     args, y = next(each for f in found if f is not None for each in plain(f, op_type, False))
     names = {node.name().rstrip("0123456789") for node in new_nodes(y.grad_fn, set())}
     assert names & set(nodes_of(op_type)), (args, names)
+
+
+def test_the_checks_can_fail():
+    y, _ = run(torch.exp, (X,), False)
+    check("places", torch.exp, "Exp", (X,), False, y)
+    with pytest.raises(AssertionError, match="another value"):
+        check("places", torch.exp, "Exp", (X,), False, y + 1)
+    with pytest.raises(NotFiredError):
+        check("places", torch.exp, "Sin", (X,), False, y)
+    with pytest.raises(AssertionError):
+        check("places", lambda a, b: torch.sub(b, a), "Sub", (X, Y), False, Y - X)

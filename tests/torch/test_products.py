@@ -265,3 +265,13 @@ def test_untouched_of_one_type_shows_all_that_compute_it():
     ]  # fmt: skip
     with pytest.raises(UnknownOpError, match="Did you mean 'MatMul'"):
         used.untouched(only="Matmull")
+
+
+def test_a_difference_is_seen():
+    assert differs(Case("wrong", lambda x: x.sin(), [(3,)])) == ""
+
+    def hides(*xs: Any) -> Any:  # a product that the record has, and the rule does not meet
+        with torch._C.DisableTorchFunction():
+            return torch.einsum("ij,jk->ik", *xs)
+
+    assert differs(Case("hides", hides, [(3, 3), (3, 3)])) == "MatMul: 0 hits, and the record has 1"

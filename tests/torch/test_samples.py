@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,3 +78,11 @@ def test_a_value_that_changes_is_found(monkeypatch):
     known = torch_ops.plain(case)
     assert known is not None
     assert torch_ops.eager(case, known, "Sigmoid") == (SILENT, "the value is another")
+
+
+def test_special_values_are_those_of_the_table():
+    (case, *_) = torch_ops.cases(torch_ops.load()["mul"], 1)
+    given = torch_ops.special(case, (math.inf, None), torch.float16)
+    assert given.given[0].dtype == torch.float16
+    assert given.given[0].flatten()[::2].isinf().all()
+    assert torch.equal(given.given[0].flatten()[1::2], case.given[0].flatten()[1::2].half())

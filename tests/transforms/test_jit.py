@@ -461,3 +461,17 @@ def test_static_arguments_shapes_rules_and_objects_are_in_it():
     model = Model()
     for model.rate in 3.0, 5.0:
         assert f"dense<{model.rate}" in model.by_place.lower(ONE, 1.0).as_text()
+
+
+@pytest.mark.slow
+def test_threads_have_overrides_of_their_own():
+    f = rg.jit(rg.sign)
+
+    def work(i):
+        with rg.gradient_override_map({"Sign": lambda dy: dy * i}):
+            return [rg.grad(f)(ONE).item() for _ in range(5)]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(work, i) for i in (1.0, 2.0, 3.0)]
+        assert rg.grad(f)(ONE).item() == 0.0
+        assert [each.result() for each in found] == [[i] * 5 for i in (1.0, 2.0, 3.0)]
