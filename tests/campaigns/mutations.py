@@ -2,20 +2,21 @@
 
 The built-in rule of every op type is broken in all ways that are listed here, one at a time. Some
 change what the rule answers: its sign, a factor of 2 or of 1.001, zeros, a transposition, entries
-in reverse, swapped inputs, a conjugate; some cut a path, so that only higher orders are wrong. Then
-the suite's own check, gradients of the samples against differences, runs on the rows of that op
-type. A mutant is *refused* if the check fails or the rule cannot run, *explained* if it returns
-what the rule returns on every input tried, edges among them, to third order: then it is the same
-rule. Otherwise it survives, and is *silent*. (The recorded run also changed the code of rules: an
-operator, a comparison, a number, a name. `python -m tests.campaigns.mutants` does that today, with
-all of src/regrad, and runs the tests that execute the line.)
+in reverse, swapped inputs, a conjugate; some cut a path, so that only higher orders are wrong.
+Others change its code: an operator, a comparison, a number, a function for its neighbour. Then the
+suite's own check, gradients of the samples against differences, runs on the rows of that op type. A
+mutant is *refused* if the check fails or the rule cannot run, *explained* if it returns what the
+rule returns on every input tried, edges among them, to third order: then it is the same rule.
+Otherwise it survives, and is *silent*.
 """
 
 import dis
 import functools
+import itertools
 import json
 import subprocess
 import sys
+import types
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,7 +135,7 @@ ANSWERS: dict[str, Function] = {
 }  # fmt: skip
 
 
-def mutants(site: Site) -> Iterator[tuple[str, Function]]:
+def of_answers(site: Site) -> Iterator[tuple[str, Function]]:
     """Mutants that change what a rule answers, or what it is given."""
     function, inputs = site.function, [entry.name for entry in OPS[site.op_type].inputs]
     is_complex = any(a.dtype.kind == "c" for row in rows_of(site.op_type) for a in row.inputs)
@@ -173,6 +174,115 @@ def _stale(function: Function, name: str, args: Any, names: Any) -> Any:
     given = dict(zip(parameters(function), args, strict=False)) | names
     given[name] = _each(rg.stop_gradient, given[name])
     return function(**given)
+
+
+# -- mutants of code -------------------------------------------------------------------------------
+
+OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "**": "*", "@": "*", "//": "/", "%": "/"}
+COMPARISONS = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "!=", "!=": "=="}
+BOUNDS = {"<": "<=", ">": ">=", "<=": "<", ">=": ">"}
+NAMES = {
+    "sin": "cos", "cos": "sin", "sinh": "cosh", "cosh": "sinh", "tan": "tanh", "tanh": "tan",
+    "exp": "expm1", "expm1": "exp", "log": "log1p", "log1p": "log", "sqrt": "square",
+    "square": "sqrt", "real": "imag", "imag": "real", "maximum": "minimum",
+    "minimum": "maximum", "floor": "ceil", "ceil": "floor",
+    "sum": "mean", "mean": "sum", "tril": "triu", "triu": "tril",
+    "argmax": "argmin", "argmin": "argmax", "logical_and": "logical_or", "rsqrt": "sqrt",
+    "logical_or": "logical_and", "greater": "less", "less": "greater", "sign": "ones_like",
+    "zeros_like": "ones_like", "ones_like": "zeros_like",
+}  # fmt: skip
+
+
+LEFT_OUT = {
+    "sum_to", "broadcast_to", "permute_dims", "reshape", "flip", "matrix_transpose", "_adjoint",
+    "conj", "real", "clip", "abs", "stop_gradient", "reciprocal", "tril", "triu",
+    "cumulative_sum", "expand_dims", "roll", "pad", "astype", "squeeze", "take_along_axis",
+    "_or_zero", "or_zero", "swapaxes", "moveaxis",
+}  # fmt: skip
+
+
+def of_code(function: Function) -> Iterator[tuple[str, Function]]:
+    """Mutants that differ in one instruction, one number or one name."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(function, types.FunctionType) or code is None:
+        return
+    for what, mutated, extra in [*_instructions(code), *_numbers(code), *_names(code)]:
+        scope = {**function.__globals__, **extra}
+        mutant = types.FunctionType(
+            mutated, scope, function.__name__, function.__defaults__, function.__closure__
+        )
+        mutant.__kwdefaults__ = function.__kwdefaults__
+        yield what, mutant
+
+
+Code = tuple[str, types.CodeType, dict[str, Any]]
+
+
+def _instructions(code: types.CodeType) -> Iterator[Code]:
+    symbols = {name: i for i, (_, name) in enumerate(dis._nb_ops)}  # pyright: ignore
+    for step in dis.get_instructions(code):
+        at = step.positions
+        where = f"line {at.lineno}:{at.col_offset}" if at else f"at {step.offset}"
+        if step.opname == "BINARY_OP" and (other := OPERATORS.get(step.argrepr)):
+            what = f"{step.argrepr} to {other}"
+            yield _with_byte(code, step.offset + 1, symbols[other], what, where)
+        elif step.opname == "COMPARE_OP":
+            for table in (COMPARISONS, BOUNDS):
+                if other := table.get(step.argrepr):
+                    byte = step.arg + _comparison(other) - _comparison(step.argrepr)
+                    what = f"{step.argrepr} to {other}"
+                    yield _with_byte(code, step.offset + 1, byte, what, where)
+        elif step.opname == "UNARY_NEGATIVE":
+            yield _with_byte(code, step.offset, dis.opmap["NOP"], "- left out", where)
+
+
+@functools.cache
+def _comparison(symbol: str) -> int:
+    """How this version of Python encodes a comparison."""
+    code = compile(f"a {symbol} b", "", "eval")
+    return next(s.arg for s in dis.get_instructions(code) if s.opname == "COMPARE_OP") or 0
+
+
+def _with_byte(code: types.CodeType, place: int, byte: int, what: str, where: str) -> Code:
+    raw = bytearray(code.co_code)
+    raw[place] = byte
+    return f"{what}, {where}", code.replace(co_code=bytes(raw)), {}
+
+
+def _numbers(code: types.CodeType) -> Iterator[Code]:
+    for i, value in enumerate(code.co_consts):
+        if type(value) in (int, float) and (i or code.co_consts[0] is not None):
+            for other in {value + 1, 2 * value, -value} - {value}:
+                consts = (*code.co_consts[:i], type(value)(other), *code.co_consts[i + 1 :])
+                yield f"{value} to {other}", code.replace(co_consts=consts), {}
+        elif isinstance(value, bool):
+            consts = (*code.co_consts[:i], not value, *code.co_consts[i + 1 :])
+            yield f"{value} to {not value}", code.replace(co_consts=consts), {}
+
+
+def _names(code: types.CodeType) -> Iterator[Code]:
+    """Another function for a name, or none; branches and parameters swapped."""
+    for i, name in enumerate(code.co_names):
+        others: dict[str, Function] = {}
+        if name in LEFT_OUT:
+            others["left out"] = _first
+        if name == "where":
+            others["swapped"] = lambda condition, a, b: rg.where(condition, b, a)
+        if other := NAMES.get(name):
+            others[f"to {other}"] = getattr(rg, other)
+        names = (*code.co_names[:i], "mutant", *code.co_names[i + 1 :])
+        for what, function in others.items():
+            yield f"{name} {what}", code.replace(co_names=names), {"mutant": function}
+    given = code.co_varnames[: code.co_argcount]
+    for i, j in itertools.combinations(range(1, len(given)), 2):
+        variables = list(code.co_varnames)
+        variables[i], variables[j] = variables[j], variables[i]
+        # (a rule asks by name, and its body finds its variables by place)
+        yield f"{given[i]} for {given[j]}", code.replace(co_varnames=tuple(variables)), {}
+
+
+def _first(x: Any, *args: Any, **options: Any) -> Any:
+    return x
 
 
 # -- the check -------------------------------------------------------------------------------------
@@ -280,6 +390,11 @@ def survivors() -> set[str]:
     record = json.loads((RESULTS / "F4.json").read_text(encoding="utf-8"))
     silent = [each["cases"] for each in record["classes"] if each["outcome"] == SILENT]
     return {case.partition(",")[0] for cases in silent for case in cases}
+
+
+def mutants(site: Site) -> Iterator[tuple[str, Function]]:
+    yield from of_answers(site)
+    yield from of_code(site.function)
 
 
 def run(job: str, quick: bool = False) -> Iterator[Verdict]:

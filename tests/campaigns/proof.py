@@ -11,10 +11,10 @@
 The campaigns: F1, a rule for every op type in every context (`fires`); F2, every gradient in every
 dtype and mode (`numerics`); F3, wrong answers of rules (`answers`); F4, broken rules that the tests
 must see (`mutations`); F5, random programs in every mode (`agreement`); F6, the ends of the range
-(`edges`); F8, threads and tasks (`concurrency`); F9, memory (`memory`); F10, interrupts
-(`interrupts`); F11, damaged files (`damage`); F12, calls that make no sense (`malformed`); F13,
-torch's own samples of its ops, in every way in which torch runs them (`torch_ops`); F14, modules of
-torch.nn, compiled (`compiled`).
+(`edges`); F7, eager, graph and compiled to the last digit (`ulps`); F8, threads and tasks
+(`concurrency`); F9, memory (`memory`); F10, interrupts (`interrupts`); F11, damaged files
+(`damage`); F12, calls that make no sense (`malformed`); F13, torch's own samples of its ops, in
+every way in which torch runs them (`torch_ops`); F14, modules of torch.nn, compiled (`compiled`).
 What is done is noted under `out/`; a second run
 of the same sources goes on from there. A campaign that is run whole writes its results to
 `tests/campaigns/results/F1.json` and so on, and what is not whole to `out/`.
@@ -38,13 +38,11 @@ from tests.helpers.paths import ROOT
 OUT = ROOT / "out"
 RESULTS = records.RESULTS
 MODULES = (
-    "fires", "numerics", "answers", "mutations", "agreement", "edges", "", "concurrency",
+    "fires", "numerics", "answers", "mutations", "agreement", "edges", "ulps", "concurrency",
     "memory", "interrupts", "damage", "malformed", "torch_ops", "compiled",
 )  # fmt: skip
-# (Graphs and compiled functions, which were F7, are compared with eager mode by the tests that
-# `make proof` runs afterwards.)
 CAMPAIGNS: dict[str, Any] = {
-    f"F{i}": import_module(f"tests.campaigns.{name}") for i, name in enumerate(MODULES, 1) if name
+    f"F{i}": import_module(f"tests.campaigns.{name}") for i, name in enumerate(MODULES, 1)
 }
 
 

@@ -59,6 +59,7 @@ def read(path: Path) -> dict[str, Any]:
 PARTS = {
     "F1": ("core", "graph", "ops", "transforms"), "F2": ("core", "ops"), "F3": ("autodiff", "core"),
     "F4": ("ops",), "F5": ("autodiff", "core", "graph", "ops", "transforms"), "F6": ("ops",),
+    "F7": ("graph", "ops", "transforms"),
     "F8": ("autodiff", "core", "transforms"), "F9": ("autodiff", "core", "transforms"),
     "F10": ("core", "transforms"), "F11": ("core/files.py", "train", "v1/training"),
     "F12": ("autodiff", "core", "ops", "transforms", "v1"), "F13": ("core", "torch"),
