@@ -3,14 +3,17 @@
 *Eager* programs are struck by the handler of a real signal at random moments: afterwards no tape,
 no override and no default graph or session may be in force. Training *loops*, in which compiled
 programs write over the arrays of Variables, get a real SIGINT from another process, again and
-again: all Variables must hold values that a whole number of steps has given, all of one step.
+again: all Variables must hold values that a whole number of steps has given, all of one step. The
+same in a *notebook*, by way of its kernel, where ipykernel is installed.
 
 A case is *delivered* where the KeyboardInterrupt came out and all was in order, *silent* where it
 was swallowed, or something was left in force or lost, *explained* where another library's finalizer
 or garbage callback swallowed it, and *broken* for another error.
 """
 
+import importlib.util
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -19,8 +22,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +31,6 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.core.state import BESIDE, OPEN, STATE, current
 from regrad.errors import UnusedOverrideWarning
-from tests.campaigns import memory
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, SILENT, Verdict, shown
 
 TITLE = "interrupts"
@@ -58,21 +59,55 @@ def decorated() -> None:
     rg.grad(lambda x: rg.sum(rg.sin(x)))(X)
 
 
-# Those of `memory` that leave nothing open between two calls.
-KINDS = ("variable_grads", "gradient of a gradient", "checkpoint", "scan", "vmap of a gradient",
-         "gradient of JAX data", "new graph", "torch override")  # fmt: skip
+def of_variables() -> None:
+    v = rg.Variable(X)
+    rg.variable_grads(lambda: rg.sum(rg.sin(v) * v))
 
 
-@cache
-def made(name: str) -> memory.Call:
-    return memory.KINDS[name].make(ExitStack())
+def twice() -> None:
+    rg.grad(lambda x: rg.sum(rg.grad(lambda z: rg.sum(rg.sin(z) * z))(x)))(X)
 
 
-EAGER: dict[str, Callable[[], Any]] = {
-    "scoped": scoped,
-    "decorated": decorated,
-    **{name: lambda name=name: made(name)(0) for name in KINDS},
-}
+def checkpointed() -> None:
+    rg.grad(lambda x: rg.sum(rg.checkpoint(lambda x: rg.sin(x) * x)(x)))(X)
+
+
+def looped() -> None:
+    rg.grad(lambda x: rg.scan(lambda c, e: (c * e, c), 1.0, x)[0])(X)
+
+
+def batched() -> None:
+    rg.vmap(rg.grad(lambda x: rg.sum(rg.sin(x) * x)))(np.stack([X, X]))
+
+
+def in_graph() -> None:
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        with tf.variable_scope("a"), graph.gradient_override_map({"Sin": "Identity"}):
+            x = tf.constant(X)
+            y = tf.sin(x)
+        session.run(tf.gradients(y, x))
+
+
+def double(dy: Any) -> Any:
+    return dy * 2.0
+
+
+def in_torch() -> None:
+    import torch
+
+    import regrad.torch
+
+    x = torch.ones(3, requires_grad=True)
+    with regrad.torch.gradient_override_map({"Relu": double}):
+        torch.relu(x).sum().backward()
+
+
+EAGER: dict[str, Callable[[], None]] = {
+    f.__name__: f
+    for f in (
+        scoped, decorated, of_variables, twice, checkpointed, looped, batched, in_graph, in_torch,
+    )
+}  # fmt: skip
 
 
 def left() -> str:
@@ -300,13 +335,71 @@ def interrupted(
                 loop = make()
 
 
+def in_notebook(kind: str, strikes: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Outcomes of interrupts of a cell that trains, by the kernel's manager."""
+    from jupyter_client.manager import start_new_kernel
+
+    rng = random.Random(seed)
+    manager, client = start_new_kernel(env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        name = f"from tests.campaigns import interrupts as m; loop = m.{kind}(); loop.step()"
+        assert "ready" in ran(client, f"{name}; print('ready')")
+        for _ in range(strikes):
+            cell = client.execute("print('running', flush=True)\nwhile True: loop.step()")
+            outputs(client, cell, until="running")
+            time.sleep(rng.random() * 0.02)
+            manager.interrupt_kernel()
+            try:
+                said = outputs(client, cell)
+            except TimeoutError as error:
+                manager.interrupt_kernel()
+                outputs(client, cell)
+                said = str(error)
+                theirs = "Exception ignored" in said and os.path.dirname(rg.__file__) not in said
+                yield (EXPLAINED if theirs else SILENT), f"swallowed: {said}"
+                continue
+            if "KeyboardInterrupt" not in said:
+                yield SILENT, "the interrupt was swallowed"
+            elif trouble := ran(client, "print(m.lost(loop))").strip():
+                yield SILENT, trouble
+                ran(client, name)
+            else:
+                yield DELIVERED, ""
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def ran(client: Any, code: str) -> str:
+    return outputs(client, client.execute(code))
+
+
+def outputs(client: Any, cell: str, until: str | None = None) -> str:
+    """What a cell prints and raises, to its end or to a word; TimeoutError says it too."""
+    found = ""
+    while True:
+        try:
+            message = client.get_iopub_msg(timeout=60)
+        except queue.Empty:
+            raise TimeoutError(found) from None
+        content = message["content"]
+        if message["parent_header"].get("msg_id") != cell:
+            continue
+        found += content.get("text", "") + content.get("ename", "")
+        if content.get("execution_state") == "idle" or (until and until in found):
+            return found
+
+
 # -- jobs ------------------------------------------------------------------------------------------
 
 
 def jobs(quick: bool = False) -> list[str]:
-    """`eager/scoped/0`, `loop/by_jit`."""
+    """`eager/scoped/0`, `loop/by_jit`, `notebook/by_jit`."""
     eager = [f"eager/{name}/{i}" for name in EAGER for i in range(1 if quick else CHUNKS)]
-    return [*eager, *[f"loop/{name}" for name in LOOPS]]
+    loops = [f"loop/{name}" for name in LOOPS]
+    has_kernel = importlib.util.find_spec("ipykernel") is not None
+    notebooks = [f"notebook/{name}" for name in LOOPS] if has_kernel and not quick else []
+    return [*eager, *loops, *notebooks]
 
 
 def run(job: str, quick: bool = False) -> list[Verdict]:
@@ -314,8 +407,10 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
     kind, name, *seed = job.split("/")
     if kind == "eager":
         found = struck(EAGER[name], STRIKES // 10 if quick else STRIKES, int(seed[0]))
-    else:
+    elif kind == "loop":
         found = interrupted(LOOPS[name], STRIKES // 20 if quick else STRIKES, 0)
+    else:
+        found = in_notebook(name, STRIKES // 4, 0)
     return [Verdict(f"{job} {i}", *outcome) for i, outcome in enumerate(found)]
 
 
