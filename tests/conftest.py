@@ -133,6 +133,16 @@ def pytest_terminal_summary(terminalreporter):
 # -- fixtures --------------------------------------------------------------------------------------
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """Check that JAX, which keys its traces by overrides, knows those in force after a test."""
+    result = yield
+    if (scopes := sys.modules.get("regrad.jax.scopes")) and scopes.is_behind():
+        scopes._tell(None)
+        pytest.fail("JAX was told of other overrides than are in force after the test")
+    return result
+
+
 @pytest.fixture(autouse=True, scope="module")
 def small_heap():
     """What lives on from former modules (JAX's programs, mostly) is not searched for garbage again.

@@ -164,3 +164,29 @@ def test_overrides_that_jax_does_not_know_of_are_refused():
     with pytest.raises(GradientError, match="brought here from another thread or task"):
         context.run(f, VALUES)
     np.testing.assert_allclose(f(VALUES), derivative(1), rtol=1e-3)
+
+
+def gradient_in_a_context_with(rules):
+    """Take a gradient in a task that outlives the scope in which it was started."""
+    with rg.gradient_override_map(rules):
+        rg.tanh(1.0)
+        context = contextvars.copy_context()
+    context.run(rg.grad(rg.tanh), 1.0)
+
+
+def held_back(rules):
+    """Take a gradient in a gradient function that was made under the rules."""
+    custom = rg.custom_grad(lambda x: (x, lambda dy: dy * rg.grad(rg.tanh)(x)))
+    with rg.gradient_override_map(rules):
+        pull = rg.vjp(custom, 1.0)[1]
+    pull(rg.scalar(1.0))
+
+
+@pytest.mark.parametrize("use", [gradient_in_a_context_with, held_back])
+def test_jax_takes_back_what_it_was_told(use):
+    """A trace that JAX keeps under rules which are not in force would be used where they are."""
+    f = gradient()
+    use(A)
+    np.testing.assert_allclose(f(VALUES), derivative(1), rtol=1e-3)
+    with under(A):
+        np.testing.assert_allclose(f(VALUES), 5.0, rtol=1e-6)

@@ -131,6 +131,7 @@ class gradient_override_map(Scope[OpBinding]):
         while before is not None and before.left is not None:
             before = before.left[0]
             STATE.set(before)
+            tell_followers(before)
         self._warn_unless_hit()
 
     def _inside(self, before: State | None) -> State:

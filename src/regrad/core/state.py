@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -129,18 +129,36 @@ class State:
         return not self.plain and any(tape.opens for tape in self.tapes)
 
 
-# Who else is told which overrides are in force in this thread, as scopes are entered and left:
-# `regrad.jax`, whose host keeps traces by what it knows.
-FOLLOWERS: list[Callable[[Overrides], None]] = []
+# Who else is told which overrides are in force in this thread: `regrad.jax`, since JAX keeps traces
+# by what it is told. Each returns a function that takes it back.
+FOLLOWERS: list[Callable[[Overrides], Callable[[], None]]] = []
+
+TakeBack: TypeAlias = Sequence[Callable[[], None]]
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
 current: Callable[[], State | None] = STATE.get
 
 
-def tell_followers(state: State | None) -> None:
-    """Tell all who follow what is in force in a state that is being entered, or gone back to."""
-    for tell in FOLLOWERS:
-        tell(None if state is None else state.overrides)
+def tell_followers(state: State | None) -> list[Callable[[], None]]:
+    """Tell the followers which overrides a state has; return the functions that take it back."""
+    overrides = None if state is None else state.overrides
+    return [tell(overrides) for tell in FOLLOWERS]
+
+
+def change_to(state: State | None, before: State | None) -> TakeBack:
+    """Put a state in force in place of another; return the functions that `go_back` needs."""
+    told: TakeBack = ()
+    if FOLLOWERS and (state and state.overrides) is not (before and before.overrides):
+        told = tell_followers(state)
+    STATE.set(state)
+    return told
+
+
+def go_back(before: State | None, told: TakeBack) -> None:
+    """Put back the state that was in force (first of all: a signal may raise after a call)."""
+    STATE.set(before)
+    for take_back in told:
+        take_back()
 
 
 def open_tapes(state: State) -> tuple[Tape, ...]:
@@ -158,11 +176,12 @@ def open_tapes(state: State) -> tuple[Tape, ...]:
 def in_state(state: State | None) -> Generator[None]:
     """Run a block under `state`, and put the former one back however the block ends."""
     before = current()
+    told: TakeBack = ()
     try:
-        STATE.set(state)
+        told = change_to(state, before)
         yield
     finally:
-        STATE.set(before)
+        go_back(before, told)
 
 
 HELD = "held"
@@ -195,12 +214,13 @@ def is_held(key: object) -> bool:
 def masked() -> Generator[None]:
     """Run a block without overrides: what the library does for itself is not the user's op."""
     before = current()
+    told: TakeBack = ()
     try:
         if before is not None and before.overrides is not None:
-            STATE.set(before.overriding(None))
+            told = change_to(before.overriding(None), before)
         yield
     finally:
-        STATE.set(before)
+        go_back(before, told)
 
 
 def watchers(tensor_id: int) -> list[Tape]:

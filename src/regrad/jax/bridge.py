@@ -14,13 +14,13 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import JAX, is_array
 from regrad.core.rule import place
-from regrad.core.state import current
+from regrad.core.state import current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import trace_around, trace_of
 from regrad.jax.primitives import Arrays, EquationGradient, fit, is_float, run_op
-from regrad.jax.scopes import check, follow, nothing_in_force
+from regrad.jax.scopes import check, follow
 from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import BodyFunction, pullback
 from regrad.transforms.region import (
@@ -188,7 +188,7 @@ def _make_runner(flat: Flat) -> Callable[..., list[Any]]:
     """A flat function on arrays, with nothing in force."""
 
     def run(*xs: Any) -> list[Any]:
-        with nothing_in_force():
+        with in_state(None):
             return [JAX_data(y) for y in flat([wrap(x) for x in xs])]
 
     return run
@@ -222,7 +222,7 @@ class RegradGradient(EquationGradient):
     def pull(self, xs: Arrays, ys: Arrays | None, dys: Arrays, wanted: Sequence[int]) -> Arrays:
         used = [(i, dy) for i, dy in zip(self.reached, dys, strict=True) if dy is not None]
         back = pullback(self.flat, len(xs), Passage(wanted, [i for i, _ in used]))
-        with nothing_in_force():
+        with in_state(None):
             given = [*xs, *[conjugate(dy) for _, dy in used]]
             dxs = bridge(back, given, f"the gradient of {self.name}")
         pairs = zip(wanted, dxs, strict=True)

@@ -8,18 +8,17 @@ Here these values are the rules and the default dtype, from the first call of `f
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from regrad.core import promotion, state
 from regrad.core.bindings import Overrides
-from regrad.core.blocks import block
 from regrad.core.jobs import CARRIERS
 from regrad.core.rule import identity_of
 from regrad.core.scopes import refuse_once
-from regrad.core.state import current, in_state, is_held
+from regrad.core.state import current
 from regrad.errors import GradientError
 from regrad.transforms.jit import in_order
 
@@ -55,9 +54,11 @@ def follow() -> None:
         _tell(_in_force())
 
 
-def _tell(overrides: Overrides) -> None:
-    """Tell JAX which overrides are in force in this thread, until it is told of others."""
-    _RULES(Rules(overrides)).__enter__()
+def _tell(overrides: Overrides) -> Callable[[], None]:
+    """Tell JAX which overrides are in force in this thread; return what takes that back."""
+    told = _RULES(Rules(overrides))
+    told.__enter__()
+    return lambda: told.__exit__(None, None, None)
 
 
 def _in_force() -> Overrides:
@@ -65,33 +66,25 @@ def _in_force() -> Overrides:
     return None if now is None else now.overrides
 
 
+def is_behind() -> bool:
+    """Return whether JAX was told of other overrides than are in force."""
+    return (_RULES.value or Rules(None)) != Rules(_in_force())
+
+
 def check(name: str) -> None:
     """Raise where JAX would keep a trace as one without the rules that are in force."""
     overrides = _in_force() or {}
     refuse_once(name, overrides)
-    if all(map(is_held, overrides)):
-        return
     if places := [p for b in overrides.values() if (p := getattr(b, "place", None)) is not None]:
         raise GradientError(
             f"{name}: the key {places[0]!r} says where its rule holds, and JAX keeps one trace of "
             "the function for all places. Open the scope inside the function that is given to "
             "from_regrad."
         )
-    if _RULES.value != Rules(overrides):
+    if is_behind():
         raise GradientError(
-            f"{name}: an override is in force that was brought here from another thread or task, "
-            "of which JAX does not know: it would use what it keeps for other rules. Open the "
-            "scope in the thread or task that calls the function, and do not await in it."
+            f"{name}: an override was brought here from another thread or task, or is in force in "
+            "another task of this thread, and JAX does not know: it would use what it keeps for "
+            "other rules. Open the scope in the thread or task that calls the function, and do not "
+            "await in it."
         )
-
-
-@block
-def nothing_in_force() -> Generator[None]:
-    """Run a rule, which no override concerns."""
-    before = _RULES.value
-    try:
-        with in_state(None):
-            _tell(None)
-            yield
-    finally:
-        _RULES(before).__enter__()
