@@ -209,7 +209,7 @@ def test_names_that_it_does_not_have_are_refused_when_the_scope_opens():
 
 
 def test_untouched_says_where_a_function_is():
-    with override({"Tanh": optional(lambda dy: dy)}) as used:
+    with override({"Tanh": optional(lambda dy: dy)}, watch=True) as used:
         SuperSpike.apply(leaf(*V), TEN) * 2
     assert f"{__name__}.SuperSpike (autograd.Function)" in [r[0] for r in used.untouched().rows]
 

@@ -281,7 +281,7 @@ def test_functions(key):
 
 def test_reports_show_paths():
     model = make()
-    with override({at("layers.0", "Relu"): seven}, model=model) as used:
+    with override({at("layers.0", "Relu"): seven}, model=model, watch=True) as used:
         found = gradients(model)
     check(found, acts(0))
     used.assert_fired()

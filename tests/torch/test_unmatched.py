@@ -60,6 +60,10 @@ KNOWN = {
     "a number": lambda x: x * x.max().item(),
     "made of others": lambda x: torch.where(x > 0, x.square(), x).reshape(2, 2).flatten(),
     "of torch.nn.functional": lambda x: torch._C._nn.gelu(x),
+    "written in Python": lambda x: F.leaky_relu(F.layer_norm(x, (4,))),
+    "of several": lambda x: torch.chunk(x, 2)[0].repeat(2),
+    "in a list": lambda x: torch.cat([x, x])[:4],
+    "transformed": lambda x: torch.vmap(lambda each: each * 2)(x),
 }
 
 
@@ -70,12 +74,6 @@ def test_single_ops_in_a_function_are_known_by_their_names(name, watched):
     assert not watched
 
 
-class Ours(torch.Tensor):
-    """A subclass, whose class might decide on what ops are."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-
 def beside(f):
     return lambda x: (f(x), x * 1)[1]
 
@@ -83,9 +81,7 @@ def beside(f):
 TANH, IDENTITY = {"Tanh": lambda dy: dy}, {"Identity": lambda dy: dy}
 WATCHED = {
     "made of others": (beside(torch.diff), TANH),
-    "written in Python": (beside(F.silu), TANH),
-    "of several": (beside(lambda x: torch.chunk(x, 2)), TANH),
-    "in a list": (beside(lambda x: torch.cat([x, x])), TANH),
+    "written in Python": (beside(lambda x: F.normalize(x, dim=0)), TANH),
     "a name that another op has": (beside(lambda x: torch.ops.aten.mul(x, x)), TANH),
     "a copy of what was conjugated lazily, say": (torch.exp, IDENTITY),
 }
@@ -96,16 +92,6 @@ def test_all_else_is_watched_each_time(name, watched):
     for count in (1, 2):
         runs(*WATCHED[name])
         assert len(watched) == count
-
-
-@pytest.mark.parametrize("f", [
-    lambda x: (x.clone().as_subclass(Ours) * 2).as_subclass(torch.Tensor),
-    lambda x: torch.vmap(lambda each: each * 2)(x),
-], ids=["subclasses", "transformations"])  # fmt: skip
-def test_where_ops_may_be_parted_all_is_watched(f, watched):
-    for count in (1, 2):
-        runs(f)
-        assert len(watched) >= count
 
 
 HIDING = {
@@ -148,7 +134,7 @@ def test_a_function_runs_what_its_name_says(name):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             options = kwargs or {}
             known = below.types_run_by(func)
-            if known is None or not below.are_plain(args, options):
+            if known is None:
                 return func(*args, **options)
             with below.Below() as seen:
                 result = func(*args, **options)
@@ -167,15 +153,17 @@ def test_a_function_runs_what_its_name_says(name):
 
 def test_one_node_of_a_kind_is_looked_at_once_and_counted_each_time():
     x = torch.ones(3, requires_grad=True)
-    with override(SINE) as used:
-        for _ in range(3):
-            torch.relu(x)
-        F.linear(x, torch.ones(2, 3, requires_grad=True))
+    for watch in (False, True):
+        with override(SINE, watch=watch) as used:
+            for _ in range(3):
+                torch.relu(x)
+            F.linear(x, torch.ones(2, 3, requires_grad=True))
+        rows = used.untouched().rows
+        assert [r[:2] for r in rows] == [
+            ("Relu", "3"), ("torch.nn.functional.linear (MatMul)", "1"),
+        ]  # fmt: skip
     line = test_one_node_of_a_kind_is_looked_at_once_and_counted_each_time.__code__.co_firstlineno
-    assert [(r[0], r[1]) for r in used.untouched().rows] == [
-        ("Relu", "3"), ("torch.nn.functional.linear (MatMul)", "1"),
-    ]  # fmt: skip
-    assert [int(r[2].rpartition(":")[2]) - line for r in used.untouched().rows] == [4, 5]
+    assert [int(r[2].rpartition(":")[2]) - line for r in rows] == [5, 6]
 
 
 PLACES = {
@@ -197,11 +185,11 @@ InTwoParts.generate_vmap_rule = True
 def test_functions_of_others_are_listed_wherever_they_run(own, place):
     x = torch.ones(3, requires_grad=True)
     name = f"{__name__}.{own.__qualname__} (autograd.Function)"
-    with override(SINE) as used:
+    with override(SINE, watch=True) as used:
         PLACES[place](own.apply, x)
         own.apply(x.detach())
     assert [r[1] for r in used.untouched().rows if r[0] == name] == ["1"]
-    with override({own: lambda dy, x: 7 * dy, **SINE}) as used:
+    with override({own: lambda dy, x: 7 * dy, **SINE}, watch=True) as used:
         PLACES[place](own.apply, x)
     assert name not in str(used.untouched())
 
@@ -209,7 +197,7 @@ def test_functions_of_others_are_listed_wherever_they_run(own, place):
 def test_a_function_without_a_gradient_is_not_listed():
     own = function_of(lambda x: x * 1)
     x = torch.ones(3, requires_grad=True)
-    with override(SINE) as used:
+    with override(SINE, watch=True) as used:
         with torch.no_grad():
             own.apply(x)
         function_of(lambda x: own.apply(x)).apply(x)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import starmap
 from typing import Any
 
 ABSENT: Any = object()  # stands for an attribute that an owner does not have of its own
@@ -21,7 +24,14 @@ class Replacements:
 
     def __init__(self, find: Callable[[], Iterable[Entrance]]) -> None:
         self._find = find  # called at the first `make`: it may import much
-        self._rows: list[list[Any]] = []  # owner, name, maker, old value, new value
+        self._makers: list[Callable[[Any], Any]] = []
+        self._owners: list[Any] = []
+        self._names: list[str] = []
+        self._reads: list[Callable[[], Any]] = []  # what each owner holds by its name now
+        self._old: list[Any] = []
+        self._new: list[Any] = []
+        self._had: list[Any] = []  # owner, name and old value, of what is put back
+        self._lacked: list[Any] = []  # owner and name, of what is deleted again
         self._are_made = False
 
     def make(self) -> None:
@@ -29,23 +39,30 @@ class Replacements:
         if self._are_made:
             return
         self._are_made = True  # (first: a finalizer may open a scope of its own meanwhile)
-        if not self._rows:
-            self._rows += [[*entrance, _UNSEEN, None] for entrance in self._find()]
-        for row in self._rows:
-            owner, name, maker, old, new = row
-            now = vars(owner).get(name, ABSENT)
-            if now is not old:
-                row[3:] = now, (new := maker(now))
-            setattr(owner, name, new)
+        if not self._makers:
+            for owner, name, maker in self._find():
+                self._owners.append(owner)
+                self._names.append(name)
+                self._reads.append(partial(vars(owner).get, name, ABSENT))
+                self._makers.append(maker)
+            self._old = [_UNSEEN] * len(self._makers)
+            self._new = [None] * len(self._makers)
+        now = [read() for read in self._reads]
+        if not all(map(operator.is_, now, self._old)):
+            for i, (old, make) in enumerate(zip(now, self._makers, strict=True)):
+                if old is not self._old[i]:
+                    self._new[i] = make(old)
+            self._old = now
+            rows = [*zip(now, self._owners, self._names, strict=True)]
+            self._had = [(*row, old) for old, *row in rows if old is not ABSENT]
+            self._lacked = [row for old, *row in rows if old is ABSENT]
+        any(map(setattr, self._owners, self._names, self._new))  # (a loop in C)
 
     def undo(self) -> None:
         """Put everything back."""
         if self._are_made:
-            for owner, name, _, old, _ in reversed(self._rows):
-                if old is ABSENT:  # (as `put_back`: a call less for each)
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, old)
+            any(starmap(setattr, self._had))
+            any(starmap(delattr, self._lacked))
             self._are_made = False
 
 

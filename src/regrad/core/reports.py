@@ -249,12 +249,11 @@ class Untouched:
     """Counts the differentiable ops that kept their own gradient, by name and source line."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str, str], int] = {}
+        self.counts: Counter[tuple[str, str, str]] = Counter()  # the line and path may be ""
 
     def note(self, name: str, where: str, count: int = 1, path: str = "") -> None:
         """An op ran and kept its gradient (in the module with a path, where the map names any)."""
-        key = name, where, path
-        self.counts[key] = self.counts.get(key, 0) + count
+        self.counts[name, where, path] += count
 
     def add(self, other: Untouched) -> None:
         """Count what another one counted."""
@@ -272,7 +271,9 @@ class Untouched:
             wanted = {name.rpartition(".")[2] for name in only}
             rows = [row for row in rows if wanted & set(re.findall(r"[^\s(),.]+", row[0][0]))]
         cells = [(path, name, str(n), where) for (name, where, path), n in rows]
-        return without_empty(("module", "op", "calls", "source line"), cells)
+        end = 4 if any(row[3] for row in cells) else 3
+        headings = ("module", "op", "calls", "source line")[:end]
+        return without_empty(headings, [row[:end] for row in cells])
 
 
 class Table:

@@ -9,15 +9,23 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dis import get_instructions
 from functools import cache
-from types import BuiltinFunctionType, MethodDescriptorType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from regrad.torch.composites import fused
-from regrad.torch.host import DisableTorchFunction, DispatchMode, is_transformed
-from regrad.torch.host.bodies import lines_of
+from regrad.torch.host import NATIVE, DisableTorchFunction, DispatchMode
+from regrad.torch.host.bodies import CHECKS, lines_of
 from regrad.torch.host.running import (
     Packet,
     body_of,
@@ -27,7 +35,7 @@ from regrad.torch.host.running import (
     with_tensors,
 )
 from regrad.torch.nodes import node_named, types_of
-from regrad.torch.optypes import families, following, functions_named
+from regrad.torch.optypes import families, following, functions_named, spellings
 
 # Which calls of an ATen op are an op of the type, where its name alone does not tell.
 WHEN: dict[str, dict[str, Callable[..., bool]]] = {
@@ -88,56 +96,126 @@ def _types(name: str) -> frozenset[str]:
     return frozenset({*named, *types_of(node_named(plain)), *types_of(f"{plain}Backward")})
 
 
-# What functions run that have no ATen op of their name, or one that is made of others.
+# What functions run below autograd that have no ATen op of their name, or one that is made of
+# others: the ATen ops, and more rather than less.
 _RUN: dict[str, tuple[str, ...]] = {
     name: tuple(ops.split())
     for names, ops in {
-        "to float double half bfloat16 int long bool type_as": "_to_copy",
-        "size dim numel is_floating_point is_complex data_ptr": "",
+        "to float double half bfloat16 int long bool type type_as": "_to_copy",
+        "size dim ndimension numel is_floating_point is_complex data_ptr stride tolist": "",
+        "is_contiguous requires_grad_ element_size storage_offset get_device nelement": "",
         "reshape view_as flatten contiguous": "view _unsafe_view",
-        "item": "_local_scalar_dense",
+        "item __bool__ __float__ __int__ __index__": "_local_scalar_dense",
         "square": "pow",
         "where": "where nonzero",
         "max": "max maximum",
         "min": "min minimum",
+        "expand_as broadcast_to broadcast_tensors": "expand",
+        "pad": "constant_pad_nd reflection_pad2d replication_pad2d slice copy cat",
+        "nll_loss nll_loss2d nll_loss_nd": "nll_loss_forward",
+        "chunk split split_with_sizes tensor_split narrow": "split slice",
+        "__getitem__": "slice select index unsqueeze view",
+        "__setitem__": "slice select index_put unsqueeze view copy fill",
+        "__add__ __radd__ __iadd__": "add",
+        "__sub__ __isub__": "sub",
+        "__mul__ __rmul__ __imul__": "mul",
+        "__truediv__ __itruediv__ __div__ __idiv__": "div",
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d": "convolution",
+        "batch_norm instance_norm": "native_batch_norm mul add view",
+        "layer_norm": "native_layer_norm mul add",
+        "group_norm": "native_group_norm mul add view",
+        "dropout dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ "
+        "feature_alpha_dropout feature_alpha_dropout_": "native_dropout bernoulli mul div add",
+        "max_pool1d": "max_pool2d_with_indices squeeze unsqueeze",
+        "max_pool2d": "max_pool2d_with_indices",
+        "max_pool3d": "max_pool3d_with_indices",
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d": "mean view",
+        "softmax": "_softmax",
+        "log_softmax": "_log_softmax",
     }.items()
     for name in names.split()
 }
+_UPSAMPLE = "linear1d bilinear2d trilinear3d bicubic2d nearest1d nearest2d nearest3d"
+_RUN |= {f"upsample_{name}": (f"upsample_{name}",) for name in _UPSAMPLE.split()}
 # What the dispatcher itself puts before an op: conversions (of autocast), and what was left for
 # later (a conjugate).
 _BEFORE = ("_to_copy", "clone", "conj_physical", "neg")
-_OF_C = (BuiltinFunctionType, MethodDescriptorType)
+_OF_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 
 
 @following
 def types_run_by(func: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the op types that a function may run below autograd; None if only its run can tell.
+    """Return the op types that a function of torch may run; None if only its run can tell.
 
-    A function that torch writes in C++ calls the ATen op of its name. Where that is made of no
-    others, and its arguments are plain, it is dispatched as it is: what its kernel calls in turn
-    is not dispatched to modes, so that watching it would tell no more than its name.
+    The table of composites says so, or the ATen op of the function's name. Where that is made of no
+    others, it is dispatched as it is: what its kernel calls in turn is not dispatched to modes.
+    A function that torch writes in Python runs the functions that its code names.
     """
     name = getattr(func, "__name__", "")
+    if func in fused():
+        own = {spellings()[func].family.type} if func in spellings() else set[str]()
+        return frozenset(own.union(_before(), *[row.contains for row in fused()[func]]))
+    if isinstance(func, FunctionType):
+        called = called_by(func)
+        found = [types_run_by(each) for each in called or (None,) if type(each) is not FunctionType]
+        return None if None in found else frozenset().union(*filter(None, found))
     if not isinstance(func, _OF_C) or func not in functions_named(name):
         return None
     packet = getattr(torch.ops.aten, name, None)
     if name not in _RUN and not (isinstance(packet, Packet) and is_single(packet)):
         return None
-    return frozenset().union(*map(_types, (*_RUN.get(name, (name,)), *_BEFORE)))
+    return _before().union(*map(_types, _RUN.get(name, (name,))))
 
 
-_PLAIN = {
-    torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device, torch.memory_format,
-    bool, int, float, complex, str, type(None),
+@following
+def _before() -> frozenset[str]:
+    return frozenset().union(*map(_types, _BEFORE))
+
+
+# Operators in code, which are `BINARY_OP` and have no names.
+_SYMBOLS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow", "@": "matmul", "%": "remainder",
+    "//": "floor_divide", "<<": "bitwise_left_shift", ">>": "bitwise_right_shift",
+    "&": "bitwise_and", "|": "bitwise_or", "^": "bitwise_xor",
 }  # fmt: skip
 
 
-def are_plain(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Return whether no argument is of a subclass, and no transformation takes ops apart."""
-    if is_transformed():
-        return False
-    plain = _PLAIN.issuperset(map(type, args))
-    return plain and (not options or _PLAIN.issuperset(map(type, options.values())))
+@following
+def called_by(function: FunctionType) -> frozenset[Any] | None:
+    """Return the functions of torch that one which torch writes in Python may run, by its names.
+
+    (They are more than it runs: a name stands for all functions that torch has by it.) None for a
+    function whose names do not tell.
+    """
+    found: list[Any] = [function]
+    for each in found:  # which grows
+        if not isinstance(each, FunctionType) or (each in fused() and each is not function):
+            continue
+        names = names_of_code(each.__code__)
+        if not (each.__module__ or "").startswith("torch") or not _OUT_OF_SIGHT.isdisjoint(names):
+            return None
+        new = [cell.cell_contents for cell in each.__closure__ or ()]
+        for name in names - CHECKS - {"handle_torch_function"}:
+            helper = each.__globals__.get(name)
+            if getattr(helper, "__module__", None) in (each.__module__, function.__module__):
+                new.append(helper)
+            name = _SYMBOLS.get(name, name)
+            new += [getattr(place, name, None) for place in _IN_CODE]
+        called = (f for f in new if isinstance(f, (*_OF_C, FunctionType)))
+        found += [f for f in dict.fromkeys(called) if f not in found]
+    return frozenset(found)
+
+
+_IN_CODE = (torch, torch.Tensor, F, *NATIVE)
+_OUT_OF_SIGHT = {"apply", "ops", "linalg", "fft", "special", "sparse", "nested"}
+
+
+def names_of_code(code: CodeType) -> frozenset[str]:
+    """Return the names and the symbols of operators in the code of a function."""
+    names = {*code.co_names}
+    names |= {i.argrepr.rstrip("=") for i in get_instructions(code) if i.opname == "BINARY_OP"}
+    inner = [names_of_code(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return frozenset(names.union(*inner))
 
 
 # -- TorchScript ----------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def _unasked(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     values = any(scope._ruleset.values for scope in SCOPES.get())
     if node.op != "call_function" or not (values or torch.is_grad_enabled()):
         return None
-    rows, *_ = SCOPES.get()[-1]._mode.traced.get(node.target, ((),))
+    rows, *_ = (SCOPES.get()[-1]._mode.traced or {}).get(node.target, ((),))
     fit = (parts for when, parts in rows if when is None or when(*args, **options))
     return next((parts for parts in fit if not parts.refused), None)
 
@@ -228,13 +228,15 @@ def _look(
     for scope in SCOPES.get():
         ruleset = scope._ruleset
         note = Untouched()
+        where = (line_of(node), path_here(scope)) if scope._watch else ("", "")
         try:
             if function not in ruleset.coverage.left:
                 _refuse_unasked(ruleset, function, args, options, result)
                 scope._mode.refuse_fused(function, args, options)
                 ruleset.coverage.watch.look(
-                    function, start, result, note, lambda: line_of(node), path_here(scope)
-                )
+                    function, start, result,
+                    lambda shown, _, note=note, at=where: note.note(shown, at[0], path=at[1]),
+                )  # fmt: skip
             found.append((scope, note))
         except PassedOverError as error:
             found.append((scope, error))

@@ -48,7 +48,7 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.bodies import is_python, with_fast_path
 from regrad.torch.host.running import is_called_by_inductor, wants_gradient
-from regrad.torch.modes import Mode
+from regrad.torch.modes import Mode, ask_mode
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, open_here, path_here
@@ -229,7 +229,8 @@ def _note_function(function: Any, args: Sequence[Any]) -> None:
     if not any(function in scope._ruleset.coverage.functions for scope in scopes):
         name = f"{function.__module__}.{function.__qualname__} (autograd.Function)"
         for scope in scopes:
-            scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
+            if scope._watch:
+                scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
 
 
 @replacing
@@ -246,7 +247,9 @@ def _intercept_script(old: Any, self: Any, *args: Any, **options: Any) -> Any:
     })  # fmt: skip
     if wanted:
         types = f" ({', '.join(sorted(below.types))})" if below.types else ""
-        SCOPES.get()[-1]._untouched.note(name[4:] + types, find_caller(LIBRARIES))
+        scope = SCOPES.get()[-1]
+        where = find_caller(LIBRARIES) if scope._watch else ""
+        scope._untouched.note(name[4:] + types, where)
     return y
 
 
@@ -334,6 +337,7 @@ def _entrances() -> Sequence[Entrance]:
 
         of checkpoints     a function that will run again takes its scopes along
         `running`          it is known which Function runs, and with what arguments
+        of Python          functions that torch writes in Python ask our modes in fewer steps
         backward passes    what runs ops in them, runs under the scopes
         of TorchScript     a program with an overridden op is refused, and others are noted
         of CUDA graphs     one that was captured under other rules, or none, is refused
@@ -350,6 +354,8 @@ def _entrances() -> Sequence[Entrance]:
         *_find(CHECKPOINTS, _CHECKPOINT, "_CheckpointFrame.__init__", _intercept_recomputation,
                takes("self", "recompute_fn")),
         *running.entrances(_note_function),
+        *_find(OVERRIDES, "torch.nn", "functional.handle_torch_function", ask_mode,
+               takes("public_api", "relevant_args", "args", "kwargs")),
         *_find(OVERRIDES, "torch.autograd", "_engine_run_backward", _intercept_backward),
         *_find(OVERRIDES, "torch", "ScriptMethod.__call__", _intercept_script),
         *_find(OVERRIDES, "torch", "jit.ScriptFunction.__call__", _intercept_script),

@@ -29,31 +29,36 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.overrides
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from regrad.core.callers import find_caller
-from regrad.torch.below import are_plain, types_run_by
+from regrad.torch.below import called_by, types_run_by
 from regrad.torch.bridge import is_differentiable
+from regrad.torch.composites import fused
 from regrad.torch.enclosing import call_within, find_decider, is_left
 from regrad.torch.host import (
     DisableTorchFunction,
     current_pass,
     is_torch_function_enabled,
     number_of,
+    pop_mode,
+    push_mode,
     sequence_nr,
 )
 from regrad.torch.host.bodies import ONE_CALL
 from regrad.torch.host.running import Overload, body_of, in_program
-from regrad.torch.nodes import LIBRARIES, Watch, tensors
+from regrad.torch.nodes import LIBRARIES, Watch, describe, is_returned, tensors
 from regrad.torch.open_scopes import SCOPES
+from regrad.torch.optypes import families, spellings
 from regrad.torch.places import path_here
 from regrad.torch.replacing import find_hidden
 from regrad.torch.subclasses import has_own_protocol
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
 
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
+_NO_TENSORS = {torch.Size, int, bool, float, type(None), torch.dtype, torch.device}
 BACKWARD = (torch.Tensor.backward,)  # in which gradients run, and no ops of the user's
 
 # The op types that jump, and the functions by which programs jump out of sight of autograd.
@@ -94,14 +100,34 @@ METHODS: tuple[tuple[Any, Callable[..., Any]], ...] = (
 )
 
 
+class Row:
+    """What happens to the calls of one torch function under a set of rules.
+
+    Args:
+        way: runs a call. None for a function that runs no overridden op: it runs as it is.
+
+    `kinds` holds the kinds of nodes that results of the function have had, none of an overridden
+    op type. A result with a node of another kind is looked at. `shown` is the function as reports
+    show it, with no line and no path.
+    """
+
+    __slots__ = ("kinds", "shown", "way")
+
+    def __init__(self, way: Way | None) -> None:
+        self.way = way
+        self.kinds: set[type] = set()
+        self.shown: tuple[str, str, str] = ("", "", "")
+
+
 class Mode(torch.overrides.TorchFunctionMode):
     """The mode that torch asks before each of its functions, in one scope."""
 
     ruleset: Rules
-    ways: DispatchTable
+    rows: DispatchTable
     # For torch.compile, which cannot run our code as it traces (see `RuleSet.prepare`):
-    # the parts of a function (when, and what runs then), its rule, and the body to look into
-    traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]] = {}
+    # the parts of a function (when, and what runs then), its rule, and the body to look into.
+    # None until something is compiled under these rules.
+    traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]] | None = None
     watch: Watch
     divides: bool  # whether there is a rule for RealDiv here or around
     passes: int = 0  # how many backward passes run
@@ -111,6 +137,11 @@ class Mode(torch.overrides.TorchFunctionMode):
     def __init__(self, scope: Any) -> None:
         super().__init__()
         self.scope = scope
+        self.counts: Counter[tuple[str, str, str]] = Counter()  # of what keeps its own gradient
+        if scope is not None:
+            self.counts = scope._untouched.counts
+            if scope._watch:
+                self.rows = self.ruleset.watched
 
     @property
     def is_closed(self) -> bool:
@@ -124,23 +155,73 @@ class Mode(torch.overrides.TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if is_dynamo_compiling():
+        # (This runs for each function of torch in a scope, and calls as little as it can.)
+        if self.traced is not None and is_dynamo_compiling():
             return self._run_traced(func, args, kwargs or {})
-        options = kwargs or {}
         if self.passes and in_program():
-            return func(*args, **options)  # (a compiled program has its rules built in)
+            return func(*args, **kwargs or {})  # (a compiled program has its rules built in)
         if self.scope not in SCOPES.get():
-            if self.passes and not SCOPES.get() and current_pass() >= 0:
-                with self.around_backward():  # a thread of the engine
-                    return func(*args, **options)
-            return func(*args, **options)  # another task of this thread runs
+            return self._run_elsewhere(func, args, kwargs or {})
         # A subclass of Tensor with a protocol of its own decides what its functions mean. It calls
         # torch again, on plain tensors, for which the mode must still be open.
         if types and types != _PLAIN and is_torch_function_enabled():
             for kind in filter(has_own_protocol, types):  # which runs the function, and asks again
                 with self:
-                    return kind.__torch_function__(func, types, args, options)
-        return self.ways[func](self, func, args, options)
+                    return kind.__torch_function__(func, types, args, kwargs or {})
+        row = self.rows[func]
+        if row.way is not None:
+            return row.way(self, func, args, kwargs or {})
+        y = func(*args, **kwargs) if kwargs else func(*args)
+        if type(y) is Tensor:
+            node = y.grad_fn
+            if node is None:
+                return y
+            if type(node) in row.kinds:
+                self.counts[row.shown] += 1
+                return y
+        elif type(y) in _NO_TENSORS:
+            return y
+        self._look(row, func, args, kwargs or {}, y)
+        return y
+
+    def _run_elsewhere(
+        self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        """Run a function of another task of this thread, or of a thread of the engine."""
+        if self.passes and not SCOPES.get() and current_pass() >= 0:
+            with self.around_backward():
+                return func(*args, **options)
+        return func(*args, **options)
+
+    def _look(
+        self, row: Row, func: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
+    ) -> None:
+        """Look at results of a function that runs as it is: a node may be of a kind not yet seen.
+
+        Raises:
+            PassedOverError: the table is wrong, and the function has run an overridden op.
+        """
+        with DisableTorchFunction():
+            for y in tensors((result,)):
+                node = y.grad_fn
+                if node is None:
+                    continue
+                if type(node) not in row.kinds:
+                    if is_returned(y, func, args, options):
+                        continue
+                    if not self.watch.check(func, node):
+                        row.kinds.add(type(node))
+                        row.shown = describe(func, [node]), "", ""
+                self.counts[row.shown] += 1
+
+    def note(self, shown: str, above: int) -> None:
+        """Count a call that kept its gradient; with its line and module, if the scope watches."""
+        scope = self.scope
+        if scope._watch:
+            path = "" if scope._modules is None else path_here(scope)
+            self.counts[shown, find_caller(LIBRARIES, above + 1), path] += 1
+        else:
+            self.counts[shown, "", ""] += 1
 
     def _run_traced(
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
@@ -177,47 +258,99 @@ class Mode(torch.overrides.TorchFunctionMode):
                 return
 
 
+_USUAL = {Tensor, torch.nn.Parameter, type(None)}
+
+
+def ask_mode(old: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `handle_torch_function`, which functions that torch writes in Python call first.
+
+    Where a mode of ours is the innermost, and no argument is of a subclass, it is asked without
+    torch's Python around it, which takes longer than all else in a scope.
+    """
+
+    @wraps(old)
+    def handle_torch_function(
+        public_api: Any, relevant_args: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        try:
+            mode = pop_mode()
+        except RuntimeError:  # there is none
+            return old(public_api, relevant_args, *args, **kwargs)
+        try:
+            if Mode in type(mode).__mro__:
+                for x in relevant_args:
+                    if type(x) not in _USUAL:
+                        break
+                else:
+                    return mode.__torch_function__(public_api, (), args, kwargs)
+        finally:
+            push_mode(mode)
+        return old(public_api, relevant_args, *args, **kwargs)
+
+    return handle_torch_function
+
+
 # The ways to run a torch function in a scope, outside of torch.compile.
 Way = Callable[[Mode, Any, Sequence[Any], Any], Any]
 
 
-class DispatchTable(dict[Any, Way]):
-    """The way of each torch function under a set of rules, found when it is first called."""
+class DispatchTable(dict[Any, Row]):
+    """The row of each torch function under a set of rules, made when it is first called.
 
-    def __init__(self, ruleset: Rules) -> None:
+    Args:
+        watch: whether reports show the lines and modules of what keeps its own gradient.
+    """
+
+    def __init__(self, ruleset: Rules, watch: bool = False) -> None:
         super().__init__()
         self.ruleset = ruleset
-        self.single: set[Any] = set()  # those that run no overridden op below autograd
+        self.watch = watch
 
-    def __missing__(self, func: Callable[..., Any]) -> Way:
-        way = self[func] = self._way(func)
-        return way
+    def __missing__(self, func: Callable[..., Any]) -> Row:
+        row = self[func] = self._row(func)
+        return row
 
-    def _way(self, func: Callable[..., Any]) -> Way:
+    def _row(self, func: Callable[..., Any]) -> Row:
         if rows := self.ruleset.parts_for(func):
-            return _way_by_parts(rows, self._way_as_a_whole(func))
+            return Row(_way_by_parts(rows, self._as_a_whole(func) or _run_watched))
         if type(func) is _Getter:  # x.shape, x.grad
-            return _run_as_is
-        return self._way_as_a_whole(func)
+            return Row(_run_as_is)
+        return Row(self._as_a_whole(func))
 
-    def _way_as_a_whole(self, func: Callable[..., Any]) -> Way:
+    def _as_a_whole(self, func: Callable[..., Any]) -> Way | None:
         rules = self.ruleset
         call = rules.call(func)
         if call is not None:
             return rules.known_calls(func, call)
-        if func in rules.coverage.bodies and func not in ONE_CALL:
-            return _run_opened
         if func in rules.keep:
             return _run_as_is
-        decided = isinstance(func, Overload) or body_of(func) or func in rules.coverage.left
-        way = _run_decided if decided else _run_watched
-        if (types := types_run_by(func)) is not None and types.isdisjoint(rules.rules):
-            self.single.add(func)
-        if rules.values and func not in rules.coverage.left and func not in BACKWARD:
-            way = partial(_run_for_its_value, way)
+        is_opened = func in rules.coverage.bodies and func not in ONE_CALL
+        way: Way | None = None
+        if self._may_concern(func):
+            if is_opened:
+                return _run_opened
+            decided = isinstance(func, Overload) or body_of(func) or func in rules.coverage.left
+            way = _run_decided if decided else _run_watched
+            if rules.values and func not in rules.coverage.left and func not in BACKWARD:
+                way = partial(_run_for_its_value, way)
+        elif self.watch:
+            way = _run_opened if is_opened else _run_watched
+        elif is_opened or (func in fused() and func not in spellings()):
+            return _run_first
         if getattr(func, "__name__", "") in JUMPS and not rules.rules.keys().isdisjoint(STEPS):
-            return partial(_run_noted, way)
+            return partial(_run_noted, way or _run_watched)
         return way
+
+    def _may_concern(self, func: Callable[..., Any]) -> bool:
+        """Return whether a rule may concern what a function runs."""
+        rules, types = self.ruleset, types_run_by(func)
+        if types is None or not types.isdisjoint(rules.rules) or func in rules.coverage.left:
+            return True
+        if not rules.values <= families().keys():  # callables, which may run in others of C++
+            return True
+        if not isinstance(func, FunctionType):
+            return False
+        return not rules.coverage.spelled.keys().isdisjoint(called_by(func) or ())
 
 
 def _run_as_is(
@@ -247,31 +380,47 @@ def _run_opened(
         return mode.ruleset.coverage.bodies[func](*args, **options)
 
 
+def _run_first(
+    mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
+    """Run a function that may be of several ops: the next calls run as they are, if it is one op.
+
+    (Of several functions in one that torch writes in Python, reports show each.)
+    """
+    if not is_grad_enabled():
+        return func(*args, **options)
+    before = Counter(mode.counts)
+    is_opened = func in mode.ruleset.coverage.bodies and func not in ONE_CALL
+    y = (_run_opened if is_opened else _run_watched)(mode, func, args, options)
+    new = mode.counts - before
+    if new.total() == 1 and type(y) is Tensor and y.grad_fn is not None:
+        row = mode.rows[func]
+        (row.shown,) = new
+        row.kinds.add(type(y.grad_fn))
+        row.way = None
+    return y
+
+
 def _run_watched(
     mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Run a function that no rule covers, and look at what autograd wrote down."""
+    """Run a function that may run an overridden op, and look at what autograd wrote down."""
     if not is_grad_enabled():
         # (whatever Function it may run in, with whatever decides there)
-        if func in mode.ways.single and are_plain(args, options):
-            return func(*args, **options)
         return _run_decided(mode, func, args, options)
     start = sequence_nr()
     result = func(*args, **options)
     made = sequence_nr() - start
     if made:
-        scope, watch = mode.scope, mode.watch
-        path = "" if scope._modules is None else path_here(scope)
-        if made == 1 and type(result) is torch.Tensor:
+        watch = mode.watch
+        if made == 1 and type(result) is Tensor:
             node = result.grad_fn  # as of most calls: its kind says it all
             if node is not None and number_of(node) == start:
                 shown = watch.harmless.get((func, type(node)))
                 if shown is not None:
-                    key = shown, find_caller(LIBRARIES, 2), path
-                    counts = scope._untouched.counts
-                    counts[key] = counts.get(key, 0) + 1
+                    mode.note(shown, 2)
                     return result
-        watch.look(func, start, result, scope._untouched, path=path)
+        watch.look(func, start, result, mode.note)
     return result
 
 
@@ -305,5 +454,5 @@ def _run_decided(
     else:
         result = call_within(decider, ruleset.rules, func, args, options)
     if sequence_nr() != start and func not in ruleset.coverage.left:
-        ruleset.coverage.watch.look(func, start, result, mode.scope._untouched)
+        mode.watch.look(func, start, result, mode.note)
     return result

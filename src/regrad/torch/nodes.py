@@ -25,19 +25,18 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 import torch.overrides
 
-from regrad.core.callers import PACKAGE, find_caller
-from regrad.core.reports import Untouched
+from regrad.core.callers import PACKAGE
 from regrad.errors import PassedOverError
 from regrad.torch.composites import fused
 from regrad.torch.host import LEAVES, func_gradient, number_of, sequence_nr, unwrap
-from regrad.torch.optypes import HOLDS, following, holds, nodes_of, spellings
+from regrad.torch.optypes import HOLDS, following, holds, nodes_of, spellings, switch
 
 # Ops inside a call that are torch's plumbing, and not ops that the caller wrote: the layout of an
 # operand (anywhere), the factor of a dropout mask, the way in which a pool averages.
@@ -64,12 +63,15 @@ class Watch:
         self.harmless: dict[Any, str] = {}  # a function and its kinds of nodes: what reports show
 
     def look(
-        self, func: Callable[..., Any], start: int, result: Any, untouched: Untouched,
-        where: Callable[[], str] | None = None, path: str = "",
-    ) -> None:  # fmt: skip
+        self, func: Callable[..., Any], start: int, result: Any, note: Callable[[str, int], None]
+    ) -> None:
         """Note what kept its gradient; raise if an overridden op type is among it.
 
-        `start` is the number of the first node that the call may have made.
+        Args:
+            func: the function of torch.
+            start: the number of the first node that the call may have made.
+            result: what it returned.
+            note: is given the call as reports show it, and by how many frames of ours.
         """
         seen: set[Any] = set()
         end = sequence_nr()
@@ -82,13 +84,13 @@ class Watch:
             key = (func, *map(type, made))
             shown = self.harmless.get(key)
             if shown is None:
-                risky = [self._check(func, each) for each in made]
-                shown = _describe(func, made)
+                risky = [self.check(func, each) for each in made]
+                shown = describe(func, made)
                 if not any(risky):
                     self.harmless[key] = shown
-            untouched.note(shown, where() if where else find_caller(LIBRARIES, 3), path=path)
+            note(shown, 3)
 
-    def _check(self, func: Any, node: Any) -> bool:
+    def check(self, func: Any, node: Any) -> bool:
         """Raise if a node belongs to an overridden op; return whether another of its kind could."""
         if func in fused() and func not in spellings():
             return False  # the table says what counts in it, and the scope takes it apart for that
@@ -107,7 +109,7 @@ class Watch:
                     "overridden, and would keep its own gradient. Write it with separate torch "
                     f"functions, or pass keep=[{name_of(func)}] to leave it as it is."
                 )
-        return hidden or any(op_type in HOLDS for op_type in types)
+        return hidden or any(op_type in HOLDS for op_type in self.rules.intersection(types))
 
 
 @cache
@@ -121,7 +123,18 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 LIBRARIES: tuple[str, ...] = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 
-def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
+def is_returned(
+    y: torch.Tensor, func: Any, args: Sequence[Any], options: Mapping[str, Any]
+) -> bool:
+    """Return whether a result is an input, into which nothing was written: `x.contiguous()`."""
+    at = switch(func)
+    writes = options.get("inplace") or (at is not None and args[at : at + 1] == (True,))
+    if writes or getattr(func, "__name__", "").endswith("_"):
+        return False
+    return any(x is y for x in tensors(args))
+
+
+def describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
     """Return a call as the report shows it: `Tanh`, `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
         return name_of(func)

@@ -251,7 +251,8 @@ def _spellings_named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]
 @cache
 def switch(function: Callable[..., Any]) -> int | None:
     """Return where a function that torch writes in Python takes `inplace`."""
-    names = [*inspect.signature(function).parameters] if inspect.isfunction(function) else []
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code else ()
     return names.index("inplace") if "inplace" in names else None
 
 

@@ -56,6 +56,9 @@ class gradient_override_map(Scope[Binding]):
         materialize: whether the gradient that arrives at an output which nothing uses is zeros.
             With `materialize=False` it is None in `dy` of an op or module of several outputs, and
             parameters that only such outputs depend on have no gradient (`builtin` returns None).
+        watch: whether `untouched()` shows the source lines and modules of what keeps its own
+            gradient, and lists each `autograd.Function` without a rule. It takes some microseconds
+            for each op.
 
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
@@ -105,6 +108,7 @@ class gradient_override_map(Scope[Binding]):
         values: bool = False,
         order: int | None = None,
         materialize: bool = True,
+        watch: bool = False,
     ) -> None:
         if type(rules) is not dict and not isinstance(rules, Mapping):  # (which takes its time)
             raise ArgumentError(
@@ -116,6 +120,7 @@ class gradient_override_map(Scope[Binding]):
         self._rules, self._marked = self._map.rules, self._map.marked
         self._values = values
         self._materialize = materialize
+        self._watch = watch
         self._model = model
         check_model(model, self._rules)
         self._modules: Modules | None = None
@@ -251,13 +256,14 @@ class gradient_override_map(Scope[Binding]):
 
     def _fresh(self, rules: Any) -> gradient_override_map:
         options = {"keep": self._keep, "model": self._model}
-        options |= {"values": self._values, "materialize": self._materialize}
+        options |= {"values": self._values, "materialize": self._materialize, "watch": self._watch}
         return gradient_override_map(rules, **options, order=self._order)
 
     def _collect(self, scope: Any) -> None:
         super()._collect(scope)
         self._ruleset = scope._ruleset
         scope._untouched = self._untouched
+        scope._mode.counts = self._untouched.counts
         if scope._modules is not None:
             self._modules = self._modules or scope._modules
             scope._modules.ran = self._modules.ran  # pyright: ignore[reportOptionalMemberAccess]
@@ -297,8 +303,9 @@ class gradient_override_map(Scope[Binding]):
                 compute one among others included. By default all are.
 
         Returns:
-            A table of op (or torch callable), calls and source line. It has no rows if nothing was
-            forgotten: `assert not used.untouched(only="MatMul").rows`.
+            A table of op (or torch callable) and calls, with source lines and modules if the scope
+            was opened with `watch=True`. It has no rows if nothing was forgotten:
+            `assert not used.untouched(only="MatMul").rows`.
         """
         if only is None:
             return self._untouched.table()

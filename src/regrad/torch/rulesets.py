@@ -33,7 +33,6 @@ import torch
 import torch.overrides
 from torch import is_grad_enabled
 
-from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule, check_builtin
 from regrad.core.placed import asks_site, with_site
 from regrad.core.places import (
@@ -67,9 +66,9 @@ from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op
 from regrad.torch.modes import DispatchTable, Mode
-from regrad.torch.nodes import LIBRARIES, Watch, gradients, name_of, tensors
+from regrad.torch.nodes import Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, scope_of
-from regrad.torch.places import Modules, path_here
+from regrad.torch.places import Modules
 from regrad.torch.replacing import refuse_indices, refuse_undelivered
 from regrad.torch.run_time import holds_parameters
 from regrad.torch.subclasses import as_given
@@ -180,7 +179,8 @@ class RuleSet(Nested):
         self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
         self.modes: list[Mode] = [] if home is None else home.modes
         self.number: int = len(self.modes)
-        names = {"ruleset": self, "ways": DispatchTable(self), "modes": self.modes,
+        self.watched: DispatchTable = DispatchTable(self, watch=True)
+        names = {"ruleset": self, "rows": DispatchTable(self), "modes": self.modes,
                  "watch": self.coverage.watch}  # fmt: skip
         self.mode: type[Mode] = type("Mode", (Mode,), names)
         self.modes.append(self.mode(None))
@@ -221,7 +221,7 @@ class RuleSet(Nested):
 
         A program that it makes calls these functions as they are.
         """
-        if "traced" in vars(self.mode):
+        if self.mode.traced is not None:
             return
         asked = (f for f in self.coverage.fused if not compiled_code.is_operator(f))
         parts = {f: self.parts_for(f) for f in asked}
@@ -536,8 +536,7 @@ def _override(
             if held is None:
                 op = function if ruleset.outer is None else ruleset.outer.op(function)
                 if op is function and scope is not None:
-                    where, path = find_caller(LIBRARIES), path_here(scope)
-                    scope._untouched.note(name_of(function), where, path=path)
+                    scope._here.note(name_of(function), 1)
                 return op(*args, **options)
         if held.at_site is not None and scope is not None:
             held = at_its_site(held, scope, key, [*tensors((args, options))])

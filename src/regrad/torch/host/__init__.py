@@ -120,11 +120,10 @@ mode_stack: Any = OVERRIDES.part(
     lambda found: isinstance(found(), list),
 )  # fmt: skip
 push_mode: Any = OVERRIDES.part(
-    "torch.overrides._push_mode",
-    "`with mode` closes in order, and tasks of one thread do not",
-    takes("mode"),
-)
-pop_mode: Any = OVERRIDES.part("torch.overrides._pop_mode", "as `_push_mode`", takes())
+    "torch._C._push_on_torch_function_stack",
+    "`with mode` closes in order, and tasks of one thread do not", callable,
+)  # fmt: skip
+pop_mode: Any = OVERRIDES.part("torch._C._pop_torch_function_stack", "as for pushing", callable)
 
 
 def top_mode() -> Any:
