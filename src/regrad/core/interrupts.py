@@ -31,6 +31,7 @@ except ImportError:
     from signal import signal as set_handler
 
 FRESH = 2e-4  # seconds
+_NOT_OF_PYTHON = (signal.SIG_DFL, signal.SIG_IGN, None)
 NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
 USUAL = [int(getattr(signal, name)) for name in NAMES if hasattr(signal, name)]
 OTHERS = sorted({int(number) for number in signal.valid_signals()} - set(USUAL))
@@ -86,7 +87,7 @@ class Deferred:
             note, handlers = self._note, self.handlers
             for number in _handled:
                 handler = getsignal(number)
-                if callable(handler) and not (self.again and handler == note):
+                if handler not in _NOT_OF_PYTHON and not (self.again and handler == note):
                     handlers.append((number, handler))
                     set_handler(number, note)
         except BaseException:  # a handler that was still in force has raised
@@ -113,7 +114,7 @@ class Deferred:
             if self.handlers:  # one that was back has raised
                 self.again = True
                 self._restore()
-            else:
+            elif self.pending:
                 self.run_pending()
 
     def run_pending(self) -> None:

@@ -32,13 +32,13 @@ class Replacements:
         self._new: list[Any] = []
         self._had: list[Any] = []  # owner, name and old value, of what is put back
         self._lacked: list[Any] = []  # owner and name, of what is deleted again
-        self._are_made = False
+        self.are_made = False
 
     def make(self) -> None:
         """Replace all attributes, unless they are replaced already."""
-        if self._are_made:
+        if self.are_made:
             return
-        self._are_made = True  # (first: a finalizer may open a scope of its own meanwhile)
+        self.are_made = True  # (first: a finalizer may open a scope of its own meanwhile)
         if not self._makers:
             for owner, name, maker in self._find():
                 self._owners.append(owner)
@@ -60,10 +60,10 @@ class Replacements:
 
     def undo(self) -> None:
         """Put everything back."""
-        if self._are_made:
+        if self.are_made:
             any(starmap(setattr, self._had))
             any(starmap(delattr, self._lacked))
-            self._are_made = False
+            self.are_made = False
 
 
 def put_back(owner: Any, name: str, old: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
@@ -200,7 +200,7 @@ class Report(Generic[B]):
 
     def _unmatched(self) -> list[B]:
         """The entries that matched nothing, and should have."""
-        return [b for b in self._bindings.values() if not (b.hits or b.optional)]
+        return [b for b in self._bindings.values() if not (b.marked or b.hits or b.optional)]
 
     def _warn_of_idle(self, idle: Sequence[B], why: str, level: int) -> None:
         """Warn of entries that matched nothing, at the line so many calls further up.
@@ -249,7 +249,8 @@ class Untouched:
     """Counts the differentiable ops that kept their own gradient, by name and source line."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str, str]] = Counter()  # the line and path may be ""
+        # by name, line and path (of which the last two may be "")
+        self.counts: defaultdict[tuple[str, str, str], int] = defaultdict(int)
 
     def note(self, name: str, where: str, count: int = 1, path: str = "") -> None:
         """An op ran and kept its gradient (in the module with a path, where the map names any)."""

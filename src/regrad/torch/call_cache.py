@@ -33,13 +33,20 @@ from regrad.core.state import current
 from regrad.core.walk import noted
 from regrad.torch.arguments import fill
 from regrad.torch.biases import in_order_of
-from regrad.torch.calls import RuleCall, pull_back, wrote_into
-from regrad.torch.compiled_code import PLACE
+from regrad.torch.calls import (
+    RuleCall,
+    as_seen,
+    fitting,
+    pull_back,
+    specs_as_seen,
+    wrote_into,
+)
+from regrad.torch.choices import hit_at
 from regrad.torch.composites import is_other_op
 from regrad.torch.host import (
     CHECKPOINTS,
     DisableTorchFunction,
-    in_forward_mode,
+    in_dual_level,
     is_autocast_open,
     is_scripted,
     is_transformed,
@@ -50,8 +57,7 @@ from regrad.torch.host import (
 from regrad.torch.host.dynamo import is_traced
 from regrad.torch.host.running import Silent
 from regrad.torch.nodes import LIBRARIES
-from regrad.torch.open_scopes import LOOKED_AT, OWN, WITHIN
-from regrad.torch.places import path_here
+from regrad.torch.open_scopes import AROUND, NOTHING
 from regrad.transforms.arguments import replaced
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -104,26 +110,26 @@ class CallCache:
         if (
             self.rule is None
             or not is_grad_enabled()
-            or OWN.get()
-            or LOOKED_AT.get()
-            or WITHIN.get() is not None
-            or PLACE.get() is not None
+            or AROUND.get() is not NOTHING
             or is_transformed()
-            or in_forward_mode()
             or is_scripted()
+            or in_dual_level()
         ):
             return self.call(*args, **options)
         with DisableTorchFunction():  # (or the modes around are asked about each attribute)
-            kinds = kinds_of(args, options)
+            if len(args) == 1 and not options and type(args[0]) in _PLAIN:  # as of most calls
+                kinds = args[0].dtype, args[0].ndim
+            else:
+                kinds = kinds_of(args, options)
             known = self.known.get(kinds)
-            if known is not None:
+            if known is not None and (known.rewrite is None or _can_be_written(args[0])):
                 xs = args if known.is_flat else [args[i] for i in known.places]
-                scope, where = mode.scope, find_caller(LIBRARIES, 2)
-                binding = scope._bindings[known.key]
-                if scope._modules is None:
-                    hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+                scope, where = mode.root, find_caller(LIBRARIES, 2)
+                by_line = scope._bindings[known.key].by_line
+                if scope._modules is None and where in by_line:
+                    hit = by_line[where]
                 else:
-                    hit = binding.hit_in(path_here(scope), known.op_type, where)
+                    hit = hit_at(scope, known.key, known.op_type, where)
                 hit.count += 1
                 hit.sizes[xs[0].shape] = None
                 return _apply(known, hit, *map(unwrap_dead, xs))
@@ -141,31 +147,53 @@ class CallCache:
         return y
 
     def _understood(
-        self, args: Sequence[Any], options: Mapping[str, Any], y: Any
+        self, given: Sequence[Any], named: Mapping[str, Any], y: Any
     ) -> KnownCall | None:
         family = self.spelling.family
         if type(y) is not torch.Tensor or not y.is_floating_point():
             return None
-        changes, args, options = self.spelling.out_of_place(args, options)
+        changes, args, options = self.spelling.out_of_place(given, named)
         places = [i for i, x in enumerate(args) if type(x) in _PLAIN]
-        if changes or is_other_op(family.type, args, options):
+        if is_other_op(family.type, args, options) or (changes and places[:1] != [0]):
             return None
         filled = fill(in_order_of(self.function, family), self.function, args, options)
         rule = self.rule.for_call(filled)
-        given = [v for v in filled.values if isinstance(v, torch.Tensor)]
+        leaves = [v for v in filled.values if isinstance(v, torch.Tensor)]
         as_written = [args[i] for i in places]  # all tensors are inputs, in the op's own order
         if not (
             rule.plain is not None
             and rule.op.flat
-            and list(map(id, given)) == list(map(id, as_written))
+            and list(map(id, leaves)) == list(map(id, as_written))
         ):
             return None
-        if not all(x.is_floating_point() for x in given):
+        if not all(x.is_floating_point() for x in leaves):
             return None
-        forward = filled.bind(self.spelling.function)
+        forward = _filled(self.spelling.function, args, options, places)
         call = RuleCall(rule, filled.values, None, filled.attrs, forward, None)
         call.at, call.total = range(2, len(places) + 2), len(places) + 2
-        return KnownCall(call, self.rule.key, family.type, places, len(args))
+        known = KnownCall(call, self.rule.key, family.type, places, len(given))
+        if changes:
+            known.rewrite = _filled(self.function, given, named, places)
+        return known
+
+
+def _filled(
+    function: Any, args: Sequence[Any], options: Mapping[str, Any], places: Sequence[int]
+) -> Any:
+    """Return a function of the tensors at these places, with all other arguments as they are."""
+    if not options and len(places) == len(args):
+        return function
+    options = dict(options)
+    if len(places) == 1:
+        before, after = tuple(args[: places[0]]), tuple(args[places[0] + 1 :])
+        return lambda x: function(*before, x, *after, **options)
+    held = replaced([*args], places, [None] * len(places))
+    return lambda *xs: function(*replaced(held, places, xs), **options)
+
+
+def _can_be_written(x: torch.Tensor) -> bool:
+    """Return whether autograd takes a Function that writes into a tensor: no leaf, and no view."""
+    return x._base is None and not (x.requires_grad and x.is_leaf)
 
 
 def learn(known: dict[Any, KnownCall | None], kinds: Any, call: KnownCall | None) -> None:
@@ -220,6 +248,7 @@ class KnownCall:
         total: Any = call.total
         self.around: Any = (None,) * at[0], (None,) * (total - at[0] - 1)  # of one gradient
         self.fixed: Any = call.fixed
+        self.rewrite: Any = None  # of a call in place: torch's own function, of the tensors
 
     def keep(self, ctx: Any, hit: Any, xs: Sequence[torch.Tensor], y: torch.Tensor) -> None:
         """Keep for the backward pass what the rule names."""
@@ -229,6 +258,17 @@ class KnownCall:
         else:
             ctx.save_for_backward(*saved)
         ctx.known = self, hit, tuple(map(_spec, xs))
+
+    def replayed(
+        self, wanted: tuple[int, ...], specs: Any, arrays: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor] | None:
+        """Return the gradients by a recording of the rule; None if there is none."""
+        dtype = arrays[-1].dtype
+        if (given := as_seen(dtype, arrays, specs)) is arrays:
+            return self.rule.recordings.replay((self.fixed, wanted, specs, None), arrays)
+        fixed = self.fixed, wanted, tuple(specs_as_seen(dtype, specs)), None
+        found = self.rule.recordings.replay(fixed, given)
+        return found and fitting(found, [specs[n][1] for n in wanted])
 
     def with_hit(self, hit: Any) -> RuleCall:
         """Return the call as the general road knows it."""
@@ -258,6 +298,12 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
 
     @staticmethod
     def forward(ctx: Any, known: KnownCall, hit: Any, *xs: torch.Tensor) -> Any:
+        if known.rewrite is not None:
+            given = (xs[0].clone(), *xs[1:]) if 0 in known.kept else xs  # it is wanted as it was
+            y = known.rewrite(*xs)
+            ctx.mark_dirty(y)
+            known.keep(ctx, hit, given, y)
+            return y
         y = known.forward(*xs)
         for x in xs:
             if y is x:  # (a dropout that drops nothing)
@@ -272,21 +318,19 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
         with DisableTorchFunction():  # (first: a mode would be asked about `dy.dtype`, too)
             if (
                 type(dy) is torch.Tensor
-                and dy.dtype is specs[0][1]
                 and known.rule.writes is False
                 and not is_traced()
                 and not is_transformed()
                 and not is_autocast_open()
                 and current() is None
             ):
-                if known.order is not None:
+                if known.order is not None and dy.dtype is specs[0][1]:
                     before, after = known.around
                     return *before, _pull(known, hit, specs[0], saved, dy), *after
                 if known.rule.recordings is not None and not is_grad_enabled():
                     at: Any = known.call.at
                     wanted = tuple([n for n, i in enumerate(at) if ctx.needs_input_grad[i]])
-                    fixed = known.fixed, wanted, specs, None
-                    found = known.rule.recordings.replay(fixed, [*saved, dy])
+                    found = known.replayed(wanted, specs, [*saved, dy])
                     if found is not None:
                         hit.ran += 1
                         nothing: Any = [None] * known.call.total
@@ -305,7 +349,9 @@ class _Context(NamedTuple):
 def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch.Tensor) -> Any:
     """Return the gradient by the one input."""
     hit.ran += 1
-    before = sum(map(version_of, saved), version_of(dy))  # (which none of them ever lowers)
+    before = version_of(dy)  # (none of them is ever lowered)
+    for x in saved:
+        before += version_of(x)
     try:
         if known.takes_kept:
             dx = known.function(dy, *saved)
@@ -316,7 +362,10 @@ def _pull(known: KnownCall, hit: Any, spec: Any, saved: Sequence[Any], dy: torch
         raise noted(error, known.with_hit(hit).describe()) from error.__cause__
     if type(dx) is not torch.Tensor or dx.shape != spec[0] or dx.dtype is not spec[1]:
         dx = known.with_hit(hit).checked(spec, dx, dy)
-    if sum(map(version_of, saved), version_of(dy)) != before:
+    after = version_of(dy)
+    for x in saved:
+        after += version_of(x)
+    if after != before:
         raise wrote_into(known.with_hit(hit).describe())
     return dx
 

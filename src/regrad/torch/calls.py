@@ -29,7 +29,7 @@ from regrad.torch.host import (
 )  # fmt: skip
 from regrad.torch.host.dynamo import fake_mode, is_traced
 from regrad.torch.host.running import Silent
-from regrad.torch.open_scopes import OWN
+from regrad.torch.open_scopes import AROUND
 from regrad.torch.orders import in_gradient, is_of_gradient
 from regrad.torch.recorded import Recordings, exact, is_usual
 from regrad.torch.replacing import Replaced
@@ -95,7 +95,7 @@ class RuleCall:
             return None
 
     def __call__(self, *xs: torch.Tensor) -> Any:
-        if OWN.get():
+        if AROUND.get().own:
             return self.forward(*xs)
         rule, start, versions = self.rule, 0, []
         of_function = rule.forward is not None or rule.is_surrogate  # (other rules pay nothing)
@@ -411,13 +411,46 @@ def _replayed(
     rule = call.rule
     if rule.recordings is None:
         rule.recordings = Recordings(rule.functions)
-    if call.fixed is None or any(dtype is not arrays[-1].dtype for _, dtype in specs):
-        return None  # (what the rule sees, and returns, is converted: see `Pull`)
-    fixed = call.fixed, tuple(wanted), tuple(specs), outputs and tuple(outputs)
-    found = rule.recordings.replay(fixed, arrays)
+    if call.fixed is None:
+        return None
+    dtype = arrays[-1].dtype
+    seen, specs_seen = as_seen(dtype, arrays, specs), specs_as_seen(dtype, specs)
+    outputs = outputs and tuple(specs_as_seen(dtype, outputs))
+    fixed = call.fixed, tuple(wanted), tuple(specs_seen), outputs
+    found = rule.recordings.replay(fixed, seen)
     if found is None:
-        found = rule.recordings.run(Pull(call, specs, wanted, outputs).flat, fixed, arrays)
-    return found
+        pull = Pull(call, specs_seen, wanted, outputs)
+        found = rule.recordings.run(pull.flat, fixed, seen)
+    return found and fitting(found, [specs[n][1] for n in wanted])
+
+
+def as_seen(dtype: torch.dtype, arrays: Sequence[Any], specs: Sequence[Any]) -> Sequence[Any]:
+    """Return what a rule is given in the dtypes in which regrad's functions see it.
+
+    These are the dtype of the gradient that arrives, to which torch has converted inputs, and
+    float32 for bfloat16, which NumPy does not have. (Most often nothing is to be done.)
+    """
+    if dtype is not torch.bfloat16:
+        for spec in specs:
+            if spec[1] is not dtype:
+                break
+        else:
+            return arrays
+    work = torch.float32 if dtype is torch.bfloat16 else dtype
+    given = [x.to(_as_precise(x.dtype, dtype)) for x in arrays]
+    return [x.to(_as_precise(x.dtype, work)) for x in given]
+
+
+def specs_as_seen(dtype: torch.dtype, specs: Sequence[Any]) -> Sequence[Any]:
+    """Return shapes and dtypes as a rule in regrad's functions sees them."""
+    work = torch.float32 if dtype is torch.bfloat16 else dtype
+    return [(shape, _as_precise(d, work)) for shape, d in specs]
+
+
+def fitting(dxs: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> Sequence[torch.Tensor]:
+    """Return gradients in the dtypes of the inputs."""
+    pairs = zip(dxs, dtypes, strict=True)
+    return [dx if dx.dtype is dtype else convert(dx, dtype) for dx, dtype in pairs]
 
 
 def _pull_simply(

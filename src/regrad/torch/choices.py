@@ -12,17 +12,16 @@ from regrad.core.foreign import ForeignRule
 from regrad.core.places import Counts, Fit, Site, at, pick, site_of
 from regrad.core.reports import Binding, Hit
 from regrad.errors import ArgumentError, PassedOverError
-from regrad.torch import compiled_code
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.nodes import LIBRARIES
-from regrad.torch.open_scopes import SCOPES, WITHIN
+from regrad.torch.open_scopes import AROUND, SCOPES
 from regrad.torch.places import counts_of, path_here, step_here
 from regrad.transforms.closures import names_in
 
 
 def site_here(scope: Any, op_type: str, n: int, xs: Iterable[torch.Tensor]) -> Site:
     """Return the site of a call of an op on some tensors, in a scope."""
-    place = compiled_code.PLACE.get()
+    place = AROUND.get().place
     spot = SCOPES.get() if place is None else place.spot
     where = find_caller(LIBRARIES) if place is None else place.where
     return site_of([step_here(scope, spot)], op_type, n, xs, where)
@@ -55,7 +54,7 @@ class Choice:
         """
         if not (self.replaces or any(map(is_differentiable, xs))):
             return None
-        place = compiled_code.PLACE.get()
+        place = AROUND.get().place
         if place is not None and (fit := self._counting()):
             place.error = PassedOverError(
                 f"{fit.key!r} counts calls, and torch.compile writes a program once for all of "
@@ -83,25 +82,28 @@ def identity_of_key(key: Any) -> Any:
 def at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor]) -> ForeignRule:
     """Return a rule that asks for the site of its op, for the call that is made here."""
     n = -1  # (a program is written once for all of its calls)
-    if compiled_code.PLACE.get() is None:
+    if AROUND.get().place is None:
         n = counts_of(scope).meet((held.key, op_type))
     return held.at_site(site_here(scope, op_type, n, xs))
 
 
 def bind_call(scope: Any, key: Any, op_type: str, shape: tuple[int, ...]) -> Hit:
     """Count a call under the rule of a key, whose first tensor has this shape, where it stands."""
-    if (within := WITHIN.get()) is not None:
+    if (within := AROUND.get().within) is not None:
         raise within.hides(op_type)
-    place = compiled_code.PLACE.get()
+    place = AROUND.get().place
     where = find_caller(LIBRARIES) if place is None else place.where
-    scope = scope._root
-    binding: Binding = scope._bindings[key]
-    if scope._modules is None:
-        hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
-    else:
-        hit = binding.hit_in(path_here(scope, place and place.spot), op_type, where)
+    hit = hit_at(scope._root, key, op_type, where, place and place.spot)
     if place is None:
         hit.add(shape)
     else:  # which counts it, when it is known that the program will be run
         place.meets(hit, shape)
     return hit
+
+
+def hit_at(scope: Any, key: Any, op_type: str, where: str, spot: Any = None) -> Hit:
+    """Return the hit of a rule at a line, in the module that runs if the scope knows modules."""
+    binding: Binding = scope._bindings[key]
+    if scope._modules is None:
+        return binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+    return binding.hit_in(path_here(scope, spot), op_type, where)

@@ -44,7 +44,7 @@ from regrad.torch.enclosing import hidden_error, refuse_to_be_written
 from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, replacing, sequence_nr
 from regrad.torch.host.running import Operator, Overload, Packet, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
-from regrad.torch.open_scopes import SCOPES, scope_of
+from regrad.torch.open_scopes import SCOPES, inside, scope_of
 from regrad.torch.places import Spot, has_own_call, path_here
 from regrad.torch.replacing import refuse_hidden
 
@@ -79,17 +79,13 @@ class Place:
             hit.add(shape)
 
 
-PLACE: ContextVar[Place | None] = ContextVar("regrad_place", default=None)
-
-
 @block
 def stand_at(place: Place) -> Generator[None]:
     """A block in which a node runs that comes from this place."""
-    token = PLACE.set(place)
     try:
-        yield
+        with inside(place=place):
+            yield
     finally:
-        PLACE.reset(token)
         place.has_run = True
 
 

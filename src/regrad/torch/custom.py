@@ -24,7 +24,7 @@ from regrad.torch.host import DisableTorchFunction, sequence_nr
 from regrad.torch.host.bodies import remade
 from regrad.torch.host.running import Silent
 from regrad.torch.nodes import tensors
-from regrad.torch.open_scopes import OWN
+from regrad.torch.open_scopes import AROUND
 
 if TYPE_CHECKING:
     from regrad.core.containers import Arguments
@@ -156,7 +156,7 @@ class CustomTorchCall(SavedValues):
 
     def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The values, with the gradient function behind them."""
-        if OWN.get():
+        if AROUND.get().own:
             return list(ys)
         held = list(self.used_tensors())
         values = [y.detach() for y in ys]

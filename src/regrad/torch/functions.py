@@ -23,10 +23,9 @@ from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch.call_cache import KnownCall, KnownOverride, is_special, kinds_of, learn
 from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import Overridden, RuleCall, pull_back
-from regrad.torch.compiled_code import PLACE
 from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, ops_named, redirect
-from regrad.torch.open_scopes import LOOKED_AT, OWN
+from regrad.torch.open_scopes import AROUND, NOTHING, inside
 from regrad.torch.run_time import holds_parameters
 from regrad.transforms.arguments import replaced
 
@@ -122,7 +121,7 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     rule, hit = found
     with DisableTorchFunction():  # (or a mode would be asked about each attribute)
         usual = type(y) is torch.Tensor and y.is_floating_point() and not in_forward_mode()
-        usual = usual and not (PLACE.get() or LOOKED_AT.get())
+        usual = usual and AROUND.get() is NOTHING
         kinds = (
             kinds_of(args, {}) if usual else None,
             ctx.needs_input_grad,
@@ -183,11 +182,8 @@ def _applied(function: Any, args: Sequence[Any], places: Sequence[int]) -> Calla
     held = replaced([*args], places, [None] * len(places))
 
     def apply(*xs: torch.Tensor) -> Any:
-        token = OWN.set(True)  # with its own gradient
-        try:
+        with inside(own=True):  # with its own gradient
             return function.apply(*replaced(held, places, xs))
-        finally:
-            OWN.reset(token)
 
     return apply
 

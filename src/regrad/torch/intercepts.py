@@ -70,7 +70,7 @@ def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
         return
     if mode not in mode_stack():
         return
-    above = []
+    above: list[Any] = []
     while (top := pop_mode()) is not mode:
         above.append(top)
     for other in reversed(above):
@@ -112,9 +112,9 @@ def remove() -> None:
         if _open == 0:
             while _no_compiling:
                 _no_compiling.pop().__exit__(None, None, None)
-            _TRACING.undo()
-            _FOLLOWING.undo()
-            _REPLACED.undo()
+            for each in (_TRACING, _FOLLOWING, _REPLACED):
+                if each.are_made:
+                    each.undo()
 
 
 _MODES: ContextVar[Sequence[Any]] = ContextVar("regrad_torch_modes", default=())  # reopened ones

@@ -29,7 +29,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from types import FunctionType
@@ -135,11 +134,11 @@ class Mode(torch.overrides.TorchFunctionMode):
     methods: Any = METHODS  # (read from here, where Dynamo's guards are dropped: see `drop_guards`)
 
     def __init__(self, scope: Any) -> None:
-        super().__init__()
+        # (torch's own does nothing, and runs for each scope)
         self.scope = scope
-        self.counts: Counter[tuple[str, str, str]] = Counter()  # of what keeps its own gradient
         if scope is not None:
-            self.counts = scope._untouched.counts
+            self.root: Any = scope._root
+            self.counts: dict[tuple[str, str, str], int] = scope._untouched.counts
             if scope._watch:
                 self.rows = self.ruleset.watched
 
@@ -389,13 +388,13 @@ def _run_first(
     """
     if not is_grad_enabled():
         return func(*args, **options)
-    before = Counter(mode.counts)
+    before = dict(mode.counts)
     is_opened = func in mode.ruleset.coverage.bodies and func not in ONE_CALL
     y = (_run_opened if is_opened else _run_watched)(mode, func, args, options)
-    new = mode.counts - before
-    if new.total() == 1 and type(y) is Tensor and y.grad_fn is not None:
+    new = [(key, n - before.get(key, 0)) for key, n in mode.counts.items() if n != before.get(key)]
+    if len(new) == 1 and new[0][1] == 1 and type(y) is Tensor and y.grad_fn is not None:
         row = mode.rows[func]
-        (row.shown,) = new
+        row.shown = new[0][0]
         row.kinds.add(type(y.grad_fn))
         row.way = None
     return y

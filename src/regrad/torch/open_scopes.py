@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
+from regrad.core.blocks import block
 from regrad.errors import PassedOverError
 
 # `regrad.torch.gradient_override_map` objects, the innermost last. If one of them names places, the
 # tuple is a `places.Spot`, with what the scopes are where the program is.
 SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
 
-# Whether every op has torch's own gradient, whatever scopes and custom gradients there are: asked
-# for by the tools that compare the two.
-OWN: ContextVar[bool] = ContextVar("regrad_torch_own", default=False)
 
-# Whether a tool looks at the calls, and at the nodes that they leave: each is to tell its own.
-LOOKED_AT: ContextVar[bool] = ContextVar("regrad_torch_looked_at", default=False)
-# The call of a module, a `Within`, that has a rule as a whole and in which the program is.
-WITHIN: ContextVar[Any] = ContextVar("regrad_torch_within", default=None)
+class Around(NamedTuple):
+    """What is around the code that runs here, besides scopes.
+
+    Args:
+        own: whether every op has torch's own gradient, whatever scopes and custom gradients there
+            are, for the tools that compare the two.
+        looked_at: whether a tool looks at the calls, and at the nodes of each.
+        within: the call of a module, a `Within`, that has a rule as a whole.
+        place: the `Place` of a node in a graph that torch.compile captures.
+    """
+
+    own: bool = False
+    looked_at: bool = False
+    within: Any = None
+    place: Any = None
+
+
+NOTHING = Around()
+AROUND: ContextVar[Around] = ContextVar("regrad_torch_around", default=NOTHING)
+
+
+@block
+def inside(**changes: Any) -> Generator[None]:
+    """A block in which other things are around the code."""
+    token = AROUND.set(AROUND.get()._replace(**changes))
+    try:
+        yield
+    finally:
+        AROUND.reset(token)
 
 
 class Within:

@@ -18,12 +18,12 @@ from regrad.core.placed import asks_site
 from regrad.core.places import Counts, at, entries, spread
 from regrad.core.replacing import check_values
 from regrad.core.reports import Binding, Table, Untouched
-from regrad.core.scopes import Scope, check_order, left_out_of_turn, unmarked
+from regrad.core.scopes import Optional, Scope, check_order, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, NotFiredError
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
-from regrad.torch.host import OVERRIDES, check_promises
+from regrad.torch.host import HOST, OVERRIDES, check_promises, push_mode
 from regrad.torch.modes import STEPS, Mode
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
@@ -122,12 +122,13 @@ class gradient_override_map(Scope[Binding]):
         self._materialize = materialize
         self._watch = watch
         self._model = model
-        check_model(model, self._rules)
+        if model is not None or self._map.has_places:
+            check_model(model, self._rules)
         self._modules: Modules | None = None
         self._views: dict[RuleSet, View] = {}
         self._keep = () if keep == () else tuple(map(as_called, check_keep(keep, self._rules)))
         self._bindings: dict[str, Binding] = {}
-        self._untouched = Untouched()
+        self._untouched = Untouched()  # (of a new run of the scope, in `_open`)
         self._mode: Mode | None = None
         self._here: Mode | None = None  # the same, and after the scope was left, for `places`
         self._ruleset: RuleSet | None = None
@@ -159,7 +160,8 @@ class gradient_override_map(Scope[Binding]):
             if self._mode is not None and not self._left and not self._leave():
                 self._cut_off()
         self._warn_unless_hit()
-        self._warn_unless_all_ran()
+        if self._modules is not None:
+            self._warn_unless_all_ran()
 
     def _unmatched(self) -> list[Binding]:
         return [b for b in super()._unmatched() if b.op_type not in self._compiled]
@@ -205,15 +207,18 @@ class gradient_override_map(Scope[Binding]):
         )
 
     def _open(self, ruleset: RuleSet, outer: tuple[Any, ...], modules: Modules | None) -> None:
-        check_promises()
-        OVERRIDES.require()
+        if not HOST.is_tested:
+            check_promises()
+        if OVERRIDES.losses:
+            OVERRIDES.require()
         with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
             self._ruleset = ruleset
             self._bindings = {key: _bind(key, name) for key, name in ruleset.plan.names.items()}
             for key, replaces in ruleset.plan.replaces.items():
                 self._bindings[key].replaces = replaces
-            for key in self._marked:
-                self._bindings[self._key_of(key)].marked = True
+            for key in self._marked:  # (a callable stands for its op type)
+                name = key if key in self._bindings else self._key_of(key)
+                self._bindings[name].marked = True
             self._untouched = Untouched()
             self._compiled, self._jumps = set(), {}
             mode = ruleset.mode(self)
@@ -223,14 +228,18 @@ class gradient_override_map(Scope[Binding]):
             intercepts.install(follow=modules is not None)
             jobs.SCOPES[id(mode)] = None
             jobs.settle()
-            mode.__enter__()
-            functions.install(ruleset.plan.functions, find_rule)
+            push_mode(mode)
+            if ruleset.plan.functions:
+                functions.install(ruleset.plan.functions, find_rule)
             if modules is not None:
                 modules.plan = ruleset.plan
             self._modules, self._views = modules, {}
             self._mode = self._here = mode
             self._thread = get_ident()
-            self._token = SCOPES.set(stand((*outer, self), outer))
+            here = (*outer, self)
+            if modules is not None or type(outer) is Spot:
+                here = stand(here, outer)
+            self._token = SCOPES.set(here)
             if modules is not None:
                 COUNTS.set({**COUNTS.get(), self: Counts()})
 
@@ -293,7 +302,8 @@ class gradient_override_map(Scope[Binding]):
         del jobs.SCOPES[id(mode)]
         jobs.settle()
         intercepts.remove()
-        functions.remove(mode.ruleset.plan.functions)
+        if mode.ruleset.plan.functions:
+            functions.remove(mode.ruleset.plan.functions)
 
     def untouched(self, only: Any = None) -> Table:
         """Return the differentiable ops that ran in the scope and kept their own gradient.
@@ -382,27 +392,31 @@ class _Map(NamedTuple):
 
 
 _PLAIN = {FunctionType, str}
-_MAPS: dict[Any, _Map] = {}  # of plain functions and names, which a loop comes with again and again
+# Whether maps of plain functions and names have places, which a loop opens again and again. By what
+# they mean: objects with that identity must not die, so each is held.
+_HAVE_PLACES: dict[Any, tuple[bool, Any]] = {}
 
 
 def _checked(rules: Mapping[Any, Any], values: bool, order: int | None) -> _Map:
     """Return a map in the form in which it is opened; raise for one that cannot be."""
     key = None
-    if {*map(type, rules.values())} <= _PLAIN:
-        key = identity_of_map(rules), order  # (`values` concerns no plain rule)
-        found = _MAPS.get(key)  # (whose functions may have got other code or defaults since)
-        if found is not None and identity_of_map(found.rules) == found.identity:
-            return found
+    bare = {k: rule.rule if type(rule) is Optional else rule for k, rule in rules.items()}
+    if _PLAIN.issuperset(map(type, bare.values())):
+        identity = identity_of_map(bare)
+        key = identity, order  # (`values` concerns no plain rule)
+        if (found := _HAVE_PLACES.get(key)) is not None:
+            marked = [k for k, rule in rules.items() if type(rule) is Optional]
+            return _Map(bare, marked, found[0], identity)
     bare, marked = unmarked(_spread(rules))
     check_values(bare, values, order, "gradient_override_map(rules, values=True)")
     asked = any(asks_site(rule, None) for rule in bare.values())
     places = asked or any(isinstance(key, at) for key in bare)
-    found = _Map(bare, marked, places, identity_of_map(bare))
-    if key is not None:
-        if len(_MAPS) >= KEPT:
-            _MAPS.clear()
-        _MAPS[key] = found
-    return found
+    if key is not None and bare.keys() == rules.keys():
+        if len(_HAVE_PLACES) >= KEPT:
+            _HAVE_PLACES.clear()
+        held = [(rule, getattr(rule, "__code__", None)) for rule in bare.values()]
+        _HAVE_PLACES[key] = places, held
+    return _Map(bare, marked, places, identity_of_map(bare))
 
 
 def _bind(key: Any, name: str) -> Binding:

@@ -44,7 +44,7 @@ from regrad.torch.host import (
     push_mode,
 )  # fmt: skip
 from regrad.torch.host.bodies import with_hooks_around
-from regrad.torch.open_scopes import SCOPES, WITHIN, Within
+from regrad.torch.open_scopes import AROUND, SCOPES, Within
 from regrad.torch.optypes import families
 
 # How often keys have met calls in the model's call that runs, by the scope.
@@ -458,7 +458,7 @@ def _call_followed(old: Callable[..., Any], self: Any, args: Any, options: Any) 
     spot = SCOPES.get()
     if type(spot) is not Spot:
         return old(self, *args, **options)
-    within = WITHIN.get()
+    within = AROUND.get().within
     hooks = with_hooks_around(old)
     if within is not None and within.starts(self):  # (whose hooks run around the whole call)
         return (old if hooks is None else _run_forward)(self, *args, **options)

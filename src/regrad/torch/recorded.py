@@ -152,8 +152,7 @@ class Recordings:
         """
         with DisableTorchFunction():
             like, key = arrays[-1], _key(fixed, arrays)
-            # (regrad's functions convert what has another dtype; bfloat16 is none of regrad's)
-            usual = like.dtype is not torch.bfloat16 and all(x.dtype is like.dtype for x in arrays)
+            usual = all(x.dtype is like.dtype for x in arrays)  # (else regrad's functions convert)
         if not usual or key in self.known or not self.are_possible():
             return None
         if len(self.known) >= KEPT:  # (shapes that never come again)

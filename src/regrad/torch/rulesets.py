@@ -23,6 +23,7 @@ Invariants:
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +68,7 @@ from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op
 from regrad.torch.modes import DispatchTable, Mode
 from regrad.torch.nodes import Watch, gradients, name_of, tensors
-from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, scope_of
+from regrad.torch.open_scopes import AROUND, SCOPES, scope_of
 from regrad.torch.places import Modules
 from regrad.torch.replacing import refuse_indices, refuse_undelivered
 from regrad.torch.run_time import holds_parameters
@@ -462,12 +463,19 @@ def rule_set(
     """The set of these rules, made once for all scopes with the same ones."""
     key = identity, keep, outer, () if modules is None else modules.layout, order
     with _LOCK:
-        if key not in _SETS or identity_of_map(_SETS[key].plan.given) != identity:
-            _SETS[key] = RuleSet(Plan(rules, modules and modules.steps, order), keep, outer)
+        found = _SETS.get(key)
+        if found is None or not _mean(found.plan.given, rules, identity):
+            found = _SETS[key] = RuleSet(Plan(rules, modules and modules.steps, order), keep, outer)
             if len(_SETS) > KEPT:
                 _SETS.popitem(last=False)
         _SETS.move_to_end(key)
-        return _SETS[key]
+        return found
+
+
+def _mean(known: Mapping[Any, Any], rules: Mapping[Any, Any], identity: Any) -> bool:
+    """Return whether a map that is kept has an identity: functions may have other code since."""
+    same = len(known) == len(rules) and all(map(operator.is_, known.values(), rules.values()))
+    return same or identity_of_map(known) == identity
 
 
 def family_of(key: Any) -> optypes.Family:
@@ -554,7 +562,7 @@ def _override(
             if scope is not None:
                 hit = bind_call(scope, held.key, key, shape)
             else:  # what torch.compile made in a scope runs its backward pass after it
-                place = compiled_code.PLACE.get()
+                place = AROUND.get().place
                 hit = None if place is None else place.hits.get(key)
             rule = held.for_call(filled)
             if rule.takes_all:
@@ -563,7 +571,7 @@ def _override(
             forward = filled.bind(spelling.function)
             call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
             call.once, call.materializes = held.once, scope is None or scope._materialize
-            if rule.learned or compiled_code.PLACE.get() is not None:
+            if rule.learned or AROUND.get().place is not None:
                 refuse_compiled(rule)
                 xs += rule.learned
             target = (args[0] if args else xs[0]) if changes else None
@@ -581,7 +589,7 @@ def _override(
 
 def refuse_compiled(rule: ForeignRule) -> None:
     """Refuse a rule with parameters where torch.compile writes a program."""
-    place = compiled_code.PLACE.get()
+    place = AROUND.get().place
     if place is not None and (rule.learned or holds_parameters(rule)):
         place.error = PassedOverError(
             f"the rule {rule.name!r} has parameters that learn, or closes over some, which a "
@@ -595,8 +603,8 @@ def find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hit
 
     If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
     """
-    within = WITHIN.get()
-    if OWN.get() or (within is not None and within.kept):
+    within = AROUND.get().within
+    if AROUND.get().own or (within is not None and within.kept):
         return None
     for scope in reversed(SCOPES.get()):
         ruleset = scope._ruleset

@@ -56,7 +56,7 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import tensors
-from regrad.torch.open_scopes import OWN, SCOPES, WITHIN, Within
+from regrad.torch.open_scopes import AROUND, SCOPES, Within, inside
 from regrad.torch.places import counts_of
 from regrad.torch.subclasses import is_dispatched
 from regrad.transforms.arguments import replaced
@@ -179,12 +179,9 @@ class WholeCall:
         names = [name for name, _ in self.given[self.count :]]
         options = dict(zip(names, made[self.count :], strict=True))
         held = dict(zip(self.full_names, xs[count:], strict=True))
-        token = WITHIN.set(within.begun())
-        try:
-            with DisableTorchFunction() if within.kept else nullcontext():
-                y = functional_call(self.module, held, tuple(made[: self.count]), options)
-        finally:
-            WITHIN.reset(token)
+        modes = DisableTorchFunction() if within.kept else nullcontext()
+        with inside(within=within.begun()), modes:
+            y = functional_call(self.module, held, tuple(made[: self.count]), options)
         return self._opened(y)
 
     def _opened(self, y: Any) -> Any:
@@ -325,7 +322,7 @@ def call_whole(
 
     `put` is what its hooks have put on it, if they ran before.
     """
-    if OWN.get():
+    if AROUND.get().own:
         return run(module, *args, **options)
     xs, name = [*tensors((args, options))], type(module).__name__
     for scope, held in whole:

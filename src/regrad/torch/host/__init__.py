@@ -128,8 +128,12 @@ pop_mode: Any = OVERRIDES.part("torch._C._pop_torch_function_stack", "as for pus
 
 def top_mode() -> Any:
     """Return the mode that torch asks first; None if there is none."""
-    stack = mode_stack()
-    return stack[-1] if stack else None
+    try:
+        mode = pop_mode()
+    except RuntimeError:  # (the stack is empty)
+        return None
+    push_mode(mode)
+    return mode
 
 
 # -- autograd's record -----------------------------------------------------------------------------
@@ -270,9 +274,14 @@ _levels: Any = OVERRIDES.part(
 )  # fmt: skip
 
 
+def in_dual_level() -> bool:
+    """Return whether a block of forward mode is open, outside of torch.func."""
+    return getattr(forward_ad, "_current_level", 0) >= 0
+
+
 def in_forward_mode() -> bool:
     """Return whether some transformation around asks for forward-mode derivatives."""
-    if getattr(forward_ad, "_current_level", 0) >= 0:
+    if in_dual_level():
         return True
     if not is_transformed():
         return False

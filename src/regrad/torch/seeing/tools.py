@@ -27,7 +27,7 @@ from regrad.inspection.traces import GradientTrace
 from regrad.torch.bridge import from_regrad
 from regrad.torch.host import DisableTorchFunction, number_of
 from regrad.torch.nodes import tensors
-from regrad.torch.open_scopes import OWN
+from regrad.torch.open_scopes import inside
 from regrad.torch.seeing.arrays import Measures, as_array, at_rest, is_float, without_history
 from regrad.torch.seeing.checks import Floats, TorchArrays, check_callable
 from regrad.torch.seeing.modules import argument_paths, found_in
@@ -395,12 +395,10 @@ class _OwnGradients(Looker):
 
     @contextmanager
     def looking(self) -> Generator[None]:
-        token = OWN.set(True)
         try:
-            with super().looking():
+            with inside(own=True), super().looking():
                 yield
         finally:
-            OWN.reset(token)
             for function, old in self.replaced.items():
                 put_back(function, "backward", old)
 

@@ -46,7 +46,7 @@ from regrad.torch.host import (
 from regrad.torch.host.bodies import unasking
 from regrad.torch.host.running import function_of
 from regrad.torch.nodes import LIBRARIES, tensors
-from regrad.torch.open_scopes import LOOKED_AT
+from regrad.torch.open_scopes import inside
 from regrad.torch.seeing.arrays import is_float
 from regrad.torch.seeing.modules import ModulePaths
 from regrad.torch.seeing.names import (
@@ -316,11 +316,10 @@ class Looker:
     def looking(self) -> Generator[None]:
         """A block in which it looks on."""
         replaced = Replacements(partial(_entrances, self))
-        token = LOOKED_AT.set(True)
         try:
             self.handles += self.paths.install()
             replaced.make()
-            with _eagerly(), _SeeingMode(self):
+            with inside(looked_at=True), _eagerly(), _SeeingMode(self):
                 yield
         except Exception as error:
             if self.current is not None:
@@ -328,7 +327,6 @@ class Looker:
             raise
         finally:
             self.closed: bool = True
-            LOOKED_AT.reset(token)
             replaced.undo()
             for handle in self.handles:
                 handle.remove()
