@@ -37,6 +37,8 @@ def of_scale(dy, x, scale, bits):
 RULES = {"torch": of_torch, "regrad": of_regrad, "y": of_y, "y, torch": lambda dy, y: dy * y.exp()}
 OPS = {
     "relu": ("Relu", lambda x: F.relu(x, inplace=False)),
+    "in place": ("Relu", lambda x: F.relu(x * 1, inplace=True)),
+    "in place, by name": ("Sigmoid", lambda x: torch.sigmoid_(x * 1)),
     "tanh": ("Tanh", torch.tanh),
     "method": ("Sigmoid", torch.Tensor.sigmoid),
     "slope": ("LeakyRelu", lambda x: F.leaky_relu(x, negative_slope=0.2)),
@@ -69,6 +71,8 @@ CALLS = {
     **{f"{op}, {rule}": (*OPS[op], RULES[rule]) for op in OPS for rule in RULES},
     "product": ("Mul", lambda x: torch.mul(x, x.detach() + 1),
                 lambda dy, a, b: [dy * rg.sin(b), dy * a]),
+    "product, in place": ("Mul", lambda x: (x + 0).mul_(x.detach() + 1),
+                          lambda dy, a, b: [dy * rg.sin(b), dy * a]),
     "Function, torch": (Step, lambda x: Step.apply(x, 3.0), by_slope),
     "Function, regrad": (Step, lambda x: Step.apply(x, 3.0), by_slope_in_regrad),
     "Function, y": (Step, lambda x: Step.apply(x, 3.0, "up"), lambda dy, y: dy * (y + 2)),
@@ -111,7 +115,7 @@ def gradients(f, rules, dtype=D, shape=(3, 4), count=12):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("dtype", [torch.float32, D, torch.bfloat16])
 def test_both_roads_agree(name, dtype, used, monkeypatch):
     key, f, rule = CALLS[name]
     short, hits = gradients(f, {key: rule}, dtype)
@@ -124,6 +128,68 @@ def test_both_roads_agree(name, dtype, used, monkeypatch):
     assert "keep" not in used
     assert hits == expected
     close(short, general, 0)
+
+
+def beside_a_view(x, f):
+    y = x * 1
+    view = y[:2]
+    f(y)
+    return view * 2
+
+
+def in_part(x, f):
+    y = x * 1
+    f(y[0])
+    return y
+
+
+IN_PLACE = {
+    "a result": lambda x, f: f(x * 1),
+    "a view": lambda x, f: f((x * 1)[1:])[0] * x,
+    "what has a view": beside_a_view,
+    "part of a result": in_part,
+    "twice": lambda x, f: f(f(x * 1) * 1),
+}
+
+
+@pytest.mark.parametrize("rule", [lambda dy, x: dy * x**3, lambda dy, y: dy * y.exp(), of_regrad])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_is_as_out_of_place_to_second_order(name, rule):
+    def second_order(f):
+        def run(x):
+            (dx,) = torch.autograd.grad((IN_PLACE[name](x, f) ** 2).sum(), x, create_graph=True)
+            return dx, *torch.autograd.grad(dx.pow(2).sum(), x)
+
+        return run
+
+    def copied(y):  # of the same values: what is written goes to all views
+        return y.copy_(torch.sigmoid(y.clone()))
+
+    x = torch.linspace(-1, 1, 12, dtype=D).reshape(3, 4).requires_grad_()
+    with override({"Sigmoid": rule}):
+        for _ in range(3):
+            due, found = second_order(copied)(x), second_order(torch.sigmoid_)(x)
+            close(found, due, 1e-12)
+
+
+def test_a_leaf_that_is_written_to_keeps_its_values():
+    x = torch.ones(3, requires_grad=True)
+    with override({"Sigmoid": of_torch}):
+        for _ in range(3):
+            torch.sigmoid_(x * 1)
+            with pytest.raises(RuntimeError, match="leaf"):
+                torch.sigmoid_(x)
+    assert x.tolist() == [1.0] * 3
+
+
+def test_what_autograd_has_saved_and_is_written_to_is_refused():
+    x = torch.ones(3, requires_grad=True)
+    with override({"Sigmoid": of_y}):
+        for _ in range(3):
+            y = (x * 1).exp()
+            torch.sigmoid_(y)  # (exp has saved its result)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
 
 
 def test_against_a_function_written_by_hand(used):

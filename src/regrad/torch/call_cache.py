@@ -21,6 +21,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -46,9 +47,8 @@ from regrad.torch.composites import is_other_op
 from regrad.torch.host import (
     CHECKPOINTS,
     DisableTorchFunction,
-    in_dual_level,
     is_autocast_open,
-    is_scripted,
+    is_plain,
     is_transformed,
     raw_apply,
     unwrap_dead,
@@ -74,8 +74,10 @@ KEPT = 64  # kinds of calls of a function
 
 def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Return what a call has in common with those that are understood like it; None if unknown."""
-    if len(args) == 1 and not options and type(x := args[0]) in _PLAIN:  # as of most calls
-        return x.dtype, x.ndim
+    if len(args) == len(options) == 1 and type(args[0]) in _PLAIN:  # `F.relu(x, inplace=True)`
+        ((name, x),) = options.items()
+        if type(x) is bool:
+            return args[0].dtype, args[0].ndim, name, x
     kinds: list[Any] = []
     for x in args:
         kind = type(x)
@@ -111,9 +113,7 @@ class CallCache:
             self.rule is None
             or not is_grad_enabled()
             or AROUND.get() is not NOTHING
-            or is_transformed()
-            or is_scripted()
-            or in_dual_level()
+            or not is_plain()
         ):
             return self.call(*args, **options)
         with DisableTorchFunction():  # (or the modes around are asked about each attribute)
@@ -122,8 +122,14 @@ class CallCache:
             else:
                 kinds = kinds_of(args, options)
             known = self.known.get(kinds)
-            if known is not None and (known.rewrite is None or _can_be_written(args[0])):
+            # (a Function may write into no view of autograd's, and a leaf must keep its values)
+            if known is not None and (
+                known.rewrite is None
+                or (args[0]._base is None and not (args[0].requires_grad and args[0].is_leaf))
+            ):
                 xs = args if known.is_flat else [args[i] for i in known.places]
+                if known.copies:  # (autograd records the copy, which the rule may differentiate by)
+                    xs = xs[0].clone(), *xs[1:], xs[0]
                 scope, where = mode.root, find_caller(LIBRARIES, 2)
                 by_line = scope._bindings[known.key].by_line
                 if scope._modules is None and where in by_line:
@@ -170,10 +176,11 @@ class CallCache:
             return None
         forward = _filled(self.spelling.function, args, options, places)
         call = RuleCall(rule, filled.values, None, filled.attrs, forward, None)
-        call.at, call.total = range(2, len(places) + 2), len(places) + 2
+        copies = changes and 0 in call.kept
+        call.at, call.total = range(2, len(places) + 2), len(places) + 2 + copies
         known = KnownCall(call, self.rule.key, family.type, places, len(given))
         if changes:
-            known.rewrite = _filled(self.function, given, named, places)
+            known.rewrite, known.copies = _filled(self.function, given, named, places), copies
         return known
 
 
@@ -184,16 +191,10 @@ def _filled(
     if not options and len(places) == len(args):
         return function
     options = dict(options)
-    if len(places) == 1:
-        before, after = tuple(args[: places[0]]), tuple(args[places[0] + 1 :])
-        return lambda x: function(*before, x, *after, **options)
+    if len(args) == 1:
+        return partial(function, **options)
     held = replaced([*args], places, [None] * len(places))
     return lambda *xs: function(*replaced(held, places, xs), **options)
-
-
-def _can_be_written(x: torch.Tensor) -> bool:
-    """Return whether autograd takes a Function that writes into a tensor: no leaf, and no view."""
-    return x._base is None and not (x.requires_grad and x.is_leaf)
 
 
 def learn(known: dict[Any, KnownCall | None], kinds: Any, call: KnownCall | None) -> None:
@@ -248,7 +249,10 @@ class KnownCall:
         total: Any = call.total
         self.around: Any = (None,) * at[0], (None,) * (total - at[0] - 1)  # of one gradient
         self.fixed: Any = call.fixed
-        self.rewrite: Any = None  # of a call in place: torch's own function, of the tensors
+        # Of a call in place: torch's own function, of the tensors, and whether the rule asks for
+        # the tensor that is written to. If so, the Function has a copy in its place, and it last.
+        self.rewrite: Any = None
+        self.copies: bool = False
 
     def keep(self, ctx: Any, hit: Any, xs: Sequence[torch.Tensor], y: torch.Tensor) -> None:
         """Keep for the backward pass what the rule names."""
@@ -299,10 +303,10 @@ class KnownOverride(torch.autograd.Function, metaclass=Silent):
     @staticmethod
     def forward(ctx: Any, known: KnownCall, hit: Any, *xs: torch.Tensor) -> Any:
         if known.rewrite is not None:
-            given = (xs[0].clone(), *xs[1:]) if 0 in known.kept else xs  # it is wanted as it was
-            y = known.rewrite(*xs)
+            xs, target = (xs[:-1], xs[-1]) if known.copies else (xs, xs[0])
+            y = known.rewrite(target, *xs[1:])
             ctx.mark_dirty(y)
-            known.keep(ctx, hit, given, y)
+            known.keep(ctx, hit, xs, y)
             return y
         y = known.forward(*xs)
         for x in xs:

@@ -25,7 +25,6 @@ import builtins
 import dis
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import is_not
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -102,7 +101,8 @@ def _has_effects(code: CodeType) -> bool:
 
 
 def _codes_of(functions: Sequence[Any]) -> list[Any]:
-    return [getattr(f, name, None) for f in functions for name in ("__code__", "__defaults__")]
+    every = (f for f in functions if isinstance(f, FunctionType))
+    return [(f, f.__code__, f.__defaults__) for f in every]
 
 
 def is_usual(dys: Sequence[Any]) -> bool:
@@ -127,11 +127,15 @@ class Recordings:
 
     def are_possible(self) -> bool:
         """Return whether the rule is pure, as its code, globals and cells are now."""
-        codes = _codes_of(self.functions)
-        changed = any(map(is_not, codes, self.codes))
-        if changed or (self.closure is not None and not self.closure.is_current()):
-            self.codes, self.closure = codes, pure_closure(self.functions)
-            self.known.clear()
+        closure = self.closure
+        for f, code, defaults in self.codes:
+            if f.__code__ is not code or f.__defaults__ is not defaults:
+                break
+        else:
+            if closure is None or closure.is_current():
+                return closure is not None
+        self.codes, self.closure = _codes_of(self.functions), pure_closure(self.functions)
+        self.known.clear()
         return self.closure is not None
 
     def replay(self, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:

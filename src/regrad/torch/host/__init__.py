@@ -274,14 +274,20 @@ _levels: Any = OVERRIDES.part(
 )  # fmt: skip
 
 
-def in_dual_level() -> bool:
-    """Return whether a block of forward mode is open, outside of torch.func."""
-    return getattr(forward_ad, "_current_level", 0) >= 0
+OVERRIDES.part(
+    "torch.autograd.forward_ad._current_level", "nothing public tells that forward mode is open",
+    lambda found: isinstance(found, int),
+)  # fmt: skip
+
+
+def is_plain() -> bool:
+    """Return whether no transformation, forward mode or trace of TorchScript is at work."""
+    return not (forward_ad._current_level >= 0 or is_transformed() or is_scripted())
 
 
 def in_forward_mode() -> bool:
     """Return whether some transformation around asks for forward-mode derivatives."""
-    if in_dual_level():
+    if forward_ad._current_level >= 0:
         return True
     if not is_transformed():
         return False
