@@ -205,8 +205,19 @@ def _intercept_backward(old: Any, *args: Any, **options: Any) -> Any:
             mode.passes += 1
             mode.around_backward = partial(reopen, held)
     try:
-        with reopen(held):
+        if held[0] is not SCOPES.get() or any(scope._root._mode is None for scope in held[0]):
+            with reopen(held):
+                return old(*args, **options)
+        running, pushed = mode_stack(), []  # (all else is as it was when the scopes were opened)
+        try:
+            for mode in held[1]:
+                if mode not in running:
+                    push_mode(mode)
+                    pushed.append(mode)
             return old(*args, **options)
+        finally:
+            while pushed:
+                take_off(pushed.pop())
     finally:
         with _LOCK:
             for mode in held[1]:

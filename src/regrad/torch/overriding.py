@@ -24,6 +24,7 @@ from regrad.errors import ArgumentError, NotFiredError
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.host import HOST, OVERRIDES, check_promises, push_mode
+from regrad.torch.host.running import WATCHING
 from regrad.torch.modes import STEPS, Mode
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
@@ -236,6 +237,8 @@ class gradient_override_map(Scope[Binding]):
             self._modules, self._views = modules, {}
             self._mode = self._here = mode
             self._thread = get_ident()
+            if self._watch:
+                WATCHING.append(self)
             here = (*outer, self)
             if modules is not None or type(outer) is Spot:
                 here = stand(here, outer)
@@ -299,6 +302,8 @@ class gradient_override_map(Scope[Binding]):
         self._remove(mode)
 
     def _remove(self, mode: Mode) -> None:
+        if self._watch:
+            WATCHING.remove(self)
         del jobs.SCOPES[id(mode)]
         jobs.settle()
         intercepts.remove()

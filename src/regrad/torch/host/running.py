@@ -96,6 +96,9 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+WATCHING: list[Any] = []  # the open scopes whose reports list Functions without a rule
+
+
 class Told:
     """`forward` of every Function: for `apply`, what notes that it runs.
 
@@ -114,11 +117,12 @@ class Told:
             return forward
 
         def run(*args: Any, **options: Any) -> Any:
-            # (`forward` with a context shows whether autograd records; not inside of another)
-            ctx = args[0] if args else None
-            recorded = ctx.next_functions if isinstance(ctx, BackwardCFunction) else args
-            if _APPLIED.get() is None and recorded and wants_gradient(args):
-                self.note(function, args)
+            if WATCHING and _APPLIED.get() is None:  # (not inside of another)
+                # (`forward` with a context shows whether autograd records)
+                ctx = args[0] if args else None
+                recorded = ctx.next_functions if isinstance(ctx, BackwardCFunction) else args
+                if recorded and wants_gradient(args):
+                    self.note(function, args)
             token = _APPLIED.set((function, args, options))
             try:
                 y = forward(*args, **options)
@@ -192,6 +196,8 @@ def is_program(function: Callable[..., Any]) -> bool:
 
 def in_program() -> bool:
     """Return whether a program of torch.compile runs, of what a backward pass runs."""
+    if "torch._functorch.aot_autograd" not in sys.modules:  # (which torch.compile imports)
+        return False
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_PROGRAMS):
