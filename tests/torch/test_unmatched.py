@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 from regrad.core import callers
 from regrad.errors import PassedOverError
-from regrad.torch import below, enclosing
+from regrad.torch import below, enclosing, modes, optypes
+from regrad.torch.composites import fused
 from regrad.torch.host import HOST
-from regrad.torch.nodes import types_of
+from regrad.torch.nodes import is_plumbing, types_of
 from tests.campaigns import torch_samples
 from tests.helpers.paths import ROOT
 from tests.torch.common import function, override
@@ -127,25 +128,65 @@ view_as
 """
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("name", SAMPLES.split())
-def test_a_function_runs_what_its_name_says(name):
-    class Looks(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            options = kwargs or {}
-            known = below.types_run_by(func)
-            if known is None:
-                return func(*args, **options)
-            with below.Below() as seen:
-                result = func(*args, **options)
-            assert seen.types <= known, func
-            return result
+class Looks(TorchFunctionMode):
+    """Checks that functions run no other op types than the table says."""
 
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        known = below.types_run_by(func)
+        if known is None:
+            return func(*args, **kwargs or {})
+        with below.Below() as seen:
+            result = func(*args, **kwargs or {})
+        # (of a composite only the ops that a caller sees count: `composites`)
+        others = {t for t in seen.types - known if not is_plumbing(func, t)}
+        assert not others or func in fused(), func
+        return result
+
+
+def look_at_samples(name):
     for case in torch_samples.cases(torch_samples.load()[name], 4):
         x, args, options = case.given
         with torch.no_grad(), Looks():
             if not case.in_place:  # (which some shapes do not allow)
                 case.function(x, *args, **options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", SAMPLES.split())
+def test_a_function_runs_what_its_name_says(name):
+    look_at_samples(name)
+
+
+@pytest.mark.slow
+@pytest.mark.versions
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_each_function_of_the_sample_database_runs_what_the_table_says():
+    for name in torch_samples.load():
+        if not name.startswith("jiterator"):  # (for GPUs)
+            look_at_samples(name)
+
+
+def test_a_function_that_the_table_takes_for_harmless_is_looked_at(monkeypatch):
+    monkeypatch.setattr(modes, "types_run_by", lambda func: frozenset())
+    x = torch.ones(3, requires_grad=True)
+    for _ in range(3):
+        with override({"Sub": lambda dy: dy}), pytest.raises(PassedOverError, match="diff"):
+            torch.diff(x * 1)
+    twice = iter([x * 1, torch.sigmoid(x)])  # (an input of an op that ran before)
+    with override({"Sigmoid": rg.rules.optional(lambda dy: dy)}) as used:
+        for y in twice:
+            assert y.contiguous() is y
+    assert not used.untouched().rows
+
+
+def test_a_table_that_lacks_an_op_is_found(monkeypatch):
+    monkeypatch.setitem(below._RUN, "layer_norm", ())
+    optypes.clear()
+    with pytest.raises(AssertionError, match="layer_norm"):
+        monkeypatch.setattr(below, "_types", lambda name: frozenset({name}))
+        look_at_samples("nn_functional_layer_norm")
+    monkeypatch.undo()
+    optypes.clear()
 
 
 # -- with a gradient ---------------------------------------------------------------------------

@@ -121,7 +121,8 @@ _RUN: dict[str, tuple[str, ...]] = {
         "__mul__ __rmul__ __imul__": "mul",
         "__truediv__ __itruediv__ __div__ __idiv__": "div",
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d": "convolution",
-        "batch_norm instance_norm": "native_batch_norm mul add view",
+        "batch_norm": "native_batch_norm mul add view",
+        "instance_norm": "native_batch_norm mean mul add view",
         "layer_norm": "native_layer_norm mul add",
         "group_norm": "native_group_norm mul add view",
         "dropout dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ "

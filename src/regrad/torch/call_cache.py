@@ -47,6 +47,7 @@ from regrad.torch.composites import is_other_op
 from regrad.torch.host import (
     CHECKPOINTS,
     DisableTorchFunction,
+    can_be_marked_dirty,
     is_autocast_open,
     is_plain,
     is_transformed,
@@ -122,11 +123,7 @@ class CallCache:
             else:
                 kinds = kinds_of(args, options)
             known = self.known.get(kinds)
-            # (a Function may write into no view of autograd's, and a leaf must keep its values)
-            if known is not None and (
-                known.rewrite is None
-                or (args[0]._base is None and not (args[0].requires_grad and args[0].is_leaf))
-            ):
+            if known is not None and (known.rewrite is None or can_be_marked_dirty(args[0])):
                 xs = args if known.is_flat else [args[i] for i in known.places]
                 if known.copies:  # (autograd records the copy, which the rule may differentiate by)
                     xs = xs[0].clone(), *xs[1:], xs[0]

@@ -100,7 +100,7 @@ METHODS: tuple[tuple[Any, Callable[..., Any]], ...] = (
 
 
 class Row:
-    """What happens to the calls of one torch function under a set of rules.
+    """The way of one torch function under a set of rules.
 
     Args:
         way: runs a call. None for a function that runs no overridden op: it runs as it is.

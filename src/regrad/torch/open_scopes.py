@@ -15,7 +15,7 @@ SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
 
 
 class Around(NamedTuple):
-    """What is around the code that runs here, besides scopes.
+    """The surroundings of the code that runs here, besides scopes.
 
     Args:
         own: whether every op has torch's own gradient, whatever scopes and custom gradients there

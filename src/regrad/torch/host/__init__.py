@@ -229,6 +229,11 @@ _as_no_view: Any = OVERRIDES.part(
 )  # fmt: skip
 
 
+def can_be_marked_dirty(x: torch.Tensor) -> bool:
+    """Return whether a Function may write into a tensor: no leaf (it keeps its values), no view."""
+    return x._base is None and not (x.requires_grad and x.is_leaf)
+
+
 def is_view_of(y: Any, xs: Sequence[Any]) -> bool:
     """Return whether a result is a view of one of some tensors, or of what those are views of."""
     return y._is_view() and any(y._base is x or y._base is x._base for x in xs)
