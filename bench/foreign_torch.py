@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import cProfile
 import os
+import pstats
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +19,8 @@ import regrad as rg
 import regrad.torch
 from bench.contestants import Contestants
 from bench.measures import Speed
-from bench.report import Measure
+from bench.report import Measure, Row
+from bench.timing import Effort
 
 DEVICE = os.environ.get("REGRAD_BENCH_DEVICE", "cpu")  # `--device` of `python -m bench`
 BATCH, SIZE = (4, 64) if DEVICE == "cpu" else (64, 224)  # a GPU would wait for small ones
@@ -119,18 +123,23 @@ def step(
     scope: Callable[[], Any] = nullcontext,
     net: Callable[[nn.Module], nn.Module] = resnet18,
     size: int = SIZE,
+    mixed: bool = False,
 ) -> Callable[[], torch.Tensor]:
-    """A step of gradient descent, ready to be called; it returns the first layer's gradient."""
+    """A step of gradient descent, ready to be called; it returns the first layer's gradient.
+
+    With `mixed`, it is of bfloat16 by autocast, and of channels last.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = net(relu).to(DEVICE)
+    memory = torch.channels_last if mixed else torch.contiguous_format
+    model = net(relu).to(DEVICE, memory_format=memory)  # pyright: ignore[reportCallIssue]
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x = torch.randn(BATCH, 3, size, size).to(DEVICE)
+    x = torch.randn(BATCH, 3, size, size).to(DEVICE, memory_format=memory)
     target = torch.arange(BATCH, device=DEVICE) % 10
 
     def run() -> torch.Tensor:
         optimizer.zero_grad()
-        with scope():
+        with scope(), torch.autocast(DEVICE, torch.bfloat16, enabled=mixed):
             loss = F.cross_entropy(model(x), target)
         loss.backward()
         optimizer.step()
@@ -170,14 +179,165 @@ def in_place() -> Contestants:
     return alike({"regrad": ours, "Function": step(ByHand())})
 
 
-def unmatched(*model: Any) -> Contestants:
-    """A scope whose op type does not occur, so that all ops are looked at and left alone."""
-    import warnings
+def as_trained(rule: Any) -> Contestants:
+    """In place, in mixed precision and with channels last; the Function is out of place."""
+    ours = step(nn.ReLU(inplace=True), under(rule), mixed=True)
+    return alike({"regrad": ours, "Function": step(ByHand(), mixed=True)})
 
-    warnings.simplefilter("ignore", rg.errors.UnusedOverrideWarning)
-    rules = {"Sign": rg.rules.straight_through}
-    ours = step(nn.ReLU(), lambda: regrad.torch.gradient_override_map(rules), *model)
-    return alike({"regrad": ours, "no scope": step(nn.ReLU(), nullcontext, *model)})
+
+def nothing() -> Any:
+    """A scope whose op type does not occur."""
+    rules = {"Atan2": rg.rules.optional(rg.rules.straight_through)}
+    return regrad.torch.gradient_override_map(rules)
+
+
+def unmatched(*model: Any, **options: Any) -> Contestants:
+    """A scope whose op type does not occur, so that all ops are looked at and left alone."""
+    relu = nn.ReLU(inplace=options.get("mixed", False))
+    ours = step(relu, nothing, *model, **options)
+    return alike({"regrad": ours, "no scope": step(relu, nullcontext, *model, **options)})
+
+
+class Llama(nn.Module):
+    """A block of a language model: norms, attention, and a gated layer."""
+
+    def __init__(self, activation: Callable[[torch.Tensor], torch.Tensor], width: int = 128):
+        super().__init__()
+        self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, bias=False)
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.unflatten(-1, (4, -1)).mT for y in self.qkv(self.norms[0](x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q.mT, k.mT, v.mT, is_causal=True)
+        x = x + self.out(y.mT.flatten(-2).reshape(x.shape))
+        y = self.norms[1](x)
+        return x + self.down(self.activation(self.gate(y)) * self.up(y))
+
+
+class Silu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return F.silu(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        return silu_in_torch(dy, *ctx.saved_tensors)
+
+
+def silu_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    s = torch.sigmoid(x)
+    return dy * s * (1 + x * (1 - s))
+
+
+def llama(activation: Any, scope: Callable[[], Any] = nullcontext) -> Callable[[], torch.Tensor]:
+    """Forward and backward of four blocks; it returns the first gradient."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Llama(activation) for _ in range(4)]).to(DEVICE)
+    x = torch.randn(1, 64, 128).to(DEVICE)
+
+    def run() -> torch.Tensor:
+        with scope():
+            y = model(x)
+        return done(torch.autograd.grad(y.sum(), next(model.parameters()))[0])
+
+    return run
+
+
+def llama_under_a_rule() -> Contestants:
+    scope = lambda: regrad.torch.gradient_override_map({"Silu": silu_in_torch})  # noqa: E731
+    return alike({"regrad": llama(F.silu, scope), "Function": llama(Silu.apply)})
+
+
+def llama_unmatched() -> Contestants:
+    return alike({"regrad": llama(F.silu, nothing), "no scope": llama(F.silu)})
+
+
+def sines() -> Contestants:
+    """regrad's own functions, eagerly, on torch's data."""
+    data = torch.linspace(-1.0, 1.0, 1_000_000, device=DEVICE)
+
+    def chain(sin: Callable[[Any], Any], x: Any) -> Callable[[], torch.Tensor]:
+        def run() -> torch.Tensor:
+            y = x
+            for _ in range(50):
+                y = sin(y)
+            return done(y if isinstance(y, torch.Tensor) else torch.as_tensor(y.data))
+
+        return run
+
+    return alike({"regrad": chain(rg.sin, rg.asarray(data)), "torch": chain(torch.sin, data)})
+
+
+# -- exact: how many functions Python enters -------------------------------------------------------
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, relu: nn.Module, width: int = 4) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(width, width, 1, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(3))
+        self.relu = relu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for i, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            y = norm(convolution(y))
+            y = self.relu(y + x if i == 2 else y)
+        return y
+
+
+BLOCKS, OPS, HITS = 16, 10, 3  # ops and ReLUs of a block
+
+
+def count_calls(relu: nn.Module, scope: Callable[[], Any] = nullcontext) -> int:
+    """Return how many functions, of Python and of C, a step of bottlenecks in a scope enters."""
+    model = nn.Sequential(*[Bottleneck(relu) for _ in range(BLOCKS)])
+    model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    x = torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last)
+
+    def run() -> None:
+        with scope(), torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        y.float().sum().backward()
+
+    for _ in range(4):
+        run()
+    with cProfile.Profile() as profile:
+        run()
+    return pstats.Stats(profile).total_calls  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def count_opening() -> int:
+    """Return how many functions the opening and closing of a known scope enters."""
+    for _ in range(4):
+        with nothing():
+            pass
+    with cProfile.Profile() as profile, nothing():
+        pass
+    return pstats.Stats(profile).total_calls  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def calls(effort: Effort | None = None) -> Iterator[Row]:
+    """The calls of Python in a step of bottlenecks in bfloat16, channels last and in place."""
+    relu = nn.ReLU(inplace=True)
+    plain, hand, lone = count_calls(relu), count_calls(ByHand()), count_calls(relu, nothing)
+    found = {
+        "an op where nothing matches": ((lone - plain) / (BLOCKS * OPS), "no scope", 8),
+        "opening and closing a scope": (count_opening(), "no scope", 160),
+    }
+    for name, rule, bound in (
+        ("rule in torch", guided_in_torch, 20), ("regrad's rule", rg.rules.guided_relu, 30),
+    ):  # fmt: skip
+        hits = count_calls(relu, under(rule)) - lone - (hand - plain)
+        found[f"a hit, {name}"] = hits / (BLOCKS * HITS), "Function", bound
+    for title, (count, peer, bound) in found.items():
+        yield Row(f"calls of {title}", f"+{count:.1f}", peer, "", "", f"≤ {bound}", count <= bound)
 
 
 def at_a_path() -> Contestants:
@@ -298,6 +458,32 @@ def _measures() -> Iterator[tuple[str, Measure]]:
     yield "torch-rule", Speed(title + "rule in torch", overridden(guided_in_torch), pair)
     yield "torch-in-place", Speed(title + "in place", in_place, pair)
     yield "torch-scope", Speed(title + "nothing matched", unmatched, {"no scope": 1.05})
+    yield (
+        "torch-mixed",
+        Speed(title + "as trained, regrad's rule", partial(as_trained, rg.rules.guided_relu), pair),
+    )
+    yield (
+        "torch-mixed-rule",
+        Speed(title + "as trained, rule in torch", partial(as_trained, guided_in_torch), pair),
+    )
+    yield (
+        "torch-mixed-scope",
+        Speed(
+            title + "as trained, nothing matched",
+            partial(unmatched, mixed=True),
+            {"no scope": 1.06},
+        ),
+    )
+    yield (
+        "torch-llama",
+        Speed("Llama blocks in torch, rule for Silu", llama_under_a_rule, {"Function": 1.06}),
+    )
+    yield (
+        "torch-llama-scope",
+        Speed("Llama blocks in torch, nothing matched", llama_unmatched, {"no scope": 1.06}),
+    )
+    yield "torch-data", Speed("50 sines of 1,000,000 floats on torch's data", sines, {"torch": 2.0})
+    yield "torch-calls", calls
     yield "torch-path", Speed(title + "rule by path", at_a_path, {"by op type": 1.1})
     yield "torch-dense", Speed("DenseNet-121 step in torch, 32 px", dense, {"Function": 1.08})
     yield (

@@ -61,8 +61,9 @@ class Replacements:
     def undo(self) -> None:
         """Put everything back."""
         if self.are_made:
+            if self._lacked:  # (first: a metaclass may decide on what its classes hold)
+                any(starmap(delattr, self._lacked))
             any(starmap(setattr, self._had))
-            any(starmap(delattr, self._lacked))
             self.are_made = False
 
 

@@ -34,6 +34,7 @@ class Rules(Protocol):
     rules: Any
     values: frozenset[str]
     plan: Any
+    watched: Any
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None: ...
     def known_calls(self, function: Callable[..., Any], call: Callable[..., Any]) -> Any: ...

@@ -157,8 +157,9 @@ def types_run_by(func: Callable[..., Any]) -> frozenset[str] | None:
         own = {spellings()[func].family.type} if func in spellings() else set[str]()
         return frozenset(own.union(_before(), *[row.contains for row in fused()[func]]))
     if isinstance(func, FunctionType):
-        called = called_by(func)
-        found = [types_run_by(each) for each in called or (None,) if type(each) is not FunctionType]
+        if (called := called_by(func)) is None:
+            return None
+        found = [types_run_by(each) for each in called if type(each) is not FunctionType]
         return None if None in found else frozenset().union(*filter(None, found))
     if not isinstance(func, _OF_C) or func not in functions_named(name):
         return None

@@ -59,9 +59,11 @@ from regrad.torch.host.dynamo import is_traced
 from regrad.torch.host.running import Silent
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import AROUND, NOTHING
+from regrad.torch.optypes import in_place_of
 from regrad.transforms.arguments import replaced
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_USUAL = ({}, {"inplace": True})  # keywords
 _spec = attrgetter("shape", "dtype")
 _EXACT = {
     bool,
@@ -75,10 +77,6 @@ KEPT = 64  # kinds of calls of a function
 
 def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Return what a call has in common with those that are understood like it; None if unknown."""
-    if len(args) == len(options) == 1 and type(args[0]) in _PLAIN:  # `F.relu(x, inplace=True)`
-        ((name, x),) = options.items()
-        if type(x) is bool:
-            return args[0].dtype, args[0].ndim, name, x
     kinds: list[Any] = []
     for x in args:
         kind = type(x)
@@ -118,8 +116,9 @@ class CallCache:
         ):
             return self.call(*args, **options)
         with DisableTorchFunction():  # (or the modes around are asked about each attribute)
-            if len(args) == 1 and not options and type(args[0]) in _PLAIN:  # as of most calls
-                kinds = args[0].dtype, args[0].ndim
+            # (as of most calls, and of `F.relu(x, inplace=True)`)
+            if args and not args[1:] and type(args[0]) in _PLAIN and options in _USUAL:
+                kinds = args[0].dtype, args[0].ndim, bool(options)
             else:
                 kinds = kinds_of(args, options)
             known = self.known.get(kinds)
@@ -177,7 +176,9 @@ class CallCache:
         call.at, call.total = range(2, len(places) + 2), len(places) + 2 + copies
         known = KnownCall(call, self.rule.key, family.type, places, len(given))
         if changes:
-            known.rewrite, known.copies = _filled(self.function, given, named, places), copies
+            written = in_place_of(self.function) if len(given) == 1 else None
+            known.rewrite = written or _filled(self.function, given, named, places)
+            known.copies = copies
         return known
 
 

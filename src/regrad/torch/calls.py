@@ -437,14 +437,18 @@ def as_seen(dtype: torch.dtype, arrays: Sequence[Any], specs: Sequence[Any]) -> 
         else:
             return arrays
     work = torch.float32 if dtype is torch.bfloat16 else dtype
-    given = [x.to(_as_precise(x.dtype, dtype)) for x in arrays]
-    return [x.to(_as_precise(x.dtype, work)) for x in given]
+    given: list[Any] = []
+    for x in arrays:
+        if x.dtype is not dtype:
+            x = x.to(_as_precise(x.dtype, dtype))
+        given.append(x.to(work) if x.dtype is dtype else x.to(_as_precise(x.dtype, work)))
+    return given
 
 
 def specs_as_seen(dtype: torch.dtype, specs: Sequence[Any]) -> Sequence[Any]:
     """Return shapes and dtypes as a rule in regrad's functions sees them."""
     work = torch.float32 if dtype is torch.bfloat16 else dtype
-    return [(shape, _as_precise(d, work)) for shape, d in specs]
+    return [(shape, work if d is dtype else _as_precise(d, work)) for shape, d in specs]
 
 
 def fitting(dxs: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> Sequence[torch.Tensor]:

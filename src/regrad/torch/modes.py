@@ -231,9 +231,9 @@ class Mode(torch.overrides.TorchFunctionMode):
                 if func is method:
                     with self:
                         return run(self.divides, *args, **options)
-        if func not in self.traced:
+        if func not in self.traced:  # pyright: ignore[reportOperatorIssue] (something is compiled)
             return func(*args, **options)
-        rows, call, body = self.traced[func]
+        rows, call, body = self.traced[func]  # pyright: ignore[reportOptionalSubscript]
         for when, parts in rows:
             if when is None or when(*args, **options):
                 if parts.refused:  # which `compiled_code` then sees

@@ -256,6 +256,13 @@ def switch(function: Callable[..., Any]) -> int | None:
     return names.index("inplace") if "inplace" in names else None
 
 
+def in_place_of(function: Callable[..., Any]) -> Any:
+    """Return what `function(x, inplace=True)` calls, of one tensor; None if that is not known."""
+    if switch(function) != 1:
+        return None
+    return getattr(torch, f"{function.__name__}_", None)
+
+
 def functions_named(names: str) -> list[Any]:
     """The functions that torch has under these names, wherever it keeps them."""
     # (`torch.einsum` is written in Python, and calls another)

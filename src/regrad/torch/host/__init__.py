@@ -126,14 +126,16 @@ push_mode: Any = OVERRIDES.part(
 pop_mode: Any = OVERRIDES.part("torch._C._pop_torch_function_stack", "as for pushing", callable)
 
 
+_count_modes: Any = OVERRIDES.part(
+    "torch._C._len_torch_function_stack", "as for pushing", _is_number
+)
+_mode_at: Any = OVERRIDES.part("torch._C._get_function_stack_at", "as for pushing", callable)
+
+
 def top_mode() -> Any:
     """Return the mode that torch asks first; None if there is none."""
-    try:
-        mode = pop_mode()
-    except RuntimeError:  # (the stack is empty)
-        return None
-    push_mode(mode)
-    return mode
+    depth = _count_modes()
+    return _mode_at(depth - 1) if depth else None
 
 
 # -- autograd's record -----------------------------------------------------------------------------
