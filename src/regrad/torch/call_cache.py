@@ -134,6 +134,8 @@ class CallCache:
                     hit = hit_at(scope, known.key, known.op_type, where)
                 hit.count += 1
                 hit.sizes[xs[0].shape] = None
+                if xs is args and not xs[1:]:
+                    return _apply(known, hit, unwrap_dead(xs[0]))
                 return _apply(known, hit, *map(unwrap_dead, xs))
         return self._learn(kinds, args, options)
 
@@ -259,7 +261,9 @@ class KnownCall:
             ctx.save_for_backward(*saved, y)
         else:
             ctx.save_for_backward(*saved)
-        ctx.known = self, hit, tuple(map(_spec, xs))
+        x = xs[0]
+        specs = tuple(map(_spec, xs)) if xs[1:] else ((x.shape, x.dtype),)
+        ctx.known = self, hit, specs
 
     def replayed(
         self, wanted: tuple[int, ...], specs: Any, arrays: Sequence[torch.Tensor]

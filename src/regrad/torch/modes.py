@@ -53,7 +53,6 @@ from regrad.torch.host import (
     push_mode,
     sequence_nr,
 )
-from regrad.torch.host.bodies import ONE_CALL
 from regrad.torch.host.running import Overload, body_of, in_program
 from regrad.torch.nodes import LIBRARIES, Watch, describe, is_returned, tensors
 from regrad.torch.open_scopes import SCOPES
@@ -323,7 +322,7 @@ class DispatchTable(dict[Any, Row]):
             return rules.known_calls(func, call)
         if func in rules.keep:
             return _run_as_is
-        is_opened = func in rules.coverage.bodies and func not in ONE_CALL
+        is_opened = func in rules.coverage.bodies
         way: Way | None = None
         if self._may_concern(func):
             if is_opened:
@@ -389,7 +388,7 @@ def _run_first(
     if not is_grad_enabled():
         return func(*args, **options)
     before = dict(mode.counts)
-    is_opened = func in mode.ruleset.coverage.bodies and func not in ONE_CALL
+    is_opened = func in mode.ruleset.coverage.bodies
     y = (_run_opened if is_opened else _run_watched)(mode, func, args, options)
     new = [(key, n - before.get(key, 0)) for key, n in mode.counts.items() if n != before.get(key)]
     if len(new) == 1 and new[0][1] == 1 and type(y) is Tensor and y.grad_fn is not None:

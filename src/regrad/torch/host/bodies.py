@@ -13,7 +13,6 @@ from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.overrides
 
 from regrad.torch.host import mode_stack
@@ -24,8 +23,6 @@ CHECKS = frozenset(
 _MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
 _OPERATORS = ("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rmatmul__", "__floordiv__",
               "__rfloordiv__", "__rmod__", "norm", "istft", "stft", "unflatten")  # fmt: skip
-# Functions whose body is one call of the same op, so that there is nothing else to see in it.
-ONE_CALL = frozenset({F.relu, F.relu6, F.elu, F.selu, F.leaky_relu, F.silu})
 
 
 def _return_false(*tensors: Any) -> bool:
