@@ -4,7 +4,8 @@ The idea: of a call such as `F.relu(h, inplace=False)`, all but the tensors them
 each time: which parameter of the op each argument fills, what the rule names of them, how the
 answer is checked. `rulesets` and `calls` find that out, for any call whatever. Here it is kept by
 the kinds of the arguments (`kinds_of`), once a call of that kind has run forward and backward, and
-the next ones do no more than must be done each time.
+the next ones do no more than must be done each time. A call in place runs torch's own function in
+place, and autograd is told that the Function has written to its input.
 
 A call of an `autograd.Function` that is a key is known by its kinds, too. Its forward pass remains
 the Function's own, and so what that returns is looked at each time (see `functions`).
@@ -13,7 +14,7 @@ Invariants:
 
 * What is kept depends on the rule, the function and the kinds alone. All that may differ otherwise
   is asked at each call, and whatever is unusual goes by the general road: other classes of tensors,
-  torch.func, forward mode, autocast, programs that are written, rules that count or ask for more.
+  torch.func, forward mode, programs that are written, rules that count or ask for more.
 * A rule runs once. Its answer is checked here only as far as it is right; else by the general road.
 * Only rules that write into nothing are kept. Those in regrad's functions run as `recorded` says.
 """

@@ -6,17 +6,22 @@ function of torch's Python API. A scope of `gradient_override_map` opens one. In
     with gradient_override_map({"Relu": guided}):
         y = model(x)                # calls F.linear(x, w, b), then F.relu(h)
 
-the mode is asked about `F.linear` and `F.relu`. How a function is to run (its *way*) follows from
-the rules alone, so it is found once, by `DispatchTable`, and then looked up:
+torch calls the mode for `F.linear` and `F.relu`. The rules alone decide how a function runs. This
+file holds the decision: `DispatchTable` makes one row for each function, at its first call.
 
-* it has a rule: the call goes through an `autograd.Function` of ours (`rulesets`, `calls`);
-* it computes an overridden op among others (`F.cross_entropy` has a log-softmax inside): it is
-  taken apart into functions that have rules (`apart`, `composites`), or opened (`host.bodies`),
-  which is to run torch's own Python of it with the mode still open;
-* an operator of C++, or a function whose gradient something else than autograd may decide: what
-  decides is asked (`enclosing`);
-* no rule concerns it: it runs as it is, and afterwards the nodes are looked at that autograd made
-  for it (`nodes`): if one belongs to an overridden op, the rule was passed over, which raises.
+* A function with a rule runs in an `autograd.Function` of regrad (`rulesets`, `call_cache`,
+  `calls`).
+* A function that computes an overridden op among others (`F.cross_entropy` computes a log-softmax)
+  is decomposed into functions that have rules (`apart`, `composites`), or opened (`host.bodies`):
+  regrad runs torch's own Python code of it with the mode still open.
+* A function that runs no overridden op runs as it is. `below.types_run_by` is the table of op types
+  that functions of torch run. regrad looks at the kind of the result's autograd node, and compares
+  a kind that is new with the overridden op types (`nodes`): if one matches, the table is wrong, and
+  the call raises.
+* The table has no entry for some functions, and for others the entry names an overridden op. They
+  run as they are as well, and regrad looks at each node that they make.
+* A function whose gradient something else than autograd may decide (a custom op, somebody's
+  `autograd.Function`) is watched where torch dispatches ops (`enclosing`).
 
 Invariants:
 

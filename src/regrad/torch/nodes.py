@@ -2,8 +2,9 @@
 
 The idea: tables of torch's functions can miss one, today or in torch's next release. Autograd
 cannot: whatever computes a gradient leaves a node in its graph, and the node's class says which op
-it belongs to. So after each function that no rule covers, the nodes are looked at that it has made.
-With a rule for "Tanh" in force
+it belongs to. So after each function that no rule covers, regrad looks at the nodes that it made:
+at the last one of a function that a table says is harmless, else at all of them. With a rule for
+"Tanh" in force
 
     y = somebody.fused_gelu(x)      # y.grad_fn: MulBackward, behind it TanhBackward
 
