@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 from regrad.core.tensor import wrap
 from regrad.errors import RuleError
-from regrad.torch import call_cache, functions, recorded
+from regrad.torch import call_cache, functions, recorded, rulesets
 from tests.torch.common import D, close, function, grad, leaf, orders, override
 
 
@@ -602,3 +602,54 @@ def test_a_gradient_that_does_not_arrive_is_zero_for_a_known_function(used):
         cut.apply(quiet.apply(x)).sum().backward()
     assert "keep" in used
     assert x.grad.tolist() == [1.0]
+
+
+# -- the key of what is kept -----------------------------------------------------------------------
+
+
+def in_place(x):
+    y = x * 1
+    F.relu(y, inplace=True)
+    return y
+
+
+PARTS = {  # a part of the key, a rule, and two calls that this part alone tells apart
+    "axes": (0, {"Softmax": lambda dy, y, axis: dy * y * (axis + 2)},
+             lambda x: F.softmax(x), lambda x: F.softmax(x[None])[0]),
+    "number": (0.1.hex(), {"LeakyRelu": lambda dy, alpha: dy * alpha},
+               lambda x: F.leaky_relu(x, 0.1), lambda x: F.leaky_relu(x, 0.5)),
+    "keyword": (0.1.hex(), {"LeakyRelu": lambda dy, alpha: dy * alpha},
+                lambda x: F.leaky_relu(x, negative_slope=0.1),
+                lambda x: F.leaky_relu(x, negative_slope=0.5)),
+    "in place": (True, {"Relu": lambda dy, y: dy * y}, lambda x: F.relu(x * 1), in_place),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension:UserWarning")
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_of_the_key_is_needed(part, monkeypatch):
+    like, rules, first, second = PARTS[part]
+    kinds_of = call_cache.kinds_of
+
+    def without(kinds):
+        if type(kinds) is tuple:
+            return tuple(map(without, kinds))
+        return type(like) if type(kinds) is type(like) else kinds
+
+    def last():
+        x = torch.linspace(-1, 1, 12, dtype=D).reshape(3, 4).requires_grad_()
+        with override(rules):
+            for f in (first, first, first, second):
+                y = f(x)
+                (dx,) = torch.autograd.grad((y * x.detach()).sum(), x)
+        return y, dx
+
+    due = last()
+    with monkeypatch.context() as patch:
+        patch.setattr(call_cache, "is_grad_enabled", lambda: False)  # (the general road)
+        close(last(), due, 0)
+    monkeypatch.setattr(call_cache, "kinds_of", lambda *args: without(kinds_of(*args)))
+    rulesets._SETS.clear()
+    with pytest.raises(AssertionError):
+        close(last(), due, 0)
+    rulesets._SETS.clear()

@@ -64,7 +64,7 @@ from regrad.torch.optypes import in_place_of
 from regrad.transforms.arguments import replaced
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_USUAL = ({}, {"inplace": True})  # keywords
+_USUAL = ({}, {"inplace": False}, {"inplace": True})  # keywords
 _spec = attrgetter("shape", "dtype")
 _EXACT = {
     bool,
@@ -78,6 +78,8 @@ KEPT = 64  # kinds of calls of a function
 
 def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Return what a call has in common with those that are understood like it; None if unknown."""
+    if args and not args[1:] and type(args[0]) in _PLAIN and options in _USUAL:  # most calls
+        return args[0].dtype, args[0].ndim, bool(options) and options["inplace"]
     kinds: list[Any] = []
     for x in args:
         kind = type(x)
@@ -117,11 +119,7 @@ class CallCache:
         ):
             return self.call(*args, **options)
         with DisableTorchFunction():  # (or the modes around are asked about each attribute)
-            # (as of most calls, and of `F.relu(x, inplace=True)`)
-            if args and not args[1:] and type(args[0]) in _PLAIN and options in _USUAL:
-                kinds = args[0].dtype, args[0].ndim, bool(options)
-            else:
-                kinds = kinds_of(args, options)
+            kinds = kinds_of(args, options)
             known = self.known.get(kinds)
             if known is not None and (known.rewrite is None or can_be_marked_dirty(args[0])):
                 xs = args if known.is_flat else [args[i] for i in known.places]
