@@ -32,7 +32,7 @@ class Replacements:
         self._new: list[Any] = []
         self._had: list[Any] = []  # owner, name and old value, of what is put back
         self._lacked: list[Any] = []  # owner and name, of what is deleted again
-        self.are_made = False
+        self.are_made: bool = False
 
     def make(self) -> None:
         """Replace all attributes, unless they are replaced already."""

@@ -117,7 +117,7 @@ class Row:
     __slots__ = ("kinds", "shown", "way")
 
     def __init__(self, way: Way | None) -> None:
-        self.way = way
+        self.way: Way | None = way
         self.kinds: set[type] = set()
         self.shown: tuple[str, str, str] = ("", "", "")
 
