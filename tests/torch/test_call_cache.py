@@ -482,8 +482,8 @@ def test_many_shapes_leave_a_bounded_cache():
                 torch.tanh(torch.ones(n, dtype=D, requires_grad=True)).sum().backward()
     (hit,) = used.hits
     assert hit.count == hit.ran == 398
-    ways = used._ruleset.mode.ways[torch.tanh]
-    for known in ways.known.values():
+    cache = used._ruleset.mode.rows[torch.tanh].way
+    for known in cache.known.values():
         assert known is None or len(known.rule.recordings.known) <= recorded.KEPT
 
 
