@@ -104,7 +104,7 @@ _RUN: dict[str, tuple[str, ...]] = {
         "to float double half bfloat16 int long bool type type_as": "_to_copy",
         "size dim ndimension numel is_floating_point is_complex data_ptr stride tolist": "",
         "is_contiguous requires_grad_ element_size storage_offset get_device nelement": "",
-        "reshape view_as flatten contiguous": "view _unsafe_view",
+        "reshape view_as flatten unflatten contiguous": "view _unsafe_view",
         "item __bool__ __float__ __int__ __index__": "_local_scalar_dense",
         "square": "pow",
         "where": "where nonzero",
@@ -125,6 +125,7 @@ _RUN: dict[str, tuple[str, ...]] = {
         "instance_norm": "native_batch_norm mean mul add view",
         "layer_norm": "native_layer_norm mul add",
         "group_norm": "native_group_norm mul add view",
+        "rms_norm": "_fused_rms_norm pow mean add rsqrt mul",
         "dropout dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ "
         "feature_alpha_dropout feature_alpha_dropout_": "native_dropout bernoulli mul div add",
         "max_pool1d": "max_pool2d_with_indices squeeze unsqueeze",

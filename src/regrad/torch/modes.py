@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _PLAIN = (torch.Tensor,)
+_SEQUENCES = {tuple, list, *[v for v in vars(torch.return_types).values() if type(v) is type]}
 _NO_TENSORS = {torch.Size, int, bool, float, type(None), torch.dtype, torch.device}
 BACKWARD = (torch.Tensor.backward,)  # in which gradients run, and no ops of the user's
 
@@ -175,16 +176,21 @@ class Mode(torch.overrides.TorchFunctionMode):
         if row.way is not None:
             return row.way(self, func, args, kwargs or {})
         y = func(*args, **kwargs) if kwargs else func(*args)
-        if type(y) is Tensor:
-            node = y.grad_fn
-            if node is None:
-                return y
-            if type(node) in row.kinds:
-                self.counts[row.shown] += 1
-                return y
-        elif type(y) in _NO_TENSORS:
-            return y
-        self._look(row, func, args, kwargs or {}, y)
+        made = False
+        for each in y if type(y) in _SEQUENCES else (y,):
+            if type(each) is Tensor:
+                node = each.grad_fn
+                if node is None:
+                    continue
+                if type(node) in row.kinds:
+                    made = True
+                    continue
+            elif type(each) in _NO_TENSORS:
+                continue
+            made = self._look(row, func, args, kwargs or {}, y)
+            break
+        if made:
+            self.counts[row.shown] += 1
         return y
 
     def _run_elsewhere(
@@ -198,12 +204,15 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     def _look(
         self, row: Row, func: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
-    ) -> None:
+    ) -> bool:
         """Look at results of a function that runs as it is: a node may be of a kind not yet seen.
+
+        Return whether it has made any.
 
         Raises:
             PassedOverError: the table is wrong, and the function has run an overridden op.
         """
+        made = False
         with DisableTorchFunction():
             for y in tensors((result,)):
                 node = y.grad_fn
@@ -215,7 +224,8 @@ class Mode(torch.overrides.TorchFunctionMode):
                     if not self.watch.check(func, node):
                         row.kinds.add(type(node))
                         row.shown = describe(func, [node]), "", ""
-                self.counts[row.shown] += 1
+                made = True
+        return made
 
     def note(self, shown: str, above: int) -> None:
         """Count a call that kept its gradient; with its line and module, if the scope watches."""
