@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -93,9 +94,12 @@ def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return None
     for name, x in options.items():
         kind = type(x)
-        if kind not in _EXACT and kind is not float:
-            return None  # (a tensor by its name stands at no place)
-        kinds.append((name, kind, x.hex() if kind is float else x))
+        if kind in _PLAIN:
+            kinds.append((name, x.dtype, x.ndim))
+        elif kind in _EXACT or kind is float:
+            kinds.append((name, kind, x.hex() if kind is float else x))
+        else:
+            return None
     return tuple(kinds)
 
 
@@ -122,7 +126,11 @@ class CallCache:
             kinds = kinds_of(args, options)
             known = self.known.get(kinds)
             if known is not None and (known.rewrite is None or can_be_marked_dirty(args[0])):
-                xs = args if known.is_flat else [args[i] for i in known.places]
+                xs = (
+                    args
+                    if known.is_flat
+                    else [args[i] if type(i) is int else options[i] for i in known.places]
+                )
                 if known.copies:  # (autograd records the copy, which the rule may differentiate by)
                     xs = xs[0].clone(), *xs[1:], xs[0]
                 scope, where = mode.root, find_caller(LIBRARIES, 2)
@@ -156,18 +164,17 @@ class CallCache:
         if type(y) is not torch.Tensor or not y.is_floating_point():
             return None
         changes, args, options = self.spelling.out_of_place(given, named)
-        places = [i for i, x in enumerate(args) if type(x) in _PLAIN]
+        every = chain(enumerate(args), options.items())
+        tensors = {i: x for i, x in every if type(x) in _PLAIN}
+        places = [*tensors]
         if is_other_op(family.type, args, options) or (changes and places[:1] != [0]):
             return None
         filled = fill(in_order_of(self.function, family), self.function, args, options)
         rule = self.rule.for_call(filled)
         leaves = [v for v in filled.values if isinstance(v, torch.Tensor)]
-        as_written = [args[i] for i in places]  # all tensors are inputs, in the op's own order
-        if not (
-            rule.plain is not None
-            and rule.op.flat
-            and list(map(id, leaves)) == list(map(id, as_written))
-        ):
+        # (all tensors are inputs, in the op's own order)
+        as_written = [*map(id, leaves)] == [*map(id, tensors.values())]
+        if rule.plain is None or not (rule.op.flat and as_written):
             return None
         if not all(x.is_floating_point() for x in leaves):
             return None
@@ -184,16 +191,24 @@ class CallCache:
 
 
 def _filled(
-    function: Any, args: Sequence[Any], options: Mapping[str, Any], places: Sequence[int]
+    function: Any, args: Sequence[Any], options: Mapping[str, Any], places: Sequence[Any]
 ) -> Any:
     """Return a function of the tensors at these places, with all other arguments as they are."""
     if not options and len(places) == len(args):
         return function
-    options = dict(options)
-    if len(args) == 1:
+    if len(args) == 1 and [*places] == [0]:
         return partial(function, **options)
-    held = replaced([*args], places, [None] * len(places))
-    return lambda *xs: function(*replaced(held, places, xs), **options)
+    held, named = dict(enumerate(args)), dict(options)
+    for at in places:
+        (held if type(at) is int else named)[at] = None
+
+    def call(*xs: torch.Tensor) -> Any:
+        given, options = {**held}, {**named}
+        for at, x in zip(places, xs, strict=True):
+            (given if type(at) is int else options)[at] = x
+        return function(*given.values(), **options)
+
+    return call
 
 
 def learn(known: dict[Any, KnownCall | None], kinds: Any, call: KnownCall | None) -> None:
@@ -219,7 +234,7 @@ class KnownCall:
         call: one of them, as the general road has it.
         key: that of the rule, in the map.
         op_type: what its hits are of.
-        places: where the tensors stand among the arguments.
+        places: where the tensors stand among the arguments, or their names.
         count: how many arguments there are.
 
     `order` says where the arguments of the rule, after `dy`, are among what was saved and the
@@ -227,13 +242,13 @@ class KnownCall:
     """
 
     def __init__(
-        self, call: RuleCall, key: Any, op_type: str, places: Sequence[int], count: int
+        self, call: RuleCall, key: Any, op_type: str, places: Sequence[Any], count: int
     ) -> None:
         self.call = call
         self.key = key
         self.op_type = op_type
         self.places = places
-        self.is_flat: bool = len(places) == count
+        self.is_flat: bool = [*places] == [*range(count)]
         self.forward: Any = call.forward
         self.kept: Any = call.kept
         self.keeps_all: bool = len(call.kept) == len(places)
