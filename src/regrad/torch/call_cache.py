@@ -198,15 +198,13 @@ def _filled(
         return function
     if len(args) == 1 and [*places] == [0]:
         return partial(function, **options)
-    held, named = dict(enumerate(args)), dict(options)
-    for at in places:
-        (held if type(at) is int else named)[at] = None
+    held: dict[Any, Any] = {**dict(enumerate(args)), **options, **dict.fromkeys(places)}
+    count = len(args)
 
     def call(*xs: torch.Tensor) -> Any:
-        given, options = {**held}, {**named}
-        for at, x in zip(places, xs, strict=True):
-            (given if type(at) is int else options)[at] = x
-        return function(*given.values(), **options)
+        given = held | dict(zip(places, xs, strict=True))
+        by_place = [given.pop(i) for i in range(count)]
+        return function(*by_place, **given)
 
     return call
 
