@@ -124,3 +124,25 @@ def test_each_part_of_the_key_is_needed(part, monkeypatch):
     with pytest.raises(AssertionError):
         close(last(), due, 0)
     rulesets._SETS.clear()
+
+
+def test_a_set_of_rules_is_found_by_key_and_not_by_order():
+    """Two functions that change places, and then codes, mean what they meant before."""
+
+    def double(dy, x):
+        return dy * 2
+
+    def triple(dy, x):
+        return dy * 3
+
+    def slopes(rules):
+        x = torch.ones((), requires_grad=True)
+        with override(rules):
+            (dx,) = torch.autograd.grad(torch.sin(x), x)
+            (dz,) = torch.autograd.grad(torch.tanh(x), x)
+        return dx.item(), dz.item()
+
+    assert slopes({"Sin": double, "Tanh": triple}) == (2, 3)
+    double.__code__, triple.__code__ = triple.__code__, double.__code__
+    assert slopes({"Tanh": double, "Sin": triple}) == (2, 3)
+    assert slopes({"Sin": double, "Tanh": triple}) == (3, 2)

@@ -40,13 +40,12 @@ class Replacements:
             return
         self.are_made = True  # (first: a finalizer may open a scope of its own meanwhile)
         if not self._makers:
-            for owner, name, maker in self._find():
-                self._owners.append(owner)
-                self._names.append(name)
-                self._reads.append(partial(vars(owner).get, name, ABSENT))
-                self._makers.append(maker)
-            self._old = [_UNSEEN] * len(self._makers)
-            self._new = [None] * len(self._makers)
+            rows = [*self._find()]  # (all, before any is kept: it may raise)
+            self._owners = [owner for owner, _, _ in rows]
+            self._names = [name for _, name, _ in rows]
+            self._reads = [partial(vars(owner).get, name, ABSENT) for owner, name, _ in rows]
+            self._old, self._new = [_UNSEEN] * len(rows), [None] * len(rows)
+            self._makers = [maker for _, _, maker in rows]
         now = [read() for read in self._reads]
         if not all(map(operator.is_, now, self._old)):
             for i, (old, make) in enumerate(zip(now, self._makers, strict=True)):

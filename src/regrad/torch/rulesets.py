@@ -474,7 +474,7 @@ def rule_set(
 
 def _mean(known: Mapping[Any, Any], rules: Mapping[Any, Any], identity: Any) -> bool:
     """Return whether a map that is kept has an identity: functions may have other code since."""
-    same = len(known) == len(rules) and all(map(operator.is_, known.values(), rules.values()))
+    same = [*known] == [*rules] and all(map(operator.is_, known.values(), rules.values()))
     return same or identity_of_map(known) == identity
 
 
