@@ -146,7 +146,7 @@ def tell_followers(state: State | None) -> list[Callable[[], None]]:
 
 
 def change_to(state: State | None, before: State | None) -> TakeBack:
-    """Put a state in force in place of another; return the functions that `go_back` needs."""
+    """Put a state in force in place of another; return the functions that `take_back` needs."""
     told: TakeBack = ()
     if FOLLOWERS and (state and state.overrides) is not (before and before.overrides):
         told = tell_followers(state)
@@ -154,11 +154,13 @@ def change_to(state: State | None, before: State | None) -> TakeBack:
     return told
 
 
-def go_back(before: State | None, told: TakeBack) -> None:
-    """Put back the state that was in force (first of all: a signal may raise after a call)."""
-    STATE.set(before)
-    for take_back in told:
-        take_back()
+def take_back(told: TakeBack) -> None:
+    """Take back what the followers were told. The caller has put back the state.
+
+    (It does so itself, and first: a signal may raise as a function of Python begins.)
+    """
+    for each in told:
+        each()
 
 
 def open_tapes(state: State) -> tuple[Tape, ...]:
@@ -181,7 +183,8 @@ def in_state(state: State | None) -> Generator[None]:
         told = change_to(state, before)
         yield
     finally:
-        go_back(before, told)
+        STATE.set(before)
+        take_back(told)
 
 
 HELD = "held"
@@ -220,7 +223,8 @@ def masked() -> Generator[None]:
             told = change_to(before.overriding(None), before)
         yield
     finally:
-        go_back(before, told)
+        STATE.set(before)
+        take_back(told)
 
 
 def watchers(tensor_id: int) -> list[Tape]:

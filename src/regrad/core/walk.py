@@ -21,7 +21,7 @@ from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.gradients import Gradients
 from regrad.core.registry import OPS
 from regrad.core.rule import NO_GRADIENT, Cotangent, OpView, describe_pull, wrong_gradient
-from regrad.core.state import TakeBack, change_to, current, go_back, masked
+from regrad.core.state import STATE, TakeBack, change_to, current, masked, take_back
 from regrad.core.tape import GroupedRecord, Record, positions, restored
 from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, known, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
@@ -71,7 +71,8 @@ def walk(
             told = change_to(state.overriding(None), state)
             _walk(records, grads, watched, inspect)
         finally:
-            go_back(state, told)
+            STATE.set(state)
+            take_back(told)
     return grads
 
 
