@@ -138,7 +138,7 @@ def pytest_runtest_teardown(item):
     """Check that JAX, which keys its traces by overrides, knows those in force after a test."""
     result = yield
     if (scopes := sys.modules.get("regrad.jax.scopes")) and scopes.is_behind():
-        scopes._tell(None)
+        scopes._tell(None)[0]()
         pytest.fail("JAX was told of other overrides than are in force after the test")
     return result
 

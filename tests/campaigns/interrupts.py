@@ -31,6 +31,7 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.core.state import BESIDE, OPEN, STATE, current
 from regrad.errors import UnusedOverrideWarning
+from regrad.jax import scopes
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, SILENT, Verdict, shown
 
 TITLE = "interrupts"
@@ -102,10 +103,17 @@ def in_torch() -> None:
         torch.relu(x).sum().backward()
 
 
+def told() -> None:
+    """What JAX is told. (It swallows what is raised while it compares keys: no trace, then.)"""
+    with rg.gradient_override_map({"Sin": double}), rg.default_dtype("float64"):
+        rg.grad(lambda x: rg.sum(rg.sin(x)))(X)
+
+
 EAGER: dict[str, Callable[[], None]] = {
     f.__name__: f
     for f in (
         scoped, decorated, of_variables, twice, checkpointed, looped, batched, in_graph, in_torch,
+        told,
     )
 }  # fmt: skip
 
@@ -116,11 +124,13 @@ def left() -> str:
         "a state": current(), "tapes": OPEN, "tapes beside others": BESIDE,
         "a graph": INITIAL is not tf.get_default_graph(),
         "a session": tf.get_default_session(), "scopes of torch": _torch_scopes(),
+        "what JAX was told": scopes.is_behind(),
     }  # fmt: skip
     return ", ".join(name for name, value in found.items() if value)
 
 
 INITIAL = tf.get_default_graph()
+scopes.follow()
 
 
 def _torch_scopes() -> Any:

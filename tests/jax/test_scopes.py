@@ -16,6 +16,7 @@ from jax import lax
 import regrad as rg
 from regrad.errors import GradientError
 from tests.helpers.jax_model import slopes, times
+from tests.helpers.rows import in_thread
 
 # (ops are created where JAX traces; in a scope in which it uses what it has kept, there are none)
 pytestmark = pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
@@ -135,8 +136,9 @@ def test_the_default_dtype_is_part_of_the_key():
         with rg.default_dtype(dtype):
             assert made(VALUES).dtype == ones(VALUES).dtype == dtype
     try:
+        in_thread(lambda: made(VALUES))
         rg.set_default_dtype("float64")
-        assert made(VALUES).dtype == "float64"
+        assert made(VALUES).dtype == in_thread(lambda: made(VALUES).dtype) == "float64"
     finally:
         rg.set_default_dtype("float32")
     assert made(VALUES).dtype == "float32"

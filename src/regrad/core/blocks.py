@@ -15,18 +15,21 @@ yields a `Refusal`, and goes on waiting.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar, Token
 from functools import partial, update_wrapper, wraps
 from itertools import repeat
+from operator import call
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 from regrad.errors import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+Step: TypeAlias = Callable[[], object]  # in C: no handler of a signal runs between two in a `map`
 
 
 class _Enter:
@@ -83,39 +86,42 @@ class Refusal:
 HERE: ContextVar[None] = ContextVar("regrad_here", default=None)
 
 
-def stay(value: Any, variable: ContextVar[Any] = HERE, to: Any = None) -> Generator[Any]:
+def stay(
+    value: Any, variable: ContextVar[Any] = HERE, to: Any = None,
+    begin: Iterable[Step] = (), end: Sequence[Step] = (),
+) -> Generator[Any]:  # fmt: skip
     """Steps of a block that is left in the context in which it was entered, and refuses elsewhere.
 
     Within the block the variable has another value, which stays if a block inside is still open.
     If the steps are never ended (they are collected then), the context may be out of reach: no
-    other one is changed.
+    other one is changed. Who else is told of the value is told by C functions, in the same step.
     """
     token = None
     before = variable.get()
     try:
         token = variable.set(to)
+        list(map(call, begin))
         yield value
-        while not _put_back(variable, token, to):
+        while not _put_back(variable, token, to, end):
             yield Refusal()
     except BaseException:  # a signal, or nobody has left it
         if token is None:
             variable.set(before)
         else:
-            _put_back(variable, token, to)
+            _put_back(variable, token, to, end)
         raise
 
 
-def _put_back(variable: ContextVar[Any], token: Token[Any], to: Any) -> bool:
+def _put_back(variable: ContextVar[Any], token: Token[Any], to: Any, end: Sequence[Step]) -> bool:
     """Give a variable its former value; False, and no change, in another context."""
+    found = variable.get()
+    more = end if found is to else [partial(variable.set, found)]
     try:
-        found = variable.get()
-        variable.reset(token)
+        list(map(call, [partial(variable.reset, token), *more]))
     except ValueError:
         return False
     except RuntimeError:  # it was put back, and then a signal came
         return True
-    if found is not to:
-        variable.set(found)
     return True
 
 
@@ -200,10 +206,10 @@ def inside(
 
     def decorated(f: Callable[P, R]) -> Callable[P, R]:
         @wraps(f)
-        def call(*given: P.args, **options: P.kwargs) -> R:
+        def opened(*given: P.args, **options: P.kwargs) -> R:
             with manager(*args):
                 return f(*given, **options)
 
-        return call
+        return opened
 
     return decorated

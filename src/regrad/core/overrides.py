@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import call
 from typing import Any, Self
 
 from regrad.core import jobs, placed
@@ -18,7 +19,7 @@ from regrad.core.replacing import Replace, ReplacingRule, check_values
 from regrad.core.rule import Rule, identity_of
 from regrad.core.scopes import Scope, check_order, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
-from regrad.core.state import STATE, State, current, tell_followers
+from regrad.core.state import STATE, State, current, telling
 from regrad.core.surrogates import Learns
 from regrad.errors import ArgumentError, alike
 
@@ -114,8 +115,7 @@ class gradient_override_map(Scope[OpBinding]):
         try:
             jobs.SCOPES[inside] = None
             jobs.settle()
-            tell_followers(inside)
-            yield from stay(self, STATE, inside)
+            yield from stay(self, STATE, inside, telling(inside)[0], telling(before)[0])
         except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
             inside.overrides, inside.left = before and before.overrides, (before,)
             warn_of_open_scope(self._name, self._opener)
@@ -124,14 +124,12 @@ class gradient_override_map(Scope[OpBinding]):
             if inside in jobs.SCOPES:
                 del jobs.SCOPES[inside]
             jobs.settle()
-            tell_followers(current())
         if current() is not before:  # a scope inside is open
             inside.left = (before,)
             raise left_out_of_turn()
         while before is not None and before.left is not None:
             before = before.left[0]
-            STATE.set(before)
-            tell_followers(before)
+            list(map(call, (partial(STATE.set, before), *telling(before)[0])))
         self._warn_unless_hit()
 
     def _inside(self, before: State | None) -> State:

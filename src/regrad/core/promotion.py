@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from regrad.core.backends import FLOAT, Array, DTypeLike, check_dtype, is_inexact, numpy_dtype
-from regrad.core.blocks import Block, inside, stay
+from regrad.core.blocks import Block, Step, inside, stay
 from regrad.core.callers import find_opener, warn_of_open_scope
 from regrad.core.scopes import check_decorated
 from regrad.core.signatures import helpful, public
@@ -29,7 +29,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SCOPED: ContextVar[np.dtype | None] = ContextVar("regrad_default_dtype", default=None)
 PROCESS: list[np.dtype] = [FLOAT]
-FOLLOWERS: list[Callable[[np.dtype], None]] = []  # who else is told, as in `state`
+# Who else is told, as in `state`: the scope's default dtype, or with True the process's.
+FOLLOWERS: list[Callable[[np.dtype | None, bool], tuple[Step, Step]]] = []
 
 
 def get_default_dtype() -> np.dtype:
@@ -78,7 +79,8 @@ def set_default_dtype(dtype: DTypeLike) -> None:
     >>> rg.set_default_dtype("float32")
     """
     PROCESS[0] = _real("set_default_dtype", dtype)
-    _tell_followers(get_default_dtype())
+    for tell in FOLLOWERS:
+        tell(PROCESS[0], True)[0]()
 
 
 class default_dtype(Block):
@@ -119,18 +121,11 @@ class default_dtype(Block):
 def _scope(dtype: np.dtype) -> Generator[None]:
     opener = find_opener()
     try:
-        _tell_followers(dtype)
-        yield from stay(None, SCOPED, dtype)
+        told = [*zip(*[tell(dtype, False) for tell in FOLLOWERS], strict=True)] or ((), ())
+        yield from stay(None, SCOPED, dtype, *told)
     except GeneratorExit:
         warn_of_open_scope("default_dtype", opener)
         raise
-    finally:
-        _tell_followers(get_default_dtype())
-
-
-def _tell_followers(default: np.dtype) -> None:
-    for tell in FOLLOWERS:
-        tell(default)
 
 
 def _real(function: str, dtype: DTypeLike) -> np.dtype:

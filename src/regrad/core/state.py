@@ -15,10 +15,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
+from operator import call
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from regrad.core.blocks import block
+from regrad.core.blocks import Step, block
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
@@ -130,37 +133,32 @@ class State:
 
 
 # Who else is told which overrides are in force in this thread: `regrad.jax`, since JAX keeps traces
-# by what it is told. Each returns a function that takes it back.
-FOLLOWERS: list[Callable[[Overrides], Callable[[], None]]] = []
-
-TakeBack: TypeAlias = Sequence[Callable[[], None]]
+# by what it is told. Each returns two functions in C: one that tells the overrides, and one that
+# tells again what was told before.
+FOLLOWERS: list[Callable[[Overrides], tuple[Step, Step]]] = []
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
 current: Callable[[], State | None] = STATE.get
 
 
-def tell_followers(state: State | None) -> list[Callable[[], None]]:
-    """Tell the followers which overrides a state has; return the functions that take it back."""
+def telling(state: State | None) -> Sequence[Sequence[Step]]:
+    """The steps that tell the followers which overrides a state has, and that take it back."""
     overrides = None if state is None else state.overrides
-    return [tell(overrides) for tell in FOLLOWERS]
+    return [*zip(*[tell(overrides) for tell in FOLLOWERS], strict=True)] or ((), ())
 
 
-def change_to(state: State | None, before: State | None) -> TakeBack:
-    """Put a state in force in place of another; return the functions that `take_back` needs."""
-    told: TakeBack = ()
-    if FOLLOWERS and (state and state.overrides) is not (before and before.overrides):
-        told = tell_followers(state)
-    STATE.set(state)
-    return told
+def change(state: State | None, before: State | None) -> tuple[Iterator[object], Iterator[object]]:
+    """The steps that put a state in force in place of another, and those that put that one back.
 
-
-def take_back(told: TakeBack) -> None:
-    """Take back what the followers were told. The caller has put back the state.
-
-    (It does so itself, and first: a signal may raise as a function of Python begins.)
+    `list` runs them. They are C functions in a `map`, so that no handler of a signal runs between
+    two of them: make them before the `try`, and only call `list` in the `finally`.
     """
-    for each in told:
-        each()
+    told = FOLLOWERS and (state and state.overrides) is not (before and before.overrides)
+    begin, end = telling(state) if told else ((), ())
+    return (
+        map(call, (partial(STATE.set, state), *begin)),
+        map(call, (partial(STATE.set, before), *end)),
+    )
 
 
 def open_tapes(state: State) -> tuple[Tape, ...]:
@@ -177,14 +175,12 @@ def open_tapes(state: State) -> tuple[Tape, ...]:
 @block
 def in_state(state: State | None) -> Generator[None]:
     """Run a block under `state`, and put the former one back however the block ends."""
-    before = current()
-    told: TakeBack = ()
+    begin, end = change(state, current())
     try:
-        told = change_to(state, before)
+        list(begin)
         yield
     finally:
-        STATE.set(before)
-        take_back(told)
+        list(end)
 
 
 HELD = "held"
@@ -213,18 +209,10 @@ def is_held(key: object) -> bool:
     return type(key) is tuple and key[0] is HELD
 
 
-@block
-def masked() -> Generator[None]:
+def masked() -> AbstractContextManager[None]:
     """Run a block without overrides: what the library does for itself is not the user's op."""
-    before = current()
-    told: TakeBack = ()
-    try:
-        if before is not None and before.overrides is not None:
-            told = change_to(before.overriding(None), before)
-        yield
-    finally:
-        STATE.set(before)
-        take_back(told)
+    state = current()
+    return in_state(state if state is None or state.overrides is None else state.overriding(None))
 
 
 def watchers(tensor_id: int) -> list[Tape]:

@@ -21,7 +21,7 @@ from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.gradients import Gradients
 from regrad.core.registry import OPS
 from regrad.core.rule import NO_GRADIENT, Cotangent, OpView, describe_pull, wrong_gradient
-from regrad.core.state import STATE, TakeBack, change_to, current, masked, take_back
+from regrad.core.state import change, current, masked
 from regrad.core.tape import GroupedRecord, Record, positions, restored
 from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, known, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
@@ -66,13 +66,12 @@ def walk(
     if state is None or state.overrides is None:
         _walk(records, grads, watched, inspect)
     else:
-        told: TakeBack = ()
+        begin, end = change(state.overriding(None), state)
         try:
-            told = change_to(state.overriding(None), state)
+            list(begin)
             _walk(records, grads, watched, inspect)
         finally:
-            STATE.set(state)
-            take_back(told)
+            list(end)
     return grads
 
 

@@ -8,14 +8,15 @@ Here these values are the rules and the default dtype, from the first call of `f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from regrad.core import promotion, state
 from regrad.core.bindings import Overrides
-from regrad.core.jobs import CARRIERS
+from regrad.core.blocks import Step
 from regrad.core.rule import identity_of
 from regrad.core.scopes import refuse_once
 from regrad.core.state import current
@@ -24,6 +25,7 @@ from regrad.transforms.jit import in_order
 
 _RULES: Any = jax.make_user_context(None)
 _DTYPE: Any = jax.make_user_context(None)
+_PROCESS: Any = jax.make_user_context(None)
 
 
 class Rules:
@@ -49,16 +51,25 @@ def follow() -> None:
     """From now on, tell JAX what is in force."""
     if _tell not in state.FOLLOWERS:
         state.FOLLOWERS.append(_tell)
-        promotion.FOLLOWERS.append(lambda dtype: _DTYPE(dtype.str).__enter__())
-        CARRIERS.append((_in_force, lambda overrides: _RULES(Rules(overrides))))
-        _tell(_in_force())
+        promotion.FOLLOWERS.append(_tell_dtype)
+        _tell_dtype(promotion.PROCESS[0], True)[0]()
+        _tell(_in_force())[0]()
 
 
-def _tell(overrides: Overrides) -> Callable[[], None]:
-    """Tell JAX which overrides are in force in this thread; return what takes that back."""
-    told = _RULES(Rules(overrides))
-    told.__enter__()
-    return lambda: told.__exit__(None, None, None)
+def _tell(overrides: Overrides) -> tuple[Step, Step]:
+    """The functions in C that tell JAX which overrides are in force here, and that take it back.
+
+    (`_RULES(value)`, which is public, is a block in Python, in which a signal's handler may raise.)
+    """
+    tell = _RULES._obj.set_local
+    return partial(tell, Rules(overrides) if overrides else None), partial(tell, _RULES.value)
+
+
+def _tell_dtype(default: np.dtype | None, everywhere: bool) -> tuple[Step, Step]:
+    """The same for the default dtype of a scope, or of the process."""
+    context = _PROCESS if everywhere else _DTYPE
+    tell = context.set_global if everywhere else context._obj.set_local
+    return partial(tell, default and default.str), partial(tell, context.value)
 
 
 def _in_force() -> Overrides:
