@@ -116,7 +116,7 @@ def begin(old: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Non
         _refuse_unchecked()
     for mode in dynamo.modes_of(self):
         if hasattr(mode, "ruleset"):
-            mode.ruleset.prepare()
+            mode.ruleset.rows.prepare()
 
 
 def _refuse_unchecked() -> None:
@@ -180,8 +180,12 @@ def _unasked(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     values = any(scope._ruleset.values for scope in SCOPES.get())
     if node.op != "call_function" or not (values or torch.is_grad_enabled()):
         return None
-    rows, *_ = (SCOPES.get()[-1]._mode.traced or {}).get(node.target, ((),))
-    fit = (parts for when, parts in rows if when is None or when(*args, **options))
+    row = (SCOPES.get()[-1]._mode.traced or {}).get(node.target)
+    fit = (
+        parts
+        for when, parts in (row.parts if row else ())
+        if when is None or when(*args, **options)
+    )
     return next((parts for parts in fit if not parts.refused), None)
 
 
@@ -499,7 +503,7 @@ def call_module(
     for i, mode in enumerate(before):
         ruleset = getattr(dynamo.value_of(mode), "ruleset", None)
         if ruleset in changed:
-            changed[ruleset].prepare()
+            changed[ruleset].rows.prepare()
             stack[i] = dynamo.mode_from(tx, mode, changed[ruleset].number)
     SCOPES.set(to)
     try:

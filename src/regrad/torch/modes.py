@@ -28,13 +28,14 @@ Invariants:
 * A function of torch that computes an overridden op either runs under the rule or raises.
 * A mode serves the scope that opened it, in the task that opened it. Other threads have modes of
   their own, but tasks of one thread share a stack, so each call asks whose it is.
-* Nothing here depends on values, so torch.compile can trace it. It cannot run this code as it
-  traces, though: `RuleSet.prepare` lays out what it needs as plain attributes (`_run_traced`).
+* Nothing here depends on values, so torch.compile can trace it. It cannot make rows as it traces,
+  though: `DispatchTable.prepare` makes those that it may need (`_run_traced`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial, wraps
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ from torch.compiler import is_dynamo_compiling
 
 from regrad.core.callers import find_caller
 from regrad.torch.below import called_by, types_run_by
-from regrad.torch.bridge import is_differentiable
+from regrad.torch.bridge import allow_in_graph, is_differentiable
 from regrad.torch.composites import fused
 from regrad.torch.enclosing import call_within, find_decider, is_left
 from regrad.torch.host import (
@@ -58,7 +59,8 @@ from regrad.torch.host import (
     push_mode,
     sequence_nr,
 )
-from regrad.torch.host.running import Overload, body_of, in_program
+from regrad.torch.host.dynamo import traced_body
+from regrad.torch.host.running import Operator, Overload, body_of, in_program
 from regrad.torch.nodes import LIBRARIES, Watch, describe, is_returned, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.optypes import families, spellings
@@ -105,20 +107,28 @@ METHODS: tuple[tuple[Any, Callable[..., Any]], ...] = (
 
 
 class Row:
-    """The way of one torch function under a set of rules.
+    """All that is decided about one torch function under a set of rules.
 
     Args:
-        way: runs a call. None for a function that runs no overridden op: it runs as it is.
+        parts: the functions that run in its place, each with a condition on the arguments (None:
+            always).
+        calls: its calls under a rule of its own; None without one.
+        body: torch's own Python code of the function, which runs with the mode open.
 
+    `way` runs a call. It is None for a function that runs no overridden op, which runs as it is.
+    (torch.compile reads `parts`, `call` and `traced`, the body as it traces it.)
     `kinds` holds the kinds of nodes that results of the function have had, none of an overridden
     op type. A result with a node of another kind is looked at. `shown` is the function as reports
     show it, with no line and no path.
     """
 
-    __slots__ = ("kinds", "shown", "way")
-
-    def __init__(self, way: Way | None) -> None:
-        self.way: Way | None = way
+    def __init__(self, parts: Sequence[tuple[Any, Any]], calls: Any, body: Any) -> None:
+        self.parts: Sequence[tuple[Any, Any]] = parts
+        self.calls: Any = calls
+        self.call: Any = calls and calls.call
+        self.body: Any = body
+        self.traced: Any = None
+        self.way: Way | None = None
         self.kinds: set[type] = set()
         self.shown: tuple[str, str, str] = ("", "", "")
 
@@ -128,10 +138,9 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     ruleset: Rules
     rows: DispatchTable
-    # For torch.compile, which cannot run our code as it traces (see `RuleSet.prepare`):
-    # the parts of a function (when, and what runs then), its rule, and the body to look into.
-    # None until something is compiled under these rules.
-    traced: Mapping[Any, tuple[Sequence[tuple[Any, Any]], Any, Any]] | None = None
+    # The rows that torch.compile may need (see `DispatchTable.prepare`). None until something is
+    # compiled under these rules.
+    traced: Mapping[Any, Row] | None = None
     watch: Watch
     divides: bool  # whether there is a rule for RealDiv here or around
     passes: int = 0  # how many backward passes run
@@ -247,24 +256,24 @@ class Mode(torch.overrides.TorchFunctionMode):
                         return run(self.divides, *args, **options)
         if func not in self.traced:  # pyright: ignore[reportOperatorIssue] (something is compiled)
             return func(*args, **options)
-        rows, call, body = self.traced[func]  # pyright: ignore[reportOptionalSubscript]
-        for when, parts in rows:
+        row = self.traced[func]  # pyright: ignore[reportOptionalSubscript]
+        for when, parts in row.parts:
             if when is None or when(*args, **options):
                 if parts.refused:  # which `compiled_code` then sees
                     return func(*args, **options)
                 return parts(*args, **options)
-        if call is not None:
-            return call(*args, **options)
-        if body is None:
+        if row.call is not None:
+            return row.call(*args, **options)
+        if row.traced is None:
             return func(*args, **options)
         with self:
-            return body(*args, **options)
+            return row.traced(*args, **options)
 
     def refuse_fused(
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> None:
         """Refuse a call that cannot be taken apart, and would have to be."""
-        for when, parts in self.ruleset.parts_for(func):
+        for when, parts in self.rows[func].parts:
             if when is None or when(*args, **options):
                 if parts.refused:
                     parts(*args, **options)
@@ -308,50 +317,58 @@ Way = Callable[[Mode, Any, Sequence[Any], Any], Any]
 
 
 class DispatchTable(dict[Any, Row]):
-    """The row of each torch function under a set of rules, made when it is first called.
+    """The row of each torch function under a set of rules, made when it is first called."""
 
-    Args:
-        watch: whether reports show the lines and modules of what keeps its own gradient.
-    """
-
-    def __init__(self, ruleset: Rules, watch: bool = False) -> None:
+    def __init__(self, ruleset: Rules) -> None:
         super().__init__()
-        self.ruleset = ruleset
-        self.watch = watch
+        self.ruleset: Rules = ruleset
 
     def __missing__(self, func: Callable[..., Any]) -> Row:
-        row = self[func] = self._row(func)
-        return row
-
-    def _row(self, func: Callable[..., Any]) -> Row:
-        if rows := self.ruleset.parts_for(func):
-            return Row(_way_by_parts(rows, self._as_a_whole(func) or _run_watched))
-        if type(func) is _Getter:  # x.shape, x.grad
-            return Row(_run_as_is)
-        return Row(self._as_a_whole(func))
-
-    def _as_a_whole(self, func: Callable[..., Any]) -> Way | None:
         rules = self.ruleset
-        call = rules.call(func)
-        if call is not None:
-            return rules.known_calls(func, call)
+        row = Row(rules.parts_of(func), rules.calls_of(func), rules.coverage.bodies.get(func))
+        way = row.calls or self._way(func, row.body)
+        if row.parts:
+            way = _way_by_parts(row.parts, way or _run_watched)
+        elif type(func) is _Getter:  # x.shape, x.grad
+            way = _run_as_is
+        row.way = way
+        return self.setdefault(func, row)  # (another thread may have made it)
+
+    def prepare(self) -> None:
+        """Make the rows that torch.compile may need, which cannot run this code as it traces.
+
+        A program that it makes calls the functions in them as they are.
+        """
+        mode, covered = self.ruleset.mode, self.ruleset.coverage
+        if mode.traced is not None:
+            return
+        asked = (f for f in covered.fused if not isinstance(f, Operator))
+        rows = {f: self[f] for f in (*asked, *covered.spelled, *covered.bodies)}
+        for func, row in rows.items():
+            for run in (row.call, *[run for _, run in row.parts]):
+                if run is not None:
+                    allow_in_graph(run)
+            row.traced = row.body and traced_body(func)
+        mode.divides = any("RealDiv" in each.rules for each in self.ruleset.chain())
+        mode.traced = {f: r for f, r in rows.items() if r.parts or r.call or r.traced}
+
+    def _way(self, func: Callable[..., Any], body: Any) -> Way | None:
+        """Return the way of a function without a rule of its own."""
+        rules = self.ruleset
         if func in rules.keep:
             return _run_as_is
-        is_opened = func in rules.coverage.bodies
         way: Way | None = None
         if self._may_concern(func):
-            if is_opened:
+            if body is not None:
                 return _run_opened
             decided = isinstance(func, Overload) or body_of(func) or func in rules.coverage.left
             way = _run_decided if decided else _run_watched
             if rules.values and func not in rules.coverage.left and func not in BACKWARD:
                 way = partial(_run_for_its_value, way)
-        elif self.watch:
-            way = _run_opened if is_opened else _run_watched
-        elif is_opened or (func in fused() and func not in spellings()):
-            return _run_first
+        elif body is not None or (func in fused() and func not in spellings()):
+            way = _run_first
         if getattr(func, "__name__", "") in JUMPS and not rules.rules.keys().isdisjoint(STEPS):
-            return partial(_run_noted, way or _run_watched)
+            return partial(_run_noted, _watched(way, body))
         return way
 
     def _may_concern(self, func: Callable[..., Any]) -> bool:
@@ -364,6 +381,26 @@ class DispatchTable(dict[Any, Row]):
         if not isinstance(func, FunctionType):
             return False
         return not rules.coverage.spelled.keys().isdisjoint(called_by(func) or ())
+
+
+class WatchedTable(dict[Any, Row]):
+    """The rows for scopes whose reports show the lines and modules of what keeps its gradient."""
+
+    def __init__(self, rows: DispatchTable) -> None:
+        super().__init__()
+        self.rows: DispatchTable = rows
+
+    def __missing__(self, func: Callable[..., Any]) -> Row:
+        row = copy(self.rows[func])
+        row.way = _watched(row.way, row.body)
+        return self.setdefault(func, row)
+
+
+def _watched(way: Way | None, body: Any) -> Way:
+    """Return a way that notes each call which keeps its gradient."""
+    if way in (None, _run_first):
+        return _run_watched if body is None else _run_opened
+    return way
 
 
 def _run_as_is(
@@ -390,7 +427,7 @@ def _run_opened(
     mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
     with mode:
-        return mode.ruleset.coverage.bodies[func](*args, **options)
+        return mode.rows[func].body(*args, **options)
 
 
 def _run_first(
@@ -403,11 +440,10 @@ def _run_first(
     if not is_grad_enabled():
         return func(*args, **options)
     before = dict(mode.counts)
-    is_opened = func in mode.ruleset.coverage.bodies
-    y = (_run_opened if is_opened else _run_watched)(mode, func, args, options)
+    row = mode.rows[func]
+    y = _watched(None, row.body)(mode, func, args, options)
     new = [(key, n - before.get(key, 0)) for key, n in mode.counts.items() if n != before.get(key)]
     if len(new) == 1 and new[0][1] == 1 and type(y) is Tensor and y.grad_fn is not None:
-        row = mode.rows[func]
         row.shown = new[0][0]
         row.kinds.add(type(y.grad_fn))
         row.way = None

@@ -51,11 +51,10 @@ from regrad.core.replacing import Replace, gradient_of
 from regrad.core.reports import Hit
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
-from regrad.torch import compiled_code, functions, optypes
+from regrad.torch import functions, optypes
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
-from regrad.torch.bridge import allow_in_graph
 from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import RuleCall, check_learned
@@ -64,9 +63,8 @@ from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, is_left, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
-from regrad.torch.host.dynamo import traced_body
 from regrad.torch.host.running import custom_op
-from regrad.torch.modes import DispatchTable, Mode
+from regrad.torch.modes import DispatchTable, Mode, WatchedTable
 from regrad.torch.nodes import Watch, gradients, name_of, tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, scope_of
 from regrad.torch.places import Modules
@@ -173,15 +171,13 @@ class RuleSet(Nested):
         }
         # the op types whose rules here replace values
         self.values: frozenset[str] = frozenset(t for t, r in self.rules.items() if r.replaces)
-        self.calls: dict[Any, Callable[..., Any]] = {}
-        self.known: dict[Any, CallCache] = {}
-        self.parts: dict[Any, list[tuple[Any, Any]]] = {}
         # (of a home) what holds in modules, and modes of no scope for torch.compile, in that order
         self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
         self.modes: list[Mode] = [] if home is None else home.modes
         self.number: int = len(self.modes)
-        self.watched: DispatchTable = DispatchTable(self, watch=True)
-        names = {"ruleset": self, "rows": DispatchTable(self), "modes": self.modes,
+        self.rows: DispatchTable = DispatchTable(self)
+        self.watched: WatchedTable = WatchedTable(self.rows)
+        names = {"ruleset": self, "rows": self.rows, "modes": self.modes,
                  "watch": self.coverage.watch}  # fmt: skip
         self.mode: type[Mode] = type("Mode", (Mode,), names)
         self.modes.append(self.mode(None))
@@ -195,44 +191,18 @@ class RuleSet(Nested):
             found = self.rooms.setdefault(key, made)
         return found
 
-    def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return the function that replaces a callable, if that has a rule here."""
-        if function not in self.calls and function in self.coverage.spelled:
-            self.calls[function] = _override(self, function, self.coverage.spelled[function])
-        return self.calls.get(function)
+    def calls_of(self, function: Callable[..., Any]) -> CallCache | None:
+        """Make the calls of a callable under its rule, if it has one here."""
+        spelling = self.coverage.spelled.get(function)
+        return spelling and CallCache(self, function, spelling, _override(self, function, spelling))
 
-    def known_calls(self, function: Callable[..., Any], call: Callable[..., Any]) -> CallCache:
-        """Return the way of a callable that has a rule."""
-        if function not in self.known:
-            self.known[function] = CallCache(self, function, self.coverage.spelled[function], call)
-        return self.known[function]
-
-    def parts_for(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
-        """Return the functions that replace a callable with several ops inside, each with when."""
-        if function not in self.parts:
-            rows = self.coverage.fused.get(function, ())
-            # (with arguments that regrad's op does not have, only its own rule needs the parts)
-            # (and a rule that asks for the bias is given the whole call)
-            fit = [r for r in rows if not (r.lent or r.biased) or self._fits(r)]
-            self.parts[function] = [(row.when, take_apart(self, function, row)) for row in fit]
-        return self.parts[function]
-
-    def prepare(self) -> None:
-        """Have ready all that torch.compile will ask for, which cannot run this code as it traces.
-
-        A program that it makes calls these functions as they are.
-        """
-        if self.mode.traced is not None:
-            return
-        asked = (f for f in self.coverage.fused if not compiled_code.is_operator(f))
-        parts = {f: self.parts_for(f) for f in asked}
-        calls = {f: run for f in self.coverage.spelled if (run := self.call(f))}
-        for run in (*calls.values(), *[run for rows in parts.values() for _, run in rows]):
-            allow_in_graph(run)
-        traced = {f: body for f in self.coverage.bodies if (body := traced_body(f))}
-        every = {**parts, **calls, **traced}
-        self.mode.divides = any("RealDiv" in each.rules for each in self.chain())
-        self.mode.traced = {f: (parts.get(f, ()), calls.get(f), traced.get(f)) for f in every}
+    def parts_of(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
+        """Make the functions that replace a callable with several ops inside, each with when."""
+        rows = self.coverage.fused.get(function, ())
+        # (with arguments that regrad's op does not have, only its own rule needs the parts)
+        # (and a rule that asks for the bias is given the whole call)
+        fit = [r for r in rows if not (r.lent or r.biased) or self._fits(r)]
+        return [(row.when, take_apart(self, function, row)) for row in fit]
 
     def _fits(self, row: Fused) -> bool:
         """Return whether the innermost rule for an op type is one that such parts are for."""
@@ -263,16 +233,16 @@ class RuleSet(Nested):
         """Return the callable under the innermost rule for it, or as it is."""
         call = function
         for each in self.chain():
-            if (found := each.call(function)) is not None:
-                scope, call = scope_of(each), found
+            if (calls := each.rows[function].calls) is not None:
+                scope, call = scope_of(each), calls.call
                 if scope is not None and scope._here is not None:
-                    call = partial(each.known_calls(function, found).run, scope._here)
+                    call = partial(calls.run, scope._here)
                 break
-        rows = self.parts_for(function)
-        if not rows:
+        parts = self.rows[function].parts
+        if not parts:
             return call
         return lambda *args, **options: next(
-            (run for when, run in rows if when is None or when(*args, **options)), call
+            (run for when, run in parts if when is None or when(*args, **options)), call
         )(*args, **options)
 
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
