@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-from regrad.core.tensor import wrap
 from regrad.errors import RuleError
 from regrad.torch import call_cache, functions, recorded
 from tests.torch.common import D, close, function, grad, leaf, orders, override
@@ -348,7 +347,7 @@ def test_what_depends_on_more_than_the_kinds_is_not_written_down(name):
     run, x, other = UNWRITTEN[name], torch.tensor(2.0), torch.tensor(3.0)
     with recorded._Writer([x]) as writer:
         y = run(x)
-    program = writer.program([wrap(y)])
+    program = writer.program([y])
     assert program is None or program(other)[0].tolist() == run(other).tolist()
 
 
@@ -356,7 +355,7 @@ def test_a_copy_that_only_some_layouts_need_is_written_down():
     x = torch.arange(6.0).reshape(2, 3)
     with recorded._Writer([x]) as writer:
         y = x.contiguous().view(-1)
-    program = writer.program([wrap(y)])
+    program = writer.program([y])
     assert program(x.T.contiguous().T)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 

@@ -21,6 +21,7 @@ from regrad.torch.apart import Own
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import TorchGradient, fitted, refuse_closed_over, vjp, vjp_again
 from regrad.torch.host import (
+    DisableTorchFunction,
     enable_saved_hooks,
     in_forward_mode,
     is_transformed,
@@ -397,7 +398,8 @@ def _pull_now(
         if found is not None:
             return found
     with shield(dys):
-        if call.rule.plain and call.is_simple and outputs is None and _have_dtype_of(specs, dys[0]):
+        is_simple = call.rule.plain and call.is_simple and outputs is None
+        if is_simple and _have_dtype(specs, dys[0].dtype):
             pull = partial(_pull_simply, call, specs, wanted)
         else:
             pull = Pull(call, specs, wanted, outputs)
@@ -413,48 +415,10 @@ def _replayed(
         rule.recordings = Recordings(rule.functions)
     if call.fixed is None:
         return None
-    dtype = arrays[-1].dtype
-    seen, specs_seen = as_seen(dtype, arrays, specs), specs_as_seen(dtype, specs)
-    outputs = outputs and tuple(specs_as_seen(dtype, outputs))
-    fixed = call.fixed, tuple(wanted), tuple(specs_seen), outputs
-    found = rule.recordings.replay(fixed, seen)
-    if found is None:
-        pull = Pull(call, specs_seen, wanted, outputs)
-        found = rule.recordings.run(pull.flat, fixed, seen)
-    return found and fitting(found, [specs[n][1] for n in wanted])
-
-
-def as_seen(dtype: torch.dtype, arrays: Sequence[Any], specs: Sequence[Any]) -> Sequence[Any]:
-    """Return what a rule is given in the dtypes in which regrad's functions see it.
-
-    These are the dtype of the gradient that arrives, to which torch has converted inputs, and
-    float32 for bfloat16, which NumPy does not have. (Most often nothing is to be done.)
-    """
-    if dtype is not torch.bfloat16:
-        for spec in specs:
-            if spec[1] is not dtype:
-                break
-        else:
-            return arrays
-    work = torch.float32 if dtype is torch.bfloat16 else dtype
-    given: list[Any] = []
-    for x in arrays:
-        if x.dtype is not dtype:
-            x = x.to(_as_precise(x.dtype, dtype))
-        given.append(x.to(work) if x.dtype is dtype else x.to(_as_precise(x.dtype, work)))
-    return given
-
-
-def specs_as_seen(dtype: torch.dtype, specs: Sequence[Any]) -> Sequence[Any]:
-    """Return shapes and dtypes as a rule in regrad's functions sees them."""
-    work = torch.float32 if dtype is torch.bfloat16 else dtype
-    return [(shape, work if d is dtype else _as_precise(d, work)) for shape, d in specs]
-
-
-def fitting(dxs: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> Sequence[torch.Tensor]:
-    """Return gradients in the dtypes of the inputs."""
-    pairs = zip(dxs, dtypes, strict=True)
-    return [dx if dx.dtype is dtype else convert(dx, dtype) for dx, dtype in pairs]
+    fixed = call.fixed, tuple(wanted), tuple(specs), outputs and tuple(outputs)
+    with DisableTorchFunction():
+        found = rule.recordings.replay(fixed, arrays)
+    return found or rule.recordings.run(Pull(call, specs, wanted, outputs), fixed, arrays)
 
 
 def _pull_simply(
@@ -510,9 +474,8 @@ def wrote_into(rule: str) -> RuleError:
     )
 
 
-def _have_dtype_of(specs: Sequence[Any], dy: torch.Tensor) -> bool:
+def _have_dtype(specs: Sequence[Any], dtype: torch.dtype) -> bool:
     """Return whether inputs have the dtype of the gradient that arrived."""
-    dtype = dy.dtype
     for spec in specs:  # noqa: SIM110 (this is run for every op)
         if spec[1] is not dtype:
             return False
@@ -553,36 +516,42 @@ class Pull:
         self.outputs = outputs
         self.leaves: list[int] = [call.places[n] for n in wanted]
 
-    def _work_in(self, dtype: torch.dtype, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Have the rule see floats of this precision."""
+    def in_one_dtype(self, given: Sequence[Any]) -> Sequence[Any]:
+        """Convert what the rule is given to the dtype of `dy`, as torch did before it computed."""
+        dys = given[-len(self.outputs or "1") :]
+        self.dtype: Any = next((d.dtype for d in dys if d is not None and _float(d.dtype)), None)
+        if self.dtype is None or _have_dtype(self.specs, self.dtype):
+            return given
+        return self._work_in(self.dtype, given)
+
+    def as_regrad_sees(self, given: Sequence[Any]) -> Sequence[Any]:
+        """Convert bfloat16, once all is in one dtype."""
+        return self._work_in(torch.float32, given) if self.dtype is torch.bfloat16 else given
+
+    def _work_in(self, dtype: torch.dtype, given: Sequence[Any]) -> Sequence[Any]:
         self.work: Sequence[Any] = [(shape, _as_precise(d, dtype)) for shape, d in self.specs]
         return [x if x is None else x.to(_as_precise(x.dtype, dtype)) for x in given]
 
-    def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
-        dtype = next((dy.dtype for dy in dys if dy is not None and _float(dy.dtype)), None)
-        given: Sequence[torch.Tensor] = (*saved, *dys)
-        mixed = False
-        if dtype is not None and any(
-            d != dtype and _as_precise(d, dtype) != d for _, d in self.specs
-        ):
-            given, mixed = self._work_in(dtype, given), True
-
-        def pull_by_regrad() -> Sequence[Any]:
-            nonlocal given, mixed
-            specs = [*[None] * len(saved), *(self.outputs or [None])]
-            like, pairs = next(x for x in given if x is not None), zip(given, specs, strict=False)
-            given = [like.new_zeros(s[0], dtype=s[1]) if s and x is None else x for x, s in pairs]
-            if dtype == torch.bfloat16:
-                given, mixed = self._work_in(torch.float32, given), True
-            return (bridge if torch.is_grad_enabled() else run)(self.flat, given)
-
-        xs, y, dy = self._sort(given)
-        one = self.call.foreign_call(self.work, self.outputs)
-        dxs = one.pull_either(xs, y, dy, self.leaves, pull_by_regrad)
-        if not mixed:
+    def fitting(self, dxs: Sequence[Any]) -> list[Any]:
+        """Convert gradients to the dtypes of the inputs."""
+        if self.work is self.specs:
             return list(dxs)
         pairs = zip(self.wanted, dxs, strict=True)
         return [None if dx is None else convert(dx, self.specs[n][1]) for n, dx in pairs]
+
+    def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
+        given = self.in_one_dtype((*saved, *dys))
+
+        def pull_by_regrad() -> Sequence[Any]:
+            specs = [*[None] * len(saved), *(self.outputs or [None])]
+            like, pairs = next(x for x in given if x is not None), zip(given, specs, strict=False)
+            every = [like.new_zeros(s[0], dtype=s[1]) if s and x is None else x for x, s in pairs]
+            seen: Any = self.as_regrad_sees(every)
+            return (bridge if torch.is_grad_enabled() else run)(self.flat, seen)
+
+        xs, y, dy = self._sort(given)
+        one = self.call.foreign_call(self.work, self.outputs)
+        return self.fitting(one.pull_either(xs, y, dy, self.leaves, pull_by_regrad))
 
     def flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The pull as a regrad function of what was saved and of the gradients that arrived."""

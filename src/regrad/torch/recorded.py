@@ -43,7 +43,7 @@ from regrad.torch.host import DisableTorchFunction, is_autocast_open, is_transfo
 from regrad.torch.host.dynamo import is_traced
 from regrad.torch.nodes import tensors
 from regrad.transforms.closures import MISSING, Closure
-from regrad.transforms.region import Flat, Region, results, run_inside
+from regrad.transforms.region import Region, results, run_inside
 from regrad.transforms.trail import Trail
 
 KEPT = 64  # recordings of a rule in calls of a kind
@@ -141,28 +141,27 @@ class Recordings:
     def replay(self, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         """Return the results for arrays by a recording; None if there is none.
 
-        `fixed` is what the run depends on besides the arrays.
+        `fixed` is what the run depends on besides the arrays. (No mode may be asked meanwhile: the
+        caller sees to it.)
         """
         if not self.are_possible():
             return None
-        with DisableTorchFunction():
-            program = self.known.get(_key(fixed, arrays))
-            return None if program is None else program(*arrays)
+        program = self.known.get(_key(fixed, arrays))
+        return None if program is None else program(*arrays)
 
-    def run(self, flat: Flat, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[Any] | None:
-        """Return the results for arrays, and record the run; None if it has been recorded.
+    def run(self, pull: Any, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[Any] | None:
+        """Return the gradients of a `Pull`, and record the run; None if it has been recorded.
 
         So do rules that cannot be recorded, which have to run on the general road.
         """
         with DisableTorchFunction():
-            like, key = arrays[-1], _key(fixed, arrays)
-            usual = all(x.dtype is like.dtype for x in arrays)  # (else regrad's functions convert)
-        if not usual or key in self.known or not self.are_possible():
+            key = _key(fixed, arrays)
+        if key in self.known or not self.are_possible():
             return None
         if len(self.known) >= KEPT:  # (shapes that never come again)
             self.known.clear()
-        ys, self.known[key] = _record(flat, arrays)
-        return [to_torch(y, like.device) for y in ys]
+        found, self.known[key] = _record(pull, arrays)
+        return found
 
 
 def _key(fixed: Any, arrays: Sequence[torch.Tensor]) -> Any:
@@ -266,9 +265,9 @@ class _Writer(TorchFunctionMode):
         self.values[name] = value
         return name
 
-    def program(self, ys: Sequence[Tensor]) -> Program | None:
+    def program(self, ys: Sequence[torch.Tensor]) -> Program | None:
         """Return the function; None if there is more to the run than it does."""
-        found = [self.names.get(id(y._data), "") for y in ys]
+        found = [self.names.get(id(y), "") for y in ys]
         if not self.complete or "" in found:
             return None  # (a constant is an answer, say)
         lines = [f"def program({self.inputs}):\n", *self.lines, f"    return {', '.join(found)},"]
@@ -287,12 +286,19 @@ class _RuleRegion(Region):
         return super().array(value)
 
 
-def _record(flat: Flat, arrays: Sequence[torch.Tensor]) -> tuple[Sequence[Tensor], Program | None]:
-    """Run a function of Tensors on arrays; return the results, and a recording if possible."""
+def _record(
+    pull: Any, arrays: Sequence[torch.Tensor]
+) -> tuple[Sequence[torch.Tensor] | None, Program | None]:
+    """Run a `Pull` on arrays; return the results, and a recording if possible."""
     arrays = [x.detach() for x in arrays]  # (one may be given twice)
-    region = _RuleRegion("a rule")
-    xs = [region.make_stand_in(wrap(x)) for x in arrays]
-    region.capture = recorder = _Recorder(xs)
     with _Writer(arrays) as writer:
-        ys = run_inside(partial(results, flat, xs, region), region, None)
-    return ys, writer.program(ys) if recorder.complete else None
+        given = pull.as_regrad_sees(pull.in_one_dtype(arrays))
+    if any(x.dtype is not given[-1].dtype for x in given):  # (regrad's functions would convert)
+        return None, None
+    region = _RuleRegion("a rule")
+    xs = [region.make_stand_in(wrap(x)) for x in given]
+    region.capture = recorder = _Recorder(xs)
+    with writer:
+        ys = run_inside(partial(results, pull.flat, xs, region), region, None)
+        found = pull.fitting([to_torch(y, arrays[-1].device) for y in ys])
+    return found, writer.program(found) if recorder.complete else None
