@@ -196,6 +196,7 @@ MISUSES[run, e.ArgumentError] = [
     ("too many|gradient_override_map({'Sign': rule})",
      lambda: rg.torch.gradient_override_map(torch.nn.Linear(2, 2), {"Relu": "Identity"})),
     ("keep expected a list of torch callables|got 'sin'", lambda: in_torch(STE, keep="sin")),
+    ("watch is True or False, got str", lambda: in_torch(STE, watch="yes")),
     ("argument 'open'|It takes rules, keep, model, values, order, mate",
      lambda: in_torch(STE, open=[torch.sin])),
     ("assert_fired('Relu')|but 'Sign'", lambda: torch_asked("Relu")),

@@ -20,7 +20,7 @@ from regrad.core.replacing import check_values
 from regrad.core.reports import Binding, Table, Untouched
 from regrad.core.scopes import Optional, Scope, check_order, left_out_of_turn, unmarked
 from regrad.core.signatures import helpful
-from regrad.errors import ArgumentError, NotFiredError
+from regrad.errors import ArgumentError, NotFiredError, kind
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.host import HOST, OVERRIDES, check_promises, push_mode
@@ -74,7 +74,8 @@ class gradient_override_map(Scope[Binding]):
 
     Raises:
         ArgumentError: a key names no module of the model, or two keys name one for the same call; a
-            rule replaces values without `values=True`; `order` is neither None nor 1.
+            rule replaces values without `values=True`; `order` is neither None nor 1; a flag is
+            not a bool.
         GradientError: `order=1` in forward mode, or under torch.func in torch.compile.
         UnknownOpError: a key or a rule name does not exist, or torch has no such op.
         RuleError: a rule asks for a name that the op does not have.
@@ -116,6 +117,8 @@ class gradient_override_map(Scope[Binding]):
                 "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
+        if not type(values) is type(materialize) is type(watch) is bool:
+            raise _wrong_flag(values=values, materialize=materialize, watch=watch)
         self._order = check_order("gradient_override_map", order)
         self._map = _checked(rules, values, self._order)
         self._rules, self._marked = self._map.rules, self._map.marked
@@ -422,6 +425,11 @@ def _checked(rules: Mapping[Any, Any], values: bool, order: int | None) -> _Map:
         held = [(rule, getattr(rule, "__code__", None)) for rule in bare.values()]
         _HAVE_PLACES[key] = places, held
     return _Map(bare, marked, places, identity_of_map(bare))
+
+
+def _wrong_flag(**flags: Any) -> ArgumentError:
+    name, flag = next(each for each in flags.items() if type(each[1]) is not bool)
+    return ArgumentError(f"gradient_override_map: {name} is True or False, got {kind(flag)}")
 
 
 def _bind(key: Any, name: str) -> Binding:
