@@ -9,33 +9,32 @@ rule is with the node, wherever and whenever it is differentiated.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 
 from regrad.core.blocks import block
+from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule
 from regrad.core.replacements import ABSENT, put_back
 from regrad.core.reports import Hit
 from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch.call_cache import KnownCall, KnownOverride, is_special, kinds_of, learn
-from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import Overridden, RuleCall, pull_back
-from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_transformed
+from regrad.torch.choices import at_its_site, bind_call, hit_at
+from regrad.torch.enclosing import refuse_to_be_written
+from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_plain, is_transformed
 from regrad.torch.host.running import Silent, find_forward, function_of, ops_named, redirect
-from regrad.torch.open_scopes import AROUND, NOTHING, inside
+from regrad.torch.nodes import LIBRARIES
+from regrad.torch.open_scopes import AROUND, NOTHING, SCOPES, inside
 from regrad.torch.run_time import holds_parameters
 from regrad.transforms.arguments import replaced
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
 _before: dict[Any, tuple[str, Any]] = {}  # the name replaced in it, and the old value
-
-# Given a Function, its inputs, and whether a gradient is wanted, the rule that is in force here, if
-# there is one, and the hit. Without a gradient only a rule that replaces values counts.
-Binder = Callable[[Any, Sequence[Any], bool], tuple[CallableRule, Hit] | None]
 
 
 def is_function(key: Any) -> bool:
@@ -61,7 +60,7 @@ def find_named(name: str) -> Any:
     return found[0] if found else None
 
 
-def install(functions: Iterable[Any], bind: Binder) -> None:
+def install(functions: Iterable[Any]) -> None:
     """A scope opens in which these Functions are keys."""
     with _LOCK:
         for function in functions:
@@ -70,7 +69,7 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
                 own = function.setup_context is not torch.autograd.Function.setup_context
                 name = "setup_context" if own else "forward"
                 _before[function] = name, function.__dict__.get(name, ABSENT)
-                setattr(function, name, staticmethod(_make(name, function, bind)))
+                setattr(function, name, staticmethod(_make(name, function)))
 
 
 def remove(functions: Iterable[Any]) -> None:
@@ -85,16 +84,16 @@ def remove(functions: Iterable[Any]) -> None:
 
 
 @block
-def install_for_block(functions: Iterable[Any], bind: Binder) -> Generator[None]:
+def install_for_block(functions: Iterable[Any]) -> Generator[None]:
     """A block that runs in such a scope, when the scope itself may have been left."""
-    install(functions, bind)
+    install(functions)
     try:
         yield
     finally:
         remove(functions)
 
 
-def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:
+def _make(name: str, function: Any) -> Callable[..., Any]:
     """Return the function that replaces a Function's `forward`, or its `setup_context`."""
     old = find_forward(function) if name == "forward" else function.setup_context
 
@@ -102,36 +101,70 @@ def _make(name: str, function: Any, bind: Binder) -> Callable[..., Any]:
     def bound(ctx: Any, *args: Any, **options: Any) -> Any:
         y = old(ctx, *args, **options)
         given = ((*args, *options.values()), y) if name == "forward" else args
-        return _bind(ctx, function, bind, *given)
+        return _bind(ctx, function, *given)
 
     return bound
 
 
-def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) -> Any:
+def _rules_for(function: Any, moves: bool) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the scopes with a rule for a Function, with its key and the rule, the innermost first.
+
+    If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
+    """
+    for scope in reversed(SCOPES.get()):
+        ruleset: Any = scope._ruleset
+        key = ruleset and ruleset.coverage.functions.get(function)
+        if key and (moves or ruleset.rules[key].replaces):
+            yield scope, key, ruleset.rules[key]
+
+
+def _find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hit] | None:
+    """Return the rule that is in force for a call, and count the call."""
+    around = AROUND.get()
+    if around.own or (around.within is not None and around.within.kept):
+        return None
+    for scope, key, held in _rules_for(function, moves):
+        refuse_to_be_written(repr(key))
+        xs = [x for x in args if isinstance(x, torch.Tensor)]
+        rule = held.pick(scope, xs) if held.chooses else held
+        if rule is None:
+            continue
+        if rule.at_site is not None:
+            rule = at_its_site(rule, scope, key, xs)
+        if not (moves or rule.replaces):
+            return None
+        with DisableTorchFunction():  # (or a mode would be asked about `shape`)
+            return rule, bind_call(scope, rule.key, key, tuple(xs[0].shape))
+    return None
+
+
+def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
     """Have a rule answer for the gradient of one call of a Function; return the value."""
-    if is_transformed():
-        _refuse_transforms(function, bind, args)
+    kinds, moves = None, True in ctx.needs_input_grad
+    if is_plain() and AROUND.get() is NOTHING and function_of(ctx) is function:
+        with DisableTorchFunction():  # (or a mode would be asked about each attribute)
+            if type(y) is torch.Tensor and y.is_floating_point():
+                kinds = kinds_of(args, {}), ctx.needs_input_grad, ctx.dirty_tensors is None
+            for scope, key, held in _rules_for(function, moves):
+                known = None if held.chooses else held.known.get(kinds)
+                if known is None:
+                    break
+                xs = args if known.is_flat else [args[i] for i in known.places]
+                hit = hit_at(scope._root, held.key, key, find_caller(LIBRARIES))
+                hit.add(xs[0].shape)
+                redirect(ctx, KnownOverride)
+                ctx.set_materialize_grads(True)
+                known.keep(ctx, hit, xs, y)
+                return y
+    elif is_transformed():
+        _refuse_transforms(function, args)
         return y
-    moves = True in ctx.needs_input_grad
     if function_of(ctx) is not function:
         return y  # (a subclass is another Function)
-    found = bind(function, args, moves)
+    found = _find_rule(function, args, moves)
     if found is None:
         return y
     rule, hit = found
-    with DisableTorchFunction():  # (or a mode would be asked about each attribute)
-        usual = type(y) is torch.Tensor and y.is_floating_point() and not in_forward_mode()
-        usual = usual and AROUND.get() is NOTHING
-        kinds = (
-            kinds_of(args, {}) if usual else None,
-            ctx.needs_input_grad,
-            ctx.dirty_tensors is None,
-        )
-        if (known := rule.known.get(kinds)) is not None:
-            redirect(ctx, KnownOverride)
-            ctx.set_materialize_grads(True)
-            known.keep(ctx, hit, args if known.is_flat else [args[i] for i in known.places], y)
-            return y
     places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
     xs = [args[i] for i in places]
     one, attrs = _rule_for(rule, args, places, ctx.needs_input_grad)
@@ -139,7 +172,7 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     call = RuleCall(one, xs, layout, attrs, _applied(function, args, places), hit)
     call.once, call.at, call.total = rule.once, places, len(args)
     _refuse_changed(function, call, [xs[n] for n in call.kept], ctx.dirty_tensors or ())
-    if kinds[0] is not None and kinds not in rule.known and one.writes is False:
+    if kinds and kinds[0] is not None and kinds not in rule.known and one.writes is False:
         usual = layout is None and not is_special(rule)
         known = KnownCall(call, rule.key, hit.op_type, places, len(args)) if usual else None
         learn(rule.known, kinds, known)
@@ -225,8 +258,8 @@ def _refuse_changed(
         )
 
 
-def _refuse_transforms(function: Callable[..., Any], bind: Binder, args: Sequence[Any]) -> None:
-    if bind(function, args, True) is not None:
+def _refuse_transforms(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    if _find_rule(function, args, True) is not None:
         raise PassedOverError(
             f"{function.__name__} is overridden, and ran under torch.func, which differentiates "
             "it out of sight. Use torch.autograd.grad, or give the function a gradient with "

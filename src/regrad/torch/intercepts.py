@@ -52,7 +52,6 @@ from regrad.torch.modes import Mode, ask_mode
 from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, open_here, path_here
-from regrad.torch.rulesets import find_rule
 from regrad.torch.whole_calls import call_whole
 
 _LOCK = threading.Lock()
@@ -127,7 +126,7 @@ def reopen(them: tuple[Any, ...] | None) -> Generator[None]:
     running = mode_stack()
     with ExitStack() as stack:
         for mode in modes:
-            stack.enter_context(functions.install_for_block(mode.ruleset.plan.functions, find_rule))
+            stack.enter_context(functions.install_for_block(mode.ruleset.plan.functions))
             if mode not in running:
                 stack.enter_context(mode)
         if any(scope._modules is not None for scope in scopes):

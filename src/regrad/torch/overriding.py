@@ -28,7 +28,7 @@ from regrad.torch.host.running import WATCHING
 from regrad.torch.modes import STEPS, Mode
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
-from regrad.torch.rulesets import KEPT, RuleSet, family_of, find_rule, identity_of_map, rule_set
+from regrad.torch.rulesets import KEPT, RuleSet, family_of, identity_of_map, rule_set
 
 
 class gradient_override_map(Scope[Binding]):
@@ -234,7 +234,7 @@ class gradient_override_map(Scope[Binding]):
             jobs.settle()
             push_mode(mode)
             if ruleset.plan.functions:
-                functions.install(ruleset.plan.functions, find_rule)
+                functions.install(ruleset.plan.functions)
             if modules is not None:
                 modules.plan = ruleset.plan
             self._modules, self._views = modules, {}

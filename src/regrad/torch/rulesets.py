@@ -48,7 +48,6 @@ from regrad.core.places import (
 )  # fmt: skip
 from regrad.core.registry import find_op, meant_by, refuse_function
 from regrad.core.replacing import Replace, gradient_of
-from regrad.core.reports import Hit
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
 from regrad.torch import functions, optypes
@@ -66,7 +65,7 @@ from regrad.torch.host.bodies import asks, bodies
 from regrad.torch.host.running import custom_op
 from regrad.torch.modes import DispatchTable, Mode, WatchedTable
 from regrad.torch.nodes import Watch, gradients, name_of, tensors
-from regrad.torch.open_scopes import AROUND, SCOPES, scope_of
+from regrad.torch.open_scopes import AROUND, scope_of
 from regrad.torch.places import Modules
 from regrad.torch.replacing import refuse_indices, refuse_undelivered
 from regrad.torch.run_time import holds_parameters
@@ -566,35 +565,6 @@ def refuse_compiled(rule: ForeignRule) -> None:
             "program of torch.compile would take for constants. Call the model without "
             "torch.compile."
         )
-
-
-def find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hit] | None:
-    """Return the rule that is in force for a call of an `autograd.Function`, and count the call.
-
-    If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
-    """
-    within = AROUND.get().within
-    if AROUND.get().own or (within is not None and within.kept):
-        return None
-    for scope in reversed(SCOPES.get()):
-        ruleset = scope._ruleset
-        key = None if ruleset is None else ruleset.coverage.functions.get(function)
-        if ruleset is None or key is None:
-            continue
-        held: Any = ruleset.rules[key]
-        if not (moves or held.replaces):
-            continue
-        refuse_to_be_written(repr(key))
-        xs = [x for x in args if isinstance(x, torch.Tensor)]
-        if held.chooses and (held := held.pick(scope, xs)) is None:
-            continue
-        if held.at_site is not None:
-            held = at_its_site(held, scope, key, xs)
-        if not (moves or held.replaces):
-            return None
-        with DisableTorchFunction():  # (or a mode would be asked about `shape`)
-            return held, bind_call(scope, held.key, key, tuple(xs[0].shape))
-    return None
 
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
