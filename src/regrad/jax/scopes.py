@@ -21,6 +21,7 @@ from regrad.core.rule import identity_of
 from regrad.core.scopes import refuse_once
 from regrad.core.state import current
 from regrad.errors import GradientError
+from regrad.jax.host.functions import setter_of
 from regrad.transforms.jit import in_order
 
 _RULES: Any = jax.make_user_context(None)
@@ -61,14 +62,14 @@ def _tell(overrides: Overrides) -> tuple[Step, Step]:
 
     (`_RULES(value)`, which is public, is a block in Python, in which a signal's handler may raise.)
     """
-    tell = _RULES._obj.set_local
+    tell = setter_of(_RULES)
     return partial(tell, Rules(overrides) if overrides else None), partial(tell, _RULES.value)
 
 
 def _tell_dtype(default: np.dtype | None, everywhere: bool) -> tuple[Step, Step]:
     """The same for the default dtype of a scope, or of the process."""
     context = _PROCESS if everywhere else _DTYPE
-    tell = context.set_global if everywhere else context._obj.set_local
+    tell = context.set_global if everywhere else setter_of(_DTYPE)
     return partial(tell, default and default.str), partial(tell, context.value)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
 
-from regrad.jax.host import FUNCTION_KEYS, reads
+from regrad.jax.host import FUNCTION_KEYS, GRADIENTS, reads
 
 
 class JitInfo(NamedTuple):
@@ -86,3 +86,12 @@ def rule_note(eqn: Any) -> str:
     """Return the name and place of the rule of a function that has its own, as JAX notes them."""
     function = eqn.params.get("bwd") or eqn.params.get("jvp_jaxpr_fun")
     return getattr(getattr(function, "debug_info", None), "func_src_info", None) or ""
+
+
+@reads(
+    GRADIENTS, "jax.make_user_context()._obj.set_local", "the block of a context is Python code, in"
+    " which a signal's handler may raise", lambda: jax.make_user_context(None),
+)  # fmt: skip
+def setter_of(context: Any) -> Callable[[Any], None]:
+    """Return the function in C that sets the value of a user context in this thread."""
+    return context._obj.set_local
