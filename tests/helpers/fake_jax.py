@@ -89,6 +89,7 @@ def objects() -> dict[str, Any]:
         "program.debug_info": program.debug_info, "aval": aval,
         "aval.manual_axis_type": getattr(aval, "manual_axis_type", None), "jax.jit(f)": jitted,
         "jax.jit(f)._jit_info": getattr(jitted, "_jit_info", None),
+        "jax.make_user_context()": jax.make_user_context(),
     }  # fmt: skip
     classes = {"jax.custom_jvp(f)": jax.custom_jvp, "jax.custom_vjp(f)": jax.custom_vjp,
                "jax.core.Tracer": jax.core.Tracer}  # fmt: skip
@@ -242,6 +243,7 @@ ATTRIBUTES = {
     "aval.manual_axis_type": "gone, silent", "aval.manual_axis_type.varying": "gone, a method",
     "jax.jit(f)._jit_info": "gone, silent, a method", "jax.jit(f)._jit_info.static_argnums": "gone",
     "jax.jit(f)._jit_info.static_argnames": "gone", "jax.jit(f)._jit_info.inline": "gone",
+    "jax.make_user_context()._obj": "gone",
     "jax.custom_jvp(f).fun": "gone, a method", "jax.custom_jvp(f).jvp": "gone",
     "jax.custom_vjp(f).fun": "gone", "jax.custom_vjp(f).fwd": "gone",
     "jax.custom_vjp(f).bwd": "gone", "jax.core.Tracer._trace": "gone",
