@@ -196,7 +196,7 @@ def draw(f: Any, *args: Any, gradients: bool = False) -> Drawing:
     if isinstance(f, Graph):
         return f.draw()  # pyright: ignore[reportAttributeAccessIssue]
     recorder = TapeRecorder(f, "draw")
-    recorder.record(args, ScopedTape(), gradients)
+    recorder.record(args, {}, ScopedTape(), gradients)
     return _drawing(recorder, getattr(f, "__name__", type(f).__name__))
 
 
