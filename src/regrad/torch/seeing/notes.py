@@ -86,7 +86,8 @@ class OpNote(SeenOp):
             self.kind, self.rule = "custom", place(f)
         elif not function.__module__.startswith("torch."):
             self.kind = "custom"
-            self.rule = f"{function.__name__}.{place(function.backward)}"
+            rule = getattr(function, name_of_rule(function))
+            self.rule = f"{function.__name__}.{place(rule)}"
 
     def _describe_override(self, call: RuleCall, named: bool) -> None:
         rule = call.rule.rule
@@ -206,6 +207,11 @@ class OpNote(SeenOp):
             return []
         found = [or_zeros(dx, x) for dx, x in zip(found, self.xs, strict=True)]
         return list(zip(self.input_names, found, strict=True))
+
+
+def name_of_rule(function: Any) -> str:
+    """Return the name under which an `autograd.Function` has its gradient: it may be `vjp`."""
+    return "backward" if function.vjp is torch.autograd.Function.vjp else "vjp"
 
 
 def _is_twin(function: Any, other: Any) -> bool:
