@@ -37,9 +37,8 @@ from regrad.torch.seeing.watching import Found, Looker, functions_of_python
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
 _CURE_OF = {
-    "div": "RealDiv", "true_divide": "RealDiv", "where": "SelectV2", "norm": "Norm",
-    "linalg.vector_norm": "Norm", "linalg.norm": "Norm", "rdiv": "RealDiv", "rtruediv": "RealDiv",
-    "truediv": "RealDiv", "rpow": "Pow", "arcsin": "Asin", "arccos": "Acos",
+    "div": "RealDiv", "where": "SelectV2", "norm": "Norm", "linalg.vector_norm": "Norm",
+    "linalg.norm": "Norm", "rpow": "Pow",
 }  # fmt: skip
 
 
