@@ -157,7 +157,7 @@ def _written(function: Any) -> Any:
     """Return the Function that somebody wrote, in the place of which torch.func runs others."""
     while function.__module__ == "torch._functorch.autograd_function":
         found = inspect.getclosurevars(find_forward(function)).nonlocals.get("autograd_function")
-        if found is None:  # (it is listed by the name that torch gave it)
+        if found is None:  # (it is listed by the name that it has)
             break
         function = found
     return function
