@@ -263,7 +263,9 @@ class JaxRecorder(RunRecorder):
         program, keeps, longest = call.program(), bool(tool.keeps), self.longest
         run = ProgramRun(program, call.arrays, call.watched, call.results, keeps, longest)
         for op in run.ran if tool.keeps else ():
-            xs = [(op.name(i), x) for i, x in enumerate(op.given) if _is_readable(x)]
+            # (NumPy cannot read random keys)
+            given = [(op.name(i), x) for i, x in enumerate(op.given) if is_number(jax.typeof(x))]
+            xs = [(name, x) for name, x in given if np.size(x)]
             tool.ran(op, xs, [y for y in op.outs if is_float(jax.typeof(y))])
         for op, arrived, left in run.backward():
             tool.arrived(op, arrived)
@@ -306,11 +308,6 @@ class JaxRecorder(RunRecorder):
             return jax.tree_util.tree_leaves(jax.vjp(of_watched, *watched)[1])
 
         return _kept(jax.make_jaxpr(kept)(*call.floats).jaxpr)
-
-
-def _is_readable(x: Any) -> bool:
-    """Return whether an operand holds numbers that NumPy can read."""
-    return bool(np.size(x)) and is_number(jax.typeof(x))
 
 
 # -- what is kept ----------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]
 
 APPLIED: ContextVar[Any] = ContextVar("regrad_applied", default=None)  # a Function
 FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)  # one traced forward
-LISTED: ContextVar[Any] = ContextVar("regrad_listed")  # scopes that list it, until they are told
+LISTED: ContextVar[Any] = ContextVar("regrad_listed", default=None)  # scopes that list it yet
 DONE: ContextVar[bool] = ContextVar("regrad_forward_done", default=False)  # traced already
 
 
