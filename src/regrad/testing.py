@@ -10,22 +10,17 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from regrad.autodiff.custom_calls import CustomCall
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.checking.check import Method, Settings
 from regrad.checking.findings import Finding, GradientReport
-from regrad.core import containers, dispatch, rule
+from regrad.core import dispatch
 from regrad.core.backends import is_inexact
-from regrad.core.bindings import OpBinding
 from regrad.core.hints import hint_in
 from regrad.core.pullback import or_zeros, run_taped
-from regrad.core.registry import OPS
-from regrad.core.rule import label, place
 from regrad.core.signatures import check_passed, helpful
-from regrad.core.state import State, current, in_state, masked
-from regrad.core.tape import GroupedRecord, Record
+from regrad.core.state import masked
 from regrad.core.tensor import Tensor, TensorLike
-from regrad.core.walk import name_of, walk_from
+from regrad.core.walk import walk_from
 from regrad.errors import ArgumentError, GradientError, RegradError, kind
 from regrad.inspection.checks import (
     Flat,
@@ -36,8 +31,7 @@ from regrad.inspection.checks import (
     settings_of,
     wrong,
 )
-from regrad.inspection.recorder import SeenOp
-from regrad.inspection.tapes import KeepingTape, bare_rule, like, with_tensors
+from regrad.inspection.tapes import KeepingTape, TapedOp, like
 from regrad.transforms.arguments import replaced
 from regrad.transforms.derivatives import Linearized
 
@@ -252,69 +246,11 @@ def _found(settings: Settings, f: Flat, xs: Sequence[Tensor], orders: int) -> li
     run_taped(tape, f, (aliases,))
     found = []
     for record in tape.records:
-        op = RecordedOp(record, tape.watched)
+        op = TapedOp(record, tape, tape.watched)
+        op.op_type = record.op.type
         with suppress(RegradError):  # it cannot run by itself
-            found += wrong(TENSORS, op, orders, settings) if op.run is not None else []
+            found += wrong(TENSORS, op, orders, settings) if op.runs_alone else []
     return found
-
-
-class RecordedOp(SeenOp):
-    """The op of a record by itself, under the record's rule."""
-
-    def __init__(self, record: Record, watched: set[int]) -> None:
-        super().__init__(record.op.type)
-        self.record = record
-        self.call: Any = bare_rule(record.rule)
-        pairs = enumerate(zip(record.inputs, record.xs, strict=True))
-        self.leaves: list[int] = [
-            i for i, (key, x) in pairs if key in watched and is_inexact(x.dtype)
-        ]
-        self.run: Callable[..., Any] | None = None
-        if isinstance(self.call, CustomCall):
-            self.run = self._run_custom
-        elif record.op.type in OPS:
-            self.run = self._run_op
-
-    @property
-    def xs(self) -> list[Tensor]:
-        """The tensors that are differentiated."""
-        return [self.record.xs[i] for i in self.leaves]
-
-    def again(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """Run the op for other tensors."""
-        assert self.run is not None
-        return _outputs(self.run(tuple(replaced(self.record.xs, self.leaves, xs))))
-
-    def _run_custom(self, xs: tuple[Tensor, ...]) -> Any:
-        function, args, options = self.call.again
-        return containers.flatten(function(*with_tensors(args, xs), **options))[0]
-
-    def _run_op(self, xs: tuple[Tensor, ...]) -> Any:
-        record, rule = self.record, self.call
-        own = None if rule is record.op.rule else {record.op.type: OpBinding(record.op, rule, 1)}
-        layout = record.layout if isinstance(record, GroupedRecord) else None
-        with in_state((current() or State()).overriding(own)):
-            return dispatch.run(record.op, xs, record.attrs, layout)
-
-    @property
-    def input_names(self) -> list[str]:
-        """The names of the inputs, a custom function's after its parameters."""
-        if not isinstance(self.call, CustomCall):
-            return [name_of(self.record, i) for i in self.leaves]
-        parameters, names = rule.parameters(self.call.f), []
-        for i, arg in enumerate(self.call.again[1]):
-            called = parameters[i] if i < len(parameters) else f"args[{i}]"
-            paths = containers.paths(arg, called)
-            opened = containers.flatten(arg)[0]
-            names += [p for p, leaf in zip(paths, opened, strict=True) if isinstance(leaf, Tensor)]
-        return [names[i] for i in self.leaves]
-
-    @property
-    def title(self) -> str:
-        """The rule of the op, for messages."""
-        if isinstance(self.call, CustomCall):
-            return f"the gradient of the custom function {self.call.name!r} ({place(self.call.f)})"
-        return f"{label(self.call)} for the op type {self.record.op.type!r}"
 
 
 __all__ = ["Finding", "GradientCheckError", "GradientReport", "check_gradients", "gradient_report"]

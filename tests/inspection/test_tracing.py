@@ -153,6 +153,24 @@ def test_bytes_by_op_and_line():
     assert "800 B in all" in str(saved) and "100%" in saved._repr_html_()
 
 
+def test_keywords_reach_the_function():
+    def f(x, scale=1.0, times=0):
+        for _ in range(times):
+            x = rg.sin(x)
+        return (scale * x).sum()
+
+    x, given = np.ones(3), {"scale": 2.0, "times": 2}
+    trace = rg.trace_gradients(f)(x, **given)
+    assert [step.op_type for step in trace.steps] == ["Sum", "Mul", "Sin", "Sin"]
+    assert trace.value.numpy() == rg.sin(rg.sin(x)).sum().numpy() * 2
+    assert len(rg.gradient_path(f, "args[0]")(x, **given)) == 4
+    assert rg.saved_bytes(f)(x, **given).by_op_type()["Sin"] == 48
+    assert rg.find_nan(f)(x, scale=math.inf, times=1).op_type == "Mul"
+    for other in ("true", "differences", lambda x, **given: f(x, **given)):
+        assert rg.compare_gradients(f, other)(x, **given).ok
+    assert not rg.compare_gradients(f, lambda x, **given: f(x))(x, **given).ok
+
+
 def test_an_array_that_several_ops_keep_counts_once():
     assert rg.saved_bytes(lambda x: (rg.sin(x) + rg.cos(x)).sum())(np.ones(100)).total == 800
 

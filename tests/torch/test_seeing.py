@@ -418,6 +418,27 @@ def test_a_custom_gradient_is_compared_in_place():
     np.testing.assert_allclose(row.ratio, np.linalg.norm(given) / np.linalg.norm(true))
 
 
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def vjp(ctx, dy):
+        return 1.5 * dy
+
+
+def test_a_gradient_by_the_name_vjp():
+    def f(x):
+        return Halved.apply(x).sum()
+
+    step = rt.trace_gradients(f)(ones(2)).steps[1]
+    assert step.kind == "custom" and step.rule.startswith(f"Halved.vjp, {__file__}:")
+    rows = rt.compare_gradients(f)(ones(2)).rows
+    assert [(row.op_type, row.ratio) for row in rows] == [("", 0.5), ("Halved", 0.5)]
+    assert Halved.vjp(None, 2.0) == 3
+
+
 def test_what_is_compiled_runs_op_by_op():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     compiled = torch.compile(model, backend="eager")

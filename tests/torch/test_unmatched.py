@@ -236,6 +236,23 @@ def test_functions_of_others_are_listed_wherever_they_run(own, place):
     assert name not in str(used.untouched())
 
 
+def in_two(x):
+    return torch.sin(InTwoParts.apply(InTwoParts.apply(torch.tanh(x)))).sum()
+
+
+@pytest.mark.parametrize("run", [
+    lambda x: torch.func.grad(in_two)(x.detach()),
+    lambda x: torch.func.vmap(torch.func.grad(in_two))(x.detach()[None]),
+    lambda x: torch.compile(in_two, backend="aot_eager", fullgraph=True)(x).backward(),
+], ids=["grad", "vmap", "compile"])  # fmt: skip
+def test_functions_of_others_are_listed_by_name_under_transformations(run):
+    name = f"{__name__}.InTwoParts (autograd.Function)"
+    with override(SINE, watch=True) as used:
+        run(torch.ones(3, requires_grad=True))
+    listed = [r[:2] for r in used.untouched().rows if r[0].endswith("(autograd.Function)")]
+    assert listed == [(name, "2")]
+
+
 def test_a_function_without_a_gradient_is_not_listed():
     own = function_of(lambda x: x * 1)
     x = torch.ones(3, requires_grad=True)

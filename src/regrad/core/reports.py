@@ -53,7 +53,7 @@ class Hit:
         """Count one more op, whose first input has this shape."""
         self.count += 1
         known = isinstance(shape, tuple) and INTEGERS.issuperset(map(type, shape))
-        self.sizes[shape if known else _shown(shape)] = None
+        self.sizes[shape if known else shape_text(shape)] = None
 
     def pulled(self) -> None:
         """Count one more run of the rule: now, or where the traced walk is used (`LATER`)."""
@@ -66,7 +66,7 @@ class Hit:
     @property
     def shapes(self) -> list[str]:
         """The shapes as text: `2×3`."""
-        return [s if isinstance(s, str) else _shown(s) for s in self.sizes]
+        return [s if isinstance(s, str) else shape_text(s) for s in self.sizes]
 
     def __repr__(self) -> str:
         within = f" in {self.path}" * bool(self.path)
@@ -76,8 +76,8 @@ class Hit:
         )
 
 
-def _shown(shape: Shape) -> str:
-    """A shape as text; a size that only the run of a graph can tell does not keep the graph."""
+def shape_text(shape: Any) -> str:
+    """A shape as text, `64×10`; a size that only the run of a graph can tell keeps no graph."""
     return "×".join(map(str, shape)) or "scalar" if isinstance(shape, tuple) else "?"
 
 

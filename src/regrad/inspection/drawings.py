@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from regrad.core.extras import install_line
 from regrad.core.files import replace_file
+from regrad.core.reports import shape_text
 from regrad.errors import ArgumentError, RegradError, printable
 from regrad.inspection.recorder import SeenOp
 
@@ -346,11 +347,6 @@ def _numbered(name: str) -> Iterator[str]:
 def spec_of(dtype: Any, shape: Sequence[Any]) -> str:
     """The type of an array in a box: `float32 64×10`."""
     return f"{dtype} {shape_text(shape)}".strip()
-
-
-def shape_text(shape: Sequence[Any]) -> str:
-    """A shape in a box: `64×10`."""
-    return "×".join(map(str, shape)) or "scalar"
 
 
 def scopes_of(path: str, separator: str) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from regrad.core.reports import shape_text
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
@@ -49,7 +51,7 @@ class Numbers:
     @property
     def shape_text(self) -> str:
         """The shape in a table: `64×10`."""
-        return "×".join(map(str, self.shape)) or "scalar"
+        return shape_text(self.shape)
 
     def __str__(self) -> str:
         bad = [f"{n} {what}" for n, what in ((self.nans, "NaN"), (self.infs, "inf")) if n]

@@ -16,14 +16,14 @@ from regrad.autodiff.variables import Variable, VariableTape
 from regrad.checking import differences
 from regrad.core import containers, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
-from regrad.core.bindings import CountedRule
+from regrad.core.bindings import CountedRule, OpBinding
 from regrad.core.callers import find_caller
 from regrad.core.name_scopes import PATH
 from regrad.core.pullback import pull_back, run_taped
-from regrad.core.registry import Op
-from regrad.core.rule import Conjugated, Cotangent, Rule, place
-from regrad.core.state import masked
-from regrad.core.tape import TIED, Record, effective
+from regrad.core.registry import OPS, Op
+from regrad.core.rule import Conjugated, Cotangent, Rule, label, place
+from regrad.core.state import State, current, in_state, masked
+from regrad.core.tape import TIED, GroupedRecord, Record, effective
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import (
     Grads,
@@ -46,6 +46,7 @@ from regrad.inspection.recorder import (
     SeenOp,
     Tool,
 )
+from regrad.transforms.arguments import replaced
 
 
 class Lines(list[Record]):
@@ -110,6 +111,52 @@ class TapedOp(SeenOp):
         outputs = record.outputs
         self.makes: Sequence[Any] = outputs if isinstance(outputs, tuple) else (outputs,)
 
+    @property
+    def leaves(self) -> list[int]:
+        """The places of the inputs that are differentiated, of a record that keeps them."""
+        pairs = enumerate(zip(self.record.inputs, self.record.xs, strict=True))
+        return [i for i, (key, x) in pairs if key in self.watched and is_inexact(x.dtype)]
+
+    @property
+    def xs(self) -> list[Tensor]:
+        """The inputs that are differentiated."""
+        return [self.record.xs[i] for i in self.leaves]
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs that are differentiated."""
+        return [name_of(self.record, i) for i in self.leaves]
+
+    @property
+    def title(self) -> str:
+        """The rule of the op, for messages."""
+        rule = bare_rule(self.record.rule)
+        if isinstance(rule, CustomRule):
+            return f"the gradient of the custom function {rule.name!r} ({self.rule})"
+        return f"{label(rule)} for the op type {self.op_type!r}"
+
+    @property
+    def runs_alone(self) -> bool:
+        """True if the op can be run again by itself."""
+        return isinstance(bare_rule(self.record.rule), CustomCall) or self.record.op.type in OPS
+
+    def again(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """The floats that the op returns for other inputs, under its rule."""
+        record, rule = self.record, bare_rule(self.record.rule)
+        given = tuple(replaced(record.xs, self.leaves, xs))
+        if isinstance(rule, CustomCall):
+            function, args, options = rule.again
+            y = function(*with_tensors(args, given), **options)
+        else:
+            own = (
+                None if rule is record.op.rule else {record.op.type: OpBinding(record.op, rule, 1)}
+            )
+            layout = record.layout if isinstance(record, GroupedRecord) else None
+            with in_state((current() or State()).overriding(own)):
+                y = dispatch.run(record.op, given, record.attrs, layout)
+        ys = containers.flatten(y)[0]
+        return [y for y in ys if isinstance(y, Tensor) and is_inexact(y.dtype)]
+
     def true(self, dys: Sequence[Any]) -> list[tuple[str, Tensor | None]]:
         """The true gradients by the watched inputs, with their names."""
         record = self.record
@@ -152,7 +199,9 @@ class WalkTeller:
 class TapeRecorder(RunRecorder):
     """The recorder of regrad's functions."""
 
-    def record(self, args: Sequence[Any], tape: SeenTape, gradients: bool = False) -> None:
+    def record(
+        self, args: Sequence[Any], options: dict[str, Any], tape: SeenTape, gradients: bool = False
+    ) -> None:
         """Run the function under a tape; with its gradients, whose ops the tape records as well."""
         self.tape = tape
         paths = containers.paths(tuple(args), "args") if args else []
@@ -162,7 +211,7 @@ class TapeRecorder(RunRecorder):
         self.forward: int = 0  # how many records the forward pass made
 
         def run(*inputs: Any) -> Any:
-            value = self.f(*inputs)
+            value = self.f(*inputs, **options)
             self.forward = len(tape.records)
             if gradients:
                 pull_back(tape, result(value, self.api), None, set(tape.watched), again=True)
@@ -184,7 +233,7 @@ class TapeRecorder(RunRecorder):
 
     def run(self, args: Sequence[Any], options: dict[str, Any], tool: Tool) -> Recording:
         with np.errstate(all="ignore") if tool.keeps else nullcontext():
-            self.record(args, KeepingTape() if tool.keeps else SeenTape())
+            self.record(args, options, KeepingTape() if tool.keeps else SeenTape())
         for op in self.ops if tool.keeps else ():
             record = op.record
             ys = record.y if isinstance(record.y, tuple) else (record.y,)
@@ -217,7 +266,7 @@ class TapeRecorder(RunRecorder):
 
     def kept(self, args: Sequence[Any], options: dict[str, Any]) -> Iterator[Kept]:
         """Each array that the records keep; one that several keep counts for the first."""
-        self.record(args, SeenTape())
+        self.record(args, options, SeenTape())
         seen: set[int] = set()
         for op in self.ops:
             record = op.record
@@ -240,7 +289,7 @@ class TapeRecorder(RunRecorder):
         aliases = [x for _, x in self.arguments]
 
         def values(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-            return [self.f(*rebuild(like(arrays, aliases)))._values()]
+            return [self.f(*rebuild(like(arrays, aliases)), **options)._values()]
 
         with np.errstate(all="ignore"):
             found = differences.gradients(values, [wide(x._values()) for x in aliases])

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from regrad.core.backends import numpy_dtype
 from regrad.core.callers import PACKAGE
+from regrad.core.reports import shape_text
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
 from regrad.core.walk import name_of
 from regrad.graph.graph import Graph
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
-from regrad.inspection.drawings import BoxKind, Drawing, Sketch, shape_text, spec_of
+from regrad.inspection.drawings import BoxKind, Drawing, Sketch, spec_of
 from regrad.inspection.nonfinite import NonFinite
 from regrad.inspection.paths import GradientPath
 from regrad.inspection.saved import SavedBytes
@@ -196,7 +197,7 @@ def draw(f: Any, *args: Any, gradients: bool = False) -> Drawing:
     if isinstance(f, Graph):
         return f.draw()  # pyright: ignore[reportAttributeAccessIssue]
     recorder = TapeRecorder(f, "draw")
-    recorder.record(args, ScopedTape(), gradients)
+    recorder.record(args, {}, ScopedTape(), gradients)
     return _drawing(recorder, getattr(f, "__name__", type(f).__name__))
 
 

@@ -24,7 +24,7 @@ from regrad.inspection.checks import (
     wrong,
 )
 from regrad.jax.bridge import conjugate
-from regrad.jax.running import CLOSES_OVER, ProgramCall, ProgramOp, ProgramRun, wide
+from regrad.jax.running import CLOSES_OVER, ProgramCall, ProgramRun, wide
 from regrad.jax.sites import is_custom
 from regrad.testing import raising
 
@@ -173,18 +173,9 @@ def _found(settings: Settings, f: Flat, xs: Sequence[Any], orders: int) -> list[
     program = jax.make_jaxpr(lambda *xs: f(list(xs)))(*xs)
     places = range(len(xs)), range(len(program.out_avals))
     ran = ProgramRun(program, xs, *places, keeps=True).ran
+    with_rules = [op for op in ran if op.wanted and op.eqn is not None and is_custom(op.eqn)]
+    stopped = [op for op in ran if op.wanted and op.op_type == "stop_gradient" and not op.by_jax]
     found = ([c for each in suspects for c in wrong(JAX_ARRAYS, each, orders, settings)]
-             for suspects in (_with_rules(ran), _stopped(ran)))  # fmt: skip
+             for suspects in (with_rules, stopped))  # fmt: skip
     unique = {(c.rule, c.input, c.order): c for c in next(filter(None, found), [])}
     return [*unique.values()]  # (the last of each: forward mode, where that is wrong too)
-
-
-def _with_rules(ran: Sequence[ProgramOp]) -> list[ProgramOp]:
-    """Return the ops that have a rule that is not JAX's own."""
-    return [each for each in ran if each.wanted and each.eqn is not None and is_custom(each.eqn)]
-
-
-def _stopped(ran: Sequence[ProgramOp]) -> list[ProgramOp]:
-    """Return where the user's code stops a gradient."""
-    named = (each for each in ran if each.op_type == "stop_gradient")
-    return [each for each in named if each.wanted and not each.by_jax]

@@ -21,17 +21,14 @@ from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.jax.bridge import conjugate
 from regrad.jax.host.programs import Params, runs
+from regrad.jax.optypes import targets_of
 from regrad.jax.primitives import is_float
 from regrad.jax.running import CALLS, LONGEST, ProgramCall, ProgramRun, wide, without_rules
 from regrad.jax.sites import CallSite, is_number, line_of, path_of, site_of
 
-# JAX's primitives by the op types that the cures are known for.
-OP_TYPES = {
-    "log": "Log", "log1p": "Log1p", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "div": "RealDiv",
-    "pow": "Pow", "exp": "Exp", "exp2": "Exp", "expm1": "Expm1", "select_n": "SelectV2",
-    "mul": "Mul", "asin": "Asin", "acos": "Acos", "atanh": "Atanh", "acosh": "Acosh",
-    "atan2": "Atan2", "cbrt": "Sqrt",
-}  # fmt: skip
+# The op types that the cures are known for, by JAX's primitives.
+OP_TYPES = {target.name: op_type for op_type in CURES for target in targets_of(op_type)}
+OP_TYPES |= {"exp2": "Exp", "cbrt": "Sqrt"}
 SEARCHED = 4096  # scans up to this length are opened if a NaN begins in one
 
 
@@ -266,7 +263,9 @@ class JaxRecorder(RunRecorder):
         program, keeps, longest = call.program(), bool(tool.keeps), self.longest
         run = ProgramRun(program, call.arrays, call.watched, call.results, keeps, longest)
         for op in run.ran if tool.keeps else ():
-            xs = [(op.name(i), x) for i, x in enumerate(op.given) if _is_readable(x)]
+            # (NumPy cannot read random keys)
+            given = [(op.name(i), x) for i, x in enumerate(op.given) if is_number(jax.typeof(x))]
+            xs = [(name, x) for name, x in given if np.size(x)]
             tool.ran(op, xs, [y for y in op.outs if is_float(jax.typeof(y))])
         for op, arrived, left in run.backward():
             tool.arrived(op, arrived)
@@ -309,11 +308,6 @@ class JaxRecorder(RunRecorder):
             return jax.tree_util.tree_leaves(jax.vjp(of_watched, *watched)[1])
 
         return _kept(jax.make_jaxpr(kept)(*call.floats).jaxpr)
-
-
-def _is_readable(x: Any) -> bool:
-    """Return whether an operand holds numbers that NumPy can read."""
-    return bool(np.size(x)) and is_number(jax.typeof(x))
 
 
 # -- what is kept ----------------------------------------------------------------------------------

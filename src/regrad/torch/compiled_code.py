@@ -40,7 +40,7 @@ from regrad.core.reports import Hit, Untouched
 from regrad.errors import HostError, PassedOverError, RegradError
 from regrad.torch.below import Below, join_types
 from regrad.torch.composites import fused, is_other_op
-from regrad.torch.enclosing import hidden_error, refuse_to_be_written
+from regrad.torch.enclosing import hidden_error, listing, refuse_to_be_written
 from regrad.torch.host import COMPILING, DisableTorchFunction, dynamo, replacing, sequence_nr
 from regrad.torch.host.running import Operator, Overload, Packet, custom_op
 from regrad.torch.nodes import LIBRARIES, name_of, tensors
@@ -103,6 +103,7 @@ def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]
 
 APPLIED: ContextVar[Any] = ContextVar("regrad_applied", default=None)  # a Function
 FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)  # one traced forward
+LISTED: ContextVar[Any] = ContextVar("regrad_listed", default=None)  # scopes that list it yet
 DONE: ContextVar[bool] = ContextVar("regrad_forward_done", default=False)  # traced already
 
 
@@ -262,12 +263,15 @@ def call_apply(
     old: Callable[..., Any], self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
     """Know whose forward pass is traced."""
-    token, done = APPLIED.set(dynamo.function_class(self)), DONE.set(False)
+    function = dynamo.function_class(self)
+    token, done = APPLIED.set(function), DONE.set(False)
+    listed = LISTED.set(listing(function, SCOPES.get()))
     try:
         return old(self, tx, args, options)
     finally:
         APPLIED.reset(token)
         DONE.reset(done)
+        LISTED.reset(listed)
 
 
 def trace_forward(old: Callable[..., Any], self: Any, tx: Any, *args: Any, **options: Any) -> Any:
@@ -305,6 +309,11 @@ def _in_forward(function: Callable[..., Any], node: torch.fx.Node, run: Callable
     with Below() as below:
         result = run()
     node.meta[_SEEN] = _hidden(function, below.types, hidden_error)
+    while LISTED.get():  # (by its first node)
+        scope, name = LISTED.get().popitem()
+        note = Untouched()
+        note.note(name, line_of(node), path=path_here(scope))
+        node.meta[_SEEN].append((scope, note))
     return result
 
 
@@ -412,7 +421,8 @@ def nodes(graph: torch.fx.GraphModule) -> Iterator[Any]:
     """The nodes of a graph, and of the graphs in it."""
     for node in graph.graph.nodes:
         yield node
-        for body in dynamo.bodies(node):
+        # (a body is that of the call that is given it)
+        for body in dynamo.bodies(node) if node.op != "get_attr" else ():
             yield from nodes(body)
 
 

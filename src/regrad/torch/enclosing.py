@@ -64,6 +64,20 @@ def is_checkpoint(function: Any) -> bool:
     return True
 
 
+def listing(function: Any, scopes: Sequence[Any]) -> dict[Any, str]:
+    """Return the scopes that list an `autograd.Function`, and by which name.
+
+    It keeps its own gradient, and no scope has a rule for it.
+    """
+    ours = function.__module__.startswith("regrad.")
+    if ours or running.is_program(function) or is_checkpoint(function):
+        return {}
+    if any(function in scope._ruleset.coverage.functions for scope in scopes):
+        return {}
+    name = f"{function.__module__}.{function.__qualname__} (autograd.Function)"
+    return {scope: name for scope in scopes if scope._watch}
+
+
 def find_decider(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
     """Return the callable that decides on the gradient of a call in autograd's place, if it counts.
 

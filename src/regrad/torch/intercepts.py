@@ -28,7 +28,7 @@ from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions, places
 from regrad.torch.below import Below, join_types, script_types
 from regrad.torch.composites import asked_when_compiled
-from regrad.torch.enclosing import is_checkpoint
+from regrad.torch.enclosing import listing
 from regrad.torch.host import (
     CHECKPOINTS,
     COMPILED_CALL,
@@ -232,15 +232,8 @@ def _intercept_compile(old: Any, *args: Any, **options: Any) -> Any:
 
 def _note_function(function: Any, args: Sequence[Any]) -> None:
     """Note an `autograd.Function` that keeps its own gradient, where no scope has a rule for it."""
-    scopes = open_here()
-    ours = function.__module__.startswith("regrad.")
-    if ours or running.is_program(function) or is_checkpoint(function):
-        return
-    if not any(function in scope._ruleset.coverage.functions for scope in scopes):
-        name = f"{function.__module__}.{function.__qualname__} (autograd.Function)"
-        for scope in scopes:
-            if scope._watch:
-                scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
+    for scope, name in listing(function, open_here()).items():
+        scope._untouched.note(name, find_caller(LIBRARIES), path=path_here(scope))
 
 
 @replacing

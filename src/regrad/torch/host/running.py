@@ -122,7 +122,7 @@ class Told:
                 ctx = args[0] if args else None
                 recorded = ctx.next_functions if isinstance(ctx, BackwardCFunction) else args
                 if recorded and wants_gradient(args):
-                    self.note(function, args)
+                    self.note(_written(function), args)
             token = _APPLIED.set((function, args, options))
             try:
                 y = forward(*args, **options)
@@ -151,6 +151,16 @@ class Told:
 def entrances(note: Callable[..., None]) -> list[tuple[Any, str, Callable[[Any], Any]]]:
     """Return the functions to replace in open scopes, in order to know which Function runs."""
     return [] if Kind is type else [(Kind, "forward", lambda old: Told(note))]
+
+
+def _written(function: Any) -> Any:
+    """Return the Function that somebody wrote, in the place of which torch.func runs others."""
+    while function.__module__ == "torch._functorch.autograd_function":
+        found = inspect.getclosurevars(find_forward(function)).nonlocals.get("autograd_function")
+        if found is None:  # (it is listed by the name that it has)
+            break
+        function = found
+    return function
 
 
 class Silent(Kind):

@@ -20,7 +20,7 @@ from regrad.inspection.recorder import Named, Tool
 from regrad.testing import raising
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, pulled, wide
-from regrad.torch.seeing.modules import Unseen, argument_paths, found_in
+from regrad.torch.seeing.modules import ModulePaths, Unseen, argument_paths, found_in
 from regrad.torch.seeing.names import function_name
 from regrad.torch.seeing.notes import OpNote
 from regrad.torch.seeing.watching import Looker
@@ -87,7 +87,7 @@ def gradient_report(
             "of regrad's Tensors there is regrad.testing.check_gradients."
         )
     library = TorchArrays(seed)
-    report = checked(library, _told(floats), floats.xs, floats.names, order, settings)
+    report = checked(library, floats, floats.xs, floats.names, order, settings)
     return explained(report, lambda order: _causes(floats, order, settings))
 
 
@@ -124,24 +124,6 @@ def check_callable(f: Any, api: str) -> None:
         raise ArgumentError(f"{api} takes a function or a module of torch tensors, got {got}")
 
 
-def _told(floats: Floats) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """The function; what it reads from outside in another precision is named in errors."""
-
-    def f(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        try:
-            return floats(xs)
-        except RuntimeError as error:
-            read = [name for name, x in floats.outside.items() if is_float(x) and wide(x) is not x]
-            if "dtype" in str(error) and read:
-                error.add_note(
-                    f"check_gradients runs f in float64, and f reads {', '.join(read)} from "
-                    "outside, in another precision: pass it as an argument"
-                )
-            raise
-
-    return f
-
-
 # -- the function, as one of a flat list of tensors -----------------------------------------------
 
 
@@ -173,16 +155,19 @@ class Floats:
         paths = [name for name, _ in argument_paths(args)]
         self.places: list[int] = [i for i, x in enumerate(self.leaves) if is_float(x)]
         self.outside: dict[str, Any] = found_in(f, args, {})
-        modules = {n: m for n, m in self.outside.items() if isinstance(m, nn.Module)}
-        for module in modules.values():
-            _refuse_lazy(module, api)
-        self.holder: _Holder = _Holder(list(modules.values()))
-        prefixes = [f"{name}." if len(modules) > 1 else "" for name in modules]
-        named = [(n, p) for n, p in self.holder.named_parameters() if p.requires_grad]
-        self.keys: list[str] = [name for name, _ in named]
+        known = ModulePaths(self.outside)
+        self.holder: _Holder = _Holder(list(known.modules.values()))
+        shown = known.parameters()
+        for p in self.holder.parameters():
+            if isinstance(p, nn.parameter.UninitializedParameter):
+                raise ArgumentError(
+                    f"{api}: {shown[id(p)]} has no value yet; call the module once before"
+                )
+        named = {n: p for n, p in self.holder.named_parameters() if p.requires_grad}
+        self.keys: list[str] = list(named)
         self.names: list[str] = [paths[i] for i in self.places]
-        self.names += [_shown(key, prefixes) for key in self.keys]
-        every = [self.leaves[i] for i in self.places] + [p for _, p in named]
+        self.names += [shown[id(p)] for p in named.values()]
+        every = [*[self.leaves[i] for i in self.places], *named.values()]
         self.xs: list[torch.Tensor] = [wide(x.detach()) for x in every]
 
     def __call__(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -195,17 +180,20 @@ class Floats:
         for name, x in fixed:
             if name not in swapped:
                 swapped[name] = wide(x.detach()).clone()
-        y = torch.func.functional_call(self.holder, swapped, (self.f, self.rebuild(leaves)))
+        try:
+            y = torch.func.functional_call(self.holder, swapped, (self.f, self.rebuild(leaves)))
+        except RuntimeError as error:
+            read = [name for name, x in self.outside.items() if is_float(x) and wide(x) is not x]
+            if "dtype" in str(error) and read:
+                error.add_note(
+                    f"{self.api} runs f in float64, and f reads {', '.join(read)} from "
+                    "outside, in another precision: pass it as an argument"
+                )
+            raise
         ys = floats(_opened(y))
         if not ys:
             raise ArgumentError(f"{self.api}: f returned no tensor of floats, so no gradient")
         return ys
-
-
-def _refuse_lazy(module: nn.Module, api: str) -> None:
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ArgumentError(f"{api}: {name} has no value yet; call the module once before")
 
 
 def _opened(y: Any) -> Any:
@@ -213,12 +201,6 @@ def _opened(y: Any) -> Any:
     if isinstance(y, torch.Tensor | list | tuple | dict):
         return y
     return dict(vars(y)) if hasattr(y, "__dict__") else y
-
-
-def _shown(key: str, prefixes: Sequence[str]) -> str:
-    """The name of a parameter: `held.0.layer.weight` without what the holder has put there."""
-    _, number, name = key.split(".", 2)
-    return prefixes[int(number)] + name
 
 
 class TorchArrays(Library):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from regrad.autodiff.custom_functions import unpack
 from regrad.core import containers
@@ -85,7 +86,8 @@ class OpNote(SeenOp):
             self.kind, self.rule = "custom", place(f)
         elif not function.__module__.startswith("torch."):
             self.kind = "custom"
-            self.rule = f"{function.__name__}.{place(function.backward)}"
+            rule = getattr(function, name_of_rule(function))
+            self.rule = f"{function.__name__}.{place(rule)}"
 
     def _describe_override(self, call: RuleCall, named: bool) -> None:
         rule = call.rule.rule
@@ -179,7 +181,9 @@ class OpNote(SeenOp):
             )[0]
             return self._run(run, xs)
         takes_ctx = self.func.setup_context is torch.autograd.Function.setup_context
-        first = (_Context(len(self.rebuild(self.leaves)[0])),) if takes_ctx else ()
+        ctx: Any = FunctionCtx()  # which nobody reads
+        ctx.needs_input_grad = (True,) * len(self.rebuild(self.leaves)[0])
+        first = (ctx,) if takes_ctx else ()
         return self._run(partial(self.func.forward, *first), xs)
 
     def _run(self, run: Callable[..., Any], xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -205,6 +209,11 @@ class OpNote(SeenOp):
         return list(zip(self.input_names, found, strict=True))
 
 
+def name_of_rule(function: Any) -> str:
+    """Return the name under which an `autograd.Function` has its gradient: it may be `vjp`."""
+    return "backward" if function.vjp is torch.autograd.Function.vjp else "vjp"
+
+
 def _is_twin(function: Any, other: Any) -> bool:
     """Return whether a Function is one of ours, or its twin in torch's older form."""
     return function.backward is other.backward
@@ -214,18 +223,6 @@ def _unasked(run: Callable[..., Any], *xs: torch.Tensor) -> Any:
     """Run a call under a rule; its scope may still be open, and is not asked again."""
     with DisableTorchFunction():
         return run(*xs)
-
-
-class _Context:
-    """A `ctx` that keeps nothing."""
-
-    def __init__(self, count: int) -> None:
-        self.needs_input_grad = (True,) * count
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _save_nothing
 
 
 def _save_nothing(*values: Any, **named: Any) -> None:

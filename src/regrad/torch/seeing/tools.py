@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regrad.checking import differences
-from regrad.core.replacements import ABSENT, put_back
+from regrad.core.replacements import Entrance
 from regrad.core.signatures import helpful
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, kind
@@ -32,14 +32,13 @@ from regrad.torch.seeing.arrays import Measures, as_array, at_rest, is_float, wi
 from regrad.torch.seeing.checks import Floats, TorchArrays, check_callable
 from regrad.torch.seeing.modules import argument_paths, found_in
 from regrad.torch.seeing.names import key_of, op_type_of
-from regrad.torch.seeing.notes import OpNote
-from regrad.torch.seeing.watching import Found, Looker
+from regrad.torch.seeing.notes import OpNote, name_of_rule
+from regrad.torch.seeing.watching import Found, Looker, functions_of_python
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
 _CURE_OF = {
-    "div": "RealDiv", "true_divide": "RealDiv", "where": "SelectV2", "norm": "Norm",
-    "linalg.vector_norm": "Norm", "linalg.norm": "Norm", "rdiv": "RealDiv", "rtruediv": "RealDiv",
-    "truediv": "RealDiv", "rpow": "Pow", "arcsin": "Asin", "arccos": "Acos",
+    "div": "RealDiv", "where": "SelectV2", "norm": "Norm", "linalg.vector_norm": "Norm",
+    "linalg.norm": "Norm", "rpow": "Pow",
 }  # fmt: skip
 
 
@@ -366,22 +365,17 @@ def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
 class _OwnGradients(Looker):
     """Looks on while neither scopes nor custom gradients decide, but torch alone.
 
-    `backward` of the Functions that run is replaced by what torch makes of `forward`.
+    `backward` of the Functions of others is replaced by what torch makes of `forward`.
     """
 
-    def __init__(self, held: dict[str, Any], tool: Tool) -> None:
-        super().__init__(held, tool)
-        self.replaced: dict[Any, Any] = {}
+    def entrances(self) -> Iterator[Entrance]:
+        yield from super().entrances()
+        for function in functions_of_python():
+            if not function.__module__.startswith("regrad."):
+                name = name_of_rule(function)
+                yield function, name, partial(self._own_backward, getattr(function, name))
 
-    def note_function(self, ctx: Any, args: Sequence[Any], y: Any) -> OpNote | None:
-        note = super().note_function(ctx, args, y)
-        if note is not None and isinstance(note.func, type) and note.func not in self.replaced:
-            function = note.func
-            self.replaced[function] = function.__dict__.get("backward", ABSENT)
-            function.backward = staticmethod(self._own_backward(function.backward))
-        return note
-
-    def _own_backward(self, old: Callable[..., Any]) -> Callable[..., Any]:
+    def _own_backward(self, old: Callable[..., Any], _: Any) -> Any:
         """The gradient of a Function that torch makes of its forward pass."""
 
         def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
@@ -391,16 +385,12 @@ class _OwnGradients(Looker):
             found = iter(note.own_gradients(dys))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
 
-        return backward
+        return staticmethod(backward)
 
     @contextmanager
     def looking(self) -> Generator[None]:
-        try:
-            with inside(own=True), super().looking():
-                yield
-        finally:
-            for function, old in self.replaced.items():
-                put_back(function, "backward", old)
+        with inside(own=True), super().looking():
+            yield
 
 
 # -- what is kept ----------------------------------------------------------------------------------

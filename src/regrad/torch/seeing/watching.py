@@ -312,10 +312,23 @@ class Looker:
 
     # -- the scope -------------------------------------------------------------------------------
 
+    def entrances(self) -> Iterator[Entrance]:
+        """The functions to replace: the forward passes of the autograd.Functions that there are.
+
+        No mode is asked about a Function, and code may hold its `apply` since it was imported.
+        """
+        yield torch.autograd, "backward", partial(_seen_backward, self)
+        for ours in (Overridden, Custom, Bridge):
+            find_twin(ours)
+        for function in functions_of_python():
+            for name in ("forward", "setup_context"):
+                if isinstance(function.__dict__.get(name), staticmethod):
+                    yield function, name, partial(_seen, self, function, name)
+
     @contextmanager
     def looking(self) -> Generator[None]:
         """A block in which it looks on."""
-        replaced = Replacements(partial(_entrances, self))
+        replaced = Replacements(self.entrances)
         try:
             self.handles += self.paths.install()
             replaced.make()
@@ -373,42 +386,22 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
         options = kwargs or {}
         if type(func) is GETTER and function_name(func) not in _READ:
             return func(*args, **options)
-        if func is torch.Tensor.backward:
-            names = ("self", "gradient", "retain_graph", "create_graph", "inputs")
-            given = {**dict(zip(names, args, strict=False)), **options}
-            given["tensors"], args = given.pop("self"), ()
-            given["grad_tensors"] = given.pop("gradient", None)
-            func, options = torch.autograd.backward, given
-        if func is torch.autograd.backward:
-            roots = args[0] if args else options.pop("tensors")
-            self.looker.begin_backward(roots)
+        if func in (torch.Tensor.backward, torch.autograd.backward):
+            run = func if func is torch.autograd.backward else unasking(func)
             with self:  # (it stays on, for what checkpoints run again)
-                return unasking(_BACKWARD)(roots, *args[1:], **options)
+                return run(*args, **options)
         return self.looker.call(func, args, options)
 
 
-def _entrances(looker: Looker) -> Iterator[Entrance]:
-    """The functions to replace: the forward passes of the autograd.Functions that there are.
-
-    No mode is asked about a Function, and code may hold its `apply` since it was imported. Nor is
-    one asked about `torch.autograd.backward` in older versions.
-    """
-    yield torch.autograd, "backward", partial(_seen_backward, looker)
-    for ours in (Overridden, Custom, Bridge):
-        find_twin(ours)
-    for function in set(_functions(torch.autograd.Function)):
-        for name in ("forward", "setup_context"):
-            old = function.__dict__.get(name)
-            if isinstance(old, staticmethod) and not function.__module__.startswith("torch."):
-                yield function, name, partial(_seen, looker, function, name)
-
-
 def _seen_backward(looker: Looker, old: Any) -> Any:
+    """`torch.autograd.backward`, about which older versions ask no mode."""
+
     @wraps(old)
     def backward(*args: Any, **options: Any) -> Any:
-        if get_ident() == looker.paths.thread:
-            looker.begin_backward(args[0] if args else options.get("tensors"))
-        return old(*args, **options)
+        if get_ident() != looker.paths.thread:
+            return old(*args, **options)
+        looker.begin_backward(args[0] if args else options.get("tensors"))
+        return unasking(_BACKWARD)(*args, **options)
 
     return backward
 
@@ -433,8 +426,9 @@ def _seen(looker: Looker, function: Any, name: str, old: Any) -> Any:
     return staticmethod(seen)
 
 
-def _functions(base: Any) -> Iterator[Any]:
-    """All autograd.Functions that there are."""
-    for each in base.__subclasses__():
-        yield each
-        yield from _functions(each)
+def functions_of_python() -> list[Any]:
+    """All autograd.Functions that there are, but for torch's own."""
+    found = torch.autograd.Function.__subclasses__()
+    for each in found:  # which grows
+        found += each.__subclasses__()
+    return [each for each in dict.fromkeys(found) if not each.__module__.startswith("torch.")]
