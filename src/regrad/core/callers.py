@@ -31,7 +31,7 @@ def warn_caller(
     warnings.warn_explicit(message, category, file, int(line), registry=REGISTRIES[file])
 
 
-class _Within(dict[str, bool]):
+class _KnownFiles(dict[str, bool]):
     """The files that are known to be in some folders, or not: the same few again and again."""
 
     def __init__(self, folders: str | tuple[str, ...]) -> None:
@@ -42,7 +42,7 @@ class _Within(dict[str, bool]):
         return found
 
 
-_within = functools.cache(_Within)
+_within = functools.cache(_KnownFiles)
 
 
 # Lines, by the code (its id, and a reference: nobody's code is kept alive) and the instruction.

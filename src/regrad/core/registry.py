@@ -44,7 +44,7 @@ Attrs: TypeAlias = dict[str, Any]  # the attributes of one op, by name
 Kernel: TypeAlias = Callable[..., backends.Array] | str  # or its name in the standard
 
 
-class Ops(dict[str, "Op"]):
+class OpTable(dict[str, "Op"]):
     """The op types by name: those of sheets that are loaded late are found as the others are.
 
     `late` has their modules from the start, so that which op types there are, and how many, does
@@ -101,7 +101,7 @@ class Ops(dict[str, "Op"]):
         return module is not None and self.makers.get(op_type) is not module
 
 
-OPS = Ops()
+OPS = OpTable()
 RULES: dict[str, RuleFunction | Rule] = {}  # registered under a free name, for maps
 
 CACHED = type(cache(id))
