@@ -16,12 +16,10 @@ from regrad.core.rule import (
     Kept,
     NoGradient,
     NoRule,
-    OpView,
-    PerInput,
     Rule,
-    asked,
     describe_pull,
 )
+from regrad.core.rule_forms import OpView, PerInput, asked
 from regrad.core.state import current, masked
 from regrad.core.tape import REAL, Record, cuts, effective
 from regrad.core.tensor import Tensor, TensorLike

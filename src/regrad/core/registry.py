@@ -16,18 +16,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from regrad.core import backends
 from regrad.core.hints import last_name, makes_rules, of_no_rule, of_rule, of_rule_name
-from regrad.core.rule import (
-    Joint,
-    NoGradient,
-    NoRule,
-    PerInput,
-    Rule,
-    RuleFunction,
-    TensorFlowForm,
-    called,
-    parameters,
-    place,
-)
+from regrad.core.rule import NoGradient, NoRule, Rule, RuleFunction, called, parameters, place
+from regrad.core.rule_forms import Joint, PerInput, TensorFlowForm
 from regrad.core.signatures import parameters_of, public
 from regrad.errors import (
     ArgumentError,

@@ -28,16 +28,8 @@ from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
 from regrad.core.registry import Attrs, Input, Op, resolve
-from regrad.core.rule import (
-    NO_GRADIENT,
-    BoundFunction,
-    Kept,
-    Rule,
-    asked,
-    called,
-    identity_of,
-    place,
-)
+from regrad.core.rule import NO_GRADIENT, Kept, Rule, called, identity_of, place
+from regrad.core.rule_forms import BoundFunction, asked
 from regrad.core.signatures import parameters_of
 from regrad.core.state import current, masked
 from regrad.core.tape import CUT, Layout, Record, effective, positions, record_of

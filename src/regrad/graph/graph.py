@@ -21,7 +21,8 @@ from regrad.core.blocks import block, stay
 from regrad.core.dims import Dim, ErrorTerms, SizeSource, UnknownRank
 from regrad.core.name_scopes import PATH
 from regrad.core.registry import OPS, Attrs, Input, Kernel, Op
-from regrad.core.rule import NoGradient, OpView, PerInput, Rule
+from regrad.core.rule import NoGradient, Rule
+from regrad.core.rule_forms import OpView, PerInput
 from regrad.core.state import current, next_id, open_tapes
 from regrad.core.tape import GroupedRecord, Layout, effective, placed, put, rule_in_force
 from regrad.core.tensor import Tensor

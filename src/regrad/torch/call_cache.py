@@ -31,7 +31,7 @@ import torch
 from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
-from regrad.core.rule import PerInput, asked
+from regrad.core.rule_forms import PerInput, asked
 from regrad.core.state import current
 from regrad.core.walk import noted
 from regrad.torch.arguments import fill

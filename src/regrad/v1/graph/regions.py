@@ -273,7 +273,7 @@ class Part:
     turns: Sequence[tuple[rg.Tensor, rg.Tensor]] = ()
 
     def used(self, outputs: Iterable[int]) -> tuple[list[Symbol], dict[int, Symbol]]:
-        """Return the symbols at which a gradient of these outputs starts, and all that it may reach.
+        """Return the symbols where a gradient of these outputs starts, and all that it may reach.
 
         What any iteration uses is used.
         """
@@ -286,7 +286,7 @@ class Part:
             ends.update(more)
 
     def watched(self, outputs: Iterable[int], inputs: Iterable[int]) -> set[int]:
-        """Return the symbols on a path from these inputs to these outputs, and the inputs."""
+        """Return the ids of the inputs, and of the symbols on a path from them to these outputs."""
         ends, used = self.used(outputs)
         ids = {x._id for x in (self.inputs[i] for i in inputs) if x._data.carries}
         while True:
