@@ -297,7 +297,7 @@ def run_forward(record: Record, *inputs: Any) -> Any:
 
 
 def _kept(op: Op) -> Kept:
-    """Return what a record keeps for `builtin`: what the op's own rule asks for."""
+    """Return the values kept by a record for `builtin`: those that the op's own rule asks for."""
     rule = Builtin(op).rule
     every = frozenset(range(len(op.inputs)))
     kept, keeps_y = rule.keeps(every)

@@ -179,7 +179,7 @@ class OpNote(SeenOp):
             )[0]
             return self._run(run, xs)
         takes_ctx = self.func.setup_context is torch.autograd.Function.setup_context
-        first = (_Context(len(self.rebuild(self.leaves)[0])),) if takes_ctx else ()
+        first = (_EmptyContext(len(self.rebuild(self.leaves)[0])),) if takes_ctx else ()
         return self._run(partial(self.func.forward, *first), xs)
 
     def _run(self, run: Callable[..., Any], xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -216,7 +216,7 @@ def _unasked(run: Callable[..., Any], *xs: torch.Tensor) -> Any:
         return run(*xs)
 
 
-class _Context:
+class _EmptyContext:
     """A `ctx` that keeps nothing."""
 
     def __init__(self, count: int) -> None:
