@@ -9,7 +9,7 @@ where these are expected; integers become float32 first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ def fft(
     Tensor
         [1, 1, 1]
     """
-    return _complex_along("fft", fourier.fft, x, n, axis, norm)
+    return _complex_along("fft", fourier.fft, x, None if n is None else (n,), (axis,), norm)
 
 
 @deferrable
@@ -90,7 +90,7 @@ def ifft(
     Tensor
         [1, 1]
     """
-    return _complex_along("ifft", fourier.ifft, x, n, axis, norm)
+    return _complex_along("ifft", fourier.ifft, x, None if n is None else (n,), (axis,), norm)
 
 
 @deferrable
@@ -247,8 +247,7 @@ def fftn(
     >>> rg.fft.fftn(rg.ones((2, 3))).shape
     (2, 3)
     """
-    x, axes = _resized_all("fftn", _as_complex(x), s, axes)
-    return fourier.fft(x, axes=axes, norm=_check("fftn", norm))
+    return _complex_along("fftn", fourier.fft, x, s, axes, norm)
 
 
 @deferrable
@@ -280,8 +279,7 @@ def ifftn(
     >>> rg.fft.ifftn(rg.ones((2, 3))).shape
     (2, 3)
     """
-    x, axes = _resized_all("ifftn", _as_complex(x), s, axes)
-    return fourier.ifft(x, axes=axes, norm=_check("ifftn", norm))
+    return _complex_along("ifftn", fourier.ifft, x, s, axes, norm)
 
 
 @deferrable
@@ -435,9 +433,7 @@ def fftshift(x: TensorLike, /, *, axes: Axis = None) -> Tensor:
     Tensor
         [-2, -1, 0, 1]
     """
-    x = dispatch.lift(x)
-    places = normalized_axes(axes, x.ndim)
-    return roll(x, tuple(x.shape[axis] // 2 for axis in places), axis=places)
+    return _rolled(x, axes, lambda size: size // 2)
 
 
 @deferrable
@@ -459,20 +455,21 @@ def ifftshift(x: TensorLike, /, *, axes: Axis = None) -> Tensor:
     Tensor
         [0, 1, -2, -1]
     """
+    return _rolled(x, axes, lambda size: -(size // 2))
+
+
+def _rolled(x: TensorLike, axes: Axis, shift: Callable[[Any], Any]) -> Tensor:
     x = dispatch.lift(x)
     places = normalized_axes(axes, x.ndim)
-    return roll(x, tuple(-(x.shape[axis] // 2) for axis in places), axis=places)
+    return roll(x, tuple(shift(x.shape[axis]) for axis in places), axis=places)
 
 
 # -- arguments -----------------------------------------------------------------------------------
 
 
-def _complex_along(
-    name: str, op: Any, x: TensorLike, n: int | None, axis: int, norm: str
-) -> Tensor:
-    x = _as_complex(x)
-    axis = normalized_axis(axis, x.ndim)
-    return op(_resized(name, x, n, axis), axes=(axis,), norm=_check(name, norm))
+def _complex_along(name: str, op: Any, x: TensorLike, s: Any, axes: Any, norm: str) -> Tensor:
+    x, axes = _resized_all(name, _as_complex(x), s, axes)
+    return op(x, axes=axes, norm=_check(name, norm))
 
 
 def _check(name: str, norm: str) -> str:

@@ -30,7 +30,8 @@ import pytest
 import regrad as rg
 from regrad.core import registry
 from regrad.core.registry import OPS
-from regrad.core.rule import BoundFunction, Entwined, Joint, PerInput, Rule, parameters
+from regrad.core.rule import Rule, parameters
+from regrad.core.rule_forms import BoundFunction, Entwined, Joint, PerInput
 from regrad.core.tensor import Tensor
 from regrad.testing import gradient_report
 from tests.campaigns.proof_page import table

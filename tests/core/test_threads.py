@@ -19,7 +19,7 @@ from regrad.core.registry import OPS as OPS_OF
 from regrad.core.rule import NoGradient
 from regrad.core.state import BESIDE, OPEN
 from regrad.errors import GradientError
-from regrad.graph.graph import Graph
+from regrad.graph.graph import OpGraph
 from tests.helpers.rows import in_thread, refused, together, under
 
 ANOTHER = GradientError, "another thread is differentiating", r"copy_context\(\)\.run"
@@ -304,7 +304,7 @@ def test_one_graph_built_by_several_threads():
 
 def test_another_thread_adds_an_op_in_between(monkeypatch):
     """Between an op and what follows in its thread, other threads may add theirs."""
-    add = Graph.add
+    add = OpGraph.add
 
     def interrupted(self, *args, **options):
         y = add(self, *args, **options)
@@ -314,7 +314,7 @@ def test_another_thread_adds_an_op_in_between(monkeypatch):
     def elsewhere(self, *args, **options):
         y = add(self, *args, **options)
         if args[0].type == "Mul":
-            monkeypatch.setattr(Graph, "add", add)
+            monkeypatch.setattr(OpGraph, "add", add)
             in_thread(lambda: w._new_read("late", self))
         return y
 
@@ -329,12 +329,12 @@ def test_another_thread_adds_an_op_in_between(monkeypatch):
             b = v.value()
             return a * b, lambda dy, variables: (dy * 7.0, [dy * 11.0 for _ in variables])
 
-        monkeypatch.setattr(Graph, "add", interrupted)
+        monkeypatch.setattr(OpGraph, "add", interrupted)
         y = 3.0 * v * x
         checks = [tf.no_op("a"), tf.Assert(x > 0.0, [x]), tf.py_func(print, [x], [])]
-        monkeypatch.setattr(Graph, "add", elsewhere)
+        monkeypatch.setattr(OpGraph, "add", elsewhere)
         z = scaled(x)
-        monkeypatch.setattr(Graph, "add", add)
+        monkeypatch.setattr(OpGraph, "add", add)
         assert [op.type for op in checks] == ["NoOp", "Assert", "PyFunc"]
         found = session.run([tf.gradients(y, [x, v]), tf.gradients(z, [x, v])], {x: 3.0})
         assert found == [[6.0, 9.0], [7.0, 11.0]]

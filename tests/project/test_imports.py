@@ -163,7 +163,14 @@ def graph(typing=False):
 # The circles that imports for type checkers close: modules that are named in one another's
 # signatures, and so are read together.
 CIRCLES = [
-    {"core.registry", "core.rule", "core.state", "core.tape", "core.tensor"}  # the engine's knot
+    {  # the engine's knot
+        "core.registry",
+        "core.rule",
+        "core.rule_forms",
+        "core.state",
+        "core.tape",
+        "core.tensor",
+    },
 ]
 BACK_UP = {("", "v1")}  # imports for type checkers that point to a later package
 

@@ -9,7 +9,7 @@ import types
 import pytest
 
 import regrad.v1 as tf
-from regrad.v1.graph.row_docs import Row, complete
+from regrad.v1.graph.row_docs import RowParts, complete
 from regrad.v1.uncovered import INSTEAD
 from tests.helpers.docstrings import MODULES, Close, public
 from tests.helpers.paths import DOCS
@@ -67,7 +67,7 @@ def test_python_may_ask_for_what_is_not_there():
 
 # -- the docstrings of rows -----------------------------------------------------------------------
 
-ROW = Row("tf.f", "Sqrt", "F", ["x", "axis", "name"], ["x"], {}, set(), "f", True, True)
+ROW = RowParts("tf.f", "Sqrt", "F", ["x", "axis", "name"], ["x"], {}, set(), "f", True, True)
 
 
 def is_skipped(value):

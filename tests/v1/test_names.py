@@ -9,7 +9,7 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad import nn
 from regrad.core.dims import Dim
-from regrad.graph.graph import Graph
+from regrad.graph.graph import OpGraph
 from regrad.shapes.infer import Spec
 from regrad.v1.graph import regions, tf_names
 from tests.helpers.rows import refused
@@ -196,7 +196,7 @@ F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 
 
 def tensors():
-    graph = Graph()
+    graph = OpGraph()
 
     new = lambda shape, dtype=F32: graph.placeholder(Spec(shape, np.dtype(dtype)))  # noqa: E731
 

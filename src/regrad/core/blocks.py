@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from functools import partial, update_wrapper, wraps
 from itertools import repeat
@@ -200,7 +201,7 @@ def block(steps: Callable[P, Generator[T]]) -> Callable[P, _Ended[T]]:
 
 
 def inside(
-    manager: Callable[..., _Ended[Any]], *args: Any
+    manager: Callable[..., AbstractContextManager[Any]], *args: Any
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function: each call runs in a block of its own, `with manager(*args)`."""
 

@@ -16,12 +16,10 @@ from regrad.core.rule import (
     Kept,
     NoGradient,
     NoRule,
-    OpView,
-    PerInput,
     Rule,
-    asked,
     describe_pull,
 )
+from regrad.core.rule_forms import OpView, PerInput, asked
 from regrad.core.state import current, masked
 from regrad.core.tape import REAL, Record, cuts, effective
 from regrad.core.tensor import Tensor, TensorLike
@@ -299,7 +297,7 @@ def run_forward(record: Record, *inputs: Any) -> Any:
 
 
 def _kept(op: Op) -> Kept:
-    """Return what a record keeps for `builtin`: what the op's own rule asks for."""
+    """Return the values kept by a record for `builtin`: those that the op's own rule asks for."""
     rule = Builtin(op).rule
     every = frozenset(range(len(op.inputs)))
     kept, keeps_y = rule.keeps(every)

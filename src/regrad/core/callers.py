@@ -31,7 +31,7 @@ def warn_caller(
     warnings.warn_explicit(message, category, file, int(line), registry=REGISTRIES[file])
 
 
-class _Within(dict[str, bool]):
+class _KnownFiles(dict[str, bool]):
     """The files that are known to be in some folders, or not: the same few again and again."""
 
     def __init__(self, folders: str | tuple[str, ...]) -> None:
@@ -42,7 +42,7 @@ class _Within(dict[str, bool]):
         return found
 
 
-_within = functools.cache(_Within)
+_known_files = functools.cache(_KnownFiles)
 
 
 # Lines, by the code (its id, and a reference: nobody's code is kept alive) and the instruction.
@@ -58,7 +58,7 @@ def find_caller(ours: str | tuple[str, ...] = PACKAGE, above: int = 0) -> str:
         ours: the folders.
         above: how many callers of this function's caller are known to be in them.
     """
-    within, frame = _within(ours), sys._getframe(1 + above)
+    within, frame = _known_files(ours), sys._getframe(1 + above)
     code = frame.f_code
     while within[code.co_filename] and (around := frame.f_back) is not None:
         frame, code = around, around.f_code

@@ -20,7 +20,8 @@ from regrad.core.kernel_errors import explain
 from regrad.core.numbers import is_tensor
 from regrad.core.promotion import complex_dtype, get_default_dtype, number_dtype, promote, weak
 from regrad.core.registry import Attrs, Input, Kernel, Op
-from regrad.core.rule import PerInput, Rule, RuleFunction
+from regrad.core.rule import Rule, RuleFunction
+from regrad.core.rule_forms import PerInput
 from regrad.core.signatures import is_of_caller
 from regrad.core.state import LIVE, current, next_id
 from regrad.core.tape import CUT, NO_ATTRS, REAL, Layout, Place, Record, placed, put, record

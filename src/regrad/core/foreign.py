@@ -312,7 +312,7 @@ def as_name(name: str) -> str:
 def names_for(
     asks: Sequence[str], names: Sequence[str | None], moving: Sequence[bool]
 ) -> list[str]:
-    """Return what the arrays that a call is given are called in a rule that asks for some names.
+    """Return the names of the arrays of a call, in a rule that asks for some names.
 
     They have the names of the function's own parameters (None: the array lies in a container). The
     only one, or the one that is differentiated, is called x as well; two are a and b, and any

@@ -27,7 +27,8 @@ from regrad.core.docstrings import complete, ordered
 from regrad.core.fastpath import binary, unary
 from regrad.core.generated import define
 from regrad.core.registry import OPS, Attrs, Input, Kernel, Op, check_op_type, find_op, gradient
-from regrad.core.rule import Entwined, RuleFunction, parameters
+from regrad.core.rule import RuleFunction, parameters
+from regrad.core.rule_forms import Entwined
 from regrad.core.signatures import check_call
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, RegistrationError, kind

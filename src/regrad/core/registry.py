@@ -16,18 +16,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from regrad.core import backends
 from regrad.core.hints import last_name, makes_rules, of_no_rule, of_rule, of_rule_name
-from regrad.core.rule import (
-    Joint,
-    NoGradient,
-    NoRule,
-    PerInput,
-    Rule,
-    RuleFunction,
-    TensorFlowForm,
-    called,
-    parameters,
-    place,
-)
+from regrad.core.rule import NoGradient, NoRule, Rule, RuleFunction, called, parameters, place
+from regrad.core.rule_forms import Joint, PerInput, TensorFlowForm
 from regrad.core.signatures import parameters_of, public
 from regrad.errors import (
     ArgumentError,
@@ -44,7 +34,7 @@ Attrs: TypeAlias = dict[str, Any]  # the attributes of one op, by name
 Kernel: TypeAlias = Callable[..., backends.Array] | str  # or its name in the standard
 
 
-class Ops(dict[str, "Op"]):
+class OpTable(dict[str, "Op"]):
     """The op types by name: those of sheets that are loaded late are found as the others are.
 
     `late` has their modules from the start, so that which op types there are, and how many, does
@@ -101,7 +91,7 @@ class Ops(dict[str, "Op"]):
         return module is not None and self.makers.get(op_type) is not module
 
 
-OPS = Ops()
+OPS = OpTable()
 RULES: dict[str, RuleFunction | Rule] = {}  # registered under a free name, for maps
 
 CACHED = type(cache(id))

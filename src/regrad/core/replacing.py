@@ -28,16 +28,8 @@ from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
 from regrad.core.registry import Attrs, Input, Op, resolve
-from regrad.core.rule import (
-    NO_GRADIENT,
-    BoundFunction,
-    Kept,
-    Rule,
-    asked,
-    called,
-    identity_of,
-    place,
-)
+from regrad.core.rule import NO_GRADIENT, Kept, Rule, called, identity_of, place
+from regrad.core.rule_forms import BoundFunction, asked
 from regrad.core.signatures import parameters_of
 from regrad.core.state import current, masked
 from regrad.core.tape import CUT, Layout, Record, effective, positions, record_of
@@ -290,7 +282,7 @@ class ReplacingRule(Rule):
         raise AssertionError("an op was recorded whose value is replaced")
 
     def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Any:
-        """Return what the function computes."""
+        """Return the value that the function computes."""
         assert self.forward is not None
         n, own = len(xs) - len(self.learned), layout and layout[: len(self.op.inputs)]
         with masked():
@@ -320,12 +312,14 @@ class ReplacingRule(Rule):
             state.region.did(self.op, CUT, xs, attrs, own, layout)
         inputs = [Input(f"x{i}", "one") for i in range(len(given) + 1)]
         op = Op("_Replaced", "replaced", lambda xp, *xs: xs[-1], inputs, holomorphic=False)
-        op.rule = CountedLink(Link(self, attrs, places, len(given)), counted.hit, counted.key)
+        op.rule = CountedReplacedCall(
+            ReplacedCallRule(self, attrs, places, len(given)), counted.hit, counted.key
+        )
         with masked():
             return run(op, (*given, y), {})
 
 
-class Link(Rule):
+class ReplacedCallRule(Rule):
     """The gradient of a replaced call: that of its function goes on, or a rule is asked."""
 
     def __init__(self, rule: ReplacingRule, attrs: Attrs, layout: Layout, count: int) -> None:
@@ -374,7 +368,7 @@ class Link(Rule):
 class OwnFunction:
     """The function itself, as `builtin` and `forward` in the gradient's rule ask for it."""
 
-    def __init__(self, link: Link, xs: Sequence[Any]) -> None:
+    def __init__(self, link: ReplacedCallRule, xs: Sequence[Any]) -> None:
         self.value: Any = partial(link.replacing.value, attrs=link.attrs, layout=link.given)
         self.learned = xs[len(xs) - len(link.replacing.learned) :]
 
@@ -385,12 +379,12 @@ class OwnFunction:
         return [next(found) if i in moving else None for i in range(len(xs))]
 
     def value_at(self, inputs: Sequence[Any]) -> Tensor:
-        """Return what the function computes of other inputs, by parameter."""
+        """Return the value that the function computes of other inputs, by parameter."""
         every = [x if isinstance(x, list | tuple) else [x] for x in inputs if x is not None]
         return self.value([*[lift(leaf) for leaves in every for leaf in leaves], *self.learned])
 
 
-class CountedLink(CountedRule):
+class CountedReplacedCall(CountedRule):
     """The same, counted where the op was called."""
 
     def under(self, scopes: Mapping[Any, Any]) -> Rule:
@@ -398,4 +392,4 @@ class CountedLink(CountedRule):
         if binding is None or binding.rule is not self.rule.replacing:  # pyright: ignore
             return self
         hit = binding.counted_at(self.hit.where, self.hit.path).hit
-        return CountedLink(copy(self.rule), hit, self.key)
+        return CountedReplacedCall(copy(self.rule), hit, self.key)

@@ -1,24 +1,18 @@
-"""The forms that a rule can take, and how the gradient passes each.
+"""A rule, as the walk and the tapes see it, and how messages describe one.
 
-In the native form a rule's first parameter is `dy`, the gradient arriving, and the others are
-**names**: an input (`x`), the output (`y`), an attribute (`axis`), or only an input's shape or
-dtype (`x_shape`, `x_dtype`). In TensorFlow's form it takes `(op, grad, ...)` and gets the whole
-record. The names decide what a record keeps.
+The forms in which rules are written are in `core.rule_forms`.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from regrad.core.hints import hint_at
 from regrad.core.made import Made
-from regrad.core.names import OP_VIEW
-from regrad.core.signatures import declared, parameters_of, plain_code
-from regrad.errors import MissingRuleError, RuleError, SignatureError, near
+from regrad.core.signatures import declared, plain_code
+from regrad.errors import MissingRuleError, RuleError
 
 if TYPE_CHECKING:
     from regrad.core.protocols import NodeLike
@@ -83,7 +77,6 @@ def no_gradient(dy: Any) -> Any:
     return NO_GRADIENT
 
 
-STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 NO_PLANS: Mapping[frozenset[int], Kept] = MappingProxyType({})
 
 
@@ -137,7 +130,7 @@ class Rule:
         return ()
 
     def complete(self, answer: Any, record: Record, dy: Cotangent) -> Any:
-        """Return what another rule for the op answered, with what it may leave out to this one."""
+        """Return the answer of another rule for the op, with what it may leave out to this one."""
         return answer
 
     def carries(self, node: NodeLike, index: int) -> bool:
@@ -204,314 +197,6 @@ class NoGradient(Rule):
     flat = True
 
 
-class BoundFunction:
-    """A rule function in the native form, its names resolved against one op."""
-
-    __slots__ = ("extras", "inputs", "output", "pull", "short")
-
-    def __init__(self, function: RuleFunction, op: Op, rule_name: str) -> None:
-        names, by_place = asked(function, op)
-        reads = op.reads.get(key := tuple(names))
-        if reads is None:
-            inputs = [i.name for i in op.inputs]
-            kept = frozenset([inputs.index(n) for n in names if n in inputs])
-            getters = [getter(op, name, function, rule_name) for name in names]
-            extras = frozenset([n for n in names if n in EXTRAS and n not in op.names()])
-            needs = [(kept, "y" in names), *(EXTRAS[n].keeps(op) for n in extras)]
-            kept = frozenset().union(*(kept for kept, _ in needs))
-            reads = op.reads[key] = kept, any(y for _, y in needs), extras, getters
-        self.inputs: frozenset[int]
-        self.output: bool
-        self.extras: frozenset[str]
-        self.inputs, self.output, self.extras, getters = reads
-        self.pull = _call_with(named(function, f"d{op.type}"), getters)
-        if not by_place:
-            self.pull: Callable[..., Any] = partial(
-                _call_by_keyword, function, dict(zip(names, getters, strict=True))
-            )
-        given = {op.inputs[0].name: "x", "y": "y"} if op.single and by_place else {}
-        self.short = SHORT.get("".join([given.get(n, "?") for n in names])) if given else None
-        self.short: Any = self.short and self.short(function)
-
-
-# By what a rule of one input asks for.
-SHORT: Mapping[str, Callable[[RuleFunction], Callable[..., Any]]] = {
-    "": lambda function: lambda rule, dy, x, y: function(dy),
-    "x": lambda function: lambda rule, dy, x, y: function(dy, x),
-    "y": lambda function: lambda rule, dy, x, y: function(dy, y),
-    "xy": lambda function: lambda rule, dy, x, y: function(dy, x, y),
-}
-
-
-def _call_with(
-    function: RuleFunction, getters: Sequence[Callable[[Record], Any]]
-) -> Callable[[Any, Any], Any]:
-    """`function(dy, …)` with what its names stand for in a record; the usual cases unrolled."""
-    if not getters:
-        return lambda record, dy: function(dy)
-    first, *rest = getters
-    if not rest:
-        return lambda record, dy: function(dy, first(record))
-    if len(rest) == 1:
-        (second,) = rest
-        return lambda record, dy: function(dy, first(record), second(record))
-    return lambda record, dy: function(dy, *[get(record) for get in getters])
-
-
-def _call_by_keyword(
-    function: RuleFunction,
-    getters: dict[str, Callable[[Record], Any]],
-    record: Record,
-    dy: Cotangent,
-) -> Any:
-    return function(dy, **{name: get(record) for name, get in getters.items()})
-
-
-def asked(function: RuleFunction, op: Op) -> tuple[list[str], bool]:
-    """The names that a rule asks for, and whether it takes them by place.
-
-    It asks for all after `dy`, but for unknown ones that have a default. (`lambda dy, k=k: dy * k`
-    brings its own k.) `**names` asks for all that there are.
-    """
-    code = plain_code(function)
-    if code and not (function.__defaults__ or code.co_kwonlyargcount or code.co_flags & STARS):
-        return list(code.co_varnames[1 : code.co_argcount]), True
-    _, *rest = inspect.signature(function).parameters.values()
-    known = op.names()
-    named = [
-        p.name
-        for p in rest
-        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        and (p.default is p.empty or p.name in known)
-    ]
-    if any(p.kind is p.VAR_KEYWORD for p in rest):
-        named += [n for n in known if n not in named]
-    return named, named == parameters(function)[1 : len(named) + 1]
-
-
-def getter(op: Op, name: str, function: RuleFunction, rule_name: str) -> Callable[[Any], Any]:
-    """Return how a rule's parameter `name` is read from a record."""
-    if name == "y":
-        return lambda record: record.y
-    if name in op.attrs:
-        return lambda record: record.attrs[name]
-    for i, entry in enumerate(op.inputs):
-        if name == entry.name:
-            return partial(_kept if op.flat else _kept_in_groups, i)
-        if name == f"{entry.name}_shape":
-            return partial(_detail, i, 0)
-        if name == f"{entry.name}_dtype":
-            return partial(_detail, i, 1)
-    if name in EXTRAS:
-        return EXTRAS[name].read
-    known = [*op.names(), *[n for n in EXTRAS if not n.endswith("_")]]
-    raise RuleError(
-        f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does "
-        f"not have.{near(name, known)} After dy it may name {', '.join(known)}."
-    )
-
-
-def _kept(i: int, record: Record) -> Any:
-    return record.xs[i]
-
-
-def _kept_in_groups(i: int, record: Record) -> Any:
-    return record.argument(record.xs, i)
-
-
-def _detail(i: int, which: int, record: Record) -> Any:
-    return record.detail(i, which)
-
-
-class PerInput(Rule):
-    """One function per input; each runs only if its gradient is wanted."""
-
-    def __init__(self, op: Op, name: str) -> None:
-        self.op = op
-        self.name = name
-        self.answers: bool = op.lone
-        self.parts: dict[int, BoundFunction] = {}
-        self.functions: dict[str, RuleFunction] = {}
-        self.made: dict[frozenset[int], Kept] = {}
-        self.plans: Mapping[frozenset[int], Kept] = self.made
-
-    def add(self, wrt: str, function: RuleFunction) -> None:
-        index = [i.name for i in self.op.inputs].index(wrt)
-        self.parts[index] = BoundFunction(function, self.op, self.name)
-        self.extras: frozenset[str] = self.extras | self.parts[index].extras
-        self.asks_needs: bool = "needs" in self.extras
-        self.functions[wrt] = function
-        self.each_pull: Any = [
-            self.parts[i].pull if i in self.parts else partial(self.missing, i)
-            for i in range(len(self.op.inputs))
-        ]
-        self.pulls: Any = None if self.asks_needs else self.each_pull
-        self.short: Any = self.parts[index].short
-
-    def keeps(self, wanted: frozenset[int]) -> Kept:
-        plan = self.plans.get(wanted)
-        if plan is None:
-            parts = [p for i, p in self.parts.items() if i in wanted]
-            kept = frozenset().union(*(p.inputs for p in parts))
-            plan = self.made[wanted] = kept, any(p.output for p in parts)
-        return plan
-
-    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        return [(i, self.each_pull[i](record, dy)) for i in wanted]
-
-    def missing(self, index: int, record: Record, dy: Cotangent) -> Any:
-        name = self.op.inputs[index].name
-        if self.op.inputs[index].integers:
-            return None  # indices have none in mathematics
-        raise MissingRuleError(
-            f"no gradient: the op type {self.op.type!r} is on the path by its input {name!r}, "
-            f"for which it has no rule. Register one with @gradient({self.op.type!r}, {name!r}), "
-            "or cut the path with stop_gradient."
-        )
-
-
-class Entwined(PerInput):
-    """As `PerInput`, with another function for the first input where others are wanted too.
-
-    For ops that are gradients themselves, at points where the second derivative needs to know how
-    the gradient that arrived changes with x. It arrived from a function of x if both are wanted.
-    """
-
-    together: BoundFunction
-    of_both: RuleFunction
-
-    def add_together(self, function: RuleFunction) -> None:
-        self.of_both = function
-        self.together = BoundFunction(function, self.op, self.name)
-        self.pulls: Any = None  # the walk asks `pull`, and says what is wanted
-
-    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        first = self.together if len(wanted) > 1 else self.parts[0]
-        return [(i, (self.parts[i] if i else first).pull(record, dy)) for i in wanted]
-
-
-class Joint(Rule):
-    """One function for all inputs, in order."""
-
-    def __init__(self, op: Op, name: str, function: RuleFunction) -> None:
-        self.op = op
-        self.name = name
-        self.function: RuleFunction | None = function
-        self.part: BoundFunction = BoundFunction(function, op, name)
-        self.extras: frozenset[str] = self.part.extras
-        self.asks_needs: bool = "needs" in self.extras
-
-    def keeps(self, wanted: frozenset[int]) -> Kept:
-        return self.part.inputs, self.part.output
-
-    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        answer = self.part.pull(record, dy)
-        if self.op.rule.is_foreign:
-            answer = self.op.rule.complete(answer, record, dy)
-        several = isinstance(answer, list | tuple) or answer is NO_GRADIENT
-        if not several and len(wanted) == 1 and self.part.inputs <= {*wanted}:
-            return [(wanted[0], answer)]  # (by the one input that it may be meant for)
-        return enumerate(as_many(answer, len(self.op.inputs), record))
-
-
-class TensorFlowForm(Rule):
-    """A rule `(op, grad, ...)`, which sees the whole record."""
-
-    def __init__(self, op: Op, name: str, function: RuleFunction) -> None:
-        self.op = op
-        self.name = name
-        self.call: RuleFunction
-        self.function: RuleFunction | None
-        self.function = self.call = function
-
-    def keeps(self, wanted: frozenset[int]) -> Kept:
-        return frozenset(range(len(self.op.inputs))), True
-
-    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
-        grads = dy if isinstance(dy, tuple) else (dy,)
-        view = record.view()
-        try:
-            answer = self.call(view, *map(view.shown, grads))
-        except TypeError as error:
-            self.explain(error)
-            raise
-        return record.by_parameter(view.own(answer))
-
-    def explain(self, error: TypeError) -> None:
-        """Say in which form a rule was called that takes anything: it may be in the native one."""
-        if first_is_any(self.call):
-            raise SignatureError(
-                f"{describe(self.call, self.name)} takes {parameters_of(self.call)}, which "
-                "does not say its form, so it was called in TensorFlow's, (op, grad), and failed: "
-                f"{error}. Name its first parameter dy for the native form; a wrapper takes over "
-                "the parameters of its rule by functools.wraps."
-            ) from error
-
-
-class OpView:
-    """A record as a rule in TensorFlow's form sees it (TF's `Operation`)."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-        self.type: str = record.op.type
-        self.name: str = record.op.name
-        self.inputs: tuple[Any, ...] = tuple(record.xs)
-        self.outputs: list[Any] = list(record.y) if isinstance(record.y, tuple) else [record.y]
-
-    @property
-    def record(self) -> Any:
-        """The record behind the view."""
-        return self._record
-
-    def places(self) -> Sequence[int | None]:
-        """Return which leaf of the record each input is; None for what is an attribute there."""
-        return range(len(self.inputs))
-
-    def shown(self, tensor: Tensor | None) -> Any:
-        """A gradient as the rule is to see it."""
-        return tensor
-
-    def own(self, answer: Any) -> Sequence[Any]:
-        """A rule's answer as one gradient per leaf of the record.
-
-        None at the end is for what TensorFlow has as an input and regrad as an attribute.
-        """
-        count = len(self.inputs)
-        if isinstance(answer, list | tuple) and not any(dx is not None for dx in answer[count:]):
-            answer = answer[:count]
-        return as_many(answer, count, self._record)
-
-    def get_attr(self, name: str) -> Any:
-        """The attribute `name` (`axis`, `keepdims`, …); ValueError if the op has none such."""
-        attrs = self._record.attrs
-        if name not in attrs:
-            raise RuleError(
-                f"the op type {self.type!r} has no attribute {name!r}."
-                f"{near(name, attrs)} It has {', '.join(attrs) or 'none'}."
-            )
-        return attrs[name]
-
-    def __repr__(self) -> str:
-        return f"<op {self.name!r} type={self.type}>"
-
-
-hint_at(OpView, OP_VIEW)
-
-
-def as_many(answer: Any, count: int, record: Record) -> Sequence[Any]:
-    """A rule's answer as one gradient per input."""
-    if answer is NO_GRADIENT:
-        return [answer] * count
-    answer = list(answer) if isinstance(answer, list | tuple) else [answer]
-    if len(answer) != count:
-        raise RuleError(
-            f"wrong number of gradients: {describe_pull(record)} returned {len(answer)}, and the "
-            f"op has {count} input{'s' if count != 1 else ''}. "
-            "Return one gradient per input, in order, or None for an input without one."
-        )
-    return answer
-
-
 # -- rules in messages ---------------------------------------------------------------------------
 
 
@@ -522,25 +207,11 @@ def parameters(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in declared(function) or ()]
 
 
-def first_is_any(function: RuleFunction) -> bool:
-    """Return whether a function's first parameter is `*args`."""
-    found = inspect.signature(function).parameters.values()
-    return any(p.kind is p.VAR_POSITIONAL for p in list(found)[:1])
-
-
 def called(function: RuleFunction) -> str:
     """A function's name, for a message."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
-
-
-def named(function: RuleFunction, name: str) -> Callable[..., Any]:
-    """The rule, called `dSquare` in tracebacks if its author called it `_`."""
-    if type(function) is FunctionType and function.__name__ == "_":
-        function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
-        function.__name__ = function.__qualname__ = name
-    return function
 
 
 def label(rule: Rule) -> str:

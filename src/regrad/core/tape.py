@@ -19,7 +19,8 @@ from regrad.core.dims import is_known
 from regrad.core.protocols import Overriding, VariableLike
 from regrad.core.registry import OPS, Attrs, Op
 from regrad.core.reports import Hit
-from regrad.core.rule import Conjugated, NoGradient, OpView, Rule
+from regrad.core.rule import Conjugated, NoGradient, Rule
+from regrad.core.rule_forms import OpView
 from regrad.core.state import BESIDE, OPEN, State, current, open_tapes, refuse_elsewhere
 from regrad.core.tensor import Tensor, known, wrap
 from regrad.errors import GradientError

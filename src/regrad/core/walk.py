@@ -20,7 +20,8 @@ from regrad.core.dims import Shape
 from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.gradients import Gradients
 from regrad.core.registry import OPS
-from regrad.core.rule import NO_GRADIENT, Cotangent, OpView, describe_pull, wrong_gradient
+from regrad.core.rule import NO_GRADIENT, Cotangent, describe_pull, wrong_gradient
+from regrad.core.rule_forms import OpView
 from regrad.core.state import change, current, masked
 from regrad.core.tape import GroupedRecord, Record, positions, restored
 from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, known, wrap

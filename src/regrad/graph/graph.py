@@ -21,7 +21,8 @@ from regrad.core.blocks import block, stay
 from regrad.core.dims import Dim, ErrorTerms, SizeSource, UnknownRank
 from regrad.core.name_scopes import PATH
 from regrad.core.registry import OPS, Attrs, Input, Kernel, Op
-from regrad.core.rule import NoGradient, OpView, PerInput, Rule
+from regrad.core.rule import NoGradient, Rule
+from regrad.core.rule_forms import OpView, PerInput
 from regrad.core.state import current, next_id, open_tapes
 from regrad.core.tape import GroupedRecord, Layout, effective, placed, put, rule_in_force
 from regrad.core.tensor import Tensor
@@ -141,7 +142,7 @@ class Node(GroupedRecord):
         "symbols",
     )  # fmt: skip
 
-    graph: Graph
+    graph: OpGraph
     name: str
     number: int  # in order of creation, which is an order in which they can run
     derived: bool  # whether a backward pass made it
@@ -243,7 +244,7 @@ PLACEHOLDER = graph_op("Placeholder", _unfed, attrs="spec")
 # -- the graph -----------------------------------------------------------------------------------
 
 # The graph of the region (a branch, a loop's body) that is being built here, if any.
-INNERMOST: ContextVar[Graph | None] = ContextVar("regrad_region", default=None)
+INNERMOST: ContextVar[OpGraph | None] = ContextVar("regrad_region", default=None)
 
 
 class _Here(threading.local):
@@ -257,7 +258,7 @@ class _Here(threading.local):
         self.nodes: list[Node] = []  # that this thread added
 
 
-class Graph:
+class OpGraph:
     """Nodes in the order of their making, and the names that they have taken.
 
     `outer` is the graph around a region; its tensors may be used inside, and are listed in
@@ -266,9 +267,9 @@ class Graph:
 
     words: ErrorTerms = ErrorTerms()  # what its user writes, for messages
 
-    def __init__(self, outer: Graph | None = None) -> None:
+    def __init__(self, outer: OpGraph | None = None) -> None:
         self.outer = outer
-        self.root: Graph = self if outer is None else outer.root
+        self.root: OpGraph = self if outer is None else outer.root
         self.nodes: list[Node] = []
         self.captures: dict[int, tuple[Tensor, Tensor]] = {}
         self.by_name: dict[str, Node] = {}
@@ -506,7 +507,7 @@ def _own(content: np.ndarray | None) -> np.ndarray | None:
     return content
 
 
-def chain(graph: Graph | None) -> Iterator[Graph]:
+def chain(graph: OpGraph | None) -> Iterator[OpGraph]:
     """A region's graph and those around it."""
     while graph is not None:
         yield graph
@@ -521,7 +522,7 @@ def is_symbolic(x: object) -> bool:
     return isinstance(x, Symbolic)
 
 
-def home(xs: Sequence[Tensor]) -> Graph:
+def home(xs: Sequence[Tensor]) -> OpGraph:
     """The graph to which an op of these belongs: theirs, or the region that is being built."""
     symbol = next(x._data for x in xs if type(x) is Symbolic)
     graph = symbol.node.graph
@@ -568,7 +569,7 @@ def defer(
     return put_down(graph, op, rule, xs, attrs, layout, specs)
 
 
-def refuse_once(graph: Graph, called: str) -> None:
+def refuse_once(graph: OpGraph, called: str) -> None:
     """Refuse a rule for the first derivative alone in a branch or loop."""
     if graph.outer is not None:
         raise GraphError(
@@ -579,7 +580,7 @@ def refuse_once(graph: Graph, called: str) -> None:
 
 
 def put_down(
-    graph: Graph,
+    graph: OpGraph,
     op: Op,
     rule: Rule,
     xs: tuple[Tensor, ...],

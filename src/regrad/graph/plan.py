@@ -55,7 +55,7 @@ FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
 
 
-class Run:
+class PlanRun:
     """The state of one run: the variables as they were, and what was written to them since.
 
     Kernels of stateful ops get it first. `others` is for what is neither (random generators).
@@ -137,7 +137,7 @@ def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
     return failure
 
 
-class Plan:
+class GraphPlan:
     """A compiled choice of fetches and feeds: `plan(feeds, run)` returns the fetched values.
 
     `stateful` says whether it reads or changes variables, `owned` which of the fetched values are
@@ -156,14 +156,14 @@ class Plan:
         self._prepare(fetches, feeds, fed)
 
     def _prepare(self, fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]) -> None:
-        writer = _Writer(self.nodes, fetches, feeds, fed)
+        writer = _PlanWriter(self.nodes, fetches, feeds, fed)
         self.owned: list[bool] = writer.owned
         self.lines: list[Node | None] = writer.owners
         self.reads: dict[int, list[str]] = writer.reads
         self._arenas: list[Arena] = []  # of runs that are over; each run has one to itself
         self.function: Callable[..., Any] = writer.function()
 
-    def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
+    def __call__(self, values: Sequence[Any], run: PlanRun) -> list[Any]:
         try:
             arena = self._arenas.pop()
         except IndexError:  # none is free: this is the first run, or others are running
@@ -193,7 +193,7 @@ class Plan:
         return None, []
 
 
-class _Writer:
+class _PlanWriter:
     """Writes the function of a plan.
 
     Names of values (`v1`) are taken again when their value is dead; constants and kernels (`k1`)

@@ -64,7 +64,7 @@ def check_halves(total: Any, apart: Sequence[Any], eps: float) -> None:
 
 
 def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:
-    """Return what there is to share, for each example where it can be, and what is missing."""
+    """Return the relevance to share, for each example where it can be, and what is missing."""
     alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in shares)
     total = total if alike else total.sum()
     return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)

@@ -13,7 +13,7 @@ from regrad.core.reports import shape_text
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
 from regrad.core.walk import name_of
-from regrad.graph.graph import Graph
+from regrad.graph.graph import OpGraph
 from regrad.inspection import comparisons, nonfinite, paths, saved, traces
 from regrad.inspection.comparisons import RTOL, GradientComparison
 from regrad.inspection.drawings import BoxKind, Drawing, Sketch, spec_of
@@ -194,7 +194,7 @@ def draw(f: Any, *args: Any, gradients: bool = False) -> Drawing:
     >>> [box.lines[0] for box in drawing.boxes]
     ['args[0]', 'Sin', 'Mul']
     """
-    if isinstance(f, Graph):
+    if isinstance(f, OpGraph):
         return f.draw()  # pyright: ignore[reportAttributeAccessIssue]
     recorder = TapeRecorder(f, "draw")
     recorder.record(args, {}, ScopedTape(), gradients)

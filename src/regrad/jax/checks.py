@@ -127,7 +127,7 @@ def _telling() -> Iterator[None]:
         raise GradientError(f"check_gradients: {CLOSES_OVER}") from error
 
 
-class Compiled:
+class CompiledWithPull:
     """A function, and its pull, each compiled once."""
 
     def __init__(self, f: Flat) -> None:
@@ -144,8 +144,8 @@ class JaxArrays(Library):
     array: Callable[..., Any] = staticmethod(np.asarray)
     zeros: Callable[..., Any] = staticmethod(jax.numpy.zeros_like)
 
-    def compiled(self, f: Flat) -> Compiled:
-        return f if isinstance(f, Compiled) else Compiled(f)
+    def compiled(self, f: Flat) -> CompiledWithPull:
+        return f if isinstance(f, CompiledWithPull) else CompiledWithPull(f)
 
     def like(self, arrays: Arrays, xs: Sequence[Any]) -> list[Any]:
         return [jax.numpy.asarray(a, x.dtype) for a, x in zip(arrays, xs, strict=True)]

@@ -14,7 +14,7 @@ from regrad.jax.host import SIGHT, need
 from regrad.jax.host.programs import runs
 from regrad.jax.primitives import op_p
 from regrad.jax.running import CALLS
-from regrad.jax.sites import CUSTOM, CallSite, Site, is_no_op, site_of
+from regrad.jax.sites import CUSTOM, CallSite, EquationSite, is_no_op, site_of
 
 # What is drawn as a scope with the equations of its body in it.
 OPENED = CALLS | {"scan", "shard_map", "while", "cond"}
@@ -100,7 +100,7 @@ class _ProgramSketch(Sketch):
             self.body(jaxpr, around.inside(jaxpr, site.line, site.path), inner)
             self._pass(jaxpr.outvars, eqn.outvars)
 
-    def _box(self, eqn: core.JaxprEqn, site: Site, scope: tuple[str, ...]) -> None:
+    def _box(self, eqn: core.JaxprEqn, site: EquationSite, scope: tuple[str, ...]) -> None:
         details = {"line": site.line, "primitive": eqn.primitive.name}
         if eqn.primitive is not op_p and eqn.primitive.name not in CUSTOM:
             details.update((k, f"{v!r:.200}") for k, v in eqn.params.items() if v is not None)

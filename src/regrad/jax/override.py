@@ -410,7 +410,7 @@ class TracedCall:
         self.given = given
         self.naming = naming
         self.outside: list[Any] = [] if naming is None else open_traces()
-        self.modules: Modules = Modules(given)
+        self.modules: NnxObjects = NnxObjects(given)
         self.leaves: list[Any]
         self.structure: Any
         self.leaves, self.structure = tree_flatten(given, is_leaf=self.modules.holds)
@@ -448,7 +448,7 @@ class TracedCall:
         return tree_unflatten(self.out_structure, outs)
 
 
-class Modules:
+class NnxObjects:
     """Objects of Flax's nnx among the arguments (modules, optimizers, Rngs), which may change."""
 
     def __init__(self, given: Any) -> None:

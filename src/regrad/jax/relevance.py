@@ -264,7 +264,7 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
 
 
 def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
-    """Return what runs a program with such calls in that, and which of its results depend."""
+    """Return a runner of a program with such calls in that, and which of its results depend."""
     name = programs.name_of(eqn)
     body = programs.remat_body(eqn) if name == programs.REMAT else programs.called(eqn)
     fixed, carried = programs.scan(eqn)[-2:] if name == "scan" else (len(flags), 0)

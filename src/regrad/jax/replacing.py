@@ -53,7 +53,7 @@ def replaced_program(gradient: RuleGradient, program: core.ClosedJaxpr) -> core.
 
 
 def _value(gradient: RuleGradient, forward: Forward, xs: Sequence[Any]) -> list[Any]:
-    """Return what the function computes of some operands, with the types of the op's results."""
+    """Return the values that the function computes of some operands, of the op's result types."""
     call, given, _, _ = gradient._call(xs, None, [None] * len(gradient.outs))
     outputs = gradient.equation.outputs  # pyright: ignore[reportOptionalMemberAccess]
     own = outputs(call.own.operands) if forward.keeps_y else []  # pyright: ignore

@@ -28,7 +28,7 @@ from regrad.jax.primitives import is_float
 from regrad.jax.sites import (
     OUTERMOST,
     CallSite,
-    Site,
+    EquationSite,
     body_of_custom,
     is_custom,
     is_no_op,
@@ -68,7 +68,7 @@ class ProgramOp(SeenOp):
 
     __slots__ = ("by_jax", "eqn", "given", "like", "operands", "outs", "pull", "wanted")
 
-    def __init__(self, site: Site, eqn: Any = None) -> None:
+    def __init__(self, site: EquationSite, eqn: Any = None) -> None:
         super().__init__(site.op_type, site.kind, site.rule, site.line, site.path)
         self.operands: Sequence[str] = site.names
         self.by_jax: bool = site.by_jax
@@ -278,7 +278,7 @@ class ProgramRun:
         self.keeps = keeps
         self.longest = longest
         self.ran: list[ProgramOp] = []
-        self.cuts: list[Site] = []  # what takes something watched, and returns no floats
+        self.cuts: list[EquationSite] = []  # what takes something watched, and returns no floats
         self.count: int = 0
         inputs = [self._value(x) for x in arrays]
         self.sources: list[int] = [inputs[i].key for i in watched]
@@ -333,7 +333,7 @@ class ProgramRun:
         if not length:
             return self._op(eqn, ins, around)
         # (what unstacks and stacks is not an op of the user's)
-        rounds = [self._apply(ProgramOp(Site("")), jax.numpy.unstack, [x]) for x in xs]
+        rounds = [self._apply(ProgramOp(EquationSite("")), jax.numpy.unstack, [x]) for x in xs]
         made: list[Any] = [None] * length
         for i in reversed(range(length)) if backwards else range(length):
             path = f"{inner.path}/scan[{i}]" if inner.path else f"scan[{i}]"
@@ -341,12 +341,14 @@ class ProgramRun:
             outs = self._run(run, given, inner._replace(path=path))
             carry, made[i] = outs[:carried], outs[carried:]
         stack = lambda *ys: [jax.numpy.stack(ys)]  # noqa: E731
-        wholes = [self._apply(ProgramOp(Site("")), stack, ys) for ys in zip(*made, strict=True)]
+        wholes = [
+            self._apply(ProgramOp(EquationSite("")), stack, ys) for ys in zip(*made, strict=True)
+        ]
         return [*carry, *[whole for (whole,) in wholes]]
 
     def _op(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
         """An equation by itself."""
-        site = Site("") if is_no_op(eqn) else site_of(eqn, around)
+        site = EquationSite("") if is_no_op(eqn) else site_of(eqn, around)
         may_pass = any(is_float(v.aval) for v in eqn.outvars)
         if not may_pass and not around.in_jax and any(x.key in self.watched for x in ins):
             self.cuts.append(site)

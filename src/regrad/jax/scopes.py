@@ -29,7 +29,7 @@ _DTYPE: Any = jax.make_user_context(None)
 _PROCESS: Any = jax.make_user_context(None)
 
 
-class Rules:
+class ScopeRules:
     """The rules in force; equal to others that do the same.
 
     It holds the rules, since they are compared by the identity of objects that must not die.
@@ -42,7 +42,7 @@ class Rules:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rules) and self.identity == other.identity
+        return isinstance(other, ScopeRules) and self.identity == other.identity
 
     def __hash__(self) -> int:
         return hash(self.identity)
@@ -63,7 +63,7 @@ def _tell(overrides: Overrides) -> tuple[Step, Step]:
     (`_RULES(value)`, which is public, is a block in Python, in which a signal's handler may raise.)
     """
     tell = setter_of(_RULES)
-    return partial(tell, Rules(overrides) if overrides else None), partial(tell, _RULES.value)
+    return partial(tell, ScopeRules(overrides) if overrides else None), partial(tell, _RULES.value)
 
 
 def _tell_dtype(default: np.dtype | None, everywhere: bool) -> tuple[Step, Step]:
@@ -80,7 +80,7 @@ def _in_force() -> Overrides:
 
 def is_behind() -> bool:
     """Return whether JAX was told of other overrides than are in force."""
-    return (_RULES.value or Rules(None)) != Rules(_in_force())
+    return (_RULES.value or ScopeRules(None)) != ScopeRules(_in_force())
 
 
 def check(name: str) -> None:

@@ -37,7 +37,7 @@ OPERANDS = {
 
 
 @dataclass(slots=True, eq=False)
-class Site(SeenOp):
+class EquationSite(SeenOp):
     """An op at its place, with the names of its operands. One without a type is not the user's."""
 
     names: Sequence[str] = ()
@@ -61,13 +61,13 @@ class CallSite(NamedTuple):
         return CallSite(line, path, name_and_place(body)[1])
 
 
-def site_of(eqn: core.JaxprEqn, around: CallSite) -> Site:
+def site_of(eqn: core.JaxprEqn, around: CallSite) -> EquationSite:
     """The op that an equation is, and where."""
     op_type, kind, rule = _rule_of(eqn)
     names = _operand_names(eqn)
     line, by_jax = line_of(eqn, around), _is_by_jax(eqn, around)
     path = path_of(eqn, around)
-    return Site(op_type, kind, rule, line, path, names=names, by_jax=by_jax)
+    return EquationSite(op_type, kind, rule, line, path, names=names, by_jax=by_jax)
 
 
 def is_custom(eqn: core.JaxprEqn) -> bool:

@@ -61,7 +61,7 @@ from regrad.jax.keys import FunctionKey, Key, NamedKey, WholeKey
 from regrad.jax.learned import handing_on, reading, takes_more
 from regrad.jax.primitives import op_p, tie_p
 from regrad.jax.ruled import KeyBinding, count_passes, put_rule
-from regrad.jax.where import Around, Whereabouts
+from regrad.jax.where import EquationContext, Whereabouts
 from regrad.transforms.closures import reads_state
 
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
@@ -95,7 +95,7 @@ class Context(NamedTuple):
         none of them          a hit, and a `regrad_op` in the equation's place
     """
 
-    where: Around | None = None  # scopes and functions around, if a key asks for a place
+    where: EquationContext | None = None  # scopes and functions around, if a key asks for a place
     batched: bool = False  # the name stack here, or around, has "vmap" in it
     derived: bool = False  # … or "jvp" or "transpose": JAX has differentiated this already
     whole: bool = False
@@ -103,7 +103,7 @@ class Context(NamedTuple):
     ours: bool = False  # so a function out of sight may stay: a rule covers it
     turned: bool = False
 
-    def inside(self, eqn: core.JaxprEqn, where: Around | None = None) -> Context:
+    def inside(self, eqn: core.JaxprEqn, where: EquationContext | None = None) -> Context:
         """Return the place of what an equation holds; its transforms are in its name stack."""
         if self.closed:
             return self._replace(where=where)
@@ -188,7 +188,7 @@ class Surgery:
         if self.where is None:
             return self.program(closed)
         self.where.begin()
-        made = self.program(closed, Context(Around()))
+        made = self.program(closed, Context(EquationContext()))
         self.where.check()
         return made
 
@@ -294,8 +294,8 @@ class Surgery:
             found.untouched[name, self.lines[-1]] += 1
         return eqn
 
-    def around(self, eqn: core.JaxprEqn, context: Context) -> Around | None:
-        """Return what is around the equations that this one holds, if a key asks for a place."""
+    def around(self, eqn: core.JaxprEqn, context: Context) -> EquationContext | None:
+        """Return the context of the equations that this one holds, if a key asks for a place."""
         if self.where is None or context.where is None:
             return None
         return self.where.inside(eqn, context.where, self.programs[-1])

@@ -1,7 +1,8 @@
 """Where the equations of a JAX program stand, and which rule that means.
 
 An equation carries the name scopes around it in its program, and the code that was running. A
-program knows nothing of what is around its call, so `Surgery` carries that along (`Around`).
+program knows nothing of what is around its call, so `Surgery` carries that along, as an
+`EquationContext`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ JITS = frozenset({"jit", "pjit"})
 SHARED = frozenset({"scan", "while", "cond"})  # their bodies stand for several runs, or may not run
 
 
-class Around(NamedTuple):
+class EquationContext(NamedTuple):
     """The surroundings of an equation: name scopes, functions among the keys, and a loop or branch.
 
     In a `jit` of Flax's the names are those of the module that was compiled first (`borrowed`).
@@ -69,19 +70,19 @@ class Whereabouts:
         )
         self.counts: Counts = Counts()
         self.seen: dict[Any, Step] = {}
-        self.chains: dict[Around, list[Step]] = {}
+        self.chains: dict[EquationContext, list[Step]] = {}
 
     def begin(self) -> None:
         """Begin to count the calls of a whole program."""
         self.counts = Counts()
 
-    def inside(self, eqn: Any, around: Around, program: Any) -> Around:
-        """Return what is around the equations that one of a program holds."""
+    def inside(self, eqn: Any, around: EquationContext, program: Any) -> EquationContext:
+        """Return the context of the equations that one of a program holds."""
         name = eqn.primitive.name
         shared = name if name in SHARED else around.shared
         functions = (*around.functions, *self._running(eqn, program))
         borrowed = around.borrowed or (name in JITS and _is_of_flax(called(eqn)))
-        made = Around((*around.scopes, *scopes(eqn)), functions, shared, borrowed)
+        made = EquationContext((*around.scopes, *scopes(eqn)), functions, shared, borrowed)
         self.chain(made)  # which notes the places that there are
         return made
 
@@ -96,7 +97,7 @@ class Whereabouts:
                     break  # (who called the program first is nothing to this call)
         return found[::-1]
 
-    def chain(self, around: Around) -> list[Step]:
+    def chain(self, around: EquationContext) -> list[Step]:
         """Return the modules and named scopes around, the outermost first."""
         if around not in self.chains:
             found = [*[Step((), f) for f in around.functions], Step(("",))]
@@ -118,7 +119,7 @@ class Whereabouts:
             self.chains[around] = found
         return self.chains[around]
 
-    def path(self, around: Around) -> str:
+    def path(self, around: EquationContext) -> str:
         """Return the path of the innermost module or scope."""
         return self.chain(around)[-1].path
 
@@ -151,12 +152,12 @@ class Whereabouts:
         return next((b for b in bindings if b.place is None), None)
 
     def _whole_key(self, chain: Sequence[Step]) -> Any:
-        """Return what may mean the whole call of the last of some modules; None if no key does."""
+        """Return the key that may mean the whole call of the last of some modules, or None."""
         whole = [key for key in self.placed if key.what is None]
         fits = self.places.fits(chain, whole) if whole else ()
         return self.placed[fits[0].key].key if fits else None
 
-    def site(self, op_type: str, eqn: Any, around: Around, line: str, n: int) -> Site:
+    def site(self, op_type: str, eqn: Any, around: EquationContext, line: str, n: int) -> Site:
         """Return the site of an equation, the n-th of those that a key was asked about."""
         xs = [v.aval for v in eqn.invars if hasattr(v.aval, "shape")]
         return site_of(self.chain(around), op_type, n, xs, line)

@@ -27,6 +27,7 @@ from regrad.ops.windows import (
     NumPyKernels,
     Padding,
     Sizes,
+    over_windows,
     plan_of,
 )
 from regrad.shapes.images import check_filter
@@ -163,23 +164,6 @@ _depthwise_conv2d, _, _ = _triangle(
 # -- what users call -----------------------------------------------------------------------------
 
 
-def _convolve(
-    convolve: Kernel,
-    name: str,
-    x: TensorLike,
-    w: TensorLike,
-    n: int,
-    strides: Ints,
-    pad: Padding,
-    dilations: Ints,
-) -> Tensor:
-    strides = windows.spread(strides, n, f"{name}: strides")
-    dilations = windows.spread(dilations, n, f"{name}: dilations")
-    pad = windows.as_padding(pad, n, f"{name}: pad")
-    x, single = windows.as_batch(name, x, n)
-    return windows.without_batch(convolve(x, w, strides, pad, dilations), single)
-
-
 @deferrable
 def conv2d(
     x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
@@ -218,7 +202,7 @@ def conv2d(
          [2, 4, 2],
          [1, 2, 1]]
     """
-    return _convolve(_conv2d, "conv2d", x, w, 2, strides, pad, dilations)
+    return over_windows(_conv2d, "conv2d", 2, x, (w,), strides, pad, dilations=dilations)
 
 
 @deferrable
@@ -240,7 +224,7 @@ def conv3d(
     >>> rg.nn.conv3d(rg.ones((1, 3, 3, 3, 1)), rg.ones((2, 2, 2, 1, 4)), 1, "valid").shape
     (1, 2, 2, 2, 4)
     """
-    return _convolve(_conv3d, "conv3d", x, w, 3, strides, pad, dilations)
+    return over_windows(_conv3d, "conv3d", 3, x, (w,), strides, pad, dilations=dilations)
 
 
 @deferrable
@@ -297,8 +281,9 @@ def depthwise_conv2d(
     >>> rg.nn.depthwise_conv2d(rg.ones((1, 3, 3, 2)), rg.ones((2, 2, 2, 3)), 1, "valid").shape
     (1, 2, 2, 6)
     """
-    name = "depthwise_conv2d"
-    return _convolve(_depthwise_conv2d, name, x, w, 2, strides, pad, dilations)
+    return over_windows(
+        _depthwise_conv2d, "depthwise_conv2d", 2, x, (w,), strides, pad, dilations=dilations
+    )
 
 
 @deferrable
@@ -407,7 +392,9 @@ def _transpose(
     w: TensorLike,
     n: int,
     shape: Sequence[int],
-    *window: Any,
+    strides: Ints,
+    pad: Padding,
+    dilations: Ints,
 ) -> Tensor:
     name = f"{forward}_transpose"
     shape = tuple(shape)
@@ -417,13 +404,5 @@ def _transpose(
         raise ShapeError(
             f"{name}: output_shape must have {len(x.shape) - single} sizes, as x, got {shape}"
         )
-    strides, pad, dilations = window
-    y = adjoint(
-        x,
-        w,
-        shape,
-        windows.spread(strides, n, f"{name}: strides"),
-        windows.as_padding(pad, n, f"{name}: pad"),
-        windows.spread(dilations, n, f"{name}: dilations"),
-    )
+    y = over_windows(adjoint, name, n, x, (w, shape), strides, pad, dilations=dilations)
     return windows.without_batch(y, single)

@@ -123,10 +123,15 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> builti
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str):
-        if kind not in _KINDS:
-            raise ArgumentError(f"isdtype: kind {kind!r} is not one of {', '.join(_KINDS)}")
-        return as_numpy_dtype(dtype).kind in _KINDS[kind]
+        return as_numpy_dtype(dtype).kind in codes_of(kind, "isdtype")
     return as_numpy_dtype(dtype) == as_numpy_dtype(kind)
+
+
+def codes_of(kind: Any, api: str) -> str:
+    """Return NumPy's codes of the dtypes of a kind."""
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ArgumentError(f"{api}: kind {kind!r} is not one of {', '.join(_KINDS)}")
+    return _KINDS[kind]
 
 
 @public

@@ -25,7 +25,7 @@ from regrad.ops.binary import equal, where
 from regrad.ops.creation import asarray
 from regrad.ops.creation_like import zeros_like
 from regrad.ops.reduction import sum
-from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
+from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows, over_windows
 from regrad.shapes.images import cells_of, check_dilation, cropped_sizes
 
 # -- dilation ------------------------------------------------------------------------------------
@@ -158,11 +158,7 @@ def dilation2d(
     Tensor
         [6, 5, 4]
     """
-    strides = windows.spread(strides, 2, "dilation2d: strides")
-    dilations = windows.spread(dilations, 2, "dilation2d: dilations")
-    pad = windows.as_padding(pad, 2, "dilation2d: pad")
-    x, single = windows.as_batch("dilation2d", x, 2)
-    return windows.without_batch(_dilation2d(x, w, strides, pad, dilations), single)
+    return over_windows(_dilation2d, "dilation2d", 2, x, (w,), strides, pad, dilations=dilations)
 
 
 # -- space to batch ------------------------------------------------------------------------------

@@ -87,11 +87,11 @@ class At:
     def __init__(self, x: Any) -> None:
         self.x = x
 
-    def __getitem__(self, index: Any) -> Places:
-        return Places(self.x, index)
+    def __getitem__(self, index: Any) -> IndexedElements:
+        return IndexedElements(self.x, index)
 
 
-class Places:
+class IndexedElements:
     """`x.at[index]`: some elements of a Tensor, to be read, replaced or added to."""
 
     __slots__ = ("index", "x")

@@ -10,20 +10,11 @@ import numpy as np
 
 from regrad.core.promotion import complex_dtype, get_default_dtype
 from regrad.core.signatures import public
-from regrad.errors import ArgumentError
 from regrad.ops import dtypes
 
-# The dtypes of the standard, by the kinds by which it asks for them. (float16 is none of them.)
-_BY_KIND: dict[str, tuple[str, ...]] = {
-    "bool": ("bool",),
-    "signed integer": ("int8", "int16", "int32", "int64"),
-    "unsigned integer": ("uint8", "uint16", "uint32", "uint64"),
-    "real floating": ("float32", "float64"),
-    "complex floating": ("complex64", "complex128"),
-}
-_BY_KIND["integral"] = _BY_KIND["signed integer"] + _BY_KIND["unsigned integer"]
-_BY_KIND["numeric"] = (
-    _BY_KIND["integral"] + _BY_KIND["real floating"] + _BY_KIND["complex floating"]
+# The dtypes of the standard. (float16 is none of them.)
+_STANDARD = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128"
 )
 
 
@@ -57,13 +48,10 @@ class NamespaceInfo:
     ) -> dict[str, np.dtype]:
         """Return the standard's dtypes of a kind, by name; all of them by default."""
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        found = {}
-        for each in ("bool", "numeric") if kind is None else kinds:
-            if each not in _BY_KIND:
-                expected = ", ".join(_BY_KIND)
-                raise ArgumentError(f"dtypes: expected a kind of {expected}, got {each!r}")
-            found.update({name: getattr(dtypes, name) for name in _BY_KIND[each]})
-        return found
+        wanted = ("bool", "numeric") if kind is None else kinds
+        codes = [code for each in wanted for code in dtypes.codes_of(each, "dtypes")]
+        found = {name: getattr(dtypes, name) for name in _STANDARD.split()}
+        return {name: dtype for name, dtype in found.items() if dtype.kind in codes}
 
 
 def _jax_devices() -> builtins.list[Any]:

@@ -19,23 +19,13 @@ from typing import Any
 
 import numpy as np
 
+import regrad as rg
 from regrad.core.dispatch import lift
 from regrad.core.registry import OPS
+from regrad.core.signatures import parameters_of
 from regrad.core.state import OPEN, current
 from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, InvalidValueError
-
-
-class _Regrad:
-    """The package, which imports this module and is complete when a function first runs."""
-
-    def __getattr__(self, name: str) -> Any:
-        import regrad
-
-        return getattr(regrad, name)
-
-
-rg: _Regrad = _Regrad()
 
 
 @cache
@@ -210,17 +200,31 @@ def _refusal(name: str) -> ArgumentError:
 
 # -- functions -----------------------------------------------------------------------------------
 
-SAME_ARGUMENTS = (
-    "astype broadcast_arrays broadcast_to einsum expand_dims imag matrix_transpose meshgrid "
-    "moveaxis nonzero real searchsorted sinc unstack linalg.cholesky linalg.cross linalg.det "
-    "linalg.diagonal linalg.eigh linalg.eigvalsh linalg.inv linalg.lstsq linalg.matrix_norm "
-    "linalg.matrix_power linalg.outer linalg.pinv linalg.qr linalg.slogdet linalg.solve "
-    "linalg.svd linalg.svdvals linalg.trace linalg.vector_norm"
+# Functions that have the same name here, and those of another name. They are called with the
+# arguments of NumPy's signature: what ours takes by position so, all else by name.
+SAME_NAMES = (
+    "all any argmax argmin argsort astype broadcast_arrays broadcast_to clip count_nonzero diff "
+    "einsum expand_dims flip full_like imag isclose matrix_transpose max mean median meshgrid min "
+    "moveaxis nan_to_num nonzero ones_like prod quantile real repeat reshape roll searchsorted "
+    "sinc sort squeeze std sum swapaxes take_along_axis tensordot tril triu unstack var zeros_like "
+    "fft.fft fft.fftn fft.fftshift fft.hfft fft.ifft fft.ifftn fft.ifftshift fft.ihfft fft.irfft "
+    "fft.irfftn fft.rfft fft.rfftn linalg.cholesky linalg.cross linalg.det linalg.diagonal "
+    "linalg.eigh linalg.eigvalsh linalg.inv linalg.lstsq linalg.matmul linalg.matrix_norm "
+    "linalg.matrix_power linalg.matrix_transpose linalg.outer linalg.pinv linalg.qr "
+    "linalg.slogdet linalg.solve linalg.svd linalg.svdvals linalg.tensordot linalg.trace "
+    "linalg.vecdot linalg.vector_norm"
 )
 FUNCTIONS: dict[Callable[..., Any], str | Callable[..., Any]] = {
-    attrgetter(name)(np): name for name in SAME_ARGUMENTS.split()
+    **{attrgetter(name)(np): name for name in SAME_NAMES.split()},
+    np.amax: "max",
+    np.amin: "min",
+    np.copy: "identity",
+    np.cross: "linalg.cross",
+    np.kron: "linalg.kron",
+    np.transpose: "permute_dims",
 }
-
+RENAMED = {"a_max": "max", "a_min": "min", "ddof": "correction"}  # options
+MEANINGLESS = {"copy", "kind"}  # options: Tensors never change, and what we sort stays in order
 
 # SciPy calls it on gradients, and hands them to compiled code that takes NumPy's arrays alone.
 TO_ARRAYS = {np.atleast_1d}
@@ -254,20 +258,40 @@ def _function_of_tensors(
     if ours is None:
         raise _refusal(name)
     ours = _resolve(ours)
-    given = _without_defaults(func, kwargs)
     try:
-        signature(ours).bind(*args, **given)
+        args, kwargs = _translated(func, ours, args, kwargs)
+        signature(ours).bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentError(
-            f"np.{name} of a Tensor takes the arguments {signature(ours)}: {error}"
+            f"np.{name} of a Tensor takes the arguments {parameters_of(ours)}: {error}"
         ) from None
-    return ours(*args, **given)
+    return ours(*args, **kwargs)
 
 
-def _without_defaults(func: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The options that say something: `out=None` and `order="C"` do not."""
+def _translated(
+    func: Callable[..., Any], ours: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments of NumPy's function for ours, without those that say nothing.
+
+    `out=None` and `order="C"` do not.
+    """
     known = signature(func).parameters
-    return {k: v for k, v in kwargs.items() if k not in known or v is not known[k].default}
+    if not known:
+        return args, kwargs
+    takes = signature(ours).parameters
+    positions = sum(p.kind is p.POSITIONAL_ONLY for p in takes.values())
+    values, options = [], {}
+    for name, value in signature(func).bind(*args, **kwargs).arguments.items():
+        parameter = known[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            values += value
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            options |= value
+        elif len(values) < positions:
+            values.append(value)
+        elif value is not parameter.default and (name in takes or name not in MEANINGLESS):
+            options[RENAMED.get(name, name)] = value
+    return values, options
 
 
 def like(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -280,88 +304,40 @@ def like(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     return decorate
 
 
-def _tensors(*values: TensorLike) -> list[Tensor]:
-    return [lift(v) for v in values]
-
-
 def _flat(x: TensorLike) -> Tensor:
     return rg.reshape(x, (-1,))
 
 
-# -- reductions and scans ------------------------------------------------------------------------
-
-
-def _reduction(name: str) -> Callable[..., Any]:
-    return lambda a, axis=None, *, keepdims=False: getattr(rg, name)(
-        a, axis=axis, keepdims=keepdims
-    )
-
-
-def _total(name: str) -> Callable[..., Any]:
-    return lambda a, axis=None, dtype=None, *, keepdims=False: getattr(rg, name)(
-        a, axis=axis, dtype=dtype, keepdims=keepdims
-    )
-
-
-def _spread(name: str) -> Callable[..., Any]:
-    return lambda a, axis=None, *, ddof=0, correction=0, keepdims=False: getattr(rg, name)(
-        a, axis=axis, correction=ddof or correction, keepdims=keepdims
-    )
-
-
 def _scan(name: str) -> Callable[..., Any]:
+    """A scan along an axis, or along all elements in a row."""
     return lambda a, axis=None: getattr(rg, name)(
         _flat(a) if axis is None else a, axis=0 if axis is None else axis
     )
 
 
-for _name in ("all", "any", "argmax", "argmin", "count_nonzero", "max", "mean", "min"):
-    FUNCTIONS[getattr(np, _name)] = _reduction(_name)
-
-FUNCTIONS |= {
-    np.amax: _reduction("max"),
-    np.amin: _reduction("min"),
-    np.cumprod: _scan("cumulative_prod"),
-    np.cumsum: _scan("cumulative_sum"),
-    np.median: _reduction("median"),
-    np.prod: _total("prod"),
-    np.quantile: lambda a, q, axis=None, *, method="linear", keepdims=False: rg.quantile(
-        a, q, axis=axis, keepdims=keepdims, method=method
-    ),
-    np.std: _spread("std"),
-    np.sum: _total("sum"),
-    np.var: _spread("var"),
-}
+def _rounded(a: TensorLike, decimals: int = 0) -> Tensor:
+    return round(lift(a), decimals)
 
 
 # -- shapes, parts and order ---------------------------------------------------------------------
 
 FUNCTIONS |= {
-    np.argsort: lambda a, axis=-1, kind=None, *, stable=None: rg.argsort(a, axis=axis),
     np.atleast_1d: lambda *arys: _one_or_all([_at_least(x, 1) for x in arys]),
     np.atleast_2d: lambda *arys: _one_or_all([_at_least(x, 2) for x in arys]),
     np.concatenate: lambda arrays, /, axis=0: rg.concat(list(arrays), axis=axis),
-    np.copy: lambda a: rg.identity(a),
-    np.diff: lambda a, n=1, axis=-1: rg.diff(a, n=n, axis=axis),
-    np.flip: lambda m, axis=None: rg.flip(m, axis=axis),
+    np.cumprod: _scan("cumulative_prod"),
+    np.cumsum: _scan("cumulative_sum"),
+    np.empty_like: lambda prototype, /, dtype=None: rg.empty_like(prototype, dtype=dtype),
     np.ravel: lambda a: _flat(a),
-    np.repeat: lambda a, repeats, axis=None: rg.repeat(a, repeats, axis=axis),
-    np.reshape: lambda a, /, shape: rg.reshape(a, shape),
-    np.roll: lambda a, shift, axis=None: rg.roll(a, shift, axis=axis),
-    np.sort: lambda a, axis=-1, kind=None, *, stable=None: rg.sort(a, axis=axis),
-    np.squeeze: lambda a, axis=None: rg.squeeze(a, axis=axis),
+    np.round: _rounded,
+    np.around: _rounded,
     np.stack: lambda arrays, axis=0: rg.stack(list(arrays), axis=axis),
-    np.swapaxes: lambda a, axis1, axis2: rg.swapaxes(a, axis1, axis2),
-    np.take: lambda a, indices, axis=None: rg.take(
-        _flat(a) if axis is None else a, indices, axis=0 if axis is None else axis
-    ),
-    np.take_along_axis: lambda arr, indices, axis=-1: rg.take_along_axis(arr, indices, axis=axis),
+    np.take: lambda a, indices, axis=None: lift(a).take(indices, axis),
     np.tile: lambda A, reps: rg.tile(A, (reps,) if np.ndim(reps) == 0 else tuple(reps)),
-    np.transpose: lambda a, axes=None: rg.permute_dims(a, axes),
-    np.tril: lambda m, k=0: rg.tril(m, k=k),
-    np.triu: lambda m, k=0: rg.triu(m, k=k),
-    np.where: lambda condition, *xy: rg.where(condition, *xy) if xy else rg.nonzero(condition),
     np.vstack: lambda tup: rg.concat([_at_least(x, 2) for x in tup], axis=0),
+    np.where: lambda condition, x=None, y=None, /: (
+        rg.nonzero(condition) if x is None else rg.where(condition, x, y)
+    ),
 }
 
 
@@ -370,7 +346,7 @@ def _one_or_all(tensors: list[Tensor]) -> Any:
 
 
 def _at_least(x: TensorLike, rank: int) -> Tensor:
-    (x,) = _tensors(x)
+    x = lift(x)
     return rg.reshape(x, (1,) * (rank - x.ndim) + x.shape)
 
 
@@ -392,14 +368,14 @@ def _(a, offset=0, axis1=0, axis2=1):
 
 @like(np.diag)
 def _(v, k=0):
-    (v,) = _tensors(v)
+    v = lift(v)
     return rg.linalg.diag(v, offset=k) if v.ndim == 1 else _diagonal(v, k)
 
 
 @like(np.split)
 def _split(ary, indices_or_sections, axis=0):
     """Split at places, as NumPy counts them; regrad takes sizes."""
-    (x,) = _tensors(ary)
+    x = lift(ary)
     if np.ndim(indices_or_sections) == 0:
         return list(rg.split(x, int(indices_or_sections), axis=axis))
     cuts = [0, *indices_or_sections, x.shape[axis]]
@@ -408,85 +384,35 @@ def _split(ary, indices_or_sections, axis=0):
 
 @like(np.pad)
 def _(array, pad_width, mode="constant", *, constant_values=0):
-    (x,) = _tensors(array)
+    x = lift(array)
     paddings = np.broadcast_to(pad_width, (x.ndim, 2)).tolist()
     return rg.pad(x, paddings, mode=mode, constant_value=constant_values)
 
 
-# -- constructors, and elementwise functions that are not ufuncs ---------------------------------
+# -- Fourier transforms ----------------------------------------------------------------------------
 
 
-@like(np.clip)
-def _(a, a_min=None, a_max=None, *, min=None, max=None):
-    return rg.clip(a, a_min if min is None else min, a_max if max is None else max)
-
-
-@like(np.round, np.around)
-def _(a, decimals=0):
-    if not decimals:
-        return rg.round(a)
-    scale = 10.0**decimals
-    return rg.divide(rg.round(rg.multiply(a, scale)), scale)
-
-
-FUNCTIONS |= {
-    np.isclose: lambda a, b, rtol=1e-5, atol=1e-8, equal_nan=False: rg.isclose(
-        a, b, rtol=rtol, atol=atol, equal_nan=equal_nan
-    ),
-    np.nan_to_num: lambda x, copy=True, nan=0.0, posinf=None, neginf=None: rg.nan_to_num(
-        x, nan=nan, posinf=posinf, neginf=neginf
-    ),
-    np.empty_like: lambda prototype, /, dtype=None: rg.zeros_like(prototype, dtype=dtype),
-    np.full_like: lambda a, fill_value, dtype=None: rg.full_like(a, fill_value, dtype=dtype),
-    np.ones_like: lambda a, dtype=None: rg.ones_like(a, dtype=dtype),
-    np.zeros_like: lambda a, dtype=None: rg.zeros_like(a, dtype=dtype),
-}
-
-
-# -- Fourier transforms --------------------------------------------------------------------------
-
-
-def _transform(name: str) -> Callable[..., Any]:
-    return lambda a, n=None, axis=-1, norm=None: getattr(rg.fft, name)(
-        a, n=n, axis=axis, norm=norm or "backward"
+def _over_two_axes(name: str) -> Callable[..., Any]:
+    return lambda a, s=None, axes=(-2, -1), norm="backward": getattr(rg.fft, name)(
+        a, s=s, axes=axes, norm=norm
     )
 
 
-def _transforms(name: str, last: tuple[int, ...] | None) -> Callable[..., Any]:
-    return lambda a, s=None, axes=last, norm=None: getattr(rg.fft, name)(
-        a, s=s, axes=axes, norm=norm or "backward"
-    )
-
-
-for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
-    FUNCTIONS[getattr(np.fft, _name)] = _transform(_name)
 for _name in ("fft", "ifft", "rfft", "irfft"):
-    FUNCTIONS[getattr(np.fft, f"{_name}n")] = _transforms(f"{_name}n", None)
-    FUNCTIONS[getattr(np.fft, f"{_name}2")] = _transforms(f"{_name}n", (-2, -1))
-for _name in ("fftshift", "ifftshift"):
-    FUNCTIONS[getattr(np.fft, _name)] = lambda x, axes=None, _name=_name: getattr(rg.fft, _name)(
-        x, axes=axes
-    )
+    FUNCTIONS[getattr(np.fft, f"{_name}2")] = _over_two_axes(f"{_name}n")
 
 
 # -- linear algebra ------------------------------------------------------------------------------
 
 FUNCTIONS |= {
-    np.cross: lambda a, b, *, axis=-1: rg.linalg.cross(a, b, axis=axis),
-    np.kron: "linalg.kron",
-    np.linalg.matmul: "matmul",
-    np.linalg.matrix_transpose: "matrix_transpose",
-    np.linalg.tensordot: "tensordot",
-    np.linalg.vecdot: "vecdot",
     np.outer: lambda a, b: rg.linalg.outer(_flat(a), _flat(b)),
-    np.tensordot: lambda a, b, axes=2: rg.tensordot(a, b, axes=axes),
     np.vdot: lambda a, b, /: rg.vecdot(_flat(a), _flat(b)),
 }
 
 
 @like(np.dot)
 def _(a, b):
-    a, b = _tensors(a, b)
+    a, b = lift(a), lift(b)
     if not (a.ndim and b.ndim):
         return rg.multiply(a, b)
     if b.ndim <= 2:
@@ -496,7 +422,7 @@ def _(a, b):
 
 @like(np.inner)
 def _(a, b):
-    a, b = _tensors(a, b)
+    a, b = lift(a), lift(b)
     if not (a.ndim and b.ndim):
         return rg.multiply(a, b)
     return rg.tensordot(a, b, axes=((a.ndim - 1,), (b.ndim - 1,)))
@@ -505,7 +431,7 @@ def _(a, b):
 @like(np.linalg.norm)
 def _(x, ord=None, axis=None, keepdims=False):
     """Of vectors or of matrices, by the axes given; of everything if neither says more."""
-    (x,) = _tensors(x)
+    x = lift(x)
     axes = (axis,) if isinstance(axis, int) else axis
     if ord is None or len(axes or x.shape) == 1:
         return rg.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
@@ -527,9 +453,7 @@ FUNCTIONS |= {
 
 
 def _of_values(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda a, b, *more, **options: theirs(
-        *(x._values() for x in _tensors(a, b)), *more, **options
-    )
+    return lambda a, b, /, **options: theirs(lift(a)._values(), lift(b)._values(), **options)
 
 
 for _function in (np.allclose, np.array_equal, np.array_equiv):

@@ -20,7 +20,7 @@ from regrad.graph.deferred import deferrable
 from regrad.ops import windows
 from regrad.ops.binary import pow
 from regrad.ops.elementwise import square
-from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
+from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows, over_windows
 from regrad.shapes.images import check_pool_padding
 
 # Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window
@@ -230,22 +230,6 @@ def _(dy, filter_size, strides, pad):
 # -- what users call -----------------------------------------------------------------------------
 
 
-def _pool(
-    pool: Kernel,
-    name: str,
-    x: TensorLike,
-    n: int,
-    size: Ints,
-    strides: Ints,
-    pad: Padding,
-) -> Tensor:
-    size = windows.spread(size, n, f"{name}: filter_size")
-    strides = windows.spread(strides, n, f"{name}: strides")
-    pad = windows.as_padding(pad, n, f"{name}: pad")
-    x, single = windows.as_batch(name, x, n)
-    return windows.without_batch(pool(x, size, strides, pad), single)
-
-
 @deferrable
 def max_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """Return the maximum of each window of images.
@@ -281,7 +265,7 @@ def max_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -
         [[0, 0, 0, 0],
          [1, 0, 0, 1]]
     """
-    return _pool(_max_pool, "max_pool", x, 2, filter_size, strides, pad)
+    return over_windows(_max_pool, "max_pool", 2, x, (), strides, pad, filter_size=filter_size)
 
 
 @deferrable
@@ -303,7 +287,7 @@ def max_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding)
     >>> rg.nn.max_pool3d(rg.ones((1, 4, 4, 4, 1)), 2, 2, "valid").shape
     (1, 2, 2, 2, 1)
     """
-    return _pool(_max_pool3d, "max_pool3d", x, 3, filter_size, strides, pad)
+    return over_windows(_max_pool3d, "max_pool3d", 3, x, (), strides, pad, filter_size=filter_size)
 
 
 @deferrable
@@ -335,7 +319,7 @@ def avg_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -
         [[2.5, 3.5],
          [3  , 4  ]]
     """
-    return _pool(_avg_pool, "avg_pool", x, 2, filter_size, strides, pad)
+    return over_windows(_avg_pool, "avg_pool", 2, x, (), strides, pad, filter_size=filter_size)
 
 
 @deferrable
@@ -358,7 +342,7 @@ def avg_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding)
     >>> rg.nn.avg_pool3d(rg.ones((1, 4, 4, 4, 1)), 2, 2, "valid").shape
     (1, 2, 2, 2, 1)
     """
-    return _pool(_avg_pool3d, "avg_pool3d", x, 3, filter_size, strides, pad)
+    return over_windows(_avg_pool3d, "avg_pool3d", 3, x, (), strides, pad, filter_size=filter_size)
 
 
 # -- neighbouring channels -----------------------------------------------------------------------

@@ -148,9 +148,7 @@ def to_html(t: TensorLike) -> str:
 
 def _ends(items: Any) -> list[Any]:
     """The first and last entries along an axis that is long, and "…" between them."""
-    if len(items) <= SHOWN_WHOLE:
-        return [*items]
-    return [*items[:EDGE], "…", *items[-EDGE:]]
+    return ["…" if i is None else items[i] for i in _show_places(len(items))]
 
 
 def _shown(row: Any) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, reduce
 from operator import add
 from operator import index as as_int
@@ -108,6 +108,18 @@ def as_batch(name: str, x: TensorLike, n: int) -> tuple[Tensor, bool]:
 def without_batch(y: Tensor, single: bool) -> Tensor:
     """y as its input came: without the batch axis if that had none."""
     return squeeze(y, axis=0) if single else y
+
+
+def over_windows(
+    op: Callable[..., Tensor], name: str, n: int, x: TensorLike, inputs: Sequence[Any],
+    strides: Ints, pad: Padding, **sizes: Ints,
+) -> Tensor:  # fmt: skip
+    """The result of an op over the windows of x, from the options as users write them."""
+    sizes = {"strides": strides, **sizes}
+    options = {key: spread(value, n, f"{name}: {key}") for key, value in sizes.items()}
+    pad = as_padding(pad, n, f"{name}: pad")
+    x, single = as_batch(name, x, n)
+    return without_batch(op(x, *inputs, pad=pad, **options), single)
 
 
 # -- geometry ------------------------------------------------------------------------------------

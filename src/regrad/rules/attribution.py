@@ -188,7 +188,7 @@ def attribute(
     reference: Any = None,
     along: Path | None = None,
 ) -> Any:
-    """Return what inputs, modules and heads of a PyTorch model add to one of its outputs.
+    """Return the shares that inputs, modules and heads of a PyTorch model have in an output.
 
     It is the gradient under the rules, times the value, or times what the value differs by from
     that of a second input. To patch in the second one's value changes the output by about the

@@ -185,7 +185,7 @@ def _space_to_batch(arguments: Arguments, attrs: Attrs) -> Shape:
 def cropped_sizes(
     batch: Any, sizes: Sequence[Any], blocks: Sequence[int], crops: Sequence[tuple[int, int]]
 ) -> list[Any]:
-    """Return what crops leave of sizes, which blocks from a batch fill."""
+    """Return the sizes that are left by crops, once blocks from a batch have filled the axes."""
     if type(batch) is int and batch % (count := math.prod(blocks)):
         raise ShapeError(
             f"batch_to_space: the batch of {batch} is not a multiple of the {count} elements of "

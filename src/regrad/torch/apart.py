@@ -71,9 +71,9 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
             if replaces:
                 if isinstance(y, tuple) and any(each is None for each in y):
                     raise fused_error(rules, function, row)
-                return Own(function, filled.rebuild, changes).with_value(y, xs)
+                return TorchOwnCall(function, filled.rebuild, changes).with_value(y, xs)
             if not row.exact and not (row.draws and row.draws(*args, **options)):
-                y = Own(function, filled.rebuild, changes).link(y, xs)
+                y = TorchOwnCall(function, filled.rebuild, changes).link(y, xs)
             return put(target, y, function) if changes else y
 
     run.ruleset, run.op_types, run.refused = rules, row.contains, row.parts is None  # pyright: ignore
@@ -110,7 +110,7 @@ def put(target: torch.Tensor, y: torch.Tensor, function: Callable[..., Any]) -> 
     return target.copy_(y)
 
 
-class Own:
+class TorchOwnCall:
     """A call of torch's own, of the tensors among its arguments."""
 
     def __init__(
@@ -167,7 +167,7 @@ class Linked(torch.autograd.Function, metaclass=Silent):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(own: Own, *given: torch.Tensor) -> Any:
+    def forward(own: TorchOwnCall, *given: torch.Tensor) -> Any:
         return own(given[len(own.places) :])
 
     @staticmethod

@@ -34,7 +34,7 @@ def attributed(
     model: Any, inputs: Any, target: Any, rules: Any, layers: Any, heads: Any, reference: Any,
     along: Any,
 ) -> Attribution:  # fmt: skip
-    """Return what parts of a model add to an output; see `rules.attribution.attribute`."""
+    """Return the shares of parts of a model in an output; see `rules.attribution.attribute`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attribute expected a torch.nn.Module, got {kind(model)}")
     if along is not None and not isinstance(along, Path):
@@ -107,7 +107,7 @@ def _alike(xs: list[Any], zs: list[Any]) -> list[Any]:
 
 
 def _moves(along: Any, zs: list[Any]) -> list[Callable[[int, torch.Tensor], torch.Tensor]]:
-    """Return what puts the inputs of each run at its place."""
+    """Return the functions that put the inputs of each run at its place."""
     generator = torch.Generator().manual_seed(along.seed)
 
     def move(place: float) -> Callable[[int, torch.Tensor], torch.Tensor]:

@@ -31,7 +31,7 @@ import torch
 from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
-from regrad.core.rule import PerInput, asked
+from regrad.core.rule_forms import PerInput, asked
 from regrad.core.state import current
 from regrad.core.walk import noted
 from regrad.torch.arguments import fill
@@ -75,7 +75,7 @@ KEPT = 64  # kinds of calls of a function
 
 
 def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Return what a call has in common with those that are understood like it; None if unknown."""
+    """Return the traits of a call that it shares with those understood like it; None if unknown."""
     if args and not args[1:] and type(args[0]) in _PLAIN and options in _USUAL:  # most calls
         return args[0].dtype, args[0].ndim, bool(options) and options["inplace"]
     kinds: list[Any] = []

@@ -17,7 +17,7 @@ from regrad.core.surrogates import Learns
 from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
-from regrad.torch.apart import Own
+from regrad.torch.apart import TorchOwnCall
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import TorchGradient, fitted, refuse_closed_over, vjp, vjp_again
 from regrad.torch.host import (
@@ -149,7 +149,7 @@ class RuleCall:
             )
         if not made:
             return None
-        own = Own(self._copied, lambda ys: (ys, {}), False)
+        own = TorchOwnCall(self._copied, lambda ys: (ys, {}), False)
         own.count_run = self.count_run
         self.kind = type(ys)
         return own.link(tuple(made), ys)

@@ -156,7 +156,7 @@ def vjp(
 
 
 def find_closed_over(xs: Tensors, ys: Tensors, start: int) -> Any:
-    """Return what ys were made of besides xs and constants, from node `start` on: None if nothing.
+    """Return the tensors of which ys were made besides xs, from node `start` on: None if none.
 
     It is a leaf, or the node of another tensor. What autograd wrote while a function ran leads back
     to its arguments; anything else that it leads to would lose its gradient.

@@ -14,14 +14,14 @@ from regrad.errors import PassedOverError
 SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
 
 
-class Around(NamedTuple):
+class RunningContext(NamedTuple):
     """The surroundings of the code that runs here, besides scopes.
 
     Args:
         own: whether every op has torch's own gradient, whatever scopes and custom gradients there
             are, for the tools that compare the two.
         looked_at: whether a tool looks at the calls, and at the nodes of each.
-        within: the call of a module, a `Within`, that has a rule as a whole.
+        within: the call of a module, an `InsideWholeCall`, that has a rule as a whole.
         place: the `Place` of a node in a graph that torch.compile captures.
     """
 
@@ -31,8 +31,8 @@ class Around(NamedTuple):
     place: Any = None
 
 
-NOTHING = Around()
-AROUND: ContextVar[Around] = ContextVar("regrad_torch_around", default=NOTHING)
+NOTHING = RunningContext()
+AROUND: ContextVar[RunningContext] = ContextVar("regrad_torch_around", default=NOTHING)
 
 
 @block
@@ -45,7 +45,7 @@ def inside(**changes: Any) -> Generator[None]:
         AROUND.reset(token)
 
 
-class Within:
+class InsideWholeCall:
     """The call of a module that has a rule as a whole, from the inside.
 
     Args:
@@ -61,9 +61,9 @@ class Within:
         self.name: str = name
         self.kept: bool = kept
 
-    def begun(self) -> Within:
+    def begun(self) -> InsideWholeCall:
         """Return the same call, of which nothing has run."""
-        return Within(self.module, self.key, self.name, self.kept)
+        return InsideWholeCall(self.module, self.key, self.name, self.kept)
 
     def starts(self, module: Any) -> bool:
         """Return whether this is the call of the module itself, which is asked about once."""

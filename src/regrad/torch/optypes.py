@@ -257,7 +257,7 @@ def switch(function: Callable[..., Any]) -> int | None:
 
 
 def in_place_of(function: Callable[..., Any]) -> Any:
-    """Return what `function(x, inplace=True)` calls, of one tensor; None if that is not known."""
+    """Return the function that `function(x, inplace=True)` calls; None if that is not known."""
     if switch(function) != 1:
         return None
     return getattr(torch, f"{function.__name__}_", None)

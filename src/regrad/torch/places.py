@@ -44,7 +44,7 @@ from regrad.torch.host import (
     push_mode,
 )  # fmt: skip
 from regrad.torch.host.bodies import with_hooks_around
-from regrad.torch.open_scopes import AROUND, SCOPES, Within
+from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall
 from regrad.torch.optypes import families
 
 # How often keys have met calls in the model's call that runs, by the scope.
@@ -70,7 +70,7 @@ class View:
         return getattr(self._root, name)
 
 
-class Node(NamedTuple):
+class PlaceInModules(NamedTuple):
     """The place of the program in the modules that one scope knows."""
 
     step: Step = Step(())
@@ -84,7 +84,7 @@ class Node(NamedTuple):
 class Spot(tuple[Any, ...]):
     """The scopes that are open, as they are where the program is."""
 
-    nodes: tuple[Node | None, ...]
+    nodes: tuple[PlaceInModules | None, ...]
     paths: dict[Any, str]  # of the module that runs, as each scope knows it
     module: Callable[[], Any] = lambda: None  # the one that runs here
     moves: Mapping[Any, Any]  # the modes of the spot around, and those that are in their place here
@@ -132,7 +132,7 @@ class Spot(tuple[Any, ...]):
         found.whole = [(scope._root, node.whole) for scope, node in pairs if node and node.whole]
         return found
 
-    def node_of(self, root: Any) -> Node | None:
+    def node_of(self, root: Any) -> PlaceInModules | None:
         """Return where the program is in the modules of a scope."""
         for scope, node in zip(self, self.nodes, strict=True):
             if scope._root is root:
@@ -140,7 +140,7 @@ class Spot(tuple[Any, ...]):
         return None
 
 
-def spot_at(roots: Sequence[Any], nodes: Sequence[Node | None]) -> Spot:
+def spot_at(roots: Sequence[Any], nodes: Sequence[PlaceInModules | None]) -> Spot:
     """Return open scopes as they are at some nodes (None: of a scope that names no places)."""
     scopes: list[Any] = []
     for root, node in zip(roots, nodes, strict=True):
@@ -163,7 +163,7 @@ def stand(scopes: Sequence[Any], around: Any = None) -> tuple[Any, ...]:
     """
     roots = [scope._root for scope in scopes]
     held = around.node_of if isinstance(around, Spot) else None
-    nodes = [(held and held(root)) or (root._modules and Node()) for root in roots]
+    nodes = [(held and held(root)) or (root._modules and PlaceInModules()) for root in roots]
     return spot_at(roots, nodes) if any(nodes) else tuple(scopes)
 
 
@@ -182,7 +182,7 @@ def path_here(scope: Any, spot: Any = None) -> str:
 
 def step_here(scope: Any, spot: Any) -> Step:
     """Return the module that runs, as far as a scope knows it."""
-    node = (spot.node_of(scope._root) if isinstance(spot, Spot) else None) or Node()
+    node = (spot.node_of(scope._root) if isinstance(spot, Spot) else None) or PlaceInModules()
     return Step((node.path,), node.module(), node.step.kind)
 
 
@@ -236,7 +236,7 @@ class Modules:
         pairs = zip(self.paths, self.modules, strict=True)
         return None if self.model is None else [Step(p, m, type(m)) for p, m in pairs]
 
-    def enter(self, node: Node, module: Any) -> Node:
+    def enter(self, node: PlaceInModules, module: Any) -> PlaceInModules:
         """Return the place inside a module."""
         n = self.numbers.get(id(module))
         if n is None:
@@ -252,7 +252,7 @@ class Modules:
             # (of two modules that the same keys name, the inner one counts)
             trail = (*[each for each in trail if each[0] != mark], (mark, step))
         whole = self.plan.whole_at([*[step for _, step in node.trail], step])
-        return Node(step, path, trail, ref(module), known, whole)
+        return PlaceInModules(step, path, trail, ref(module), known, whole)
 
     def check(self, module: Any) -> None:
         """Raise if the class of a module, or the place of one inside, is not as at the start."""
@@ -412,7 +412,7 @@ def follow(old: Callable[..., Any]) -> Callable[..., Any]:
 
     for each in (call, _call_followed):
         dynamo.leave_alone(each, inside=False)
-    for ours in (Spot.enter, Within.starts, stand, moves, _move):
+    for ours in (Spot.enter, InsideWholeCall.starts, stand, moves, _move):
         dynamo.leave_alone(ours)
     return call
 

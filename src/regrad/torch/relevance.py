@@ -330,7 +330,7 @@ class Ops(torch.overrides.TorchFunctionMode):
         self.seen: list[tuple[tuple[str, str, str], list[Point], list[Point]]] = []
 
     def around(self, run: Run, target: Any) -> Any:
-        """Return what a run does, looked on at."""
+        """Return the context of a run that is looked on at."""
         handles = self.paths.install()
         try:
             with self:

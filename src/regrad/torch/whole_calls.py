@@ -56,7 +56,7 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import tensors
-from regrad.torch.open_scopes import AROUND, SCOPES, Within, inside
+from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
 from regrad.torch.places import counts_of
 from regrad.torch.subclasses import is_dispatched
 from regrad.transforms.arguments import replaced
@@ -88,7 +88,7 @@ class WholeRule:
                     f"it, as {as_name(name)!r}, and return its gradient: (dx, {{{name!r}: dw}})."
                 )
 
-    def rule_for(self, call: WholeCall, site: Any) -> ForeignRule:
+    def rule_for(self, call: ModuleArguments, site: Any) -> ForeignRule:
         """Return the rule for calls with such inputs."""
         value = partial(self.value, site=site) if self.asks_site else self.value
         inputs, attrs = call.named(self.asks)
@@ -107,7 +107,7 @@ class WholeRule:
         return self.by_form[form]
 
 
-class WholeCall:
+class ModuleArguments:
     """The arguments of a call of a module: the tensors, what holds them, and the parameters.
 
     Args:
@@ -155,7 +155,7 @@ class WholeCall:
         self.close: containers.Rebuild = containers.only
 
     def _positions(self, count: int) -> list[str]:
-        """Return what the module calls its positional arguments."""
+        """Return the names that the module gives its positional arguments."""
         found = inspect.signature(self.inner.forward).parameters.values()
         names = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         return [*names[:count], *[f"args{i}" for i in range(len(names), count)]]
@@ -171,8 +171,8 @@ class WholeCall:
         attrs = {free(n): v for n, v in self.given if next(tensors((v,)), None) is None}
         return names_for(asks, names, moving), attrs
 
-    def value(self, within: Within, xs: Sequence[torch.Tensor]) -> Any:
-        """Return what the module makes of these tensors and parameters; what it holds stays."""
+    def value(self, within: InsideWholeCall, xs: Sequence[torch.Tensor]) -> Any:
+        """Return the result of the module of these tensors and parameters; what it holds stays."""
         count, xs = len(self.places), [xs[i] for i in self.first]
         rest = iter(replaced(self.leaves, self.places, xs[:count]))
         made = [rebuild([next(rest) for _ in range(n)]) for n, rebuild in self.rebuilds]
@@ -212,7 +212,14 @@ class WholeCall:
 class ModuleCall(RuleCall):
     """A call of a module under a rule for the whole."""
 
-    def __init__(self, rule: ForeignRule, call: WholeCall, within: Within, hit: Any, attrs: Any):
+    def __init__(
+        self,
+        rule: ForeignRule,
+        call: ModuleArguments,
+        within: InsideWholeCall,
+        hit: Any,
+        attrs: Any,
+    ):
         n, more, given = len(call.places), len(call.names), [*call.tensors, *call.parameters]
         layout = None
         if rule.op.inputs[0].kind == "many":
@@ -220,8 +227,8 @@ class ModuleCall(RuleCall):
         super().__init__(rule, given, layout, attrs, lambda *xs: call.value(within, xs), hit)
         self.leaves: int = n + more  # without what the rule learns
         self.is_simple = False  # (each pull has an `Answering` of its own)
-        self.call: WholeCall = call
-        self.within: Within = within
+        self.call: ModuleArguments = call
+        self.within: InsideWholeCall = within
         self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak
         self.own -= {n + j for j, name in enumerate(call.names) if as_name(name) in rule.asks}
 
@@ -332,7 +339,7 @@ def call_whole(
             continue
         rule = held[fit]
         refuse_to_be_written(f"the call of {name}")
-        call = WholeCall(module, args, options, put)
+        call = ModuleArguments(module, args, options, put)
         rule.check(call.inner, scope._modules.path_of(call.inner))
         site = None
         if rule.asks_site:
@@ -340,7 +347,7 @@ def call_whole(
             site = site_here(scope, call.type, n, call.tensors)
         shape = tuple(call.tensors[0].shape) if call.tensors else ()
         hit = bind_call(scope, rule.key, call.type, shape)
-        within = Within(module, rule.key, call.type, rule.key in scope._keep)
+        within = InsideWholeCall(module, rule.key, call.type, rule.key in scope._keep)
         given = [*call.tensors, *call.parameters]
         if not (torch.is_grad_enabled() or is_transformed()):
             return call.closed(call.value(within, given))

@@ -36,12 +36,12 @@ from regrad.core.tensor import Readable, Tensor
 from regrad.transforms.arguments import is_key, noted
 from regrad.transforms.closures import Closure
 from regrad.transforms.steps import (
+    BodyStep,
     CustomRun,
     Env,
     Id,
     Ref,
     RegionRun,
-    Step,
     as_written,
     at,
     computed,
@@ -73,14 +73,14 @@ class Capture(Trail):
         self.depth: int = 0 if state is None else len(state.tapes)
         self.open: int = 0 if state is None else len(open_tapes(state))
         self.mark: int = next_id()
-        self.steps: list[Step] = []
+        self.steps: list[BodyStep] = []
         self.strangers: dict[int, tuple[int, Any]] = {}  # id() of an array: a number, the array
         self.patchy = False  # whether a body inside has strangers of which too little is known
         self.passages: set[Any] = set()  # of regions in here
         self.pulls: set[Any] = set()  # those through which the body asked for a gradient
 
     def _keep(self, run: Any, refs: Sequence[Ref], ys: Sequence[Tensor]) -> None:
-        self.steps.append(Step(run, refs, _ids(ys)))
+        self.steps.append(BodyStep(run, refs, _ids(ys)))
 
     def ref(self, x: Tensor) -> Ref:
         """Return how a replay finds an input of a step."""
@@ -164,7 +164,7 @@ class Capture(Trail):
             if value is None:
                 self.reach(source, number)
             elif number not in self.places:  # a constant that was assigned in here
-                self.steps.append(Step(held, [self.ref(value)], [number]))
+                self.steps.append(BodyStep(held, [self.ref(value)], [number]))
         self._keep(captured.replay, [self.ref(x) for x in xs], ys)
         # what it made is known out here, too: records on tapes that go on may have kept it
         for number, place in captured.first.places.items():
@@ -306,7 +306,7 @@ class Captured:
         ids = {id(x._data): Id(i) for i, x in inner.items()}
         consts = [ids.get(id(c), c) for c in closed.consts]
         run = partial(run_strangers, sliced(closed.jaxpr), consts)
-        self.first.steps.insert(0, Step(run, self.xs, numbers))
+        self.first.steps.insert(0, BodyStep(run, self.xs, numbers))
         self.complete: bool = not self.first.patchy
 
     def replay(self, xs: Sequence[Tensor], around: Env | None = None) -> Sequence[Tensor]:

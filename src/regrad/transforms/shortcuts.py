@@ -96,7 +96,7 @@ class Shortcuts:
         The closure and `state`, the `version` of the registry and the `default` dtype, are what it
         was made for. The caller clears what is kept when one has changed.
         """
-        writer = _Writer(f=self.f, shortcuts=self, **state)
+        writer = _ShortcutWriter(f=self.f, shortcuts=self, **state)
         try:
             writer.open(args, kwargs, self.places, self.names, self.keywords)
         except _Unusual:
@@ -160,7 +160,7 @@ class _Unusual(Exception):
     """A value for which no code is written."""
 
 
-class _Writer(Writer):
+class _ShortcutWriter(Writer):
     """Writes the road of one kind of call."""
 
     def __init__(self, **scope: Any) -> None:

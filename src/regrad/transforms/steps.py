@@ -63,7 +63,7 @@ class Env(dict[Any, Tensor]):
         self.records: dict[Any, tuple[Any, Sequence[Tensor]]] = {}
 
 
-class Step(NamedTuple):
+class BodyStep(NamedTuple):
     """One thing that a body did: what to run, and the ids of what goes in and comes out."""
 
     run: Callable[[Sequence[Tensor], Env], Sequence[Tensor]]
@@ -148,7 +148,7 @@ class CustomRun(NamedTuple):
 
     call: CustomCall
     back: Callable[..., Any]
-    inner: Sequence[Step]
+    inner: Sequence[BodyStep]
     values: Sequence[Ref]
     close: containers.Rebuild
     cut: bool  # a tape that the body itself opened took the gradient

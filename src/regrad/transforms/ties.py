@@ -62,7 +62,7 @@ class PythonLoop:
         return carry
 
     def _inside(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return what stands for Tensors in the region of the loop, whose tapes watch that."""
+        """Return the stand-ins of Tensors in the region of the loop, whose tapes watch them."""
         region = self.state.region
         return xs if region is None else [*map(region.enter, xs)]
 

@@ -115,13 +115,13 @@ class WholeCall:
         layout = None if names != ["xs"] else (tuple(range(n)), *range(n, total))
         specs = [(x.shape, x.dtype) for x in inputs]
         many = [(dy.shape, dy.dtype) for dy in dys] if len(dys) > 1 else None
-        pulls = Pulls(own, function, inputs, passage, zeros.values())
+        pulls = WholeCallPulls(own, function, inputs, passage, zeros.values())
         one = ForeignCall(rule, specs, self.attrs, layout, many, self.hit, pulls)
         pair = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
         return one.pull(inputs, *pair, passage.wanted)
 
 
-class Pulls:
+class WholeCallPulls:
     """The call's own gradient and value, as its rule may ask for them, and what it has asked."""
 
     vjp: Any = None

@@ -101,7 +101,7 @@ OVERRIDES.part(f"torch.nn.Module.{COMPILED_CALL}", _EACH_CALL, lambda found: fou
 
 
 def call_of(module: Any) -> Any:
-    """Return what a module, or its class, runs as its call."""
+    """Return the function that a module, or its class, runs as its call."""
     return module._call_impl
 
 

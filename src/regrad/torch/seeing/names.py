@@ -116,8 +116,9 @@ def key_of(node: Any) -> int | None:
 
 
 def source_of(x: torch.Tensor) -> tuple[int, int]:
-    """Return what edges of the graph that lead to a tensor say: the key of its node, and which of
-    that node's outputs it is. A tensor without history is its own key.
+    """Return the key of the node that made a tensor, and which of the node's outputs it is.
+
+    Edges of the graph that lead to the tensor say so. A tensor without history is its own key.
     """
     return (id(x) if x.grad_fn is None else number_of(x.grad_fn)), x.output_nr
 

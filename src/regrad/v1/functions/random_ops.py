@@ -21,7 +21,7 @@ from regrad.core.state import next_id
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
 from regrad.graph.graph import chain, defer, graph_op
-from regrad.graph.plan import Run
+from regrad.graph.plan import PlanRun
 from regrad.random import JaxSource, NumpySource
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
@@ -118,7 +118,13 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: str, attrs: str = 
     """An op type whose kernel is given the session's generator first."""
 
     def draw(
-        run: Run, *arrays: Any, seed: int, seed2: int, stream: int, region: bool, **attributes: Any
+        run: PlanRun,
+        *arrays: Any,
+        seed: int,
+        seed2: int,
+        stream: int,
+        region: bool,
+        **attributes: Any,
     ) -> np.ndarray:
         return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
 

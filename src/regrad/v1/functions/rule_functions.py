@@ -11,7 +11,8 @@ from typing import Any
 
 from regrad.core.builtin import builtin
 from regrad.core.registry import ALIASES, OPS, canonical
-from regrad.core.rule import NoGradient, NoRule, OpView, Rule
+from regrad.core.rule import NoGradient, NoRule, Rule
+from regrad.core.rule_forms import OpView
 from regrad.errors import near
 from regrad.v1.graph.tensors import Tensor
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from regrad.core.bindings import CountedRule
 from regrad.core.rule import NoGradient, NoRule, place
 from regrad.errors import printable
-from regrad.graph.graph import CONST, Graph, Node, Symbol
+from regrad.graph.graph import CONST, Node, OpGraph, Symbol
 from regrad.graph.plan import needed
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
 from regrad.v1.graph.static_shapes import TensorShape
@@ -45,7 +45,7 @@ def _outputs(node: Node) -> str:
     return ", ".join(f"{_dtype(s)} {_shape(s)}" for s in node.symbols)
 
 
-def _select(graph: Graph, of: Sequence[Node] | None) -> list[Node]:
+def _select(graph: OpGraph, of: Sequence[Node] | None) -> list[Node]:
     """Return all ops of a graph, or only those that some of them need."""
     return graph.nodes if of is None else needed(of, set())
 
@@ -55,7 +55,7 @@ def _select(graph: Graph, of: Sequence[Node] | None) -> list[Node]:
 HEADER = ("name", "type", "output", "rule")
 
 
-def summary(graph: Graph, limit: int | None = None, of: Sequence[Node] | None = None) -> str:
+def summary(graph: OpGraph, limit: int | None = None, of: Sequence[Node] | None = None) -> str:
     """A table of the ops: name, type, dtype and shape of the output, and the rule in force.
 
     Args:
@@ -102,7 +102,7 @@ def _type(node: Node) -> str:
 KINDS: dict[str, BoxKind] = {"Placeholder": "input", "VariableV2": "variable", "Const": "constant"}
 
 
-def draw(graph: Graph, of: Sequence[Node] | None = None, initializers: bool = False) -> Drawing:
+def draw(graph: OpGraph, of: Sequence[Node] | None = None, initializers: bool = False) -> Drawing:
     """The graph as a `Drawing`: `svg` draws it with Graphviz, `html` is a page to look around in.
 
     Args:
@@ -125,7 +125,7 @@ def draw(graph: Graph, of: Sequence[Node] | None = None, initializers: bool = Fa
     )
 
 
-def to_dot(graph: Graph, of: Sequence[Node] | None = None, rankdir: str = "TB") -> str:
+def to_dot(graph: OpGraph, of: Sequence[Node] | None = None, rankdir: str = "TB") -> str:
     """The source of a picture of the graph, with all scopes open, for the program `dot`.
 
     Args:
@@ -138,7 +138,7 @@ def to_dot(graph: Graph, of: Sequence[Node] | None = None, rankdir: str = "TB") 
 
 
 def to_svg(
-    graph: Graph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None,
+    graph: OpGraph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None,
     rankdir: str = "TB", depth: int | None = None,
 ) -> str:  # fmt: skip
     """The picture of `draw` as SVG, written to `path`, whole or not at all, if one is given.

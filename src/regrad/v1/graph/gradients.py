@@ -23,7 +23,7 @@ from regrad.core.tensor import TensorLike
 from regrad.core.walk import Grads, walk
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
 from regrad.graph.deferred import LATER
-from regrad.graph.graph import Graph, Node, Symbol, tensor_of
+from regrad.graph.graph import Node, OpGraph, Symbol, tensor_of
 from regrad.v1.graph.conversion import build, constant, convert_to_tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.tensors import IndexedSlices, Tensor, face, is_tensor, operation
@@ -369,7 +369,7 @@ def _is_cast_of_integers(node: Node) -> bool:
 class _OpNames:
     """Names the ops of a backward pass after the ops that they differentiate."""
 
-    def __init__(self, graph: Graph, scope: str, seen: list[Any] | None) -> None:
+    def __init__(self, graph: OpGraph, scope: str, seen: list[Any] | None) -> None:
         self.graph = graph
         self.scope = scope
         self.seen = seen

@@ -39,7 +39,7 @@ FACES: dict[type, Callable[..., Any]] = {}
 OpTypeMap = Mapping[str, str | Callable[..., Any]]
 
 
-class Graph(engine.Graph):
+class Graph(engine.OpGraph):
     """A graph of ops, to be run by a Session. The functions of `tf` add to the default graph.
 
     Source: `tf.Graph`.
@@ -150,7 +150,7 @@ class Graph(engine.Graph):
         """Ops *made* in the block run after these ops and tensors; None clears what is around."""
         nodes = None if control_inputs is None else [node_of(x) for x in control_inputs]
         inner = INNERMOST.get()
-        yield from engine.Graph.control_dependencies(inner or self, nodes).steps
+        yield from engine.OpGraph.control_dependencies(inner or self, nodes).steps
 
     # -- seeing it -------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ def reset_default_graph() -> None:
     _GLOBAL[0] = Graph()
 
 
-def current_graph() -> engine.Graph:
+def current_graph() -> engine.OpGraph:
     """The graph that is being built: the default one, or the region (a branch) open in it."""
     graph = get_default_graph()
     region = INNERMOST.get()

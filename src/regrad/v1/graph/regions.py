@@ -33,8 +33,8 @@ from regrad.core.state import current, in_state
 from regrad.core.tape import placed, put
 from regrad.errors import GradientError, GraphError
 from regrad.graph.deferred import pull_call, spec_of_record
-from regrad.graph.graph import CONST, INNERMOST, Graph, Node, Symbol, graph_op
-from regrad.graph.plan import Plan, Run, needed
+from regrad.graph.graph import CONST, INNERMOST, Node, OpGraph, Symbol, graph_op
+from regrad.graph.plan import GraphPlan, PlanRun, needed
 from regrad.shapes.infer import Spec
 from regrad.v1.graph.gradients import path, pull_in_graph
 from regrad.v1.graph.graphs import add_op, current_graph
@@ -50,7 +50,7 @@ class GraphRegion:
     tensors of the outer graph (see `share_captures`).
     """
 
-    graph: Graph
+    graph: OpGraph
     arguments: Sequence[rg.Tensor]
     outputs: Sequence[rg.Tensor]
     targets: Sequence[Node] = ()
@@ -78,10 +78,10 @@ class GraphRegion:
         return GraphRegion(self.graph, self.arguments, self.outputs, self.targets)
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> GraphPlan:
         """The plan that NumPy runs."""
         symbols = [y._data for y in self.outputs]
-        return Plan(symbols, self.targets, [x._data for x in self.inputs])
+        return GraphPlan(symbols, self.targets, [x._data for x in self.inputs])
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -90,7 +90,7 @@ class GraphRegion:
         return needed(wanted, {x._data.id for x in self.inputs})
 
 
-class Interpreter(Run):
+class Interpreter(PlanRun):
     """A run that takes the nodes of regions one by one, as no plan does that NumPy runs."""
 
     __slots__ = ()
@@ -164,15 +164,15 @@ class EagerRun(Interpreter):
 
 
 @block
-def inside(graph: Graph) -> Generator[Graph]:
+def inside(graph: OpGraph) -> Generator[OpGraph]:
     """Ops made in the block go into the inner graph."""
     yield from stay(graph, INNERMOST, graph)
 
 
-def new_graph(name: str) -> Graph:
+def new_graph(name: str) -> OpGraph:
     """A graph for a region of the current one."""
     outer = current_graph()
-    made = Graph(outer)
+    made = OpGraph(outer)
     made.scope = f"{outer.scope}{name}/"
     return made
 
@@ -191,7 +191,7 @@ def waiting_for(*regions: GraphRegion) -> Any:
     """Ops made in the block run after what the regions' ops are to run after."""
     graph = current_graph()
     nodes = [node for region in regions for node in region.graph.waits_for]
-    return Graph.control_dependencies(graph, nodes)
+    return OpGraph.control_dependencies(graph, nodes)
 
 
 def spec_of(x: rg.Tensor) -> Spec:
@@ -273,7 +273,7 @@ class Part:
     turns: Sequence[tuple[rg.Tensor, rg.Tensor]] = ()
 
     def used(self, outputs: Iterable[int]) -> tuple[list[Symbol], dict[int, Symbol]]:
-        """Return what a gradient of these outputs starts from, and all that it may come to.
+        """Return the symbols where a gradient of these outputs starts, and all that it may reach.
 
         What any iteration uses is used.
         """
@@ -286,7 +286,7 @@ class Part:
             ends.update(more)
 
     def watched(self, outputs: Iterable[int], inputs: Iterable[int]) -> set[int]:
-        """Return what lies on a path from these inputs to these outputs, and the inputs."""
+        """Return the ids of the inputs, and of the symbols on a path from them to these outputs."""
         ends, used = self.used(outputs)
         ids = {x._id for x in (self.inputs[i] for i in inputs) if x._data.carries}
         while True:
@@ -297,7 +297,7 @@ class Part:
             ids |= more
 
 
-class RegionRule(PathRule):
+class GraphRegionRule(PathRule):
     """The rule of an op that runs regions, which needs all that the op read and made.
 
     The gradient is by the inputs that are watched, of the outputs that are used.
@@ -339,7 +339,7 @@ _op = partial(graph_op, several=True, stateful=True, holomorphic=False)
 # -- cond ----------------------------------------------------------------------------------------
 
 
-def _if(run: Run, pred: np.ndarray, xs: Values, branches: Sequence[GraphRegion]) -> Any:
+def _if(run: PlanRun, pred: np.ndarray, xs: Values, branches: Sequence[GraphRegion]) -> Any:
     return tuple(run.through(branches[0 if bool(pred) else 1], xs))
 
 
@@ -363,7 +363,7 @@ def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
                        for p, q in pairs]), m.dtype)  # fmt: skip
 
 
-class CondRule(RegionRule):
+class CondRule(GraphRegionRule):
     """The gradient is a choice between the gradients of the branches."""
 
     name = "cond"
@@ -477,12 +477,12 @@ def _blank(x: Any) -> Any:
     return None if x is None else backend_of(x).xp.zeros_like(x)
 
 
-def _while(run: Run, xs: Values, loop: Loop) -> Any:
+def _while(run: PlanRun, xs: Values, loop: Loop) -> Any:
     *_, values = loop.steps(_calls(run), xs[: loop.count], xs[loop.count :])
     return tuple(values)
 
 
-def _calls(run: Run) -> Call:
+def _calls(run: PlanRun) -> Call:
     """Calls of regions in the iterations of one loop."""
     outside, through = run.path, run.through
 
@@ -506,7 +506,7 @@ def while_node(
         return add_op(WHILE, "while", xs, {"loop": Loop(cond, body, limit)}, specs, WHILE.rule)
 
 
-class WhileRule(RegionRule):
+class WhileRule(GraphRegionRule):
     """The gradient runs the loop again, and then back over its iterations."""
 
     name = "while_loop"
@@ -545,11 +545,11 @@ class WhileRule(RegionRule):
 WHILE = _op("While", _while, "xs*", "loop", name="while", rule=WhileRule())
 
 
-def _while_grad(run: Run, xs: Values, loop: Loop, floats: int) -> Any:
+def _while_grad(run: PlanRun, xs: Values, loop: Loop, floats: int) -> Any:
     return tuple(loop.pull(_calls(run), xs, floats))
 
 
-class WhileGradRule(RegionRule):
+class WhileGradRule(GraphRegionRule):
     """Higher orders: the run differentiates the passes over the loop, op by op."""
 
     name = "while_loop"

@@ -87,7 +87,7 @@ TESTS = {
 }  # fmt: skip
 
 
-class Row(NamedTuple):
+class RowParts(NamedTuple):
     """The parts of a row from which its docstring is made."""
 
     path: str  # as "tf.math.sqrt"
@@ -110,7 +110,7 @@ def fill_in(made: Any, name: str, **shown: Any) -> Any:
     return made
 
 
-def complete(doc: str, row: Row) -> str:
+def complete(doc: str, row: RowParts) -> str:
     """Return the docstring of a row with the sections that follow from it."""
     doc = inspect.cleandoc(doc)
     prose, mark, example = (doc + _example(row)).partition("\n>>> ")
@@ -126,7 +126,7 @@ def complete(doc: str, row: Row) -> str:
     return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")
 
 
-def _arguments(row: Row, own: str) -> str:
+def _arguments(row: RowParts, own: str) -> str:
     """Return the section of arguments, in the order of the call."""
     said = dict(re.findall(r"^ {4}(\w+): ((?:.*\n?)(?: {5,}.*\n?)*)", own, re.M))
     together = len(row.tensors) > 1 and row.one_dtype and not said.keys() & set(row.tensors)
@@ -151,16 +151,16 @@ def _arguments(row: Row, own: str) -> str:
     return "\n".join(INDENT + line for line in lines)
 
 
-def _holding(row: Row) -> str:
+def _holding(row: RowParts) -> str:
     held = HOLDS.get(row.kinds)
     return f" of {held}" if held else ""
 
 
-def _single(row: Row) -> str:
+def _single(row: RowParts) -> str:
     return "bool" if row.kinds == "b" else "number"
 
 
-def _example(row: Row) -> str:
+def _example(row: RowParts) -> str:
     """Return the example of a row in eager mode."""
     if not row.shows:
         return ""
@@ -178,16 +178,16 @@ def _dtype_shown(elements: str) -> str:
     return next((dtype for mark, dtype in marks.items() if mark in elements), "int64")
 
 
-def _elementwise(row: Row) -> bool:
+def _elementwise(row: RowParts) -> bool:
     op = OPS.get(row.op_type)
     return row.plain and op is not None and op.elementwise
 
 
-def _broadcasting(row: Row) -> str:
+def _broadcasting(row: RowParts) -> str:
     return " Shapes broadcast." if _elementwise(row) else ""
 
 
-def _results(row: Row) -> str:
+def _results(row: RowParts) -> str:
     """Return the section of results of an elementwise op; of others the row must write it."""
     if not _elementwise(row):
         return ""
@@ -200,7 +200,7 @@ def _results(row: Row) -> str:
     return f"{INDENT}{text}\n{INDENT}an eager Tensor if the tensors are eager."
 
 
-def _errors(row: Row) -> str:
+def _errors(row: RowParts) -> str:
     if not row.tensors:
         return ""
     several = len(row.tensors) > 1

@@ -14,7 +14,7 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.conversion import as_sizes
 from regrad.v1.graph.forms import axes_of, one_op, renamed
 from regrad.v1.graph.kinds import ANY
-from regrad.v1.graph.row_docs import Row, complete
+from regrad.v1.graph.row_docs import RowParts, complete
 
 MISSING, EITHER = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
 TENSOR = object()  # the role of a parameter that is a tensor though it has a default
@@ -153,7 +153,7 @@ def _made(
 
     given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
     settings = kinds, same, call is one_op, shows
-    row = Row(path, op_type, default, list(places), given, dict(older), idle, *settings)
+    row = RowParts(path, op_type, default, list(places), given, dict(older), idle, *settings)
     return _dress(call_row, name, signature, complete(doc, row), module)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import regrad as rg
-from regrad.core.rule import OpView, as_many
+from regrad.core.rule_forms import OpView, as_many
 from regrad.core.tensor import Readable, TensorLike, TensorView
 from regrad.errors import ArgumentError, GraphError, near
 from regrad.graph.graph import Node, Symbol, Symbolic, is_symbolic, tensor_of

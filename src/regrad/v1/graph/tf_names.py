@@ -24,7 +24,7 @@ Getter = Callable[[Node], Any]
 INT32 = np.dtype(np.int32)
 
 
-class View(NamedTuple):
+class TensorFlowView(NamedTuple):
     """One row: the inputs in TensorFlow's order, and the attributes by TensorFlow's names.
 
     An input is a place among the leaves, XS for all of them, or a pair of a name and a getter.
@@ -59,11 +59,11 @@ def attrs(node: Node) -> dict[str, Any]:
     return {name: value(node) if callable(value) else value for name, value in items}
 
 
-def _view(node: Node) -> View:
+def _view(node: Node) -> TensorFlowView:
     view = VIEWS.get(node.op.type)
     if view is None:
         own = {name: _own(name) for name in node.attrs}
-        return View((XS,), {"T": T, **own} if node.specs or node.symbols else own)
+        return TensorFlowView((XS,), {"T": T, **own} if node.specs or node.symbols else own)
     return view(node) if callable(view) else view
 
 
@@ -275,46 +275,46 @@ RESIZE: dict[str, Any] = {"T": T, "align_corners": at("align"), "half_pixel_cent
 # -- op types that TensorFlow tells apart --------------------------------------------------------
 
 
-def _split(node: Node) -> View:
+def _split(node: Node) -> TensorFlowView:
     """`Split` into equal parts, else `SplitV`."""
     parts, attrs = node.attrs["sizes"], {"num_split": lambda node: len(node.symbols), "T": T}
     axis = ints("split_dim", "axis")
     if all(_same(part, parts[0]) for part in parts[1:]):
-        return View((axis, XS), attrs)
-    return View((XS, ints("size_splits", "sizes"), axis), {**attrs, "Tlen": INT32})
+        return TensorFlowView((axis, XS), attrs)
+    return TensorFlowView((XS, ints("size_splits", "sizes"), axis), {**attrs, "Tlen": INT32})
 
 
-def _pad(node: Node) -> View:
+def _pad(node: Node) -> TensorFlowView:
     """`Pad` with zeros, else `PadV2`."""
     filled = (
         () if node.attrs["constant_value"] == 0 else (number("constant_values", "constant_value"),)
     )
-    return View((XS, ints("paddings"), *filled), {"T": T, "Tpaddings": INT32})
+    return TensorFlowView((XS, ints("paddings"), *filled), {"T": T, "Tpaddings": INT32})
 
 
-def _matmul(node: Node) -> View:
+def _matmul(node: Node) -> TensorFlowView:
     """`MatMul`, or `BatchMatMulV2`, which calls its transposes adjoints."""
     names = ("transpose_a", "transpose_b")
     attrs = {"T": T, **{name: at(name) for name in names}}
     if _rank(node) != 2:
         attrs |= {"adj_x": at("transpose_a"), "adj_y": at("transpose_b")}
-    return View((XS,), attrs)
+    return TensorFlowView((XS,), attrs)
 
 
 # -- the table -----------------------------------------------------------------------------------
 
 
-def row(*inputs: Any, **attrs: Any) -> View:
+def row(*inputs: Any, **attrs: Any) -> TensorFlowView:
     """A row with `T`; the op's own inputs, if none are named."""
-    return View(inputs or (XS,), {"T": T, **attrs})
+    return TensorFlowView(inputs or (XS,), {"T": T, **attrs})
 
 
-def typed(*inputs: Any, **attrs: Any) -> View:
+def typed(*inputs: Any, **attrs: Any) -> TensorFlowView:
     """A row whose dtypes have other names than `T`."""
-    return View(inputs or (XS,), attrs)
+    return TensorFlowView(inputs or (XS,), attrs)
 
 
-def each(op_types: str, view: View) -> dict[str, View]:
+def each(op_types: str, view: TensorFlowView) -> dict[str, TensorFlowView]:
     """The same row for several op types."""
     return dict.fromkeys(op_types.split(), view)
 
@@ -323,7 +323,7 @@ REDUCED = (XS, ("reduction_indices", axes))
 REDUCTION: dict[str, Any] = {"keep_dims": at("keepdims"), "Tidx": INT32}
 SEEDS = {"seed": at("seed"), "seed2": at("seed2")}
 
-VIEWS: dict[str, View | Callable[[Node], View]] = {
+VIEWS: dict[str, TensorFlowView | Callable[[Node], TensorFlowView]] = {
     # sources and state
     "Const": typed(value=at("value"), dtype=result),
     **each("Placeholder PlaceholderWithDefault", typed(dtype=result, shape=sizes)),

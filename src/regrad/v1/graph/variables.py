@@ -15,8 +15,8 @@ from regrad.core.state import current
 from regrad.core.tape import rule_in_force
 from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph.graph import INNERMOST, NO_RULE, Graph, chain, graph_op
-from regrad.graph.plan import Run
+from regrad.graph.graph import INNERMOST, NO_RULE, OpGraph, chain, graph_op
+from regrad.graph.plan import PlanRun
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType, DTypeLike
@@ -44,7 +44,7 @@ __all__ = [
 # -- the ops: what they read and write is the state of the run -----------------------------------
 
 
-def read_state(run: Run, ref: Any, key: str) -> Any:
+def read_state(run: PlanRun, ref: Any, key: str) -> Any:
     """Return the value of a variable in a run; the kernel of reads."""
     try:
         return run.read(key)
@@ -55,18 +55,20 @@ def read_state(run: Run, ref: Any, key: str) -> Any:
         ) from None
 
 
-def _write(run: Run, ref: Any, value: np.ndarray, key: str, shape: tuple[int, ...] | None) -> Any:
+def _write(
+    run: PlanRun, ref: Any, value: np.ndarray, key: str, shape: tuple[int, ...] | None
+) -> Any:
     if shape is not None and np.shape(value) != shape:
         raise ShapeError(f"assign to {key!r}: expected the shape {shape}, got {np.shape(value)}")
     return run.write(key, value)
 
 
-def _is_set(run: Run, ref: Any, key: str) -> np.ndarray:
+def _is_set(run: PlanRun, ref: Any, key: str) -> np.ndarray:
     return np.asarray(key in run.written or key in run.variables)
 
 
 def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def kernel(run: Run, ref: Any, value: np.ndarray, key: str) -> Any:
+    def kernel(run: PlanRun, ref: Any, value: np.ndarray, key: str) -> Any:
         old = read_state(run, ref, key)
         return _write(run, ref, combine(old, value), key, old.shape)
 
@@ -139,7 +141,7 @@ class Variable(Readable):
                 "a Variable cannot be made inside a branch or a loop; make it before and use it "
                 "inside"
             )
-        self.graph: Graph
+        self.graph: OpGraph
         self.graph = graph = get_default_graph()
         self.trainable = trainable
         self.constraint = constraint
@@ -172,7 +174,7 @@ class Variable(Readable):
         """The op's own output, which stands for the variable and not for a value."""
         return self._variable
 
-    def _new_read(self, name: str, graph: Graph | None = None) -> Tensor:
+    def _new_read(self, name: str, graph: OpGraph | None = None) -> Tensor:
         graph = graph or current_graph()
         region = graph if self.graph in chain(graph) else self.graph
         ref = region.entering(self._variable._tensor)

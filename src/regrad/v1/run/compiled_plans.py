@@ -14,7 +14,7 @@ import numpy as np
 
 from regrad.core.backends import JAX
 from regrad.graph.graph import CONST, Node, Symbol
-from regrad.graph.plan import Plan, Run
+from regrad.graph.plan import GraphPlan, PlanRun
 from regrad.transforms.donation import compile_donating, may_donate, set_apart
 from regrad.transforms.traces import find_jax
 from regrad.v1.run import traced_control  # noqa: F401 (registers how branches and loops are traced)
@@ -36,7 +36,7 @@ DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
 KEPT = 512  # shapes for which a plan stays compiled
 
 
-class CompiledPlan(Plan):
+class CompiledPlan(GraphPlan):
     """A plan as one program of XLA.
 
     Variables stay arrays of JAX from run to run; the memory of those that a run writes to is used
@@ -72,7 +72,7 @@ class CompiledPlan(Plan):
         inner = [s for n in all_nodes(self.nodes) if n.op is not CONST for s in n.symbols]
         return [*self.feeds, *self.fetches, *inner]
 
-    def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
+    def __call__(self, values: Sequence[Any], run: PlanRun) -> list[Any]:
         self._admit()
         if self.traces >= KEPT:
             self._begin()
@@ -103,7 +103,7 @@ class CompiledPlan(Plan):
                 error.add_note(f"in the graph's op {self.double.node.name!r}")
                 raise
 
-    def _given(self, run: Run, keys: Sequence[str]) -> dict[str, Any]:
+    def _given(self, run: PlanRun, keys: Sequence[str]) -> dict[str, Any]:
         """The values of variables as arrays of JAX, which then stay in the session."""
         variables = run.variables
         present = [key for key in keys if key in variables]
@@ -112,7 +112,7 @@ class CompiledPlan(Plan):
                 variables[key] = JAX.xp.array(variables[key])
         return {key: variables[key] for key in present}
 
-    def _key(self, run: Run, stream: int) -> Any:
+    def _key(self, run: PlanRun, stream: int) -> Any:
         """The key of a random op: that of its last run, or one made of its seeds."""
         key = run.others.get(stream)
         if key is None:

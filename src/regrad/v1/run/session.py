@@ -18,7 +18,7 @@ from regrad.core.tensor import Readable, TensorLike, read_only
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
 from regrad.graph.graph import Node, Symbol, is_symbolic, made_inside
-from regrad.graph.plan import Plan, Run
+from regrad.graph.plan import GraphPlan, PlanRun
 from regrad.transforms.traces import find_jax
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.conversion import as_array
@@ -227,7 +227,7 @@ class Session(Block):
             raise ArgumentError(f"there are no remote sessions: target must be '', got {target!r}")
         if not isinstance(graph, Graph | None):
             raise ArgumentError(f"Session: graph must be a tf.Graph, got {kind(graph)}")
-        plan_type = _compiled_plans() if jit else Plan
+        plan_type = _compiled_plans() if jit else GraphPlan
         self._plan = lru_cache(PLANS)(partial(_planned, plan_type))
         self.graph: Graph = get_default_graph() if graph is None else graph
         self._variables: dict[Any, Any] = {}
@@ -276,7 +276,7 @@ class Session(Block):
             fed = {s.node.name: v for s, v in feeds.items() if s.node.op.type == "VariableV2"}
             values = [v for s, v in feeds.items() if s.node.name not in fed]
             variables = {**variables, **fed}
-        run = Run(variables, self._others)
+        run = PlanRun(variables, self._others)
         one_by_one = self._lock if plan.stateful else nullcontext()
         with one_by_one, Deferred() if plan.donates else nullcontext():
             try:
@@ -381,8 +381,11 @@ PLANS = 256  # choices of fetches and feeds whose plans a session keeps
 
 
 def _planned(
-    plan_type: type[Plan], symbols: Sequence[Symbol], nodes: Sequence[Node], feeds: Sequence[Symbol]
-) -> Plan:
+    plan_type: type[GraphPlan],
+    symbols: Sequence[Symbol],
+    nodes: Sequence[Node],
+    feeds: Sequence[Symbol],
+) -> GraphPlan:
     """Return the plan for some fetches and feeds; it is not fed the values of variables."""
     return plan_type(symbols, nodes, [s for s in feeds if s.node.op.type != "VariableV2"])
 
@@ -406,7 +409,7 @@ def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
         raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
 
 
-def _compiled_plans() -> type[Plan]:
+def _compiled_plans() -> type[GraphPlan]:
     find_jax("Session(jit=True)")
     from regrad.v1.run.compiled_plans import CompiledPlan
 

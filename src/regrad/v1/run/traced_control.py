@@ -9,7 +9,7 @@ import numpy as np
 
 import regrad as rg
 from regrad.graph.graph import PLACEHOLDER, Node
-from regrad.graph.plan import Plan, Run, needed
+from regrad.graph.plan import GraphPlan, PlanRun, needed
 from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
 from regrad.v1.graph.regions import GraphRegion, Loop
@@ -203,9 +203,9 @@ def _count(loop: Loop, start: Values, captured: Values) -> int | None:
         return None
     own = [i for i in steering if i < loop.count]
     feeds = [[region.inputs[i]._data for i in steering] for region in (loop.cond, loop.body)]
-    test = Plan([loop.cond.outputs[0]._data], [], feeds[0])
-    step = Plan([loop.body.outputs[i]._data for i in own], [], feeds[1])
-    run = Run({}, {})
+    test = GraphPlan([loop.cond.outputs[0]._data], [], feeds[0])
+    step = GraphPlan([loop.body.outputs[i]._data for i in own], [], feeds[1])
+    run = PlanRun({}, {})
     for number in range(COUNTED if loop.limit is None else min(loop.limit, COUNTED)):
         given = [values[i] for i in steering]
         if not bool(test(given, run)[0]):

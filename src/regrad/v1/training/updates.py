@@ -11,7 +11,7 @@ import numpy as np
 from regrad.core import dims
 from regrad.core.registry import Op
 from regrad.graph.graph import NO_RULE, Node
-from regrad.graph.plan import Run
+from regrad.graph.plan import PlanRun
 from regrad.shapes.infer import Spec
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.graph.graphs import add_op
@@ -42,7 +42,7 @@ def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
 def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[..., Any]:
     """Apply the formula to the variables of a run; with indices, to those rows alone."""
 
-    def kernel(run: Run, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
+    def kernel(run: PlanRun, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
         *args, indices = xs
         old = args[:states] = [read_state(run, None, key) for key in keys]
         if np.shape(args[grad]) != old[0].shape:
