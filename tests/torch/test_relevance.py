@@ -451,7 +451,7 @@ WRONG = {
     "there are 3 classes, got the target 3": {"target": 3},
     "target expected an int, a tensor of ints or a function, got str": {"target": "cat"},
     "target expected an int": {"target": True},
-    r"tensor of \(examples, classes\), got shape": {"model": nn.Conv2d(2, 2, 3).double()},
+    r"tensor of \(examples, classes\), got Tensor": {"model": nn.Conv2d(2, 2, 3).double()},
     "the target is .*, expected a tensor that depends": {"target": lambda y: 1.0},
     "no module of the model is 'features.9'. Did you mean": {"layers": ["features.9"]},
     "the module 'head' ran more than once": {
@@ -463,7 +463,7 @@ WRONG = {
     "no input is a tensor of floats": {"model": total(), "inputs": IDS},
     "is for runs without a reference": {"check": "ops", "reference": IMAGE},
     "float16 is too coarse": {"inputs": IMAGE.half()},
-    "a reference is for inputs that are all tensors of floats": {
+    "a reference is for inputs of floats": {
         "model": language(), "inputs": IDS, "reference": IDS, "rules": lrp.deep_lift()},
 }  # fmt: skip
 
