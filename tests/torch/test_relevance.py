@@ -376,6 +376,31 @@ def test_targets():
     assert whole.total.shape == whole.missing.shape == ()
 
 
+@pytest.mark.parametrize("check", [None, "ops"])
+def test_layers_and_embeddings_in_a_checkpoint(check):
+    parts = {"e": nn.Embedding(5, 3), "a": nn.Linear(3, 4), "b": nn.Linear(4, 2)}
+
+    def found(run):
+        inner = lambda ids, m: torch.relu(m.a(m.e(ids))) * m.e(ids).mean()  # noqa: E731
+        model = fill(Made(lambda m, ids: m.b(run(inner, ids, m)).sum(1), **parts))
+        given = torch.tensor([[1, 2], [3, 4]]), 0, lrp.epsilon_plus(), ["a"]
+        return lrp.relevance(model, *given, check=check)
+
+    expected = found(lambda f, *xs: f(*xs))
+    again = found(lambda f, *xs: checkpoint(f, *xs, use_reentrant=False))
+    assert abs(expected.inputs).min() > 1e-4
+    close(again.inputs, expected.inputs)
+    close(again.layers["a"], expected.layers["a"])
+
+
+def test_relevance_in_inference_mode():
+    model, x = fill(nn.Linear(3, 2)), numbers(2, 3, seed=1)
+    with torch.inference_mode():
+        found = lrp.relevance(model, x, 0, lrp.epsilon_plus())
+    close(found.inputs, lrp.relevance(model, x, 0, lrp.epsilon_plus()).inputs)
+    assert all(p.requires_grad for p in model.parameters())
+
+
 class Counting(VGG):
     def __init__(self, *args):
         super().__init__(*args)

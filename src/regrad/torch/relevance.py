@@ -89,6 +89,7 @@ class Run(runs.Run):
         self.move = move
         self.alone: list[torch.Tensor] = []  # the target, of inputs and references each by itself
         self.leaves: list[Point] = []
+        self.embedded: dict[Any, torch.Tensor] = {}  # by what embeds, and what
         self.layers: dict[str, Point] = {}
         self.heads: dict[str, Point] = {}
         for name, x in self.floats.items():
@@ -131,45 +132,34 @@ class Run(runs.Run):
         self, ops: Ops, layers: Any = (), heads: Any = ()
     ) -> tuple[torch.Tensor, Any]:
         """Run the model; return what there is to share, and the gradients at points and ops."""
-        with self._watching(layers, heads):
-            value, total = ops.around(self)
+        modules = dict(self.model.named_modules())
+        layers, heads = named(layers, modules), named(heads, modules)
+        embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
+        # (in the backward pass a checkpoint runs modules again, which is no second call)
+        with hooks([m.register_forward_hook(self._embedded) for m in embeddings]):
+            marked, given = partial(self._mark, self.layers), partial(self._mark, self.heads)
+            handles = [modules[n].register_forward_hook(partial(marked, n)) for n in layers]
+            handles += [modules[n].register_forward_pre_hook(partial(given, n)) for n in heads]
+            with hooks([*handles, *ops.paths.install()]), ops:
+                value, total = self.explained(self.values)
+            if idle := [*({*layers} - {*self.layers}), *({*heads} - {*self.heads})]:
+                raise ArgumentError(f"relevance: the module {idle[0]!r} did not run")
             if self.alone:
-                with DisableTorchFunction():
-                    runs.check_halves(total.detach(), self.alone)
+                runs.check_halves(total.detach(), self.alone)
             edges = [*[point.edge for point in self.points], *ops.edges]
             found = torch.autograd.grad(value.sum(), edges, allow_unused=True)
         return total.detach(), found
 
-    @contextmanager
-    def _watching(self, layers: Any, heads: Any) -> Generator[None]:
-        """A block in which layers, what projects heads, and embeddings tell of their values."""
-        modules = dict(self.model.named_modules())
-        layers, heads = named(layers, modules), named(heads, modules)
-        embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
-        handles = [m.register_forward_hook(self._embedded) for m in embeddings]
-        handles += [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
-        handles += [modules[n].register_forward_pre_hook(partial(self._heads, n)) for n in heads]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-        if idle := [*({*layers} - {*self.layers}), *({*heads} - {*self.heads})]:
-            raise ArgumentError(f"relevance: the module {idle[0]!r} did not run")
-
-    def _layer(self, name: str, module: Any, args: Any, y: Any) -> None:
-        self._note(self.layers, name, "returned", y[0] if isinstance(y, tuple | list) and y else y)
-
-    def _heads(self, name: str, module: Any, args: Any) -> None:
-        self._note(self.heads, name, "was called with", args[0] if args else None)
-
-    def _note(self, where: dict[str, Point], name: str, did: str, x: Any) -> None:
+    def _mark(self, where: dict[str, Point], name: str, module: Any, args: Any, *ys: Any) -> None:
+        """Note the place of what a module returned, or was called with: the first of several."""
+        (x,) = ys or (args,)
+        x = x[0] if isinstance(x, tuple | list) and x else x
         if name in where:
             raise ArgumentError(f"relevance: the module {name!r} ran more than once")
         if not isinstance(x, torch.Tensor) or not x.requires_grad:
             raise ArgumentError(
-                f"relevance: the module {name!r} {did} {kind(x)} that no input leads to, "
-                "expected a tensor that depends on them"
+                f"relevance: the module {name!r} {'returned' if ys else 'was called with'} "
+                f"{kind(x)} that no input leads to, expected a tensor that depends on them"
             )
         where[name] = point_of(x)
 
@@ -180,8 +170,21 @@ class Run(runs.Run):
             same = isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given
             if same and self.half is None:
                 with DisableTorchFunction():
-                    return self._leaf(name, y.detach(), True)
+                    leaf = self.embedded.get((module, name, y.shape))
+                    leaf = self._leaf(name, y.detach(), True) if leaf is None else leaf
+                    self.embedded[module, name, y.shape] = leaf
+                    return leaf
         return None
+
+
+@contextmanager
+def hooks(handles: Sequence[Any]) -> Generator[None]:
+    """A block in which hooks are in force."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def named(paths: Any, modules: Mapping[str, Any]) -> list[str]:
@@ -207,14 +210,12 @@ def as_found(model: nn.Module) -> Generator[None]:
         for name, x in module.named_buffers(recurse=False)
     ]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    with (
-        torch.random.fork_rng(sorted(devices)), full_precision(),
-        torch.inference_mode(False), torch.enable_grad(),
-    ):  # fmt: skip
+    with torch.random.fork_rng(sorted(devices)), full_precision():
         try:
             for p in free:
                 p.requires_grad_(False)
-            yield
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
         finally:
             for p in free:
                 p.requires_grad_()
@@ -267,16 +268,6 @@ class Ops(torch.overrides.TorchFunctionMode):
         self.checks = checks
         self.paths = ModulePaths({"": model})
         self.seen: list[tuple[tuple[str, str, str], list[Point], list[Point]]] = []
-
-    def around(self, run: Run) -> Any:
-        """Return what a run does, looked on at."""
-        handles = self.paths.install()
-        try:
-            with self:
-                return run.explained(run.values)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @property
     def edges(self) -> list[Any]:
