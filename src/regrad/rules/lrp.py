@@ -37,6 +37,7 @@ from math import inf
 from operator import add, itemgetter, mul
 from typing import Any, NamedTuple, ParamSpec
 
+from regrad.core.backends import is_traced
 from regrad.core.containers import flatten
 from regrad.core.dims import differ
 from regrad.core.extras import needed
@@ -103,28 +104,45 @@ def _squares(v: Any) -> Any:
 
 # The ops of libraries that are linear in their first input, with the second as its weight.
 LINEAR = frozenset({
-    "MatMul", "Mul", "Einsum", "Cross", "Conv2D", "Conv3D", "DepthwiseConv2dNative",
+    "MatMul", "Mul", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative",
     "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput",
     "torch.nn.functional.linear", "torch.nn.functional.conv1d", "torch.addmm", "torch.baddbmm",
     *[f"torch.nn.functional.conv_transpose{n}d" for n in (1, 2, 3)],
     "torch.functional.einsum", "torch.functional.tensordot", "torch.outer", "torch.kron",
-    "torch.cross", "dot_general", "conv_general_dilated", "mul",
+    "dot_general", "conv_general_dilated", "mul", "dot", "matmul", "einsum", "tensordot", "outer",
+})  # fmt: skip
+# Those that select from their input.
+SELECTING = frozenset({
+    "MaxPool", "MaxPool3D", "Max", "reduce_window_max", "reduce_max",
+    *[f"torch.nn.functional.{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)],
 })  # fmt: skip
 
 
-def _check_linear(name: str, op: Any) -> None:
-    """Refuse an op that is no linear map of a value, where the rule is put in force."""
-    known = op.type in OPS or op.type.startswith("torch.")
-    known = known or hasattr(sys.modules.get("jax.lax"), f"{op.type}_p")
-    inputs = {entry.name for entry in op.inputs}
-    if (known and op.type not in LINEAR) or not ({"x", "w"} <= inputs or {"a", "b"} <= inputs):
+def _refuses(fits: bool, name: str, what: str, op: Any) -> None:
+    """Refuse an op, where a rule is put in force."""
+    if not fits:
         raise RuleError(
-            f"{name} is for a linear map of a value and its weight, x and w or a and b, and the op "
-            f"type {op.type!r} is none. Put it on F.linear, a convolution, 'MatMul' or torch.addmm "
-            "('lrp_dense', 'lrp_convolution' in relevance of a function of JAX), for one module by "
-            "rg.at(module, key). For other ops there are lrp.epsilon(), and lrp.pass_ for those "
-            "element by element."
+            f"lrp.{name} is for {what}, and the op type {op.type!r} is none. For other ops there "
+            "are lrp.epsilon(), lrp.pass_ for those element by element, and rules.vjp_of(function)."
         )
+
+
+def _check_linear(name: str, op: Any) -> None:
+    inputs = {entry.name for entry in op.inputs}
+    of_jax = [sys.modules.get(f"jax.{part}") for part in ("lax", "numpy", "nn")]
+    known = any(hasattr(module, n) for module in of_jax for n in (op.type, f"{op.type}_p"))
+    known = known or op.type in OPS or op.type.startswith("torch.")  # (others are of the user)
+    fits = (op.type in LINEAR or not known) and (inputs >= {"x", "w"} or inputs >= {"a", "b"})
+    what = (
+        "a linear map of a value and its weight (F.linear, a convolution, 'MatMul', torch.addmm; "
+        "'lrp_dense', 'lrp_convolution' in relevance of a function of JAX; of one module "
+        "rg.at(module, F.linear); a function of x and w)"
+    )
+    _refuses(fits, name, what, op)
+
+
+def _check_selecting(op: Any) -> None:
+    _refuses(op.type in SELECTING, "rescale_max", "a max pool ('MaxPool', F.max_pool2d)", op)
 
 
 class _Share(NamedTuple):
@@ -494,10 +512,11 @@ def uniform(dy: Any, builtin: Any) -> Any:
     [2.5, 1.0]
     """
     dxs = builtin(dy)
-    if not isinstance(dxs, Gradients):  # (of one input)
+    found = [dx for dx in dxs if dx is not None] if isinstance(dxs, Gradients) else []
+    if not found:  # (of one input, or of none that has a gradient)
         return dxs
-    count: Any = sum(1 * (abs(dx).max() > 0) for dx in dxs if dx is not None)
-    return dxs / count.clip(1, 2)
+    count: Any = sum(1 * (abs(dx).max() > 0) for dx in found)
+    return dxs / count.clip(1, len(dxs))
 
 
 def frozen_norm(
@@ -539,28 +558,30 @@ def frozen_norm(
     >>> torch.allclose((x * dx).sum(), y[0, 2])
     True
     """
-    same = _is_like(x, y) and _is_like(y, x)
+    axes = tuple(range(-len(normalized_shape or getattr(weight, "shape", "1")), 0))
+    same = _is_like(x, y) and _is_like(y, x) and len(x.shape) >= len(axes)
     _check(same, "frozen_norm", "a norm, whose output has the shape of its input")
     w, b = 1 if weight is None else weight, 0 if bias is None or bias is ABSENT else bias
-    axes = tuple(range(-len(normalized_shape or getattr(weight, "shape", "1")), 0))
-    means = x.mean(axes, keepdim=True), 0
-    if eps is not None:
+    means = x.mean(axes, keepdims=True), 0
+    if eps is not None and normalized_shape is not None:
         mean = means[bias is ABSENT]
-        scale = (((x - mean) ** 2).mean(axes, keepdim=True) + eps).rsqrt()
+        scale = (((x - mean) ** 2).mean(axes, keepdims=True) + eps) ** -0.5
     else:  # what fits the output best
+        _check(not is_traced(x), "frozen_norm", "F.layer_norm, F.rms_norm and modules of PyTorch")
         fits = []
         for mean in means:
             v = (x - mean) * w
-            scale = ((y - b) * v).sum(axes, keepdim=True) / nonzero((v * v).sum(axes, keepdim=True))
-            fits += [(float(((y - b - scale * v) ** 2).sum()), mean, scale)]
+            size = (v * v).sum(axes, keepdims=True)
+            scale = ((y - b) * v).sum(axes, keepdims=True) / nonzero(size)
+            fits += [(float((abs(y - b - scale * v) ** 2).sum()), mean, scale)]
         rest, mean, scale = min(fits, key=itemgetter(0))
-        if not rest <= 1e-3 * float(((y - b) ** 2).sum()):
+        if not rest <= 1e-3 * float((abs(y - b) ** 2).sum()):
             raise RuleError(
                 "frozen_norm expected the output of a layer norm or an RMS norm: weight * (x - "
                 "mean) * scale + bias. Use rules.vjp_of for another norm."
             )
     dx = dy * w * scale
-    dx = dx if mean is means[1] else dx - dx.mean(axes, keepdim=True)
+    dx = dx if mean is means[1] else dx - dx.mean(axes, keepdims=True)
     if normalized_shape is None:
         builtin(dy)  # (for the parameters)
         return dx
@@ -601,14 +622,17 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     ...     print(rg.grad(rg.nn.relu)(rg.tensor([3.0, -1.0])).tolist())
     [0.75, 0.75]
     """
-    _check(_is_like(x, y) and _is_like(y, x), "rescale", "an op element by element, of one input")
+    one = "an op element by element, of one input"
+    _check(_is_like(x, y) and _is_like(y, x), "rescale", one)
     _check_batch("rescale", x)
     pairs = (2, len(x) // 2, *x.shape[1:])
     x, y = x.reshape(pairs), y.reshape(pairs)
     run, rise = x[0] - x[1], y[0] - y[1]
     still = abs(run) < 1e-10
     slope = rise / (run + still * _ones(run))
-    dx = dy.reshape(pairs) * slope * (abs(run) >= 1e-10) + builtin(dy).reshape(pairs) * still
+    own = builtin(dy)
+    _check(not isinstance(own, Gradients), "rescale", one)
+    dx = dy.reshape(pairs) * slope * (abs(run) >= 1e-10) + own.reshape(pairs) * still
     return dx.reshape(dy.shape)
 
 
@@ -695,9 +719,12 @@ def reveal_cancel(
     True
     """
     half = _check_batch("reveal_cancel", x)
-    change, start = x[:half] - x[half:], y[half:]
-    if getattr(bias, "shape", ())[:1] == y.shape[:1] and bias.ndim == y.ndim:
-        bias = bias[:half]  # (a sum that a product is added to has the batch as well)
+
+    def twice(part: Any, v: Any) -> Any:  # (a compiled op takes whole batches)
+        return ((v * 0).reshape((2, half, *v.shape[1:])) + part).reshape(v.shape)
+
+    change, start = twice(x[:half] - x[half:], x), twice(y[half:], y)
+    arrived = twice(dy[:half], dy)
     maps = [_changed(share, change, w, bias, forward) for share in _WITHOUT_BIAS]
 
     def seeds(zs: Any) -> list[Any]:
@@ -705,17 +732,19 @@ def reveal_cancel(
         ends = [_positive(start + z) for z in (0 * plus, plus, minus, plus + minus)]
         up, down = (ends[i] - ends[0] + ends[3] - ends[3 - i] for i in (1, 2))
         slopes = [rise / (2 * nonzero(run)) for rise, run in ((up, plus), (down, minus))]
-        return [slope * dy[:half] for slope in slopes for _ in range(2)]
+        return [slope * arrived for slope in slopes for _ in range(2)]
 
     xs = tuple(part for part, _ in maps)
     dxs = vjp_(lambda given: [f(x) for (_, f), x in zip(maps, given, strict=True)], xs, seeds)
     dx = reduce(add, map(mul, xs, dxs)) / nonzero(change)
-    both = (x * 0).reshape((2, half, *x.shape[1:])) + dx
-    return (both.reshape(x.shape), None, *([] if bias is ABSENT else [None]))
+    return (dx, None, *([] if bias is ABSENT else [None]))
 
 
 _WITHOUT_BIAS = [share._replace(bias=None) for share in _SIGNS_AGREE + _SIGNS_DIFFER]
 reveal_cancel.refuses = partial(_check_linear, "reveal_cancel")  # pyright: ignore
+
+
+rescale_max.refuses = _check_selecting  # pyright: ignore
 
 
 @_maker
