@@ -444,7 +444,7 @@ def _check(fits: bool, name: str, what: str) -> None:
 
 def _is_like(x: Any, y: Any) -> bool:
     """Return whether an output may be element by element that of an input, which broadcasts."""
-    shapes = [getattr(v, "shape", None) for v in (x, y)]
+    shapes: list[Any] = [getattr(v, "shape", None) for v in (x, y)]
     if not all(isinstance(shape, tuple) for shape in shapes):
         return None not in shapes  # (a shape of a graph, of which nothing is known)
     sizes = zip_longest(*map(reversed, shapes), fillvalue=1)
@@ -682,6 +682,9 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     return (dx * _ones(xs) + own * near).reshape(x.shape)
 
 
+rescale_max.refuses = _check_selecting  # pyright: ignore
+
+
 def reveal_cancel(
     dy: Any, x: Any, w: Any, y: Any, forward: Any, vjp_: Any, bias: Any = ABSENT
 ) -> Any:
@@ -742,9 +745,6 @@ def reveal_cancel(
 
 _WITHOUT_BIAS = [share._replace(bias=None) for share in _SIGNS_AGREE + _SIGNS_DIFFER]
 reveal_cancel.refuses = partial(_check_linear, "reveal_cancel")  # pyright: ignore
-
-
-rescale_max.refuses = _check_selecting  # pyright: ignore
 
 
 @_maker
