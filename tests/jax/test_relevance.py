@@ -157,7 +157,7 @@ WRONG = [
     ("expected an int, an array of ints or a function", {"target": "cat"}),
     (r"an array of \(examples, classes\), got", {"model": lambda x: x.sum()}),
     ("it comes to arrays of floats", {"inputs": jnp.ones((2, 6), int)}),
-    ("it comes to arrays of floats", {"reference": (1.0, 2.0)}),
+    ("a reference is for inputs of floats", {"reference": (1.0, 2.0)}),
     ("compared in one batch, and jax.vmap shows rules one example",
      {"model": nets.eqx_mlp(fill(Mlp())), "reference": array(numbers(1, 6)),
       "rules": lrp.deep_lift(library="jax")}),

@@ -376,6 +376,31 @@ def test_targets():
     assert whole.total.shape == whole.missing.shape == ()
 
 
+@pytest.mark.parametrize("check", [None, "ops"])
+def test_layers_and_embeddings_in_a_checkpoint(check):
+    parts = {"e": nn.Embedding(5, 3), "a": nn.Linear(3, 4), "b": nn.Linear(4, 2)}
+
+    def found(run):
+        inner = lambda ids, m: torch.relu(m.a(m.e(ids))) * m.e(ids).mean()  # noqa: E731
+        model = fill(Made(lambda m, ids: m.b(run(inner, ids, m)).sum(1), **parts))
+        given = torch.tensor([[1, 2], [3, 4]]), 0, lrp.epsilon_plus(), ["a"]
+        return lrp.relevance(model, *given, check=check)
+
+    expected = found(lambda f, *xs: f(*xs))
+    again = found(lambda f, *xs: checkpoint(f, *xs, use_reentrant=False))
+    assert abs(expected.inputs).min() > 1e-4
+    close(again.inputs, expected.inputs)
+    close(again.layers["a"], expected.layers["a"])
+
+
+def test_relevance_in_inference_mode():
+    model, x = fill(nn.Linear(3, 2)), numbers(2, 3, seed=1)
+    with torch.inference_mode():
+        found = lrp.relevance(model, x, 0, lrp.epsilon_plus())
+    close(found.inputs, lrp.relevance(model, x, 0, lrp.epsilon_plus()).inputs)
+    assert all(p.requires_grad for p in model.parameters())
+
+
 class Counting(VGG):
     def __init__(self, *args):
         super().__init__(*args)
@@ -451,7 +476,7 @@ WRONG = {
     "there are 3 classes, got the target 3": {"target": 3},
     "target expected an int, a tensor of ints or a function, got str": {"target": "cat"},
     "target expected an int": {"target": True},
-    r"tensor of \(examples, classes\), got shape": {"model": nn.Conv2d(2, 2, 3).double()},
+    r"tensor of \(examples, classes\), got Tensor": {"model": nn.Conv2d(2, 2, 3).double()},
     "the target is .*, expected a tensor that depends": {"target": lambda y: 1.0},
     "no module of the model is 'features.9'. Did you mean": {"layers": ["features.9"]},
     "the module 'head' ran more than once": {
@@ -463,7 +488,7 @@ WRONG = {
     "no input is a tensor of floats": {"model": total(), "inputs": IDS},
     "is for runs without a reference": {"check": "ops", "reference": IMAGE},
     "float16 is too coarse": {"inputs": IMAGE.half()},
-    "a reference is for inputs that are all tensors of floats": {
+    "a reference is for inputs of floats": {
         "model": language(), "inputs": IDS, "reference": IDS, "rules": lrp.deep_lift()},
 }  # fmt: skip
 

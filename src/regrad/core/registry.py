@@ -493,6 +493,8 @@ def bind(function: RuleFunction, op: Op, name: str) -> Rule:
             f"the rule {name!r} is wrapped in functools.cache or lru_cache, which cannot look up "
             "Tensors. Give the function itself: a gradient is computed anew for each op."
         )
+    if (refuses := getattr(function, "refuses", None)) is not None:  # (rules of relevance have it)
+        refuses(op)
     first = parameters(function)[:1]
     if first == ["dy"]:
         if len(op.inputs) > 1:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from regrad.core.reports import Table
-from regrad.errors import ArgumentError
 
 
 class Loss(NamedTuple):
@@ -32,50 +29,6 @@ class Loss(NamedTuple):
     def lost(self) -> float:
         """The relevance that was lost; below 0 if more left than arrived."""
         return self.arrived - self.left
-
-
-def by_name(inputs: Any) -> dict[Any, Any]:
-    """Return inputs by the names of arguments, or by their places."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
-
-
-def halves(half: Any) -> list[Callable[[Any], Any]]:
-    """Return two functions of an array of the batch: the part of the inputs, of the references."""
-
-    def cut(part: slice, x: Any) -> Any:
-        return x[part] if getattr(x, "shape", ())[:1] == (2 * half,) else x
-
-    return [partial(cut, slice(half)), partial(cut, slice(half, None))]
-
-
-def check_halves(total: Any, apart: Sequence[Any], eps: float) -> None:
-    """Refuse a model for which inputs and references in one batch are not what they are apart."""
-    alone, scale = apart[0] - apart[1], max(abs(x).max() for x in apart)
-    if alone.shape != total.shape or (abs(alone - total) > eps**0.5 * scale).any():
-        raise ArgumentError(
-            "relevance: inputs and references run in one batch. There the target differs by "
-            f"{total.tolist()!s:.50}, and by {alone.tolist()!s:.50} where they run apart. With "
-            "reference=, the batch must be the first axis of each input and of what the target "
-            "reads, and no example may depend on another one. Move the batch to the first axis; "
-            "call model.eval() if the model is in training mode"
-        )
-
-
-def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the relevance to share, for each example where it can be, and what is missing."""
-    alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in shares)
-    total = total if alike else total.sum()
-    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
-
-
-def most_first(rows: Iterable[Loss], missing: float) -> tuple[Loss, ...]:
-    """Return ops by how much they lost, and with them what is missing and none of them lost."""
-    rows = list(rows)
-    rest = missing - sum(row.lost for row in rows)
-    rows.append(Loss("", "what is not seen (in place)", "", rest, 0.0))
-    return tuple(sorted(rows, key=lambda row: -abs(row.lost)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ of a function whose name is a key: `MAPS` in `rules.lrp` has them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from regrad.core.foreign import nonzero
-from regrad.core.places import Step, matches
+from regrad.core.builtin import own_rule
+from regrad.core.containers import tree_map
 from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, kind
-from regrad.inspection import relevances
-from regrad.inspection.relevances import Loss, Relevance, balance, by_name, halves, most_first
+from regrad.inspection.relevances import Loss, Relevance
 from regrad.jax.boundaries import was_running
 from regrad.jax.closed import name_and_place
 from regrad.jax.equations import find_line
@@ -35,6 +34,8 @@ from regrad.jax.override import override
 from regrad.jax.primitives import is_float
 from regrad.jax.running import ProgramRun
 from regrad.jax.where import JITS
+from regrad.rules import runs
+from regrad.rules.runs import relevance_of
 
 LAYER = "lrp_layer"
 MAPS_OF = {"dot_general": "dense", "conv_general_dilated": "convolution"}
@@ -43,45 +44,45 @@ VMAP = "regrad_vmap"  # (of `vmaps`, while a program waits for its rules)
 OPENED = (*JITS, "closed_call", VMAP, "remat", "remat2", "checkpoint", "scan", programs.REMAT)
 
 
+class Run(runs.Run):
+    """A run of a JAX function."""
+
+    def __init__(self, model: Any, inputs: Any, target: Any, reference: Any = None) -> None:
+        arrays = tree_map(lambda x: jnp.asarray(x) if hasattr(x, "__array__") else x, inputs)
+        super().__init__(model, arrays, target, reference)
+
+    def is_float(self, x: Any) -> bool:
+        return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+    def call(self, *args: Any, **named: Any) -> Any:
+        return copied(self.model)(*args, **named)
+
+
 def explain(
     model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any
 ) -> Relevance:
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
-    if not callable(model):
+    run = Run(model, inputs, target, reference)
+    xs = run.floats
+    if not xs:
         raise ArgumentError(
-            f"relevance expected a torch.nn.Module or a callable, got {kind(model)}"
+            "relevance: in JAX it comes to arrays of floats, the embedded tokens of a text; got "
+            f"{[kind(x) for x in run.values.values()]}"
         )
-    values, others = _arrays(inputs), None if reference is None else _arrays(reference)
-    xs = {name: x for name, x in values.items() if _is_float(x)}
-    if not xs or (others is not None and others.keys() != xs.keys()):
-        raise ArgumentError(
-            "relevance: in JAX it comes to arrays of floats, the embedded tokens of a text, and a "
-            f"reference is for each of them; got {[kind(x) for x in values.values()]}"
-        )
-    half: int | None = None
-    if others is not None:
-        half = next(iter(xs.values())).shape[0]
-        xs = {name: _with_reference(x, others[name]) for name, x in xs.items()}
-
-    def run(*given: Any, cuts: Sequence[Any] = halves(half) if half else ()) -> tuple[Any, Any]:
-        held = values | dict(zip(xs, given, strict=True))
-        named = {k: v for k, v in held.items() if isinstance(k, str)}
-        y: Any = copied(model)(*[v for k, v in held.items() if k not in named], **named)
-        if not cuts:
-            return (_chosen(y, target),) * 2
-        value, other = (_chosen(jax.tree.map(cut, y), target) for cut in cuts)
-        return value, value - other
-
-    if half and all(trace_of(x) is None for x in xs.values()):
-        alone = [run(*map(cut, xs.values()), cuts=())[0] for cut in halves(half)]
-        total = run(*xs.values())[1]
-        relevances.check_halves(total, alone, float(jnp.finfo(total.dtype).eps))
-
+    if run.half and all(trace_of(x) is None for x in xs.values()):
+        runs.check_halves(run.explained(run.values)[1], run.apart())
     module = model if isinstance(model, module_types("flax.nnx", "equinox", "flax.linen")) else None
+    if layers and module is None:
+        raise ArgumentError(
+            f"relevance: layers are paths in a model of Flax or Equinox, got {kind(model)}"
+        )
+
+    def of_floats(*given: Any) -> tuple[Any, Any]:
+        return run.explained(run.values | dict(zip(xs, given, strict=True)))
 
     def program(*given: Any) -> Any:
-        closed = jax.make_jaxpr(run)(*given)
-        if half and any(e.primitive.name == VMAP for e in programs.equations(closed.jaxpr)):
+        closed = jax.make_jaxpr(of_floats)(*given)
+        if run.half and any(e.primitive.name == VMAP for e in programs.equations(closed.jaxpr)):
             raise ArgumentError(
                 "relevance: a reference is compared in one batch, and jax.vmap shows rules one "
                 "example of it. Write the model for batches"
@@ -90,27 +91,16 @@ def explain(
         return core.jaxpr_as_fun(closed.replace(jaxpr=jaxpr))(*given)
 
     layers = [layers] if isinstance(layers, str) else layers
-    if layers and isinstance(rules, Mapping):
-        rules = {**rules, LAYER: optional(lambda dy: dy)}
-    used = override(program, rules, model=module)
+    used = override(
+        program, {**rules, LAYER: optional(own_rule)} if layers else rules, model=module
+    )
     if layers:
-        _refuse_layers(model, module)
         used._surgery.where.naming.tap = partial(_tapped, layers)  # pyright: ignore
     total, dxs, ops = _differentiated(used, list(xs.values()), bool(check or layers))
-    known = [_share(x, dx, half) for x, dx in zip(xs.values(), dxs, strict=True)]
-    total, missing = balance(total, known)
-    shares = dict.fromkeys(values) | dict(zip(xs, known, strict=True))
-    if not isinstance(inputs, Mapping):
-        shares = tuple(shares.values()) if isinstance(inputs, tuple) else shares[0]
-    losses = most_first(_lost(ops), float(missing.sum())) if check else ()
-    return Relevance(shares, _layers(layers, ops, half), total, missing, losses, used)
-
-
-def _refuse_layers(model: Any, module: Any) -> None:
-    if module is None:
-        raise ArgumentError(
-            f"relevance: layers are paths in a model of Flax or Equinox, got {kind(model)}"
-        )
+    triples = zip(xs.items(), dxs, strict=True)
+    found = [(name, relevance_of(x, dx, run.half)) for (name, x), dx in triples]
+    rows = [_loss(*op) for op in ops if op[0].op_type != LAYER] if check else None
+    return run.answer(total, found, _by_layer(layers, ops, run.half), rows, used)
 
 
 # -- op by op --------------------------------------------------------------------------------------
@@ -126,20 +116,13 @@ def _differentiated(used: Any, xs: list[Any], by_op: bool) -> tuple[Any, Sequenc
         return total, pull([jnp.ones_like(value), jnp.zeros_like(total)]), []
     run = ProgramRun(jax.make_jaxpr(used)(*xs), xs, range(len(xs)), [0], keeps=True)
     ops = [*run.backward()][::-1]
-    pairs = zip(xs, run.gradients, strict=True)
-    return run.values[1], [jnp.zeros_like(x) if dx is None else dx for x, dx in pairs], ops
+    return run.values[1], run.gradients, ops
 
 
-def _lost(ops: Sequence[Any]) -> Iterator[Loss]:
-    for op, dys, dxs in ops:
-        if op.op_type == LAYER:
-            continue
-        ys = [y for y in op.outs if is_float(jax.typeof(y))]
-        ends = [
-            sum(float(_share(v, dv, None).sum()) for v, dv in zip(*pair, strict=True))
-            for pair in ((ys, dys), (op.xs, dxs))
-        ]
-        yield Loss(op.path, op.op_type, op.line, *ends)
+def _loss(op: Any, dys: Sequence[Any], dxs: Sequence[Any]) -> Loss:
+    ys = [y for y in op.outs if is_float(jax.typeof(y))]
+    ends = zip(ys, dys, strict=True), zip(op.xs, dxs, strict=True)
+    return runs.loss_of(op.path, op.op_type, op.line, *ends)
 
 
 def lrp_layer(x: Any) -> Any:
@@ -147,78 +130,31 @@ def lrp_layer(x: Any) -> Any:
     return jnp.copy(x)
 
 
-def _naming(layers: Sequence[Any], path: str) -> list[Any]:
-    return [layer for layer in layers if layer == path or matches(layer, Step((path,)))]
-
-
 def _tapped(layers: Sequence[Any], path: str, y: Any) -> Any:
     """Return the result of a module, the first array of it by an op that is found again."""
-    if not _naming(layers, path):
+    if not any(runs.names(layer, path) for layer in layers):
         return y
     leaves, structure = jax.tree.flatten(y)
-    if not leaves or not _is_float(leaves[0]):
+    if not leaves or not isinstance(leaves[0], jax.Array) or not is_float(leaves[0]):
         raise ArgumentError(
             f"relevance: the module {path!r} returned {kind(y)}, expected an array of floats"
         )
     return jax.tree.unflatten(structure, [jax.jit(lrp_layer)(leaves[0]), *leaves[1:]])
 
 
-def _layers(layers: Sequence[Any], ops: Sequence[Any], half: int | None) -> dict[str, Any]:
+def _by_layer(layers: Sequence[Any], ops: Sequence[Any], half: int | None) -> dict[str, Any]:
     """Return the relevance of the outputs of modules."""
     found: dict[str, Any] = {}
     for op, (dy, *_), _ in ops:
         if op.op_type == LAYER:
             if op.path in found:
                 raise ArgumentError(f"relevance: the module {op.path!r} ran more than once")
-            found[op.path] = _share(op.outs[0], dy, half)
-    if idle := [x for x in layers if not any(_naming([x], path) for path in found)]:
+            found[op.path] = relevance_of(op.outs[0], dy, half)
+    if idle := [x for x in layers if not any(runs.names(x, path) for path in found)]:
         raise ArgumentError(
             f"relevance: no module {idle[0]!r} ran and passed on what the target depends on"
         )
     return found
-
-
-def _arrays(inputs: Any) -> dict[Any, Any]:
-    given = by_name(inputs).items()
-    return {name: jnp.asarray(x) if hasattr(x, "__array__") else x for name, x in given}
-
-
-def _with_reference(x: Any, other: Any) -> Any:
-    if jnp.shape(other) not in (x.shape, (1, *x.shape[1:])):
-        raise ArgumentError(
-            "relevance: a reference has the shape of its input, or of one example; got "
-            f"{kind(other)} for {kind(x)}"
-        )
-    return jnp.concatenate([x, jnp.broadcast_to(jnp.asarray(other, x.dtype), x.shape)])
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _share(x: Any, dx: Any, half: int | None) -> Any:
-    if half is not None:
-        x, dx = x[:half] - x[half:], dx[:half]
-    return jnp.where(dx == 0, 0, nonzero(x) * dx)
-
-
-def _chosen(y: Any, target: Any) -> Any:
-    """Return the outputs that are explained."""
-    if callable(target):
-        return target(y)
-    if not _is_float(y) or y.ndim != 2:
-        raise ArgumentError(
-            f"relevance: the target {target!r:.40} is a class, so the model should return an array "
-            f"of (examples, classes), got {kind(y)}. Give a function of the output as target"
-        )
-    count = y.shape[1]
-    places = np.asarray(target)
-    if places.dtype.kind not in "iu" or ((places < -count) | (places >= count)).any():
-        raise ArgumentError(
-            f"relevance: there are {count} classes, got the target {target!r:.40}; expected an "
-            "int, an array of ints or a function"
-        )
-    return y[np.arange(len(y)), places]
 
 
 # -- maps and products as calls --------------------------------------------------------------------

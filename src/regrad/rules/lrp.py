@@ -29,19 +29,23 @@ True
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
 from inspect import isfunction
-from itertools import pairwise
+from itertools import islice, pairwise, zip_longest
 from math import inf
-from operator import itemgetter, mul
+from operator import add, itemgetter, mul
 from typing import Any, NamedTuple, ParamSpec
 
+from regrad.core.backends import is_traced
 from regrad.core.containers import flatten
+from regrad.core.dims import differ
 from regrad.core.extras import needed
 from regrad.core.foreign import nonzero
+from regrad.core.gradients import Gradients
 from regrad.core.made import remade
 from regrad.core.places import at, spread
+from regrad.core.registry import OPS
 from regrad.core.rule import no_gradient
 from regrad.core.scopes import Optional, optional, unmarked
 from regrad.core.signatures import helpful
@@ -98,21 +102,62 @@ def _squares(v: Any) -> Any:
 # -- linear maps -----------------------------------------------------------------------------------
 
 
+# The ops of libraries that are linear in their first input, with the second as its weight.
+LINEAR = frozenset({
+    "MatMul", "Mul", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative",
+    "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput",
+    "torch.nn.functional.linear", "torch.nn.functional.conv1d", "torch.addmm", "torch.baddbmm",
+    *[f"torch.nn.functional.conv_transpose{n}d" for n in (1, 2, 3)],
+    "torch.functional.einsum", "torch.functional.tensordot", "torch.outer", "torch.kron",
+    "dot_general", "conv_general_dilated", "mul", "dot", "matmul", "einsum", "tensordot", "outer",
+})  # fmt: skip
+# Those that select from their input.
+SELECTING = frozenset({
+    "MaxPool", "MaxPool3D", "Max", "reduce_window_max", "reduce_max",
+    *[f"torch.nn.functional.{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)],
+})  # fmt: skip
+
+
+def _refuses(fits: bool, name: str, what: str, op: Any) -> None:
+    """Refuse an op, where a rule is put in force."""
+    if not fits:
+        raise RuleError(
+            f"lrp.{name} is for {what}, and the op type {op.type!r} is none. For other ops there "
+            "are lrp.epsilon(), lrp.pass_ for those element by element, and rules.vjp_of(function)."
+        )
+
+
+def _check_linear(name: str, op: Any) -> None:
+    inputs = {entry.name for entry in op.inputs}
+    of_jax = [sys.modules.get(f"jax.{part}") for part in ("lax", "numpy", "nn")]
+    known = any(hasattr(module, n) for module in of_jax for n in (op.type, f"{op.type}_p"))
+    known = known or op.type in OPS or op.type.startswith("torch.")  # (others are of the user)
+    fits = (op.type in LINEAR or not known) and (inputs >= {"x", "w"} or inputs >= {"a", "b"})
+    what = (
+        "a linear map of a value and its weight (F.linear, a convolution, 'MatMul', torch.addmm; "
+        "'lrp_dense', 'lrp_convolution' in relevance of a function of JAX; of one module "
+        "rg.at(module, F.linear); a function of x and w)"
+    )
+    _refuses(fits, name, what, op)
+
+
+def _check_selecting(op: Any) -> None:
+    _refuses(op.type in SELECTING, "rescale_max", "a max pool ('MaxPool', F.max_pool2d)", op)
+
+
 class _Share(NamedTuple):
     """A linear map of a changed input, weight and bias, among those that relevance goes along."""
 
     x: Part
     w: Part
     bias: Part | None = None  # None for no bias
-    sign: float = 1.0
 
 
 class _Group(NamedTuple):
     """Maps that share relevance in proportion to what each adds to the sum of them."""
 
     shares: tuple[_Share, ...]
-    factor: float = 1.0
-    where: Part | None = None  # of which outputs; None for all
+    factor: Part | None = None  # of the relevance that they share, by the output; None for 1
 
 
 def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
@@ -133,24 +178,18 @@ def _along(name: str, groups: tuple[_Group, ...], stabilizer: float) -> Rule:
 
         def seeds(zs: Any) -> list[Any]:
             found, rest, arrived = [], iter(zs), nonzero(y) * dy
-            for mine, factor, where in groups:
-                seed = arrived / _stable(_sum(mine, rest), stabilizer)
-                seed = seed if factor == 1 else seed * factor
-                found += [seed if where is None else seed * where(y)] * len(mine)
+            for mine, factor in groups:
+                seed = arrived / _stable(reduce(add, islice(rest, len(mine))), stabilizer)
+                found += [seed if factor is None else seed * factor(y)] * len(mine)
             return found
 
         dxs = vjp_(lambda given: [f(x) for f, x in zip(maps, given, strict=True)], xs, seeds)
-        found = _sum(shares, map(mul, xs, dxs))
+        found = reduce(add, map(mul, xs, dxs))
         return (found / nonzero(x), None, *([] if bias is ABSENT else [None]))
 
     rule.along = rule  # pyright: ignore  (by which `merge_norms` knows it)
+    rule.refuses = partial(_check_linear, name)  # pyright: ignore
     return _named(rule, name)
-
-
-def _sum(shares: Sequence[_Share], terms: Iterable[Any]) -> Any:
-    """Return the sum of the terms of shares, of which the first is added."""
-    first, *rest = zip(shares, terms, strict=False)
-    return reduce(lambda z, each: z + each[1] if each[0].sign > 0 else z - each[1], rest, first[1])
 
 
 def _changed(share: _Share, x: Any, w: Any, bias: Any, forward: Any) -> tuple[Any, Any]:
@@ -195,6 +234,7 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
         raise ArgumentError(f"epsilon: expected a number above 0, got {brief(epsilon)}")
 
     def rule(dy: Any, y: Any, builtin: Any, bias: Any = None) -> Any:
+        _check(not isinstance(y, list | tuple), "epsilon", "an op of one result")
         return builtin(nonzero(y) * dy / _stable(y, epsilon))
 
     rule.along = _along("epsilon", (_Group((_Share(_same, _same, _same),)),), epsilon)  # pyright: ignore
@@ -235,8 +275,8 @@ def gamma(gamma: float = 0.25, stabilizer: float = 1e-6) -> Rule:
         return lambda v: v + gamma * of(v)
 
     p, n = more(_positive), more(_negative)
-    agree = _Group((_Share(_positive, p, p), _Share(_negative, n)), 1.0, lambda y: y > 0)
-    differ = _Group((_Share(_positive, n, n), _Share(_negative, p)), 1.0, lambda y: y < 0)
+    agree = _Group((_Share(_positive, p, p), _Share(_negative, n)), lambda y: y > 0)
+    differ = _Group((_Share(_positive, n, n), _Share(_negative, p)), lambda y: y < 0)
     return _along("gamma", (agree, differ), stabilizer)
 
 
@@ -299,7 +339,7 @@ def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) 
         raise ArgumentError(
             f"alpha_beta: expected alpha - beta = 1, both of 0 or more, got {alpha} and {beta}"
         )
-    groups = _Group(_SIGNS_AGREE, alpha), _Group(_SIGNS_DIFFER, -beta)
+    groups = _Group(_SIGNS_AGREE, lambda y: alpha), _Group(_SIGNS_DIFFER, lambda y: -beta)
     return _along("alpha_beta", groups if beta else groups[:1], stabilizer)
 
 
@@ -332,8 +372,8 @@ def z_box(low: Any, high: Any, stabilizer: float = 1e-6) -> Rule:
     """
     if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
         raise ArgumentError(f"z_box: expected low <= high, got {low} and {high}")
-    lowest = _Share(lambda x: x.clip(0, 0) + low, _positive, _positive, -1.0)
-    highest = _Share(lambda x: x.clip(0, 0) + high, _negative, _negative, -1.0)
+    lowest = _Share(lambda x: x.clip(0, 0) - low, _positive, lambda bias: -_positive(bias))
+    highest = _Share(lambda x: x.clip(0, 0) - high, _negative, lambda bias: -_negative(bias))
     return _along("z_box", (_Group((_Share(_same, _same, _same), lowest, highest)),), stabilizer)
 
 
@@ -394,9 +434,26 @@ def flat(stabilizer: float = 1e-6) -> Rule:
 # -- other ops -------------------------------------------------------------------------------------
 
 
-def pass_(
-    dy: Any, y: Any, x: Any = None, a: Any = None, bias: Any = ABSENT, running_mean: Any = ABSENT
-) -> Any:
+def _check(fits: bool, name: str, what: str) -> None:
+    """Refuse an op that a rule does not fit, where it runs; the note of the error names the op."""
+    if not fits:
+        raise RuleError(
+            f"lrp.{name} is for {what}. Put it on such an op, or rules.vjp_of(function) on this one"
+        )
+
+
+def _is_like(x: Any, y: Any) -> bool:
+    """Return whether an output may be element by element that of an input, which broadcasts."""
+    shapes: list[Any] = [getattr(v, "shape", None) for v in (x, y)]
+    if not all(isinstance(shape, tuple) for shape in shapes):
+        return None not in shapes  # (a shape of a graph, of which nothing is known)
+    sizes = zip_longest(*map(reversed, shapes), fillvalue=1)
+    return len(shapes[0]) <= len(shapes[1]) and not any(
+        differ(n, 1) and differ(n, m) for n, m in sizes
+    )
+
+
+def pass_(dy: Any, y: Any, needs: Any, x: Any = None, a: Any = None) -> Any:
     """Return the gradient by which an input has the relevance of its output.
 
     For ops element by element (activations), and norms with a scale and shift of their own. It
@@ -405,16 +462,15 @@ def pass_(
     Args:
         dy: The gradient that arrives.
         y: The output of the op.
+        needs: Which gradients are wanted, of which there is one for each input.
         x: The input.
         a: The input, of an op of two.
-        bias: The bias of a norm.
-        running_mean: That of a batch norm.
 
     Returns:
         The gradient by the input, and None for others.
 
     Raises:
-        Nothing. It fits every op of one or two inputs, and the norms.
+        RuleError: (where it runs) the output has not the shape of the first input, x or a.
 
     Source: zennit's `Pass`; the identity rule of Achtibat et al., "AttnLRP: Attention-Aware
     Layer-Wise Relevance Propagation for Transformers" (2024), lxt's `identity_rule_implicit`.
@@ -425,9 +481,10 @@ def pass_(
     >>> bool(abs(2 * dx - rg.tanh(2.0)) < 1e-6)
     True
     """
-    dx = nonzero(y) * dy / nonzero(a if x is None else x)
-    others = 1 if x is None else 0 if bias is ABSENT else 2 if running_mean is ABSENT else 4
-    return [dx] + [None] * others if others else dx
+    x = a if x is None else x
+    _check(_is_like(x, y), "pass_", "an op whose output has the shape of its first input, x or a")
+    dx = nonzero(y) * dy / nonzero(x)
+    return dx if len(needs) == 1 else [dx] + [None] * (len(needs) - 1)
 
 
 def uniform(dy: Any, builtin: Any) -> Any:
@@ -455,8 +512,11 @@ def uniform(dy: Any, builtin: Any) -> Any:
     [2.5, 1.0]
     """
     dxs = builtin(dy)
-    count: Any = sum(1 * (abs(dx).max() > 0) for dx in dxs if dx is not None)
-    return dxs / count.clip(1, 2)
+    found = [dx for dx in dxs if dx is not None] if isinstance(dxs, Gradients) else []
+    if not found:  # (of one input, or of none that has a gradient)
+        return dxs
+    count: Any = sum(1 * (abs(dx).max() > 0) for dx in found)
+    return dxs / count.clip(1, len(dxs))
 
 
 def frozen_norm(
@@ -498,30 +558,42 @@ def frozen_norm(
     >>> torch.allclose((x * dx).sum(), y[0, 2])
     True
     """
-    w, b = 1 if weight is None else weight, 0 if bias is None or bias is ABSENT else bias
     axes = tuple(range(-len(normalized_shape or getattr(weight, "shape", "1")), 0))
-    means = x.mean(axes, keepdim=True), 0
-    if eps is not None:
+    same = _is_like(x, y) and _is_like(y, x) and len(x.shape) >= len(axes)
+    _check(same, "frozen_norm", "a norm, whose output has the shape of its input")
+    w, b = 1 if weight is None else weight, 0 if bias is None or bias is ABSENT else bias
+    means = x.mean(axes, keepdims=True), 0
+    if eps is not None and normalized_shape is not None:
         mean = means[bias is ABSENT]
-        scale = (((x - mean) ** 2).mean(axes, keepdim=True) + eps).rsqrt()
+        scale = (((x - mean) ** 2).mean(axes, keepdims=True) + eps) ** -0.5
     else:  # what fits the output best
+        _check(not is_traced(x), "frozen_norm", "F.layer_norm, F.rms_norm and modules of PyTorch")
         fits = []
         for mean in means:
             v = (x - mean) * w
-            scale = ((y - b) * v).sum(axes, keepdim=True) / nonzero((v * v).sum(axes, keepdim=True))
-            fits += [(float(((y - b - scale * v) ** 2).sum()), mean, scale)]
+            size = (v * v).sum(axes, keepdims=True)
+            scale = ((y - b) * v).sum(axes, keepdims=True) / nonzero(size)
+            fits += [(float((abs(y - b - scale * v) ** 2).sum()), mean, scale)]
         rest, mean, scale = min(fits, key=itemgetter(0))
-        if not rest <= 1e-3 * float(((y - b) ** 2).sum()):
+        if not rest <= 1e-3 * float((abs(y - b) ** 2).sum()):
             raise RuleError(
                 "frozen_norm expected the output of a layer norm or an RMS norm: weight * (x - "
                 "mean) * scale + bias. Use rules.vjp_of for another norm."
             )
     dx = dy * w * scale
-    dx = dx if mean is means[1] else dx - dx.mean(axes, keepdim=True)
+    dx = dx if mean is means[1] else dx - dx.mean(axes, keepdims=True)
     if normalized_shape is None:
         builtin(dy)  # (for the parameters)
         return dx
     return dx if weight is None and bias is ABSENT else (dx, None, None)[: 2 + (bias is not ABSENT)]
+
+
+def _check_batch(name: str, x: Any) -> int:
+    """Return the half of a batch, of which the other half are references."""
+    shape = getattr(x, "shape", ())
+    fits = len(shape) > 0 and len(x) % 2 == 0
+    _check(fits, name, "a batch of inputs and their references, as relevance(…, reference=) makes")
+    return len(x) // 2
 
 
 def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
@@ -540,7 +612,7 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
         The gradient by x.
 
     Raises:
-        Nothing. It fits every op of one input, of a batch of even size.
+        RuleError: (where it runs) the op is of another kind, or the batch of odd size.
 
     Source: Shrikumar, Greenside and Kundaje, "Learning Important Features Through Propagating
     Activation Differences" (2017); Captum's `DeepLift`.
@@ -550,12 +622,17 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     ...     print(rg.grad(rg.nn.relu)(rg.tensor([3.0, -1.0])).tolist())
     [0.75, 0.75]
     """
+    one = "an op element by element, of one input"
+    _check(_is_like(x, y) and _is_like(y, x), "rescale", one)
+    _check_batch("rescale", x)
     pairs = (2, len(x) // 2, *x.shape[1:])
     x, y = x.reshape(pairs), y.reshape(pairs)
     run, rise = x[0] - x[1], y[0] - y[1]
     still = abs(run) < 1e-10
     slope = rise / (run + still * _ones(run))
-    dx = dy.reshape(pairs) * slope * (abs(run) >= 1e-10) + builtin(dy).reshape(pairs) * still
+    own = builtin(dy)
+    _check(not isinstance(own, Gradients), "rescale", one)
+    dx = dy.reshape(pairs) * slope * (abs(run) >= 1e-10) + own.reshape(pairs) * still
     return dx.reshape(dy.shape)
 
 
@@ -576,7 +653,7 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
         The gradient by x.
 
     Raises:
-        Nothing. It fits every op that selects, of a batch of even size.
+        RuleError: (where it runs) the op is of another kind, or the batch of odd size.
 
     Source: Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions" (2017), in the
     code of DeepSHAP; Captum's `DeepLift`.
@@ -590,7 +667,9 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     >>> ((x[0] - x[1]) * dx[0]).sum().item(), (y[0] - y[1]).item()
     (1.0, 1.0)
     """
-    half = len(x) // 2
+    half = _check_batch("rescale_max", x)
+    selects = getattr(y, "shape", ())[:1] == x.shape[:1] and y.ndim == x.ndim
+    _check(selects, "rescale_max", "an op that selects in each example, of one input")
     (xs, ys, dys) = (v.reshape((2, half, *v.shape[1:])) for v in (x, y, dy))
     run, rise = xs[0] - xs[1], ys[0] - ys[1]
     still = abs(rise) < 1e-10
@@ -603,8 +682,11 @@ def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     return (dx * _ones(xs) + own * near).reshape(x.shape)
 
 
+rescale_max.refuses = _check_selecting  # pyright: ignore
+
+
 def reveal_cancel(
-    dy: Any, x: Any, w: Any, y: Any, forward: Any, vjp_: Any, bias: Any = None
+    dy: Any, x: Any, w: Any, y: Any, forward: Any, vjp_: Any, bias: Any = ABSENT
 ) -> Any:
     """Return the gradient of DeepLift's reveal-cancel rule, of a linear map and the ReLU behind it.
 
@@ -639,28 +721,30 @@ def reveal_cancel(
     >>> bool(abs(found.missing) < 1e-9)
     True
     """
-    half, none = len(x) // 2, None if bias is None else bias * 0
-    change, start = x[:half] - x[half:], y[half:]
-    parts = [(a(change), b(w)) for a, b in _AGREE + _DIFFER]
+    half = _check_batch("reveal_cancel", x)
+
+    def twice(part: Any, v: Any) -> Any:  # (a compiled op takes whole batches)
+        return ((v * 0).reshape((2, half, *v.shape[1:])) + part).reshape(v.shape)
+
+    change, start = twice(x[:half] - x[half:], x), twice(y[half:], y)
+    arrived = twice(dy[:half], dy)
+    maps = [_changed(share, change, w, bias, forward) for share in _WITHOUT_BIAS]
 
     def seeds(zs: Any) -> list[Any]:
         plus, minus = zs[0] + zs[1], zs[2] + zs[3]
         ends = [_positive(start + z) for z in (0 * plus, plus, minus, plus + minus)]
         up, down = (ends[i] - ends[0] + ends[3] - ends[3 - i] for i in (1, 2))
         slopes = [rise / (2 * nonzero(run)) for rise, run in ((up, plus), (down, minus))]
-        return [slope * dy[:half] for slope in slopes for _ in range(2)]
+        return [slope * arrived for slope in slopes for _ in range(2)]
 
-    def maps(given: Any) -> list[Any]:
-        return [forward(part, w, none) for part, (_, w) in zip(given, parts, strict=True)]
-
-    xs = tuple(part for part, _ in parts)
-    dxs = vjp_(maps, xs, seeds)
-    dx = sum(part * d for part, d in zip(xs, dxs, strict=True)) / nonzero(change)
-    return (x * 0 + dx.repeat(2, *[1] * (dx.ndim - 1)), None, None)
+    xs = tuple(part for part, _ in maps)
+    dxs = vjp_(lambda given: [f(x) for (_, f), x in zip(maps, given, strict=True)], xs, seeds)
+    dx = reduce(add, map(mul, xs, dxs)) / nonzero(change)
+    return (dx, None, *([] if bias is ABSENT else [None]))
 
 
-_AGREE = ((_positive, _positive), (_negative, _negative))
-_DIFFER = ((_positive, _negative), (_negative, _positive))
+_WITHOUT_BIAS = [share._replace(bias=None) for share in _SIGNS_AGREE + _SIGNS_DIFFER]
+reveal_cancel.refuses = partial(_check_linear, "reveal_cancel")  # pyright: ignore
 
 
 @_maker
@@ -688,6 +772,7 @@ def beta_smooth(beta: float = 10.0) -> Rule:
         raise ArgumentError(f"beta_smooth: expected a beta above 0, got {brief(beta)}")
 
     def rule(dy: Any, x: Any) -> Any:
+        _check(_is_like(x, dy), "beta_smooth", "an op element by element, of one input")
         e = 2.718281828459045 ** (-abs(beta * x))
         return dy * ((x >= 0) * _ones(x) + (x < 0) * e) / (1 + e)
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.relevances import Relevance, balance
+from regrad.inspection.relevances import Relevance
 from regrad.rules.attribution import Path
+from regrad.rules.runs import share
 from regrad.torch.overriding import gradient_override_map
 from regrad.torch.relevance import Ops, Run, as_found, named
 
@@ -48,8 +49,8 @@ def attributed(
     ):
 
         def run(given: Any, move: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
-            made = Run(model, given, move=move)
-            total, dxs = made.differentiated(target, Ops(model, False), layers, counts)
+            made = Run(model, given, target, move=move)
+            total, dxs = made.differentiated(Ops(model, False), layers, counts)
             return made, total, dxs
 
         contrasts = reference is not None or (along and set(along.places) != {1.0})
@@ -64,16 +65,15 @@ def attributed(
         if along:
             runs = [run(inputs, move)[2] for move in _moves(along, zs)]
             dxs = [_mean(each, along.weights) for each in zip(*runs, strict=True)]
-    dxs = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(xs, dxs, strict=True)]
-    shares = [p.share(x - z, dx) for p, x, z, dx in zip(clean.points, xs, zs, dxs, strict=True)]
-    n, m = len(clean.leaves), len(clean.leaves) + len(clean.layers)
-    total, missing = balance(total, shares[:n])
-    return Attribution(
-        clean.as_given(shares[:n]), dict(zip(clean.layers, shares[n:m], strict=True)), total,
-        missing, (), used,
-        {k: _by_head(k, s, counts[k]) for k, s in zip(clean.heads, shares[m:], strict=True)},
-        clean.as_given(dxs[:n]),
-    )  # fmt: skip
+    shares = [share(x - z, dx) for x, z, dx in zip(xs, zs, dxs, strict=True)]
+    found = iter([p.summed(share) for p, share in zip(clean.points, shares, strict=True)])
+    at_inputs = clean.by_name([next(found) for _ in clean.leaves])
+    by_layer = {name: next(found) for name in clean.layers}
+    by_head = {name: _by_head(name, next(found), counts[name]) for name in clean.heads}
+    gradients = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(xs, dxs, strict=True)]
+    of_inputs = clean.as_given(clean.by_name(gradients[: len(clean.leaves)]))
+    answer = clean.answer(total, at_inputs, by_layer, None, used)
+    return Attribution(**vars(answer), heads=by_head, gradients=of_inputs)
 
 
 def _counts(heads: Any, modules: Mapping[str, Any]) -> dict[str, int]:

@@ -16,11 +16,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from regrad.core.callers import find_caller
 from regrad.core.containers import tree_map
-from regrad.core.foreign import nonzero
-from regrad.core.places import Step, matches, near_paths
+from regrad.core.places import near_paths
 from regrad.errors import ArgumentError, kind
-from regrad.inspection import relevances
-from regrad.inspection.relevances import Loss, Relevance, balance, by_name, halves, most_first
+from regrad.inspection.relevances import Loss, Relevance
+from regrad.rules import runs
+from regrad.rules.runs import loss_of, relevance_of
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction, settings_unlocked
 from regrad.torch.nodes import LIBRARIES, tensors
@@ -36,18 +36,17 @@ def explain(
     """Return the relevance of a model's inputs; see `regrad.rules.lrp.relevance`."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
-    run = Run(model, inputs, reference)
     ops = Ops(model, check is not None)
     with as_found(model):
-        run.alone = run.apart(target)
+        run = Run(model, inputs, target, reference)
+        run.alone = run.apart()
         with gradient_override_map(rules, model=model) as used:
-            total, found = run.differentiated(target, ops, layers)
+            total, found = run.differentiated(ops, layers)
     known = [p.relevance(dx, run.half) for p, dx in zip(run.points, found, strict=False)]
-    at_inputs = known[: len(run.leaves)]
-    total, missing = balance(total, at_inputs)
-    losses = ops.losses(found[len(run.points) :], float(missing.sum())) if check else ()
-    by_layer = dict(zip(run.layers, known[len(run.leaves) :], strict=True))
-    return Relevance(run.as_given(at_inputs), by_layer, total, missing, losses, used)
+    count = len(run.leaves)
+    by_layer = dict(zip(run.layers, known[count:], strict=True))
+    rows = ops.losses(found[len(run.points) :]) if check else None
+    return run.answer(total, run.by_name(known[:count]), by_layer, rows, used)
 
 
 class Point(NamedTuple):
@@ -58,17 +57,12 @@ class Point(NamedTuple):
     name: Any = None
     is_embedded: bool = False
 
-    def relevance(self, dx: torch.Tensor | None, half: int | None = None) -> torch.Tensor:
+    def relevance(self, dx: torch.Tensor | None, half: int | None) -> torch.Tensor:
         """Return the relevance; with a `half`, of differences from the batch's second half."""
-        x = self.value
-        dx = torch.zeros_like(x) if dx is None else dx
-        if half is not None:
-            x, dx = x[:half] - x[half:], dx[:half]
-        return self.share(nonzero(x), dx)
+        return self.summed(relevance_of(self.value, dx, half))
 
-    def share(self, x: torch.Tensor, dx: torch.Tensor) -> torch.Tensor:
-        """Return a value times a gradient: of a token the sum, of a mask's infinities nothing."""
-        found = (x * dx).masked_fill(dx == 0, 0).detach()
+    def summed(self, found: torch.Tensor) -> torch.Tensor:
+        """Return shares: of a token the sum over its embedding."""
         return found.sum(-1) if self.is_embedded else found
 
 
@@ -78,76 +72,56 @@ def point_of(x: torch.Tensor, name: Any = None, is_embedded: bool = False) -> Po
         return Point(get_gradient_edge(x), x.detach().clone(), name, is_embedded)
 
 
-class Run:
+class Run(runs.Run):
     """A run of a model whose inputs are differentiated.
 
     Args:
-        model: The model.
-        inputs: Its arguments, as they came from the user.
-        reference: What is run next to them, in one batch; None for nothing.
         move: Returns what is run in the place of the n-th input or embedding.
     """
 
+    array = "a tensor"
+
     def __init__(
-        self, model: nn.Module, inputs: Any, reference: Any = None,
+        self, model: nn.Module, inputs: Any, target: Any, reference: Any = None,
         move: Callable[[int, torch.Tensor], torch.Tensor] = lambda n, x: x,
     ) -> None:  # fmt: skip
-        self.model = model
-        self.inputs = inputs
+        super().__init__(model, inputs, target, reference)
         self.move = move
-        self.values: dict[Any, Any] = by_name(inputs)
-        self.half: int | None = None
         self.alone: list[torch.Tensor] = []  # the target, of inputs and references each by itself
-        if reference is not None:
-            self._refer(by_name(reference))
         self.leaves: list[Point] = []
+        self.embedded: dict[Any, torch.Tensor] = {}  # by what embeds, and what
         self.layers: dict[str, Point] = {}
         self.heads: dict[str, Point] = {}
-        for name, x in self.values.items():
-            if isinstance(x, torch.Tensor) and is_differentiable(x):
-                if x.dtype == torch.float16:
-                    raise ArgumentError("relevance: float16 is too coarse; use bfloat16 or float32")
-                leaf = self.move(len(self.leaves), x.detach()).clone().requires_grad_()
-                self.values[name] = leaf
-                self.leaves.append(point_of(leaf, name))
+        for name, x in self.floats.items():
+            if x.dtype == torch.float16:
+                raise ArgumentError("relevance: float16 is too coarse; use bfloat16 or float32")
+            self.values[name] = self._leaf(name, x.detach().clone())
 
-    def _refer(self, others: dict[Any, Any]) -> None:
-        for name, x in self.values.items():
-            other, shape = others.get(name), getattr(x, "shape", ())
-            is_float = isinstance(x, torch.Tensor) and is_differentiable(x)
-            if not is_float or getattr(other, "shape", ()) not in (shape, (1, *shape[1:])):
-                raise ArgumentError(
-                    "relevance: a reference is for inputs that are all tensors of floats, and "
-                    "there is one for each, of its shape or of one example; got "
-                    f"{kind(other)} for {kind(x)}"
-                )
-            self.half = len(x)
-            self.values[name] = torch.cat([x, torch.as_tensor(other).to(x).expand_as(x)])
+    def is_float(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor) and is_differentiable(x)
 
-    def as_given(self, found: Sequence[torch.Tensor]) -> Any:
-        """Return relevances in the form of the inputs; of an input in several places, the sum."""
-        shares: dict[Any, Any] = dict.fromkeys(self.values)
-        for point, relevance in zip(self.leaves, found, strict=True):
-            known = shares[point.name]
-            shares[point.name] = relevance if known is None else known + relevance
-        if isinstance(self.inputs, Mapping):
-            return shares
-        return tuple(shares.values()) if isinstance(self.inputs, tuple) else shares[0]
+    def _leaf(self, name: Any, x: torch.Tensor, is_embedded: bool = False) -> torch.Tensor:
+        leaf = self.move(len(self.leaves), x).requires_grad_()
+        self.leaves.append(point_of(leaf, name, is_embedded))
+        return leaf
 
-    def explained(self, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model; return what is differentiated, and what there is to share."""
-        named = {k: v for k, v in self.values.items() if isinstance(k, str)}
-        y = self.model(*[v for k, v in self.values.items() if k not in named], **named)
+    def by_name(self, found: Sequence[torch.Tensor]) -> list[tuple[Any, torch.Tensor]]:
+        """Return what was found for the leaves, each with the name of its input."""
+        return [(p.name, share) for p, share in zip(self.leaves, found, strict=True)]
+
+    def chosen(self, y: Any) -> torch.Tensor:
         if not self.leaves:
             raise ArgumentError(
                 "relevance: no input is a tensor of floats, or is read by an nn.Embedding of the "
                 "model. Give the embedded input"
             )
-        if self.half is None:
-            value = _chosen(y, target)
-            return value, value
-        value, other = (_chosen(tree_map(half, y), target) for half in halves(self.half))
-        return value, value - other
+        value = super().chosen(y)
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            raise ArgumentError(
+                f"relevance: the target is {kind(value)}, expected a tensor that depends on the "
+                "inputs"
+            )
+        return value
 
     @property
     def points(self) -> list[Point]:
@@ -155,76 +129,69 @@ class Run:
         return [*self.leaves, *self.layers.values(), *self.heads.values()]
 
     def differentiated(
-        self, target: Any, ops: Ops, layers: Any = (), heads: Any = ()
+        self, ops: Ops, layers: Any = (), heads: Any = ()
     ) -> tuple[torch.Tensor, Any]:
         """Run the model; return what there is to share, and the gradients at points and ops."""
-        with torch.inference_mode(False), torch.enable_grad(), self._watching(layers, heads):
-            value, total = ops.around(self, target)
+        modules = dict(self.model.named_modules())
+        layers, heads = named(layers, modules), named(heads, modules)
+        embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
+        # (in the backward pass a checkpoint runs modules again, which is no second call)
+        with hooks([m.register_forward_hook(self._embedded) for m in embeddings]):
+            marked, given = partial(self._mark, self.layers), partial(self._mark, self.heads)
+            handles = [modules[n].register_forward_hook(partial(marked, n)) for n in layers]
+            handles += [modules[n].register_forward_pre_hook(partial(given, n)) for n in heads]
+            with hooks([*handles, *ops.paths.install()]), ops:
+                value, total = self.explained(self.values)
+            if idle := [*({*layers} - {*self.layers}), *({*heads} - {*self.heads})]:
+                raise ArgumentError(f"relevance: the module {idle[0]!r} did not run")
             if self.alone:
-                with DisableTorchFunction():
-                    eps = torch.finfo(total.dtype).eps
-                    relevances.check_halves(total.detach(), self.alone, eps)
+                runs.check_halves(total.detach(), self.alone)
             edges = [*[point.edge for point in self.points], *ops.edges]
             found = torch.autograd.grad(value.sum(), edges, allow_unused=True)
         return total.detach(), found
 
-    def apart(self, target: Any) -> list[torch.Tensor]:
-        """Return the target of the inputs by themselves, and of the references by themselves."""
-        with torch.inference_mode(False), torch.enable_grad():
-            parts = halves(self.half) if self.half else []
-            runs = [Run(self.model, tree_map(part, self.values)) for part in parts]
-            return [run.explained(target)[0].detach() for run in runs]
-
-    @contextmanager
-    def _watching(self, layers: Any, heads: Any) -> Generator[None]:
-        """A block in which layers, what projects heads, and embeddings tell of their values."""
-        modules = dict(self.model.named_modules())
-        layers, heads = named(layers, modules), named(heads, modules)
-        embeddings = [m for m in modules.values() if isinstance(m, nn.Embedding)]
-        handles = [m.register_forward_hook(self._embedded) for m in embeddings]
-        handles += [modules[n].register_forward_hook(partial(self._layer, n)) for n in layers]
-        handles += [modules[n].register_forward_pre_hook(partial(self._heads, n)) for n in heads]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-        if idle := [*({*layers} - {*self.layers}), *({*heads} - {*self.heads})]:
-            raise ArgumentError(f"relevance: the module {idle[0]!r} did not run")
-
-    def _layer(self, name: str, module: Any, args: Any, y: Any) -> None:
-        self._note(self.layers, name, "returned", y[0] if isinstance(y, tuple | list) and y else y)
-
-    def _heads(self, name: str, module: Any, args: Any) -> None:
-        self._note(self.heads, name, "was called with", args[0] if args else None)
-
-    def _note(self, where: dict[str, Point], name: str, did: str, x: Any) -> None:
+    def _mark(self, where: dict[str, Point], name: str, module: Any, args: Any, *ys: Any) -> None:
+        """Note the place of what a module returned, or was called with: the first of several."""
+        (x,) = ys or (args,)
+        x = x[0] if isinstance(x, tuple | list) and x else x
         if name in where:
             raise ArgumentError(f"relevance: the module {name!r} ran more than once")
         if not isinstance(x, torch.Tensor) or not x.requires_grad:
             raise ArgumentError(
-                f"relevance: the module {name!r} {did} {kind(x)} that no input leads to, "
-                "expected a tensor that depends on them"
+                f"relevance: the module {name!r} {'returned' if ys else 'was called with'} "
+                f"{kind(x)} that no input leads to, expected a tensor that depends on them"
             )
         where[name] = point_of(x)
 
     def _embedded(self, module: Any, args: Any, y: torch.Tensor) -> torch.Tensor | None:
         given = args[0].data_ptr(), args[0].numel()
         for name, ids in self.values.items():
-            # (the same tokens, in any shape)
-            if isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given:
+            # (the same tokens, in any shape; next to a reference they are those of both)
+            same = isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given
+            if same and self.half is None:
                 with DisableTorchFunction():
-                    leaf = self.move(len(self.leaves), y.detach()).requires_grad_()
-                self.leaves.append(point_of(leaf, name, True))
-                return leaf
+                    leaf = self.embedded.get((module, name, y.shape))
+                    leaf = self._leaf(name, y.detach(), True) if leaf is None else leaf
+                    self.embedded[module, name, y.shape] = leaf
+                    return leaf
         return None
+
+
+@contextmanager
+def hooks(handles: Sequence[Any]) -> Generator[None]:
+    """A block in which hooks are in force."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def named(paths: Any, modules: Mapping[str, Any]) -> list[str]:
     """Return the paths of modules that paths or patterns name."""
     found: dict[str, None] = {}
     for path in [paths] if isinstance(paths, str) else paths:
-        fits = [n for n in modules if n == path or matches(path, Step((n,)))]
+        fits = [n for n in modules if runs.names(path, n)]
         if not fits:
             raise ArgumentError(
                 f"relevance: no module of the model is {path!r}.{near_paths(path, modules)}"
@@ -233,37 +200,9 @@ def named(paths: Any, modules: Mapping[str, Any]) -> list[str]:
     return list(found)
 
 
-def _chosen(y: Any, target: Any) -> torch.Tensor:
-    """Return the outputs that are explained."""
-    value = target(y) if callable(target) else _of_class(y, target)
-    if not isinstance(value, torch.Tensor) or not value.requires_grad:
-        raise ArgumentError(
-            f"relevance: the target is {kind(value)}, expected a tensor that depends on the inputs"
-        )
-    return value
-
-
-def _of_class(y: Any, target: Any) -> torch.Tensor:
-    if not isinstance(y, torch.Tensor) or y.dim() != 2:
-        shown = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else kind(y)
-        raise ArgumentError(
-            f"relevance: the target {target!r:.40} is a class, so the model should return a tensor "
-            f"of (examples, classes), got {shown}. Give a function of the output as target"
-        )
-    is_index = isinstance(target, torch.Tensor) and not is_differentiable(target)
-    if not is_index and type(target) is not int:
-        raise ArgumentError(
-            f"relevance: target expected an int, a tensor of ints or a function, got {kind(target)}"
-        )
-    places = torch.as_tensor(target, device=y.device).expand(len(y))
-    if bool(((places < -y.shape[1]) | (places >= y.shape[1])).any()):
-        raise ArgumentError(f"relevance: there are {y.shape[1]} classes, got the target {target}")
-    return y.gather(1, (places % y.shape[1])[:, None])[:, 0]
-
-
 @contextmanager
 def as_found(model: nn.Module) -> Generator[None]:
-    """A block in which parameters require no grad, and which leaves a model as it was."""
+    """A block in which inputs alone are differentiated, and which leaves a model as it was."""
     free = [p for p in model.parameters() if p.requires_grad]
     held = [
         (module, name, x, x.clone())
@@ -275,7 +214,8 @@ def as_found(model: nn.Module) -> Generator[None]:
         try:
             for p in free:
                 p.requires_grad_(False)
-            yield
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
         finally:
             for p in free:
                 p.requires_grad_()
@@ -329,16 +269,6 @@ class Ops(torch.overrides.TorchFunctionMode):
         self.paths = ModulePaths({"": model})
         self.seen: list[tuple[tuple[str, str, str], list[Point], list[Point]]] = []
 
-    def around(self, run: Run, target: Any) -> Any:
-        """Return the context of a run that is looked on at."""
-        handles = self.paths.install()
-        try:
-            with self:
-                return run.explained(target)
-        finally:
-            for handle in handles:
-                handle.remove()
-
     @property
     def edges(self) -> list[Any]:
         """The places where gradients are asked for: the outputs and inputs of all, in order."""
@@ -375,15 +305,13 @@ class Ops(torch.overrides.TorchFunctionMode):
         xs.append(point_of(mine))
         return mine
 
-    def losses(self, found: Sequence[Any], missing: float) -> tuple[Loss, ...]:
-        """Return the ops, by how much relevance they lost."""
-        gradients, rows = iter(found), []
-        for where, *ends in self.seen:
-            pairs = [[(p, next(gradients)) for p in points] for points in ends]
-            rows.append(
-                Loss(*where, *[sum(float(p.relevance(dx).sum()) for p, dx in e) for e in pairs])
-            )
-        return most_first(rows, missing)
+    def losses(self, found: Sequence[Any]) -> list[Loss]:
+        """Return what each op lost."""
+        gradients = iter(found)
+        return [
+            loss_of(*where, *[[(p.value, next(gradients)) for p in points] for points in ends])
+            for where, *ends in self.seen
+        ]
 
 
 def _depends(func: Callable[..., Any], args: Any, options: Any) -> bool:

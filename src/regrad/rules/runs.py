@@ -1,0 +1,198 @@
+"""Runs that share an output of a model among its inputs: what libraries have in common.
+
+A library says how its models are differentiated (`regrad.torch.relevance`, `regrad.jax.relevance`).
+What is run, compared and summed is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from regrad.core.backends import backend_of, is_array, placed_like
+from regrad.core.containers import tree_map
+from regrad.core.foreign import nonzero
+from regrad.core.places import Step, matches
+from regrad.errors import ArgumentError, kind
+from regrad.inspection.relevances import Loss, Relevance
+
+
+class Run:
+    """A run of a model, of which inputs share an output.
+
+    Args:
+        model: The model.
+        inputs: Its arguments, as they came from the user.
+        target: Which output is explained.
+        reference: What is run next to them, in one batch; None for nothing.
+    """
+
+    array = "an array"  # what the library calls its arrays, for messages
+
+    def __init__(self, model: Any, inputs: Any, target: Any, reference: Any = None) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.target = target
+        self.values: dict[Any, Any] = _by_name(inputs)
+        self.half: int | None = None
+        if reference is not None:
+            self._refer(_by_name(reference))
+
+    def is_float(self, x: Any) -> bool:
+        """Return whether relevance comes to a value."""
+        raise NotImplementedError
+
+    def call(self, *args: Any, **named: Any) -> Any:
+        """Call the model."""
+        return self.model(*args, **named)
+
+    @property
+    def floats(self) -> dict[Any, Any]:
+        """The inputs that relevance comes to, by name."""
+        return {name: x for name, x in self.values.items() if self.is_float(x)}
+
+    def _refer(self, others: dict[Any, Any]) -> None:
+        xs = self.floats
+        shapes = [(tuple(x.shape), (1, *x.shape[1:])) for x in xs.values()]
+        fit = others.keys() == xs.keys() and all(
+            np.shape(others[name]) in each for name, each in zip(xs, shapes, strict=True)
+        )
+        if not xs or not fit:
+            raise ArgumentError(
+                "relevance: a reference is for inputs of floats, and there is one for each, of its "
+                f"shape or of one example; got {[kind(x) for x in others.values()]} for "
+                f"{[kind(x) for x in self.values.values()]}"
+            )
+        for name, x in xs.items():
+            xp = backend_of(x).xp
+            other = xp.asarray(others[name], dtype=x.dtype, **placed_like(x))
+            self.half = len(x)
+            self.values[name] = xp.concat([x, xp.broadcast_to(other, x.shape)])
+
+    def explained(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Run the model; return what is differentiated, and what there is to share."""
+        named = {k: v for k, v in values.items() if isinstance(k, str)}
+        y = self.call(*[v for k, v in values.items() if k not in named], **named)
+        if self.half is None:
+            value = self.chosen(y)
+            return value, value
+        value, other = (self.chosen(tree_map(part, y)) for part in _halves(self.half))
+        return value, value - other
+
+    def apart(self) -> list[Any]:
+        """Return the target of the inputs by themselves, and of the references by themselves."""
+        parts = _halves(self.half) if self.half else []
+        values = [tree_map(part, self.values) for part in parts]
+        runs = [type(self)(self.model, each, self.target) for each in values]
+        return [run.explained(run.values)[0] for run in runs]
+
+    def chosen(self, y: Any) -> Any:
+        """Return the outputs that are explained."""
+        target = self.target
+        if callable(target):
+            return target(y)
+        if not self.is_float(y) or y.ndim != 2:
+            raise ArgumentError(
+                f"relevance: the target {target!r:.40} is a class, so the model should return "
+                f"{self.array} of (examples, classes), got {kind(y)}. Give a function of the "
+                "output as target"
+            )
+        known = backend_of(target).to_numpy(target) if is_array(target) else target
+        places, count = np.asarray(known), y.shape[1]
+        if places.dtype.kind not in "iu":
+            raise ArgumentError(
+                f"relevance: target expected an int, {self.array} of ints or a function, got "
+                f"{kind(target)}"
+            )
+        if ((places < -count) | (places >= count)).any():
+            raise ArgumentError(f"relevance: there are {count} classes, got the target {target}")
+        return y[np.arange(len(y)), places]
+
+    def as_given(self, found: Iterable[tuple[Any, Any]]) -> Any:
+        """Return shares in the form of the inputs; of an input in several places, the sum."""
+        shares: dict[Any, Any] = dict.fromkeys(self.values)
+        for name, share in found:
+            shares[name] = share if shares[name] is None else shares[name] + share
+        if isinstance(self.inputs, Mapping):
+            return shares
+        return tuple(shares.values()) if isinstance(self.inputs, tuple) else shares[0]
+
+    def answer(
+        self, total: Any, found: Sequence[tuple[Any, Any]], layers: dict[str, Any],
+        rows: Sequence[Loss] | None, used: Any,
+    ) -> Relevance:  # fmt: skip
+        """Return the answer: of inputs by name, of layers, and of the ops, if they are known."""
+        total, missing = balance(total, [share for _, share in found])
+        losses = () if rows is None else _most_first(rows, float(missing.sum()))
+        return Relevance(self.as_given(found), layers, total, missing, losses, used)
+
+
+def _by_name(inputs: Any) -> dict[Any, Any]:
+    """Return inputs by the names of arguments, or by their places."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def _halves(half: Any) -> list[Callable[[Any], Any]]:
+    """Return two functions of an array of the batch: the part of the inputs, of the references."""
+
+    def cut(part: slice, x: Any) -> Any:
+        return x[part] if getattr(x, "shape", ())[:1] == (2 * half,) else x
+
+    return [partial(cut, slice(half)), partial(cut, slice(half, None))]
+
+
+def check_halves(total: Any, apart: Sequence[Any]) -> None:
+    """Refuse a model for which inputs and references in one batch are not what they are apart."""
+    alone, scale = apart[0] - apart[1], max(abs(x).max() for x in apart)
+    eps = float(backend_of(total).xp.finfo(total.dtype).eps)
+    if alone.shape != total.shape or (abs(alone - total) > eps**0.5 * scale).any():
+        raise ArgumentError(
+            "relevance: inputs and references run in one batch. There the target differs by "
+            f"{total.tolist()!s:.50}, and by {alone.tolist()!s:.50} where they run apart. With "
+            "reference=, the batch must be the first axis of each input and of what the target "
+            "reads, and no example may depend on another one. Move the batch to the first axis; "
+            "call model.eval() if the model is in training mode"
+        )
+
+
+def share(x: Any, dx: Any) -> Any:
+    """Return a value times a gradient: of a mask's infinities, whose gradient is 0, nothing."""
+    xp = backend_of(x).xp
+    return xp.zeros_like(x) if dx is None else xp.where(dx == 0, dx, x * dx)
+
+
+def relevance_of(x: Any, dx: Any, half: int | None = None) -> Any:
+    """Return the relevance of a value; with a `half`, of differences from the second half of it."""
+    if half is None:
+        return share(nonzero(x), dx)
+    return share(nonzero(x[:half] - x[half:]), None if dx is None else dx[:half])
+
+
+def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:
+    """Return what there is to share, for each example where it can be, and what is missing."""
+    alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in shares)
+    total = total if alike else total.sum()
+    return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
+
+
+def loss_of(path: str, op: str, line: str, *ends: Iterable[tuple[Any, Any]]) -> Loss:
+    """Return what an op lost, by the values and gradients of its outputs, and of its inputs."""
+    sums = [sum(float(relevance_of(x, dx).sum()) for x, dx in pairs) for pairs in ends]
+    return Loss(path, op, line, *sums)
+
+
+def _most_first(rows: Sequence[Loss], missing: float) -> tuple[Loss, ...]:
+    """Return ops by how much they lost, and with them what is missing and none of them lost."""
+    rest = missing - sum(row.lost for row in rows)
+    every = [*rows, Loss("", "what is not seen (in place)", "", rest, 0.0)]
+    return tuple(sorted(every, key=lambda row: -abs(row.lost)))
+
+
+def names(pattern: Any, path: str) -> bool:
+    """Return whether a path, or a pattern of such, names a module."""
+    return pattern == path or matches(pattern, Step((path,)))
