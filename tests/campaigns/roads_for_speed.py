@@ -52,10 +52,8 @@ CALLS = [
         "closed-over-Tensor", "closed-over-NumPy-array", "three-Variables-updated",
     )
 ]  # fmt: skip
-UNUSUAL = "raise _Unusual"
 QUICK, SHORT = "regrad.transforms.quick_calls", "regrad.transforms.shortcuts"
 TAPE, FAST = "regrad.core.tape:Tape", "regrad.core.fastpath"
-NUMBERS = "type({0}) is Tensor and type({1}) in WEAK and"
 RECORDED = "regrad.torch.recorded:Recordings"
 ROADS: dict[str, Road] = {
     "quick_calls": Road(
@@ -120,7 +118,7 @@ ROADS: dict[str, Road] = {
             Change(f"{RECORDED}.replay", "if not self.are_possible():", "if True:"),
             Change(f"{RECORDED}.run", "with DisableTorchFunction():", "return None\n{}"),
         ],
-        ["torch:torch-rules", "torch:torch-step", "torch:torch-mixed"],
+        ["torch:torch-rules"],
     ),
     "torch/call_cache": Road(
         [
@@ -128,7 +126,7 @@ ROADS: dict[str, Road] = {
             Change("regrad.torch.functions:_bind", "if kinds[0] is not None", "if False"),
         ],
         ["torch:torch-relus", "torch:torch-rules", "torch:torch-key", "torch:torch-llama",
-         "torch:torch-rule", "torch:torch-mixed-rule", "torch:torch-lstm"],
+         "torch:torch-lstm"],
     ),
 }  # fmt: skip
 
@@ -270,10 +268,15 @@ def peak() -> int:
 
 
 OWN: dict[str, Callable[[], Callable[[], Any]]] = {
-    "100 x * 0.5": numbers, "compiled call: a model of four layers": model, "an update of 64 MB": large_variables,
-}  # fmt: skip
-BYTES = {"kept by 10,000 sin": kept, "peak of the MLP's step": peak,
-         "peak of an update of 64 MB": large_peak}
+    "100 x * 0.5": numbers,
+    "compiled call: a model of four layers": model,
+    "an update of 64 MB": large_variables,
+}
+BYTES = {
+    "kept by 10,000 sin": kept,
+    "peak of the MLP's step": peak,
+    "peak of an update of 64 MB": large_peak,
+}
 MODULES = {"torch": "foreign_torch"}
 
 
@@ -348,9 +351,7 @@ def ratios(road: str, row: str) -> tuple[str, list[float], list[float], list[flo
             samples[j].append(float(p.stdout.readline()))
     for p in turns:
         p.communicate()
-    same, off = [
-        [b / a for a, b in zip(samples[0], other, strict=True)] for other in samples[1:]
-    ]
+    same, off = [[b / a for a, b in zip(samples[0], other, strict=True)] for other in samples[1:]]
     return title, samples[0], same, off
 
 
@@ -365,7 +366,9 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--answer"]:
         answer(*arguments[1:])
         return
-    print("| road | row | as it is | without : with | with : with |\n| --- | --- | --: | --: | --: |")
+    print(
+        "| road | row | as it is | without : with | with : with |\n| --- | --- | --: | --: | --: |"
+    )
     for road in arguments or ROADS:
         for row in ROADS[road].rows:
             title, seconds, same, off = ratios(road, row)

@@ -1,9 +1,8 @@
-"""The fast path and the columns: each part of their keys is needed (`core/fastpath`, `core/tape`)."""
+"""The fast path and the columns of tapes: each part of their keys is needed."""
 
 import threading
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import regrad as rg
@@ -15,6 +14,7 @@ from tests.helpers.rewritten import rewritten
 
 X, Y, Z = rg.tensor([0.5, 2.0]), rg.tensor([3.0, 4.0]), rg.tensor([5.0, 6.0])
 WHOLE = rg.tensor([1, 2], dtype="int32")
+ON_JAX = rg.asarray(jnp.ones(2, "float32"))
 COMPLEX = rg.tensor([0.5 + 1.0j, 2.0j])
 REAL = "(p.dtype is not DOUBLE and p.dtype not in REAL)"
 KINDS = "(kinds is None or (type(p) is ndarray and p.dtype.kind in kinds))"
@@ -117,7 +117,7 @@ def overridden_two(f):
 
 BINARY = {
     "Tensors": ("if type(a) is Tensor is type(b):", "if True:", lambda f: f(X, 2.0)),
-    "one library": ("type(p) is type(q)", "True", lambda f: f(X, rg.asarray(jnp.ones(2, "float32")))),
+    "one library": ("type(p) is type(q)", "True", lambda f: f(X, ON_JAX)),
     "one dtype": ("p.dtype is q.dtype", "True", lambda f: f(X, WHOLE)),
     "kinds": (KINDS, "True", lambda f: f(WHOLE, WHOLE)),
     "no region": ("state.region is None", "True", lambda f: captured(lambda x: f(x, Y))),
@@ -137,10 +137,14 @@ BINARY = {
                 lambda f: recorded(lambda y: f(y, y))),
     "a number after": ("type(b) in WEAK", "True", lambda f: f(X, 1j)),
     "a number before": ("type(a) in WEAK", "True", lambda f: f(1j, X)),
-    "a number after an integer": ("(d := a._data.dtype) is DOUBLE or d in REAL", "(d := a._data.dtype)",
-                                  lambda f: f(WHOLE, 0.5)),
-    "a number before an integer": ("(d := b._data.dtype) is DOUBLE or d in REAL", "(d := b._data.dtype)",
-                                   lambda f: f(0.5, WHOLE)),
+    "a number after a float": (
+        "(d := a._data.dtype) is DOUBLE or d in REAL", "(d := a._data.dtype)",
+        lambda f: f(WHOLE, 0.5),
+    ),
+    "a number before a float": (
+        "(d := b._data.dtype) is DOUBLE or d in REAL", "(d := b._data.dtype)",
+        lambda f: f(0.5, WHOLE),
+    ),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Functions of regrad with a part of their source replaced: what a part is for, or what it costs."""
+"""Functions of regrad with a part of their source replaced: what is it for, what does it cost?"""
 
 from __future__ import annotations
 

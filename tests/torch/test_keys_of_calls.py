@@ -105,7 +105,6 @@ def registered(x):
         op.rule, registry.version = rule, registry.version + 1
 
 
-
 FIXED, KINDS, DEFAULT, VERSION = 0, 1, 3, 4  # places in the key
 RECORDINGS = {
     "an attribute": (FIXED, {"LeakyRelu": lambda dy, alpha: rg.multiply(dy, alpha)},
