@@ -72,6 +72,10 @@ ROADS: dict[str, Road] = {
         [Change(f"{SHORT}:checks_of", "if len(closure.places) > WRITTEN:", "if True:")],
         [CALLS[0], *CALLS[-3:], "own:compiled call: a model of four layers"],
     ),
+    "shortcuts: lists written out": Road(
+        [Change(f"{SHORT}:_check_of", "if entries_of is list and", "if False and")],
+        [CALLS[-1], "own:compiled call: a model of four layers"],
+    ),
     "quick_calls: small NumPy arrays": Road(
         [Change(f"{QUICK}:QuickCall.source", "or value.nbytes > SMALL", "or True")],
         ["calls:call-closed-over-NumPy-array"],

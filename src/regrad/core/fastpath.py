@@ -9,7 +9,7 @@ asks for no more before the kernel than this:
 
 * classes: a number, a list, a Variable or a traced number has to be lifted (`lift`);
 * dtypes, and for two tensors libraries: what differs, or is not of the op's `kinds`, is promoted;
-* the region: it stands in for what its body takes from outside.
+* the region: it puts inputs in the place of what its body takes from outside.
 
 After the kernel `record` asks for the tapes of other threads, the rules in force for this op type,
 several tapes or a tape that does not admit every op (no `recorder`), and complex numbers, which
