@@ -89,6 +89,10 @@ def test_each_part_of_the_key_of_a_call_is_needed(part, monkeypatch):
 Positive = function(lambda x: x[x > 0], lambda dy, x: torch.zeros_like(x), "Positive")
 
 
+def leaf_on(device):
+    return torch.ones(3, 4, dtype=D, device=device, requires_grad=True)
+
+
 def under_another_default(x):
     with rg.default_dtype("float64"):
         return slope(torch.tanh)(x)
@@ -105,12 +109,15 @@ def registered(x):
         op.rule, registry.version = rule, registry.version + 1
 
 
-FIXED, KINDS, DEFAULT, VERSION = 0, 1, 3, 4  # places in the key
+FIXED, KINDS, DEVICE, DEFAULT, VERSION = range(5)  # places in the key
 RECORDINGS = {
     "an attribute": (FIXED, {"LeakyRelu": lambda dy, alpha: rg.multiply(dy, alpha)},
                      slope(lambda x: F.leaky_relu(x, 0.1)), slope(lambda x: F.leaky_relu(x, 0.5))),
     "a shape": (KINDS, {Positive: lambda dy, x: rg.multiply(x, float(dy.shape[0]))},
                 slope(Positive.apply), slope(lambda x: Positive.apply(x + 0.9))),
+    "the device": (DEVICE, {"Relu": lambda dy, x: rg.where(x > 0, dy, 0.0)},
+                   lambda x: slope(torch.relu)(leaf_on("meta")),
+                   lambda x: slope(torch.relu)(leaf_on("cpu"))),
     "the default dtype": (DEFAULT, {"Tanh": lambda dy, x: rg.multiply(dy, rg.mean(x > -0.4))},
                           slope(torch.tanh), under_another_default),
     "the registry": (VERSION, {"Tanh": lambda dy, x: rg.multiply(dy, rg.grad(rg.sin)(x))},
