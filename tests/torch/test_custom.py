@@ -10,7 +10,7 @@ from regrad.errors import ArgumentError, GradientError, RuleError
 from regrad.torch import custom_grad as custom
 from regrad.torch import from_regrad as of_regrad
 from tests.torch import ways
-from tests.torch.common import D, backward, close, grad, leaf, orders, override
+from tests.torch.common import D, backward, close, fired, grad, leaf, orders, override
 
 func = torch.func
 
@@ -323,3 +323,21 @@ def test_complex_gradients_are_torchs():
 def test_numpy_results_come_back_as_torch():
     f = of_regrad(lambda x: rg.tensor(np.ones(3, "float32")))
     assert f(torch.ones(2)).tolist() == [1, 1, 1]
+
+
+# -- devices for which torch has no autocast -------------------------------------------------------
+
+ON_META = {
+    "rule in torch": lambda x: fired({"Relu": lambda dy, x: dy * (x > 0)}, torch.relu, x),
+    "rule of regrad": lambda x: fired({"Relu": lambda dy, x: rg.multiply(dy, 2.0)}, torch.relu, x),
+    "custom_grad": custom(lambda x: (x * 2, lambda dy: dy * 3)),
+}
+
+
+@pytest.mark.parametrize("way", ON_META)
+@pytest.mark.parametrize("around", [False, True])
+def test_tensors_without_values_have_gradients(way, around):
+    x = torch.ones(3, device="meta", requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=around):
+        dx = grad(ON_META[way](x), x)
+    assert (dx.shape, dx.dtype, dx.device.type) == (x.shape, x.dtype, "meta")

@@ -229,9 +229,10 @@ class Tape:
             entries[:] = [*made(reversed(entries))][::-1]
         return entries
 
-    # An op of one input whose rule is `short` is written as columns, which the garbage collector
-    # does not follow: the array of the input, or its spec if the rule does not ask for it; its id;
-    # the output's array, if the rule asks for that; the rule; the output's id (see `restored`).
+    # An op of one input whose rule is `short` (the key) is written as columns, which the garbage
+    # collector does not follow: the array of the input, or its spec if the rule does not ask for
+    # it; its id; the output's array, if the rule asks for that; the rule; the output's id (see
+    # `restored`).
 
     def write_unary(self, op: Op, x: Tensor, y: Tensor) -> None:
         """Write the record of `y = op(x)` under the op's own rule; x is watched and real."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import is_autocast_enabled
+from torch.amp import is_autocast_available
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
@@ -20,7 +21,13 @@ from regrad.core.scopes import refuse_once
 from regrad.core.state import State, current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
-from regrad.torch.host import DisableTorchFunction, is_transformed, raw_apply, unwrap_dead
+from regrad.torch.host import (
+    DisableTorchFunction,
+    is_autocast_open,
+    is_transformed,
+    raw_apply,
+    unwrap_dead,
+)
 from regrad.torch.host.running import Silent
 from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import overrides_for_replay, pullback
@@ -225,7 +232,13 @@ def spread(found: dict[int, Any], count: int) -> tuple[Any, ...]:
 def shield(dys: Sequence[Any]) -> Any:
     """A block of a backward pass: no override, no autocast, whatever is in force around."""
     device = next((dy.device.type for dy in dys if dy is not None), "cpu")
-    return _without_autocast(device) if is_autocast_enabled(device) else DisableTorchFunction()
+    usual = not is_autocast_open() or not casts(device)
+    return DisableTorchFunction() if usual else _without_autocast(device)
+
+
+def casts(device: str) -> bool:
+    """Return whether autocast is on for a kind of device; some, such as "meta", have none."""
+    return is_autocast_available(device) and is_autocast_enabled(device)
 
 
 @block

@@ -17,7 +17,7 @@ from regrad.core import containers
 from regrad.core.rule import place, wrong_gradient
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, kind
-from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
+from regrad.torch.bridge import apply, casts, in_graph, is_differentiable, shield, spread
 from regrad.torch.calls import guard
 from regrad.torch.derivatives import describe_closed_over, find_closed_over
 from regrad.torch.host import DisableTorchFunction, sequence_nr
@@ -81,12 +81,12 @@ def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Cal
         inputs, make = open_arguments(args)
         refuse_keywords(options, custom.name)
         device = inputs[0].device.type if inputs else "cpu"
-        if cast_inputs is not None and torch.is_autocast_enabled(device):
+        if cast_inputs is not None and casts(device):
             leaves, rebuild = containers.flatten(args)
             with torch.autocast(device, enabled=False):
                 return function(*rebuild([_cast(x, cast_inputs) for x in leaves]), **options)
         call = CustomTorchCall(custom, inputs, make)
-        if torch.is_autocast_enabled(device):
+        if casts(device):
             call.autocast = device, torch.get_autocast_dtype(device)
         start, before = sequence_nr(), [x.grad_fn for x in inputs]
         answer = custom.run(args, options, call.save)

@@ -165,6 +165,13 @@ class Recordings:
 
 
 def _key(fixed: Any, arrays: Sequence[torch.Tensor]) -> Any:
+    """Return all that a recording depends on, besides the code of the rule (`are_possible`).
+
+    Nothing is missing: a pure rule computes from its arguments. `fixed` has the attributes, and
+    which gradients are wanted. Of tensors a rule may read all but their values, which end the
+    recording (`_RuleRegion`). regrad's functions look up the registry and the default dtype. What
+    else functions of torch look at, such as strides, they look at again in the recording.
+    """
     kinds = tuple([(x.shape, x.dtype, x.is_neg()) for x in arrays])
     return fixed, kinds, arrays[-1].device, get_default_dtype(), registry.version, len(registry.OPS)
 

@@ -28,7 +28,7 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DetachedTensorWarning, PassedOverError
 from regrad.torch.below import Below, join_types
 from regrad.torch.biases import PARAMETERS
-from regrad.torch.bridge import bridge, is_differentiable, run
+from regrad.torch.bridge import bridge, casts, is_differentiable, run
 from regrad.torch.host import DisableTorchFunction, is_transformed, is_view
 from regrad.torch.host.dynamo import fake_mode, is_traced
 from regrad.torch.host.running import gives_views
@@ -116,7 +116,7 @@ def like_own(own: Callable[..., Any], xs: Sequence[torch.Tensor]) -> Any:
     """Return the result of torch's own function, or one like it that was not computed."""
     device = xs[0].device.type if xs else "cpu"
     with torch.no_grad():
-        if not (is_traced() or is_transformed() or torch.is_autocast_enabled(device)):
+        if not (is_traced() or is_transformed() or casts(device)):
             try:
                 return own(*[_without_values(x) for x in xs])
             except Exception:

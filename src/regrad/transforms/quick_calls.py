@@ -116,6 +116,13 @@ class QuickCall:
         return self.writer.made("quick")
 
     def write_call(self) -> None:
+        """Write the call, and what it depends on besides its road: its key.
+
+        Nothing is missing: the variant is that of the program now, for its sources are counted in
+        it. Of `Program._key`, no tape watches (the road asks), and the layouts of Variables and
+        JAX's search for NaN are asked for here. Each source is read where it lies: a Variable, a
+        place of the closure, the content of an array. A result with a mark is of another trace.
+        """
         write, variant, assigned = self.writer.write, self.variant, self.program.assigned
         write(f"if program.quick is not variant: shortcuts.clear(); {self.plainly}", 2)
         if variant is None:  # the program has no such call

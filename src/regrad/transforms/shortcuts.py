@@ -186,12 +186,14 @@ class _ShortcutWriter(Writer):
             self.value(kwargs[key], self.entry("kwargs", key), key in names)
 
     def key(self) -> tuple[Any, tuple[Any, ...]]:
-        """Return the kind of the call, and its static values.
+        """Return the kind of the call, and its static values: by these a road is kept.
 
         Nothing is missing: the lines say what is checked of the arguments (containers, their
         lengths, and the order of keys), but name classes by number. Static values are compared by
-        ==, and their classes are among the classes. The rest of a program's key, the closure and
-        the state, is checked by each road, and no road is taken under overrides.
+        ==, and their classes are among the classes. The rest of a program's key (`Jitted._key`) is
+        checked by each road at each call: the closure (`checks_of`), the registry and the default
+        dtype (`STATE`). Under overrides and tapes no road is taken (`STATE`). What XLA's program
+        depends on besides, JAX's own cache and `QuickCall` ask for.
         """
         return ("\n".join(self.lines), *self.classes), tuple(self.values)
 
