@@ -499,3 +499,18 @@ def test_keywords_in_another_order_than_the_signature():
     rules = {at(""): lambda dy, second, first: (5 * dy, 7 * dy)}
     found = jax.grad(override(called, rules, model=pair), (0, 1))(ROW, ROW)
     assert [dx.tolist() for dx in found] == [[5.0] * 4, [7.0] * 4]
+
+
+class Product(eqx.Module):
+    def __call__(self, q, k):
+        return q * jnp.sin(k)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [
+    (lambda dy, builtin: builtin(dy), jnp.sin(ROW) + ROW * jnp.cos(ROW)),
+    (lambda dy, k: (5 * dy, dy * k), 5 + ROW),
+])  # fmt: skip
+def test_an_array_that_is_given_twice_is_two_arguments(rule, expected):
+    net = Product()
+    ours = override(lambda net, x: jnp.sum(net(x, x)), {at(""): rule}, model=net)
+    close(jax.grad(ours, argnums=1)(net, ROW), expected)

@@ -265,6 +265,21 @@ class OwnOfCall(Own):
         return [more[n] if n in more else own.get(n) for n in self.names]
 
 
+def op_of_call(label: str, names: Sequence[str], parameters: Sequence[str], attrs: Any) -> Op:
+    """Return the op type that a whole call is to its rule, by the names of what it is given."""
+    kinds = [Input(n, "many" if n == "xs" else "one") for n in names]
+    kinds += [Input(n, "one") for n in parameters]
+    op = Op(label, label, lambda xp, *xs: xs, kinds, [*attrs])
+    op.rule = OwnOfCall(len(names), parameters)
+    return op
+
+
+def layout_of_call(op: Op, count: int, total: int) -> Layout:
+    """Return which arrays belong to which input of such an op, if `xs` is so many of them."""
+    many = op.inputs[0].kind == "many"
+    return (tuple(range(count)), *range(count, total)) if many else None
+
+
 class OwnOfLearning(Own):
     """The same for an op with further inputs: parameters of the rule, which returns gradients.
 
@@ -309,16 +324,14 @@ def as_name(name: str) -> str:
     return free(f"{'_' * name[:1].isdigit()}{name.replace('.', '_').replace('/', '_')}")
 
 
-def names_for(
-    asks: Sequence[str], names: Sequence[str | None], moving: Sequence[bool]
-) -> list[str]:
+def names_for(asks: Sequence[str], names: Sequence[str], moving: Sequence[bool]) -> list[str]:
     """Return what the arrays that a call is given are called in a rule that asks for some names.
 
-    They have the names of the function's own parameters (None: the array lies in a container). The
-    only one, or the one that is differentiated, is called x as well; two are a and b, and any
-    number are xs, a list.
+    Those that are arguments themselves have `names`, those of the function's own parameters; others
+    lie in containers. The only one, or the one that is differentiated (`moving`), is called x as
+    well; two are a and b, and any number are xs, a list.
     """
-    known, count = [free(n) for n in names if n is not None], len(names)
+    known, count = [*map(free, names)], len(moving)
     asked = {*asks} - {*known}
     if len(known) < count or not count or {"a", "b", "xs"} & asked:
         return ["xs"] if "xs" in asked else {1: ["x"], 2: ["a", "b"]}.get(count, ["xs"])

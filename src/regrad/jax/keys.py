@@ -290,7 +290,8 @@ class WholeKey(Key):
     def __init__(self, value: Any) -> None:
         self.label = "call"
         self.asks: list[str] = asks_for(value)
-        self.boundaries: list[tuple[str | None, ...]] = []  # what the arguments are called
+        # what the arguments are called that are arrays, and how many arrays all arguments hold
+        self.boundaries: list[tuple[tuple[str, ...], int]] = []
         self.ops: dict[Any, Op] = {}
 
     def meets(self, other: Key) -> bool:
@@ -301,11 +302,11 @@ class WholeKey(Key):
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
         """The arguments, as the rule calls them, and before them what the module holds."""
-        given = self.boundaries[int(_name(eqn).removeprefix(BOUNDARY))]
-        hidden = len(eqn.invars) - len(given)
+        given, count = self.boundaries[int(_name(eqn).removeprefix(BOUNDARY))]
+        hidden = len(eqn.invars) - count
         moving = [is_float(v.aval) for v in eqn.invars[hidden:]]
         names = names_for(self.asks, given, moving)
-        names = names if len(names) == len(given) else [f"x{i}" for i in range(len(given))]
+        names = names if len(names) == count else [f"x{i}" for i in range(count)]
         return [*(f"outer{i}" for i in range(hidden)), *names]
 
     def op(self, eqn: core.JaxprEqn) -> Op:

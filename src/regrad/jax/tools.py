@@ -23,7 +23,7 @@ from regrad.jax.bridge import conjugate
 from regrad.jax.host.programs import Params, runs
 from regrad.jax.primitives import is_float
 from regrad.jax.running import CALLS, LONGEST, ProgramCall, ProgramRun, wide, without_rules
-from regrad.jax.sites import CallSite, is_number, line_of, path_of, site_of
+from regrad.jax.sites import CallSite, is_number, site_of
 
 # JAX's primitives by the op types that the cures are known for.
 OP_TYPES = {
@@ -344,7 +344,7 @@ def _origin(jaxpr: Any, v: Any, around: CallSite) -> tuple[str, str, str]:
         y = inner.outvars[i]
         if isinstance(y, core.Literal):
             return found
-        within = around.inside(program, line_of(eqn, around), path_of(eqn, around))
+        within = around.inside(eqn, program)
         origin = _origin(inner, y, within)
         if origin[0] != "argument":
             return origin

@@ -23,6 +23,7 @@ from regrad.core.places import (
     is_predicate,
     pick,
     site_of,
+    waiting,
 )
 from regrad.errors import ArgumentError, GradientError
 from regrad.jax.closed import name_and_place
@@ -59,10 +60,10 @@ class Whereabouts:
         self.placed: dict[at, Any] = {b.place: b for b in bindings if b.place is not None}
         self.entries: list[Any] = [e for key in self.placed for e in key.named]
         self.codes: dict[Any, Any] = dict(map(_function, filter(_is_function, self.entries)))
-        self.naming: Naming = Naming(model, self._tells_apart)
-        self.naming.by_class = any(is_predicate(e) or isinstance(e, type) for e in self.entries)
+        # whether modules that are none of the model's are known by their classes
+        self.by_class: bool = any(is_predicate(e) or isinstance(e, type) for e in self.entries)
+        self.naming: Naming = Naming(model, self)
         self.places: Places = Places(self.placed, self.naming.steps)
-        self.naming.whole = self._whole_key
         # what is counted is gone through at each call of a program, and not once for all
         self.counting: bool = any(map(is_predicate, self.entries)) or any(
             key.counts for key in self.placed
@@ -133,11 +134,10 @@ class Whereabouts:
                 "say for which. Compile the whole with jax.jit, and leave nn.jit out."
             )
         fits = self.places.fits(chain, keys) if keys else []
-        counting = [f.key for f in fits if f.key.counts]
-        waiting = [k for k in counting if self.counts.get(k.counted, -1) < (k.nth or 0)]
-        if waiting and around.where.shared:
+        late = waiting(fits, self.counts)
+        if late is not None and around.where.shared:
             raise GradientError(
-                f"override: {waiting[0]!r} counts calls, which cannot be done in the body of a "
+                f"override: {late!r} counts calls, which cannot be done in the body of a "
                 f"{around.where.shared} ({line}): it is one program for all of its runs. Name the "
                 "place by a scope or function in there."
             )
@@ -150,7 +150,7 @@ class Whereabouts:
             return binding.located(site(n)) if binding.asks else binding
         return next((b for b in bindings if b.place is None), None)
 
-    def _whole_key(self, chain: Sequence[Step]) -> Any:
+    def whole_key(self, chain: Sequence[Step]) -> Any:
         """Return what may mean the whole call of the last of some modules; None if no key does."""
         whole = [key for key in self.placed if key.what is None]
         fits = self.places.fits(chain, whole) if whole else ()
@@ -168,17 +168,13 @@ class Whereabouts:
 
     def unvisited(self) -> Iterator[tuple[Any, Step]]:
         """Yield modules that a key names and that never ran, though what holds them did."""
-        ran = self.naming.called
         for key, binding in self.placed.items() if self.naming.steps else ():
             plain = "**" not in repr(key) and key.selectors and not binding.marked
-            for step in self.places.named[key.selectors] if plain else ():
-                outer = step.path.rpartition(".")[0]
-                while outer and owner(self.naming.by_path.get(outer, _NONE)) is None:
-                    outer = outer.rpartition(".")[0]
-                if owner(step) and step.path and step.path not in ran and outer in ran:
-                    yield binding, step
+            named = [s for s in self.places.named[key.selectors] if owner(s)] if plain else ()
+            for step in self.places.idle(named, self.naming.called, owner):
+                yield binding, step
 
-    def _tells_apart(self, a: Step, b: Step) -> bool:
+    def tells_apart(self, a: Step, b: Step) -> bool:
         """Return whether keys tell two modules of the model apart, or what is in them."""
         inside = [s for s in self.naming.steps or () if f"{s.path}.".startswith(f"{a.path}.")]
         twins = [self.naming.by_path[s.path.replace(a.path, b.path, 1)] for s in inside]
@@ -186,9 +182,6 @@ class Whereabouts:
             self.places.mark(s) != self.places.mark(twin)
             for s, twin in zip(inside, twins, strict=True)
         )
-
-
-_NONE = Step(())
 
 
 def _is_of_flax(program: Any) -> bool:

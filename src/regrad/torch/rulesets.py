@@ -59,7 +59,7 @@ from regrad.torch.bridge import allow_in_graph
 from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import RuleCall, check_learned
-from regrad.torch.choices import Choice, at_its_site, bind_call, identity_of_key
+from regrad.torch.choices import Choice, at_its_site, bind_call
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, is_left, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
@@ -414,11 +414,12 @@ class Plan:
     def check_whole(self, modules: Modules) -> None:
         """Raise for rules that say nothing of the parameters of a module that their key names."""
         steps = {path: step for step in self.places.steps or () for path in step.paths}
-        for module, (path, *_) in zip(modules.modules, modules.paths, strict=True):
+        for known in modules.known.values():
+            path = known.paths[0]
             chain = [steps[each] for each in [*paths_around(path), path] if each in steps]
             fits = self.whole_at(chain)
             for rule in [rule for fit, rule in fits.items() if not fit.predicates][:1]:
-                rule.check(module, path)
+                rule.check(known.module, path)
 
     @cached_property
     def functions(self) -> dict[Any, None]:
@@ -453,7 +454,8 @@ _LOCK = threading.Lock()
 
 def identity_of_map(rules: Mapping[Any, Any]) -> Any:
     """Return the value that maps share which mean the same; it holds while the rules are held."""
-    return frozenset([(identity_of_key(key), identity_of(rule)) for key, rule in rules.items()])
+    meant = [(key.meaning if isinstance(key, at) else key, rule) for key, rule in rules.items()]
+    return frozenset([(key, identity_of(rule)) for key, rule in meant])
 
 
 def rule_set(
