@@ -514,3 +514,10 @@ def test_an_array_that_is_given_twice_is_two_arguments(rule, expected):
     net = Product()
     ours = override(lambda net, x: jnp.sum(net(x, x)), {at(""): rule}, model=net)
     close(jax.grad(ours, argnums=1)(net, ROW), expected)
+
+
+def test_a_whole_call_under_a_rule_that_learns():
+    rule = lambda dy, builtin, gain: (gain * builtin(dy), {"gain": dy.sum()})  # noqa: E731
+    learning = rg.rules.learns(rule, gain=jnp.asarray(1.0))
+    ours = override(loss, {at("head"): learning}, model=NET)
+    close(jax.grad(ours, (0, 1))(NET, ROW), jax.grad(loss, (0, 1))(NET, ROW))

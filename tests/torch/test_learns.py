@@ -105,6 +105,18 @@ def test_whole_calls_and_places():
     close(found, [((x > 0) & (x < 2)).to(D), (x >= 2).sum().to(D)])
 
 
+def test_a_rule_that_asks_for_forward():
+    net, x, p = nn.Sequential(nn.Tanh()), X.clone().requires_grad_(), parameter(2.0)
+
+    def rule(dy, forward, x, gain):
+        return dy * gain * forward(2 * x), {"gain": dy.sum()}
+
+    for key in ("Tanh", rg.at(nn.Tanh)):
+        with override({key: learns(rule, gain=p)}, model=net):
+            found = torch.autograd.grad(net(x).sum(), [x, p])
+        close(found, [2 * torch.tanh(2 * x), torch.tensor(20.0, dtype=D)])
+
+
 def test_torch_func():
     def loss(p):
         with override({"Relu": learns(pact, alpha=p * 1)}):

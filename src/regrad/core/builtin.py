@@ -250,7 +250,9 @@ def own_gradient(record: Record, dy: Any) -> Any:
             "builtin(dy), builtin(2 * dy), or builtin((2 * dy[0], *dy[1:]))."
         )
     if record.own is not None:
+        lone: Any = record
         dxs = record.own.pull(record.xs, dys)
+        lone.pulled.append(dxs)
     else:
         if count > 1 and not record.op.shipped.sparse:
             several: Any = record

@@ -252,7 +252,7 @@ class OwnOfCall(Own):
         moves = record.inputs[len(record.inputs) - len(self.names) :]
         wanted = [n for n, moves in zip(self.names, moves, strict=True) if moves]
         missing = [n for n in wanted if n not in more]
-        pulled: Any = getattr(record.own, "pulled", ())
+        pulled = record.pulled
         if missing and len(pulled) != 1:
             how = f"called builtin {len(pulled)} times" if pulled else "did not call builtin"
             raise RuleError(
@@ -292,7 +292,7 @@ class OwnOfLearning(Own):
         self.names = names
         self.own_count: int | None = base.rule.own_count or len(base.inputs)
 
-    def complete(self, answer: Any, record: Record, dy: Any) -> Any:
+    def complete(self, answer: Any, record: Any, dy: Any) -> Any:
         """Return a rule's answer with a gradient, or None, for each input and parameter."""
         *first, more = answer if isinstance(answer, list | tuple) and answer else (answer, None)
         given = isinstance(answer, list | tuple) and not isinstance(more, dict)
@@ -314,8 +314,10 @@ class OwnOfLearning(Own):
             record.output_specs if isinstance(record, GroupedRecord) else None,
             getattr(record, "hit", None), record.own,
         )  # fmt: skip
+        cut.pulled = [dxs[:-count] for dxs in record.pulled]
         made = self.base.rule.complete(others[0] if len(others) == 1 else others, cut, dy)
-        made = made if isinstance(made, list | tuple) and len(self.base.inputs) > 1 else [made]
+        several = len(self.base.inputs) > 1 or isinstance(self.base.rule, OwnOfCall)
+        made = made if isinstance(made, list | tuple) and several else [made]
         return [*made, *[more[name] for name in self.names]]
 
 

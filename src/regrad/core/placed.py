@@ -110,11 +110,10 @@ class Chooser(OpBinding):
     def __init__(self, op: Op, key: Any, places: Places, depth: int) -> None:
         super().__init__(op, self.rule, depth, key)
         self.places = places
-        named = [e for key in places.keys for e in key.named]
-        self.asked: list[Any] = [e for e in named if is_predicate(e)]
-        # the functions, modules and classes among them, with the code of the functions
-        owners = [e for e in named if not (isinstance(e, str) or is_predicate(e))]
-        self.owners: list[tuple[Any, Any]] = [(e, _code(e)) for e in owners]
+        self.asked: list[Any] = [e for e in places.entries if is_predicate(e)]
+        # the functions, modules and classes among the places, with the code of the functions
+        owners = [e for e in places.entries if not (isinstance(e, str) or is_predicate(e))]
+        self.owners: list[tuple[Any, Any]] = [(e, code_of(e)) for e in owners]
         self.outside: tuple[Step, ...] = ()  # what ran where this thread or run was begun
         self.paths: dict[str, None] | None = {}  # where ops were created
         self.known: dict[Path, list[Fit]] = {}  # by path, if nothing else decides
@@ -224,7 +223,7 @@ def _trails(state: State) -> Iterator[Any]:
             yield region.capture
 
 
-def _code(owner: Any) -> Any:
+def code_of(owner: Any) -> Any:
     """The code that runs while a function runs; None for a class or an object."""
     function = inspect.unwrap(owner)
     return getattr(function, "__code__", None) if inspect.isroutine(function) else None
@@ -296,7 +295,7 @@ def op_types(key: Any) -> tuple[Any, ...]:
         return (CALL,)
     for entry in key.named:
         routine = inspect.isroutine(inspect.unwrap(entry)) and not is_predicate(entry)
-        if routine and _code(entry) is None:
+        if routine and code_of(entry) is None:
             raise ArgumentError(f"{key!r}: nothing tells when {entry!r:.60}, which is C code, runs")
     return entries(key.what)
 

@@ -350,6 +350,7 @@ class Places:
 
     def __init__(self, keys: Iterable[at], steps: Sequence[Step] | None = None) -> None:
         self.keys: tuple[at, ...] = tuple(keys)
+        self.entries: list[Any] = [entry for key in self.keys for entry in key.named]
         self.steps = steps
         self._exact: dict[str, list[Step]] = {}
         for step in steps or ():
@@ -456,7 +457,7 @@ class Places:
         found.sort(key=lambda fit: (fit.order, not fit.key.counts))
         always = [fit for fit in found if not (fit.predicates or fit.key.counts)]
         for _, tied in groupby(always, lambda fit: fit.order):
-            only_one(list(tied))
+            _refuse_two(list(tied))
         return found
 
 
@@ -482,19 +483,14 @@ def pick(
         n = counts.meet(fit.key.counted)
         if not fit.key.counts or fit.key.nth == n:
             held.append((fit, n))
-    best = [pair for pair in held if pair[0].order == held[0][0].order]
-    if not best:
+    if not held:
         return None, 0
-    winner = only_one([fit for fit, _ in best])
-    return next(pair for pair in best if pair[0] is winner)
+    _refuse_two([fit for fit, _ in held if fit.order == held[0][0].order])
+    return held[0]
 
 
-def only_one(tied: Sequence[Fit]) -> Fit:
-    """Return the fit that wins among those of one rank and step.
-
-    Raises:
-        ArgumentError: it is not the only one that counts calls.
-    """
+def _refuse_two(tied: Sequence[Fit]) -> None:
+    """Refuse fits of one rank and step, unless the first is the only one that counts calls."""
     first, *others = tied
     for other in others:
         if first.key.counts == other.key.counts:
@@ -503,7 +499,6 @@ def only_one(tied: Sequence[Fit]) -> Fit:
                 f"two keys of the map select the same place{path}, {first.key!r} and "
                 f"{other.key!r}, and neither is more specific. Give one, or name the module itself"
             )
-    return first
 
 
 def _lies_in(step: Step, around: Sequence[Step]) -> bool:

@@ -135,21 +135,26 @@ class GroupedRecord(Record):
 
 
 class LoneRecord(Record):
-    """A record that is on no tape; `hit` says where its op was called, if that is known."""
+    """A record that is on no tape; `hit` says where its op was called, if that is known.
 
-    __slots__ = ("hit", "own")
+    `pulled` are the op's own gradients, by leaf, for which the rule has asked.
+    """
+
+    __slots__ = ("hit", "own", "pulled")
 
     hit: Hit | None
     own: Any
+    pulled: list[Sequence[Any]]
 
 
 class LoneGroupedRecord(GroupedRecord):
     """The same of a grouped record."""
 
-    __slots__ = ("hit", "own")
+    __slots__ = ("hit", "own", "pulled")
 
     hit: Hit | None
     own: Any
+    pulled: list[Sequence[Any]]
 
 
 def positions(place: Place) -> tuple[int, ...]:
@@ -188,7 +193,7 @@ def record_of(
         record = LoneGroupedRecord(
             op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
         )
-    record.hit, record.own = hit, own
+    record.hit, record.own, record.pulled = hit, own, []
     return record
 
 

@@ -182,14 +182,12 @@ class OwnEquation:
         self.operands: list[Any] = [next(rest) if c is None else c for c in equation.fixed]
         places = enumerate(equation.places)
         self.at: dict[int, int] = {p: i for i, p in places if isinstance(p, int)}
-        self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return JAX's gradients by the inputs of the op; None for integers."""
         given = [self.operands[i] if xs[p] is None else xs[p] for p, i in self.at.items()]
         found = dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))
-        self.pulled.append([found.get(p) for p in range(len(xs))])
-        return self.pulled[-1]
+        return [found.get(p) for p in range(len(xs))]
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return the results for other inputs."""

@@ -176,12 +176,8 @@ def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, str, int]]:
 
 def _library_folders() -> tuple[str, ...]:
     """Return where the libraries that are loaded lie."""
-    found = []
-    for name in LIBRARIES:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file:
-            found.append(os.path.dirname(file) + os.sep)
-    return tuple(found)
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in LIBRARIES]
+    return tuple([os.path.dirname(file) + os.sep for file in files if file])
 
 
 def _path_of(eqn: core.JaxprEqn, around: CallSite) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from regrad.core.placed import code_of
 from regrad.core.places import (
     Counts,
     Places,
@@ -58,14 +59,15 @@ class Whereabouts:
     def __init__(self, bindings: Sequence[Any], model: Any) -> None:
         need(SIGHT)
         self.placed: dict[at, Any] = {b.place: b for b in bindings if b.place is not None}
-        self.entries: list[Any] = [e for key in self.placed for e in key.named]
-        self.codes: dict[Any, Any] = dict(map(_function, filter(_is_function, self.entries)))
-        # whether modules that are none of the model's are known by their classes
-        self.by_class: bool = any(is_predicate(e) or isinstance(e, type) for e in self.entries)
         self.naming: Naming = Naming(model, self)
         self.places: Places = Places(self.placed, self.naming.steps)
+        named = self.places.entries
+        functions = [e for e in named if not is_predicate(e) and code_of(e) is not None]
+        self.codes: dict[Any, Any] = dict(map(_function, functions))
+        # whether modules that are none of the model's are known by their classes
+        self.by_class: bool = any(is_predicate(e) or isinstance(e, type) for e in named)
         # what is counted is gone through at each call of a program, and not once for all
-        self.counting: bool = any(map(is_predicate, self.entries)) or any(
+        self.counting: bool = any(map(is_predicate, named)) or any(
             key.counts for key in self.placed
         )
         self.counts: Counts = Counts()
@@ -189,14 +191,6 @@ def _is_of_flax(program: Any) -> bool:
     flax = sys.modules.get("flax")
     folder = os.path.dirname(getattr(flax, "__file__", None) or "-")
     return name_and_place(program)[1].startswith((f"{folder}/linen", f"{folder}/core"))
-
-
-def _is_function(entry: Any) -> bool:
-    return (
-        callable(entry)
-        and not (isinstance(entry, type) or is_predicate(entry))
-        and hasattr(inspect.unwrap(entry), "__code__")
-    )
 
 
 def _function(entry: Any) -> tuple[Any, Any]:

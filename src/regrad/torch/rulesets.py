@@ -372,8 +372,7 @@ class Plan:
             steps = [step for step in self.places.steps or () if step.kind is kind]
             whole = [[(f.order, f.key) for f in self.whole_at([step])] for step in steps]
             marks = {(self.mark(s), *fits) for s, fits in zip(steps, whole, strict=True)}
-            named = (e for key in self.places.keys for e in key.named)
-            is_one = any(rank_of(e) == INSTANCE and type(e) is kind for e in named)
+            is_one = any(rank_of(e) == INSTANCE and type(e) is kind for e in self.places.entries)
             self._apart[kind] = len(marks) > 1 or (is_one and not self.places.steps)
         return self._apart[kind]
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -184,8 +183,7 @@ class ModuleCall(RuleCall):
         layout = layout_of_call(rule.op, n, n + more)
         super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
         self.leaves: int = n + more  # without what the rule learns
-        self.is_simple = False  # (each pull has `pulled` of its own)
-        self.pulled: list[Sequence[Any]] = []  # what `builtin` has found, by leaf
+        self.is_simple = False  # (what a rule of one input answers is completed, too)
         self.call: WholeCall = call
         self.within: Within = within
         self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak
@@ -209,7 +207,8 @@ class ModuleCall(RuleCall):
             self.forward = again
             if elsewhere or not self.rule.asks_builtin:
                 self.record = None
-        if [version_of(b) for b in buffers] != versions and self.asks_again:
+        runs_again = self.rule.asks_builtin and self.record is None
+        if runs_again and [version_of(b) for b in buffers] != versions:
             raise PassedOverError(
                 f"the call of {self.call.type} has a rule as a whole, and writes into its buffers, "
                 "which it would do again in the backward pass: builtin runs it again in a "
@@ -232,24 +231,12 @@ class ModuleCall(RuleCall):
             raise self.within.hides(join_types(types))
         return y
 
-    @property
-    def asks_again(self) -> bool:
-        """Return whether the module runs again for its own gradient."""
-        return self.rule.asks_builtin and self.record is None
-
     def foreign_call(self, specs: Sequence[Any], outputs: Any) -> ForeignCall:
         every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
-        own = copy(self)
-        own.pulled = []
-        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit, own)
+        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit, self)
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         return dx if n in self.own else super()._fitted(dx, n, dy)
-
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
-        dxs = super().pull(xs, dys, only)
-        self.pulled.append(dxs[: self.leaves])
-        return dxs
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         return super().value_at([*inputs, *self.call.parameters])

@@ -116,7 +116,7 @@ class WholeCall:
 
 
 class Pulls:
-    """The call's own gradient and value, as its rule may ask for them, and what it has asked."""
+    """The call's own gradient and value, as its rule may ask for them."""
 
     vjp: Any = None
 
@@ -128,7 +128,6 @@ class Pulls:
         self.inputs: Sequence[Tensor] = inputs
         self.passage: Passage = passage
         self.unused: list[Tensor] = [*zeros]  # they stand for gradients that there are not
-        self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return the call's own gradients, by leaf; None where there is none."""
@@ -136,9 +135,7 @@ class Pulls:
         given = {i: dy for i, dy in pairs if not any(dy is zero for zero in self.unused)}
         part = self.passage.narrowed(given)
         found = self.own([*given.values()], part) if given else ()
-        dxs = replaced([None] * len(self.inputs), part.wanted, found)
-        self.pulled.append(dxs)
-        return dxs
+        return replaced([None] * len(self.inputs), part.wanted, found)
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return the function's value for other inputs."""
