@@ -233,17 +233,17 @@ class OwnOfCall(Own):
         return [*self._by_input(answer, record, which), *found]
 
     def _by_input(self, answer: Any, record: Any, which: str) -> list[Any]:
-        assert self.own_count is not None
+        count: Any = self.own_count
         first = [*answer] if isinstance(answer, list | tuple) else [answer]
         if record.op.inputs[0].kind == "many":  # (xs, and one list of gradients for them)
             first = [first]
-        moves = [i for i in range(self.own_count) if record.inputs[i]]
-        if len(first) == 1 < self.own_count and len(moves) == 1:
-            first = [first[0] if i == moves[0] else None for i in range(self.own_count)]
-        if len(first) != self.own_count:
+        moves = [i for i in range(count) if record.inputs[i]]
+        if len(first) == 1 < count and len(moves) == 1:
+            first = [first[0] if i == moves[0] else None for i in range(count)]
+        if len(first) != count:
             raise RuleError(
                 f"wrong number of gradients: {which} returned {len(first)}, and the call has "
-                f"{self.own_count} inputs. Return one per input, in order, and those of parameters "
+                f"{count} inputs. Return one per input, in order, and those of parameters "
                 "in a dict after them: (dx, {'weight': dw})."
             )
         return first

@@ -74,7 +74,7 @@ def _counting(depth: int) -> Placed:
 
 
 class Counting(OpBinding):
-    """How often the keys of a scope have met calls, of whatever op types."""
+    """Counts the calls that the keys of a scope have met, of all op types."""
 
     rule: Rule = NoGradient()
 
@@ -92,7 +92,7 @@ class Counting(OpBinding):
 
     @property
     def token(self) -> Any:
-        """How many calls each key still waits for, on which the choices of a body depend."""
+        """The calls that each key still waits for, on which the choices of a body depend."""
         return tuple([max(0, (key.nth or 0) - self.counts.of(key)) for key in self.keys])
 
     def moved(self, copy: OpBinding) -> None:

@@ -315,7 +315,8 @@ def _named_call(old: Callable[..., Any]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         trace: _Trace | None = NAMING.get()
         run = old.__get__(self, type(self))  # pyright: ignore
-        if trace is None or _runs(trace, self):
+        # (a module that runs may call the `__call__` of its base class)
+        if trace is None or (trace.running and trace.running[-1][0] is self):
             return run(*args, **kwargs)
         naming, step = trace.naming, trace.step(self)
         if step is None and not naming.keys.by_class:
@@ -363,8 +364,3 @@ def _bounded(key: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _flatten(value: Any) -> tuple[list[Any], Rebuild]:
     leaves, structure = jax.tree_util.tree_flatten(value)
     return leaves, structure.unflatten
-
-
-def _runs(trace: _Trace, module: Any) -> bool:
-    """Return whether a module calls itself: the `__call__` of its base class."""
-    return bool(trace.running) and trace.running[-1][0] is module
