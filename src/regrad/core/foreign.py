@@ -326,14 +326,16 @@ def as_name(name: str) -> str:
     return free(f"{'_' * name[:1].isdigit()}{name.replace('.', '_').replace('/', '_')}")
 
 
-def names_for(asks: Sequence[str], names: Sequence[str], moving: Sequence[bool]) -> list[str]:
+def names_for(
+    asks: Sequence[str], names: Sequence[str | None], moving: Sequence[bool]
+) -> list[str]:
     """Return what the arrays that a call is given are called in a rule that asks for some names.
 
-    Those that are arguments themselves have `names`, those of the function's own parameters; others
-    lie in containers. The only one, or the one that is differentiated (`moving`), is called x as
-    well; two are a and b, and any number are xs, a list.
+    Those that are arguments themselves have `names`, those of the function's own parameters. Others
+    lie in containers, and have none, or None. The only one, or the one that is differentiated
+    (`moving`), is called x as well; two are a and b, and any number are xs, a list.
     """
-    known, count = [*map(free, names)], len(moving)
+    known, count = [free(n) for n in names if n is not None], len(moving)
     asked = {*asks} - {*known}
     if len(known) < count or not count or {"a", "b", "xs"} & asked:
         return ["xs"] if "xs" in asked else {1: ["x"], 2: ["a", "b"]}.get(count, ["xs"])
