@@ -304,17 +304,17 @@ class OwnOfLearning(Own):
                 "not return gradients by name after those of the inputs. Return (dx, "
                 f"{{{self.names[-1]!r}: …}}), None for no gradient."
             )
-        count = len(self.names)
+        count, pulled = len(self.names), record.pulled
         rest = {name: dx for name, dx in more.items() if name not in self.names}
         others: Any = [*first, rest] if rest else first
-        cut = record_of(
+        cut: Any = record_of(
             self.base, record.rule, record.attrs, record.inputs[:-count], record.specs[:-count],
             record.xs[:-count], record.outputs, record.y,
             record.layout[:-count] if isinstance(record, GroupedRecord) else None,
             record.output_specs if isinstance(record, GroupedRecord) else None,
             getattr(record, "hit", None), record.own,
         )  # fmt: skip
-        cut.pulled = [dxs[:-count] for dxs in record.pulled]
+        cut.pulled = [dxs[:-count] for dxs in pulled]
         made = self.base.rule.complete(others[0] if len(others) == 1 else others, cut, dy)
         several = len(self.base.inputs) > 1 or isinstance(self.base.rule, OwnOfCall)
         made = made if isinstance(made, list | tuple) and several else [made]

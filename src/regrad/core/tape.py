@@ -59,6 +59,7 @@ class Record:
 
     plain = True  # one output, and one tensor per parameter
     own = None  # of another library's op: how that computes it, and its gradient
+    pulled = ()  # the gradients of its own, by leaf, for which the rule has asked
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         """Return the part of `leaves` that belongs to a parameter: one item, a list, or None."""
@@ -135,16 +136,13 @@ class GroupedRecord(Record):
 
 
 class LoneRecord(Record):
-    """A record that is on no tape; `hit` says where its op was called, if that is known.
-
-    `pulled` are the op's own gradients, by leaf, for which the rule has asked.
-    """
+    """A record that is on no tape; `hit` says where its op was called, if that is known."""
 
     __slots__ = ("hit", "own", "pulled")
 
     hit: Hit | None
     own: Any
-    pulled: list[Sequence[Any]]
+    pulled: Any
 
 
 class LoneGroupedRecord(GroupedRecord):
@@ -154,7 +152,7 @@ class LoneGroupedRecord(GroupedRecord):
 
     hit: Hit | None
     own: Any
-    pulled: list[Sequence[Any]]
+    pulled: Any
 
 
 def positions(place: Place) -> tuple[int, ...]:
