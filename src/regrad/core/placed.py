@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -327,14 +327,15 @@ def with_site(value: Any, site: Site | None) -> Any:
     )
 
 
-def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[Any, OpBinding]:
+def choosers(bindings: Collection[OpBinding], around: Mapping[Any, Any]) -> dict[Any, OpBinding]:
     """Return overrides of bindings that stand under `Placed`s, those without a place as well.
 
     `around` are those of the scopes outside.
     """
     made: dict[Any, OpBinding] = {}
-    counting: list[at] = []
-    depth = 0
+    every = [(b.place, b.depth) for b in bindings if b.place is not None]
+    for _, depth in every[:1]:
+        made[_counting(depth)] = Counting([place for place, _ in every if place.counts], depth, {})
     by_type = groupby(sorted(bindings, key=lambda b: b.op_type), lambda b: b.key.op_type)
     for op_type, found in by_type:
         placed = {b.key: b for b in found}
@@ -349,11 +350,8 @@ def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[A
         made |= {**outer, **placed}
         chooser = Chooser(first.op, op_type, Places(places), first.depth)
         made[op_type] = chooser
-        depth, counting = first.depth, [*counting, *[p for p in places if p.counts]]
         for binding in placed.values():
             binding.paths = chooser.paths
-    if depth:
-        made[_counting(depth)] = Counting(counting, depth, {})
     return made
 
 
