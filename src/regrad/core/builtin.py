@@ -250,7 +250,9 @@ def own_gradient(record: Record, dy: Any) -> Any:
             "builtin(dy), builtin(2 * dy), or builtin((2 * dy[0], *dy[1:]))."
         )
     if record.own is not None:
+        lone: Any = record
         dxs = record.own.pull(record.xs, dys)
+        lone.pulled.append(dxs)
     else:
         if count > 1 and not record.op.shipped.sparse:
             several: Any = record
@@ -283,8 +285,7 @@ def run_forward(record: Record, *inputs: Any) -> Any:
     """Return the op of a record, computed for other inputs: `forward(x)` in a rule."""
     if record.own is not None:
         names = [i.name for i in record.op.inputs[: record.op.rule.own_count]]
-        places = getattr(record, "layout", None) or names
-        counts = [len(p) if isinstance(p, tuple) else 1 for p in places[: len(names)]]
+        counts = [len(p) if isinstance(p, tuple) else 1 for p in record.places[: len(names)]]
         given = [len(x) if isinstance(x, list | tuple) else 1 for x in inputs]
         if given != counts:
             hit = getattr(record, "hit", None)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from regrad.core.call import OwnOfLearning
 from regrad.core.dispatch import lift
-from regrad.core.foreign import OwnOfLearning, asks_for
+from regrad.core.foreign import asks_for
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.registry import Input, Op, bind, resolve
 from regrad.core.rule import EXTRAS, Extra, Rule, called, identity_of, parameters, place

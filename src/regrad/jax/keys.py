@@ -18,7 +18,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from regrad.core.foreign import OwnOfCall, asks_for, names_for
+from regrad.core.call import OwnOfCall
+from regrad.core.foreign import asks_for, names_for
 from regrad.core.hints import last_name
 from regrad.core.registry import (
     ALIASES,

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from regrad.core.foreign import ForeignRule, OwnOfOne, asks_for, names_for
+from regrad.core.call import OwnOfOne
+from regrad.core.foreign import ForeignRule, asks_for, names_for
 from regrad.core.registry import Input, Op
 from regrad.core.rule import free
 from regrad.errors import RuleError

@@ -26,15 +26,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from regrad.core import containers
-from regrad.core.foreign import (
-    ForeignCall,
-    ForeignRule,
-    OwnOfCall,
-    as_name,
-    asks_for,
-    names_for,
-    takes_all,
-)
+from regrad.core.call import Call, OwnOfCall, as_name
+from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all
 from regrad.core.placed import asks_site
 from regrad.core.places import at, pick
 from regrad.core.registry import Input, Op
@@ -219,7 +212,7 @@ class ModuleCall(RuleCall):
             layout = (tuple(range(n)), *range(n, n + more))
         super().__init__(rule, given, layout, attrs, lambda *xs: call.value(within, xs), hit)
         self.leaves: int = n + more  # without what the rule learns
-        self.is_simple = False  # (each pull has an `Answering` of its own)
+        self.is_simple = False  # (what the parameters are, the rule does not see)
         self.call: WholeCall = call
         self.within: Within = within
         self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak
@@ -271,32 +264,16 @@ class ModuleCall(RuleCall):
         """Return whether the module runs again for its own gradient."""
         return self.rule.asks_builtin and self.record is None
 
-    def foreign_call(self, specs: Sequence[Any], outputs: Any) -> ForeignCall:
+    def foreign_call(self, specs: Sequence[Any], outputs: Any) -> Call:
         every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
-        own = Answering(self)
-        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit, own)
-
-    def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
-        return dx if n in self.own else super()._fitted(dx, n, dy)
-
-
-class Answering:
-    """A call whose rule runs once, and what `builtin` has found for the parameters then."""
-
-    def __init__(self, call: ModuleCall) -> None:
-        self.call: ModuleCall = call
-        self.vjp: Any = call.vjp
-        self.pulled: list[Sequence[Any]] = []
-
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
-        """Return torch's own gradients, by leaf."""
-        dxs = self.call.pull(xs, dys, only)
-        self.pulled.append(dxs[: self.call.leaves])
-        return dxs
+        return super().foreign_call(every, outputs)
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return the module's own function of other inputs."""
-        return self.call.value_at([*inputs, *self.call.call.parameters])
+        return super().value_at([*inputs, *self.call.parameters])
+
+    def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
+        return dx if n in self.own else super()._fitted(dx, n, dy)
 
 
 def _same(x: Any) -> Any:

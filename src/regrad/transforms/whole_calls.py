@@ -14,15 +14,9 @@ from typing import Any
 import numpy as np
 
 from regrad.autodiff.variables import Variable
+from regrad.core.call import Call, OwnOfCall, as_name
 from regrad.core.dispatch import lift
-from regrad.core.foreign import (
-    ForeignCall,
-    ForeignRule,
-    OwnOfCall,
-    as_name,
-    asks_for,
-    names_for,
-)
+from regrad.core.foreign import ForeignRule, asks_for, names_for
 from regrad.core.name_scopes import CALLERS, PATH, Path
 from regrad.core.placed import CALL, Chooser, hiding
 from regrad.core.places import Step
@@ -116,13 +110,13 @@ class WholeCall:
         specs = [(x.shape, x.dtype) for x in inputs]
         many = [(dy.shape, dy.dtype) for dy in dys] if len(dys) > 1 else None
         pulls = Pulls(own, function, inputs, passage, zeros.values())
-        one = ForeignCall(rule, specs, self.attrs, layout, many, self.hit, pulls)
+        one = Call(rule, specs, self.attrs, layout, many, self.hit, pulls)
         pair = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
         return one.pull(inputs, *pair, passage.wanted)
 
 
 class Pulls:
-    """The call's own gradient and value, as its rule may ask for them, and what it has asked."""
+    """The call's own gradient and value, as its rule may ask for them."""
 
     vjp: Any = None
 
@@ -134,7 +128,6 @@ class Pulls:
         self.inputs: Sequence[Tensor] = inputs
         self.passage: Passage = passage
         self.unused: list[Tensor] = [*zeros]  # they stand for gradients that there are not
-        self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return the call's own gradients, by leaf; None where there is none."""
@@ -142,9 +135,7 @@ class Pulls:
         given = {i: dy for i, dy in pairs if not any(dy is zero for zero in self.unused)}
         part = self.passage.narrowed(given)
         found = self.own([*given.values()], part) if given else ()
-        dxs = replaced([None] * len(self.inputs), part.wanted, found)
-        self.pulled.append(dxs)
-        return dxs
+        return replaced([None] * len(self.inputs), part.wanted, found)
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return the function's value for other inputs."""
