@@ -7,13 +7,13 @@ A foreign op keeps its forward pass and its arrays. Its gradient is pulled throu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any
 
 from regrad.core.builtin import Builtin, ForeignBuiltin
-from regrad.core.call import Asked, Own, OwnBias
-from regrad.core.registry import RULES, Op, canonical, resolve
+from regrad.core.call import Asked, Own, OwnBias, OwnOfCall
+from regrad.core.registry import RULES, Input, Op, canonical, not_yet, resolve
 from regrad.core.replacing import Forward, Replace, gradient_of
 from regrad.core.rule import Rule, RuleFunction, free, parameters
 from regrad.core.signatures import declared, plain_code
@@ -138,6 +138,33 @@ def asks_for(value: Any) -> list[str]:
     return names[1:] if names[:1] == ["dy"] else []
 
 
+# What the inputs of any function are called in a rule, by their number; else they are xs, a list.
+USUAL = {1: ["x"], 2: ["a", "b"]}
+
+
+def first_bound(make: Callable[[Op], Any], ops: Iterable[Op]) -> Any:
+    """Return what is made for the first of these ops that has the names that a rule asks for."""
+    errors: list[RuleError] = []
+    for op in ops:
+        try:
+            return make(op)
+        except RuleError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def whole_op(
+    type: str, inputs: Sequence[str], parameters: Sequence[str], attrs: Iterable[str] = (),
+    several: bool = False,
+) -> Op:  # fmt: skip
+    """Return a call as one op, of its inputs (see `names_for`) and of what it takes otherwise."""
+    kinds = [Input(n, "many" if n == "xs" else "one") for n in inputs]
+    kinds += [Input(n, "one") for n in parameters]
+    op = Op(type, type, not_yet, kinds, [*attrs], several=several)
+    op.rule = OwnOfCall(len(inputs), parameters)
+    return op
+
+
 def names_for(
     asks: Sequence[str], names: Sequence[str | None], moving: Sequence[bool]
 ) -> list[str]:
@@ -150,7 +177,7 @@ def names_for(
     known, count = [free(n) for n in names if n is not None], len(names)
     asked = {*asks} - {*known}
     if len(known) < count or not count or {"a", "b", "xs"} & asked:
-        return ["xs"] if "xs" in asked else {1: ["x"], 2: ["a", "b"]}.get(count, ["xs"])
+        return ["xs"] if "xs" in asked else USUAL.get(count, ["xs"])
     unnamed = [i for i, name in enumerate(known) if name not in asks]
     moves = [i for i in unnamed if moving[i]]
     first = [i for i in unnamed if known[i] == "input"]

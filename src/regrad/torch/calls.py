@@ -17,7 +17,7 @@ from regrad.core.state import current
 from regrad.core.surrogates import Learns
 from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import ArgumentError, GradientError, RuleError, kind
+from regrad.errors import ArgumentError, GradientError, RuleError
 from regrad.torch.apart import Own
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import TorchGradient, fitted, refuse_closed_over, vjp, vjp_again
@@ -284,17 +284,18 @@ def _leaves(given: Any, place: Place) -> Sequence[Any]:
 
 def check_learned(value: Any, function: Any = None) -> None:
     """Refuse parameters of a rule that can have no gradient, be it for an `autograd.Function`."""
-    for name, x in value.parameters.items() if isinstance(value, Learns) else ():
-        if not (isinstance(x, torch.Tensor) and x.requires_grad):
-            raise ArgumentError(
-                f"learns: {name} expected a tensor of PyTorch that requires a gradient, got "
-                f"{kind(x)}"
-            )
-        if function is not None:
-            raise ArgumentError(
-                f"learns: {function.__name__} is an autograd.Function, whose node has no room for "
-                f"the parameter {name!r}. Give the Function the parameter as an argument."
-            )
+    if not isinstance(value, Learns):
+        return
+    value.check(
+        lambda x: isinstance(x, torch.Tensor) and x.requires_grad,
+        "a tensor of PyTorch that requires a gradient",
+    )
+    if function is not None:
+        raise ArgumentError(
+            f"learns: {function.__name__} is an autograd.Function, whose node has no room for the "
+            f"parameter {next(iter(value.parameters))!r}. Give the Function the parameter as an "
+            "argument."
+        )
 
 
 class Overridden(torch.autograd.Function, metaclass=Silent):

@@ -26,11 +26,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from regrad.core import containers
-from regrad.core.call import Call, OwnOfCall, as_name
-from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all
+from regrad.core.call import Call, as_name
+from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all, whole_op
 from regrad.core.placed import asks_site
 from regrad.core.places import at, pick
-from regrad.core.registry import Input, Op
 from regrad.core.rule import called, free
 from regrad.core.signatures import in_order
 from regrad.errors import PassedOverError, RuleError, kind
@@ -88,11 +87,7 @@ class WholeRule:
         names = [as_name(name) for name in call.names]
         form = (*inputs, *names, *attrs, len(call.tensors))
         if self.asks_site or form not in self.by_form:
-            kinds = [Input(n, "many" if n == "xs" else "one") for n in inputs]
-            kinds += [Input(n, "one") for n in names]
-            op = Op(call.type, call.type, lambda xp, *xs: xs, kinds, [*attrs])
-            op.rule = OwnOfCall(len(inputs), names)
-            rule = ForeignRule(value, op)
+            rule = ForeignRule(value, whole_op(call.type, inputs, names, attrs))
             rule.key, rule.asks = self.key, {*self.asks}
             if self.asks_site:
                 return rule

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from regrad.autodiff.variables import Variable
-from regrad.core.call import Call, OwnOfCall, as_name
+from regrad.core.call import Call, as_name
 from regrad.core.dispatch import lift
-from regrad.core.foreign import ForeignRule, asks_for, names_for
+from regrad.core.foreign import ForeignRule, asks_for, names_for, whole_op
 from regrad.core.name_scopes import CALLERS, PATH, Path
 from regrad.core.placed import CALL, Chooser, hiding
 from regrad.core.places import Step
-from regrad.core.registry import Input, Op
 from regrad.core.rule import free
 from regrad.core.signatures import in_order
 from regrad.core.state import current, in_state
@@ -99,12 +98,9 @@ class WholeCall:
         assert self.parameters is not None
         moving = [i in passage.wanted for i in range(self.count)]
         names = names_for(asks_for(self.value), self.names, moving)
-        kinds = [Input(n, "many" if n == "xs" else "one") for n in names]
-        kinds += [Input(n, "one") for n in self.parameters]
-        op = Op(self.name, self.name, lambda xp, *xs: xs, kinds, [*self.attrs])
-        op.rule = OwnOfCall(len(names), self.parameters)
+        op = whole_op(self.name, names, self.parameters, self.attrs)
         rule = ForeignRule(self.value, op)
-        ys = function(inputs) if rule.keeps(range(len(kinds)))[1] else [None]
+        ys = function(inputs) if rule.keeps(range(len(op.inputs)))[1] else [None]
         n, total = self.count, len(inputs)
         layout = None if names != ["xs"] else (tuple(range(n)), *range(n, total))
         specs = [(x.shape, x.dtype) for x in inputs]
