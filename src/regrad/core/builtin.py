@@ -285,8 +285,7 @@ def run_forward(record: Record, *inputs: Any) -> Any:
     """Return the op of a record, computed for other inputs: `forward(x)` in a rule."""
     if record.own is not None:
         names = [i.name for i in record.op.inputs[: record.op.rule.own_count]]
-        places = getattr(record, "layout", None) or names
-        counts = [len(p) if isinstance(p, tuple) else 1 for p in places[: len(names)]]
+        counts = [len(p) if isinstance(p, tuple) else 1 for p in record.places[: len(names)]]
         given = [len(x) if isinstance(x, list | tuple) else 1 for x in inputs]
         if given != counts:
             hit = getattr(record, "hit", None)

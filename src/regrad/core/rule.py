@@ -136,8 +136,11 @@ class Rule:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
 
-    def complete(self, answer: Any, record: Record, dy: Cotangent) -> Any:
-        """Return what another rule for the op answered, with what it may leave out to this one."""
+    def complete(self, answer: Any, record: Record, dy: Cotangent, count: int) -> Any:
+        """Return what another rule for the op answered, with what it may leave out to this one.
+
+        It is one gradient, or None, for each of the first so many parameters.
+        """
         return answer
 
     def carries(self, node: NodeLike, index: int) -> bool:
@@ -407,7 +410,7 @@ class Joint(Rule):
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         answer = self.part.pull(record, dy)
         if self.op.rule.is_foreign:
-            answer = self.op.rule.complete(answer, record, dy)
+            answer = self.op.rule.complete(answer, record, dy, len(self.op.inputs))
         several = isinstance(answer, list | tuple) or answer is NO_GRADIENT
         if not several and len(wanted) == 1 and self.part.inputs <= {*wanted}:
             return [(wanted[0], answer)]  # (by the one input that it may be meant for)

@@ -59,7 +59,11 @@ class Record:
 
     plain = True  # one output, and one tensor per parameter
     own = None  # of another library's op: how that computes it, and its gradient
-    pulled = ()  # the gradients of its own, by leaf, for which the rule has asked
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """Where the tensors of each parameter lie among the leaves."""
+        return range(len(self.inputs))
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         """Return the part of `leaves` that belongs to a parameter: one item, a list, or None."""
@@ -106,6 +110,10 @@ class GroupedRecord(Record):
 
     plain = False
 
+    @property
+    def places(self) -> Sequence[Place]:
+        return self.layout
+
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         return placed(leaves, self.layout[parameter])
 
@@ -136,13 +144,16 @@ class GroupedRecord(Record):
 
 
 class LoneRecord(Record):
-    """A record that is on no tape; `hit` says where its op was called, if that is known."""
+    """A record that is on no tape; `hit` says where its op was called, if that is known.
+
+    `pulled` are the gradients of its own, by leaf, that its rule has asked for.
+    """
 
     __slots__ = ("hit", "own", "pulled")
 
     hit: Hit | None
     own: Any
-    pulled: Any
+    pulled: list[Sequence[Any]]
 
 
 class LoneGroupedRecord(GroupedRecord):
@@ -152,7 +163,7 @@ class LoneGroupedRecord(GroupedRecord):
 
     hit: Hit | None
     own: Any
-    pulled: Any
+    pulled: list[Sequence[Any]]
 
 
 def positions(place: Place) -> tuple[int, ...]:

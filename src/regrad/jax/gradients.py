@@ -12,7 +12,8 @@ import numpy as np
 from jax.extend import core
 
 from regrad.core.backends import is_traced
-from regrad.core.foreign import ForeignCall, ForeignRule, gradients, on_tensors
+from regrad.core.call import Call, gradients, on_tensors
+from regrad.core.foreign import ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
@@ -97,7 +98,7 @@ class RuleGradient(EquationGradient):
 
     def _call(
         self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any]
-    ) -> tuple[ForeignCall, Any, Any, Any]:
+    ) -> tuple[Call, Any, Any, Any]:
         count = len(self.rule.op.inputs)
         given, specs = [None] * count, [((), np.dtype("float32"))] * count
         for i, value in self.fixed.items():
@@ -111,7 +112,7 @@ class RuleGradient(EquationGradient):
         several = len(self.outs) > 1
         outputs = [*map(_spec, self.outs)] if several else None
         own = self.equation and OwnEquation(self.equation, xs)
-        call = ForeignCall(self.rule, specs, attrs, None, outputs, self.hit, own)
+        call = Call(self.rule, specs, attrs, None, outputs, self.hit, own)
         y = ys and (tuple(ys) if several else ys[0])
         return call, given, y, self._arriving_gradients(dys) if several else dys[0]
 
@@ -121,7 +122,7 @@ class RuleGradient(EquationGradient):
         return tuple(next(found) if is_float(a) else jnp.zeros(a.shape, a.dtype) for a in self.outs)
 
     def _by_regrad(
-        self, call: ForeignCall, xs: Sequence[Any], y: Any, dy: Any, wanted: list[int]
+        self, call: Call, xs: Sequence[Any], y: Any, dy: Any, wanted: list[int]
     ) -> list[Any]:
         """The rule run on Tensors, and differentiated by regrad from there on."""
         leaves, structure = jax.tree_util.tree_flatten((list(xs), y, dy))  # (None is not a leaf)

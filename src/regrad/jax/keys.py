@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from regrad.core.foreign import OwnOfCall, asks_for, names_for
+from regrad.core.foreign import USUAL, asks_for, names_for, whole_op
 from regrad.core.hints import last_name
 from regrad.core.registry import (
     ALIASES,
@@ -119,7 +119,7 @@ class PrimitiveKey(Key):
         if self.known is not None:
             return self.known
         count, several = len(eqn.invars), len(eqn.outvars) > 1
-        names = {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
+        names = USUAL.get(count, [f"x{i}" for i in range(count)])
         found = (count, several)
         if found not in self.ops:
             self.ops[found] = make_op(self.label, names, list(self.attrs(eqn)), several)
@@ -315,9 +315,7 @@ class WholeKey(Key):
         inner = names[len(outer) :]
         found = (*names, len(eqn.outvars) > 1)
         if found not in self.ops:
-            op = make_op(self.label, [*inner, *outer], (), len(eqn.outvars) > 1)
-            op.broadcasts, op.rule = False, OwnOfCall(len(inner), outer)
-            self.ops[found] = op
+            self.ops[found] = whole_op(self.label, inner, outer, (), len(eqn.outvars) > 1)
         return self.ops[found]
 
 

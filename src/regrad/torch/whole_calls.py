@@ -25,16 +25,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from regrad.core import containers
-from regrad.core.foreign import (
-    ForeignCall,
-    ForeignRule,
-    as_name,
-    asks_for,
-    layout_of_call,
-    names_for,
-    op_of_call,
-    takes_all,
-)
+from regrad.core.call import Call, as_name
+from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all, whole_layout, whole_op
 from regrad.core.placed import asks_site
 from regrad.core.places import at, pick
 from regrad.core.rule import called, free
@@ -94,7 +86,7 @@ class WholeRule:
         names = [as_name(name) for name in call.names]
         form = (*inputs, *names, *call.attrs, len(call.tensors))
         if self.asks_site or form not in self.by_form:
-            rule = ForeignRule(value, op_of_call(call.type, inputs, names, call.attrs))
+            rule = ForeignRule(value, whole_op(call.type, inputs, names, call.attrs))
             rule.key, rule.asks = self.key, {*self.asks}
             if self.asks_site:
                 return rule
@@ -180,10 +172,10 @@ class ModuleCall(RuleCall):
 
     def __init__(self, rule: ForeignRule, call: WholeCall, within: Within, hit: Any):
         n, more, given = len(call.tensors), len(call.names), [*call.tensors, *call.parameters]
-        layout = layout_of_call(rule.op, n, n + more)
+        layout = whole_layout(rule.op, n, n + more)
         super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
         self.leaves: int = n + more  # without what the rule learns
-        self.is_simple = False  # (what a rule of one input answers is completed, too)
+        self.is_simple = False  # (what the parameters are, the rule does not see)
         self.call: WholeCall = call
         self.within: Within = within
         self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak
@@ -231,15 +223,16 @@ class ModuleCall(RuleCall):
             raise self.within.hides(join_types(types))
         return y
 
-    def foreign_call(self, specs: Sequence[Any], outputs: Any) -> ForeignCall:
+    def foreign_call(self, specs: Sequence[Any], outputs: Any) -> Call:
         every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
-        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit, self)
+        return super().foreign_call(every, outputs)
+
+    def value_at(self, inputs: Sequence[Any]) -> Any:
+        """Return the module's own function of other inputs."""
+        return super().value_at([*inputs, *self.call.parameters])
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         return dx if n in self.own else super()._fitted(dx, n, dy)
-
-    def value_at(self, inputs: Sequence[Any]) -> Any:
-        return super().value_at([*inputs, *self.call.parameters])
 
 
 def _same(x: Any) -> Any:

@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 
 from regrad.autodiff.variables import Variable
+from regrad.core.call import Call, as_name
 from regrad.core.dispatch import lift
-from regrad.core.foreign import (
-    ForeignCall,
-    ForeignRule,
-    as_name,
-    asks_for,
-    layout_of_call,
-    names_for,
-    op_of_call,
-)
+from regrad.core.foreign import ForeignRule, asks_for, names_for, whole_layout, whole_op
 from regrad.core.name_scopes import CALLERS, PATH, Path
 from regrad.core.placed import CALL, Chooser, hiding
 from regrad.core.places import steps_of
@@ -103,14 +96,14 @@ class WholeCall:
         assert self.parameters is not None
         moving = [i in passage.wanted for i in range(self.count)]
         names = names_for(asks_for(self.value), self.names, moving)
-        op = op_of_call(self.name, names, self.parameters, self.attrs)
+        op = whole_op(self.name, names, self.parameters, self.attrs)
         rule = ForeignRule(self.value, op)
         ys = function(inputs) if rule.keeps(range(len(op.inputs)))[1] else [None]
-        layout = layout_of_call(op, self.count, len(inputs))
+        layout = whole_layout(op, self.count, len(inputs))
         specs = [(x.shape, x.dtype) for x in inputs]
         many = [(dy.shape, dy.dtype) for dy in dys] if len(dys) > 1 else None
         pulls = Pulls(own, function, inputs, passage, zeros.values())
-        one = ForeignCall(rule, specs, self.attrs, layout, many, self.hit, pulls)
+        one = Call(rule, specs, self.attrs, layout, many, self.hit, pulls)
         pair = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
         return one.pull(inputs, *pair, passage.wanted)
 
