@@ -219,6 +219,8 @@ class Forward(Asked):
         if self.named is None:
             self.named = host.names_in(self.functions)
         made = self.either(lambda: compute(xs, ys), by_regrad)
+        if self.plain and any(isinstance(y, Tensor) for y in made):  # (for the first time)
+            self.plain, made = False, by_regrad()
         where = "a line that is not known" if call.hit is None else call.hit.where
         return self.check(made, like, host.is_array, where)
 
