@@ -516,8 +516,16 @@ def test_an_array_that_is_given_twice_is_two_arguments(rule, expected):
     close(jax.grad(ours, argnums=1)(net, ROW), expected)
 
 
-def test_a_whole_call_under_a_rule_that_learns():
-    rule = lambda dy, builtin, gain: (gain * builtin(dy), {"gain": dy.sum()})  # noqa: E731
-    learning = rg.rules.learns(rule, gain=jnp.asarray(1.0))
-    ours = override(loss, {at("head"): learning}, model=NET)
-    close(jax.grad(ours, (0, 1))(NET, ROW), jax.grad(loss, (0, 1))(NET, ROW))
+def test_a_rule_that_learns_leaves_the_parameters_of_the_module_to_builtin():
+    def rule(dy, builtin, gain):
+        return builtin(dy), {"gain": jnp.sum(dy) * gain}
+
+    def loss(given):
+        net, gain = given
+        rules = {at("head"): rg.rules.learns(rule, gain=gain)}
+        return override(eqx_loss, rules, model=net)(net, X)
+
+    dnet, dgain = eqx.filter_grad(loss)((NET, jnp.asarray(2.0)))
+    close(dnet, eqx.filter_grad(eqx_loss)(NET, X))
+    heads = jax.vmap(lambda x: NET.head(NET.layers[1](NET.layers[0](x))))(X)
+    close(dgain, 2 * jnp.sum(jax.grad(lambda y: jnp.sum(NET.act(y) ** 2))(heads)))

@@ -14,6 +14,7 @@ from regrad.core.rule import (
     NO_GRADIENT,
     Extra,
     Kept,
+    MapRule,
     NoGradient,
     NoRule,
     OpView,
@@ -180,7 +181,7 @@ class Builtin:
         return f"builtin({self.op.type!r})"
 
 
-class ForeignBuiltin:
+class ForeignBuiltin(MapRule):
     """The gradient that another library has for a function of its, as a value in a map."""
 
     closes_over: tuple[str, ...] = ("key",)
@@ -198,11 +199,9 @@ class ForeignBuiltin:
             )
         return bind(own_rule, op, self.__name__)
 
-    def __call__(self, *args: Any, **names: Any) -> Any:
-        raise RuleError(
-            f"{self!r} is a value in a map, and cannot be called. Ask for builtin by name: "
-            "lambda dy, builtin: 3 * builtin(dy)."
-        )
+    @property
+    def identity(self) -> Any:
+        return self.key
 
     def __repr__(self) -> str:
         return f"builtin({self.__name__})"

@@ -49,9 +49,7 @@ class ForeignRule(Asked):
     forward: Forward | None = None  # the function that replaces the op's value
     may_hold: bool | None = None  # whether its functions reach objects; None: nobody has looked
     is_surrogate: bool = False  # whether its gradient is that of another function (`vjp_of`)
-    is_derivative: bool = (
-        False  # whether its gradient is what the library derives from that function
-    )
+    is_derivative: bool = False  # whether its gradient is what the library derives from `forward`
 
     def __init__(self, value: Any, op: Op) -> None:
         self.op: Op = with_own_gradient(op)

@@ -33,6 +33,7 @@ from regrad.core.rule import (
     NO_GRADIENT,
     BoundFunction,
     Kept,
+    MapValue,
     Rule,
     asked,
     called,
@@ -100,7 +101,7 @@ def replace(forward: Callable[..., Any], gradient: Any = None) -> Replace:
     return Replace(forward, gradient)
 
 
-class Replace:
+class Replace(MapValue):
     """A value in a map of rules that replaces values; see `replace`."""
 
     closes_over: tuple[str, ...] = ("forward", "gradient")
@@ -112,14 +113,8 @@ class Replace:
         self.__name__: str = f"replace({called(forward)}{f', {rule}' if rule else ''})"
 
     @property
-    def _identity(self) -> Any:
+    def identity(self) -> Any:
         return identity_of(self.forward), identity_of(self.gradient)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Replace) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
 
     def __repr__(self) -> str:
         return self.__name__
@@ -224,6 +219,8 @@ class Forward(Asked):
         if self.named is None:
             self.named = host.names_in(self.functions)
         made = self.either(lambda: compute(xs, ys), by_regrad)
+        if self.plain and any(isinstance(y, Tensor) for y in made):  # (for the first time)
+            self.plain, made = False, by_regrad()
         where = "a line that is not known" if call.hit is None else call.hit.where
         return self.check(made, like, host.is_array, where)
 

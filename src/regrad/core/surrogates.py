@@ -13,7 +13,16 @@ from regrad.core.dispatch import lift
 from regrad.core.foreign import asks_for
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.registry import Input, Op, bind, resolve
-from regrad.core.rule import EXTRAS, Extra, Rule, called, identity_of, parameters, place
+from regrad.core.rule import (
+    EXTRAS,
+    Extra,
+    MapRule,
+    Rule,
+    called,
+    identity_of,
+    parameters,
+    place,
+)
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
 from regrad.core.tensor import Readable, Tensor
@@ -54,7 +63,7 @@ def vjp_of(g: Callable[..., Any]) -> VjpOf:
     return VjpOf(g)
 
 
-class VjpOf:
+class VjpOf(MapRule):
     """A rule that is the gradient of a function; see `vjp_of`."""
 
     closes_over: tuple[str, ...] = ("g",)
@@ -125,14 +134,9 @@ class VjpOf:
             )
         return y
 
-    def __call__(self, *args: Any, **names: Any) -> Any:
-        raise RuleError(f"{self!r} is a value in a map of rules, and cannot be called.")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, VjpOf) and identity_of(self.g) == identity_of(other.g)
-
-    def __hash__(self) -> int:
-        return hash(identity_of(self.g))
+    @property
+    def identity(self) -> Any:
+        return identity_of(self.g)
 
     def __repr__(self) -> str:
         return f"vjp_of({place(self.g)})"
@@ -217,7 +221,7 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
     return Learns(rule, parameters)
 
 
-class Learns:
+class Learns(MapRule):
     """A rule with parameters that have gradients; see `learns`."""
 
     closes_over: tuple[str, ...] = ("rule", "parameters")
@@ -252,18 +256,10 @@ class Learns:
         self.check(lambda x: isinstance(x, Tensor | Readable), "a Variable or a Tensor of regrad's")
         return resolve(self.rule, self.extended(op))
 
-    def __call__(self, *args: Any, **names: Any) -> Any:
-        raise RuleError(f"{self!r} is a value in a map of rules, and cannot be called.")
-
-    def _identity(self) -> Any:
+    @property
+    def identity(self) -> Any:
         held = sorted(self.parameters.items())
         return identity_of(self.rule), *[(name, id(value)) for name, value in held]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Learns) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
 
     def __repr__(self) -> str:
         return f"learns({self.__name__}, {', '.join(self.parameters)})"
