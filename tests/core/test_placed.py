@@ -204,6 +204,27 @@ def test_calls_are_counted_through_compiled_functions(n):
     close(gradient(lambda x: f(x) + 10 * f(x), at(what="Tanh", nth=n)), a + 10 * c, b + 10 * d)
 
 
+@pytest.mark.parametrize("mode", ["eager", "jit", "checkpoint"])
+def test_a_key_of_several_op_types_counts_their_calls_together(mode):
+    def f(x):
+        return rg.tanh(x) + rg.sin(x) + 3 * rg.tanh(2 * x)
+
+    for n, numbers in enumerate([(7, 1), (1, 1), (1, 7)]):
+        key = at(what=("Tanh", "Sin"), nth=n)
+        with override({key: lambda dy, builtin: 7 * builtin(dy)}) as used:
+            dx = rg.grad(lambda x: MODES[mode](f)(x).sum())(rg.tensor(X, dtype="float32"))
+        close(dx.numpy() - np.cos(X) * (7 if n == 1 else 1), *numbers)
+        assert [hit.op_type for hit in used.hits] == [("Tanh", "Sin", "Tanh")[n]]
+
+
+def test_a_predicate_that_is_written_anew_counts_through_a_program_that_is_kept():
+    f = rg.jit(one)
+    for _ in range(3):
+        key = at(lambda site: site.path == "", "Tanh", nth=1)
+        close(gradient(lambda x: f(x) + 10 * f(x), key), 71)
+    assert f.cache_info().traces == 2
+
+
 def test_a_predicate_that_is_written_anew_is_no_new_program():
     f = rg.jit(lambda x: NET(x).sum())
     for _ in range(3):

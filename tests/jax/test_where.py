@@ -499,3 +499,33 @@ def test_keywords_in_another_order_than_the_signature():
     rules = {at(""): lambda dy, second, first: (5 * dy, 7 * dy)}
     found = jax.grad(override(called, rules, model=pair), (0, 1))(ROW, ROW)
     assert [dx.tolist() for dx in found] == [[5.0] * 4, [7.0] * 4]
+
+
+class Product(eqx.Module):
+    def __call__(self, q, k):
+        return q * jnp.sin(k)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [
+    (lambda dy, builtin: builtin(dy), jnp.sin(ROW) + ROW * jnp.cos(ROW)),
+    (lambda dy, k: (5 * dy, dy * k), 5 + ROW),
+])  # fmt: skip
+def test_an_array_that_is_given_twice_is_two_arguments(rule, expected):
+    net = Product()
+    ours = override(lambda net, x: jnp.sum(net(x, x)), {at(""): rule}, model=net)
+    close(jax.grad(ours, argnums=1)(net, ROW), expected)
+
+
+def test_a_rule_that_learns_leaves_the_parameters_of_the_module_to_builtin():
+    def rule(dy, builtin, gain):
+        return builtin(dy), {"gain": jnp.sum(dy) * gain}
+
+    def loss(given):
+        net, gain = given
+        rules = {at("head"): rg.rules.learns(rule, gain=gain)}
+        return override(eqx_loss, rules, model=net)(net, X)
+
+    dnet, dgain = eqx.filter_grad(loss)((NET, jnp.asarray(2.0)))
+    close(dnet, eqx.filter_grad(eqx_loss)(NET, X))
+    heads = jax.vmap(lambda x: NET.head(NET.layers[1](NET.layers[0](x))))(X)
+    close(dgain, 2 * jnp.sum(jax.grad(lambda y: jnp.sum(NET.act(y) ** 2))(heads)))

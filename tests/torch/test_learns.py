@@ -105,6 +105,18 @@ def test_whole_calls_and_places():
     close(found, [((x > 0) & (x < 2)).to(D), (x >= 2).sum().to(D)])
 
 
+def test_a_rule_that_asks_for_forward():
+    net, x, p = nn.Sequential(nn.Tanh()), X.clone().requires_grad_(), parameter(2.0)
+
+    def rule(dy, forward, x, gain):
+        return dy * gain * forward(2 * x), {"gain": dy.sum()}
+
+    for key in ("Tanh", rg.at(nn.Tanh)):
+        with override({key: learns(rule, gain=p)}, model=net):
+            found = torch.autograd.grad(net(x).sum(), [x, p])
+        close(found, [2 * torch.tanh(2 * x), torch.tensor(20.0, dtype=D)])
+
+
 def test_torch_func():
     def loss(p):
         with override({"Relu": learns(pact, alpha=p * 1)}):
@@ -342,3 +354,17 @@ def test_a_forward_that_writes_into_its_input():
         refused = pytest.raises(RuleError, match=r"replace: the forward of .* wrote into an input")
         with override({"Tanh": rg.replace(doubled, rule)}, values=True), refused:
             torch.tanh(x * 1)
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_a_bias_that_the_rule_leaves_out_keeps_its_own_gradient(as_tensors):
+    def rule(dy, input, weight, bias, gain):
+        transposed = rg.matrix_transpose(dy) if as_tensors else dy.T
+        return dy @ weight * gain, transposed @ input, {"gain": dy.sum()}
+
+    x, gain, layer = numbers(3, 4).requires_grad_(), parameter(2.0), nn.Linear(4, 5, dtype=D)
+    with override({F.linear: learns(rule, gain=gain)}):
+        y = layer(x)
+    dy = numbers(3, 5)
+    found = torch.autograd.grad(y, [x, layer.weight, layer.bias, gain], dy)
+    close(found, [2 * dy @ layer.weight, dy.T @ x, dy.sum(0), dy.sum()])

@@ -14,6 +14,7 @@ from regrad.core.rule import (
     NO_GRADIENT,
     Extra,
     Kept,
+    MapRule,
     NoGradient,
     NoRule,
     Rule,
@@ -178,7 +179,7 @@ class Builtin:
         return f"builtin({self.op.type!r})"
 
 
-class ForeignBuiltin:
+class ForeignBuiltin(MapRule):
     """The gradient that another library has for a function of its, as a value in a map."""
 
     closes_over: tuple[str, ...] = ("key",)
@@ -196,11 +197,9 @@ class ForeignBuiltin:
             )
         return bind(own_rule, op, self.__name__)
 
-    def __call__(self, *args: Any, **names: Any) -> Any:
-        raise RuleError(
-            f"{self!r} is a value in a map, and cannot be called. Ask for builtin by name: "
-            "lambda dy, builtin: 3 * builtin(dy)."
-        )
+    @property
+    def identity(self) -> Any:
+        return self.key
 
     def __repr__(self) -> str:
         return f"builtin({self.__name__})"
@@ -248,7 +247,9 @@ def own_gradient(record: Record, dy: Any) -> Any:
             "builtin(dy), builtin(2 * dy), or builtin((2 * dy[0], *dy[1:]))."
         )
     if record.own is not None:
+        lone: Any = record
         dxs = record.own.pull(record.xs, dys)
+        lone.pulled.append(dxs)
     else:
         if count > 1 and not record.op.shipped.sparse:
             several: Any = record
@@ -281,8 +282,7 @@ def run_forward(record: Record, *inputs: Any) -> Any:
     """Return the op of a record, computed for other inputs: `forward(x)` in a rule."""
     if record.own is not None:
         names = [i.name for i in record.op.inputs[: record.op.rule.own_count]]
-        places = getattr(record, "layout", None) or names
-        counts = [len(p) if isinstance(p, tuple) else 1 for p in places[: len(names)]]
+        counts = [len(p) if isinstance(p, tuple) else 1 for p in record.places[: len(names)]]
         given = [len(x) if isinstance(x, list | tuple) else 1 for x in inputs]
         if given != counts:
             hit = getattr(record, "hit", None)

@@ -5,14 +5,14 @@ created, and then the named scopes that are open. So an op type of which a key s
 overrides of a state for a `Chooser`, and each rule, with its hits, under a key of its own:
 
     {"Relu": Chooser, Placed("Relu", at("block1.*", "Relu"), 1): binding, Placed("Relu", None, 1):
-     what holds elsewhere in the scope, or outside of it}
+     what holds elsewhere in the scope, or outside of it, Placed("", None, 1): Counting}
 
 Invariants:
 
 * A choice is made when an op is created. Where a body runs a second time (the backward pass of a
   `checkpoint`) the choices of the first run hold: its trail has them.
-* How often a key was met belongs to the Chooser. A trace of `jit` counts in a copy, and each call
-  of its program moves the Chooser on by as much.
+* How often a key was met, by ops of all its types, belongs to the Counting. A trace of `jit` counts
+  in a copy, and each call of its program moves the Counting on by as much.
 * Nothing of this concerns ops of other types, or scopes without such keys.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -43,6 +43,8 @@ from regrad.core.places import (
     matches,
     pick,
     site_of,
+    steps_of,
+    waiting,
 )
 from regrad.core.registry import Input, Op
 from regrad.core.replacing import Replace
@@ -66,43 +68,65 @@ class Placed(NamedTuple):
     depth: int
 
 
+def _counting(depth: int) -> Placed:
+    """The key of what counts calls for a scope, among the overrides of a state."""
+    return Placed("", None, depth)
+
+
+class Counting(OpBinding):
+    """Counts the calls that the keys of a scope have met, of all op types."""
+
+    rule: Rule = NoGradient()
+
+    def __init__(self, keys: Sequence[at], depth: int, counts: Mapping[Any, int]) -> None:
+        super().__init__(CALL, self.rule, depth)
+        self.keys = keys  # those that count calls
+        self.counts: Counts = Counts(counts)
+        self.before: Counts = Counts(counts)  # when this copy was made
+
+    def copy(self) -> Counting:
+        return Counting(self.keys, self.depth, self.counts)
+
+    # (what is counted while a body runs again has been counted)
+    repeat: Callable[[Any], Any] = copy
+
+    @property
+    def token(self) -> Any:
+        """The calls that each key still waits for, on which the choices of a body depend."""
+        return tuple([max(0, (key.nth or 0) - self.counts.of(key)) for key in self.keys])
+
+    def moved(self, copy: OpBinding) -> None:
+        """Count what a compiled program does, which was counted in a copy when it was traced."""
+        assert isinstance(copy, Counting)
+        for key, n in copy.counts.items():
+            self.counts[key] = self.counts.get(key, -1) + n - copy.before.get(key, -1)
+
+
 class Chooser(OpBinding):
     """Chooses among the rules of a scope for one op type, by the place where an op is created."""
 
     rule: Rule = NoGradient()
-    at_site = None
 
-    def __init__(self, op: Op, key: Any, places: Places, depth: int, counts: Counts) -> None:
-        self.op_type: str = op.type
-        self.rule_name = ""
-        self.by_line: dict[Any, Any] = {}
-        self.op = op
-        self.key = key
+    def __init__(self, op: Op, key: Any, places: Places, depth: int) -> None:
+        super().__init__(op, self.rule, depth, key)
         self.places = places
-        named = [e for key in places.keys for e in key.named]
-        self.asked: list[Any] = [e for e in named if is_predicate(e)]
-        # the functions, modules and classes among them, with the code of the functions
-        owners = [e for e in named if not (isinstance(e, str) or is_predicate(e))]
-        self.owners: list[tuple[Any, Any]] = [(e, _code(e)) for e in owners]
-        self.depth = depth
-        self.counts = counts
-        self.before: Counts = Counts(counts)  # when this copy was made
+        self.asked: list[Any] = [e for e in places.entries if is_predicate(e)]
+        # the functions, modules and classes among the places, with the code of the functions
+        owners = [e for e in places.entries if not (isinstance(e, str) or is_predicate(e))]
+        self.owners: list[tuple[Any, Any]] = [(e, code_of(e)) for e in owners]
         self.outside: tuple[Step, ...] = ()  # what ran where this thread or run was begun
         self.paths: dict[str, None] | None = {}  # where ops were created
         self.known: dict[Path, list[Fit]] = {}  # by path, if nothing else decides
         self.in_run = False  # whether ops are created in the run of a graph, any number of times
 
     def copy(self) -> Chooser:
-        made = Chooser(self.op, self.key, self.places, self.depth, Counts(self.counts))
-        made.outside, made.paths = self.outside, self.paths
-        return made
+        return self
 
-    # (what is counted while a body runs again has been counted)
     repeat: Callable[[Any], Any] = copy
 
     def settled(self, in_run: bool = False) -> OpBinding:
         running = tuple(reversed([*self._running()]))
-        made = Chooser(self.op, self.key, self.places, self.depth, self.counts)
+        made = Chooser(self.op, self.key, self.places, self.depth)
         made.outside = (*self.outside, *running)
         made.in_run, made.paths = in_run, self.paths
         return made if running or in_run else self
@@ -113,18 +137,9 @@ class Chooser(OpBinding):
 
     @property
     def token(self) -> Any:
-        """The rest of what the choices of a compiled body depend on, besides the keys."""
-        keys = [key for key in self.places.keys if key.counts]
-        left = [max(0, key.nth - self.counts.get(key, -1)) for key in keys]  # pyright: ignore
+        """The owners that run, on which the choices of a compiled body depend besides the keys."""
         running = (*reversed(self.outside), *self._running())
-        named = [tuple(matches(e, s) for e, _ in self.owners) for s in running]
-        return tuple(named), tuple(left)
-
-    def moved(self, copy: OpBinding) -> None:
-        """Count what a compiled program does, which was counted in a copy when it was traced."""
-        assert isinstance(copy, Chooser)
-        for key, n in copy.counts.items():
-            self.counts[key] = self.counts.get(key, -1) + n - copy.before.get(key, -1)
+        return tuple([tuple([matches(e, s) for e, _ in self.owners]) for s in running])
 
     def bind(self, op: Op, xs: Sequence[Tensor], site: Site | None = None) -> Any:
         if xs and not any(is_inexact(x.dtype) for x in xs):
@@ -139,16 +154,16 @@ class Chooser(OpBinding):
 
     def _chosen(self, op: Op, xs: Sequence[Tensor], state: State) -> tuple[Any, int]:
         """The place that decides for an op that is being created, and how often it did before."""
-        trails = [*_trails(state)]
+        trails, overrides = [*_trails(state)], state.overrides or {}
         for trail in trails:  # the outermost first
             known = trail.expected and trail.expected.places_chosen
             if known and len(trail.places_chosen) < len(known):
                 found = known[len(trail.places_chosen)]
                 break
         else:
-            fits = self._fits()
-            self._refuse_shared(fits, state.region)
-            fit, n = pick(fits, self.counts, lambda n: self._site(op, xs, n))
+            fits, counts = self._fits(), overrides[_counting(self.depth)].counts
+            self._refuse_shared(waiting(fits, counts), state.region)
+            fit, n = pick(fits, counts, lambda n: self._site(op, xs, n))
             found = fit and fit.key.identity, n
         for trail in trails:
             trail.places_chosen.append(found)
@@ -162,11 +177,9 @@ class Chooser(OpBinding):
             self.known[path] = self.places.fits(self._chain())
         return self.known[path]
 
-    def _refuse_shared(self, fits: Sequence[Fit], region: Any) -> None:
+    def _refuse_shared(self, key: at | None, region: Any) -> None:
         """Refuse to count calls where one of them stands for several runs, or may not run."""
-        keys = [fit.key for fit in fits if fit.key.counts]
-        waiting = [key for key in keys if self.counts.get(key, -1) < key.nth]  # pyright: ignore
-        if not waiting:
+        if key is None:
             return
         kinds = ["function that waits for the run of its graph"] if self.in_run else []
         while region is not None:
@@ -174,7 +187,7 @@ class Chooser(OpBinding):
             region = region.outer
         if kinds:
             raise GradientError(
-                f"{waiting[0]!r}: its calls cannot be counted in the {kinds[0]}, as what is "
+                f"{key!r}: its calls cannot be counted in the {kinds[0]}, as what is "
                 "written once there may run any number of times. Name the place by a name_scope, "
                 "or by a function, in there."
             )
@@ -185,8 +198,7 @@ class Chooser(OpBinding):
     # -- the chain ---------------------------------------------------------------------------------
 
     def _chain(self) -> list[Step]:
-        path = PATH.get()
-        scopes = [Step((".".join(path[:i]),)) for i in range(len(path) + 1)]
+        scopes = steps_of(PATH.get())
         if self.paths is not None:
             self.paths[scopes[-1].path] = None
         return [*self.outside, *reversed([*self._running()]), *scopes]
@@ -211,7 +223,7 @@ def _trails(state: State) -> Iterator[Any]:
             yield region.capture
 
 
-def _code(owner: Any) -> Any:
+def code_of(owner: Any) -> Any:
     """The code that runs while a function runs; None for a class or an object."""
     function = inspect.unwrap(owner)
     return getattr(function, "__code__", None) if inspect.isroutine(function) else None
@@ -260,7 +272,7 @@ class Hiding(RepeatedBinding):
 
 def hiding(overrides: Any, path: str) -> Any:
     """Return the overrides in force inside of a whole call: none may fire."""
-    plain = (Chooser, Onlookers)
+    plain = (Chooser, Counting, Onlookers)
     return {k: b if isinstance(b, plain) else Hiding(b, path) for k, b in overrides.items()}
 
 
@@ -283,7 +295,7 @@ def op_types(key: Any) -> tuple[Any, ...]:
         return (CALL,)
     for entry in key.named:
         routine = inspect.isroutine(inspect.unwrap(entry)) and not is_predicate(entry)
-        if routine and _code(entry) is None:
+        if routine and code_of(entry) is None:
             raise ArgumentError(f"{key!r}: nothing tells when {entry!r:.60}, which is C code, runs")
     return entries(key.what)
 
@@ -291,7 +303,7 @@ def op_types(key: Any) -> tuple[Any, ...]:
 def place_of(key: Any, op: Op, value: Any) -> at | None:
     """Return the place at which an entry of a map holds for an op type; None for everywhere."""
     if isinstance(key, at):
-        return key if op is CALL else replace(key, what=op.type)
+        return key if op is CALL else replace(key, what=op.type, _given=key)
     return at(what=op.type) if asks_site(value, op) else None
 
 
@@ -315,12 +327,15 @@ def with_site(value: Any, site: Site | None) -> Any:
     )
 
 
-def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[Any, OpBinding]:
+def choosers(bindings: Collection[OpBinding], around: Mapping[Any, Any]) -> dict[Any, OpBinding]:
     """Return overrides of bindings that stand under `Placed`s, those without a place as well.
 
     `around` are those of the scopes outside.
     """
     made: dict[Any, OpBinding] = {}
+    every = [(b.place, b.depth) for b in bindings if b.place is not None]
+    for _, depth in every[:1]:
+        made[_counting(depth)] = Counting([place for place, _ in every if place.counts], depth, {})
     by_type = groupby(sorted(bindings, key=lambda b: b.op_type), lambda b: b.key.op_type)
     for op_type, found in by_type:
         placed = {b.key: b for b in found}
@@ -333,7 +348,7 @@ def choosers(bindings: Iterable[OpBinding], around: Mapping[Any, Any]) -> dict[A
         otherwise = Placed(op_type, None, first.depth)
         outer = {otherwise: around[op_type]} if op_type in around else {}
         made |= {**outer, **placed}
-        chooser = Chooser(first.op, op_type, Places(places), first.depth, Counts())
+        chooser = Chooser(first.op, op_type, Places(places), first.depth)
         made[op_type] = chooser
         for binding in placed.values():
             binding.paths = chooser.paths

@@ -17,10 +17,10 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
-from functools import cache
+from functools import cache, cached_property
 from inspect import isroutine, signature
 from itertools import groupby
 from typing import Any, ClassVar, NamedTuple
@@ -106,7 +106,8 @@ class at:
     @property
     def identity(self) -> Any:
         """The value that equal places share, also if they ask predicates that are made anew."""
-        places = [(s.nth, *map(_identity_of_entry, entries(s.where))) for s in self.selectors]
+        means = lambda entry: identity_of(entry) if is_predicate(entry) else entry  # noqa: E731
+        places = [(s.nth, *map(means, entries(s.where))) for s in self.selectors]
         return *places, self.nth
 
     @property
@@ -119,9 +120,14 @@ class at:
         return [replace(self, what=what, _given=self) for what in entries(self.what)]
 
     @property
-    def counted(self) -> at:
-        """Return the key whose calls `nth` counts."""
-        return self._given or self
+    def meaning(self) -> Any:
+        """The value that equal keys share: the identity, and what is meant there."""
+        return at, self.identity, self.what
+
+    @cached_property
+    def counted(self) -> Any:
+        """The value under which calls are counted, together for all entries of a key."""
+        return (self._given or self).meaning
 
     def inside(self, outer: at | None) -> at:
         """Return the key that holds where both do."""
@@ -161,7 +167,8 @@ def spread(
     """
     found: dict[Any, Any] = {}
     for key, value in rules.items():
-        made = key if outer is None and not isinstance(key, at) else _as_at(key).inside(outer)
+        place = key if isinstance(key, at) else at(what=key)
+        made = key if outer is None else place.inside(outer)
         inner = {made: value}
         if isinstance(value, Mapping):
             if not isinstance(key, at) or key.what is not None:
@@ -181,10 +188,6 @@ def spread(
                 raise ArgumentError(f"two keys of the map mean {each!r:.80}; give one")
             found[each] = rule
     return found
-
-
-def _as_at(key: Any) -> at:
-    return key if isinstance(key, at) else at(what=key)
 
 
 # -- a call, and the modules that run --------------------------------------------------------------
@@ -238,6 +241,11 @@ def site_of(
     )  # fmt: skip
 
 
+def steps_of(scopes: Sequence[str]) -> list[Step]:
+    """Return the chain of named scopes that are open, from what is outside of them on."""
+    return [Step((".".join(scopes[:i]),)) for i in range(len(scopes) + 1)]
+
+
 class Counts(dict[Any, int]):
     """Counts how often each thing was met."""
 
@@ -246,6 +254,16 @@ class Counts(dict[Any, int]):
         n = self[what] = self.get(what, -1) + 1
         return n
 
+    def of(self, key: at) -> int:
+        """Return the number of the last call that a key was met by; -1 if there was none."""
+        return self.get(key.counted, -1)
+
+
+def waiting(fits: Iterable[Fit], counts: Counts) -> at | None:
+    """Return a key among those that fit whose n-th call has not come; None if there is none."""
+    keys = [fit.key for fit in fits if fit.key.counts]
+    return next((key for key in keys if counts.of(key) < (key.nth or 0)), None)
+
 
 # -- which steps a place selects -------------------------------------------------------------------
 
@@ -253,10 +271,6 @@ class Counts(dict[Any, int]):
 def entries(where: Any) -> tuple[Any, ...]:
     """Return the alternatives of a `where`."""
     return where if isinstance(where, tuple) else (where,)
-
-
-def _identity_of_entry(entry: Any) -> Any:
-    return identity_of(entry) if is_predicate(entry) else entry
 
 
 def rank_of(entry: Any) -> int:
@@ -336,6 +350,7 @@ class Places:
 
     def __init__(self, keys: Iterable[at], steps: Sequence[Step] | None = None) -> None:
         self.keys: tuple[at, ...] = tuple(keys)
+        self.entries: list[Any] = [entry for key in self.keys for entry in key.named]
         self.steps = steps
         self._exact: dict[str, list[Step]] = {}
         for step in steps or ():
@@ -385,6 +400,23 @@ class Places:
         plain = [e for e in entries(selector.where) if not is_predicate(e) and matches(e, step)]
         return min(map(rank_of, plain), default=None)
 
+    def idle(
+        self, named: Iterable[Step], ran: Container[str], is_called: Callable[[Step], bool]
+    ) -> list[Step]:
+        """Return those of some modules that never ran, although the one around them did.
+
+        Args:
+            named: modules of the model.
+            ran: the paths of those that ran.
+            is_called: whether a module is one that is called, and not one that just holds others.
+        """
+        idle = [step for step in named if not any(path in ran for path in step.paths)]
+        if not idle:
+            return []
+        called = {path for step in self.steps or () if is_called(step) for path in step.paths}
+        around = [[path for path in paths_around(s.path) if path in called] for s in idle]
+        return [s for s, outer in zip(idle, around, strict=True) if outer and outer[-1] in ran]
+
     def mark(self, step: Step) -> tuple[Any, ...]:
         """Return which places select a step, at which rank; steps with equal marks are alike.
 
@@ -425,7 +457,7 @@ class Places:
         found.sort(key=lambda fit: (fit.order, not fit.key.counts))
         always = [fit for fit in found if not (fit.predicates or fit.key.counts)]
         for _, tied in groupby(always, lambda fit: fit.order):
-            only_one(list(tied))
+            _refuse_two(list(tied))
         return found
 
 
@@ -451,19 +483,14 @@ def pick(
         n = counts.meet(fit.key.counted)
         if not fit.key.counts or fit.key.nth == n:
             held.append((fit, n))
-    best = [pair for pair in held if pair[0].order == held[0][0].order]
-    if not best:
+    if not held:
         return None, 0
-    winner = only_one([fit for fit, _ in best])
-    return next(pair for pair in best if pair[0] is winner)
+    _refuse_two([fit for fit, _ in held if fit.order == held[0][0].order])
+    return held[0]
 
 
-def only_one(tied: Sequence[Fit]) -> Fit:
-    """Return the fit that wins among those of one rank and step.
-
-    Raises:
-        ArgumentError: it is not the only one that counts calls.
-    """
+def _refuse_two(tied: Sequence[Fit]) -> None:
+    """Refuse fits of one rank and step, unless the first is the only one that counts calls."""
     first, *others = tied
     for other in others:
         if first.key.counts == other.key.counts:
@@ -472,7 +499,6 @@ def only_one(tied: Sequence[Fit]) -> Fit:
                 f"two keys of the map select the same place{path}, {first.key!r} and "
                 f"{other.key!r}, and neither is more specific. Give one, or name the module itself"
             )
-    return first
 
 
 def _lies_in(step: Step, around: Sequence[Step]) -> bool:

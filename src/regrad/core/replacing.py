@@ -24,17 +24,17 @@ from typing import Any, NoReturn
 from regrad.core import dims
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import own_rule
+from regrad.core.call import Asked, Call, Host
 from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
 from regrad.core.registry import Attrs, Input, Op, resolve
-from regrad.core.rule import NO_GRADIENT, Kept, Rule, called, identity_of, place
+from regrad.core.rule import NO_GRADIENT, Kept, MapValue, Rule, called, identity_of, place
 from regrad.core.rule_forms import BoundFunction, asked
 from regrad.core.signatures import parameters_of
 from regrad.core.state import current, masked
-from regrad.core.tape import CUT, Layout, Record, effective, positions, record_of
-from regrad.core.tensor import Tensor
-from regrad.core.walk import check_gradient, leaf_gradients
+from regrad.core.tape import CUT, Layout, Record, positions
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, RuleError, kind, near
 
 
@@ -92,7 +92,7 @@ def replace(forward: Callable[..., Any], gradient: Any = None) -> Replace:
     return Replace(forward, gradient)
 
 
-class Replace:
+class Replace(MapValue):
     """A value in a map of rules that replaces values; see `replace`."""
 
     closes_over: tuple[str, ...] = ("forward", "gradient")
@@ -104,14 +104,8 @@ class Replace:
         self.__name__: str = f"replace({called(forward)}{f', {rule}' if rule else ''})"
 
     @property
-    def _identity(self) -> Any:
+    def identity(self) -> Any:
         return identity_of(self.forward), identity_of(self.gradient)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Replace) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
 
     def __repr__(self) -> str:
         return self.__name__
@@ -163,11 +157,10 @@ class _AfterDy:
         return self.function(*args, **options)
 
 
-class Forward:
+class Forward(Asked):
     """The function of a `replace`, with its names resolved against an op type."""
 
     forward = None  # it is replaced by no other
-    plain: bool | None = None  # whether it is written with a host's functions; None: nobody knows
 
     def __init__(self, function: Callable[..., Any], op: Op) -> None:
         self.function = function
@@ -181,7 +174,7 @@ class Forward:
                 f"{unknown[0]!r}.{near(unknown[0], known)} It may name {', '.join(known)}."
             )
         bound = BoundFunction(as_rule, op, called(function))
-        self.functions: list[Any] = [function]
+        self.functions: Sequence[Any] = [function]
         self.keeps_y: bool = "y" in names
         self._pull: Callable[[Any, Any], Any] = bound.pull
 
@@ -189,37 +182,45 @@ class Forward:
         """Return the value that it computes, of the inputs, `y` and call that a record holds."""
         return self._pull(record, None)
 
-    def either(
-        self, plainly: Callable[[], Any], ours: Callable[[], Any], libraries: set[str]
-    ) -> Any:
-        """Return the value, computed on a host's arrays, or by `ours()` on Tensors.
+    def run_on(
+        self, host: Host, call: Call, xs: Sequence[Any], ys: Sequence[Any], like: Sequence[Any],
+        name: str = "",
+    ) -> list[Any]:  # fmt: skip
+        """Return the results for a call of a host's op, of its arrays and of its own results.
 
-        As for a rule: where its code (which names `libraries`) does not say which it is, it is
-        given arrays first.
+        They are like the own results, which are given if the function asks for them.
         """
-        if self.plain is False or (self.plain is None and libraries == {"regrad"}):
-            self.plain = False
-            return ours()
-        try:
-            y = plainly()
-        except (AttributeError, TypeError) as error:
-            if self.plain or (libraries and "regrad" not in libraries):
-                raise
-            try:
-                y = ours()
-            except (AttributeError, TypeError) as other:
-                raise error from other
-            self.plain = False
-            return y
-        self.plain = not any(isinstance(each, Tensor) for each in _outputs(y))
-        return y if self.plain else ours()
+
+        def compute(xs: Sequence[Any], ys: Sequence[Any]) -> Sequence[Any]:
+            return _outputs(call.value(xs, None if not ys else ys[0] if len(ys) == 1 else (*ys,)))
+
+        def by_regrad() -> Sequence[Any]:
+            given, n = [*xs, *ys], len(xs)
+            places = [i for i, x in enumerate(given) if host.is_array(x)]
+
+            def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
+                every = [*given]
+                for i, x in zip(places, tensors, strict=True):
+                    every[i] = x
+                made = compute(every[:n], every[n:])
+                return [y if isinstance(y, Tensor) else wrap(host.as_array(y)) for y in made]
+
+            return host.bridge(flat, [given[i] for i in places], name)
+
+        if self.named is None:
+            self.named = host.names_in(self.functions)
+        made = self.either(lambda: compute(xs, ys), by_regrad)
+        if self.plain and any(isinstance(y, Tensor) for y in made):  # (for the first time)
+            self.plain, made = False, by_regrad()
+        where = "a line that is not known" if call.hit is None else call.hit.where
+        return self.check(made, like, host.is_array, where)
 
     def check(self, got: Any, expected: Sequence[Any], is_array: Any, where: str) -> list[Any]:
         """Return the results, if they have the shapes and dtypes of the op's own."""
         ys = _outputs(got)
         if len(ys) != len(expected) or not all(map(is_array, ys)):
             what = f"{len(expected)} tensors" if len(expected) > 1 else "one tensor"
-            self._refuse(kind(got), f"{what}, like the op", where)
+            self._refuse(kind(ys[0] if len(ys) == 1 else got), f"{what}, like the op", where)
         for y, own in zip(ys, expected, strict=True):
             if y.dtype != own.dtype or dims.differ(_shape(y), _shape(own)):
                 self._refuse(_told(y), f"those of the op's own result, {_told(own)}", where)
@@ -264,17 +265,17 @@ class ReplacingRule(Rule):
                 f"{self.name}: the op type {op.type!r} returns several results, or has a state or "
                 "no inputs, and a rule that replaces its value or learns cannot hold for it"
             )
-        self.op = op
+        self.base = op
         gradient = value.gradient if isinstance(value, Replace) else value
-        self.gradient: Rule | None = gradient and resolve(gradient, op)
+        self.rule: Rule | None = gradient and resolve(gradient, op)
         # tensors that the rule learns: they are the last inputs of the op that is run instead
         self.learned: dict[str, Any] = getattr(gradient, "parameters", {})
-        self.extended: Op = getattr(self.gradient, "op", op) if self.learned else op
+        self.op: Op = getattr(self.rule, "op", op) if self.learned else op
         parts = []
         if isinstance(value, Replace):
-            self.forward, parts = Forward(value.forward, self.extended), [value.forward]
-        if self.gradient:
-            parts += [self.gradient.function, *getattr(self.gradient, "functions", {}).values()]
+            self.forward, parts = Forward(value.forward, self.op), [value.forward]
+        if self.rule:
+            parts += [self.rule.function, *getattr(self.rule, "functions", {}).values()]
         found = {id(f): f for f in (*parts, *self.learned.values()) if f is not None}
         self.functions: dict[int, Any] = found  # whose code, and what that reads, counts
 
@@ -284,14 +285,11 @@ class ReplacingRule(Rule):
     def value(self, xs: Sequence[Tensor], attrs: Attrs, layout: Layout) -> Any:
         """Return the value that the function computes."""
         assert self.forward is not None
-        n, own = len(xs) - len(self.learned), layout and layout[: len(self.op.inputs)]
+        n, own = len(xs) - len(self.learned), layout and layout[: len(self.base.inputs)]
         with masked():
-            y = run(self.op, tuple(xs[:n]), attrs, own) if self.forward.keeps_y else None
+            y = run(self.base, tuple(xs[:n]), attrs, own) if self.forward.keeps_y else None
             specs = [(x._data.shape, x._data.dtype) for x in xs]
-            ids = tuple([x._id for x in xs])
-            op = self.extended
-            record = record_of(op, self.op.rule, attrs, ids, specs, xs, 0, y, layout)
-            made = self.forward(record)
+            made = Call(self, specs, attrs, layout).value(xs, y)
             return made if isinstance(made, list | tuple) or made is None else lift(made)
 
     def run(
@@ -302,14 +300,14 @@ class ReplacingRule(Rule):
         for name, x in zip(self.learned, learned, strict=True):
             check_differentiable(x, f"{self.name}: {name}")
         every, n, y, places = (*xs, *learned), len(xs), own, layout
-        given = every if self.gradient else ()
+        given = every if self.rule else ()
         if learned:
             places = (*(layout or range(n)), *range(n, len(every)))
         if self.forward is not None:  # (no gradient goes through it if there is a rule)
             y = self.value([*map(alias_of, every)] if given else every, attrs, places)
             self.forward.check(y, [own], lambda y: isinstance(y, Tensor), counted.hit.where)
         elif (state := current()) is not None and state.region is not None:
-            state.region.did(self.op, CUT, xs, attrs, own, layout)
+            state.region.did(self.base, CUT, xs, attrs, own, layout)
         inputs = [Input(f"x{i}", "one") for i in range(len(given) + 1)]
         op = Op("_Replaced", "replaced", lambda xp, *xs: xs[-1], inputs, holomorphic=False)
         op.rule = CountedReplacedCall(
@@ -329,7 +327,7 @@ class ReplacedCallRule(Rule):
         self.attrs = attrs
         self.layout: Any = layout or tuple(range(count))
         self.count = count
-        self.rule: Rule | None = rule.gradient
+        self.rule: Rule | None = rule.rule
 
     def keeps(self, wanted: frozenset[int]) -> Kept:
         if self.rule is None:
@@ -352,21 +350,19 @@ class ReplacedCallRule(Rule):
     def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
         if self.rule is None:
             return [(0, dy)]
-        n, op = self.count, getattr(self.rule, "op", self.replacing.op)
-        xs = list(record.xs or [None] * n)[:n]
-        one = record_of(
-            op, effective(op, self.rule, record.specs, dy), self.attrs, tuple(record.inputs[:n]),
-            list(record.specs)[:n], xs, record.outputs, record.y, self.given, None,
-            record.rule.hit, OwnFunction(self, xs) if self.replacing.forward else None,
-        )  # fmt: skip
-        reached = [i for i in wanted if i < n]
-        found = leaf_gradients(one, dy, {record.inputs[i] for i in reached})
-        dxs = [(i, check_gradient(one, i, found.get(i), dy)) for i in reached]
-        return [*dxs, (n, NO_GRADIENT)]
+        n = self.count
+        xs, reached = list(record.xs or [None] * n)[:n], [i for i in wanted if i < n]
+        own = OwnFunction(self, xs) if self.replacing.forward else None
+        specs, hit = list(record.specs)[:n], record.rule.hit
+        call = Call(self.replacing, specs, self.attrs, self.given, None, hit, own)
+        found = call.pull(xs, record.y, dy, reached)
+        return [*zip(reached, found, strict=True), (n, NO_GRADIENT)]
 
 
 class OwnFunction:
     """The function itself, as `builtin` and `forward` in the gradient's rule ask for it."""
+
+    vjp: Any = None
 
     def __init__(self, link: ReplacedCallRule, xs: Sequence[Any]) -> None:
         self.value: Any = partial(link.replacing.value, attrs=link.attrs, layout=link.given)

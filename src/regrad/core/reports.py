@@ -181,6 +181,12 @@ class Report(Generic[B]):
             whats = [f"the rule {b.rule_name!r} for {b.kind}{b.shown}" for b in silent]
             pairs = zip(whats, map(self._why_not, silent), strict=True)
             raise NotFiredError("\n".join(f"{what} never ran: {why}" for what, why in pairs))
+        if idle := self._idle_modules(*asked):
+            raise NotFiredError("\n".join(idle))
+
+    def _idle_modules(self, *keys: Any) -> list[str]:
+        """Say of keys (by default all) which modules they name that never ran as they should."""
+        return []
 
     def _key_of(self, op_type: str) -> str:
         """Under what name a binding is found."""

@@ -131,8 +131,11 @@ class Rule:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
 
-    def complete(self, answer: Any, record: Record, dy: Cotangent) -> Any:
-        """Return the answer of another rule for the op, with what it may leave out to this one."""
+    def complete(self, answer: Any, record: Record, dy: Cotangent, count: int) -> Any:
+        """Return the answer of another rule for the op, with what it may leave out to this one.
+
+        It is one gradient, or None, for each of the first so many parameters.
+        """
         return answer
 
     def carries(self, node: NodeLike, index: int) -> bool:
@@ -274,6 +277,31 @@ def identity_of(rule: Any) -> Any:
     except TypeError:  # an object that can be called
         return id(rule)
     return rule
+
+
+class MapValue:
+    """A value in a map that stands for a rule, equal to others that do the same."""
+
+    @property
+    def identity(self) -> Any:
+        """The key that it shares with them."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+
+class MapRule(MapValue):
+    """A rule that only a map can put in force: it can be wrapped as others, and not be called."""
+
+    def __call__(self, *args: Any, **names: Any) -> Any:
+        raise RuleError(
+            f"{self!r} is a value in a map of rules, and cannot be called. For the op's own "
+            "gradient a rule asks for builtin by name: lambda dy, builtin: 3 * builtin(dy)."
+        )
 
 
 def place(function: Any) -> str:

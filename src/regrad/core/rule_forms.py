@@ -255,7 +255,7 @@ class Joint(Rule):
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         answer = self.part.pull(record, dy)
         if self.op.rule.is_foreign:
-            answer = self.op.rule.complete(answer, record, dy)
+            answer = self.op.rule.complete(answer, record, dy, len(self.op.inputs))
         several = isinstance(answer, list | tuple) or answer is NO_GRADIENT
         if not several and len(wanted) == 1 and self.part.inputs <= {*wanted}:
             return [(wanted[0], answer)]  # (by the one input that it may be meant for)

@@ -180,10 +180,19 @@ def declared(function: object) -> list[inspect.Parameter] | None:
         return None
 
 
-def in_order(f: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments in the order of a function's parameters, unknown ones last."""
-    names = [*inspect.signature(f).parameters]
-    return dict(sorted(options.items(), key=lambda item: [*names, item[0]].index(item[0])))
+def named(
+    f: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """Return the arguments of a call with their names, those by keyword in the function's order.
+
+    What goes to `*args` is called `args1`, by its place. Unknown keywords come last.
+    """
+    parameters = inspect.signature(f).parameters
+    places = [n for n, p in parameters.items() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    places += [f"args{i}" for i in range(len(places), len(args))]
+    order = [*parameters, *options]
+    by_name = sorted(options.items(), key=lambda item: order.index(item[0]))
+    return [*zip(places, args, strict=False), *by_name]
 
 
 def plain_code(function: object) -> CodeType | None:

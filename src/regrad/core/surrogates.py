@@ -7,11 +7,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from regrad.core import containers
+from regrad.core.call import OwnOfLearning
 from regrad.core.dispatch import lift
-from regrad.core.foreign import OwnOfLearning, asks_for
+from regrad.core.foreign import asks_for
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.registry import Input, Op, bind, resolve
-from regrad.core.rule import EXTRAS, Extra, Rule, called, identity_of, parameters, place
+from regrad.core.rule import (
+    EXTRAS,
+    Extra,
+    MapRule,
+    Rule,
+    called,
+    identity_of,
+    parameters,
+    place,
+)
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
 from regrad.core.tensor import Readable, Tensor
@@ -52,7 +63,7 @@ def vjp_of(g: Callable[..., Any]) -> VjpOf:
     return VjpOf(g)
 
 
-class VjpOf:
+class VjpOf(MapRule):
     """A rule that is the gradient of a function; see `vjp_of`."""
 
     closes_over: tuple[str, ...] = ("g",)
@@ -102,23 +113,14 @@ class VjpOf:
     def _pull(
         self, vjp: Any, given: dict[str, Any], moving: Sequence[str], by_name: bool, dy: Any
     ) -> dict[str, Any]:
-        leaves = {n: given[n] if isinstance(given[n], list) else [given[n]] for n in moving}
-        flat = [x for n in moving for x in leaves[n] if x is not None]
+        flat, rebuild = containers.flatten([given[n] for n in moving])
 
         def f(xs: Sequence[Any]) -> Sequence[Any]:
-            rest, every = iter(xs), dict(given)
-            for n in moving:
-                parts = [x if x is None else next(rest) for x in leaves[n]]
-                every[n] = parts if isinstance(given[n], list) else parts[0]
+            every = given | dict(zip(moving, rebuild(xs), strict=True))
             y = self.g(**every) if by_name else self.g(*every.values())
             return [self._checked(y, dy)]
 
-        dxs = iter(vjp(f, flat, [dy]))
-        found: dict[str, Any] = {}
-        for n in moving:
-            parts = [x if x is None else next(dxs) for x in leaves[n]]
-            found[n] = parts if isinstance(given[n], list) else parts[0]
-        return found
+        return dict(zip(moving, rebuild(vjp(f, flat, [dy])), strict=True))
 
     def _checked(self, y: Any, dy: Any) -> Any:
         if isinstance(y, list | tuple) or not hasattr(y, "shape"):
@@ -132,14 +134,9 @@ class VjpOf:
             )
         return y
 
-    def __call__(self, *args: Any, **names: Any) -> Any:
-        raise RuleError(f"{self!r} is a value in a map of rules, and cannot be called.")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, VjpOf) and identity_of(self.g) == identity_of(other.g)
-
-    def __hash__(self) -> int:
-        return hash(identity_of(self.g))
+    @property
+    def identity(self) -> Any:
+        return identity_of(self.g)
 
     def __repr__(self) -> str:
         return f"vjp_of({place(self.g)})"
@@ -224,7 +221,7 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
     return Learns(rule, parameters)
 
 
-class Learns:
+class Learns(MapRule):
     """A rule with parameters that have gradients; see `learns`."""
 
     closes_over: tuple[str, ...] = ("rule", "parameters")
@@ -240,6 +237,12 @@ class Learns:
                 f"Name it after dy: def rule(dy, x, {idle[0]})."
             )
 
+    def check(self, may_learn: Callable[[Any], bool], expected: str) -> None:
+        """Refuse parameters that the library in which the rule is put in force cannot learn."""
+        for name, x in self.parameters.items():
+            if not may_learn(x):
+                raise ArgumentError(f"learns: {name} expected {expected}, got {kind(x)}")
+
     def extended(self, op: Op) -> Op:
         """Return an op with the parameters as further inputs."""
         inputs = [*op.inputs, *[Input(name, "one") for name in self.parameters]]
@@ -250,25 +253,13 @@ class Learns:
 
     def bound_to(self, op: Op) -> Rule:
         """The rule for an op of regrad's with the parameters as further inputs."""
-        for name, x in self.parameters.items():
-            if not isinstance(x, Tensor | Readable):
-                raise ArgumentError(
-                    f"learns: {name} expected a Variable or a Tensor of regrad's, got {kind(x)}"
-                )
+        self.check(lambda x: isinstance(x, Tensor | Readable), "a Variable or a Tensor of regrad's")
         return resolve(self.rule, self.extended(op))
 
-    def __call__(self, *args: Any, **names: Any) -> Any:
-        raise RuleError(f"{self!r} is a value in a map of rules, and cannot be called.")
-
-    def _identity(self) -> Any:
+    @property
+    def identity(self) -> Any:
         held = sorted(self.parameters.items())
         return identity_of(self.rule), *[(name, id(value)) for name, value in held]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Learns) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
 
     def __repr__(self) -> str:
         return f"learns({self.__name__}, {', '.join(self.parameters)})"

@@ -61,6 +61,11 @@ class Record:
     plain = True  # one output, and one tensor per parameter
     own = None  # of another library's op: how that computes it, and its gradient
 
+    @property
+    def places(self) -> Sequence[Place]:
+        """Where the tensors of each parameter lie among the leaves."""
+        return range(len(self.inputs))
+
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         """Return the part of `leaves` that belongs to a parameter: one item, a list, or None."""
         return leaves[parameter]
@@ -106,6 +111,10 @@ class GroupedRecord(Record):
 
     plain = False
 
+    @property
+    def places(self) -> Sequence[Place]:
+        return self.layout
+
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         return placed(leaves, self.layout[parameter])
 
@@ -136,21 +145,26 @@ class GroupedRecord(Record):
 
 
 class LoneRecord(Record):
-    """A record that is on no tape; `hit` says where its op was called, if that is known."""
+    """A record that is on no tape; `hit` says where its op was called, if that is known.
 
-    __slots__ = ("hit", "own")
+    `pulled` are the gradients of its own, by leaf, that its rule has asked for.
+    """
+
+    __slots__ = ("hit", "own", "pulled")
 
     hit: Hit | None
     own: Any
+    pulled: list[Sequence[Any]]
 
 
 class LoneGroupedRecord(GroupedRecord):
     """The same of a grouped record."""
 
-    __slots__ = ("hit", "own")
+    __slots__ = ("hit", "own", "pulled")
 
     hit: Hit | None
     own: Any
+    pulled: list[Sequence[Any]]
 
 
 def positions(place: Place) -> tuple[int, ...]:
@@ -189,7 +203,7 @@ def record_of(
         record = LoneGroupedRecord(
             op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
         )
-    record.hit, record.own = hit, own
+    record.hit, record.own, record.pulled = hit, own, []
     return record
 
 

@@ -97,7 +97,7 @@ class _ProgramSketch(Sketch):
         for jaxpr in bodies:
             # (the last operands are those of a body: a branch's come after its index)
             self._pass(eqn.invars[-len(jaxpr.invars) or len(eqn.invars) :], jaxpr.invars)
-            self.body(jaxpr, around.inside(jaxpr, site.line, site.path), inner)
+            self.body(jaxpr, around.inside(eqn, jaxpr), inner)
             self._pass(jaxpr.outvars, eqn.outvars)
 
     def _box(self, eqn: core.JaxprEqn, site: EquationSite, scope: tuple[str, ...]) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 from jax.extend import core
 
 from regrad.core.backends import is_traced
-from regrad.core.foreign import ForeignCall, ForeignRule, gradients, on_tensors
+from regrad.core.call import Call, gradients, on_tensors
+from regrad.core.foreign import ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
@@ -97,7 +98,7 @@ class RuleGradient(EquationGradient):
 
     def _call(
         self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any]
-    ) -> tuple[ForeignCall, Any, Any, Any]:
+    ) -> tuple[Call, Any, Any, Any]:
         count = len(self.rule.op.inputs)
         given, specs = [None] * count, [((), np.dtype("float32"))] * count
         for i, value in self.fixed.items():
@@ -111,7 +112,7 @@ class RuleGradient(EquationGradient):
         several = len(self.outs) > 1
         outputs = [*map(_spec, self.outs)] if several else None
         own = self.equation and OwnEquation(self.equation, xs)
-        call = ForeignCall(self.rule, specs, attrs, None, outputs, self.hit, own)
+        call = Call(self.rule, specs, attrs, None, outputs, self.hit, own)
         y = ys and (tuple(ys) if several else ys[0])
         return call, given, y, self._arriving_gradients(dys) if several else dys[0]
 
@@ -121,7 +122,7 @@ class RuleGradient(EquationGradient):
         return tuple(next(found) if is_float(a) else jnp.zeros(a.shape, a.dtype) for a in self.outs)
 
     def _by_regrad(
-        self, call: ForeignCall, xs: Sequence[Any], y: Any, dy: Any, wanted: list[int]
+        self, call: Call, xs: Sequence[Any], y: Any, dy: Any, wanted: list[int]
     ) -> list[Any]:
         """The rule run on Tensors, and differentiated by regrad from there on."""
         leaves, structure = jax.tree_util.tree_flatten((list(xs), y, dy))  # (None is not a leaf)
@@ -182,14 +183,12 @@ class OwnEquation:
         self.operands: list[Any] = [next(rest) if c is None else c for c in equation.fixed]
         places = enumerate(equation.places)
         self.at: dict[int, int] = {p: i for i, p in places if isinstance(p, int)}
-        self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return JAX's gradients by the inputs of the op; None for integers."""
         given = [self.operands[i] if xs[p] is None else xs[p] for p, i in self.at.items()]
         found = dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))
-        self.pulled.append([found.get(p) for p in range(len(xs))])
-        return self.pulled[-1]
+        return [found.get(p) for p in range(len(xs))]
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return the results for other inputs."""

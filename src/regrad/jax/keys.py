@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from regrad.core.foreign import OwnOfCall, asks_for, names_for
+from regrad.core.foreign import USUAL, asks_for, names_for, whole_op
 from regrad.core.hints import last_name
 from regrad.core.registry import (
     ALIASES,
@@ -119,7 +119,7 @@ class PrimitiveKey(Key):
         if self.known is not None:
             return self.known
         count, several = len(eqn.invars), len(eqn.outvars) > 1
-        names = {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
+        names = USUAL.get(count, [f"x{i}" for i in range(count)])
         found = (count, several)
         if found not in self.ops:
             self.ops[found] = make_op(self.label, names, list(self.attrs(eqn)), several)
@@ -290,7 +290,8 @@ class WholeKey(Key):
     def __init__(self, value: Any) -> None:
         self.label = "call"
         self.asks: list[str] = asks_for(value)
-        self.boundaries: list[tuple[str | None, ...]] = []  # what the arguments are called
+        # what the arguments are called that are arrays, and how many arrays all arguments hold
+        self.boundaries: list[tuple[tuple[str, ...], int]] = []
         self.ops: dict[Any, Op] = {}
 
     def meets(self, other: Key) -> bool:
@@ -301,11 +302,11 @@ class WholeKey(Key):
 
     def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
         """The arguments, as the rule calls them, and before them what the module holds."""
-        given = self.boundaries[int(_name(eqn).removeprefix(BOUNDARY))]
-        hidden = len(eqn.invars) - len(given)
+        given, count = self.boundaries[int(_name(eqn).removeprefix(BOUNDARY))]
+        hidden = len(eqn.invars) - count
         moving = [is_float(v.aval) for v in eqn.invars[hidden:]]
         names = names_for(self.asks, given, moving)
-        names = names if len(names) == len(given) else [f"x{i}" for i in range(len(given))]
+        names = names if len(names) == count else [f"x{i}" for i in range(count)]
         return [*(f"outer{i}" for i in range(hidden)), *names]
 
     def op(self, eqn: core.JaxprEqn) -> Op:
@@ -314,9 +315,7 @@ class WholeKey(Key):
         inner = names[len(outer) :]
         found = (*names, len(eqn.outvars) > 1)
         if found not in self.ops:
-            op = make_op(self.label, [*inner, *outer], (), len(eqn.outvars) > 1)
-            op.broadcasts, op.rule = False, OwnOfCall(len(inner), outer)
-            self.ops[found] = op
+            self.ops[found] = whole_op(self.label, inner, outer, (), len(eqn.outvars) > 1)
         return self.ops[found]
 
 

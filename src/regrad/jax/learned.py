@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend import core
 
 from regrad.core.surrogates import Learns
-from regrad.errors import ArgumentError, GradientError, kind
+from regrad.errors import GradientError
 from regrad.jax.host import programs
 from regrad.jax.primitives import is_float
 
@@ -25,12 +25,10 @@ def learned_arrays(rule: Any) -> list[Any]:
     """Return the parameters of a rule: arrays of JAX, to be differentiated by or not."""
     if not isinstance(rule, Learns):
         return []
-    for name, x in rule.parameters.items():
-        if not (isinstance(x, jax.Array) and is_float(jax.typeof(x))):
-            raise ArgumentError(
-                f"learns: {name} expected an array of JAX's, of floats (an argument of the "
-                f"function that is differentiated), got {kind(x)}"
-            )
+    rule.check(
+        lambda x: isinstance(x, jax.Array) and is_float(jax.typeof(x)),
+        "an array of JAX's, of floats (an argument of the function that is differentiated)",
+    )
     return [*rule.parameters.values()]
 
 

@@ -18,7 +18,6 @@ nobody uses, so that a program with one module's name is never another's.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import re
 import sys
@@ -33,13 +32,14 @@ from typing import Any
 import jax
 
 from regrad.core.blocks import block
+from regrad.core.containers import Rebuild
 from regrad.core.places import Step
-from regrad.core.signatures import in_order
+from regrad.core.signatures import named
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import VMAPS, need
 from regrad.jax.host.extending import trace_of, with_axes
 from regrad.jax.keys import BOUNDARY
-from regrad.transforms.arguments import replaced
+from regrad.transforms.arguments import Leaves
 
 MARK = "regrad:"  # what the scopes of modules begin with
 CLASS = "regrad::"  # … and of those that are known by their class alone
@@ -82,13 +82,13 @@ class Naming:
 
     Args:
         model: A module of Flax or Equinox; None where only Flax's own names count.
-        tells_apart: Returns whether keys that are in force tell two modules apart.
+        keys: Those that are in force (`Whereabouts`).
     """
 
-    def __init__(self, model: Any, tells_apart: Callable[[Step, Step], bool]) -> None:
+    def __init__(self, model: Any, keys: Any) -> None:
         need(VMAPS)
         self.model = model
-        self.tells_apart = tells_apart
+        self.keys = keys
         self.number: int = next(_numbers)
         self.is_linen: bool = isinstance(model, module_types("flax.linen"))
         if model is not None and not isinstance(model, module_types(*LIBRARIES)):
@@ -96,21 +96,16 @@ class Naming:
                 "override: model= expected a module of Flax (linen or nnx) or Equinox, got "
                 f"{kind(model)}. Elsewhere name the parts with jax.named_scope, without model=."
             )
-        paths: dict[int, list[str]] = {}
-        modules = {}
+        found: dict[int, tuple[Any, list[str]]] = {}
         for path, module in () if model is None or self.is_linen else walk(model):
-            modules[id(module)] = module
-            paths.setdefault(id(module), []).append(path)
-        made = {key: Step(tuple(paths[key]), module) for key, module in modules.items()}
+            found.setdefault(id(module), (module, []))[1].append(path)
+        made = {key: Step(tuple(paths), module) for key, (module, paths) in found.items()}
         self.named: dict[int, Step] = made
         self.steps: list[Step] | None = list(made.values()) or None
         self.called: set[str] = set()  # the paths of modules that were, or may have been
-        # what keys for whole calls may mean the call of some modules, the innermost last
-        self.whole: Callable[[Sequence[Step]], Any] = lambda chain: None
         self.by_path: dict[str, Step] = {p: step for step in made.values() for p in step.paths}
         # what becomes of the result of a module of the model, by its path
         self.tap: Callable[[str, Any], Any] = lambda path, y: y
-        self.by_class: bool = False  # keys ask for classes: those of all other modules count, too
         self.classes: dict[type, str] = {}
 
     def name_of(self, kind: type) -> str:
@@ -138,7 +133,9 @@ class Naming:
                     linen: Any = sys.modules["flax.linen"]
                     stack.enter_context(linen.intercept_methods(self._intercept))
                 owners = {*map(owner, self.steps or ())} - {None}
-                stack.enter_context(_replacing(owners.union(_owners() if self.by_class else ())))
+                stack.enter_context(
+                    _replacing(owners.union(_owners() if self.keys.by_class else ()))
+                )
                 yield
         finally:
             NAMING.reset(token)
@@ -151,7 +148,7 @@ class Naming:
             stack.enter_context(_scope(self.number, path, named))
             if named:
                 self.by_path.setdefault(path, Step((path,), kind=type(module)))
-            elif self.by_class:
+            elif self.keys.by_class:
                 stack.enter_context(_scope(self.number, self.name_of(type(module))))
             y = call(*args, **kwargs)
             return self.tap(path, y) if named and context.method_name == "__call__" else y
@@ -223,7 +220,7 @@ class _Trace:
         arrays = _arrays(module)
         if not found or (arrays and all(map(self._is_from_outside, arrays))):
             return None  # (the function closes over another model, say)
-        others = [s for s in found[1:] if self.naming.tells_apart(found[0], s)]
+        others = [s for s in found[1:] if self.naming.keys.tells_apart(found[0], s)]
         if others or not arrays:
             what = " or ".join(repr(s.path) for s in (found[0], *others))
             raise GradientError(
@@ -279,8 +276,8 @@ def _scope(number: int, path: str, named: bool = True) -> ExitStack:
     return stack
 
 
-def owner(step: Step) -> type | None:
-    """Return the class that defines the `__call__` of a module."""
+def owner(step: Step) -> Any:
+    """Return the class that defines the `__call__` of a module; None if none does."""
     return next((c for c in type(step.module).__mro__ if "__call__" in vars(c)), None)
 
 
@@ -318,17 +315,18 @@ def _named_call(old: Callable[..., Any]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         trace: _Trace | None = NAMING.get()
         run = old.__get__(self, type(self))  # pyright: ignore
-        if trace is None or _runs(trace, self):
+        # (a module that runs may call the `__call__` of its base class)
+        if trace is None or (trace.running and trace.running[-1][0] is self):
             return run(*args, **kwargs)
         naming, step = trace.naming, trace.step(self)
-        if step is None and not naming.by_class:
+        if step is None and not naming.keys.by_class:
             return run(*args, **kwargs)
         name = naming.name_of(type(self)) if step is None else step.path
         trace.running.append((self, step or Step(())))
         naming.called.add(name)
         try:
             with _scope(naming.number, name):
-                key = step and naming.whole([step for _, step in trace.running])
+                key = step and naming.keys.whole_key([step for _, step in trace.running])
                 y = run(*args, **kwargs) if key is None else _bounded(key, run, args, kwargs)
                 return y if step is None else naming.tap(name, y)
         finally:
@@ -343,28 +341,26 @@ def _bounded(key: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     Args:
         key: that for whole calls, which finds the boundary again.
     """
-    first, kwargs = inspect.signature(run).parameters, in_order(run, kwargs)
-    held = [*zip([*first, *[None] * len(args)], args, strict=False), *kwargs.items()]
-    leaves, structure = jax.tree_util.tree_flatten((args, [*kwargs.values()]))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-    direct = [next((n for n, x in held if x is leaves[i]), None) for i in places]
-    if (names := tuple(direct)) not in key.boundaries:
-        key.boundaries.append(names)
+    given = named(run, args, kwargs)
+    names = tuple([name for name, x in given if isinstance(x, jax.Array)])
+    leaves = Leaves(tuple([value for _, value in given]), jax.Array, _flatten)
+    form = names, len(leaves.places)
+    if form not in key.boundaries:
+        key.boundaries.append(form)
+    result: list[Leaves] = []
 
     def call(*xs: Any) -> Any:
-        args, named = jax.tree_util.tree_unflatten(structure, replaced(leaves, places, xs))
-        ys, out = jax.tree_util.tree_flatten(run(*args, **dict(zip(kwargs, named, strict=True))))
-        arrays = [i for i, y in enumerate(ys) if isinstance(y, jax.Array)]
-        rest[:] = [out, replaced(ys, arrays, [None] * len(arrays)), arrays]
-        return [ys[i] for i in arrays]
+        values = leaves.close(xs)
+        options = zip([name for name, _ in given[len(args) :]], values[len(args) :], strict=True)
+        y = run(*values[: len(args)], **dict(options))
+        result[:] = [Leaves(y, jax.Array, _flatten)]
+        return result[0].arrays
 
-    rest: list[Any] = []
-    call.__name__ = call.__qualname__ = f"{BOUNDARY}{key.boundaries.index(names)}"
-    ys = jax.jit(call)(*[leaves[i] for i in places])
-    out, others, arrays = rest
-    return jax.tree_util.tree_unflatten(out, replaced(others, arrays, ys))
+    call.__name__ = call.__qualname__ = f"{BOUNDARY}{key.boundaries.index(form)}"
+    ys = jax.jit(call)(*leaves.arrays)
+    return result[0].close(ys)
 
 
-def _runs(trace: _Trace, module: Any) -> bool:
-    """Return whether a module calls itself: the `__call__` of its base class."""
-    return bool(trace.running) and trace.running[-1][0] is module
+def _flatten(value: Any) -> tuple[list[Any], Rebuild]:
+    leaves, structure = jax.tree_util.tree_flatten(value)
+    return leaves, structure.unflatten

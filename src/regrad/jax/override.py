@@ -39,7 +39,7 @@ from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
 from regrad.core.scopes import check_order, unmarked
 from regrad.core.signatures import helpful
-from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning, kind
+from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.jax.closed import Closed, ClosedFunctionPolicy, advice
 from regrad.jax.equations import has_batches
 from regrad.jax.host import GRADIENTS, OVERRIDES, need
@@ -310,7 +310,7 @@ class override(Report[KeyBinding]):
             return
         if tell:
             self._tell(f"override: {advice(tell)}", 3)
-        if news := [text for text in self._never_ran() if text not in self._told]:
+        if news := [text for text in self._idle_modules() if text not in self._told]:
             self._told.update(news)
             self._tell(f"override: {'; '.join(news)}", 3)
         closed = {label for c in found.closed for label in c.keys} | self._told
@@ -318,15 +318,10 @@ class override(Report[KeyBinding]):
             self._told.update(b.name for b in idle)
             self._warn_of_idle(idle, "", 3)
 
-    def _never_ran(self) -> list[str]:
-        """The modules that keys name and that no program called."""
-        found = () if self._surgery.where is None else self._surgery.where.unvisited()
-        return [f"{b.shown} names {step.path!r}, which was never called" for b, step in found]
-
-    def assert_fired(self, *op_types: Any) -> None:
-        super().assert_fired(*op_types)
-        if never := [] if op_types else self._never_ran():
-            raise NotFiredError(f"{'; '.join(never)}. (Only calls of the module itself count.)")
+    def _idle_modules(self, *keys: Any) -> list[str]:
+        found = () if keys or self._surgery.where is None else self._surgery.where.unvisited()
+        why = "which was never called (only calls of the module itself count)"
+        return [f"{b.shown} names {step.path!r}, {why}" for b, step in found]
 
     def _tell(self, message: str, level: int) -> None:
         """Warn at the user's line: JAX's own lines are often between."""

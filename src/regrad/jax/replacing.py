@@ -7,19 +7,16 @@ ask for as `y` and `forward`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from functools import cache, partial
 from typing import Any
 
 import jax
 from jax.extend import core
 
 from regrad.core.backends import is_traced
+from regrad.core.call import Host
 from regrad.core.replacing import Forward
-from regrad.core.tape import record_of
-from regrad.core.tensor import Tensor, wrap
-from regrad.errors import DetachedTensorWarning, GradientError
+from regrad.errors import GradientError
 from regrad.jax.bridge import bridge
 from regrad.jax.gradients import Equation, RuleGradient, closes_over
 from regrad.jax.host.programs import varying_axes
@@ -57,39 +54,7 @@ def _value(gradient: RuleGradient, forward: Forward, xs: Sequence[Any]) -> list[
     call, given, _, _ = gradient._call(xs, None, [None] * len(gradient.outs))
     outputs = gradient.equation.outputs  # pyright: ignore[reportOptionalMemberAccess]
     own = outputs(call.own.operands) if forward.keeps_y else []  # pyright: ignore
-
-    def compute(given: Sequence[Any], ys: Sequence[Any]) -> Any:
-        y = None if not ys else ys[0] if len(ys) == 1 else tuple(ys)
-        rule, ids = gradient.rule, (0,) * len(given)
-        return forward(
-            record_of(
-                rule.op, rule.rule, call.attrs, ids, call.specs, given, 0, y, None, None,
-                gradient.hit, call.own,
-            )
-        )  # fmt: skip
-
-    def by_regrad() -> Any:
-        leaves, structure = jax.tree_util.tree_flatten((list(given), own))
-
-        def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-            made = compute(*jax.tree_util.tree_unflatten(structure, tensors))
-            every = made if isinstance(made, list | tuple) else [made]
-            return [y if isinstance(y, Tensor) else wrap(jax.numpy.asarray(y)) for y in every]
-
-        found = bridge(flat, [*map(jax.numpy.asarray, leaves)], gradient.name)
-        return found if len(found) > 1 else found[0]
-
-    with warnings.catch_warnings():
-        if forward.plain is None:
-            warnings.simplefilter("ignore", DetachedTensorWarning)
-        made = forward.either(partial(compute, given, own), by_regrad, _libraries(forward))
-    return forward.check(made, gradient.outs, _is_array, gradient.hit.where)
+    return forward.run_on(HOST, call, given, own, gradient.outs, gradient.name)
 
 
-@cache
-def _libraries(forward: Forward) -> set[str]:
-    return names_in([forward.function]) & {"regrad", "torch", "jax"}
-
-
-def _is_array(y: object) -> bool:
-    return isinstance(y, jax.Array)
+HOST = Host(lambda x: isinstance(x, jax.Array), jax.numpy.asarray, bridge, names_in)

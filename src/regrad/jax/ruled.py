@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import jax
 from jax.extend import core
 
-from regrad.core.foreign import ForeignRule, check_builtin, lender
+from regrad.core.foreign import USUAL, ForeignRule, check_builtin, first_bound, lender
 from regrad.core.placed import asks_site, with_site
 from regrad.core.places import Site, at
 from regrad.core.registry import Op
 from regrad.core.replacing import Replace, gradient_of
 from regrad.core.reports import Binding, Hit
-from regrad.errors import GradientError, RuleError
+from regrad.errors import GradientError
 from regrad.jax.equations import constant_of, may_carry_gradient, operands_of, program_of
 from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import programs
@@ -65,23 +64,12 @@ class KeyBinding(Binding):
     def bind(self, op: Op) -> ForeignRule:
         """Return the rule, bound to an op type as the key sees it."""
         if id(op) not in self.rules:
-            try:
-                rule = ForeignRule(self.value, op)
-            except RuleError:  # a rule that calls the inputs of any function x, or a and b
-                rule = self._by_usual_names(op)
-                if rule is None:
-                    raise
+            usual = USUAL.get(len(op.inputs), [])  # (what the inputs of any function are called)
+            others = [make_op(op.type, usual, op.attrs, op.several)] if usual else []
+            rule = first_bound(partial(ForeignRule, self.value), [op, *others])
             rule.once = self.once
             self.rules[id(op)] = op, rule
         return self.rules[id(op)][1]
-
-    def _by_usual_names(self, op: Op) -> ForeignRule | None:
-        usual = {1: ["x"], 2: ["a", "b"]}.get(len(op.inputs))
-        if usual is None or usual == [i.name for i in op.inputs]:
-            return None
-        with suppress(RuleError):
-            return ForeignRule(self.value, make_op(op.type, usual, op.attrs, op.several))
-        return None
 
 
 def put_rule(eqn: Any, binding: KeyBinding, hit: Hit) -> Any:

@@ -25,17 +25,7 @@ from regrad.jax.host import OVERRIDES, SIGHT, need
 from regrad.jax.host.programs import as_call, branches, called, mapped, scan
 from regrad.jax.override import TracedCall
 from regrad.jax.primitives import is_float
-from regrad.jax.sites import (
-    OUTERMOST,
-    CallSite,
-    EquationSite,
-    body_of_custom,
-    is_custom,
-    is_no_op,
-    line_of,
-    path_of,
-    site_of,
-)
+from regrad.jax.sites import OUTERMOST, CallSite, EquationSite, is_custom, is_no_op, site_of
 from regrad.jax.surgery import OPENED
 from regrad.transforms.arguments import replaced
 
@@ -110,7 +100,7 @@ class ProgramOp(SeenOp):
 
     def true(self, dys: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         """The true gradients by the watched operands, with their names."""
-        run = core.jaxpr_as_fun(closed(without_rules(body_of_custom(self.eqn))))
+        run = core.jaxpr_as_fun(closed(without_rules(called(self.eqn))))
         pull = jax.vjp(partial(self._run, run), self.xs)[1]
         return zip(self.input_names, *pull(list(dys)), strict=True)
 
@@ -314,22 +304,19 @@ class ProgramRun:
         name = eqn.primitive.name
         if name in CALLS:
             program = called(eqn)
-            return self._run(program, ins, self._inside(eqn, program, around))
+            return self._run(program, ins, around.inside(eqn, program))
         if name == "cond":
             branch = branches(eqn)[int(ins[0].x)]
-            return self._run(branch, ins[1:], self._inside(eqn, branch, around))
+            return self._run(branch, ins[1:], around.inside(eqn, branch))
         if name == "scan" and scan(eqn).length <= self.longest:
             return self._scan(eqn, ins, around)
         return self._op(eqn, ins, around)
-
-    def _inside(self, eqn: Any, body: Any, around: CallSite) -> CallSite:
-        return around.inside(body, line_of(eqn, around), path_of(eqn, around))
 
     def _scan(self, eqn: Any, ins: list[Value], around: CallSite) -> list[Value]:
         """A scan, round by round; what is cut from the inputs and put together has no steps."""
         run, length, backwards, fixed, carried = scan(eqn)
         consts, carry, xs = ins[:fixed], ins[fixed : fixed + carried], ins[fixed + carried :]
-        inner = self._inside(eqn, run, around)
+        inner = around.inside(eqn, run)
         if not length:
             return self._op(eqn, ins, around)
         # (what unstacks and stacks is not an op of the user's)
@@ -456,7 +443,7 @@ def without_rules(program: Any) -> Any:
 
 def _without_rule(eqn: Any) -> Any:
     if is_custom(eqn):
-        return as_call(eqn, closed(without_rules(body_of_custom(eqn))))
+        return as_call(eqn, closed(without_rules(called(eqn))))
     if eqn.primitive.name not in OPENED:
         return eqn
     params = {key: mapped(value, without_rules) for key, value in eqn.params.items()}

@@ -56,17 +56,17 @@ class CallSite(NamedTuple):
         """True if what was called is a function of JAX's."""
         return self.called.startswith(JAX)
 
-    def inside(self, body: Any, line: str, path: str) -> CallSite:
-        """Around the equations of a program that is called here."""
-        return CallSite(line, path, name_and_place(body)[1])
+    def inside(self, eqn: core.JaxprEqn, body: Any) -> CallSite:
+        """Around the equations of a program that an equation here calls."""
+        return CallSite(_line_of(eqn, self), _path_of(eqn, self), name_and_place(body)[1])
 
 
 def site_of(eqn: core.JaxprEqn, around: CallSite) -> EquationSite:
     """The op that an equation is, and where."""
     op_type, kind, rule = _rule_of(eqn)
     names = _operand_names(eqn)
-    line, by_jax = line_of(eqn, around), _is_by_jax(eqn, around)
-    path = path_of(eqn, around)
+    line, by_jax = _line_of(eqn, around), _is_by_jax(eqn, around)
+    path = _path_of(eqn, around)
     return EquationSite(op_type, kind, rule, line, path, names=names, by_jax=by_jax)
 
 
@@ -89,11 +89,6 @@ def is_no_op(eqn: Any) -> bool:
 def is_number(aval: Any) -> bool:
     """Return whether NumPy can read an array of this type (it cannot read random keys)."""
     return not jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
-
-
-def body_of_custom(eqn: core.JaxprEqn) -> Any:
-    """The program that an equation with a rule of its own computes."""
-    return called(eqn)
 
 
 # -- whose rule ------------------------------------------------------------------------------------
@@ -142,7 +137,7 @@ def _bare(gradient: EquationGradient) -> EquationGradient:
 # -- where -----------------------------------------------------------------------------------------
 
 
-def line_of(eqn: core.JaxprEqn, around: CallSite) -> str:
+def _line_of(eqn: core.JaxprEqn, around: CallSite) -> str:
     """The innermost line of the user's code that made an equation.
 
     JAX remembers the programs of its own functions with the lines that called them first, so
@@ -181,15 +176,11 @@ def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, str, int]]:
 
 def _library_folders() -> tuple[str, ...]:
     """Return where the libraries that are loaded lie."""
-    found = []
-    for name in LIBRARIES:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file:
-            found.append(os.path.dirname(file) + os.sep)
-    return tuple(found)
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in LIBRARIES]
+    return tuple([os.path.dirname(file) + os.sep for file in files if file])
 
 
-def path_of(eqn: core.JaxprEqn, around: CallSite) -> str:
+def _path_of(eqn: core.JaxprEqn, around: CallSite) -> str:
     """The module and the name scopes around an equation, without what einsum adds."""
     path = around.path
     for name in scopes(eqn):

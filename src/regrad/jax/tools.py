@@ -24,7 +24,7 @@ from regrad.jax.host.programs import Params, runs
 from regrad.jax.optypes import targets_of
 from regrad.jax.primitives import is_float
 from regrad.jax.running import CALLS, LONGEST, ProgramCall, ProgramRun, wide, without_rules
-from regrad.jax.sites import CallSite, is_number, line_of, path_of, site_of
+from regrad.jax.sites import CallSite, is_number, site_of
 
 # The op types that the cures are known for, by JAX's primitives.
 OP_TYPES = {target.name: op_type for op_type in CURES for target in targets_of(op_type)}
@@ -338,7 +338,7 @@ def _origin(jaxpr: Any, v: Any, around: CallSite) -> tuple[str, str, str]:
         y = inner.outvars[i]
         if isinstance(y, core.Literal):
             return found
-        within = around.inside(program, line_of(eqn, around), path_of(eqn, around))
+        within = around.inside(eqn, program)
         origin = _origin(inner, y, within)
         if origin[0] != "argument":
             return origin

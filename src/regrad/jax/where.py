@@ -15,15 +15,16 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from regrad.core.placed import code_of
 from regrad.core.places import (
     Counts,
     Places,
-    Site,
     Step,
     at,
     is_predicate,
     pick,
     site_of,
+    waiting,
 )
 from regrad.errors import ArgumentError, GradientError
 from regrad.jax.closed import name_and_place
@@ -58,14 +59,15 @@ class Whereabouts:
     def __init__(self, bindings: Sequence[Any], model: Any) -> None:
         need(SIGHT)
         self.placed: dict[at, Any] = {b.place: b for b in bindings if b.place is not None}
-        self.entries: list[Any] = [e for key in self.placed for e in key.named]
-        self.codes: dict[Any, Any] = dict(map(_function, filter(_is_function, self.entries)))
-        self.naming: Naming = Naming(model, self._tells_apart)
-        self.naming.by_class = any(is_predicate(e) or isinstance(e, type) for e in self.entries)
+        self.naming: Naming = Naming(model, self)
         self.places: Places = Places(self.placed, self.naming.steps)
-        self.naming.whole = self._whole_key
+        named = self.places.entries
+        functions = [e for e in named if not is_predicate(e) and code_of(e) is not None]
+        self.codes: dict[Any, Any] = dict(map(_function, functions))
+        # whether modules that are none of the model's are known by their classes
+        self.by_class: bool = any(is_predicate(e) or isinstance(e, type) for e in named)
         # what is counted is gone through at each call of a program, and not once for all
-        self.counting: bool = any(map(is_predicate, self.entries)) or any(
+        self.counting: bool = any(map(is_predicate, named)) or any(
             key.counts for key in self.placed
         )
         self.counts: Counts = Counts()
@@ -134,11 +136,10 @@ class Whereabouts:
                 "say for which. Compile the whole with jax.jit, and leave nn.jit out."
             )
         fits = self.places.fits(chain, keys) if keys else []
-        counting = [f.key for f in fits if f.key.counts]
-        waiting = [k for k in counting if self.counts.get(k.counted, -1) < (k.nth or 0)]
-        if waiting and around.where.shared:
+        late = waiting(fits, self.counts)
+        if late is not None and around.where.shared:
             raise GradientError(
-                f"override: {waiting[0]!r} counts calls, which cannot be done in the body of a "
+                f"override: {late!r} counts calls, which cannot be done in the body of a "
                 f"{around.where.shared} ({line}): it is one program for all of its runs. Name the "
                 "place by a scope or function in there."
             )
@@ -151,13 +152,15 @@ class Whereabouts:
             return binding.located(site(n)) if binding.asks else binding
         return next((b for b in bindings if b.place is None), None)
 
-    def _whole_key(self, chain: Sequence[Step]) -> Any:
-        """Return the key that may mean the whole call of the last of some modules, or None."""
+    def whole_key(self, chain: Sequence[Step]) -> Any:
+        """Return what may mean the whole call of the last of some modules; None if no key does."""
         whole = [key for key in self.placed if key.what is None]
         fits = self.places.fits(chain, whole) if whole else ()
         return self.placed[fits[0].key].key if fits else None
 
-    def site(self, op_type: str, eqn: Any, around: EquationContext, line: str, n: int) -> Site:
+    def site(
+        self, op_type: str, eqn: Any, around: EquationContext, line: str, n: int
+    ) -> EquationSite:
         """Return the site of an equation, the n-th of those that a key was asked about."""
         xs = [v.aval for v in eqn.invars if hasattr(v.aval, "shape")]
         return site_of(self.chain(around), op_type, n, xs, line)
@@ -169,17 +172,13 @@ class Whereabouts:
 
     def unvisited(self) -> Iterator[tuple[Any, Step]]:
         """Yield modules that a key names and that never ran, though what holds them did."""
-        ran = self.naming.called
         for key, binding in self.placed.items() if self.naming.steps else ():
             plain = "**" not in repr(key) and key.selectors and not binding.marked
-            for step in self.places.named[key.selectors] if plain else ():
-                outer = step.path.rpartition(".")[0]
-                while outer and owner(self.naming.by_path.get(outer, _NONE)) is None:
-                    outer = outer.rpartition(".")[0]
-                if owner(step) and step.path and step.path not in ran and outer in ran:
-                    yield binding, step
+            named = [s for s in self.places.named[key.selectors] if owner(s)] if plain else ()
+            for step in self.places.idle(named, self.naming.called, owner):
+                yield binding, step
 
-    def _tells_apart(self, a: Step, b: Step) -> bool:
+    def tells_apart(self, a: Step, b: Step) -> bool:
         """Return whether keys tell two modules of the model apart, or what is in them."""
         inside = [s for s in self.naming.steps or () if f"{s.path}.".startswith(f"{a.path}.")]
         twins = [self.naming.by_path[s.path.replace(a.path, b.path, 1)] for s in inside]
@@ -189,22 +188,11 @@ class Whereabouts:
         )
 
 
-_NONE = Step(())
-
-
 def _is_of_flax(program: Any) -> bool:
     """Return whether a compiled function is one of those of Flax's that Linen calls modules by."""
     flax = sys.modules.get("flax")
     folder = os.path.dirname(getattr(flax, "__file__", None) or "-")
     return name_and_place(program)[1].startswith((f"{folder}/linen", f"{folder}/core"))
-
-
-def _is_function(entry: Any) -> bool:
-    return (
-        callable(entry)
-        and not (isinstance(entry, type) or is_predicate(entry))
-        and hasattr(inspect.unwrap(entry), "__code__")
-    )
 
 
 def _function(entry: Any) -> tuple[Any, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from regrad.core.foreign import OwnBias, asks_for
+from regrad.core.call import OwnBias
+from regrad.core.foreign import asks_for
 from regrad.core.registry import Input, Op
 from regrad.core.rule import EXTRAS
 from regrad.torch.optypes import Family

@@ -29,7 +29,7 @@ from regrad.torch.host import (
     unwrap_dead,
 )
 from regrad.torch.host.running import Silent
-from regrad.transforms.arguments import replaced
+from regrad.transforms.arguments import Leaves, replaced
 from regrad.transforms.bodies import overrides_for_replay, pullback
 from regrad.transforms.derivatives import jvp
 from regrad.transforms.region import Flat, Passage
@@ -72,10 +72,9 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
             )
         overrides = None if state is None else state.overrides
         refuse_once("from_regrad", overrides)
-        leaves, rebuild = containers.flatten((args, options))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        body = Opened(f, leaves, places, rebuild, overrides)
-        ys = bridge(body, [leaves[i] for i in places])
+        given = Leaves((args, options), torch.Tensor)
+        body = Opened(f, given, overrides)
+        ys = bridge(body, given.arrays)
         return body.close(ys)
 
     return in_graph(function, f)
@@ -107,19 +106,14 @@ def _name(f: Callable[..., Any]) -> str:
 class Opened:
     """A function of containers as a function of a list of Tensors."""
 
-    def __init__(
-        self, f: Callable[..., Any], leaves: Sequence[Any], places: Sequence[int],
-        rebuild: containers.Rebuild, overrides: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, f: Callable[..., Any], given: Leaves, overrides: Any) -> None:
         self.f = f
-        self.leaves: list[Any] = list(leaves)
-        self.places = places
-        self.rebuild = rebuild
+        self.given = given
         self.overrides = overrides
         self.close: containers.Rebuild = containers.only
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        args, options = self.rebuild(replaced(self.leaves, self.places, xs))
+        args, options = self.given.close(xs)
         outer = current()
         tapes = () if outer is None else outer.tapes
         with in_state(State(tapes, self.overrides)):

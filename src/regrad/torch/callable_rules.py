@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from regrad.core.foreign import ForeignRule, OwnOfOne, asks_for, names_for
-from regrad.core.registry import Input, Op
+from regrad.core.call import OwnOfOne
+from regrad.core.foreign import USUAL, ForeignRule, asks_for, first_bound, names_for
+from regrad.core.registry import Input, Op, not_yet
 from regrad.core.rule import free
-from regrad.errors import RuleError
 from regrad.torch.host.running import find_forward, forms_of
 
 
@@ -63,17 +63,11 @@ def _bound(
     make: Callable[[Op], Any], name: str, names: Sequence[str], attrs: Sequence[str] = (),
     count: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the rule that is made for an op with these inputs, or for one of so many tensors."""
-    others = [["x"], ["a", "b"], ["xs"]]
-    if count is not None:
-        others = [each for each in others if len(each) == count or each == ["xs"]]
-    errors: list[RuleError] = []
-    for each in [names, *others]:
+    """Return what is made for an op with these inputs, or else for one of so many tensors."""
+    usual = [each for n, each in USUAL.items() if count in (None, n)]
+    ops = []
+    for each in [names, *usual, ["xs"]]:
         inputs = [Input(n, "many" if n == "xs" and each == ["xs"] else "one") for n in each]
-        op = Op(name, name, lambda xp, *xs: xs, inputs, attrs)
-        op.rule = OwnOfOne()
-        try:
-            return make(op)
-        except RuleError as error:
-            errors.append(error)
-    raise errors[0]
+        ops.append(Op(name, name, not_yet, inputs, attrs))
+        ops[-1].rule = OwnOfOne()
+    return first_bound(make, ops)

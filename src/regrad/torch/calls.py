@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from regrad.core.foreign import ForeignCall, ForeignRule, gradients, on_tensors
+from regrad.core.call import Call, gradients, on_tensors
+from regrad.core.foreign import ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.rule import describe_pull
 from regrad.core.state import current
 from regrad.core.surrogates import Learns
 from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import ArgumentError, GradientError, RuleError, kind
+from regrad.errors import ArgumentError, GradientError, RuleError
 from regrad.torch.apart import TorchOwnCall
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import TorchGradient, fitted, refuse_closed_over, vjp, vjp_again
@@ -185,7 +186,7 @@ class RuleCall:
     def checked(self, spec: Spec, dx: Any, dy: torch.Tensor) -> Any:
         """Return the answer of a rule of one input as it is to be; raise if it cannot be."""
         shape, dtype = spec
-        one = ForeignCall(self.rule, [(tuple(shape), dtype)], self.attrs, hit=self.hit)
+        one = Call(self.rule, [(tuple(shape), dtype)], self.attrs, hit=self.hit)
         return one.checked(one.record([None], None, [0], dy), 0, dx, dy)
 
     def count_run(self) -> None:
@@ -202,12 +203,12 @@ class RuleCall:
             values[self.places[n]] = x
         return values
 
-    def foreign_call(self, specs: Sequence[Any], outputs: Sequence[Any] | None) -> ForeignCall:
+    def foreign_call(self, specs: Sequence[Any], outputs: Sequence[Any] | None) -> Call:
         """The call as regrad's walk sees it, for tensors of these shapes and dtypes."""
         every = self.spread(specs, range(len(self.places)))
         if len(specs) < len(every):
             every = [s if isinstance(s, tuple) else ((), None) for s in every]
-        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit, self)
+        return Call(self.rule, every, self.attrs, self.layout, outputs, self.hit, self)
 
     # -- torch's own gradient, and value, as a rule may ask for them -------------------------------
 
@@ -252,6 +253,7 @@ class RuleCall:
         """Return torch's own function of other inputs, by parameter."""
         pairs = zip(inputs, self.layout or range(len(inputs)), strict=True)
         leaves = [x for given, place in pairs for x in _leaves(given, place)]
+        leaves += self.rule.learned  # (of which torch's function knows nothing)
         for mine, x in zip(self.values, leaves, strict=True):
             if mine is not None and not (isinstance(x, Tensor) or x == mine):
                 raise RuleError(
@@ -284,17 +286,18 @@ def _leaves(given: Any, place: Place) -> Sequence[Any]:
 
 def check_learned(value: Any, function: Any = None) -> None:
     """Refuse parameters of a rule that can have no gradient, be it for an `autograd.Function`."""
-    for name, x in value.parameters.items() if isinstance(value, Learns) else ():
-        if not (isinstance(x, torch.Tensor) and x.requires_grad):
-            raise ArgumentError(
-                f"learns: {name} expected a tensor of PyTorch that requires a gradient, got "
-                f"{kind(x)}"
-            )
-        if function is not None:
-            raise ArgumentError(
-                f"learns: {function.__name__} is an autograd.Function, whose node has no room for "
-                f"the parameter {name!r}. Give the Function the parameter as an argument."
-            )
+    if not isinstance(value, Learns):
+        return
+    value.check(
+        lambda x: isinstance(x, torch.Tensor) and x.requires_grad,
+        "a tensor of PyTorch that requires a gradient",
+    )
+    if function is not None:
+        raise ArgumentError(
+            f"learns: {function.__name__} is an autograd.Function, whose node has no room for the "
+            f"parameter {next(iter(value.parameters))!r}. Give the Function the parameter as an "
+            "argument."
+        )
 
 
 class Overridden(torch.autograd.Function, metaclass=Silent):
@@ -426,7 +429,7 @@ def _pull_simply(
 ) -> Sequence[Any]:
     held = list(saved)
     y = held.pop() if call.keeps_y else None
-    one = ForeignCall(call.rule, specs, call.attrs, hit=call.hit, own=call)
+    one = Call(call.rule, specs, call.attrs, hit=call.hit, own=call)
     return one.pull(call.spread(held, call.kept), y, dys[0], wanted)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from regrad.core.callers import find_caller
 from regrad.core.foreign import ForeignRule
-from regrad.core.places import Counts, Fit, Site, at, pick, site_of
+from regrad.core.places import Counts, Fit, Site, pick, site_of
 from regrad.core.reports import Binding, Hit
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.bridge import is_differentiable
@@ -72,11 +72,6 @@ class Choice:
             if fit.key.counts or any("nth" in names_in([f]) for f in asked):
                 return fit
         return None
-
-
-def identity_of_key(key: Any) -> Any:
-    """Return the value that equal keys share, also if they ask predicates that are made anew."""
-    return (at, key.identity, key.what) if isinstance(key, at) else key
 
 
 def at_its_site(held: Any, scope: Any, op_type: str, xs: Sequence[torch.Tensor]) -> ForeignRule:

@@ -176,7 +176,6 @@ class gradient_override_map(Scope[Binding]):
             self._tell(f"{self._name}: {'; '.join(idle)}", self._level)
 
     def _idle_modules(self, *keys: Any) -> list[str]:
-        """Say of keys (by default all) which modules they name that never ran as they should."""
         found: list[str] = []
         for key, binding in self._bindings.items():
             if not isinstance(key, at) or not (key in keys if keys else not binding.optional):
@@ -339,10 +338,10 @@ class gradient_override_map(Scope[Binding]):
                 ranks where a rule did not. By default this process alone is asked.
         """
         if group is None:
-            return self._assert_fired(*op_types)
+            return super().assert_fired(*op_types)
         why = None
         try:
-            self._assert_fired(*op_types)
+            super().assert_fired(*op_types)
         except NotFiredError as error:
             why = str(error)
         answers = gather_from(group, why)
@@ -350,11 +349,6 @@ class gradient_override_map(Scope[Binding]):
         if lines:
             raise NotFiredError("\n".join(lines))
         return None
-
-    def _assert_fired(self, *op_types: Any) -> None:
-        super().assert_fired(*op_types)
-        if idle := self._idle_modules(*map(self._key_of, op_types)):
-            raise NotFiredError("\n".join(idle))
 
     def gather(self, group: Any = None) -> Table:
         """Return the table of hits of all processes of a group, with the rank of each row.

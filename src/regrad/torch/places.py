@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial, reduce, wraps
+from functools import partial, wraps
 from inspect import isroutine
 from typing import Any, NamedTuple
 from weakref import ref
@@ -122,7 +122,7 @@ class Spot(tuple[Any, ...]):
         found.module = ref(module, lambda _: self.nexts.pop(key, None))
         found.moves, found.kind = moves(self, found), type(module)
         known = [scope._root._modules for scope, node in pairs if node]
-        found.checks = [partial(each.check, module) for each in known if id(module) in each.numbers]
+        found.checks = [partial(each.check, module) for each in known if id(module) in each.known]
         found.begins = [
             scope._root
             for (scope, node), new in zip(pairs, nodes, strict=True)
@@ -189,6 +189,17 @@ def step_here(scope: Any, spot: Any) -> Step:
 # -- the modules of a model ------------------------------------------------------------------------
 
 
+class Known(NamedTuple):
+    """A module of a model, as it was when the scope was opened."""
+
+    number: int  # in the order of the model
+    module: nn.Module
+    kind: type
+    paths: tuple[str, ...]
+    inner: Sequence[tuple[Any, str, Any]]  # where the modules stand that it calls
+    ways: Sequence[Sequence[tuple[Any, str, Any]]]  # by its names: where those stand around it
+
+
 class Modules:
     """The modules that a scope knows: those of its model, as they were when it was opened."""
 
@@ -196,11 +207,8 @@ class Modules:
 
     def __init__(self, model: nn.Module | None) -> None:
         self.model = model
-        self.numbers: dict[int, int] = {}  # the order of the model, by identity
-        self.modules: list[nn.Module] = []
-        self.names: list[list[str]] = []
-        self.paths: list[tuple[str, ...]] = []
         self.ran: dict[str, None] = {}  # the paths of those that ran
+        held: dict[int, tuple[nn.Module, list[str], list[str]]] = {}
         clean, inside = {"": ""}, {}
         for name, module in () if model is None else model.named_modules(remove_duplicate=False):
             around, _, last = name.rpartition(".")
@@ -210,43 +218,37 @@ class Modules:
                 clean[name] = outer if wrapped else f"{outer}.{last}" if outer else last
             inside[name] = name_inside(type(module))
             if inside[name] is None:
-                self._add(module, name, clean[name])
-        self.kinds: list[type] = [*map(type, self.modules)]
-        self.inner: list[list[Any]] = [[*_inner(module)] for module in self.modules]
-        self.ways: list[list[Any]] = [[_way(model, n) for n in names] for names in self.names]
-
-    def _add(self, module: nn.Module, name: str, path: str) -> None:
-        n = self.numbers.setdefault(id(module), len(self.modules))
-        if n == len(self.modules):
-            self.modules.append(module)
-            self.names.append([name])
-            self.paths.append((path,))
-        else:
-            self.names[n].append(name)
-            self.paths[n] += (path,)
+                _, names, paths = held.setdefault(id(module), (module, [], []))
+                names.append(name)
+                paths.append(clean[name])
+        self.known: dict[int, Known] = {  # by identity, in the order of the model
+            key: Known(n, module, type(module), tuple(paths), [*_inner(module)],
+                       [_way(model, name) for name in names])
+            for n, (key, (module, names, paths)) in enumerate(held.items())
+        }  # fmt: skip
 
     @property
     def layout(self) -> tuple[Any, ...]:
         """The paths and classes of the modules, on which the meaning of keys depends."""
-        return tuple(zip(self.paths, map(type, self.modules), strict=True))
+        return tuple([(known.paths, known.kind) for known in self.known.values()])
 
     @property
     def steps(self) -> list[Step] | None:
         """The modules as places of a program; None if there is no model."""
-        pairs = zip(self.paths, self.modules, strict=True)
-        return None if self.model is None else [Step(p, m, type(m)) for p, m in pairs]
+        each = self.known.values()
+        return None if self.model is None else [Step(k.paths, k.module, k.kind) for k in each]
 
     def enter(self, node: PlaceInModules, module: Any) -> PlaceInModules:
         """Return the place inside a module."""
-        n = self.numbers.get(id(module))
-        if n is None:
+        found = self.known.get(id(module))
+        if found is None:
             self._refuse_strange(node.known(), module)
             step = self.plan.bare(Step((), module, type(module)))
             path, known = node.path, node.known
         else:
-            step = self.plan.places.steps[n]
+            step = self.plan.places.steps[found.number]
             self.ran.update(dict.fromkeys(step.paths))
-            path, known = step.paths[0], ref(module)
+            path, known = step.path, ref(module)
         trail = node.trail
         if (mark := self.plan.mark(step)) is not None:
             # (of two modules that the same keys name, the inner one counts)
@@ -256,13 +258,13 @@ class Modules:
 
     def check(self, module: Any) -> None:
         """Raise if the class of a module, or the place of one inside, is not as at the start."""
-        n = self.numbers[id(module)]
-        if type(module) is not self.kinds[n]:
+        known = self.known[id(module)]
+        if type(module) is not known.kind:
             raise PassedOverError(
-                f"the class of the module {self.paths[n][0]!r} was {self.kinds[n].__name__} when "
+                f"the class of the module {known.paths[0]!r} was {known.kind.__name__} when "
                 f"the scope opened, and is {type(module).__name__} now. {_LATER}"
             )
-        for way in self.ways[n]:
+        for way in known.ways:
             for held, key, inner in way:
                 if held.get(key) is not inner:
                     break
@@ -270,21 +272,20 @@ class Modules:
                 break
         else:
             raise PassedOverError(
-                f"the module {self.paths[n][0]!r} ({type(module).__name__}) is not in that place "
+                f"the module {known.paths[0]!r} ({type(module).__name__}) is not in that place "
                 f"of the model any more. {_LATER}"
             )
-        for held, key, inner in self.inner[n]:
-            if (now := held.get(key)) is not inner and id(now) in self.numbers:
-                path = self.paths[self.numbers[id(now)]][0]
+        for held, key, inner in known.inner:
+            if (now := held.get(key)) is not inner and id(now) in self.known:
                 raise PassedOverError(
-                    f"the module {path!r} ({type(now).__name__}) was put in the place {key!r} of "
-                    f"{self.paths[n][0] or 'the model'!r} after the scope opened. {_LATER}"
+                    f"the module {self.path_of(now)!r} ({type(now).__name__}) was put in the place "
+                    f"{key!r} of {known.paths[0] or 'the model'!r} after the scope opened. {_LATER}"
                 )
 
     def path_of(self, module: Any) -> str:
         """Return the path of a module; "" if it is not known."""
-        n = self.numbers.get(id(module))
-        return "" if n is None else self.paths[n][0]
+        known = self.known.get(id(module))
+        return "" if known is None else known.paths[0]
 
     def _refuse_strange(self, parent: Any, module: Any) -> None:
         """Refuse a module that came after the scope opened, or a copy, if keys name modules."""
@@ -292,40 +293,34 @@ class Modules:
             return
         kind = type(module).__name__
         if parent is not None:
-            path = self.paths[self.numbers[id(parent)]][0]
             if any(each is module for each in parent.modules()):
                 raise PassedOverError(
-                    f"a {kind} was put into {path!r} after the scope opened, whose keys name "
-                    "modules of the model as it was then. Open the scope when the model is complete"
+                    f"a {kind} was put into {self.path_of(parent)!r} after the scope opened, whose "
+                    "keys name modules of the model as it was then. Open the scope when the model "
+                    "is complete"
                 )
             return
-        for n in self._concerned():
-            if type(self.modules[n]) is type(module) and _are_alike(self.modules[n], module):
+        named = {path for step in self.plan.named() for path in step.paths}
+        named |= {around for path in named for around in paths_around(path)}
+        for known in self.known.values():  # those that a key names, and those around them
+            if named.isdisjoint(known.paths) or known.kind is not type(module):
+                continue
+            if _are_alike(known.module, module):
                 raise PassedOverError(
                     f"a {kind} that is not in the model runs in a scope whose keys name modules, "
-                    f"and is like {self.paths[n][0]!r} of the model: a copy, which no key "
+                    f"and is like {known.paths[0]!r} of the model: a copy, which no key "
                     "names. Give the scope model=the copy, or run it outside of the scope"
                 )
 
-    def _concerned(self) -> list[int]:
-        """Return the modules that a key names, and those around them."""
-        named = {path for step in self.plan.named() for path in step.paths}
-        named |= {around for path in named for around in paths_around(path)}
-        return [n for n, paths in enumerate(self.paths) if not named.isdisjoint(paths)]
-
     def idle(self, key: at) -> list[str]:
         """Return the modules that a key names, and that never ran although one around them did."""
-        named = [s for s in self.plan.outermost(key) if key.what or not issubclass(s.kind, LISTS)]
-        idle = [s for s in named if not any(p in self.ran for p in s.paths)]
-        return [step.path for step in idle if self._parent_ran(step.path)]
+        named = [s for s in self.plan.outermost(key) if key.what or _is_called(s)]
+        return [step.path for step in self.plan.places.idle(named, self.ran, _is_called)]
 
-    def _parent_ran(self, path: str) -> bool:
-        kinds = {path: kind for paths, kind in self.layout for path in paths}
-        while path:
-            path = path.rpartition(".")[0]
-            if path in kinds and not issubclass(kinds[path], LISTS):
-                return path in self.ran
-        return False
+
+def _is_called(step: Step) -> bool:
+    """Return whether a module of this class may be called."""
+    return step.kind is None or not issubclass(step.kind, LISTS)
 
 
 _LATER = "Open the scope after the model is complete"
@@ -346,14 +341,6 @@ def _way(module: Any, name: str) -> list[tuple[Any, str, Any]]:
         way.append((module._modules, key, module._modules[key]))
         module = module._modules[key]
     return way
-
-
-def _reach(model: Any, name: str) -> Any:
-    """Return the module of a name; None if there is none any more."""
-    try:
-        return reduce(getattr, name.split("."), model) if name else model
-    except AttributeError:
-        return None
 
 
 def _are_alike(a: nn.Module, b: nn.Module) -> bool:
@@ -383,7 +370,7 @@ def check_model(model: Any, keys: Iterable[Any]) -> None:
                 unknown = [
                     w for w in entries(key.what) if isinstance(w, str) and w not in families()
                 ]
-                if entry in families() and unknown and _reach(model, str(entry)) is None:
+                if entry in families() and unknown and not hasattr(model, str(entry)):
                     raise ArgumentError(
                         f"{key!r} has an op type for its place: is it rg.at({key.what!r:.40}, "
                         f"{entry!r})?"

@@ -15,17 +15,14 @@ Invariants:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
 from typing import Any
 
 import torch
 
+from regrad.core.call import Host
 from regrad.core.replacing import Forward
-from regrad.core.tape import record_of
-from regrad.core.tensor import Tensor, wrap
-from regrad.errors import DetachedTensorWarning, PassedOverError
+from regrad.errors import PassedOverError
 from regrad.torch.below import Below, join_types
 from regrad.torch.biases import PARAMETERS
 from regrad.torch.bridge import bridge, casts, is_differentiable, run
@@ -51,50 +48,16 @@ class Replaced:
 
     def answer(self, xs: Sequence[torch.Tensor], y: Any) -> Any:
         """Return the value; torch's own may be known already."""
-        plainly, ours = partial(self._by_torch, xs, y), partial(self._by_regrad, xs, y)
-        with warnings.catch_warnings():
-            if self.forward.plain is None:
-                warnings.simplefilter("ignore", DetachedTensorWarning)
-            made = self.forward.either(plainly, ours, self._libraries)
+        specs = [(x.shape, x.dtype) for x in xs]
+        call, given = (
+            self.original.foreign_call(specs, None),
+            self.original.spread(xs, range(len(xs))),
+        )
         own = like_own(self.original.forward, xs) if y is None else y
-        ys = self.forward.check(made, _several(own), _is_tensor, self._where)
+        known = _several(y) if self.forward.keeps_y else []
+        ys = self.forward.run_on(HOST, call, given, known, _several(own))
         ys = [z.clone() if is_view(z) or any(z is x for x in xs) else z for z in ys]
         return type(own)(ys) if isinstance(own, tuple) else ys[0]
-
-    @cached_property
-    def _libraries(self) -> set[str]:
-        return names_in([self.forward.function]) & {"regrad", "torch", "jax"}
-
-    @property
-    def _where(self) -> str:
-        hit = self.original.hit
-        return "a line that is not known" if hit is None else hit.where
-
-    def _record(self, xs: Sequence[Any], y: Any) -> Any:
-        call = self.original
-        every = call.spread(xs, range(len(call.places)))
-        specs = [(x.shape, x.dtype) if hasattr(x, "dtype") else ((), None) for x in every]
-        ys = tuple(y) if isinstance(y, tuple) else y
-        return record_of(
-            call.rule.op, call.rule.rule, call.attrs, (0,) * len(every), specs, every, 0, ys,
-            call.layout, None, call.hit, call,
-        )  # fmt: skip
-
-    def _by_torch(self, xs: Sequence[torch.Tensor], y: Any) -> Any:
-        return self.forward(self._record(xs, y))
-
-    def _by_regrad(self, xs: Sequence[torch.Tensor], y: Any) -> Any:
-        own = [] if y is None else _several(y)
-
-        def flat(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-            ys = tensors[len(xs) :]
-            made = self.forward(self._record(tensors[: len(xs)], ys[0] if len(ys) == 1 else ys))
-            return [
-                x if isinstance(x, Tensor) else wrap(torch.as_tensor(x)) for x in _several(made)
-            ]
-
-        found = (bridge if torch.is_grad_enabled() else run)(flat, [*xs, *own])
-        return tuple(found) if len(found) != 1 else found[0]
 
     def _at_run_time(self, xs: Sequence[torch.Tensor]) -> Any:
         """Have a program that is being written call the function, which reads what may change."""
@@ -132,8 +95,11 @@ def _several(y: Any) -> list[Any]:
     return list(y) if isinstance(y, list | tuple) else [y]
 
 
-def _is_tensor(y: object) -> bool:
-    return isinstance(y, torch.Tensor)
+def _bridge(flat: Callable[..., Any], xs: Sequence[torch.Tensor], name: str) -> Sequence[Any]:
+    return (bridge if torch.is_grad_enabled() else run)(flat, xs)
+
+
+HOST = Host(lambda x: isinstance(x, torch.Tensor), torch.as_tensor, _bridge, names_in)
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ from regrad.torch.biases import family_for, in_order_of
 from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import RuleCall, check_learned
-from regrad.torch.choices import Choice, at_its_site, bind_call, identity_of_key
+from regrad.torch.choices import Choice, at_its_site, bind_call
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, is_left, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
@@ -341,8 +341,7 @@ class Plan:
             steps = [step for step in self.places.steps or () if step.kind is kind]
             whole = [[(f.order, f.key) for f in self.whole_at([step])] for step in steps]
             marks = {(self.mark(s), *fits) for s, fits in zip(steps, whole, strict=True)}
-            named = (e for key in self.places.keys for e in key.named)
-            is_one = any(rank_of(e) == INSTANCE and type(e) is kind for e in named)
+            is_one = any(rank_of(e) == INSTANCE and type(e) is kind for e in self.places.entries)
             self._apart[kind] = len(marks) > 1 or (is_one and not self.places.steps)
         return self._apart[kind]
 
@@ -383,11 +382,12 @@ class Plan:
     def check_whole(self, modules: Modules) -> None:
         """Raise for rules that say nothing of the parameters of a module that their key names."""
         steps = {path: step for step in self.places.steps or () for path in step.paths}
-        for module, (path, *_) in zip(modules.modules, modules.paths, strict=True):
+        for known in modules.known.values():
+            path = known.paths[0]
             chain = [steps[each] for each in [*paths_around(path), path] if each in steps]
             fits = self.whole_at(chain)
             for rule in [rule for fit, rule in fits.items() if not fit.predicates][:1]:
-                rule.check(module, path)
+                rule.check(known.module, path)
 
     @cached_property
     def functions(self) -> dict[Any, None]:
@@ -422,7 +422,8 @@ _LOCK = threading.Lock()
 
 def identity_of_map(rules: Mapping[Any, Any]) -> Any:
     """Return the value that maps share which mean the same; it holds while the rules are held."""
-    return frozenset([(identity_of_key(key), identity_of(rule)) for key, rule in rules.items()])
+    meant = [(key.meaning if isinstance(key, at) else key, rule) for key, rule in rules.items()]
+    return frozenset([(key, identity_of(rule)) for key, rule in meant])
 
 
 def rule_set(

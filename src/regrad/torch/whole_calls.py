@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -26,20 +25,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from regrad.core import containers
-from regrad.core.foreign import (
-    ForeignCall,
-    ForeignRule,
-    OwnOfCall,
-    as_name,
-    asks_for,
-    names_for,
-    takes_all,
-)
+from regrad.core.call import Call, as_name
+from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all, whole_layout, whole_op
 from regrad.core.placed import asks_site
 from regrad.core.places import at, pick
-from regrad.core.registry import Input, Op
 from regrad.core.rule import called, free
-from regrad.core.signatures import in_order
+from regrad.core.signatures import named
 from regrad.errors import PassedOverError, RuleError, kind
 from regrad.torch.below import Below, join_types
 from regrad.torch.bridge import apply
@@ -59,7 +50,7 @@ from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
 from regrad.torch.places import counts_of
 from regrad.torch.subclasses import is_dispatched
-from regrad.transforms.arguments import replaced
+from regrad.transforms.arguments import Leaves
 
 
 class WholeRule:
@@ -91,15 +82,11 @@ class WholeRule:
     def rule_for(self, call: ModuleArguments, site: Any) -> ForeignRule:
         """Return the rule for calls with such inputs."""
         value = partial(self.value, site=site) if self.asks_site else self.value
-        inputs, attrs = call.named(self.asks)
+        inputs = names_for(self.asks, call.inputs, [x.requires_grad for x in call.tensors])
         names = [as_name(name) for name in call.names]
-        form = (*inputs, *names, *attrs, len(call.tensors))
+        form = (*inputs, *names, *call.attrs, len(call.tensors))
         if self.asks_site or form not in self.by_form:
-            kinds = [Input(n, "many" if n == "xs" else "one") for n in inputs]
-            kinds += [Input(n, "one") for n in names]
-            op = Op(call.type, call.type, lambda xp, *xs: xs, kinds, [*attrs])
-            op.rule = OwnOfCall(len(inputs), names)
-            rule = ForeignRule(value, op)
+            rule = ForeignRule(value, whole_op(call.type, inputs, names, call.attrs))
             rule.key, rule.asks = self.key, {*self.asks}
             if self.asks_site:
                 return rule
@@ -136,97 +123,59 @@ class ModuleArguments:
         self.names: list[str] = [*held]
         self.full_names: list[str] = full_names
         self.count: int = len(args)
-        self.given: list[tuple[str, Any]] = [
-            *zip(self._positions(len(args)), args, strict=True),
-            *in_order(self.inner.forward, options).items(),
-        ]
-        opened = [containers.flatten(value) for _, value in self.given]
-        self.rebuilds: list[tuple[int, containers.Rebuild]] = [
-            (len(leaves), rebuild) for leaves, rebuild in opened
-        ]
-        leaves = [leaf for leaves, _ in opened for leaf in leaves]
-        self.places: list[int] = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        given = named(self.inner.forward, args, options)
+        self.keywords: list[str] = [name for name, _ in given[len(args) :]]
+        self.inputs: list[str] = [n for n, x in given if isinstance(x, torch.Tensor)]
+        plain = [(n, value) for n, value in given if next(tensors((value,)), None) is None]
+        self.attrs: dict[str, Any] = {free(n): value for n, value in plain}
         # (autograd alone keeps tensors that were given: a checkpoint drops them)
-        self.leaves: list[Any] = [None if isinstance(x, torch.Tensor) else x for x in leaves]
-        self.tensors: list[torch.Tensor] = [leaves[i] for i in self.places]
+        self.given: Leaves = Leaves(tuple([value for _, value in given]), torch.Tensor)
+        self.tensors: list[torch.Tensor] = self.given.arrays
         self.parameters: list[torch.Tensor] = [*held.values()]
         ids = [*map(id, (*self.tensors, *self.parameters))]
         self.first: list[int] = [*map(ids.index, ids)]  # (the module may ask whether q is k)
-        self.close: containers.Rebuild = containers.only
-
-    def _positions(self, count: int) -> list[str]:
-        """Return the names that the module gives its positional arguments."""
-        found = inspect.signature(self.inner.forward).parameters.values()
-        names = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        return [*names[:count], *[f"args{i}" for i in range(len(names), count)]]
-
-    def named(self, asks: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Return the names of the tensors for a rule that asks for some, and other arguments.
-
-        They are the parameters of `forward`, or as `names_for` has them.
-        """
-        held = [(n, value) for n, value in self.given if isinstance(value, torch.Tensor)]
-        names: list[str | None] = [n for n, _ in held] + [None] * (len(self.places) - len(held))
-        moving = [x.requires_grad for x in self.tensors]
-        attrs = {free(n): v for n, v in self.given if next(tensors((v,)), None) is None}
-        return names_for(asks, names, moving), attrs
 
     def value(self, within: InsideWholeCall, xs: Sequence[torch.Tensor]) -> Any:
-        """Return the result of the module of these tensors and parameters; what it holds stays."""
-        count, xs = len(self.places), [xs[i] for i in self.first]
-        rest = iter(replaced(self.leaves, self.places, xs[:count]))
-        made = [rebuild([next(rest) for _ in range(n)]) for n, rebuild in self.rebuilds]
-        names = [name for name, _ in self.given[self.count :]]
-        options = dict(zip(names, made[self.count :], strict=True))
+        """Return what the module makes of these tensors and parameters; what it holds stays."""
+        count, xs = len(self.given.places), [xs[i] for i in self.first]
+        made = self.given.close(xs[:count])
+        options = dict(zip(self.keywords, made[self.count :], strict=True))
         held = dict(zip(self.full_names, xs[count:], strict=True))
         modes = DisableTorchFunction() if within.kept else nullcontext()
         with inside(within=within.begun()), modes:
-            y = functional_call(self.module, held, tuple(made[: self.count]), options)
+            y = functional_call(self.module, held, made[: self.count], options)
         return self._opened(y)
 
     def _opened(self, y: Any) -> Any:
         """Return the tensors of a result: one, or a tuple."""
-        leaves, rebuild = containers.flatten(y)
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        if hidden := [leaf for leaf in leaves if containers.is_closed((leaf,), 1) and not (
-            isinstance(leaf, torch.Tensor))]:  # fmt: skip
+        self.result = found = Leaves(y, torch.Tensor)
+        if hidden := [leaf for leaf in found.rest if containers.is_closed((leaf,), 1)]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and returned {kind(hidden[0])}, "
                 "in which tensors would be out of the rule's sight. Return them in a list, tuple, "
                 "dict or named tuple, or register the class by optree.register_pytree_node."
             )
-        if not places:
+        if not (ys := found.arrays):
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and returned no tensor: {kind(y)}"
             )
-        ys = [leaves[i] for i in places]
-        leaves = replaced(leaves, places, [None] * len(places))
-        self.close = lambda ys: rebuild(replaced(leaves, places, ys))
+        found.arrays = []
         return tuple(ys) if len(ys) > 1 else ys[0]
 
     def closed(self, y: Any) -> Any:
         """Return the result with these tensors in it."""
-        return self.close(y if isinstance(y, tuple) else (y,))
+        return self.result.close(y if isinstance(y, tuple) else (y,))
 
 
 class ModuleCall(RuleCall):
     """A call of a module under a rule for the whole."""
 
-    def __init__(
-        self,
-        rule: ForeignRule,
-        call: ModuleArguments,
-        within: InsideWholeCall,
-        hit: Any,
-        attrs: Any,
-    ):
-        n, more, given = len(call.places), len(call.names), [*call.tensors, *call.parameters]
-        layout = None
-        if rule.op.inputs[0].kind == "many":
-            layout = (tuple(range(n)), *range(n, n + more))
-        super().__init__(rule, given, layout, attrs, lambda *xs: call.value(within, xs), hit)
+    def __init__(self, rule: ForeignRule, call: ModuleArguments, within: InsideWholeCall, hit: Any):
+        n, more, given = len(call.tensors), len(call.names), [*call.tensors, *call.parameters]
+        layout = whole_layout(rule.op, n, n + more)
+        super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
         self.leaves: int = n + more  # without what the rule learns
-        self.is_simple = False  # (each pull has an `Answering` of its own)
+        self.is_simple = False  # (what the parameters are, the rule does not see)
         self.call: ModuleArguments = call
         self.within: InsideWholeCall = within
         self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak
@@ -250,7 +199,8 @@ class ModuleCall(RuleCall):
             self.forward = again
             if elsewhere or not self.rule.asks_builtin:
                 self.record = None
-        if [version_of(b) for b in buffers] != versions and self.asks_again:
+        runs_again = self.rule.asks_builtin and self.record is None
+        if runs_again and [version_of(b) for b in buffers] != versions:
             raise PassedOverError(
                 f"the call of {self.call.type} has a rule as a whole, and writes into its buffers, "
                 "which it would do again in the backward pass: builtin runs it again in a "
@@ -273,37 +223,16 @@ class ModuleCall(RuleCall):
             raise self.within.hides(join_types(types))
         return y
 
-    @property
-    def asks_again(self) -> bool:
-        """Return whether the module runs again for its own gradient."""
-        return self.rule.asks_builtin and self.record is None
-
-    def foreign_call(self, specs: Sequence[Any], outputs: Any) -> ForeignCall:
+    def foreign_call(self, specs: Sequence[Any], outputs: Any) -> Call:
         every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
-        own = Answering(self)
-        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs, self.hit, own)
-
-    def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
-        return dx if n in self.own else super()._fitted(dx, n, dy)
-
-
-class Answering:
-    """A call whose rule runs once, and what `builtin` has found for the parameters then."""
-
-    def __init__(self, call: ModuleCall) -> None:
-        self.call: ModuleCall = call
-        self.vjp: Any = call.vjp
-        self.pulled: list[Sequence[Any]] = []
-
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
-        """Return torch's own gradients, by leaf."""
-        dxs = self.call.pull(xs, dys, only)
-        self.pulled.append(dxs[: self.call.leaves])
-        return dxs
+        return super().foreign_call(every, outputs)
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return the module's own function of other inputs."""
-        return self.call.value_at([*inputs, *self.call.call.parameters])
+        return super().value_at([*inputs, *self.call.parameters])
+
+    def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
+        return dx if n in self.own else super()._fitted(dx, n, dy)
 
 
 def _same(x: Any) -> Any:
@@ -352,8 +281,8 @@ def call_whole(
         if not (torch.is_grad_enabled() or is_transformed()):
             return call.closed(call.value(within, given))
         bound = rule.rule_for(call, site)
-        made = ModuleCall(bound, call, within, hit, call.named(rule.asks)[1])
+        made = ModuleCall(bound, call, within, hit)
         made.materializes = scope._materialize
-        del call.tensors
+        call.tensors = call.given.arrays = []
         return call.closed(made(*given, *bound.learned))
     return run(module, *args, **options)

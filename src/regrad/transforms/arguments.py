@@ -264,6 +264,31 @@ class Body:
         return ys
 
 
+class Leaves:
+    """A value that is taken apart: the arrays in it, and what is put around others again.
+
+    Args:
+        value: It holds arrays in containers.
+        kind: The class of arrays.
+        flatten: It opens containers.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        kind: type[Any],
+        flatten: Callable[[Any], tuple[list[Any], containers.Rebuild]] = containers.flatten,
+    ) -> None:
+        leaves, self.rebuild = flatten(value)
+        self.places: list[int] = [i for i, x in enumerate(leaves) if isinstance(x, kind)]
+        self.arrays: list[Any] = [leaves[i] for i in self.places]
+        self.rest: list[Any] = replaced(leaves, self.places, [None] * len(self.places))
+
+    def close(self, xs: Iterable[Any]) -> Any:
+        """Return the value again, with these arrays in their places."""
+        return self.rebuild(replaced(self.rest, self.places, xs))
+
+
 def replaced(values: Iterable[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
     """Return values, with others in some places."""
     made = list(values)

@@ -10,7 +10,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.backends import BACKENDS
 from regrad.core.made import remade
-from regrad.core.placed import Chooser
+from regrad.core.placed import Counting
 from regrad.core.places import Counts
 from regrad.core.pytrees import NAMESPACE
 from regrad.core.shapes import normalized_axis
@@ -191,11 +191,11 @@ def one_by_one(
     region = Examples(kind)
     state, rows = current(), []
     overrides, tapes = (None, ()) if state is None else (state.overrides, state.tapes)
-    counts = [(b, Counts(b.counts)) for b in (overrides or {}).values() if isinstance(b, Chooser)]
+    counts = [(b, Counts(b.counts)) for b in (overrides or {}).values() if isinstance(b, Counting)]
     for i in range(count):
-        for chooser, before in counts:  # (an example is not another call)
-            chooser.counts.clear()
-            chooser.counts.update(before)
+        for counting, before in counts:  # (an example is not another call)
+            counting.counts.clear()
+            counting.counts.update(before)
         with masked():
             example = [getitem(x, i) if a else x for x, a in zip(xs, along, strict=True)]
         body = partial(results, flat, example, region)

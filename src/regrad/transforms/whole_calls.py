@@ -7,28 +7,20 @@ which may ask for it by `builtin`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from regrad.autodiff.variables import Variable
+from regrad.core.call import Call, as_name
 from regrad.core.dispatch import lift
-from regrad.core.foreign import (
-    ForeignCall,
-    ForeignRule,
-    OwnOfCall,
-    as_name,
-    asks_for,
-    names_for,
-)
+from regrad.core.foreign import ForeignRule, asks_for, names_for, whole_layout, whole_op
 from regrad.core.name_scopes import CALLERS, PATH, Path
 from regrad.core.placed import CALL, Chooser, hiding
-from regrad.core.places import Step
-from regrad.core.registry import Input, Op
+from regrad.core.places import steps_of
 from regrad.core.rule import free
-from regrad.core.signatures import in_order
+from regrad.core.signatures import named
 from regrad.core.state import current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError
@@ -44,7 +36,8 @@ def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) 
     binding: Any = state and state.overrides and state.overrides.get(CALL.type)
     if state is None or not binding:
         return f(*args, **options)
-    options = in_order(f, options)
+    pairs = named(f, args, options)
+    options = dict(pairs[len(args) :])
     given = OpenedArguments((args, (*options.values(),)), {})
     bound = binding.bind(CALL, given.tensors)
     if bound is None:
@@ -55,7 +48,7 @@ def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) 
             f"the call of {path!r} has a rule as a whole, and was made in a graph. Give the "
             "function a gradient with custom_grad, or call it in eager mode or under jit."
         )
-    whole = WholeCall(f, bound, given, args, options)
+    whole = WholeCall(f.__name__, bound, pairs, len(given.tensors))
     body = Body(lambda args, more: f(*args, **dict(zip(options, more, strict=True))), given)
     with in_state(state.overriding(hiding(state.overrides, path))):
         ys = recomputed(body, given.tensors, whole)
@@ -65,15 +58,13 @@ def call(f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) 
 class WholeCall:
     """A call of a function under a rule for the whole."""
 
-    def __init__(self, f: Any, rule: Any, given: Any, args: Any, options: Any) -> None:
-        self.name: str = f.__name__
+    def __init__(self, name: str, rule: Any, given: Sequence[tuple[str, Any]], count: int) -> None:
+        self.name = name
         self.hit: Any = rule.hit
         self.value: Any = rule.bare.value
-        held = [*zip([*inspect.signature(f).parameters], args, strict=False), *options.items()]
-        direct = [name for name, x in held if isinstance(x, Tensor)]
-        self.count: int = len(given.tensors)
-        self.names: list[str | None] = [*direct, *[None] * (self.count - len(direct))]
-        self.attrs: dict[str, Any] = {free(n): x for n, x in held if not isinstance(x, Tensor)}
+        self.count = count  # of the Tensors that it is given
+        self.names: list[str] = [name for name, x in given if isinstance(x, Tensor)]
+        self.attrs: dict[str, Any] = {free(n): x for n, x in given if not isinstance(x, Tensor)}
         self.parameters: list[str] | None = None
 
     def know(self, captured: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -105,24 +96,20 @@ class WholeCall:
         assert self.parameters is not None
         moving = [i in passage.wanted for i in range(self.count)]
         names = names_for(asks_for(self.value), self.names, moving)
-        kinds = [Input(n, "many" if n == "xs" else "one") for n in names]
-        kinds += [Input(n, "one") for n in self.parameters]
-        op = Op(self.name, self.name, lambda xp, *xs: xs, kinds, [*self.attrs])
-        op.rule = OwnOfCall(len(names), self.parameters)
+        op = whole_op(self.name, names, self.parameters, self.attrs)
         rule = ForeignRule(self.value, op)
-        ys = function(inputs) if rule.keeps(range(len(kinds)))[1] else [None]
-        n, total = self.count, len(inputs)
-        layout = None if names != ["xs"] else (tuple(range(n)), *range(n, total))
+        ys = function(inputs) if rule.keeps(range(len(op.inputs)))[1] else [None]
+        layout = whole_layout(op, self.count, len(inputs))
         specs = [(x.shape, x.dtype) for x in inputs]
         many = [(dy.shape, dy.dtype) for dy in dys] if len(dys) > 1 else None
         pulls = WholeCallPulls(own, function, inputs, passage, zeros.values())
-        one = ForeignCall(rule, specs, self.attrs, layout, many, self.hit, pulls)
+        one = Call(rule, specs, self.attrs, layout, many, self.hit, pulls)
         pair = (tuple(ys), tuple(dys)) if many else (ys[0], dys[0])
         return one.pull(inputs, *pair, passage.wanted)
 
 
 class WholeCallPulls:
-    """The call's own gradient and value, as its rule may ask for them, and what it has asked."""
+    """The call's own gradient and value, as its rule may ask for them."""
 
     vjp: Any = None
 
@@ -134,7 +121,6 @@ class WholeCallPulls:
         self.inputs: Sequence[Tensor] = inputs
         self.passage: Passage = passage
         self.unused: list[Tensor] = [*zeros]  # they stand for gradients that there are not
-        self.pulled: list[Sequence[Any]] = []
 
     def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
         """Return the call's own gradients, by leaf; None where there is none."""
@@ -142,9 +128,7 @@ class WholeCallPulls:
         given = {i: dy for i, dy in pairs if not any(dy is zero for zero in self.unused)}
         part = self.passage.narrowed(given)
         found = self.own([*given.values()], part) if given else ()
-        dxs = replaced([None] * len(self.inputs), part.wanted, found)
-        self.pulled.append(dxs)
-        return dxs
+        return replaced([None] * len(self.inputs), part.wanted, found)
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return the function's value for other inputs."""
@@ -156,7 +140,7 @@ def refuse_block(path: Path) -> None:
     """Refuse a key for whole calls that selects a scope which is a block, and no call."""
     state = current()
     binding = state and state.overrides and state.overrides.get(CALL.type)
-    steps = [Step((".".join(path[:i]),)) for i in range(len(path) + 1)] if binding else []
+    steps = steps_of(path)
     for fit in binding.places.fits(steps) if isinstance(binding, Chooser) else ():
         if not fit.predicates:
             raise ArgumentError(

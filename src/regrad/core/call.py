@@ -1,0 +1,417 @@
+"""One call of an op under a rule: what the rule may ask of it, and what it may answer.
+
+A host makes a `Call` of its op: regrad for ops whose value it replaces and for whole calls, PyTorch
+and JAX for all of theirs. What the rule asks for is read from the record that the call makes. What
+it answers is completed (by the op's `Own`), opened and checked in one place, so that each answer is
+refused in the same words everywhere.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+from regrad.core.backends import BACKENDS, Array, DTypeLike, is_array, is_inexact, numpy_dtype
+from regrad.core.dispatch import lift, rerun
+from regrad.core.registry import Attrs, Input, Op
+from regrad.core.reports import Hit
+from regrad.core.rule import NO_GRADIENT, Rule, RuleFunction, describe_pull, free
+from regrad.core.state import current, in_state, masked
+from regrad.core.tape import Layout, Record, Spec, effective, positions, record_of
+from regrad.core.tensor import Tensor, wrap
+from regrad.core.walk import check_gradient, leaf_gradients
+from regrad.errors import DetachedTensorWarning, RuleError, near
+
+LIBRARIES = {"regrad", "torch", "jax"}  # that a rule may be written with
+
+# -- what a rule may leave out of its answer -----------------------------------------------------
+
+
+class Own(Rule):
+    """Stands for the gradient that another library has for an op: the record's call knows it."""
+
+    name = "builtin"
+    is_foreign = True
+
+
+class OwnOfOne(Own):
+    """The same for an op of whose inputs only some are differentiated: one gradient may do."""
+
+    def complete(self, answer: Any, record: Record, dy: Any, count: int) -> Any:
+        wanted = [i for i, moves in enumerate(record.inputs[:count]) if moves]
+        if isinstance(answer, list | tuple) or len(wanted) != 1:
+            return answer
+        return [answer if i in wanted else None for i in range(count)]
+
+
+class OwnBias(Own):
+    """The same for an op whose last input is a bias, which keeps its own gradient.
+
+    A rule that returns one gradient more than for the other inputs has one for the bias. What was
+    left out of a call may be left out of the answer.
+    """
+
+    def complete(self, answer: Any, record: Any, dy: Any, count: int) -> Any:
+        last, layout = count - 1, record.places[:count]
+        given = [p for p, place in enumerate(layout) if place is not None]
+        if not isinstance(answer, list | tuple) or len(answer) > last:
+            return answer
+        if given[-1] == last and len(answer) == len(given) - 1:
+            dys = dy if isinstance(dy, tuple) else (dy,)
+            (leaf,) = positions(layout[last])
+            answer = [*answer, record.own.pull(record.xs, dys, leaf)[leaf]]
+        found = dict(zip(given, answer, strict=False)) if len(answer) == len(given) else {}
+        return [found.get(p) for p in range(count)] if found else answer
+
+
+class OwnOfCall(Own):
+    """The same for the call of a module, or of a function, whose last inputs are parameters.
+
+    `builtin` answers for the others, and what it has found for the parameters is theirs, where the
+    rule returns nothing for them by name.
+    """
+
+    def __init__(self, count: int, names: Sequence[str]) -> None:
+        self.own_count: int | None = count
+        self.names = names
+
+    def complete(self, answer: Any, record: Any, dy: Any, count: int) -> Any:
+        first, more = _parts(answer)
+        if more is None and isinstance(answer, list | tuple) and len(answer) == count:
+            return answer  # (that of `vjp_of`)
+        more = {as_name(n): dx for n, dx in (more or {}).items()}
+        which = describe_pull(record)
+        if unknown := [n for n in more if n not in self.names]:
+            raise RuleError(
+                f"wrong gradient: {which} returned one for {unknown[0]!r}, and the call has no "
+                f"such parameter.{near(unknown[0], self.names)} It has {', '.join(self.names)}."
+            )
+        places = record.places[self.own_count : count]
+        return [
+            *self._by_input(first, record, which),
+            *self._by_parameter(places, more, record, which),
+        ]
+
+    def _by_input(self, first: list[Any], record: Any, which: str) -> list[Any]:
+        count = self.own_count or 0
+        if record.op.inputs[0].kind == "many":  # (xs, and one list of gradients for them)
+            first = [first]
+        moves = [i for i in range(count) if record.inputs[i]]
+        if len(first) == 1 < count and len(moves) == 1:
+            first = [first[0] if i == moves[0] else None for i in range(count)]
+        if len(first) != count:
+            raise RuleError(
+                f"wrong number of gradients: {which} returned {len(first)}, and the call has "
+                f"{count} inputs. Return one per input, in order, and those of parameters in a "
+                "dict after them: (dx, {'weight': dw})."
+            )
+        return first
+
+    def _by_parameter(
+        self, places: Sequence[int], more: Mapping[str, Any], record: Any, which: str
+    ) -> list[Any]:
+        known = dict(zip(self.names, places, strict=True))
+        missing = [n for n, leaf in known.items() if record.inputs[leaf] and n not in more]
+        pulled = record.pulled
+        if missing and len(pulled) != 1:
+            how = f"called builtin {len(pulled)} times" if pulled else "did not call builtin"
+            raise RuleError(
+                f"{which} {how}, so nobody knows the gradient of {missing[0]!r}. Call builtin(dy) "
+                "once, or return the gradients of the parameters by name, None for none: "
+                f"(dx, {{{missing[0]!r}: dw}})."
+            )
+        own = pulled[0] if pulled else [None] * len(record.inputs)
+        return [more.get(n, own[leaf]) for n, leaf in known.items()]
+
+
+class OwnOfLearning(Own):
+    """The same for an op with further inputs: parameters of the rule, which returns gradients.
+
+    Args:
+        base: the op without them.
+    """
+
+    def __init__(self, base: Op, names: Sequence[str]) -> None:
+        self.base = base
+        self.names = names
+        self.own_count: int | None = base.rule.own_count or len(base.inputs)
+
+    def complete(self, answer: Any, record: Record, dy: Any, count: int) -> Any:
+        first, more = _parts(answer)
+        if more is None and isinstance(answer, list | tuple) and len(answer) == count:
+            return answer  # (that of `vjp_of`)
+        if more is None or not more.keys() >= {*self.names}:
+            raise RuleError(
+                f"wrong gradient: {describe_pull(record)} learns {', '.join(self.names)}, and did "
+                "not return gradients by name after those of the inputs. Return (dx, "
+                f"{{{self.names[-1]!r}: …}}), None for no gradient."
+            )
+        rest = {name: dx for name, dx in more.items() if name not in self.names}
+        others: Any = [*first, rest] if rest else first
+        n = count - len(self.names)
+        made = self.base.rule.complete(others[0] if len(others) == 1 else others, record, dy, n)
+        several = n > 1 or isinstance(self.base.rule, OwnOfCall)
+        made = made if isinstance(made, list | tuple) and several else [made]
+        return [*made, *[more[name] for name in self.names]]
+
+
+def _parts(answer: Any) -> tuple[list[Any], dict[str, Any] | None]:
+    """Return the gradients of an answer, and those by name in the dict that may end it."""
+    if not isinstance(answer, list | tuple):
+        return [answer], None
+    *first, last = answer or [None]
+    return (first, last) if isinstance(last, dict) else ([*answer], None)
+
+
+def as_name(name: str) -> str:
+    """The name of a parameter as a rule may ask for it: `layers_0_weight`."""
+    return free(f"{'_' * name[:1].isdigit()}{name.replace('.', '_').replace('/', '_')}")
+
+
+# -- what a call knows of its op -----------------------------------------------------------------
+
+# Functions of arrays, and their gradients by a library: `vjp(f, xs, dys)`, by leaf. There are zeros
+# where nothing is connected, and None for integers.
+Arrays = Sequence[Any]
+ArrayFunction = Callable[[Arrays], Arrays]
+ArrayVjp = Callable[[ArrayFunction, Arrays, Arrays], Arrays]
+
+
+class OwnCall(Protocol):
+    """A call of a foreign op, as `builtin` and `forward` in a rule ask for it.
+
+    Leaves are arrays, all of the library or all Tensors; numbers and None stand between them.
+    """
+
+    vjp: Any  # the function by which the library differentiates others: an `ArrayVjp`
+
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+        """Return the library's own gradients, by leaf; None where there is none.
+
+        Of one leaf alone, if `only` is its place.
+        """
+        ...
+
+    def value_at(self, inputs: Sequence[Any]) -> Any:
+        """Return the op's value for other inputs, by parameter."""
+        ...
+
+
+def on_tensors(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any]) -> Sequence[Any]:
+    """Return `f(xs)` for arrays or Tensors; of Tensors it is an op, whose gradient is `vjp`'s."""
+    if not any(isinstance(x, Tensor) for x in xs):
+        return f(xs)
+    op = Op(
+        "Foreign", "foreign", lambda xp, xs: tuple(f(xs)), [Input("xs", "many")],
+        several=True, holomorphic=False,
+    )  # fmt: skip
+    op.rule = _ByVjp(f, vjp)
+    return rerun(op, tuple(map(lift, xs)), {}, (tuple(range(len(xs))),), op.rule)
+
+
+class _ByVjp(Rule):
+    """The gradient of a function of arrays, by its library."""
+
+    name = "builtin"
+
+    def __init__(self, f: ArrayFunction, vjp: ArrayVjp) -> None:
+        self.f, self.vjp = f, vjp
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return wanted, False
+
+    def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
+        return [(0, gradients(self.f, self.vjp, record.xs, dy))]
+
+
+def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[Any]) -> list[Any]:
+    """Return the gradients of `f(xs)` by a library, of arrays or Tensors; None for integers."""
+    floats = [is_inexact(numpy_dtype(x.dtype)) for x in xs]
+
+    def back(given: Arrays) -> Arrays:
+        dxs = vjp(f, given[: len(xs)], given[len(xs) :])
+        return [dx for dx, is_float in zip(dxs, floats, strict=True) if is_float]
+
+    found = iter(on_tensors(back, vjp, [*xs, *dys]))
+    return [next(found) if is_float else None for is_float in floats]
+
+
+# -- the call ------------------------------------------------------------------------------------
+
+
+class Host(NamedTuple):
+    """What another library does for functions that are written with regrad's."""
+
+    is_array: Callable[[Any], bool]
+    as_array: Callable[[Any], Any]
+    # of a function of Tensors, arrays, and a name for messages: its results, as arrays which the
+    # library can differentiate
+    bridge: Callable[[Callable[[Sequence[Tensor]], Any], Sequence[Any], str], Sequence[Any]]
+    names_in: Callable[[Sequence[Any]], set[str]]  # those in the code of functions
+
+
+class Asked:
+    """A function of a rule, or several, that may be written with regrad's functions or a host's.
+
+    `plain` says which it is: whether it answers with arrays (None until it first ran). A plain one
+    is differentiated by its own library, any other by regrad. `named` is what its code names (None
+    until it was read).
+    """
+
+    plain: bool | None = None
+    named: set[str] | None = None
+    functions: Sequence[RuleFunction]
+
+    def either(self, plainly: Callable[[], Any], ours: Callable[[], Any]) -> Any:
+        """Return the answer to arrays, by `plainly()`, or by `ours()`, which passes Tensors.
+
+        A function runs once. Where its code does not say which it is, it is given arrays first;
+        only if it cannot take them, or answers with Tensors for all that, it runs again.
+        """
+        libraries = (self.named or set()) & LIBRARIES
+        if self.plain is False or (self.plain is None and libraries == {"regrad"}):
+            self.plain = False
+            return ours()
+        try:
+            answer = plainly() if self.plain else _quietly(plainly)
+        except (AttributeError, TypeError) as error:
+            if self.plain or (libraries and "regrad" not in libraries):
+                raise
+            try:
+                answer = ours()
+            except (AttributeError, TypeError) as other:
+                raise error from other
+            self.plain = False
+            return answer
+        if self.plain is None:
+            self.plain = not any(isinstance(each, Tensor) for each in answer)
+        return answer if self.plain else ours()
+
+
+def _quietly(run: Callable[[], Any]) -> Any:
+    """Run what may turn out to need Tensors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DetachedTensorWarning)
+        return run()
+
+
+class Call:
+    """One call of an op, without its arrays: enough to pull a gradient through it.
+
+    Args:
+        rule: the rule in force.
+        specs: shape and dtype of each input array.
+        attrs: the attributes, by their names in the op.
+        layout: which inputs belong to which parameter, where these are not one and one.
+        outputs: shape and dtype of each output, where there are several.
+        hit: where the call is counted.
+        own: the call itself, for a rule that asks for `builtin` or `forward`.
+    """
+
+    def __init__(
+        self,
+        rule: Any,
+        specs: Sequence[Spec],
+        attrs: Attrs,
+        layout: Layout = None,
+        outputs: Sequence[Spec] | None = None,
+        hit: Hit | None = None,
+        own: OwnCall | None = None,
+    ) -> None:
+        self.rule = rule
+        self.own = own
+        self.hit = hit
+        self.specs = specs
+        self.attrs = attrs
+        self.layout = layout
+        self.outputs = outputs
+
+    def pull(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> list[Any]:
+        """The gradients by the wanted inputs; arrays if given arrays, Tensors if given Tensors.
+
+        `xs` and `y` are what the rule names (None elsewhere). None is for no gradient.
+
+        Raises:
+            RuleError: the rule's answer has the wrong number, kind, shape or dtype.
+        """
+        record = self.record(xs, y, wanted, dy)
+        answers = self._answers(record, dy)
+        first = _first(dy)
+        return [self.checked(record, i, answers.get(i), first) for i in wanted]
+
+    def _answers(self, record: Record, dy: Any) -> Any:
+        """Return the rule's answers by leaf, as they are."""
+        ids = set(record.inputs)
+        ids.discard(0)
+        if current() is None:
+            return leaf_gradients(record, dy, ids)
+        # Tensors may be differentiated once more, by the tapes that are open
+        first = _first(dy)
+        with masked() if isinstance(first, Tensor) else in_state(None):
+            return leaf_gradients(record, dy, ids)
+
+    def pull_either(
+        self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int], ours: Callable[[], Any]
+    ) -> Sequence[Any]:
+        """The gradients, given arrays: by a plain rule, or by `ours()`, which passes it Tensors."""
+        record: Any = None
+
+        def plainly() -> list[Any]:
+            nonlocal record
+            record = self.record(xs, y, wanted, dy)
+            answers = self._answers(record, dy)
+            return [answers.get(i) for i in wanted]
+
+        found = self.rule.either(plainly, ours)
+        if not self.rule.plain:
+            return found
+        first = _first(dy)
+        return [self.checked(record, i, dx, first) for i, dx in zip(wanted, found, strict=True)]
+
+    def record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
+        """Return the call as a record on no tape, with what the rule names."""
+        ids = tuple([i + 1 if i in wanted else 0 for i in range(len(self.specs))])
+        op, rule = self.rule.op, self.rule.rule
+        if self.specs and _is_complex(self.specs[0][1]):
+            shape, dtype = self.specs[0]
+            rule = effective(op, rule, [(shape, numpy_dtype(dtype))], dy)
+        out = tuple([-1 - i for i in range(len(self.outputs))]) if self.outputs else -1
+        return record_of(
+            op, rule, self.attrs, ids, self.specs, xs, out, y,
+            self.layout, self.outputs, self.hit, self.own,
+        )  # fmt: skip
+
+    def value(self, xs: Sequence[Any], y: Any) -> Any:
+        """Return what the function computes that replaces the op, of its inputs (and its value)."""
+        return self.rule.forward(self.record(xs, y, (), ()))
+
+    def checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
+        """Return a rule's answer for a leaf as that is to be; raise if it cannot be."""
+        if dx is None or dx is NO_GRADIENT or isinstance(dy, Tensor):
+            return check_gradient(record, leaf, dx, dy)
+        shape, dtype = self.specs[leaf]
+        if type(dx) is type(dy) and dx.shape == shape and dx.dtype == dtype:
+            return dx
+        made = wrap(dx) if _same_library(dx, dy) else dx
+        found = check_gradient(record, leaf, made, wrap(dy))
+        return None if found is None else found._data
+
+
+def _first(dy: Any) -> Any:
+    return next(d for d in dy if d is not None) if isinstance(dy, tuple) else dy
+
+
+@cache
+def _is_complex(dtype: DTypeLike) -> bool:
+    """Return whether a dtype of any library is complex.
+
+    (NumPy compares dtypes with torch's by trying to convert them, and swallows what is raised
+    meanwhile, Ctrl-C too.)
+    """
+    return "complex" in str(dtype)
+
+
+def _same_library(a: Array, b: Array) -> bool:
+    return is_array(a) and BACKENDS[type(a)] is BACKENDS[type(b)]
