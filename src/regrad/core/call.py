@@ -242,7 +242,7 @@ def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[
 
 
 class Host(NamedTuple):
-    """What another library does for functions that are written with regrad's."""
+    """The part of another library in functions that are written with regrad's."""
 
     is_array: Callable[[Any], bool]
     as_array: Callable[[Any], Any]
