@@ -183,6 +183,7 @@ class ForeignBuiltin(MapRule):
     """The gradient that another library has for a function of its, as a value in a map."""
 
     closes_over: tuple[str, ...] = ("key",)
+    instead = " Ask for builtin by name: lambda dy, builtin: 3 * builtin(dy)."
 
     def __init__(self, key: Any) -> None:
         self.key = key

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -242,7 +243,7 @@ def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[
 
 
 class Host(NamedTuple):
-    """What another library does for functions that are written with regrad's."""
+    """The part of another library in functions that are written with regrad's."""
 
     is_array: Callable[[Any], bool]
     as_array: Callable[[Any], Any]
@@ -297,36 +298,21 @@ def _quietly(run: Callable[[], Any]) -> Any:
         return run()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """One call of an op, without its arrays: enough to pull a gradient through it.
 
-    Args:
-        rule: the rule in force.
-        specs: shape and dtype of each input array.
-        attrs: the attributes, by their names in the op.
-        layout: which inputs belong to which parameter, where these are not one and one.
-        outputs: shape and dtype of each output, where there are several.
-        hit: where the call is counted.
-        own: the call itself, for a rule that asks for `builtin` or `forward`.
+    The rule in force is bound to the op. The specs are shape and dtype of each input array, those
+    of the outputs are given if there are several; the attributes have their names in the op.
     """
 
-    def __init__(
-        self,
-        rule: Any,
-        specs: Sequence[Spec],
-        attrs: Attrs,
-        layout: Layout = None,
-        outputs: Sequence[Spec] | None = None,
-        hit: Hit | None = None,
-        own: OwnCall | None = None,
-    ) -> None:
-        self.rule = rule
-        self.own = own
-        self.hit = hit
-        self.specs = specs
-        self.attrs = attrs
-        self.layout = layout
-        self.outputs = outputs
+    rule: Any
+    specs: Sequence[Spec]
+    attrs: Attrs
+    layout: Layout = None  # which inputs belong to which parameter, where these are not one and one
+    outputs: Sequence[Spec] | None = None
+    hit: Hit | None = None  # where the call is counted
+    own: OwnCall | None = None  # the call itself, for a rule that asks for `builtin` or `forward`
 
     def pull(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> list[Any]:
         """The gradients by the wanted inputs; arrays if given arrays, Tensors if given Tensors.

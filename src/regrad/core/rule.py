@@ -297,10 +297,11 @@ class MapValue:
 class MapRule(MapValue):
     """A rule that only a map can put in force: it can be wrapped as others, and not be called."""
 
+    instead = ""  # what to write in a rule
+
     def __call__(self, *args: Any, **names: Any) -> Any:
         raise RuleError(
-            f"{self!r} is a value in a map of rules, and cannot be called. For the op's own "
-            "gradient a rule asks for builtin by name: lambda dy, builtin: 3 * builtin(dy)."
+            f"{self!r} is a value in a map of rules, and cannot be called.{self.instead}"
         )
 
 

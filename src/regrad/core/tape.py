@@ -63,7 +63,7 @@ class Record:
 
     @property
     def places(self) -> Sequence[Place]:
-        """Where the tensors of each parameter lie among the leaves."""
+        """The places of each parameter's tensors among the leaves."""
         return range(len(self.inputs))
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
