@@ -19,6 +19,7 @@ from regrad.core.placed import code_of
 from regrad.core.places import (
     Counts,
     Places,
+    Site,
     Step,
     at,
     is_predicate,
@@ -158,9 +159,7 @@ class Whereabouts:
         fits = self.places.fits(chain, whole) if whole else ()
         return self.placed[fits[0].key].key if fits else None
 
-    def site(
-        self, op_type: str, eqn: Any, around: EquationContext, line: str, n: int
-    ) -> EquationSite:
+    def site(self, op_type: str, eqn: Any, around: EquationContext, line: str, n: int) -> Site:
         """Return the site of an equation, the n-th of those that a key was asked about."""
         xs = [v.aval for v in eqn.invars if hasattr(v.aval, "shape")]
         return site_of(self.chain(around), op_type, n, xs, line)
