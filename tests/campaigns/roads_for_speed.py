@@ -61,11 +61,11 @@ ROADS: dict[str, Road] = {
         [*CALLS, "jit:jit-mlp"],
     ),
     "shortcuts": Road(
-        [Change(f"{SHORT}:Shortcuts.keep", "writer = _Writer(", "return\n{}")],
+        [Change(f"{SHORT}:Shortcuts.keep", "writer = _ShortcutWriter(", "return\n{}")],
         [*CALLS, "jit:jit-mlp"],
     ),
     "shortcuts: static arguments": Road(
-        [Change(f"{SHORT}:_Writer.static", "if type(value) not in EXACT:", "if True:")],
+        [Change(f"{SHORT}:_ShortcutWriter.static", "if type(value) not in EXACT:", "if True:")],
         [row for row in CALLS if "static" in row],
     ),
     "shortcuts: closure written out": Road(
@@ -127,7 +127,7 @@ ROADS: dict[str, Road] = {
     "torch/call_cache": Road(
         [
             Change("regrad.torch.call_cache:CallCache._learn", "kinds is not None", "False"),
-            Change("regrad.torch.functions:_bind", "if kinds[0] is not None", "if False"),
+            Change("regrad.torch.functions:_bind", "if kinds and kinds[0] is not None", "if False"),
         ],
         ["torch:torch-relus", "torch:torch-rules", "torch:torch-key", "torch:torch-llama",
          "torch:torch-lstm"],

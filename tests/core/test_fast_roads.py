@@ -7,7 +7,7 @@ import pytest
 
 import regrad as rg
 from regrad.autodiff.custom_calls import CustomRule
-from regrad.core import fastpath, rule, tape
+from regrad.core import fastpath, rule_forms, tape
 from regrad.core.registry import OPS
 from regrad.core.state import current
 from tests.helpers.rewritten import rewritten
@@ -158,9 +158,9 @@ def test_each_part_of_the_key_of_two_tensors_is_needed(part):
 
 
 SHORT = {  # a part of it, the function that decides it, what is in its place, and a rule that tells
-    "all that it asks for": ((rule.BoundFunction, "__init__", '"?"', '"x"'),
+    "all that it asks for": ((rule_forms.BoundFunction, "__init__", '"?"', '"x"'),
                              lambda dy, x_shape: dy * float(x_shape[0])),
-    "by place": ((rule.BoundFunction, "__init__", "op.single and by_place", "op.single"),
+    "by place": ((rule_forms.BoundFunction, "__init__", "op.single and by_place", "op.single"),
                  eval("lambda dy, *, x: dy * x")),
     "the output": ((tape.Tape, "write_unary", "y._data if keeps_y else None", "None"),
                    lambda dy, y: dy * y),
@@ -175,7 +175,7 @@ def test_each_part_of_the_key_of_columns_is_needed(part, monkeypatch):
     op = OPS["Sin"]
 
     def slope():
-        made = rule.PerInput(op, "a rule")
+        made = rule_forms.PerInput(op, "a rule")
         made.add("x", function)
         with monkeypatch.context() as patch:
             patch.setattr(op, "rule", made)
@@ -183,7 +183,7 @@ def test_each_part_of_the_key_of_columns_is_needed(part, monkeypatch):
 
     due = slope()
     with monkeypatch.context() as patch:  # (no rule is short: each has a record)
-        patch.setattr(rule, "SHORT", {})
+        patch.setattr(rule_forms, "SHORT", {})
         assert slope() == due
     monkeypatch.setattr(owner, name, rewritten(owner, name, old, new))
     assert slope() != due

@@ -120,7 +120,7 @@ PARTS = {
 
 def without(old, new, monkeypatch):
     """Leave a part out of the lines that are written; return how often it was there."""
-    made, hits = shortcuts._Writer.made, []
+    made, hits = shortcuts._ShortcutWriter.made, []
 
     def with_less(self, name):
         lines = [re.subn(old, new, line) for line in self.lines]
@@ -128,7 +128,7 @@ def without(old, new, monkeypatch):
         self.lines = [line for line, _ in lines]
         return made(self, name)
 
-    monkeypatch.setattr(shortcuts._Writer, "made", with_less)
+    monkeypatch.setattr(shortcuts._ShortcutWriter, "made", with_less)
     return hits
 
 
