@@ -167,8 +167,9 @@ def spread(
     """
     found: dict[Any, Any] = {}
     for key, value in rules.items():
-        place = key if isinstance(key, at) else at(what=key)
-        made = key if outer is None else place.inside(outer)
+        made = key
+        if outer is not None:
+            made = (key if isinstance(key, at) else at(what=key)).inside(outer)
         inner = {made: value}
         if isinstance(value, Mapping):
             if not isinstance(key, at) or key.what is not None:
