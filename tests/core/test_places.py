@@ -4,7 +4,7 @@ import pytest
 
 import regrad as rg
 from regrad.core import places
-from regrad.core.places import Counts, Places, Site, Step, at, matches, pick, site_of, spread
+from regrad.core.places import ChainStep, Counts, Places, Site, at, matches, pick, site_of, spread
 from regrad.errors import ArgumentError
 from tests.helpers.rows import refusals
 
@@ -16,8 +16,9 @@ class Module:
 Dense, Conv = (type(name, (Module,), {}) for name in ("Dense", "Conv"))
 NET, ENCODER, FIRST, SECOND, HEAD = Module(), Module(), Dense(), Dense(), Conv()
 STEPS = ROOT, ENC, ZERO, ONE, END = [
-    Step(("",), NET), Step(("encoder",), ENCODER), Step(("encoder.layers.0", "tied"), FIRST),
-    Step(("encoder.layers.1",), SECOND), Step(("head",), HEAD),
+    ChainStep(("",), NET), ChainStep(("encoder",), ENCODER),
+    ChainStep(("encoder.layers.0", "tied"), FIRST),
+    ChainStep(("encoder.layers.1",), SECOND), ChainStep(("head",), HEAD),
 ]  # fmt: skip
 INNER = [ROOT, ENC, ZERO]
 relu = lambda where=None, nth=None: at(where, "Relu", nth)  # noqa: E731
@@ -33,7 +34,7 @@ PATTERNS = {
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns(pattern):
     for slashes in (False, True):  # scopes of other libraries have slashes
-        steps = {p: Step((p.replace(".", "/") if slashes else p,)) for p in PATTERNS["**"]}
+        steps = {p: ChainStep((p.replace(".", "/") if slashes else p,)) for p in PATTERNS["**"]}
         assert [path for path, step in steps.items() if matches(pattern, step)] == PATTERNS[pattern]
 
 
@@ -99,7 +100,9 @@ def test_ranks_have_names():
     key = relu((Dense, "head", HEAD))  # a tuple ranks by its best entry
     assert Places([key], STEPS).fits([ROOT, END])[0].order == (places.INSTANCE, 0)
     assert Places([key], STEPS).fits([ROOT, ONE])[0].order == (places.CLASS, 0)
-    step = Step(("always",), keys_at)  # a function without a parameter `site` is not a predicate
+    step = ChainStep(
+        ("always",), keys_at
+    )  # a function without a parameter `site` is not a predicate
     assert Places([relu(keys_at)]).fits([step])[0].order[0] == places.INSTANCE
 
 

@@ -36,7 +36,7 @@ class ArgumentSelection:
             raise ArgumentError(f"{api}: has_aux is True or False, got {kind(has_aux)}")
         self.has_aux = has_aux
 
-    def call(self, args: Sequence[Any], options: Mapping[str, Any]) -> Call:
+    def call(self, args: Sequence[Any], options: Mapping[str, Any]) -> ChosenCall:
         """Return the call of f with these arguments, as a function of the chosen ones."""
         count = len(args)
         places = []
@@ -52,10 +52,10 @@ class ArgumentSelection:
             raise ArgumentError(
                 f"{self.api}(f): argnums={self.argnums} names one of {count} arguments twice"
             )
-        return Call(self, args, options, places)
+        return ChosenCall(self, args, options, places)
 
 
-class Call:
+class ChosenCall:
     """One call of f as a function of the chosen arguments alone; it keeps the aux of f."""
 
     def __init__(

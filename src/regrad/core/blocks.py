@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-Step: TypeAlias = Callable[[], object]  # in C: no handler of a signal runs between two in a `map`
+CCall: TypeAlias = Callable[[], object]  # in C: no handler of a signal runs between two in a `map`
 
 
 class _Enter:
@@ -89,7 +89,7 @@ HERE: ContextVar[None] = ContextVar("regrad_here", default=None)
 
 def stay(
     value: Any, variable: ContextVar[Any] = HERE, to: Any = None,
-    begin: Iterable[Step] = (), end: Sequence[Step] = (),
+    begin: Iterable[CCall] = (), end: Sequence[CCall] = (),
 ) -> Generator[Any]:  # fmt: skip
     """Steps of a block that is left in the context in which it was entered, and refuses elsewhere.
 
@@ -113,7 +113,7 @@ def stay(
         raise
 
 
-def _put_back(variable: ContextVar[Any], token: Token[Any], to: Any, end: Sequence[Step]) -> bool:
+def _put_back(variable: ContextVar[Any], token: Token[Any], to: Any, end: Sequence[CCall]) -> bool:
     """Give a variable its former value; False, and no change, in another context."""
     found = variable.get()
     more = end if found is to else [partial(variable.set, found)]

@@ -242,7 +242,7 @@ def gradients(f: ArrayFunction, vjp: ArrayVjp, xs: Sequence[Any], dys: Sequence[
 # -- the call ------------------------------------------------------------------------------------
 
 
-class Host(NamedTuple):
+class HostArrays(NamedTuple):
     """The part of another library in functions that are written with regrad's."""
 
     is_array: Callable[[Any], bool]
@@ -370,7 +370,7 @@ class Call:
         )  # fmt: skip
 
     def value(self, xs: Sequence[Any], y: Any) -> Any:
-        """Return what the function computes that replaces the op, of its inputs (and its value)."""
+        """Return the value of the function that replaces the op, of its inputs (and its value)."""
         return self.rule.forward(self.record(xs, y, (), ()))
 
     def checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:

@@ -141,7 +141,7 @@ USUAL = {1: ["x"], 2: ["a", "b"]}
 
 
 def first_bound(make: Callable[[Op], Any], ops: Iterable[Op]) -> Any:
-    """Return what is made for the first of these ops that has the names that a rule asks for."""
+    """Return the rule for the first of these ops that has the names that the rule asks for."""
     errors: list[RuleError] = []
     for op in ops:
         try:

@@ -32,11 +32,11 @@ from regrad.core.bindings import Onlookers, OpBinding, RepeatedBinding
 from regrad.core.callers import find_caller
 from regrad.core.name_scopes import PATH, Path
 from regrad.core.places import (
+    ChainStep,
     Counts,
     Fit,
     Places,
     Site,
-    Step,
     at,
     entries,
     is_predicate,
@@ -114,7 +114,7 @@ class Chooser(OpBinding):
         # the functions, modules and classes among the places, with the code of the functions
         owners = [e for e in places.entries if not (isinstance(e, str) or is_predicate(e))]
         self.owners: list[tuple[Any, Any]] = [(e, code_of(e)) for e in owners]
-        self.outside: tuple[Step, ...] = ()  # what ran where this thread or run was begun
+        self.outside: tuple[ChainStep, ...] = ()  # what ran where this thread or run was begun
         self.paths: dict[str, None] | None = {}  # where ops were created
         self.known: dict[Path, list[Fit]] = {}  # by path, if nothing else decides
         self.in_run = False  # whether ops are created in the run of a graph, any number of times
@@ -197,19 +197,19 @@ class Chooser(OpBinding):
 
     # -- the chain ---------------------------------------------------------------------------------
 
-    def _chain(self) -> list[Step]:
+    def _chain(self) -> list[ChainStep]:
         scopes = steps_of(PATH.get())
         if self.paths is not None:
             self.paths[scopes[-1].path] = None
         return [*self.outside, *reversed([*self._running()]), *scopes]
 
-    def _running(self) -> Iterator[Step]:
+    def _running(self) -> Iterator[ChainStep]:
         """Those of them that run, innermost first."""
         frame = sys._getframe(1) if self.owners else None
         while frame is not None:
             for owner, code in self.owners:
                 if (module := _runs(owner, code, frame)) is not None:
-                    yield Step((), module)
+                    yield ChainStep((), module)
                     break
             frame = frame.f_back
 
@@ -237,7 +237,7 @@ def _runs(owner: Any, own: Any, frame: Any) -> Any:
         return None
     first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     if own is None:
-        return first if matches(owner, Step((), first)) else None
+        return first if matches(owner, ChainStep((), first)) else None
     if held is not None:
         return owner if first is held else None
     # (functions that one `def` made have one code, and are known by what they close over)

@@ -194,7 +194,7 @@ def spread(
 # -- a call, and the modules that run --------------------------------------------------------------
 
 
-class Step(NamedTuple):
+class ChainStep(NamedTuple):
     """A module, a named scope or a function that runs."""
 
     paths: tuple[str, ...]  # its names, from that of the model or outermost scope on
@@ -230,10 +230,10 @@ class Site:
 
 
 def site_of(
-    chain: Sequence[Step], op_type: str | None, nth: int, xs: Iterable[Any], where: str
+    chain: Sequence[ChainStep], op_type: str | None, nth: int, xs: Iterable[Any], where: str
 ) -> Site:
     """Return the site of a call of an op on some arrays, at a line such as `model.py:12`."""
-    step, specs = chain[-1] if chain else Step(()), [(tuple(x.shape), x.dtype) for x in xs]
+    step, specs = chain[-1] if chain else ChainStep(()), [(tuple(x.shape), x.dtype) for x in xs]
     file, _, line = where.rpartition(":")
     return Site(
         step.path, op_type, nth, tuple([s for s, _ in specs]), tuple([d for _, d in specs]),
@@ -242,9 +242,9 @@ def site_of(
     )  # fmt: skip
 
 
-def steps_of(scopes: Sequence[str]) -> list[Step]:
+def steps_of(scopes: Sequence[str]) -> list[ChainStep]:
     """Return the chain of named scopes that are open, from what is outside of them on."""
-    return [Step((".".join(scopes[:i]),)) for i in range(len(scopes) + 1)]
+    return [ChainStep((".".join(scopes[:i]),)) for i in range(len(scopes) + 1)]
 
 
 class Counts(dict[Any, int]):
@@ -293,7 +293,7 @@ def is_predicate(entry: Any) -> bool:
         return False
 
 
-def matches(entry: Any, step: Step) -> bool:
+def matches(entry: Any, step: ChainStep) -> bool:
     """Return whether one alternative, which is no predicate, selects a step."""
     if isinstance(entry, str):
         fits = _pattern(entry).fullmatch
@@ -334,7 +334,7 @@ class Fit(NamedTuple):
 
     order: tuple[int, int]  # the rank, and how far from the innermost step the selected one is
     key: at
-    step: Step | None  # the selected one
+    step: ChainStep | None  # the selected one
     predicates: tuple[Any, ...]  # of which one entry of each must hold for the call as well
 
 
@@ -349,16 +349,16 @@ class Places:
         ArgumentError: a pattern, a class or a module names none of the steps, or `nth` none.
     """
 
-    def __init__(self, keys: Iterable[at], steps: Sequence[Step] | None = None) -> None:
+    def __init__(self, keys: Iterable[at], steps: Sequence[ChainStep] | None = None) -> None:
         self.keys: tuple[at, ...] = tuple(keys)
         self.entries: list[Any] = [entry for key in self.keys for entry in key.named]
         self.steps = steps
-        self._exact: dict[str, list[Step]] = {}
+        self._exact: dict[str, list[ChainStep]] = {}
         for step in steps or ():
             for path in step.paths:
                 self._exact.setdefault(_closed(path), []).append(step)
         # the modules that the places of a key name in the model: by a place and those around it
-        self.named: dict[tuple[at, ...], list[Step]] = {}
+        self.named: dict[tuple[at, ...], list[ChainStep]] = {}
         for key in self.keys:
             for n in range(len(key.selectors)):
                 self._name(key.selectors[: n + 1])
@@ -383,7 +383,7 @@ class Places:
             found = [found[selector.nth]]
         self.named[selectors] = found
 
-    def _by(self, entry: Any) -> list[Step]:
+    def _by(self, entry: Any) -> list[ChainStep]:
         """Return the modules that one alternative names in the model: all, for a predicate."""
         assert self.steps is not None
         if is_predicate(entry):
@@ -393,7 +393,7 @@ class Places:
             return found
         raise ArgumentError(_names_nothing(entry, self.steps))
 
-    def _rank(self, selectors: tuple[at, ...], step: Step) -> int | None:
+    def _rank(self, selectors: tuple[at, ...], step: ChainStep) -> int | None:
         """Return the best rank at which the last of some places selects a step; None if none."""
         selector = selectors[-1]
         if selector.nth is not None and not selector.counts and step != self.named[selectors][0]:
@@ -402,8 +402,11 @@ class Places:
         return min(map(rank_of, plain), default=None)
 
     def idle(
-        self, named: Iterable[Step], ran: Container[str], is_called: Callable[[Step], bool]
-    ) -> list[Step]:
+        self,
+        named: Iterable[ChainStep],
+        ran: Container[str],
+        is_called: Callable[[ChainStep], bool],
+    ) -> list[ChainStep]:
         """Return those of some modules that never ran, although the one around them did.
 
         Args:
@@ -418,7 +421,7 @@ class Places:
         around = [[path for path in paths_around(s.path) if path in called] for s in idle]
         return [s for s, outer in zip(idle, around, strict=True) if outer and outer[-1] in ran]
 
-    def mark(self, step: Step) -> tuple[Any, ...]:
+    def mark(self, step: ChainStep) -> tuple[Any, ...]:
         """Return which places select a step, at which rank; steps with equal marks are alike.
 
         (Not those of keys for whole modules, which are not looked for in a chain.)
@@ -428,7 +431,7 @@ class Places:
         ranks = [(places, self._rank(places, step)) for places in inner]
         return tuple([(places, rank) for places, rank in ranks if rank is not None])
 
-    def fit(self, key: at, chain: Sequence[Step]) -> Fit | None:
+    def fit(self, key: at, chain: Sequence[ChainStep]) -> Fit | None:
         """Return how a chain lets a key pass; None if it does not.
 
         For a key of whole modules the last step of the chain is the module that is called.
@@ -448,7 +451,7 @@ class Places:
                 predicates = (*predicates, asked)
         return Fit(order, key, selected, predicates)
 
-    def fits(self, chain: Sequence[Step], keys: Iterable[at] | None = None) -> list[Fit]:
+    def fits(self, chain: Sequence[ChainStep], keys: Iterable[at] | None = None) -> list[Fit]:
         """Return how a chain lets keys pass (all by default), the best first.
 
         Raises:
@@ -502,13 +505,13 @@ def _refuse_two(tied: Sequence[Fit]) -> None:
             )
 
 
-def _lies_in(step: Step, around: Sequence[Step]) -> bool:
+def _lies_in(step: ChainStep, around: Sequence[ChainStep]) -> bool:
     """Return whether a module is one of some modules, or inside one."""
     paths = [_closed(path) for outer in around for path in outer.paths]
     return any(_closed(path).startswith(outer) for path in step.paths for outer in paths)
 
 
-def _names_nothing(entry: Any, steps: Sequence[Step]) -> str:
+def _names_nothing(entry: Any, steps: Sequence[ChainStep]) -> str:
     """The message for a place that is not in the model."""
     if not isinstance(entry, str):
         classes = {type(s.module).__name__: None for s in steps if s.module is not None}

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from regrad.core.backends import FLOAT, Array, DTypeLike, check_dtype, is_inexact, numpy_dtype
-from regrad.core.blocks import Block, Step, inside, stay
+from regrad.core.blocks import Block, CCall, inside, stay
 from regrad.core.callers import find_opener, warn_of_open_scope
 from regrad.core.scopes import check_decorated
 from regrad.core.signatures import helpful, public
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SCOPED: ContextVar[np.dtype | None] = ContextVar("regrad_default_dtype", default=None)
 PROCESS: list[np.dtype] = [FLOAT]
 # Who else is told, as in `state`: the scope's default dtype, or with True the process's.
-FOLLOWERS: list[Callable[[np.dtype | None, bool], tuple[Step, Step]]] = []
+FOLLOWERS: list[Callable[[np.dtype | None, bool], tuple[CCall, CCall]]] = []
 
 
 def get_default_dtype() -> np.dtype:

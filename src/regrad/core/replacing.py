@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from regrad.core import dims
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import own_rule
-from regrad.core.call import Asked, Call, Host
+from regrad.core.call import Asked, Call, HostArrays
 from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
@@ -183,8 +183,8 @@ class Forward(Asked):
         return self._pull(record, None)
 
     def run_on(
-        self, host: Host, call: Call, xs: Sequence[Any], ys: Sequence[Any], like: Sequence[Any],
-        name: str = "",
+        self, host: HostArrays, call: Call, xs: Sequence[Any], ys: Sequence[Any],
+        like: Sequence[Any], name: str = "",
     ) -> list[Any]:  # fmt: skip
         """Return the results for a call of a host's op, of its arrays and of its own results.
 

@@ -21,7 +21,7 @@ from functools import partial
 from operator import call
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from regrad.core.blocks import Step, block
+from regrad.core.blocks import CCall, block
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
@@ -135,13 +135,13 @@ class State:
 # Who else is told which overrides are in force in this thread: `regrad.jax`, since JAX keeps traces
 # by what it is told. Each returns two functions in C: one that tells the overrides, and one that
 # tells again what was told before.
-FOLLOWERS: list[Callable[[Overrides], tuple[Step, Step]]] = []
+FOLLOWERS: list[Callable[[Overrides], tuple[CCall, CCall]]] = []
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
 current: Callable[[], State | None] = STATE.get
 
 
-def telling(state: State | None) -> Sequence[Sequence[Step]]:
+def telling(state: State | None) -> Sequence[Sequence[CCall]]:
     """The steps that tell the followers which overrides a state has, and that take it back."""
     overrides = None if state is None else state.overrides
     return [*zip(*[tell(overrides) for tell in FOLLOWERS], strict=True)] or ((), ())

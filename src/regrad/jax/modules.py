@@ -33,7 +33,7 @@ import jax
 
 from regrad.core.blocks import block
 from regrad.core.containers import Rebuild
-from regrad.core.places import Step
+from regrad.core.places import ChainStep
 from regrad.core.signatures import named
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import VMAPS, need
@@ -99,11 +99,11 @@ class Naming:
         found: dict[int, tuple[Any, list[str]]] = {}
         for path, module in () if model is None or self.is_linen else walk(model):
             found.setdefault(id(module), (module, []))[1].append(path)
-        made = {key: Step(tuple(paths), module) for key, (module, paths) in found.items()}
-        self.named: dict[int, Step] = made
-        self.steps: list[Step] | None = list(made.values()) or None
+        made = {key: ChainStep(tuple(paths), module) for key, (module, paths) in found.items()}
+        self.named: dict[int, ChainStep] = made
+        self.steps: list[ChainStep] | None = list(made.values()) or None
         self.called: set[str] = set()  # the paths of modules that were, or may have been
-        self.by_path: dict[str, Step] = {p: step for step in made.values() for p in step.paths}
+        self.by_path: dict[str, ChainStep] = {p: step for step in made.values() for p in step.paths}
         # what becomes of the result of a module of the model, by its path
         self.tap: Callable[[str, Any], Any] = lambda path, y: y
         self.classes: dict[type, str] = {}
@@ -111,7 +111,7 @@ class Naming:
     def name_of(self, kind: type) -> str:
         """Return the name of a class in scopes, which is not the path of any module."""
         name = self.classes.setdefault(kind, f":{len(self.classes)}.{kind.__name__}")
-        self.by_path.setdefault(name, Step((), kind=kind))
+        self.by_path.setdefault(name, ChainStep((), kind=kind))
         return name
 
     # -- a trace -----------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Naming:
         with ExitStack() as stack:
             stack.enter_context(_scope(self.number, path, named))
             if named:
-                self.by_path.setdefault(path, Step((path,), kind=type(module)))
+                self.by_path.setdefault(path, ChainStep((path,), kind=type(module)))
             elif self.keys.by_class:
                 stack.enter_context(_scope(self.number, self.name_of(type(module))))
             y = call(*args, **kwargs)
@@ -166,9 +166,9 @@ class _Trace:
     def __init__(self, naming: Naming, given: Any, copies: Any, outside: Sequence[Any]) -> None:
         self.naming = naming
         self.outside = outside
-        self.known: dict[int, Step] = dict(naming.named)
+        self.known: dict[int, ChainStep] = dict(naming.named)
         self.alive: list[Any] = []  # so that no id() is another's
-        self.running: list[tuple[Any, Step]] = []
+        self.running: list[tuple[Any, ChainStep]] = []
         self.first: dict[str, Any] = {}  # by path, the module that was called first
         self.alike: list[str] = []  # the paths that stand for several modules, one to all keys
         among = dict(walk(copies))
@@ -192,7 +192,7 @@ class _Trace:
             self.known[id(each)] = self.known[id(inside[path])]
             self.alive.append(each)
 
-    def step(self, module: Any) -> Step | None:
+    def step(self, module: Any) -> ChainStep | None:
         """Return the module of the model that this is; None if it is none of them."""
         step = self._step(module)
         if step is not None and not any(f"{step.path}.".startswith(p) for p in self.alike):
@@ -208,7 +208,7 @@ class _Trace:
                 )
         return step
 
-    def _step(self, module: Any) -> Step | None:
+    def _step(self, module: Any) -> ChainStep | None:
         if id(module) in self.known:
             return self.known[id(module)]
         around = f"{self.running[-1][1].path}." if self.running else "."
@@ -276,7 +276,7 @@ def _scope(number: int, path: str, named: bool = True) -> ExitStack:
     return stack
 
 
-def owner(step: Step) -> Any:
+def owner(step: ChainStep) -> Any:
     """Return the class that defines the `__call__` of a module; None if none does."""
     return next((c for c in type(step.module).__mro__ if "__call__" in vars(c)), None)
 
@@ -322,7 +322,7 @@ def _named_call(old: Callable[..., Any]) -> Any:
         if step is None and not naming.keys.by_class:
             return run(*args, **kwargs)
         name = naming.name_of(type(self)) if step is None else step.path
-        trace.running.append((self, step or Step(())))
+        trace.running.append((self, step or ChainStep(())))
         naming.called.add(name)
         try:
             with _scope(naming.number, name):

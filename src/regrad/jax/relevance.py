@@ -44,7 +44,7 @@ VMAP = "regrad_vmap"  # (of `vmaps`, while a program waits for its rules)
 OPENED = (*JITS, "closed_call", VMAP, "remat", "remat2", "checkpoint", "scan", programs.REMAT)
 
 
-class Run(runs.Run):
+class JaxRun(runs.RelevanceRun):
     """A run of a JAX function."""
 
     def __init__(self, model: Any, inputs: Any, target: Any, reference: Any = None) -> None:
@@ -62,7 +62,7 @@ def explain(
     model: Any, inputs: Any, target: Any, rules: Any, layers: Any, reference: Any, check: Any
 ) -> Relevance:
     """Return the relevance of the inputs of a JAX function; see `regrad.rules.lrp.relevance`."""
-    run = Run(model, inputs, target, reference)
+    run = JaxRun(model, inputs, target, reference)
     xs = run.floats
     if not xs:
         raise ArgumentError(

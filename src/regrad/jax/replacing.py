@@ -14,7 +14,7 @@ import jax
 from jax.extend import core
 
 from regrad.core.backends import is_traced
-from regrad.core.call import Host
+from regrad.core.call import HostArrays
 from regrad.core.replacing import Forward
 from regrad.errors import GradientError
 from regrad.jax.bridge import bridge
@@ -57,4 +57,4 @@ def _value(gradient: RuleGradient, forward: Forward, xs: Sequence[Any]) -> list[
     return forward.run_on(HOST, call, given, own, gradient.outs, gradient.name)
 
 
-HOST = Host(lambda x: isinstance(x, jax.Array), jax.numpy.asarray, bridge, names_in)
+HOST = HostArrays(lambda x: isinstance(x, jax.Array), jax.numpy.asarray, bridge, names_in)

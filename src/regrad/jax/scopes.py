@@ -16,7 +16,7 @@ import numpy as np
 
 from regrad.core import promotion, state
 from regrad.core.bindings import Overrides
-from regrad.core.blocks import Step
+from regrad.core.blocks import CCall
 from regrad.core.rule import identity_of
 from regrad.core.scopes import refuse_once
 from regrad.core.state import current
@@ -57,7 +57,7 @@ def follow() -> None:
         _tell(_in_force())[0]()
 
 
-def _tell(overrides: Overrides) -> tuple[Step, Step]:
+def _tell(overrides: Overrides) -> tuple[CCall, CCall]:
     """The functions in C that tell JAX which overrides are in force here, and that take it back.
 
     (`_RULES(value)`, which is public, is a block in Python, in which a signal's handler may raise.)
@@ -66,7 +66,7 @@ def _tell(overrides: Overrides) -> tuple[Step, Step]:
     return partial(tell, ScopeRules(overrides) if overrides else None), partial(tell, _RULES.value)
 
 
-def _tell_dtype(default: np.dtype | None, everywhere: bool) -> tuple[Step, Step]:
+def _tell_dtype(default: np.dtype | None, everywhere: bool) -> tuple[CCall, CCall]:
     """The same for the default dtype of a scope, or of the process."""
     context = _PROCESS if everywhere else _DTYPE
     tell = context.set_global if everywhere else setter_of(_DTYPE)

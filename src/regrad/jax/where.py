@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from regrad.core.placed import code_of
 from regrad.core.places import (
+    ChainStep,
     Counts,
     Places,
     Site,
-    Step,
     at,
     is_predicate,
     pick,
@@ -72,8 +72,8 @@ class Whereabouts:
             key.counts for key in self.placed
         )
         self.counts: Counts = Counts()
-        self.seen: dict[Any, Step] = {}
-        self.chains: dict[EquationContext, list[Step]] = {}
+        self.seen: dict[Any, ChainStep] = {}
+        self.chains: dict[EquationContext, list[ChainStep]] = {}
 
     def begin(self) -> None:
         """Begin to count the calls of a whole program."""
@@ -100,10 +100,10 @@ class Whereabouts:
                     break  # (who called the program first is nothing to this call)
         return found[::-1]
 
-    def chain(self, around: EquationContext) -> list[Step]:
+    def chain(self, around: EquationContext) -> list[ChainStep]:
         """Return the modules and named scopes around, the outermost first."""
         if around not in self.chains:
-            found = [*[Step((), f) for f in around.functions], Step(("",))]
+            found = [*[ChainStep((), f) for f in around.functions], ChainStep(("",))]
             parts: list[str] = []
             for name in around.scopes:
                 if name.startswith(MARK):
@@ -117,7 +117,7 @@ class Whereabouts:
                     more = more[1:] if len(more) > 1 and parts[-1:] == more[:1] else more
                     for part in more:
                         parts = [*parts, part]
-                        found.append(Step((".".join(parts),)))
+                        found.append(ChainStep((".".join(parts),)))
             self.seen |= {(step.paths, step.kind, id(step.module)): step for step in found}
             self.chains[around] = found
         return self.chains[around]
@@ -153,8 +153,8 @@ class Whereabouts:
             return binding.located(site(n)) if binding.asks else binding
         return next((b for b in bindings if b.place is None), None)
 
-    def whole_key(self, chain: Sequence[Step]) -> Any:
-        """Return what may mean the whole call of the last of some modules; None if no key does."""
+    def whole_key(self, chain: Sequence[ChainStep]) -> Any:
+        """Return the key that may mean the whole call of the last of some modules, or None."""
         whole = [key for key in self.placed if key.what is None]
         fits = self.places.fits(chain, whole) if whole else ()
         return self.placed[fits[0].key].key if fits else None
@@ -169,7 +169,7 @@ class Whereabouts:
         if self.naming.steps is None:
             Places([key for key, b in self.placed.items() if not b.marked], [*self.seen.values()])
 
-    def unvisited(self) -> Iterator[tuple[Any, Step]]:
+    def unvisited(self) -> Iterator[tuple[Any, ChainStep]]:
         """Yield modules that a key names and that never ran, though what holds them did."""
         for key, binding in self.placed.items() if self.naming.steps else ():
             plain = "**" not in repr(key) and key.selectors and not binding.marked
@@ -177,7 +177,7 @@ class Whereabouts:
             for step in self.places.idle(named, self.naming.called, owner):
                 yield binding, step
 
-    def tells_apart(self, a: Step, b: Step) -> bool:
+    def tells_apart(self, a: ChainStep, b: ChainStep) -> bool:
         """Return whether keys tell two modules of the model apart, or what is in them."""
         inside = [s for s in self.naming.steps or () if f"{s.path}.".startswith(f"{a.path}.")]
         twins = [self.naming.by_path[s.path.replace(a.path, b.path, 1)] for s in inside]

@@ -15,12 +15,12 @@ import numpy as np
 from regrad.core.backends import backend_of, is_array, placed_like
 from regrad.core.containers import tree_map
 from regrad.core.foreign import nonzero
-from regrad.core.places import Step, matches
+from regrad.core.places import ChainStep, matches
 from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Loss, Relevance
 
 
-class Run:
+class RelevanceRun:
     """A run of a model, of which inputs share an output.
 
     Args:
@@ -174,14 +174,14 @@ def relevance_of(x: Any, dx: Any, half: int | None = None) -> Any:
 
 
 def balance(total: Any, shares: Sequence[Any]) -> tuple[Any, Any]:
-    """Return what there is to share, for each example where it can be, and what is missing."""
+    """Return the relevance to share, for each example where it can be, and the rest."""
     alike = total.ndim == 1 and all(r.shape[:1] == total.shape for r in shares)
     total = total if alike else total.sum()
     return total, total - sum(r.reshape(*total.shape, -1).sum(-1) for r in shares)
 
 
 def loss_of(path: str, op: str, line: str, *ends: Iterable[tuple[Any, Any]]) -> Loss:
-    """Return what an op lost, by the values and gradients of its outputs, and of its inputs."""
+    """Return the loss of an op, by the values and gradients of its outputs, and of its inputs."""
     sums = [sum(float(relevance_of(x, dx).sum()) for x, dx in pairs) for pairs in ends]
     return Loss(path, op, line, *sums)
 
@@ -195,4 +195,4 @@ def _most_first(rows: Sequence[Loss], missing: float) -> tuple[Loss, ...]:
 
 def names(pattern: Any, path: str) -> bool:
     """Return whether a path, or a pattern of such, names a module."""
-    return pattern == path or matches(pattern, Step((path,)))
+    return pattern == path or matches(pattern, ChainStep((path,)))

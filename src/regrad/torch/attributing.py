@@ -15,7 +15,7 @@ from regrad.inspection.relevances import Relevance
 from regrad.rules.attribution import Path
 from regrad.rules.runs import share
 from regrad.torch.overriding import gradient_override_map
-from regrad.torch.relevance import Ops, Run, as_found, named
+from regrad.torch.relevance import Ops, TorchRun, as_found, named
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def attributed(
     ):
 
         def run(given: Any, move: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
-            made = Run(model, given, target, move=move)
+            made = TorchRun(model, given, target, move=move)
             total, dxs = made.differentiated(Ops(model, False), layers, counts)
             return made, total, dxs
 

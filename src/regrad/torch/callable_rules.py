@@ -63,7 +63,7 @@ def _bound(
     make: Callable[[Op], Any], name: str, names: Sequence[str], attrs: Sequence[str] = (),
     count: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return what is made for an op with these inputs, or else for one of so many tensors."""
+    """Return the rule that is made for an op with these inputs, or for one of so many tensors."""
     usual = [each for n, each in USUAL.items() if count in (None, n)]
     ops = []
     for each in [names, *usual, ["xs"]]:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from regrad.core.interrupts import Deferred
-from regrad.core.places import Counts, Step, at, entries, is_predicate, paths_around
+from regrad.core.places import ChainStep, Counts, at, entries, is_predicate, paths_around
 from regrad.errors import ArgumentError, PassedOverError
 from regrad.torch.host import (
     COMPILED_CALL,
@@ -73,9 +73,9 @@ class View:
 class PlaceInModules(NamedTuple):
     """The place of the program in the modules that one scope knows."""
 
-    step: Step = Step(())
+    step: ChainStep = ChainStep(())
     path: str = ""  # that of the innermost module with a path
-    trail: tuple[tuple[Any, Step], ...] = ()  # the modules that keys name, by what names them
+    trail: tuple[tuple[Any, ChainStep], ...] = ()  # the modules that keys name, by what names them
     module: Callable[[], Any] = lambda: None
     known: Callable[[], Any] = lambda: None  # the innermost module of the model
     whole: Mapping[Any, Any] = {}  # the rules for the whole call of the module, by their fits
@@ -180,10 +180,10 @@ def path_here(scope: Any, spot: Any = None) -> str:
     return spot.paths.get(scope._root, "") if type(spot) is Spot else ""
 
 
-def step_here(scope: Any, spot: Any) -> Step:
+def step_here(scope: Any, spot: Any) -> ChainStep:
     """Return the module that runs, as far as a scope knows it."""
     node = (spot.node_of(scope._root) if isinstance(spot, Spot) else None) or PlaceInModules()
-    return Step((node.path,), node.module(), node.step.kind)
+    return ChainStep((node.path,), node.module(), node.step.kind)
 
 
 # -- the modules of a model ------------------------------------------------------------------------
@@ -233,17 +233,17 @@ class Modules:
         return tuple([(known.paths, known.kind) for known in self.known.values()])
 
     @property
-    def steps(self) -> list[Step] | None:
+    def steps(self) -> list[ChainStep] | None:
         """The modules as places of a program; None if there is no model."""
         each = self.known.values()
-        return None if self.model is None else [Step(k.paths, k.module, k.kind) for k in each]
+        return None if self.model is None else [ChainStep(k.paths, k.module, k.kind) for k in each]
 
     def enter(self, node: PlaceInModules, module: Any) -> PlaceInModules:
         """Return the place inside a module."""
         found = self.known.get(id(module))
         if found is None:
             self._refuse_strange(node.known(), module)
-            step = self.plan.bare(Step((), module, type(module)))
+            step = self.plan.bare(ChainStep((), module, type(module)))
             path, known = node.path, node.known
         else:
             step = self.plan.places.steps[found.number]
@@ -318,7 +318,7 @@ class Modules:
         return [step.path for step in self.plan.places.idle(named, self.ran, _is_called)]
 
 
-def _is_called(step: Step) -> bool:
+def _is_called(step: ChainStep) -> bool:
     """Return whether a module of this class may be called."""
     return step.kind is None or not issubclass(step.kind, LISTS)
 

@@ -38,7 +38,7 @@ def explain(
         raise ArgumentError(f"relevance expected a torch.nn.Module, got {kind(model)}")
     ops = Ops(model, check is not None)
     with as_found(model):
-        run = Run(model, inputs, target, reference)
+        run = TorchRun(model, inputs, target, reference)
         run.alone = run.apart()
         with gradient_override_map(rules, model=model) as used:
             total, found = run.differentiated(ops, layers)
@@ -72,7 +72,7 @@ def point_of(x: torch.Tensor, name: Any = None, is_embedded: bool = False) -> Po
         return Point(get_gradient_edge(x), x.detach().clone(), name, is_embedded)
 
 
-class Run(runs.Run):
+class TorchRun(runs.RelevanceRun):
     """A run of a model whose inputs are differentiated.
 
     Args:
@@ -106,7 +106,7 @@ class Run(runs.Run):
         return leaf
 
     def by_name(self, found: Sequence[torch.Tensor]) -> list[tuple[Any, torch.Tensor]]:
-        """Return what was found for the leaves, each with the name of its input."""
+        """Return the results for the leaves, each with the name of its input."""
         return [(p.name, share) for p, share in zip(self.leaves, found, strict=True)]
 
     def chosen(self, y: Any) -> torch.Tensor:
@@ -306,7 +306,7 @@ class Ops(torch.overrides.TorchFunctionMode):
         return mine
 
     def losses(self, found: Sequence[Any]) -> list[Loss]:
-        """Return what each op lost."""
+        """Return the loss of each op."""
         gradients = iter(found)
         return [
             loss_of(*where, *[[(p.value, next(gradients)) for p in points] for points in ends])

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from regrad.core.call import Host
+from regrad.core.call import HostArrays
 from regrad.core.replacing import Forward
 from regrad.errors import PassedOverError
 from regrad.torch.below import Below, join_types
@@ -99,7 +99,7 @@ def _bridge(flat: Callable[..., Any], xs: Sequence[torch.Tensor], name: str) -> 
     return (bridge if torch.is_grad_enabled() else run)(flat, xs)
 
 
-HOST = Host(lambda x: isinstance(x, torch.Tensor), torch.as_tensor, _bridge, names_in)
+HOST = HostArrays(lambda x: isinstance(x, torch.Tensor), torch.as_tensor, _bridge, names_in)
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ from regrad.core.foreign import ForeignRule, check_builtin
 from regrad.core.placed import asks_site, with_site
 from regrad.core.places import (
     INSTANCE,
+    ChainStep,
     Places,
-    Step,
     at,
     entries,
     is_predicate,
@@ -72,7 +72,7 @@ from regrad.torch.run_time import holds_parameters
 from regrad.torch.subclasses import as_given
 from regrad.torch.whole_calls import WholeRule, call_whole
 
-Trail = tuple[tuple[Any, Step], ...]  # the modules that run and that keys name (see `places`)
+Trail = tuple[tuple[Any, ChainStep], ...]  # the modules that run and that keys name (see `places`)
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 
 
@@ -270,7 +270,7 @@ class Plan:
     """
 
     def __init__(
-        self, rules: Mapping[Any, Any], steps: Sequence[Step] | None, order: int | None = None
+        self, rules: Mapping[Any, Any], steps: Sequence[ChainStep] | None, order: int | None = None
     ) -> None:
         self.given = rules
         self.once: bool = order == 1
@@ -299,9 +299,9 @@ class Plan:
             s.nth is not None and not s.counts for k in keys for s in k.selectors
         )
         self.places: Places = Places(keys, None if steps is None else [*map(self.bare, steps)])
-        self._marks: dict[Step, int | None] = {}
+        self._marks: dict[ChainStep, int | None] = {}
         self._numbers: dict[Any, int] = {}
-        self._outermost: dict[at, list[Step]] = {}
+        self._outermost: dict[at, list[ChainStep]] = {}
         self._apart: dict[type, bool] = {}
 
     def _add(self, key: Any, what: Any, value: Any) -> None:
@@ -321,11 +321,11 @@ class Plan:
         self.named_as.setdefault(family.type, what)
         self.names[rule.key], self.replaces[rule.key] = rule.name, rule.replaces
 
-    def bare(self, step: Step) -> Step:
+    def bare(self, step: ChainStep) -> ChainStep:
         """Return a module as keys know it, who need not hold it."""
         return step._replace(module=step.module if id(step.module) in self.instances else None)
 
-    def mark(self, step: Step) -> int | None:
+    def mark(self, step: ChainStep) -> int | None:
         """Return a number that modules share which the same keys name; None if none does."""
         if step not in self._marks:
             found = self.places.mark(step)
@@ -345,13 +345,13 @@ class Plan:
             self._apart[kind] = len(marks) > 1 or (is_one and not self.places.steps)
         return self._apart[kind]
 
-    def named(self, key: at | None = None) -> list[Step]:
+    def named(self, key: at | None = None) -> list[ChainStep]:
         """Return the modules of the model that a key names (by default, that any names)."""
         if key is not None:
             return self.places.named.get(key.selectors, [])
         return [step for steps in self.places.named.values() for step in steps]
 
-    def outermost(self, key: at) -> list[Step]:
+    def outermost(self, key: at) -> list[ChainStep]:
         """Return the modules that a key names, but for those inside of another that it covers."""
         if key not in self._outermost:
             asks = any(map(is_predicate, entries(key.where)))  # (which modules, nobody knows)
@@ -361,7 +361,7 @@ class Plan:
             self._outermost[key] = [step for step in named if step not in inner]
         return self._outermost[key]
 
-    def rules_at(self, chain: Sequence[Step]) -> dict[Any, ForeignRule | Choice]:
+    def rules_at(self, chain: Sequence[ChainStep]) -> dict[Any, ForeignRule | Choice]:
         """Return the rules that hold while these modules run, by what their op types are known."""
         found: dict[Any, ForeignRule | Choice] = {}
         for op_type, held in self.rules.items():
@@ -374,7 +374,7 @@ class Plan:
 
     call_whole: Any = staticmethod(call_whole)
 
-    def whole_at(self, chain: Sequence[Step]) -> dict[Any, WholeRule]:
+    def whole_at(self, chain: Sequence[ChainStep]) -> dict[Any, WholeRule]:
         """Return the rules for the whole call of the last of these modules, by how they fit."""
         fits = self.places.fits(chain, self.whole) if self.whole else ()
         return {fit: self.whole[fit.key] for fit in fits}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrad.autodiff.choosing import Argnums, ArgumentSelection, Call
+from regrad.autodiff.choosing import Argnums, ArgumentSelection, ChosenCall
 from regrad.autodiff.gradients import callable_or_raise, watchable
 from regrad.core import containers, dims, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
@@ -200,7 +200,7 @@ def push(run: Linearized, directions: Sequence[Tensor]) -> list[Tensor]:
 
 def derived(
     f: Callable[..., Any], api: str, argnums: Argnums | None, has_aux: bool,
-    compute: Callable[[Call], Any],
+    compute: Callable[[ChosenCall], Any],
 ) -> Callable[..., Any]:  # fmt: skip
     """Return a function of the arguments of f, whose result is computed of a call of f."""
     callable_or_raise(f, api)
@@ -255,7 +255,7 @@ def jacobian(
     return derived(f, "jacobian", argnums, has_aux, lambda c: _jacobian(c, c, "jacobian"))
 
 
-def _jacobian(call: Call, f: Callable[..., Any], api: str) -> Any:
+def _jacobian(call: ChosenCall, f: Callable[..., Any], api: str) -> Any:
     """The derivatives of f, a function of the chosen arguments of a call, by all of these."""
     run = Linearized(f, call.inputs, f"{api}(f)(x)")
     per_output = [_rows(run, i) for i in range(len(run.ys))]
@@ -328,13 +328,13 @@ def hessian(
          [0, 12]]
     """
 
-    def compute(call: Call) -> Any:
+    def compute(call: ChosenCall) -> Any:
         return _jacobian(call, lambda *xs: gradient_of(call, xs, "hessian(f)(x)"), "hessian")
 
     return derived(f, "hessian", argnums, has_aux, compute)
 
 
-def gradient_of(call: Call, inputs: Sequence[Any], api: str) -> Any:
+def gradient_of(call: ChosenCall, inputs: Sequence[Any], api: str) -> Any:
     """Return the gradients of a call's scalar by its inputs, as the caller asked for them."""
     run = Linearized(call, inputs, api)
     if len(run.ys) != 1 or run.ys[0].ndim:

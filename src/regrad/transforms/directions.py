@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.autodiff.choosing import Argnums, ArgumentSelection, Call
+from regrad.autodiff.choosing import Argnums, ArgumentSelection, ChosenCall
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import dispatch
 from regrad.core.backends import BACKENDS
@@ -91,7 +91,7 @@ def jacfwd(
          [0, 6]]
     """
 
-    def compute(call: Call) -> Any:
+    def compute(call: ChosenCall) -> Any:
         run = Linearized(call, call.inputs, "jacfwd(f)(x)", ForwardTape)
         columns = [_columns(run, i) for i in range(sum(map(len, run.inputs)))]
         per_output = []
