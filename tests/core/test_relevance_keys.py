@@ -11,7 +11,7 @@ import pytest
 import regrad as rg
 from regrad.core.backends import is_traced
 from regrad.errors import RegradError, RuleError
-from regrad.rules import lrp
+from regrad.rules import lrp, lrp_maps
 from tests.helpers.sample_runs import case_named
 from tests.samples import all_samples
 
@@ -41,14 +41,14 @@ def like(x, values):
 
 def rows_of(forward, x, w, bias):
     """What a linear map gives for zeros, and for each element alone."""
-    rest = [w] if bias is lrp.ABSENT else [w, bias]
+    rest = [w] if bias is lrp_maps.ABSENT else [w, bias]
     units = [e.reshape(tuple(x.shape)) for e in np.eye(int(np.prod(x.shape)))]
     return [forward(x * 0, *rest), *[forward(like(x, e), *rest) for e in units]]
 
 
 def noted(given, answer, seeds, calls):
     """Note the arrays of a run of a rule: what it is given, its answer, and runs of `builtin`."""
-    given = {n: None if x is lrp.ABSENT else x for n, x in given.items()}
+    given = {n: None if x is lrp_maps.ABSENT else x for n, x in given.items()}
     names = ("x", "a", "y", "dy", "bias", "eps", "normalized_shape")
     found = {n: given[n] for n in names if n in given}
     found |= {n: given[n] for n in ("rows", "ones") if n in given}

@@ -33,7 +33,9 @@ import numpy as np
 from regrad.core.extras import needed
 from regrad.core.scopes import optional
 from regrad.errors import ArgumentError, brief
-from regrad.rules.lrp import _GATES, _maker, _named, _own, attn_lrp, pass_
+from regrad.rules.lrp_composites import _GATES, _own, attn_lrp
+from regrad.rules.lrp_maps import _maker, _named
+from regrad.rules.lrp_others import pass_
 
 API = "regrad.rules.attribution"
 

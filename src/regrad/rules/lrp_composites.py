@@ -1,0 +1,390 @@
+"""Composites: maps of rules of relevance for whole networks, of PyTorch and of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from regrad.core.extras import needed
+from regrad.core.places import at
+from regrad.core.rule import no_gradient
+from regrad.core.scopes import optional
+from regrad.errors import ArgumentError, brief
+from regrad.rules.lrp_maps import API, Rule, alpha_beta, epsilon, flat, gamma, z_box, z_plus
+from regrad.rules.lrp_others import frozen_norm, pass_, rescale, rescale_max, uniform
+from regrad.rules.saliency import guided_relu
+
+EPSILON, GAMMA = epsilon, gamma  # (parameters have these names)
+
+# (PReLU has two inputs, and passes relevance on by its own gradient.)
+ACTIVATIONS = (
+    "Relu", "Relu6", "LeakyRelu", "Elu", "Selu", "Gelu", "Silu", "Softplus", "Softsign", "Tanh",
+)  # fmt: skip
+
+# What `relevance` calls the linear maps of one value and the products of two in a JAX program.
+MAPS = ("lrp_dense", "lrp_convolution", "lrp_matmul", "lrp_mul")
+
+
+class _Keys(NamedTuple):
+    """The keys of a library for what composites have rules for."""
+
+    dense: tuple[Any, ...]
+    convolution: tuple[Any, ...]
+    activations: tuple[Any, ...]
+    matmul: Any
+    mul: Any
+    norms: dict[Any, Any]
+    pools: tuple[Any, ...] = ()  # max pools
+
+
+def _keys(library: str) -> _Keys:
+    if library == "jax":
+        nn = needed("jax.nn", "jax", API)
+        others = [getattr(nn, n) for n in ("hard_tanh", "hard_swish", "celu", "mish")]
+        shifted = {at(_in_shifted_norm, op_type): pass_ for op_type in ("Sub", "AddV2")}
+        pools = ("reduce_window_max",)
+        return _Keys(MAPS[:1], MAPS[1:2], (*ACTIVATIONS, *others), *MAPS[2:], shifted, pools)
+    if library != "torch":
+        raise ArgumentError(f'expected library="torch" or "jax", got {brief(library)}')
+    F = needed("torch.nn.functional", "torch", API)
+    others = [
+        getattr(F, n) for n in (
+            "hardtanh", "hardswish", "hardshrink", "softshrink", "tanhshrink", "celu", "mish",
+            "threshold",
+        )
+    ]  # fmt: skip
+    transposed = [getattr(F, f"conv_transpose{n}d") for n in (1, 2, 3)]
+    pools = [getattr(F, f"{kind}max_pool{n}d") for kind in ("", "adaptive_") for n in (1, 2, 3)]
+    norms = dict.fromkeys((F.batch_norm, F.instance_norm, F.group_norm, F.rms_norm), pass_)
+    return _Keys(
+        (F.linear,), (F.conv1d, "Conv2D", "Conv3D", *transposed), (*ACTIVATIONS, *others),
+        "MatMul", "Mul", {**norms, F.layer_norm: frozen_norm}, tuple(pools),
+    )  # fmt: skip
+
+
+def _is_called(site: Any, *words: str) -> bool:
+    """Return whether the module that runs has one of these in the name of its class.
+
+    (Where the class is not known, of a module of Flax's without `model=`, its path has it.)
+    """
+    known = getattr(site.module_class, "__name__", None) or site.path.rpartition(".")[2]
+    return any(word in known.lower() for word in words)
+
+
+def _in_norm(site: Any) -> bool:
+    return _is_called(site, "norm")
+
+
+def _in_shifted_norm(site: Any) -> bool:
+    return _is_called(site, "batchnorm", "groupnorm", "instancenorm")
+
+
+def _in_activation(site: Any) -> bool:
+    return _is_called(site, "gelu", "silu", "swish", "mish", "activation")
+
+
+# What gates an activation that is written out as `x * gate(x)`. If the gate is a constant, and the
+# product has its own gradient, then relevance passes: x · dx = x · dy · gate(x) = y · dy.
+_GATES = at(_in_activation, ("Tanh", "Sigmoid", "Erf"))
+
+
+def _own(dy: Any, builtin: Any) -> Any:
+    return builtin(dy)
+
+
+def _all_optional(rules: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {key: optional(rule) for key, rule in rules.items()}
+
+
+def _others(keys: _Keys) -> dict[Any, Any]:
+    """Rules of all but linear layers: activations, norms, products."""
+    return _all_optional({
+        **dict.fromkeys(keys.activations, pass_), **keys.norms,
+        keys.matmul: uniform, keys.mul: uniform,
+        at(_in_norm, "Rsqrt"): no_gradient, at(_in_norm, "Sqrt"): no_gradient,
+        at(_in_norm, keys.mul): _own, at(_in_norm, "RealDiv"): _own,
+        at(_in_activation, keys.mul): _own, _GATES: no_gradient,
+    })  # fmt: skip
+
+
+def _composite(
+    library: str, dense: Rule, convolution: Rule, first: Any = None, flat: bool = True
+) -> dict[Any, Any]:
+    """The map of rules of all ops, and of one for the first linear map that runs."""
+    keys = _keys(library)
+    rules: dict[Any, Any] = dict.fromkeys(keys.convolution, convolution)
+    rules |= dict.fromkeys(keys.dense, dense)
+    if first is not None:
+        rules[at(None, (*keys.dense, *keys.convolution) if flat else keys.convolution, nth=0)] = (
+            first
+        )
+    return {**_others(keys), **_all_optional(rules)}
+
+
+def epsilon_plus(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
+    """Return the composite of z⁺ for convolutions and ε for dense layers.
+
+    Args:
+        epsilon: That of `lrp.epsilon`.
+        stabilizer: That of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library.
+
+    Raises:
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: zennit's `EpsilonPlus`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.epsilon_plus()["Conv2D"].rule.__name__
+    'z_plus'
+    """
+    return _composite(library, EPSILON(epsilon), z_plus(stabilizer))
+
+
+def epsilon_plus_flat(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
+    """Return `epsilon_plus` with the flat rule in the first linear layer that runs.
+
+    Args:
+        epsilon: That of `lrp.epsilon`.
+        stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library.
+
+    Raises:
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: zennit's `EpsilonPlusFlat`, whose first layer is the first of `named_modules()`.
+
+    >>> from regrad.rules import lrp
+    >>> len(lrp.epsilon_plus_flat()) - len(lrp.epsilon_plus())
+    1
+    """
+    return _composite(library, EPSILON(epsilon), z_plus(stabilizer), flat(stabilizer))
+
+
+def epsilon_gamma_box(
+    low: Any,
+    high: Any,
+    epsilon: float = 1e-6,
+    gamma: float = 0.25,
+    stabilizer: float = 1e-6,
+    library: str = "torch",
+) -> dict[Any, Any]:
+    """Return the composite of z^B in the first convolution, γ in others, ε for dense layers.
+
+    Args:
+        low: The least value of the input, as for `lrp.z_box`.
+        high: The greatest.
+        epsilon: That of `lrp.epsilon`.
+        gamma: That of `lrp.gamma`.
+        stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library.
+
+    Raises:
+        ArgumentError: low is above high, or a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: zennit's `EpsilonGammaBox`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.epsilon_gamma_box(-3.0, 3.0)["Conv2D"].rule.__name__
+    'gamma'
+    """
+    rules = EPSILON(epsilon), GAMMA(gamma, stabilizer)
+    return _composite(library, *rules, z_box(low, high, stabilizer), flat=False)
+
+
+def epsilon_alpha2_beta1(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
+    """Return the composite of αβ (2 and 1) for convolutions and ε for dense layers.
+
+    Args:
+        epsilon: That of `lrp.epsilon`.
+        stabilizer: That of `lrp.alpha_beta`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library.
+
+    Raises:
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: zennit's `EpsilonAlpha2Beta1`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.epsilon_alpha2_beta1()["Conv2D"].rule.__name__
+    'alpha_beta'
+    """
+    return _composite(library, EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer))
+
+
+def epsilon_alpha2_beta1_flat(
+    epsilon: float = 1e-6, stabilizer: float = 1e-6, library: str = "torch"
+) -> dict[Any, Any]:
+    """Return `epsilon_alpha2_beta1` with the flat rule in the first linear layer that runs.
+
+    Args:
+        epsilon: That of `lrp.epsilon`.
+        stabilizer: That of the others.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library.
+
+    Raises:
+        ArgumentError: a number is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: zennit's `EpsilonAlpha2Beta1Flat`.
+
+    >>> from regrad.rules import lrp
+    >>> len(lrp.epsilon_alpha2_beta1_flat()) - len(lrp.epsilon_alpha2_beta1())
+    1
+    """
+    rules = EPSILON(epsilon), alpha_beta(2.0, 1.0, stabilizer)
+    return _composite(library, *rules, flat(stabilizer))
+
+
+def excitation(stabilizer: float = 1e-6, library: str = "torch") -> dict[Any, Any]:
+    """Return the composite of z⁺ for all linear layers.
+
+    Args:
+        stabilizer: That of `lrp.z_plus`.
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library.
+
+    Raises:
+        ArgumentError: stabilizer is not above 0, or the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: Zhang, Lin, Brandt, Shen and Sclaroff, "Top-Down Neural Attention by Excitation
+    Backprop" (2016); zennit's `ExcitationBackprop`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.excitation()["Conv2D"].rule.__name__
+    'z_plus'
+    """
+    return _composite(library, z_plus(stabilizer), z_plus(stabilizer))
+
+
+def guided() -> dict[Any, Any]:
+    """Return the composite of guided backprop. It does not keep relevance.
+
+    Returns:
+        A map of overrides for the library.
+
+    Raises:
+        Nothing.
+
+    Source: Springenberg et al., as for `rules.guided_relu`; zennit's and Captum's `GuidedBackprop`.
+
+    >>> from regrad.rules import lrp
+    >>> [*lrp.guided()]
+    ['Relu']
+    """
+    return {"Relu": guided_relu}
+
+
+def attn_lrp(library: str = "torch") -> dict[Any, Any]:
+    """Return the composite for transformers: the own gradient of linear layers and of softmax.
+
+    Products of two values are shared in halves, activations pass relevance on, and the scale of a
+    norm is a constant, in modules that are called norms if it is written out. The gradient of a
+    softmax is the rule that the paper derives for it, by Taylor: it does not keep relevance, as
+    a softmax is not of degree 1 (`cp_lrp` does). An activation that is written out as `x * gate(x)`
+    passes relevance on if its module is called one (`NewGELUActivation`), and is a product
+    elsewhere.
+
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library, for `relevance`, which has parameters require no grad.
+
+    Raises:
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: Achtibat et al. (2024), as for `pass_`; lxt's `attnLRP`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.attn_lrp()["MatMul"].rule.__name__
+    'uniform'
+    """
+    keys = _keys(library)
+    return {
+        **_others(keys),
+        **dict.fromkeys(keys.dense, optional(_own)),
+    }  # ("MatMul" reaches torch's)
+
+
+def cp_lrp(library: str = "torch") -> dict[Any, Any]:
+    """Return the composite for transformers in which attention is a constant.
+
+    As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the
+    softmax. It keeps all relevance but that of biases.
+
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library, for `relevance`, which has parameters require no grad.
+
+    Raises:
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: Ali et al. (2022), as for `frozen_norm`; lxt's `cp_LRP`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.cp_lrp()["Softmax"].rule.__name__
+    'no_gradient'
+    """
+    rules = {"Softmax": no_gradient, _keys(library).matmul: _own}
+    return {**attn_lrp(library), **_all_optional(rules)}
+
+
+def deep_lift(library: str = "torch") -> dict[Any, Any]:
+    """Return the composite of DeepLift's rescale rule, for `relevance(…, reference=)`.
+
+    Activations are rescaled, and max pools share what they rise and fall; linear layers, sums and
+    average pools need no rule. Of other ops (PReLU, products, softmax) it is the gradient, which
+    does not keep relevance.
+
+    Args:
+        library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.
+
+    Returns:
+        A map of overrides for the library.
+
+    Raises:
+        ArgumentError: the library is another one.
+        MissingPackageError: The library is not installed.
+
+    Source: Shrikumar et al. (2017), as for `rescale`; Captum's `DeepLift`.
+
+    >>> from regrad.rules import lrp
+    >>> lrp.deep_lift()["Relu"].rule.__name__
+    'rescale'
+    """
+    keys = _keys(library)
+    rules = dict.fromkeys((*keys.activations, "Sigmoid"), rescale)
+    return _all_optional({**rules, **dict.fromkeys(keys.pools, rescale_max)})

@@ -1,0 +1,365 @@
+"""Rules of relevance for all but linear maps: elementwise ops, products, norms, pools, DeepLift."""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from itertools import zip_longest
+from operator import add, itemgetter, mul
+from typing import Any
+
+from regrad.core.backends import is_traced
+from regrad.core.dims import differ
+from regrad.core.foreign import nonzero
+from regrad.core.gradients import Gradients
+from regrad.errors import ArgumentError, RuleError, brief
+from regrad.rules.lrp_maps import (
+    _SIGNS_AGREE,
+    _SIGNS_DIFFER,
+    ABSENT,
+    Rule,
+    _changed,
+    _check,
+    _check_linear,
+    _check_selecting,
+    _maker,
+    _named,
+    _ones,
+    _positive,
+)
+
+
+def _is_like(x: Any, y: Any) -> bool:
+    """Return whether an output may be element by element that of an input, which broadcasts."""
+    shapes: list[Any] = [getattr(v, "shape", None) for v in (x, y)]
+    if not all(isinstance(shape, tuple) for shape in shapes):
+        return None not in shapes  # (a shape of a graph, of which nothing is known)
+    sizes = zip_longest(*map(reversed, shapes), fillvalue=1)
+    return len(shapes[0]) <= len(shapes[1]) and not any(
+        differ(n, 1) and differ(n, m) for n, m in sizes
+    )
+
+
+def pass_(dy: Any, y: Any, needs: Any, x: Any = None, a: Any = None) -> Any:
+    """Return the gradient by which an input has the relevance of its output.
+
+    For ops element by element (activations), and norms with a scale and shift of their own. It
+    keeps all relevance. Of an op of several inputs the first has all.
+
+    Args:
+        dy: The gradient that arrives.
+        y: The output of the op.
+        needs: Which gradients are wanted, of which there is one for each input.
+        x: The input.
+        a: The input, of an op of two.
+
+    Returns:
+        The gradient by the input, and None for others.
+
+    Raises:
+        RuleError: (where it runs) the output has not the shape of the first input, x or a.
+
+    Source: zennit's `Pass`; the identity rule of Achtibat et al., "AttnLRP: Attention-Aware
+    Layer-Wise Relevance Propagation for Transformers" (2024), lxt's `identity_rule_implicit`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Tanh": rg.rules.lrp.pass_}):
+    ...     dx = rg.grad(rg.tanh)(rg.tensor([2.0]))
+    >>> bool(abs(2 * dx - rg.tanh(2.0)) < 1e-6)
+    True
+    """
+    x = a if x is None else x
+    _check(_is_like(x, y), "pass_", "an op whose output has the shape of its first input, x or a")
+    dx = nonzero(y) * dy / nonzero(x)
+    return dx if len(needs) == 1 else [dx] + [None] * (len(needs) - 1)
+
+
+def uniform(dy: Any, builtin: Any) -> Any:
+    """Return an op's own gradients, divided by the number of inputs that have one.
+
+    For products of two values (`MatMul` and `Mul` of attention and of gates). It keeps all
+    relevance. In PyTorch a factor that does not require grad has none, and the other one all;
+    `relevance` has parameters require none.
+
+    Args:
+        dy: The gradient that arrives.
+        builtin: The op's own gradient.
+
+    Returns:
+        The gradients by the inputs.
+
+    Raises:
+        Nothing. It fits every op.
+
+    Source: Achtibat et al. (2024), as for `pass_`; lxt's `divide_gradient`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Mul": rg.rules.lrp.uniform}):
+    ...     print([dx.item() for dx in rg.grads(lambda a, b: a * b)([2.0, 5.0])])
+    [2.5, 1.0]
+    """
+    dxs = builtin(dy)
+    found = [dx for dx in dxs if dx is not None] if isinstance(dxs, Gradients) else []
+    if not found:  # (of one input, or of none that has a gradient)
+        return dxs
+    count: Any = sum(1 * (abs(dx).max() > 0) for dx in found)
+    return dxs / count.clip(1, len(dxs))
+
+
+def frozen_norm(
+    dy: Any, x: Any, y: Any, builtin: Any, weight: Any = None, bias: Any = ABSENT,
+    normalized_shape: Any = None, eps: Any = None,
+) -> Any:  # fmt: skip
+    """Return the gradient of a layer norm or RMS norm whose scale is taken for a constant.
+
+    For `F.layer_norm`, `F.rms_norm`, and `rg.at(norm)` in PyTorch: the whole call of a module that
+    computes `weight * (x - mean) * scale + bias`, with the mean of x or without, over the axes of
+    its `weight` (without one, over the last). It keeps all relevance but that of the bias. (Of an
+    RMS norm it is `pass_`.)
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input.
+        y: The output.
+        builtin: The norm's own gradient, which the parameters of a module get.
+        weight: The weight, or None.
+        bias: The bias, or None.
+        normalized_shape: The shape of the axes that it goes over, which are the last.
+        eps: What is added to the variance.
+
+    Returns:
+        The gradient by the input, and None for the weight and the bias of a function.
+
+    Raises:
+        RuleError: (where it runs) the output is not that of such a norm.
+
+    Source: Ali et al., "XAI for Transformers: Better Explanations through Conservative
+    Propagation" (2022); lxt's `layer_norm_forward`.
+
+    >>> import torch, regrad.torch
+    >>> from regrad.rules import lrp
+    >>> x = torch.tensor([[1.0, 2.0, 6.0]], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({torch.nn.functional.layer_norm: lrp.frozen_norm}):
+    ...     y = torch.nn.functional.layer_norm(x, (3,))
+    >>> (dx,) = torch.autograd.grad(y[0, 2], x)
+    >>> torch.allclose((x * dx).sum(), y[0, 2])
+    True
+    """
+    axes = tuple(range(-len(normalized_shape or getattr(weight, "shape", "1")), 0))
+    same = _is_like(x, y) and _is_like(y, x) and len(x.shape) >= len(axes)
+    _check(same, "frozen_norm", "a norm, whose output has the shape of its input")
+    w, b = 1 if weight is None else weight, 0 if bias is None or bias is ABSENT else bias
+    means = x.mean(axes, keepdims=True), 0
+    if eps is not None and normalized_shape is not None:
+        mean = means[bias is ABSENT]
+        scale = (((x - mean) ** 2).mean(axes, keepdims=True) + eps) ** -0.5
+    else:  # what fits the output best
+        _check(not is_traced(x), "frozen_norm", "F.layer_norm, F.rms_norm and modules of PyTorch")
+        fits = []
+        for mean in means:
+            v = (x - mean) * w
+            size = (v * v).sum(axes, keepdims=True)
+            scale = ((y - b) * v).sum(axes, keepdims=True) / nonzero(size)
+            fits += [(float((abs(y - b - scale * v) ** 2).sum()), mean, scale)]
+        rest, mean, scale = min(fits, key=itemgetter(0))
+        if not rest <= 1e-3 * float((abs(y - b) ** 2).sum()):
+            raise RuleError(
+                "frozen_norm expected the output of a layer norm or an RMS norm: weight * (x - "
+                "mean) * scale + bias. Use rules.vjp_of for another norm."
+            )
+    dx = dy * w * scale
+    dx = dx if mean is means[1] else dx - dx.mean(axes, keepdims=True)
+    if normalized_shape is None:
+        builtin(dy)  # (for the parameters)
+        return dx
+    return dx if weight is None and bias is ABSENT else (dx, None, None)[: 2 + (bias is not ABSENT)]
+
+
+def _check_batch(name: str, x: Any) -> int:
+    """Return the half of a batch, of which the other half are references."""
+    shape = getattr(x, "shape", ())
+    fits = len(shape) > 0 and len(x) % 2 == 0
+    _check(fits, name, "a batch of inputs and their references, as relevance(…, reference=) makes")
+    return len(x) // 2
+
+
+def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
+    """Return the slope between an input and its reference, times the gradient that arrives.
+
+    For activations, in a batch whose second half are the references (`relevance(…, reference=)`
+    makes it). The differences from the reference are kept.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input of the op.
+        y: The output.
+        builtin: The op's own gradient, taken where input and reference are the same.
+
+    Returns:
+        The gradient by x.
+
+    Raises:
+        RuleError: (where it runs) the op is of another kind, or the batch of odd size.
+
+    Source: Shrikumar, Greenside and Kundaje, "Learning Important Features Through Propagating
+    Activation Differences" (2017); Captum's `DeepLift`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Relu": rg.rules.lrp.rescale}):
+    ...     print(rg.grad(rg.nn.relu)(rg.tensor([3.0, -1.0])).tolist())
+    [0.75, 0.75]
+    """
+    one = "an op element by element, of one input"
+    _check(_is_like(x, y) and _is_like(y, x), "rescale", one)
+    _check_batch("rescale", x)
+    pairs = (2, len(x) // 2, *x.shape[1:])
+    x, y = x.reshape(pairs), y.reshape(pairs)
+    run, rise = x[0] - x[1], y[0] - y[1]
+    still = abs(run) < 1e-10
+    slope = rise / (run + still * _ones(run))
+    own = builtin(dy)
+    _check(not isinstance(own, Gradients), "rescale", one)
+    dx = dy.reshape(pairs) * slope * (abs(run) >= 1e-10) + own.reshape(pairs) * still
+    return dx.reshape(dy.shape)
+
+
+def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
+    """Return the gradient of a max pool that shares the difference of two outputs.
+
+    What an output rises above that of the reference goes to the input that is the greatest, and
+    what it falls below to the one that is the greatest of the reference, both over the difference
+    of that input. In a batch as for `rescale`; the differences from the reference are kept.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input of the pool.
+        y: The output.
+        builtin: The op's own gradient.
+
+    Returns:
+        The gradient by x.
+
+    Raises:
+        RuleError: (where it runs) the op is of another kind, or the batch of odd size.
+
+    Source: Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions" (2017), in the
+    code of DeepSHAP; Captum's `DeepLift`.
+
+    >>> import torch, regrad.torch
+    >>> from regrad.rules import lrp
+    >>> x = torch.tensor([[[[3.0, 1.0]]], [[[0.0, 2.0]]]], requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({"MaxPool": lrp.rescale_max}):
+    ...     y = torch.nn.functional.max_pool2d(x, (1, 2))
+    >>> (dx,) = torch.autograd.grad(y.sum(), x)
+    >>> ((x[0] - x[1]) * dx[0]).sum().item(), (y[0] - y[1]).item()
+    (1.0, 1.0)
+    """
+    half = _check_batch("rescale_max", x)
+    selects = getattr(y, "shape", ())[:1] == x.shape[:1] and y.ndim == x.ndim
+    _check(selects, "rescale_max", "an op that selects in each example, of one input")
+    (xs, ys, dys) = (v.reshape((2, half, *v.shape[1:])) for v in (x, y, dy))
+    run, rise = xs[0] - xs[1], ys[0] - ys[1]
+    still = abs(rise) < 1e-10
+    greatest = 2 * ys - ys[0] - ys[1] > 0  # of the input, or of the reference
+    routed = builtin((dys[0] * rise * greatest * (abs(rise) >= 1e-10)).reshape(dy.shape))
+    routed = routed.reshape(xs.shape)
+    near = abs(run) < 1e-10
+    dx = (routed[0] + routed[1]) / (run + near * _ones(run))
+    own = builtin((dys * still).reshape(dy.shape)).reshape(xs.shape)
+    return (dx * _ones(xs) + own * near).reshape(x.shape)
+
+
+rescale_max.refuses = _check_selecting  # pyright: ignore
+
+
+def reveal_cancel(
+    dy: Any, x: Any, w: Any, y: Any, forward: Any, vjp_: Any, bias: Any = ABSENT
+) -> Any:
+    """Return the gradient of DeepLift's reveal-cancel rule, of a linear map and the ReLU behind it.
+
+    What adds to the difference from the reference has a slope of its own, and so has what takes. It
+    is for a linear map that a ReLU follows, which gets `rules.straight_through` then, by place:
+    `{**deep_lift(), rg.at("head.0", F.linear): reveal_cancel, rg.at("head.1", "Relu"):
+    straight_through}`. The differences from the reference are kept.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input, of which the second half of the batch are the references.
+        w: The weight.
+        y: The output.
+        forward: The op itself.
+        vjp_: What differentiates a function.
+        bias: The bias, or None.
+
+    Returns:
+        The gradient by x, and None for others.
+
+    Raises:
+        RuleError: (where it is put in force) for an op without these inputs.
+
+    Source: Shrikumar et al. (2017), as for `rescale`, section 3.5.3.
+
+    >>> import torch, torch.nn.functional as F
+    >>> from regrad import rules
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU()).double()
+    >>> made = {F.linear: rules.lrp.reveal_cancel, "Relu": rules.straight_through}
+    >>> x, base = torch.ones(1, 2).double(), torch.zeros(1, 2).double()
+    >>> found = rules.lrp.relevance(net, x, 0, made, reference=base)
+    >>> bool(abs(found.missing) < 1e-9)
+    True
+    """
+    half = _check_batch("reveal_cancel", x)
+
+    def twice(part: Any, v: Any) -> Any:  # (a compiled op takes whole batches)
+        return ((v * 0).reshape((2, half, *v.shape[1:])) + part).reshape(v.shape)
+
+    change, start = twice(x[:half] - x[half:], x), twice(y[half:], y)
+    arrived = twice(dy[:half], dy)
+    maps = [_changed(share, change, w, bias, forward) for share in _WITHOUT_BIAS]
+
+    def seeds(zs: Any) -> list[Any]:
+        plus, minus = zs[0] + zs[1], zs[2] + zs[3]
+        ends = [_positive(start + z) for z in (0 * plus, plus, minus, plus + minus)]
+        up, down = (ends[i] - ends[0] + ends[3] - ends[3 - i] for i in (1, 2))
+        slopes = [rise / (2 * nonzero(run)) for rise, run in ((up, plus), (down, minus))]
+        return [slope * arrived for slope in slopes for _ in range(2)]
+
+    xs = tuple(part for part, _ in maps)
+    dxs = vjp_(lambda given: [f(x) for (_, f), x in zip(maps, given, strict=True)], xs, seeds)
+    dx = reduce(add, map(mul, xs, dxs)) / nonzero(change)
+    return (dx, None, *([] if bias is ABSENT else [None]))
+
+
+_WITHOUT_BIAS = [share._replace(bias=None) for share in _SIGNS_AGREE + _SIGNS_DIFFER]
+reveal_cancel.refuses = partial(_check_linear, "reveal_cancel")  # pyright: ignore
+
+
+@_maker
+def beta_smooth(beta: float = 10.0) -> Rule:
+    """Return the gradient of a softplus, `dy · sigmoid(beta · x)`, for ReLU.
+
+    Args:
+        beta: The steepness.
+
+    Returns:
+        A rule `(dy, x)` for a map of overrides. It does not keep relevance.
+
+    Raises:
+        ArgumentError: beta is not above 0.
+
+    Source: Dombrowski et al., "Explanations Can Be Manipulated and Geometry Is to Blame" (2019);
+    zennit's `ReLUBetaSmooth`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Relu": rg.rules.lrp.beta_smooth(10.0)}):
+    ...     print(rg.grad(rg.nn.relu)(rg.tensor([0.0])).tolist())
+    [0.5]
+    """
+    if not beta > 0:
+        raise ArgumentError(f"beta_smooth: expected a beta above 0, got {brief(beta)}")
+
+    def rule(dy: Any, x: Any) -> Any:
+        _check(_is_like(x, dy), "beta_smooth", "an op element by element, of one input")
+        e = 2.718281828459045 ** (-abs(beta * x))
+        return dy * ((x >= 0) * _ones(x) + (x < 0) * e) / (1 + e)
+
+    return _named(rule, "beta_smooth")
