@@ -142,7 +142,7 @@ class RepeatedBinding(OpBinding):
 
     def __init__(self, first: OpBinding) -> None:
         super().__init__(first.op, first.rule, first.depth, first.key, first.at_site)
-        self.once = first.once
+        self.once: bool = first.once
         self.counted_at: Callable[..., Any] = first.counted_at
         self.hit_at: Callable[..., Any] = first.hit_at
 

@@ -75,7 +75,7 @@ class ForeignRule(Asked):
         self.is_borrowed: bool = lender(value) is not None
         self.takes_all: bool = self.is_borrowed or takes_all(value)
         if self.is_borrowed:
-            self.plain = False
+            self.plain: bool | None = False
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 
     @property

@@ -208,10 +208,11 @@ class Forward(Asked):
             return host.bridge(flat, [given[i] for i in places], name)
 
         if self.named is None:
-            self.named = host.names_in(self.functions)
+            self.named: set[str] | None = host.names_in(self.functions)
         made = self.either(lambda: compute(xs, ys), by_regrad)
         if self.plain and any(isinstance(y, Tensor) for y in made):  # (for the first time)
-            self.plain, made = False, by_regrad()
+            self.plain: bool | None = False
+            made = by_regrad()
         where = "a line that is not known" if call.hit is None else call.hit.where
         return self.check(made, like, host.is_array, where)
 
@@ -366,7 +367,7 @@ class OwnFunction:
 
     def __init__(self, link: ReplacedCallRule, xs: Sequence[Any]) -> None:
         self.value: Any = partial(link.replacing.value, attrs=link.attrs, layout=link.given)
-        self.learned = xs[len(xs) - len(link.replacing.learned) :]
+        self.learned: Sequence[Any] = xs[len(xs) - len(link.replacing.learned) :]
 
     def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
         """Return the gradients of the function by the inputs; None for integers."""

@@ -265,8 +265,8 @@ class Ops(torch.overrides.TorchFunctionMode):
 
     def __init__(self, model: nn.Module, checks: bool) -> None:
         super().__init__()
-        self.checks = checks
-        self.paths = ModulePaths({"": model})
+        self.checks: bool = checks
+        self.paths: ModulePaths = ModulePaths({"": model})
         self.seen: list[tuple[tuple[str, str, str], list[Point], list[Point]]] = []
 
     @property

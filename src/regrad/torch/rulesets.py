@@ -5,7 +5,7 @@ For `gradient_override_map({"Relu": guided})`, in three layers, from what change
 * `Coverage`: what the *keys* cover, whatever the rules. "Relu" is a family: `torch.relu`,
   `F.relu`, `Tensor.relu_`, … (`spelled`), and there are functions with a relu inside (`fused`,
   `bodies`). Found once per set of keys.
-* `RuleSet`: the rules, and what runs in place of each function (`call`, `parts_for`). Found once
+* `RuleSet`: the rules, and what runs in place of each function (`calls_of`, `parts_of`). Found once
   per set of rules, and kept for scopes that are opened again and again, as in a training loop. If
   keys name places, a `Plan` says which rules hold in which modules, and there is one set of rules
   for each such place (`room`), as if it were a scope of its own.

@@ -148,7 +148,8 @@ class ModuleArguments:
 
     def _opened(self, y: Any) -> Any:
         """Return the tensors of a result: one, or a tuple."""
-        self.result = found = Leaves(y, torch.Tensor)
+        self.result: Leaves = Leaves(y, torch.Tensor)
+        found = self.result
         if hidden := [leaf for leaf in found.rest if containers.is_closed((leaf,), 1)]:
             raise PassedOverError(
                 f"the call of {self.type} has a rule as a whole, and returned {kind(hidden[0])}, "
@@ -175,7 +176,7 @@ class ModuleCall(RuleCall):
         layout = whole_layout(rule.op, n, n + more)
         super().__init__(rule, given, layout, call.attrs, lambda *xs: call.value(within, xs), hit)
         self.leaves: int = n + more  # without what the rule learns
-        self.is_simple = False  # (what the parameters are, the rule does not see)
+        self.is_simple: bool = False  # (what the parameters are, the rule does not see)
         self.call: ModuleArguments = call
         self.within: InsideWholeCall = within
         self.own: set[int] = {*range(n, n + more)}  # the leaves of which the rule does not speak

@@ -279,6 +279,7 @@ class Leaves:
         kind: type[Any],
         flatten: Callable[[Any], tuple[list[Any], containers.Rebuild]] = containers.flatten,
     ) -> None:
+        self.rebuild: containers.Rebuild
         leaves, self.rebuild = flatten(value)
         self.places: list[int] = [i for i, x in enumerate(leaves) if isinstance(x, kind)]
         self.arrays: list[Any] = [leaves[i] for i in self.places]
