@@ -14,7 +14,9 @@ import pytest
 from jax import lax
 
 import regrad as rg
+from regrad.core import promotion, state
 from regrad.errors import GradientError
+from regrad.jax import scopes
 from tests.helpers.jax_model import slopes, times
 from tests.helpers.rows import in_thread
 
@@ -182,6 +184,37 @@ def held_back(rules):
     with rg.gradient_override_map(rules):
         pull = rg.vjp(custom, 1.0)[1]
     pull(rg.scalar(1.0))
+
+
+def in_a_gradient_function(use):
+    custom = rg.custom_grad(lambda x: (x, lambda dy: use() or dy))
+    with under(A):
+        pull = rg.vjp(custom, 1.0)[1]
+    with under(B):
+        pull(rg.scalar(1.0))
+
+
+def in_a_walk(use):
+    with rg.gradient_override_map({**A, "Sin": lambda dy: use() or dy}):
+        rg.grad(rg.sin)(1.0)
+
+
+def in_a_scope(use):
+    with under(A), rg.default_dtype("float64"):
+        use()
+
+
+@pytest.mark.parametrize("block", [in_a_scope, in_a_walk, in_a_gradient_function])
+def test_jax_may_be_first_used_in_a_block(monkeypatch, block):
+    """The blocks that are open then tell JAX when they end."""
+    for module in (state, promotion):
+        monkeypatch.setattr(module, "FOLLOWERS", [])
+    seen = []
+    block(lambda: seen.append(rg.jax.from_regrad(rg.tanh)(VALUES)))
+    assert seen and not scopes.is_behind()
+    made = jax.jit(rg.jax.from_regrad(lambda x: rg.ones((2,))))
+    assert made(VALUES).dtype == "float32"
+    np.testing.assert_allclose(gradient()(VALUES), derivative(1), rtol=1e-3)
 
 
 @pytest.mark.parametrize("use", [gradient_in_a_context_with, held_back])

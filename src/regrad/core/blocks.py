@@ -15,7 +15,7 @@ yields a `Refusal`, and goes on waiting.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from functools import partial, update_wrapper, wraps
@@ -89,27 +89,30 @@ HERE: ContextVar[None] = ContextVar("regrad_here", default=None)
 
 def stay(
     value: Any, variable: ContextVar[Any] = HERE, to: Any = None,
-    begin: Iterable[CCall] = (), end: Sequence[CCall] = (),
+    telling: Callable[[Any], Sequence[CCall]] = lambda value: (),
 ) -> Generator[Any]:  # fmt: skip
     """Steps of a block that is left in the context in which it was entered, and refuses elsewhere.
 
     Within the block the variable has another value, which stays if a block inside is still open.
     If the steps are never ended (they are collected then), the context may be out of reach: no
-    other one is changed. Who else is told of the value is told by C functions, in the same step.
+    other one is changed.
+
+    `telling(v)` returns the C functions that tell others the value v. They run in the same step as
+    the change. (They are asked for at the end, too: others may have begun to follow in the block.)
     """
     token = None
     before = variable.get()
     try:
         token = variable.set(to)
-        list(map(call, begin))
+        list(map(call, telling(to)))
         yield value
-        while not _put_back(variable, token, to, end):
+        while not _put_back(variable, token, to, telling(before)):
             yield Refusal()
     except BaseException:  # a signal, or nobody has left it
         if token is None:
             variable.set(before)
         else:
-            _put_back(variable, token, to, end)
+            _put_back(variable, token, to, telling(before))
         raise
 
 

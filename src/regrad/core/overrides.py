@@ -115,7 +115,7 @@ class gradient_override_map(Scope[OpBinding]):
         try:
             jobs.SCOPES[inside] = None
             jobs.settle()
-            yield from stay(self, STATE, inside, telling(inside)[0], telling(before)[0])
+            yield from stay(self, STATE, inside, telling)
         except GeneratorExit:  # nobody can leave it any more: wherever it is in force, it ends
             inside.overrides, inside.left = before and before.overrides, (before,)
             warn_of_open_scope(self._name, self._opener)
@@ -129,7 +129,7 @@ class gradient_override_map(Scope[OpBinding]):
             raise left_out_of_turn()
         while before is not None and before.left is not None:
             before = before.left[0]
-            list(map(call, (partial(STATE.set, before), *telling(before)[0])))
+            list(map(call, (partial(STATE.set, before), *telling(before))))
         self._warn_unless_hit()
 
     def _inside(self, before: State | None) -> State:

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SCOPED: ContextVar[np.dtype | None] = ContextVar("regrad_default_dtype", default=None)
 PROCESS: list[np.dtype] = [FLOAT]
 # Who else is told, as in `state`: the scope's default dtype, or with True the process's.
-FOLLOWERS: list[Callable[[np.dtype | None, bool], tuple[CCall, CCall]]] = []
+FOLLOWERS: list[Callable[[np.dtype | None, bool], CCall]] = []
 
 
 def get_default_dtype() -> np.dtype:
@@ -80,7 +80,7 @@ def set_default_dtype(dtype: DTypeLike) -> None:
     """
     PROCESS[0] = _real("set_default_dtype", dtype)
     for tell in FOLLOWERS:
-        tell(PROCESS[0], True)[0]()
+        tell(PROCESS[0], True)()
 
 
 class default_dtype(Block):
@@ -121,11 +121,14 @@ class default_dtype(Block):
 def _scope(dtype: np.dtype) -> Generator[None]:
     opener = find_opener()
     try:
-        told = [*zip(*[tell(dtype, False) for tell in FOLLOWERS], strict=True)] or ((), ())
-        yield from stay(None, SCOPED, dtype, *told)
+        yield from stay(None, SCOPED, dtype, _telling)
     except GeneratorExit:
         warn_of_open_scope("default_dtype", opener)
         raise
+
+
+def _telling(scoped: np.dtype | None) -> list[CCall]:
+    return [tell(scoped, False) for tell in FOLLOWERS]
 
 
 def _real(function: str, dtype: DTypeLike) -> np.dtype:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
@@ -141,24 +141,10 @@ STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
 current: Callable[[], State | None] = STATE.get
 
 
-def telling(state: State | None) -> Sequence[Sequence[CCall]]:
-    """The steps that tell the followers which overrides a state has, and that take it back."""
+def telling(state: State | None) -> list[CCall]:
+    """Return the C functions that tell the followers which overrides a state has."""
     overrides = None if state is None else state.overrides
-    return [*zip(*[tell(overrides) for tell in FOLLOWERS], strict=True)] or ((), ())
-
-
-def change(state: State | None, before: State | None) -> tuple[Iterator[object], Iterator[object]]:
-    """The steps that put a state in force in place of another, and those that put that one back.
-
-    `list` runs them. They are C functions in a `map`, so that no handler of a signal runs between
-    two of them: make them before the `try`, and only call `list` in the `finally`.
-    """
-    told = FOLLOWERS and (state and state.overrides) is not (before and before.overrides)
-    begin, end = telling(state) if told else ((), ())
-    return (
-        map(call, (partial(STATE.set, state), *begin)),
-        map(call, (partial(STATE.set, before), *end)),
-    )
+    return [tell(overrides)[0] for tell in FOLLOWERS]
 
 
 def open_tapes(state: State) -> tuple[Tape, ...]:
@@ -174,13 +160,24 @@ def open_tapes(state: State) -> tuple[Tape, ...]:
 
 @block
 def in_state(state: State | None) -> Generator[None]:
-    """Run a block under `state`, and put the former one back however the block ends."""
-    begin, end = change(state, current())
+    """Run a block under `state`, and put the former one back however the block ends.
+
+    Each change is one call of `list`, of C functions in a `map`: no handler of a signal runs
+    between two of them.
+    """
+    before, followers = current(), len(FOLLOWERS)
+    told: list[tuple[CCall, CCall]] = []
+    if FOLLOWERS and (state and state.overrides) is not (before and before.overrides):
+        told = [tell(state and state.overrides) for tell in FOLLOWERS]
+    begin = map(call, (partial(STATE.set, state), *[tell for tell, _ in told]))
+    end = map(call, (partial(STATE.set, before), *[take_back for _, take_back in told]))
     try:
         list(begin)
         yield
     finally:
         list(end)
+        if len(FOLLOWERS) > followers:  # JAX was first used in the block, and knows its overrides
+            list(map(call, telling(before)))
 
 
 HELD = "held"

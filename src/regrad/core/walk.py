@@ -22,7 +22,7 @@ from regrad.core.gradients import Gradients
 from regrad.core.registry import OPS
 from regrad.core.rule import NO_GRADIENT, Cotangent, describe_pull, wrong_gradient
 from regrad.core.rule_forms import OpView
-from regrad.core.state import change, current, masked
+from regrad.core.state import current, in_state, masked
 from regrad.core.tape import GroupedRecord, Record, positions, restored
 from regrad.core.tensor import OURS, Tensor, TensorLike, TensorView, known, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
@@ -67,12 +67,8 @@ def walk(
     if state is None or state.overrides is None:
         _walk(records, grads, watched, inspect)
     else:
-        begin, end = change(state.overriding(None), state)
-        try:
-            list(begin)
+        with in_state(state.overriding(None)):
             _walk(records, grads, watched, inspect)
-        finally:
-            list(end)
     return grads
 
 

@@ -53,7 +53,8 @@ def follow() -> None:
     if _tell not in state.FOLLOWERS:
         state.FOLLOWERS.append(_tell)
         promotion.FOLLOWERS.append(_tell_dtype)
-        _tell_dtype(promotion.PROCESS[0], True)[0]()
+        _tell_dtype(promotion.PROCESS[0], True)()
+        _tell_dtype(promotion.SCOPED.get(), False)()
         _tell(_in_force())[0]()
 
 
@@ -66,11 +67,10 @@ def _tell(overrides: Overrides) -> tuple[CCall, CCall]:
     return partial(tell, ScopeRules(overrides) if overrides else None), partial(tell, _RULES.value)
 
 
-def _tell_dtype(default: np.dtype | None, everywhere: bool) -> tuple[CCall, CCall]:
-    """The same for the default dtype of a scope, or of the process."""
-    context = _PROCESS if everywhere else _DTYPE
-    tell = context.set_global if everywhere else setter_of(_DTYPE)
-    return partial(tell, default and default.str), partial(tell, context.value)
+def _tell_dtype(default: np.dtype | None, everywhere: bool) -> CCall:
+    """Return the function that tells JAX the default dtype of a scope, or of the process."""
+    tell = _PROCESS.set_global if everywhere else setter_of(_DTYPE)
+    return partial(tell, default and default.str)
 
 
 def _in_force() -> Overrides:
