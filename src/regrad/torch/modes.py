@@ -115,8 +115,9 @@ class Row:
         calls: its calls under a rule of its own; None without one.
         body: torch's own Python code of the function, which runs with the mode open.
 
-    `way` runs a call. It is None for a function that runs no overridden op, which runs as it is.
-    (torch.compile reads `parts`, `call` and `traced`, the body as it traces it.)
+    `way` runs a call. It is decided at the first one, and None for a function that runs no
+    overridden op, which runs as it is. (torch.compile reads `parts`, `call` and `traced`, the body
+    as it traces it.)
     `kinds` holds the kinds of nodes that results of the function have had, none of an overridden
     op type. A result with a node of another kind is looked at. `shown` is the function as reports
     show it, with no line and no path.
@@ -128,7 +129,7 @@ class Row:
         self.call: Any = calls and calls.call
         self.body: Any = body
         self.traced: Any = None
-        self.way: Way | None = None
+        self.way: Way | None = _decide
         self.kinds: set[type] = set()
         self.shown: tuple[str, str, str] = ("", "", "")
 
@@ -137,7 +138,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     """The mode that torch asks before each of its functions, in one scope."""
 
     ruleset: Rules
-    rows: DispatchTable
+    rows: DispatchTable | WatchedTable
     # The rows that torch.compile may need (see `DispatchTable.prepare`). None until something is
     # compiled under these rules.
     traced: Mapping[Any, Row] | None = None
@@ -326,13 +327,14 @@ class DispatchTable(dict[Any, Row]):
     def __missing__(self, func: Callable[..., Any]) -> Row:
         rules = self.ruleset
         row = Row(rules.parts_of(func), rules.calls_of(func), rules.coverage.bodies.get(func))
-        way = row.calls or self._way(func, row.body)
-        if row.parts:
-            way = _way_by_parts(row.parts, way or _run_watched)
-        elif type(func) is _Getter:  # x.shape, x.grad
-            way = _run_as_is
-        row.way = way
         return self.setdefault(func, row)  # (another thread may have made it)
+
+    def way_of(self, func: Callable[..., Any], row: Row) -> Way | None:
+        """Decide how a function runs."""
+        if type(func) is _Getter and not row.parts:  # x.shape, x.grad
+            return _run_as_is
+        way = row.calls or self._way(func, row.body)
+        return _way_by_parts(row.parts, way or _run_watched) if row.parts else way
 
     def prepare(self) -> None:
         """Make the rows that torch.compile may need, which cannot run this code as it traces.
@@ -392,8 +394,12 @@ class WatchedTable(dict[Any, Row]):
 
     def __missing__(self, func: Callable[..., Any]) -> Row:
         row = copy(self.rows[func])
-        row.way = _watched(row.way, row.body)
+        row.way = _decide
         return self.setdefault(func, row)
+
+    def way_of(self, func: Callable[..., Any], row: Row) -> Way:
+        """Decide how a function runs: if it runs no overridden op, it is watched all the same."""
+        return _watched(self.rows.way_of(func, row), row.body)
 
 
 def _watched(way: Way | None, body: Any) -> Way:
@@ -401,6 +407,12 @@ def _watched(way: Way | None, body: Any) -> Way:
     if way in (None, _run_first):
         return _run_watched if body is None else _run_opened
     return way
+
+
+def _decide(mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Any) -> Any:
+    row = mode.rows[func]
+    row.way = mode.rows.way_of(func, row)
+    return mode.__torch_function__(func, (), args, options)
 
 
 def _run_as_is(

@@ -88,9 +88,9 @@ def rule_note(eqn: Any) -> str:
     return getattr(getattr(function, "debug_info", None), "func_src_info", None) or ""
 
 
-@reads(
+@reads(  # (without an example: each context is a part of all of JAX's keys, for good)
     GRADIENTS, "jax.make_user_context()._obj.set_local", "the block of a context is Python code, in"
-    " which a signal's handler may raise", lambda: jax.make_user_context(None),
+    " which a signal's handler may raise",
 )  # fmt: skip
 def setter_of(context: Any) -> Callable[[Any], None]:
     """Return the function in C that sets the value of a user context in this thread."""
