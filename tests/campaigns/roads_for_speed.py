@@ -127,7 +127,7 @@ ROADS: dict[str, Road] = {
     "torch/call_cache": Road(
         [
             Change("regrad.torch.call_cache:CallCache._learn", "kinds is not None", "False"),
-            Change("regrad.torch.functions:_bind", "if kinds and kinds[0] is not None", "if False"),
+            Change("regrad.torch.functions:_bind", "if kinds is not None", "if False"),
         ],
         ["torch:torch-relus", "torch:torch-rules", "torch:torch-key", "torch:torch-llama",
          "torch:torch-lstm"],

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import regrad as rg
 from regrad.core import registry
-from regrad.torch import call_cache, recorded, rulesets
+from regrad.torch import call_cache, functions, recorded, rulesets
 from tests.torch.common import D, function, override
 
 
@@ -81,6 +81,43 @@ def test_each_part_of_the_key_of_a_call_is_needed(part, monkeypatch):
         patch.setattr(call_cache, "is_grad_enabled", lambda: False)
         assert outcome(*given) == due
     monkeypatch.setattr(call_cache, "kinds_of", lambda *args: without(kinds_of(*args)))
+    assert outcome(*given) != due
+
+
+class Writes(torch.autograd.Function):
+    """Writes into its input, if that is large."""
+
+    @staticmethod
+    def forward(ctx, x):
+        if x.numel() < 12:
+            return x * 2
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+
+Times = function(lambda a, b: a * b, lambda dy, a, b: (dy * b, dy * a), "Times")
+FUNCTIONS = {  # the same of calls of a Function
+    "what is differentiated": (
+        1, {Times: lambda dy, x: dy * x},
+        slope(lambda x: Times.apply(x, 3 * x.detach())),
+        slope(lambda x: Times.apply(3 * x.detach(), x)),
+    ),
+    "what is written to": (
+        2, {Writes: lambda dy, x: dy * x},
+        slope(lambda x: Writes.apply(x[:2] * 1)), slope(lambda x: Writes.apply(x * 1)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", FUNCTIONS)
+def test_each_part_of_the_key_of_a_function_is_needed(part, monkeypatch):
+    place, *given = FUNCTIONS[part]
+    due, kinds = outcome(*given), functions._kinds
+    with monkeypatch.context() as patch:  # (the general road)
+        patch.setattr(functions, "_kinds", lambda *args: None)
+        assert outcome(*given) == due
+    without = lambda key: key and tuple(p for i, p in enumerate(key) if i != place)  # noqa: E731
+    monkeypatch.setattr(functions, "_kinds", lambda *args: without(kinds(*args)))
     assert outcome(*given) != due
 
 

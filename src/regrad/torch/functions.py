@@ -138,17 +138,30 @@ def _find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hi
     return None
 
 
+def _kinds(ctx: Any, args: Sequence[Any], y: Any) -> Any:
+    """Return the key by which calls are kept for a rule; None where they are not.
+
+    Nothing is missing: a rule is for one Function. Which inputs are differentiated decides on their
+    names in the rule, and the rule is refused what a Function has written to.
+    """
+    if type(y) is not torch.Tensor or not y.is_floating_point():
+        return None
+    kinds = kinds_of(args, {})
+    if kinds is None:
+        return None
+    return kinds, ctx.needs_input_grad, ctx.dirty_tensors is None
+
+
 def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
     """Have a rule answer for the gradient of one call of a Function; return the value."""
-    kinds, moves = None, True in ctx.needs_input_grad
-    if is_plain() and AROUND.get() is NOTHING and function_of(ctx) is function:
+    moves, kinds = True in ctx.needs_input_grad, None
+    if function_of(ctx) is function and is_plain() and AROUND.get() is NOTHING:
         with DisableTorchFunction():  # (or a mode would be asked about each attribute)
-            if type(y) is torch.Tensor and y.is_floating_point():
-                kinds = kinds_of(args, {}), ctx.needs_input_grad, ctx.dirty_tensors is None
-            for scope, key, held in _rules_for(function, moves):
-                known = None if held.chooses else held.known.get(kinds)
-                if known is None:
-                    break
+            kinds = _kinds(ctx, args, y)
+            found: Any = next(_rules_for(function, moves), (None, "", None))
+            scope, key, held = found
+            known = None if held is None or held.chooses else held.known.get(kinds)
+            if known is not None:
                 xs = args if known.is_flat else [args[i] for i in known.places]
                 hit = hit_at(scope._root, held.key, key, find_caller(LIBRARIES))
                 hit.add(xs[0].shape)
@@ -172,7 +185,7 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
     call = RuleCall(one, xs, layout, attrs, _applied(function, args, places), hit)
     call.once, call.at, call.total = rule.once, places, len(args)
     _refuse_changed(function, call, [xs[n] for n in call.kept], ctx.dirty_tensors or ())
-    if kinds and kinds[0] is not None and kinds not in rule.known and one.writes is False:
+    if kinds is not None and kinds not in rule.known and one.writes is False:
         usual = layout is None and not is_special(rule)
         known = KnownCall(call, rule.key, hit.op_type, places, len(args)) if usual else None
         learn(rule.known, kinds, known)
