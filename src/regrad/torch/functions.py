@@ -158,12 +158,11 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
     if function_of(ctx) is function and is_plain() and AROUND.get() is NOTHING:
         with DisableTorchFunction():  # (or a mode would be asked about each attribute)
             kinds = _kinds(ctx, args, y)
-            found: Any = next(_rules_for(function, moves), (None, "", None))
-            scope, key, held = found
+            scope, key, held = next(_rules_for(function, moves), (None, "", None))
             known = None if held is None or held.chooses else held.known.get(kinds)
             if known is not None:
                 xs = args if known.is_flat else [args[i] for i in known.places]
-                hit = hit_at(scope._root, held.key, key, find_caller(LIBRARIES))
+                hit = hit_at(scope._root, known.key, key, find_caller(LIBRARIES))
                 hit.add(xs[0].shape)
                 redirect(ctx, KnownOverride)
                 ctx.set_materialize_grads(True)
