@@ -106,7 +106,7 @@ def _make(name: str, function: Any) -> Callable[..., Any]:
     return bound
 
 
-def _rules_for(function: Any, moves: bool) -> Iterator[tuple[Any, str, Any]]:
+def _rules_for(function: Any, moves: bool) -> Iterator[Any]:
     """Yield the scopes with a rule for a Function, with its key and the rule, the innermost first.
 
     If no gradient is wanted of it (`moves`), only a rule counts that replaces the value.
@@ -158,7 +158,8 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
     if function_of(ctx) is function and is_plain() and AROUND.get() is NOTHING:
         with DisableTorchFunction():  # (or a mode would be asked about each attribute)
             kinds = _kinds(ctx, args, y)
-            scope, key, held = next(_rules_for(function, moves), (None, "", None))
+            nothing: Any = None, "", None
+            scope, key, held = next(_rules_for(function, moves), nothing)
             known = None if held is None or held.chooses else held.known.get(kinds)
             if known is not None:
                 xs = args if known.is_flat else [args[i] for i in known.places]
