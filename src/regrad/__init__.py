@@ -168,5 +168,5 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is a
         raise _unknown(f"module 'regrad' has no attribute {name!r}.{hint}", __name__)
 
     def __dir__() -> list[str]:
-        """Return the names that are loaded, and those that are imported at their first use."""
+        """Return all names, including names that are imported at their first use."""
         return sorted({*globals(), *_PARTS, *_TOOLS})

@@ -104,7 +104,7 @@ def in_torch() -> None:
 
 
 def told() -> None:
-    """What JAX is told. (It swallows what is raised while it compares keys: no trace, then.)"""
+    """Send overrides to JAX, without a trace. (JAX swallows errors while it compares keys.)"""
     with rg.gradient_override_map({"Sin": double}), rg.default_dtype("float64"):
         rg.grad(lambda x: rg.sum(rg.sin(x)))(X)
 

@@ -1,14 +1,14 @@
-"""What roads that are there for speed gain: rows of the bench with each road and without it.
+"""The gain of each road that is there for speed: rows of the bench with the road and without it.
 
     python -m tests.campaigns.roads_for_speed [ROAD …]     the table (half an hour)
     python -m tests.campaigns.roads_for_speed --answer ROAD ROW     one process of those below
 
-A road is switched off by writing a function of regrad anew with a part of its source replaced, in a
-process of its own. Three processes take turns: as it is, the same again, and without the road. So
-the second against the first says what a ratio is worth. A sample is the time that the process has
-had on the processors, since the machine may be shared.
+This program switches a road off by a rewritten function of regrad, with a part of its source
+replaced, in a separate process. Three processes take turns: with the road, with it again, and
+without it. The ratio of the first two shows the noise. A sample is processor time, since the
+machine may be shared.
 
-`docs/decisions/roads_for_speed.md` has the figures and what was decided.
+`docs/decisions/roads_for_speed.md` has the figures and the decision.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ ROADS: dict[str, Road] = {
 
 
 def switch_off(road: Road) -> None:
-    """Write the functions of a road anew."""
+    """Rewrite the functions of a road."""
     for where, old, new in road.changes:
         module_name, _, path = where.partition(":")
         module: Any = importlib.import_module(module_name)

@@ -65,7 +65,7 @@ def overridden(f):
 
 
 def recorded(f):
-    """How many ops are on the tape, after one of what it does not watch."""
+    """The number of ops on the tape, after an op of a tensor that it does not watch."""
     found = []
 
     def g(x):
@@ -77,7 +77,7 @@ def recorded(f):
     return found
 
 
-UNARY = {  # a part of the key, what stands in its place without it, and a call that tells
+UNARY = {  # a part of the key, its replacement, and a call that tells
     "a Tensor": ("if type(x) is Tensor:", "if True:", lambda f: f(2.0)),
     "kinds": (KINDS, "True", lambda f: f(WHOLE)),
     "no region": ("state.region is None", "True", captured),

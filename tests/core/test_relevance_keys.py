@@ -1,4 +1,4 @@
-"""Rules of `lrp` on every key: a rule computes its formula, or is refused with what to write."""
+"""Rules of `lrp` on every key: a rule computes its formula, or raises with advice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows_of(forward, x, w, bias):
 
 
 def noted(given, answer, seeds, calls):
-    """Note the arrays of a run of a rule: what it is given, its answer, and runs of `builtin`."""
+    """Note the arrays of a run of a rule: its arguments, its answer, and runs of `builtin`."""
     given = {n: None if x is lrp_maps.ABSENT else x for n, x in given.items()}
     names = ("x", "a", "y", "dy", "bias", "eps", "normalized_shape")
     found = {n: given[n] for n in names if n in given}
@@ -107,7 +107,7 @@ def stable(z, by):
 
 
 def contributions(name, x, w, b, y, ones):
-    """What relevance follows to each output, what it is a share of, and its factor."""
+    """The path of relevance to each output, its whole, and its factor."""
     agree = positive(x) * positive(w) + negative(x) * negative(w)
     differ = positive(x) * negative(w) + negative(x) * positive(w)
     if name == "gamma":
@@ -160,7 +160,7 @@ def due(name, given, x, y, dy):
 
 
 def kept(name, given, x, y, dy, dx):
-    """What there is to share, and what the input has of it."""
+    """The relevance to share, and the share of the input."""
     if name == "frozen_norm":
         bias = 0 if given["bias"] is None else array(given["bias"])
         return ((y - bias) * dy).sum(), (x * dx).sum()

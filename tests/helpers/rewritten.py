@@ -1,4 +1,4 @@
-"""Functions of regrad with a part of their source replaced: what is it for, what does it cost?"""
+"""Functions of regrad with a part of their source replaced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def rewritten(owner: Any, name: str, old: str, new: str) -> Any:
-    """Return a function of a module or a class anew, in its module, with `new` in place of `old`.
+    """Return a function of a module or a class, rewritten with `new` in place of `old`.
 
     A line of `old` may stay: it is `{}` in `new`.
     """

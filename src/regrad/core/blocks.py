@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-CCall: TypeAlias = Callable[[], object]  # in C: no handler of a signal runs between two in a `map`
+CCall: TypeAlias = Callable[[], object]  # in C: no signal handler runs between two in a `map`
 
 
 class _Enter:
@@ -97,8 +97,8 @@ def stay(
     If the steps are never ended (they are collected then), the context may be out of reach: no
     other one is changed.
 
-    `telling(v)` returns the C functions that tell others the value v. They run in the same step as
-    the change. (They are asked for at the end, too: others may have begun to follow in the block.)
+    `telling(v)` returns C functions that send the value v to JAX. They run in the same step as
+    the change. (regrad calls `telling` at the end, too: JAX may have been imported in the block.)
     """
     token = None
     before = variable.get()

@@ -298,7 +298,7 @@ def run_forward(record: Record, *inputs: Any) -> Any:
 
 
 def _kept(op: Op) -> Kept:
-    """Return the values kept by a record for `builtin`: those that the op's own rule asks for."""
+    """Return the values that a record keeps for `builtin`: all that the op's own rule names."""
     rule = Builtin(op).rule
     every = frozenset(range(len(op.inputs)))
     kept, keeps_y = rule.keeps(every)

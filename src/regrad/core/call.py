@@ -1,9 +1,8 @@
-"""One call of an op under a rule: what the rule may ask of it, and what it may answer.
+"""One call of an op under a rule: the arguments of the rule, and its answer.
 
-A host makes a `Call` of its op: regrad for ops whose value it replaces and for whole calls, PyTorch
-and JAX for all of theirs. What the rule asks for is read from the record that the call makes. What
-it answers is completed (by the op's `Own`), opened and checked in one place, so that each answer is
-refused in the same words everywhere.
+A host makes a `Call` of its op: regrad for replaced values and whole calls, PyTorch and JAX for all
+ops. A record that the call makes holds the arguments of the rule. The op's `Own` completes the
+answer, and `Call` checks it. So a wrong answer raises the same error on each host.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
 from regrad.errors import DetachedTensorWarning, RuleError, near
 
-LIBRARIES = {"regrad", "torch", "jax"}  # that a rule may be written with
+LIBRARIES = {"regrad", "torch", "jax"}  # with which rules are written
 
-# -- what a rule may leave out of its answer -----------------------------------------------------
+# -- gradients that a rule may leave out ---------------------------------------------------------
 
 
 class Own(Rule):
@@ -50,8 +49,7 @@ class OwnOfOne(Own):
 class OwnBias(Own):
     """The same for an op whose last input is a bias, which keeps its own gradient.
 
-    A rule that returns one gradient more than for the other inputs has one for the bias. What was
-    left out of a call may be left out of the answer.
+    A rule may return a gradient for the bias, too. Its answer may omit inputs that the call omits.
     """
 
     def complete(self, answer: Any, record: Any, dy: Any, count: int) -> Any:
@@ -70,8 +68,7 @@ class OwnBias(Own):
 class OwnOfCall(Own):
     """The same for the call of a module, or of a function, whose last inputs are parameters.
 
-    `builtin` answers for the others, and what it has found for the parameters is theirs, where the
-    rule returns nothing for them by name.
+    A parameter for which the rule returns no gradient by name gets the gradient by `builtin`.
     """
 
     def __init__(self, count: int, names: Sequence[str]) -> None:
@@ -81,7 +78,7 @@ class OwnOfCall(Own):
     def complete(self, answer: Any, record: Any, dy: Any, count: int) -> Any:
         first, more = _parts(answer)
         if more is None and isinstance(answer, list | tuple) and len(answer) == count:
-            return answer  # (that of `vjp_of`)
+            return answer  # (by `vjp_of`)
         more = {as_name(n): dx for n, dx in (more or {}).items()}
         which = describe_pull(record)
         if unknown := [n for n in more if n not in self.names]:
@@ -142,7 +139,7 @@ class OwnOfLearning(Own):
     def complete(self, answer: Any, record: Record, dy: Any, count: int) -> Any:
         first, more = _parts(answer)
         if more is None and isinstance(answer, list | tuple) and len(answer) == count:
-            return answer  # (that of `vjp_of`)
+            return answer  # (by `vjp_of`)
         if more is None or not more.keys() >= {*self.names}:
             raise RuleError(
                 f"wrong gradient: {describe_pull(record)} learns {', '.join(self.names)}, and did "
@@ -159,7 +156,7 @@ class OwnOfLearning(Own):
 
 
 def _parts(answer: Any) -> tuple[list[Any], dict[str, Any] | None]:
-    """Return the gradients of an answer, and those by name in the dict that may end it."""
+    """Return the gradients of an answer, and the dict of gradients by name that may end it."""
     if not isinstance(answer, list | tuple):
         return [answer], None
     *first, last = answer or [None]
@@ -167,11 +164,11 @@ def _parts(answer: Any) -> tuple[list[Any], dict[str, Any] | None]:
 
 
 def as_name(name: str) -> str:
-    """The name of a parameter as a rule may ask for it: `layers_0_weight`."""
+    """The name of a parameter in a rule: `layers_0_weight`."""
     return free(f"{'_' * name[:1].isdigit()}{name.replace('.', '_').replace('/', '_')}")
 
 
-# -- what a call knows of its op -----------------------------------------------------------------
+# -- the op of a call ----------------------------------------------------------------------------
 
 # Functions of arrays, and their gradients by a library: `vjp(f, xs, dys)`, by leaf. There are zeros
 # where nothing is connected, and None for integers.
@@ -181,7 +178,7 @@ ArrayVjp = Callable[[ArrayFunction, Arrays, Arrays], Arrays]
 
 
 class OwnCall(Protocol):
-    """A call of a foreign op, as `builtin` and `forward` in a rule ask for it.
+    """A call of a foreign op, for `builtin` and `forward` in a rule.
 
     Leaves are arrays, all of the library or all Tensors; numbers and None stand between them.
     """
@@ -256,9 +253,8 @@ class HostArrays(NamedTuple):
 class Asked:
     """A function of a rule, or several, that may be written with regrad's functions or a host's.
 
-    `plain` says which it is: whether it answers with arrays (None until it first ran). A plain one
-    is differentiated by its own library, any other by regrad. `named` is what its code names (None
-    until it was read).
+    `plain` is True if it returns arrays, and None before the first run. The host differentiates a
+    plain function, and regrad any other. `named` holds the names in its code (None: not read yet).
     """
 
     plain: bool | None = None
@@ -268,8 +264,8 @@ class Asked:
     def either(self, plainly: Callable[[], Any], ours: Callable[[], Any]) -> Any:
         """Return the answer to arrays, by `plainly()`, or by `ours()`, which passes Tensors.
 
-        A function runs once. Where its code does not say which it is, it is given arrays first;
-        only if it cannot take them, or answers with Tensors for all that, it runs again.
+        A function runs once if its code names one library. Otherwise it first gets arrays, and runs
+        again if it cannot take arrays or returns Tensors.
         """
         libraries = (self.named or set()) & LIBRARIES
         if self.plain is False or (self.plain is None and libraries == {"regrad"}):
@@ -311,13 +307,13 @@ class Call:
     attrs: Attrs
     layout: Layout = None  # which inputs belong to which parameter, where these are not one and one
     outputs: Sequence[Spec] | None = None
-    hit: Hit | None = None  # where the call is counted
-    own: OwnCall | None = None  # the call itself, for a rule that asks for `builtin` or `forward`
+    hit: Hit | None = None  # the counter of the call
+    own: OwnCall | None = None  # the call itself, for `builtin` and `forward`
 
     def pull(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> list[Any]:
         """The gradients by the wanted inputs; arrays if given arrays, Tensors if given Tensors.
 
-        `xs` and `y` are what the rule names (None elsewhere). None is for no gradient.
+        `xs` and `y` hold the values that the rule names, and None elsewhere. None: no gradient.
 
         Raises:
             RuleError: the rule's answer has the wrong number, kind, shape or dtype.
@@ -333,7 +329,7 @@ class Call:
         ids.discard(0)
         if current() is None:
             return leaf_gradients(record, dy, ids)
-        # Tensors may be differentiated once more, by the tapes that are open
+        # open tapes may differentiate Tensors again
         first = _first(dy)
         with masked() if isinstance(first, Tensor) else in_state(None):
             return leaf_gradients(record, dy, ids)

@@ -4,16 +4,17 @@ The fast path is `dispatch.call` with the branches taken out that few calls need
 library and dtype, no attributes, and at most one tape and nothing else in force. Everything else
 goes by `call`. Each function is one frame, because a call of Python is what its time is made of.
 
-The conditions of the two functions are the key of the fast path. Nothing is missing, because `call`
-asks for no more before the kernel than this:
+The conditions of the two functions are the key of the fast path. The key is complete: before the
+kernel, `call` depends on nothing else but
 
 * classes: a number, a list, a Variable or a traced number has to be lifted (`lift`);
-* dtypes, and for two tensors libraries: what differs, or is not of the op's `kinds`, is promoted;
-* the region: it puts inputs in the place of what its body takes from outside.
+* dtypes, and for two tensors libraries: `call` promotes tensors that differ, and dtypes outside the
+  op's `kinds`;
+* the region: it replaces tensors from outside its body by inputs.
 
-After the kernel `record` asks for the tapes of other threads, the rules in force for this op type,
-several tapes or a tape that does not admit every op (no `recorder`), and complex numbers, which
-have conjugated rules. Where one of these may be, `record` is what is called.
+After the kernel, `record` depends on the tapes of other threads, the rules in force for this op
+type, several tapes or a tape that does not admit every op (no `recorder`), and complex numbers,
+which have conjugated rules. Where one of these is possible, the fast path calls `record`.
 """
 
 from __future__ import annotations

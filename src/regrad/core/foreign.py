@@ -1,4 +1,4 @@
-"""Rules of ours for ops of other libraries: what `regrad.torch` and `regrad.jax` share.
+"""Rules for ops of other libraries, for `regrad.torch` and `regrad.jax`.
 
 A foreign op keeps its forward pass and its arrays. Its gradient is pulled through a record (see
 `core.call`), as for an op of our own, so rules take the same forms and answers get the same checks.
@@ -49,7 +49,7 @@ class ForeignRule(Asked):
     forward: Forward | None = None  # the function that replaces the op's value
     may_hold: bool | None = None  # whether its functions reach objects; None: nobody has looked
     is_surrogate: bool = False  # whether its gradient is that of another function (`vjp_of`)
-    is_derivative: bool = False  # whether its gradient is what the library derives from `forward`
+    is_derivative: bool = False  # whether the library derives its gradient from `forward`
 
     def __init__(self, value: Any, op: Op) -> None:
         self.op: Op = with_own_gradient(op)
@@ -136,12 +136,12 @@ def asks_for(value: Any) -> list[str]:
     return names[1:] if names[:1] == ["dy"] else []
 
 
-# What the inputs of any function are called in a rule, by their number; else they are xs, a list.
+# The names of inputs in a rule for any function, by their number. More inputs are xs, a list.
 USUAL = {1: ["x"], 2: ["a", "b"]}
 
 
 def first_bound(make: Callable[[Op], Any], ops: Iterable[Op]) -> Any:
-    """Return the rule for the first of these ops that has the names that the rule asks for."""
+    """Return the rule for the first of these ops that has all names in the rule."""
     errors: list[RuleError] = []
     for op in ops:
         try:
@@ -155,7 +155,7 @@ def whole_op(
     type: str, inputs: Sequence[str], parameters: Sequence[str], attrs: Iterable[str] = (),
     several: bool = False,
 ) -> Op:  # fmt: skip
-    """Return a call as one op, of its inputs (see `names_for`) and of what it takes otherwise."""
+    """Return the op of a whole call: inputs (see `names_for`), parameters, and attributes."""
     kinds = [Input(n, "many" if n == "xs" else "one") for n in inputs]
     kinds += [Input(n, "one") for n in parameters]
     op = Op(type, type, not_yet, kinds, [*attrs], several=several)
@@ -164,7 +164,7 @@ def whole_op(
 
 
 def whole_layout(op: Op, count: int, total: int) -> Layout:
-    """Return which arrays belong to which input of such an op, if `xs` is so many of them."""
+    """Return the layout of the op of a whole call, if `xs` holds `count` arrays."""
     many = op.inputs[0].kind == "many"
     return (tuple(range(count)), *range(count, total)) if many else None
 
@@ -172,11 +172,11 @@ def whole_layout(op: Op, count: int, total: int) -> Layout:
 def names_for(
     asks: Sequence[str], names: Sequence[str | None], moving: Sequence[bool]
 ) -> list[str]:
-    """Return the names of the arrays of a call, in a rule that asks for some names.
+    """Return the names of the arrays of a call in a rule that uses the names `asks`.
 
-    Those that are arguments themselves have `names`, those of the function's own parameters. Others
-    lie in containers, and have none, or None. The only one, or the one that is differentiated
-    (`moving`), is called x as well; two are a and b, and any number are xs, a list.
+    `names` are the parameters of the function, for arrays that are arguments. Arrays in containers
+    have no name, or None. The only array, or the only differentiated array (`moving`), is also x.
+    Two arrays are also a and b, and any number is xs, a list.
     """
     known, count = [free(n) for n in names if n is not None], len(moving)
     asked = {*asks} - {*known}

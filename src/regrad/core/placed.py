@@ -69,7 +69,7 @@ class Placed(NamedTuple):
 
 
 def _counting(depth: int) -> Placed:
-    """The key of what counts calls for a scope, among the overrides of a state."""
+    """The key of the `Counting` of a scope, among the overrides of a state."""
     return Placed("", None, depth)
 
 
@@ -80,14 +80,14 @@ class Counting(OpBinding):
 
     def __init__(self, keys: Sequence[at], depth: int, counts: Mapping[Any, int]) -> None:
         super().__init__(CALL, self.rule, depth)
-        self.keys = keys  # those that count calls
+        self.keys = keys  # with `nth`
         self.counts: Counts = Counts(counts)
         self.before: Counts = Counts(counts)  # when this copy was made
 
     def copy(self) -> Counting:
         return Counting(self.keys, self.depth, self.counts)
 
-    # (what is counted while a body runs again has been counted)
+    # (a body that runs again counts in a copy: its first run was counted)
     repeat: Callable[[Any], Any] = copy
 
     @property
@@ -96,7 +96,7 @@ class Counting(OpBinding):
         return tuple([max(0, (key.nth or 0) - self.counts.of(key)) for key in self.keys])
 
     def moved(self, copy: OpBinding) -> None:
-        """Count what a compiled program does, which was counted in a copy when it was traced."""
+        """Count the calls in a run of a compiled program. Its trace counted them in a copy."""
         assert isinstance(copy, Counting)
         for key, n in copy.counts.items():
             self.counts[key] = self.counts.get(key, -1) + n - copy.before.get(key, -1)

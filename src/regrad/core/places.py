@@ -121,12 +121,12 @@ class at:
 
     @property
     def meaning(self) -> Any:
-        """The value that equal keys share: the identity, and what is meant there."""
+        """The value that equal keys share: the identity of the place, and the op types."""
         return at, self.identity, self.what
 
     @cached_property
     def counted(self) -> Any:
-        """The value under which calls are counted, together for all entries of a key."""
+        """The value under which `Counts` counts the calls of all entries of a key."""
         return (self._given or self).meaning
 
     def inside(self, outer: at | None) -> at:
@@ -261,7 +261,7 @@ class Counts(dict[Any, int]):
 
 
 def waiting(fits: Iterable[Fit], counts: Counts) -> at | None:
-    """Return a key among those that fit whose n-th call has not come; None if there is none."""
+    """Return a key that fits and whose n-th call has not come, or None."""
     keys = [fit.key for fit in fits if fit.key.counts]
     return next((key for key in keys if counts.of(key) < (key.nth or 0)), None)
 
@@ -407,12 +407,12 @@ class Places:
         ran: Container[str],
         is_called: Callable[[ChainStep], bool],
     ) -> list[ChainStep]:
-        """Return those of some modules that never ran, although the one around them did.
+        """Return the modules that never ran, although the module around them did.
 
         Args:
             named: modules of the model.
-            ran: the paths of those that ran.
-            is_called: whether a module is one that is called, and not one that just holds others.
+            ran: the paths of modules that ran.
+            is_called: whether a program calls a module, which may also only hold others.
         """
         idle = [step for step in named if not any(path in ran for path in step.paths)]
         if not idle:
@@ -494,7 +494,7 @@ def pick(
 
 
 def _refuse_two(tied: Sequence[Fit]) -> None:
-    """Refuse fits of one rank and step, unless the first is the only one that counts calls."""
+    """Raise for two fits of one rank and step, unless the first alone counts calls."""
     first, *others = tied
     for other in others:
         if first.key.counts == other.key.counts:

@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SCOPED: ContextVar[np.dtype | None] = ContextVar("regrad_default_dtype", default=None)
 PROCESS: list[np.dtype] = [FLOAT]
-# Who else is told, as in `state`: the scope's default dtype, or with True the process's.
+# Followers, as in `state`. They get the scope's default dtype, or with True the process's.
 FOLLOWERS: list[Callable[[np.dtype | None, bool], CCall]] = []
 
 

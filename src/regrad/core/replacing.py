@@ -186,9 +186,9 @@ class Forward(Asked):
         self, host: HostArrays, call: Call, xs: Sequence[Any], ys: Sequence[Any],
         like: Sequence[Any], name: str = "",
     ) -> list[Any]:  # fmt: skip
-        """Return the results for a call of a host's op, of its arrays and of its own results.
+        """Return the results for a call of a host's op, of arrays `xs` and the op's results `ys`.
 
-        They are like the own results, which are given if the function asks for them.
+        They have the shapes and dtypes of `like`. `ys` is empty if the function does not name y.
         """
 
         def compute(xs: Sequence[Any], ys: Sequence[Any]) -> Sequence[Any]:

@@ -105,7 +105,7 @@ class Rule:
     hit: Any = None  # a Hit: where the op under it was called, if it was put in force by a scope
     plans: Mapping[frozenset[int], Kept] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
-    # `pulls[0](record, dy)` as `short(rule, dy, x, y)`, if it asks for no more of a record. It is
+    # `pulls[0](record, dy)` as `short(rule, dy, x, y)`, if it needs no more of a record. It is
     # the key of columns (see `Tape`). Nothing is missing: of a real op of one tensor and no
     # attributes, a record holds what follows from x and y, and the rule.
     short: Callable[..., Any] | None = None

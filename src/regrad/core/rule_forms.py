@@ -71,7 +71,7 @@ class BoundFunction:
         self.short: Any = self.short and self.short(function)
 
 
-# By what a rule of one input asks for.
+# By the names in a rule of one input.
 SHORT: Mapping[str, Callable[[RuleFunction], Callable[..., Any]]] = {
     "": lambda function: lambda rule, dy, x, y: function(dy),
     "x": lambda function: lambda rule, dy, x, y: function(dy, x),
@@ -105,10 +105,10 @@ def _call_by_keyword(
 
 
 def asked(function: RuleFunction, op: Op) -> tuple[list[str], bool]:
-    """The names that a rule asks for, and whether it takes them by place.
+    """The names in a rule, and whether it takes their values by place.
 
-    It asks for all after `dy`, but for unknown ones that have a default. (`lambda dy, k=k: dy * k`
-    brings its own k.) `**names` asks for all that there are.
+    They are all parameters after `dy` but unknown parameters with a default. (`lambda dy, k=k: dy *
+    k` brings its own k.) `**names` takes all names of the op.
     """
     code = plain_code(function)
     if code and not (function.__defaults__ or code.co_kwonlyargcount or code.co_flags & STARS):
@@ -231,7 +231,7 @@ class Entwined(PerInput):
     def add_together(self, function: RuleFunction) -> None:
         self.of_both = function
         self.together = BoundFunction(function, self.op, self.name)
-        self.pulls: Any = None  # the walk asks `pull`, and says what is wanted
+        self.pulls: Any = None  # the walk calls `pull` with the wanted inputs
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:
         first = self.together if len(wanted) > 1 else self.parts[0]
@@ -258,12 +258,12 @@ class Joint(Rule):
             answer = self.op.rule.complete(answer, record, dy, len(self.op.inputs))
         several = isinstance(answer, list | tuple) or answer is NO_GRADIENT
         if not several and len(wanted) == 1 and self.part.inputs <= {*wanted}:
-            return [(wanted[0], answer)]  # (by the one input that it may be meant for)
+            return [(wanted[0], answer)]  # (for the only possible input)
         return enumerate(as_many(answer, len(self.op.inputs), record))
 
 
 def as_many(answer: Any, count: int, record: Record) -> Sequence[Any]:
-    """A rule's answer as one gradient per input."""
+    """The gradients in a rule's answer, for each input."""
     if answer is NO_GRADIENT:
         return [answer] * count
     answer = list(answer) if isinstance(answer, list | tuple) else [answer]
@@ -335,7 +335,7 @@ class OpView:
         return self._record
 
     def places(self) -> Sequence[int | None]:
-        """Return which leaf of the record each input is; None for what is an attribute there."""
+        """Return the leaf of the record for each input; None if it is an attribute there."""
         return range(len(self.inputs))
 
     def shown(self, tensor: Tensor | None) -> Any:
@@ -343,9 +343,9 @@ class OpView:
         return tensor
 
     def own(self, answer: Any) -> Sequence[Any]:
-        """A rule's answer as one gradient per leaf of the record.
+        """The gradients in a rule's answer, for each leaf of the record.
 
-        None at the end is for what TensorFlow has as an input and regrad as an attribute.
+        None at the end is for an input of TensorFlow that is an attribute in regrad.
         """
         count = len(self.inputs)
         if isinstance(answer, list | tuple) and not any(dx is not None for dx in answer[count:]):

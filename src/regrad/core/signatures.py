@@ -183,9 +183,9 @@ def declared(function: object) -> list[inspect.Parameter] | None:
 def named(
     f: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
-    """Return the arguments of a call with their names, those by keyword in the function's order.
+    """Return the arguments of a call with their names, keywords in the order of the function.
 
-    What goes to `*args` is called `args1`, by its place. Unknown keywords come last.
+    Arguments in `*args` have names by place (`args1`). Unknown keywords come last.
     """
     parameters = inspect.signature(f).parameters
     places = [n for n, p in parameters.items() if p.kind <= p.POSITIONAL_OR_KEYWORD]

@@ -132,9 +132,9 @@ class State:
         return not self.plain and any(tape.opens for tape in self.tapes)
 
 
-# Who else is told which overrides are in force in this thread: `regrad.jax`, since JAX keeps traces
-# by what it is told. Each returns two functions in C: one that tells the overrides, and one that
-# tells again what was told before.
+# Followers of the overrides in force in this thread: `regrad.jax`, since JAX keeps traces by these
+# messages. A follower returns two functions in C. The first sends the overrides, and the second
+# sends the former message again.
 FOLLOWERS: list[Callable[[Overrides], tuple[CCall, CCall]]] = []
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
@@ -142,7 +142,7 @@ current: Callable[[], State | None] = STATE.get
 
 
 def telling(state: State | None) -> list[CCall]:
-    """Return the C functions that tell the followers which overrides a state has."""
+    """Return the C functions that send the overrides of a state to the followers."""
     overrides = None if state is None else state.overrides
     return [tell(overrides)[0] for tell in FOLLOWERS]
 

@@ -238,7 +238,7 @@ class Learns(MapRule):
             )
 
     def check(self, may_learn: Callable[[Any], bool], expected: str) -> None:
-        """Refuse parameters that the library in which the rule is put in force cannot learn."""
+        """Raise for parameters that the library of the scope cannot learn."""
         for name, x in self.parameters.items():
             if not may_learn(x):
                 raise ArgumentError(f"learns: {name} expected {expected}, got {kind(x)}")

@@ -145,9 +145,9 @@ class GroupedRecord(Record):
 
 
 class LoneRecord(Record):
-    """A record that is on no tape; `hit` says where its op was called, if that is known.
+    """A record that is on no tape. `hit` is the counter of its op's line, if that is known.
 
-    `pulled` are the gradients of its own, by leaf, that its rule has asked for.
+    `pulled` holds the results of `builtin` in the rule, by leaf.
     """
 
     __slots__ = ("hit", "own", "pulled")
@@ -244,8 +244,8 @@ class Tape:
         return entries
 
     # An op of one input whose rule is `short` (the key) is written as columns, which the garbage
-    # collector does not follow: the array of the input, or its spec if the rule does not ask for
-    # it; its id; the output's array, if the rule asks for that; the rule; the output's id (see
+    # collector does not follow: the array of the input, or its spec if the rule does not name
+    # x; its id; the output's array, if the rule names y; the rule; the output's id (see
     # `restored`).
 
     def write_unary(self, op: Op, x: Tensor, y: Tensor) -> None:

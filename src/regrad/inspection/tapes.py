@@ -137,7 +137,7 @@ class TapedOp(SeenOp):
 
     @property
     def runs_alone(self) -> bool:
-        """True if the op can be run again by itself."""
+        """True if the op can run again without its program."""
         return isinstance(bare_rule(self.record.rule), CustomCall) or self.record.op.type in OPS
 
     def again(self, xs: Sequence[Tensor]) -> list[Tensor]:

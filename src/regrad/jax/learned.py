@@ -79,7 +79,7 @@ def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where
 
 
 def _runner(eqn: Any, k: int) -> Callable[[Any, Any], Any] | None:
-    """Return a function of the further inputs of the programs of an equation, and of its own."""
+    """Return a function of the further inputs: of the equation, and of its programs."""
     name, p = eqn.primitive.name, programs.Params(eqn)
     fs = [_function(f) for f in programs.runs(eqn)] if name in _RUN else []
     if name == "scan":

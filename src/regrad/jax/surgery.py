@@ -95,7 +95,7 @@ class Context(NamedTuple):
         none of them          a hit, and a `regrad_op` in the equation's place
     """
 
-    where: EquationContext | None = None  # scopes and functions around, if a key asks for a place
+    where: EquationContext | None = None  # scopes and functions around, if a key names a place
     batched: bool = False  # the name stack here, or around, has "vmap" in it
     derived: bool = False  # … or "jvp" or "transpose": JAX has differentiated this already
     whole: bool = False
@@ -295,7 +295,7 @@ class Surgery:
         return eqn
 
     def around(self, eqn: core.JaxprEqn, context: Context) -> EquationContext | None:
-        """Return the context of the equations that this one holds, if a key asks for a place."""
+        """Return the context of the equations that this one holds, if a key names a place."""
         if self.where is None or context.where is None:
             return None
         return self.where.inside(eqn, context.where, self.programs[-1])

@@ -1,8 +1,8 @@
 """Where the equations of a JAX program stand, and which rule that means.
 
 An equation carries the name scopes around it in its program, and the code that was running. A
-program knows nothing of what is around its call, so `Surgery` carries that along, as an
-`EquationContext`.
+program has no information about the code around its call. `Surgery` carries this information along,
+as an `EquationContext`.
 """
 
 from __future__ import annotations

@@ -200,8 +200,8 @@ def _refusal(name: str) -> ArgumentError:
 
 # -- functions -----------------------------------------------------------------------------------
 
-# Functions that have the same name here, and those of another name. They are called with the
-# arguments of NumPy's signature: what ours takes by position so, all else by name.
+# NumPy's functions and our functions for them. regrad binds the arguments by NumPy's signature. It
+# passes them by position where our function takes positions, and by name otherwise.
 SAME_NAMES = (
     "all any argmax argmin argsort astype broadcast_arrays broadcast_to clip count_nonzero diff "
     "einsum expand_dims flip full_like imag isclose matrix_transpose max mean median meshgrid min "
@@ -224,7 +224,7 @@ FUNCTIONS: dict[Callable[..., Any], str | Callable[..., Any]] = {
     np.transpose: "permute_dims",
 }
 RENAMED = {"a_max": "max", "a_min": "min", "ddof": "correction"}  # options
-MEANINGLESS = {"copy", "kind"}  # options: Tensors never change, and what we sort stays in order
+MEANINGLESS = {"copy", "kind"}  # options: Tensors never change, and our sort is stable
 
 # SciPy calls it on gradients, and hands them to compiled code that takes NumPy's arrays alone.
 TO_ARRAYS = {np.atleast_1d}
@@ -271,10 +271,7 @@ def _function_of_tensors(
 def _translated(
     func: Callable[..., Any], ours: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of NumPy's function for ours, without those that say nothing.
-
-    `out=None` and `order="C"` do not.
-    """
+    """The arguments of NumPy's function for ours, without defaults (`out=None`, `order="C"`)."""
     known = signature(func).parameters
     if not known:
         return args, kwargs

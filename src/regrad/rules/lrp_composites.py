@@ -26,7 +26,7 @@ MAPS = ("lrp_dense", "lrp_convolution", "lrp_matmul", "lrp_mul")
 
 
 class _Keys(NamedTuple):
-    """The keys of a library for what composites have rules for."""
+    """The keys of a library for which composites have rules."""
 
     dense: tuple[Any, ...]
     convolution: tuple[Any, ...]
@@ -340,7 +340,7 @@ def cp_lrp(library: str = "torch") -> dict[Any, Any]:
     """Return the composite for transformers in which attention is a constant.
 
     As `attn_lrp`, but all relevance of an attended value goes to the value, and none to the
-    softmax. It keeps all relevance but that of biases.
+    softmax. It keeps all relevance except for biases.
 
     Args:
         library: `"torch"`, or `"jax"` for `relevance` of a function of JAX.

@@ -83,7 +83,7 @@ SELECTING = frozenset({
 
 
 def _refuses(fits: bool, name: str, what: str, op: Any) -> None:
-    """Refuse an op, where a rule is put in force."""
+    """Raise for an op when a scope opens."""
     if not fits:
         raise RuleError(
             f"lrp.{name} is for {what}, and the op type {op.type!r} is none. For other ops there "
@@ -118,7 +118,7 @@ def _check_selecting(op: Any) -> None:
 
 
 class _Share(NamedTuple):
-    """A linear map of a changed input, weight and bias, among those that relevance goes along."""
+    """A linear map of a changed input, weight and bias, along which relevance goes."""
 
     x: Part
     w: Part
@@ -184,7 +184,7 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
     relevance but the share of the bias and of `epsilon`.
 
     Args:
-        epsilon: What the output is moved away from 0 by, above 0. Large, it drops what is small.
+        epsilon: How far the output is moved away from 0, above 0. A large value drops small shares.
 
     Returns:
         A rule `(dy, y, builtin)` for a map of overrides.
@@ -217,12 +217,12 @@ def epsilon(epsilon: float = 1e-6) -> Rule:
 def gamma(gamma: float = 0.25, stabilizer: float = 1e-6) -> Rule:
     """Return the γ-rule: contributions of the output's sign count `1 + gamma` times.
 
-    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance but that of the
+    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance except for the
     bias.
 
     Args:
         gamma: By how much.
-        stabilizer: What divisors are moved away from 0 by.
+        stabilizer: How far divisors are moved away from 0.
 
     Returns:
         A rule for a map of overrides.
@@ -256,11 +256,11 @@ def gamma(gamma: float = 0.25, stabilizer: float = 1e-6) -> Rule:
 def z_plus(stabilizer: float = 1e-6) -> Rule:
     """Return the z⁺-rule: relevance follows what adds to the output.
 
-    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance but that of the
+    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance except for the
     bias, and none is left where nothing adds.
 
     Args:
-        stabilizer: What divisors are moved away from 0 by.
+        stabilizer: How far divisors are moved away from 0.
 
     Returns:
         A rule for a map of overrides.
@@ -285,13 +285,13 @@ def z_plus(stabilizer: float = 1e-6) -> Rule:
 def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) -> Rule:
     """Return the αβ-rule: `alpha` times what adds to the output, less `beta` times what takes.
 
-    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance but that of the
+    For linear maps; of a product `a @ b`, b is the weight. It keeps all relevance except for the
     bias, where something adds and something takes.
 
     Args:
-        alpha: The factor of what adds.
-        beta: The factor of what takes, `alpha - 1`.
-        stabilizer: What divisors are moved away from 0 by.
+        alpha: The factor of positive contributions.
+        beta: The factor of negative contributions, `alpha - 1`.
+        stabilizer: How far divisors are moved away from 0.
 
     Returns:
         A rule for a map of overrides.
@@ -319,14 +319,14 @@ def alpha_beta(alpha: float = 2.0, beta: float = 1.0, stabilizer: float = 1e-6) 
 def z_box(low: Any, high: Any, stabilizer: float = 1e-6) -> Rule:
     """Return the z^B-rule: relevance by the distance from the bounds of the input.
 
-    For the linear map that gets the input, such as pixels. It keeps all relevance but that of the
+    For the linear map that gets the input, such as pixels. It keeps all relevance except for the
     bias.
 
     Args:
         low: The least value of the input: a number, or an array that broadcasts to it, as of one
             for each channel.
         high: The greatest.
-        stabilizer: What divisors are moved away from 0 by.
+        stabilizer: How far divisors are moved away from 0.
 
     Returns:
         A rule for a map of overrides.
@@ -353,11 +353,11 @@ def z_box(low: Any, high: Any, stabilizer: float = 1e-6) -> Rule:
 def w_square(stabilizer: float = 1e-6) -> Rule:
     """Return the w²-rule: relevance by the squares of the weights, whatever the input.
 
-    For the linear map that gets an input without bounds. It keeps all relevance but that of the
+    For the linear map that gets an input without bounds. It keeps all relevance except for the
     bias.
 
     Args:
-        stabilizer: What divisors are moved away from 0 by.
+        stabilizer: How far divisors are moved away from 0.
 
     Returns:
         A rule for a map of overrides.
@@ -383,7 +383,7 @@ def flat(stabilizer: float = 1e-6) -> Rule:
     For the linear map that gets the input. It keeps all relevance, of the bias too.
 
     Args:
-        stabilizer: What divisors are moved away from 0 by.
+        stabilizer: How far divisors are moved away from 0.
 
     Returns:
         A rule for a map of overrides.

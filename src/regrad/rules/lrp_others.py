@@ -29,7 +29,7 @@ from regrad.rules.lrp_maps import (
 
 
 def _is_like(x: Any, y: Any) -> bool:
-    """Return whether an output may be element by element that of an input, which broadcasts."""
+    """Return whether an output may be a function of an input, element by element."""
     shapes: list[Any] = [getattr(v, "shape", None) for v in (x, y)]
     if not all(isinstance(shape, tuple) for shape in shapes):
         return None not in shapes  # (a shape of a graph, of which nothing is known)
@@ -42,7 +42,7 @@ def _is_like(x: Any, y: Any) -> bool:
 def pass_(dy: Any, y: Any, needs: Any, x: Any = None, a: Any = None) -> Any:
     """Return the gradient by which an input has the relevance of its output.
 
-    For ops element by element (activations), and norms with a scale and shift of their own. It
+    For ops element by element (activations), and norms with a scale and shift. It
     keeps all relevance. Of an op of several inputs the first has all.
 
     Args:
@@ -113,7 +113,7 @@ def frozen_norm(
 
     For `F.layer_norm`, `F.rms_norm`, and `rg.at(norm)` in PyTorch: the whole call of a module that
     computes `weight * (x - mean) * scale + bias`, with the mean of x or without, over the axes of
-    its `weight` (without one, over the last). It keeps all relevance but that of the bias. (Of an
+    its `weight` (without one, over the last). It keeps all relevance except for the bias. (Of an
     RMS norm it is `pass_`.)
 
     Args:
@@ -124,13 +124,13 @@ def frozen_norm(
         weight: The weight, or None.
         bias: The bias, or None.
         normalized_shape: The shape of the axes that it goes over, which are the last.
-        eps: What is added to the variance.
+        eps: The summand of the variance.
 
     Returns:
         The gradient by the input, and None for the weight and the bias of a function.
 
     Raises:
-        RuleError: (where it runs) the output is not that of such a norm.
+        RuleError: (where it runs) the output is not the output of such a norm.
 
     Source: Ali et al., "XAI for Transformers: Better Explanations through Conservative
     Propagation" (2022); lxt's `layer_norm_forward`.
@@ -225,9 +225,9 @@ def rescale(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
 def rescale_max(dy: Any, x: Any, y: Any, builtin: Any) -> Any:
     """Return the gradient of a max pool that shares the difference of two outputs.
 
-    What an output rises above that of the reference goes to the input that is the greatest, and
-    what it falls below to the one that is the greatest of the reference, both over the difference
-    of that input. In a batch as for `rescale`; the differences from the reference are kept.
+    If an output is above the output of the reference, the difference goes to the greatest input;
+    otherwise it goes to the greatest input of the reference. It is divided by the difference of
+    that input. Batches are as for `rescale`, and the differences from the reference are kept.
 
     Args:
         dy: The gradient that arrives.
@@ -276,8 +276,8 @@ def reveal_cancel(
 ) -> Any:
     """Return the gradient of DeepLift's reveal-cancel rule, of a linear map and the ReLU behind it.
 
-    What adds to the difference from the reference has a slope of its own, and so has what takes. It
-    is for a linear map that a ReLU follows, which gets `rules.straight_through` then, by place:
+    Positive and negative parts of the difference from the reference have separate slopes. The rule
+    is for a linear map with a ReLU behind it. Give that ReLU `rules.straight_through`, by place:
     `{**deep_lift(), rg.at("head.0", F.linear): reveal_cancel, rg.at("head.1", "Relu"):
     straight_through}`. The differences from the reference are kept.
 
@@ -287,14 +287,14 @@ def reveal_cancel(
         w: The weight.
         y: The output.
         forward: The op itself.
-        vjp_: What differentiates a function.
+        vjp_: The function that differentiates another.
         bias: The bias, or None.
 
     Returns:
         The gradient by x, and None for others.
 
     Raises:
-        RuleError: (where it is put in force) for an op without these inputs.
+        RuleError: (when the scope opens) for an op without these inputs.
 
     Source: Shrikumar et al. (2017), as for `rescale`, section 3.5.3.
 

@@ -1,7 +1,7 @@
-"""Runs that share an output of a model among its inputs: what libraries have in common.
+"""Runs that share an output of a model among its inputs, for all libraries.
 
-A library says how its models are differentiated (`regrad.torch.relevance`, `regrad.jax.relevance`).
-What is run, compared and summed is here.
+`regrad.torch.relevance` and `regrad.jax.relevance` differentiate models. This file runs a model,
+compares runs and sums relevance.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class RelevanceRun:
     Args:
         model: The model.
         inputs: Its arguments, as they came from the user.
-        target: Which output is explained.
-        reference: What is run next to them, in one batch; None for nothing.
+        target: The output to explain.
+        reference: Inputs that run in the same batch, for comparison, or None.
     """
 
-    array = "an array"  # what the library calls its arrays, for messages
+    array = "an array"  # the library's word for its arrays, in messages
 
     def __init__(self, model: Any, inputs: Any, target: Any, reference: Any = None) -> None:
         self.model = model
@@ -73,7 +73,7 @@ class RelevanceRun:
             self.values[name] = xp.concat([x, xp.broadcast_to(other, x.shape)])
 
     def explained(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
-        """Run the model; return what is differentiated, and what there is to share."""
+        """Run the model; return the value to differentiate, and the relevance to share."""
         named = {k: v for k, v in values.items() if isinstance(k, str)}
         y = self.call(*[v for k, v in values.items() if k not in named], **named)
         if self.half is None:
@@ -194,5 +194,5 @@ def _most_first(rows: Sequence[Loss], missing: float) -> tuple[Loss, ...]:
 
 
 def names(pattern: Any, path: str) -> bool:
-    """Return whether a path, or a pattern of such, names a module."""
+    """Return whether a path, or a pattern of paths, names a module."""
     return pattern == path or matches(pattern, ChainStep((path,)))

@@ -253,7 +253,7 @@ class RuleCall:
         """Return torch's own function of other inputs, by parameter."""
         pairs = zip(inputs, self.layout or range(len(inputs)), strict=True)
         leaves = [x for given, place in pairs for x in _leaves(given, place)]
-        leaves += self.rule.learned  # (of which torch's function knows nothing)
+        leaves += self.rule.learned  # (no inputs of torch's function)
         for mine, x in zip(self.values, leaves, strict=True):
             if mine is not None and not (isinstance(x, Tensor) or x == mine):
                 raise RuleError(

@@ -421,7 +421,7 @@ def nodes(graph: torch.fx.GraphModule) -> Iterator[Any]:
     """The nodes of a graph, and of the graphs in it."""
     for node in graph.graph.nodes:
         yield node
-        # (a body is that of the call that is given it)
+        # (a body belongs to the call that takes it as an argument)
         for body in dynamo.bodies(node) if node.op != "get_attr" else ():
             yield from nodes(body)
 

@@ -133,7 +133,7 @@ def _find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hi
             rule = at_its_site(rule, scope, key, xs)
         if not (moves or rule.replaces):
             return None
-        with DisableTorchFunction():  # (or a mode would be asked about `shape`)
+        with DisableTorchFunction():  # (or torch would call a mode for `shape`)
             return rule, bind_call(scope, rule.key, key, tuple(xs[0].shape))
     return None
 
@@ -141,8 +141,8 @@ def _find_rule(function: Any, args: Sequence[Any], moves: bool) -> tuple[Any, Hi
 def _kinds(ctx: Any, args: Sequence[Any], y: Any) -> Any:
     """Return the key by which calls are kept for a rule; None where they are not.
 
-    Nothing is missing: a rule is for one Function. Which inputs are differentiated decides on their
-    names in the rule, and the rule is refused what a Function has written to.
+    The key is complete: a rule is for one Function. The names of inputs in the rule depend on the
+    inputs that are differentiated. A rule that names an input to which the Function writes raises.
     """
     if type(y) is not torch.Tensor or not y.is_floating_point():
         return None
@@ -156,7 +156,7 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
     """Have a rule answer for the gradient of one call of a Function; return the value."""
     moves, kinds = True in ctx.needs_input_grad, None
     if function_of(ctx) is function and is_plain() and AROUND.get() is NOTHING:
-        with DisableTorchFunction():  # (or a mode would be asked about each attribute)
+        with DisableTorchFunction():  # (or torch would call a mode for each attribute)
             kinds = _kinds(ctx, args, y)
             nothing: Any = None, "", None
             scope, key, held = next(_rules_for(function, moves), nothing)

@@ -29,7 +29,7 @@ Invariants:
 * A mode serves the scope that opened it, in the task that opened it. Other threads have modes of
   their own, but tasks of one thread share a stack, so each call asks whose it is.
 * Nothing here depends on values, so torch.compile can trace it. It cannot make rows as it traces,
-  though: `DispatchTable.prepare` makes those that it may need (`_run_traced`).
+  though: `DispatchTable.prepare` makes all rows that it may need (`_run_traced`).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Row:
     Args:
         parts: the functions that run in its place, each with a condition on the arguments (None:
             always).
-        calls: its calls under a rule of its own; None without one.
+        calls: its calls under a rule for this function; None without one.
         body: torch's own Python code of the function, which runs with the mode open.
 
     `way` runs a call. It is decided at the first one, and None for a function that runs no
@@ -355,7 +355,7 @@ class DispatchTable(dict[Any, Row]):
         mode.traced = {f: r for f, r in rows.items() if r.parts or r.call or r.traced}
 
     def _way(self, func: Callable[..., Any], body: Any) -> Way | None:
-        """Return the way of a function without a rule of its own."""
+        """Return the way of a function for which there is no rule."""
         rules = self.ruleset
         if func in rules.keep:
             return _run_as_is
@@ -386,7 +386,7 @@ class DispatchTable(dict[Any, Row]):
 
 
 class WatchedTable(dict[Any, Row]):
-    """The rows for scopes whose reports show the lines and modules of what keeps its gradient."""
+    """The rows for scopes with `watch=True`, whose reports show lines and modules."""
 
     def __init__(self, rows: DispatchTable) -> None:
         super().__init__()

@@ -302,7 +302,7 @@ class Modules:
             return
         named = {path for step in self.plan.named() for path in step.paths}
         named |= {around for path in named for around in paths_around(path)}
-        for known in self.known.values():  # those that a key names, and those around them
+        for known in self.known.values():  # modules that a key names, and modules around them
             if named.isdisjoint(known.paths) or known.kind is not type(module):
                 continue
             if _are_alike(known.module, module):

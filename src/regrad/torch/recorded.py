@@ -141,8 +141,7 @@ class Recordings:
     def replay(self, fixed: Any, arrays: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         """Return the results for arrays by a recording; None if there is none.
 
-        `fixed` is what the run depends on besides the arrays. (No mode may be asked meanwhile: the
-        caller sees to it.)
+        `fixed` holds all else that the run depends on. (The caller has switched torch's modes off.)
         """
         if not self.are_possible():
             return None

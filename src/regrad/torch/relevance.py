@@ -151,7 +151,7 @@ class TorchRun(runs.RelevanceRun):
         return total.detach(), found
 
     def _mark(self, where: dict[str, Point], name: str, module: Any, args: Any, *ys: Any) -> None:
-        """Note the place of what a module returned, or was called with: the first of several."""
+        """Note the place of a module's output, or of its input: the first of several."""
         (x,) = ys or (args,)
         x = x[0] if isinstance(x, tuple | list) and x else x
         if name in where:
@@ -166,7 +166,7 @@ class TorchRun(runs.RelevanceRun):
     def _embedded(self, module: Any, args: Any, y: torch.Tensor) -> torch.Tensor | None:
         given = args[0].data_ptr(), args[0].numel()
         for name, ids in self.values.items():
-            # (the same tokens, in any shape; next to a reference they are those of both)
+            # (the same tokens, in any shape; with a reference, of both runs)
             same = isinstance(ids, torch.Tensor) and (ids.data_ptr(), ids.numel()) == given
             if same and self.half is None:
                 with DisableTorchFunction():

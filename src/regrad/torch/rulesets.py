@@ -5,7 +5,7 @@ For `gradient_override_map({"Relu": guided})`, in three layers, from what change
 * `Coverage`: what the *keys* cover, whatever the rules. "Relu" is a family: `torch.relu`,
   `F.relu`, `Tensor.relu_`, … (`spelled`), and there are functions with a relu inside (`fused`,
   `bodies`). Found once per set of keys.
-* `RuleSet`: the rules, and what runs in place of each function (`calls_of`, `parts_of`). Found once
+* `RuleSet`: the rules, and the functions that replace torch's (`calls_of`, `parts_of`). Found once
   per set of rules, and kept for scopes that are opened again and again, as in a training loop. If
   keys name places, a `Plan` says which rules hold in which modules, and there is one set of rules
   for each such place (`room`), as if it were a scope of its own.
@@ -198,8 +198,8 @@ class RuleSet(Nested):
     def parts_of(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
         """Make the functions that replace a callable with several ops inside, each with when."""
         rows = self.coverage.fused.get(function, ())
-        # (with arguments that regrad's op does not have, only its own rule needs the parts)
-        # (and a rule that asks for the bias is given the whole call)
+        # (with arguments that regrad's op does not have, only its own rule needs the parts, and a
+        # rule that names the bias gets the whole call)
         fit = [r for r in rows if not (r.lent or r.biased) or self._fits(r)]
         return [(row.when, take_apart(self, function, row)) for row in fit]
 

@@ -136,7 +136,7 @@ class ModuleArguments:
         self.first: list[int] = [*map(ids.index, ids)]  # (the module may ask whether q is k)
 
     def value(self, within: InsideWholeCall, xs: Sequence[torch.Tensor]) -> Any:
-        """Return the result of the module of these tensors and parameters; what it holds stays."""
+        """Call the module with these tensors and parameters, and leave its own parameters alone."""
         count, xs = len(self.given.places), [xs[i] for i in self.first]
         made = self.given.close(xs[:count])
         options = dict(zip(self.keywords, made[self.count :], strict=True))

@@ -265,7 +265,7 @@ class Body:
 
 
 class Leaves:
-    """A value that is taken apart: the arrays in it, and what is put around others again.
+    """A value that is decomposed: the arrays in it, and the containers around them.
 
     Args:
         value: It holds arrays in containers.

@@ -564,7 +564,7 @@ def in_order(overrides: Mapping[object, OpBinding]) -> list[tuple[Any, Any]]:
 
 
 def _told(overrides: Mapping[object, OpBinding]) -> tuple[Any, ...]:
-    """Return the key that tells the choice of rules from others: keys, counts, and the path."""
+    """Return the key of the choice of rules: keys, counts, and the path."""
     found = [(k, b.token, b.once) for k, b in in_order(overrides)]
     return *found, PATH.get()
 

@@ -254,12 +254,12 @@ class Program:
             self.sources = [i for i in closure.arrays if can_go_in(closure.tensors[i]())]
 
     def _donates(self) -> bool:
-        """Return whether a variant writes over what it is given: the key of donation.
+        """Return whether a variant writes over its inputs: the key of donation.
 
-        Nothing is missing: it is worth it (`find`), and JAX does not call the program twice. Where
-        tapes watch, no array is given away (`Variant`). An array that anybody else may hold is
-        copied at the call (`Variable._lent`), and a result that is another array as well, in the
-        program (`set_apart`).
+        The key is complete: donation is worth it (`find`), and JAX does not call the program twice.
+        A variant donates no array that a tape watches (`Variant`). The call copies an array that
+        others may hold (`Variable._lent`), and the program a result that is two arrays
+        (`set_apart`).
         """
         return self.overwrites and may_donate(self.jax)
 

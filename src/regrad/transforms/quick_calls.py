@@ -116,12 +116,12 @@ class QuickCall:
         return self.writer.made("quick")
 
     def write_call(self) -> None:
-        """Write the call, and what it depends on besides its road: its key.
+        """Write the call and its key: all that the call depends on besides its road.
 
-        Nothing is missing: the variant is that of the program now, for its sources are counted in
-        it. Of `Program._key`, no tape watches (the road asks), and the layouts of Variables and
-        JAX's search for NaN are asked for here. Each source is read where it lies: a Variable, a
-        place of the closure, the content of an array. A result with a mark is of another trace.
+        The key is complete. The road checks that no tape watches. The other parts of `Program._key`
+        are checked here: the layouts of Variables, and JAX's search for NaN. The call reads each
+        source at its place: a Variable, a place of the closure, the content of an array. The
+        variant counts its sources, and a result with a mark comes from another trace.
         """
         write, variant, assigned = self.writer.write, self.variant, self.program.assigned
         write(f"if program.quick is not variant: shortcuts.clear(); {self.plainly}", 2)

@@ -192,8 +192,8 @@ class _ShortcutWriter(Writer):
         lengths, and the order of keys), but name classes by number. Static values are compared by
         ==, and their classes are among the classes. The rest of a program's key (`Jitted._key`) is
         checked by each road at each call: the closure (`checks_of`), the registry and the default
-        dtype (`STATE`). Under overrides and tapes no road is taken (`STATE`). What XLA's program
-        depends on besides, JAX's own cache and `QuickCall` ask for.
+        dtype (`STATE`). Under overrides and tapes no road is taken (`STATE`). JAX's own cache and
+        `QuickCall` check the rest of the key of XLA's program.
         """
         return ("\n".join(self.lines), *self.classes), tuple(self.values)
 

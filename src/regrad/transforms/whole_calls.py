@@ -109,7 +109,7 @@ class WholeCall:
 
 
 class WholeCallPulls:
-    """The call's own gradient and value, as its rule may ask for them."""
+    """The call's own gradient and value, for `builtin` and `forward` in its rule."""
 
     vjp: Any = None
 

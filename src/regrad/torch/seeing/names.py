@@ -118,7 +118,7 @@ def key_of(node: Any) -> int | None:
 def source_of(x: torch.Tensor) -> tuple[int, int]:
     """Return the key of the node that made a tensor, and which of the node's outputs it is.
 
-    Edges of the graph that lead to the tensor say so. A tensor without history is its own key.
+    They are on the edges of the graph to the tensor. A tensor without history is its own key.
     """
     return (id(x) if x.grad_fn is None else number_of(x.grad_fn)), x.output_nr
 

@@ -181,7 +181,7 @@ class OpNote(SeenOp):
             )[0]
             return self._run(run, xs)
         takes_ctx = self.func.setup_context is torch.autograd.Function.setup_context
-        ctx: Any = FunctionCtx()  # which nobody reads
+        ctx: Any = FunctionCtx()  # (its content is unused)
         ctx.needs_input_grad = (True,) * len(self.rebuild(self.leaves)[0])
         first = (ctx,) if takes_ctx else ()
         return self._run(partial(self.func.forward, *first), xs)

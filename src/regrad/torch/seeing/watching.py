@@ -315,7 +315,7 @@ class Looker:
     def entrances(self) -> Iterator[Entrance]:
         """The functions to replace: the forward passes of the autograd.Functions that there are.
 
-        No mode is asked about a Function, and code may hold its `apply` since it was imported.
+        torch calls no mode for a Function, and code may hold its `apply` since it was imported.
         """
         yield torch.autograd, "backward", partial(_seen_backward, self)
         for ours in (Overridden, Custom, Bridge):
