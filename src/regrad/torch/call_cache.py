@@ -77,8 +77,8 @@ KEPT = 64  # kinds of calls of a function
 def kinds_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Return the traits of a call that it shares with those understood like it; None if unknown.
 
-    The key is complete: each function under each set of rules has a separate cache, and the key has
-    the class and exact value of each argument that is not a tensor. `_understood` depends on dtypes,
+    The key is complete: each function under each set of rules has a separate cache. The key has the
+    class and exact value of each argument that is not a tensor. `_understood` depends on dtypes,
     and rules may depend on ranks. A call passes shapes and values to the rule each time.
     """
     if args and not args[1:] and type(args[0]) in _PLAIN and options in _USUAL:  # most calls
