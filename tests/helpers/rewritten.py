@@ -1,9 +1,10 @@
-"""Functions of regrad with a part of their source replaced."""
+"""Functions of regrad that are changed: with other source, or struck by a handler."""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 
@@ -21,3 +22,17 @@ def rewritten(owner: Any, name: str, old: str, new: str) -> Any:
     made: dict[str, Any] = {}
     exec(source.replace(old, new), function.__globals__, made)
     return made[name]
+
+
+def strike(road: Any, handler: Callable[[], Any]) -> None:
+    """Run a handler in the next call of a generated road, right after its compiled program."""
+    scope = road.__globals__
+    compiled = scope["compiled"]
+
+    def struck(*arrays: Any) -> Any:
+        found = compiled(*arrays)
+        scope["compiled"] = compiled
+        handler()
+        return found
+
+    scope["compiled"] = struck

@@ -54,7 +54,7 @@ def _value(gradient: RuleGradient, forward: Forward, xs: Sequence[Any]) -> list[
     call, given, _, _ = gradient._call(xs, None, [None] * len(gradient.outs))
     outputs = gradient.equation.outputs  # pyright: ignore[reportOptionalMemberAccess]
     own = outputs(call.own.operands) if forward.keeps_y else []  # pyright: ignore
-    return forward.run_on(HOST, call, given, own, gradient.outs, gradient.name)
+    return forward.run_on(ARRAYS, call, given, own, gradient.outs, gradient.name)
 
 
-HOST = HostArrays(lambda x: isinstance(x, jax.Array), jax.numpy.asarray, bridge, names_in)
+ARRAYS = HostArrays(lambda x: isinstance(x, jax.Array), jax.numpy.asarray, bridge, names_in)

@@ -55,7 +55,7 @@ class Replaced:
         )
         own = like_own(self.original.forward, xs) if y is None else y
         known = _several(y) if self.forward.keeps_y else []
-        ys = self.forward.run_on(HOST, call, given, known, _several(own))
+        ys = self.forward.run_on(ARRAYS, call, given, known, _several(own))
         ys = [z.clone() if is_view(z) or any(z is x for x in xs) else z for z in ys]
         return type(own)(ys) if isinstance(own, tuple) else ys[0]
 
@@ -99,7 +99,7 @@ def _bridge(flat: Callable[..., Any], xs: Sequence[torch.Tensor], name: str) -> 
     return (bridge if torch.is_grad_enabled() else run)(flat, xs)
 
 
-HOST = HostArrays(lambda x: isinstance(x, torch.Tensor), torch.as_tensor, _bridge, names_in)
+ARRAYS = HostArrays(lambda x: isinstance(x, torch.Tensor), torch.as_tensor, _bridge, names_in)
 
 
 # -- what is refused -------------------------------------------------------------------------------
