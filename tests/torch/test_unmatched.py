@@ -240,6 +240,7 @@ def in_two(x):
     return torch.sin(InTwoParts.apply(InTwoParts.apply(torch.tanh(x)))).sum()
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # (2.10)
 @pytest.mark.parametrize("run", [
     lambda x: torch.func.grad(in_two)(x.detach()),
     lambda x: torch.func.vmap(torch.func.grad(in_two))(x.detach()[None]),
