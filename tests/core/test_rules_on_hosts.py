@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from regrad.core.rule import EXTRAS, Extra
 from regrad.errors import RuleError
 from tests.helpers.hosts import HOSTS, listed, weights
 from tests.samples.rules import ROWS, by
@@ -42,3 +43,22 @@ def test_a_rule_on_a_host(row, host):
     used.assert_fired()
     for nth, due in enumerate(listed(row.second or []), 2):
         close(run(rules, row.xs, nth)[1], listed(due(dys, *row.xs)))
+
+
+def by_name(dy, name_length):
+    return name_length * dy
+
+
+def by_name_and_own(dy, name_length, builtin):
+    return name_length * builtin(dy)
+
+
+@pytest.mark.parametrize("rule", [by_name, by_name_and_own])
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_name_for_rules_is_one_entry_for_all_hosts(host, rule, monkeypatch):
+    monkeypatch.setitem(EXTRAS, "name_length", Extra(lambda record: len(record.op.type)))
+    x = np.array([0.5, -1.0])
+    _, (dx,), used = HOSTS[host](lambda o, x: o.tanh(x), lambda o: {"Tanh": rule}, (x,))
+    own = 1 - np.tanh(x) ** 2 if rule is by_name_and_own else 1
+    np.testing.assert_allclose(dx, 4 * weights([x])[0] * own)
+    used.assert_fired()

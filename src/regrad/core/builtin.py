@@ -314,8 +314,6 @@ def needs_of(record: Record) -> tuple[Any, ...]:
     return tuple([False if part is None else part for _, part in wanted])
 
 
-EXTRAS["builtin"] = Extra(lambda record: partial(own_gradient, record), _kept)
-EXTRAS["forward"] = Extra(
-    lambda record: partial(run_forward, record), lambda op: (frozenset(), False)
-)
-EXTRAS["needs"] = Extra(needs_of, lambda op: (frozenset(), False))
+EXTRAS["builtin"] = Extra(lambda record: partial(own_gradient, record), _kept, runs_op=True)
+EXTRAS["forward"] = Extra(lambda record: partial(run_forward, record), runs_op=True)
+EXTRAS["needs"] = Extra(needs_of)

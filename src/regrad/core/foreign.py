@@ -71,7 +71,7 @@ class ForeignRule(Asked):
         self.has_bias: bool = isinstance(op.rule, OwnBias)
         # (which may need all inputs)
         self.asks_builtin: bool = "builtin" in self.rule.extras or self.has_bias
-        self.asks_own: bool = bool(self.rule.extras - {"needs"})
+        self.runs_op: bool = self.rule.runs_op
         self.is_borrowed: bool = lender(value) is not None
         self.takes_all: bool = self.is_borrowed or takes_all(value)
         if self.is_borrowed:

@@ -335,7 +335,7 @@ class ReplacedCallRule(Rule):
             return frozenset(), False
         reached = [p for p, at in enumerate(self.layout) if wanted.intersection(positions(at))]
         kept, keeps_y = self.rule.keeps(frozenset(reached))
-        if self.rule.extras - {"needs"} and self.replacing.forward:
+        if self.rule.runs_op and self.replacing.forward:
             return frozenset(range(self.count)), keeps_y
         return frozenset([i for p in kept for i in positions(self.layout[p])]), keeps_y
 

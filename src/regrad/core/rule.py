@@ -38,10 +38,12 @@ class Extra(NamedTuple):
     """A name that the rule of any op may ask for, besides the op's own names."""
 
     read: Callable[[Any], Any]  # from a record
-    keeps: Callable[[Op], Kept]  # what a record must keep for it
+    # what a record must keep for it
+    keeps: Callable[[Op], Kept] = lambda op: (frozenset(), False)
+    runs_op: bool = False  # whether it runs the op itself, which a record must then be able to do
 
 
-EXTRAS: dict[str, Extra] = {}  # `builtin` and `forward`: see `core.builtin`
+EXTRAS: dict[str, Extra] = {}  # see `core.builtin` and `core.surrogates`
 
 
 def free(name: str) -> str:
@@ -117,6 +119,11 @@ class Rule:
         functions = [self.function, *getattr(self, "functions", {}).values()]
         modules = {getattr(f, "__module__", None) or "" for f in functions if f is not None}
         return bool(modules) and all(m.partition(".")[0] == "regrad" for m in modules)
+
+    @property
+    def runs_op(self) -> bool:
+        """True if the rule asks for a name that runs the op itself, so that it needs its inputs."""
+        return any(EXTRAS[name].runs_op for name in self.extras)
 
     @property
     def bare(self) -> Rule:

@@ -283,4 +283,4 @@ def _vjp(record: Record, f: Any, xs: Sequence[Any], dys: Any) -> Sequence[Any]:
     return [or_zeros(dx, x) for dx, x in zip(found, xs, strict=True)]
 
 
-EXTRAS["vjp_"] = Extra(lambda record: partial(_vjp, record), lambda op: (frozenset(), False))
+EXTRAS["vjp_"] = Extra(lambda record: partial(_vjp, record), runs_op=True)

@@ -61,7 +61,7 @@ class RuleGradient(EquationGradient):
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
         inputs, output = self.rule.keeps(self._inputs(wanted))
-        if self.rule.asks_own:
+        if self.rule.runs_op:
             return range(len(self.places)), output
         named = [i for i, p in enumerate(self.places) if isinstance(p, str) or p in inputs]
         return named, output

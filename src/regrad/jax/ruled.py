@@ -167,7 +167,7 @@ def _gradient(
     places += range(len(names), len(names) + len(binding.learned))
     avals, outs = [v.aval for v in (*operands, *binding.learned)], [v.aval for v in eqn.outvars]
     gradient = RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
-    if gradient.rule.asks_own or binding.replaces:
+    if gradient.rule.runs_op or binding.replaces:
         held = [constant_of(v) if isinstance(v, core.Literal) else None for v in eqn.invars]
         gradient.equation = Equation(program_of(eqn, True), every, held, scale)
     return gradient

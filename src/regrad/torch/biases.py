@@ -34,7 +34,6 @@ TENSORS = (*sum(PRODUCTS.values(), ()), "input", "running_mean", "running_var", 
 SHORT = {"input": "x", "weight": "w"}  # which a rule may say as well
 # What the rule of any callable may ask for, whatever its parameters.
 GENERAL = {
-    *EXTRAS,
     "y",
     *(f"{n}{part}" for n in ("a", "b", "xs") for part in ("", "_shape", "_dtype")),
 }
@@ -47,7 +46,7 @@ def family_for(value: Any, family: Family) -> Family:
         return family
     words = {n: default for n, _, default in (w.partition("=") for w in PARAMETERS[name].split())}
     short, known = {n: own for n, own in family.parameters if own}, {*words, *SHORT.values()}
-    plain = {*family.op.names(), *EXTRAS} if short else GENERAL
+    plain = {*family.op.names(), *EXTRAS} if short else {*EXTRAS, *GENERAL}
     if name in PRODUCTS:
         short = dict(zip((*PRODUCTS[name], "input"), ("x", "w", "bias"), strict=True))
         known = {*short.values()}

@@ -222,7 +222,7 @@ def is_special(rule: Any) -> bool:
     """Return whether a rule needs more for each call than is kept of it."""
     if CHECKPOINTS.losses or rule.chooses or rule.at_site is not None:
         return True
-    if rule.replaces or rule.once or rule.learned or rule.asks_own or rule.has_bias:
+    if rule.replaces or rule.once or rule.learned or rule.runs_op or rule.has_bias:
         return True
     return rule.takes_all or rule.is_borrowed
 
