@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
-from regrad.rules import learns, optional, vjp_of
+from regrad.rules import learns, vjp_of
 from tests.torch.common import D, close, function, grad, leaf, numbers, override
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -125,6 +125,67 @@ def test_torch_func():
     assert torch.func.grad(loss)(torch.tensor(2.0, dtype=D)) == (X >= 2).sum()
 
 
+class Spike(torch.autograd.Function):
+    """Somebody's spike, with an argument that is no tensor."""
+
+    @staticmethod
+    def forward(ctx, v, threshold=0.0):
+        return (v > threshold).to(v)
+
+    @staticmethod
+    def backward(ctx, dy):
+        raise AssertionError("the rule answers")
+
+
+class SpikeOfTwoParts(Spike):
+    @staticmethod
+    def forward(v, threshold=0.0):
+        return (v > threshold).to(v)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
+@pytest.mark.parametrize("kind", [Spike, SpikeOfTwoParts])
+def test_a_function_as_key(kind):
+    x, slope = X.clone().requires_grad_(), parameter(1.5)
+    surrogate = lambda v, slope: torch.sigmoid(slope * v)  # noqa: E731
+    rules = {kind: learns(vjp_of(surrogate), slope=slope)}
+
+    def by_stop_gradient(x):
+        smooth = surrogate(x, slope)
+        return smooth + ((x > 0).to(D) - smooth).detach()
+
+    expected = to_second_order(twice(by_stop_gradient, x), x, slope)
+    more = {"threshold": 0.0} if kind is SpikeOfTwoParts else {}
+    for f in (
+        lambda x: kind.apply(x, **more),
+        lambda x: checkpoint(kind.apply, x, use_reentrant=False),
+    ):
+        with override(rules) as used:
+            y = twice(f, x)
+        close(to_second_order(y, x, slope), expected)
+        used.assert_fired()
+    with override(rules), torch.no_grad():
+        assert not kind.apply(x).requires_grad
+    assert "apply" not in vars(kind)
+
+
+def test_a_function_as_key_at_places():
+    net = nn.ModuleList([nn.Identity(), nn.Identity()])
+    for layer in net:
+        layer.forward = lambda x: Spike.apply(x)
+    x, slope, seen = X.clone().requires_grad_(), parameter(1.5), []
+    own = lambda dy: seen.append(0) or dy  # noqa: E731
+    rule = learns(vjp_of(lambda v, slope: slope * v), slope=slope)
+    rules = {rg.at("0", Spike): rule, rg.at("1", Spike): own, Spike: lambda dy: 0 * dy}
+    with override(rules, model=net):
+        y = sum(layer(x) for layer in net).sum()
+    close(torch.autograd.grad(y, [x, slope]), [torch.full_like(x, 2.5), x.sum()])
+    assert len(seen) == 1
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 P = parameter(2.0)
@@ -140,12 +201,6 @@ def opened(key, rule, scope=override):
         return torch.relu(leaf(1, 1)).sum()
 
 
-def compiled():
-    torch.compiler.reset()
-    with override({"Relu": optional(learns(by_step, step=P))}):
-        torch.compile(torch.relu, backend="aot_eager")(leaf(1, 1))
-
-
 def answer(rule):
     y = opened("Relu", learns(rule, step=P))
     y.backward()
@@ -159,8 +214,6 @@ REFUSED = {
         "no rule": (lambda: learns(3, step=P), "learns expected a rule, got"),
         "a float": (lambda: opened("Relu", learns(by_step, step=2.0)), NOT_A_LEAF),
         "detached": (lambda: opened("Relu", learns(by_step, step=P.detach())), NOT_A_LEAF),
-        "a Function": (lambda: opened(Half, learns(by_step, step=P)),
-                       r"Half is an autograd\.Function, whose node has no room"),
         "regrad's own": (
             lambda: opened("Relu", learns(by_step, step=P), rg.gradient_override_map),
             "expected a Variable or a Tensor of regrad's, got Par"),
@@ -173,8 +226,16 @@ REFUSED = {
         "an answer of no names": (lambda: answer(lambda dy, step: (dy, {})), UNNAMED),
         "another name": (lambda: answer(lambda dy, step: (dy, {"st": dy})), UNNAMED),
     },
-    PassedOverError: {"compiled": (compiled, "has parameters that learn")},
+    PassedOverError: {
+        "an apply": (lambda: held_apply(), r"by an `apply` that was read before the scope"),
+    },
 }  # fmt: skip
+
+
+def held_apply():
+    apply = Half.apply
+    with override({Half: learns(by_step, step=P)}):
+        apply(leaf(1, 1))
 
 
 @pytest.mark.parametrize(("error", "name"), [(e, name) for e in REFUSED for name in REFUSED[e]])
@@ -336,7 +397,7 @@ def test_a_function_and_compiled_code_have_no_room_for_its_gradient(name):
         pass
     torch.compiler.reset()
     compiled = torch.compile(torch.tanh, backend="aot_eager")
-    refused = pytest.raises(PassedOverError, match=r"closes over some, which a program of torch\.c")
+    refused = pytest.raises(PassedOverError, match=r"uses parameters that the program of torch\.c")
     with override({"Tanh": rg.rules.optional(alone[name])}, values=True), refused:
         compiled(numbers(5, 4).requires_grad_())
 

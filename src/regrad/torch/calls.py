@@ -17,7 +17,7 @@ from regrad.core.state import current
 from regrad.core.surrogates import Learns
 from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import ArgumentError, GradientError, RuleError
+from regrad.errors import GradientError, RuleError
 from regrad.torch.apart import TorchOwnCall
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.derivatives import TorchGradient, fitted, refuse_closed_over, vjp, vjp_again
@@ -253,7 +253,7 @@ class RuleCall:
         """Return torch's own function of other inputs, by parameter."""
         pairs = zip(inputs, self.layout or range(len(inputs)), strict=True)
         leaves = [x for given, place in pairs for x in _leaves(given, place)]
-        leaves += self.rule.learned  # (no inputs of torch's function)
+        leaves += [AROUND.get().learned.get(id(x), x) for x in self.rule.learned]
         for mine, x in zip(self.values, leaves, strict=True):
             if mine is not None and not (isinstance(x, Tensor) or x == mine):
                 raise RuleError(
@@ -284,19 +284,12 @@ def _leaves(given: Any, place: Place) -> Sequence[Any]:
     return given if isinstance(place, tuple) else () if place is None else (given,)
 
 
-def check_learned(value: Any, function: Any = None) -> None:
-    """Refuse parameters of a rule that can have no gradient, be it for an `autograd.Function`."""
-    if not isinstance(value, Learns):
-        return
-    value.check(
-        lambda x: isinstance(x, torch.Tensor) and x.requires_grad,
-        "a tensor of PyTorch that requires a gradient",
-    )
-    if function is not None:
-        raise ArgumentError(
-            f"learns: {function.__name__} is an autograd.Function, whose node has no room for the "
-            f"parameter {next(iter(value.parameters))!r}. Give the Function the parameter as an "
-            "argument."
+def check_learned(value: Any) -> None:
+    """Refuse parameters of a rule that can have no gradient."""
+    if isinstance(value, Learns):
+        value.check(
+            lambda x: isinstance(x, torch.Tensor) and x.requires_grad,
+            "a tensor of PyTorch that requires a gradient",
         )
 
 

@@ -80,10 +80,10 @@ class Place:
 
 
 @block
-def stand_at(place: Place) -> Generator[None]:
-    """A block in which a node runs that comes from this place."""
+def stand_at(place: Place, learned: Mapping[int, Any]) -> Generator[None]:
+    """A block in which a node runs that comes from this place, with the parameters of rules."""
     try:
-        with inside(place=place):
+        with inside(place=place, learned=learned):
             yield
     finally:
         place.has_run = True
@@ -92,8 +92,10 @@ def stand_at(place: Place) -> Generator[None]:
 def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]:
     """Return the function under a rule that a node calls, made for this one node."""
 
-    def at_its_place(*args: Any, **options: Any) -> Any:
-        with stand_at(place):
+    names: Any = [*map(id, getattr(function, "ruleset").learned)]  # noqa: B009 (see `is_ours`)
+
+    def at_its_place(*args: Any, learned: Sequence[Any] = (), **options: Any) -> Any:
+        with stand_at(place, dict(zip(names, learned, strict=False))):
             return function(*args, **options)
 
     made = update_wrapper(at_its_place, function)

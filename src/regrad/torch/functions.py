@@ -4,16 +4,22 @@ No mode is asked about a Function, and code may hold its `apply` since it was im
 scope with such a key is open, the class itself has another `forward` (or `setup_context`, if it has
 one). It runs the old one and binds the rule to the node that autograd is making. From then on the
 rule is with the node, wherever and whenever it is differentiated.
+
+That node has no edge to the parameters that a rule learns. If a rule for the class learns some, the
+class has another `apply` as well, which runs the old one inside of an `autograd.Function` of regrad
+that takes the parameters as inputs. A call by an `apply` that somebody held before raises.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
@@ -25,7 +31,13 @@ from regrad.torch.call_cache import KnownCall, KnownOverride, is_special, kinds_
 from regrad.torch.calls import Overridden, RuleCall, pull_back
 from regrad.torch.choices import at_its_site, bind_call, hit_at
 from regrad.torch.enclosing import refuse_to_be_written
-from regrad.torch.host import DisableTorchFunction, in_forward_mode, is_plain, is_transformed
+from regrad.torch.host import (
+    DisableTorchFunction,
+    in_forward_mode,
+    is_plain,
+    is_transformed,
+    version_of,
+)  # fmt: skip
 from regrad.torch.host.running import Silent, find_forward, function_of, ops_named, redirect
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import AROUND, NOTHING, SCOPES, inside
@@ -33,8 +45,10 @@ from regrad.torch.run_time import holds_parameters
 from regrad.transforms.arguments import replaced
 
 _LOCK = threading.Lock()
-_open: dict[Any, int] = {}  # in how many scopes a Function is a key
-_before: dict[Any, tuple[str, Any]] = {}  # the name replaced in it, and the old value
+# What is replaced in Functions that are keys, as (function, name): for how many scopes, and the old
+# value.
+_open: dict[tuple[Any, str], int] = {}
+_before: dict[tuple[Any, str], Any] = {}
 
 
 def is_function(key: Any) -> bool:
@@ -60,31 +74,39 @@ def find_named(name: str) -> Any:
     return found[0] if found else None
 
 
-def install(functions: Iterable[Any]) -> None:
+def _replaced_in(functions: Mapping[Any, bool]) -> Iterator[tuple[Any, str]]:
+    """Yield what a scope replaces in Functions, given whether a rule for each learns parameters."""
+    for function, learns in functions.items():
+        own = function.setup_context is not torch.autograd.Function.setup_context
+        yield function, "setup_context" if own else "forward"
+        if learns:
+            yield function, "apply"
+
+
+def install(functions: Mapping[Any, bool]) -> None:
     """A scope opens in which these Functions are keys."""
     with _LOCK:
-        for function in functions:
-            _open[function] = _open.get(function, 0) + 1
-            if _open[function] == 1:
-                own = function.setup_context is not torch.autograd.Function.setup_context
-                name = "setup_context" if own else "forward"
-                _before[function] = name, function.__dict__.get(name, ABSENT)
-                setattr(function, name, staticmethod(_make(name, function)))
+        for each in _replaced_in(functions):
+            _open[each] = _open.get(each, 0) + 1
+            if _open[each] == 1:
+                function, name = each
+                _before[each] = function.__dict__.get(name, ABSENT)
+                make = _make_apply if name == "apply" else partial(_make, name)
+                setattr(function, name, make(function))
 
 
-def remove(functions: Iterable[Any]) -> None:
+def remove(functions: Mapping[Any, bool]) -> None:
     """Such a scope is left."""
     with _LOCK:
-        for function in functions:
-            _open[function] -= 1
-            if not _open[function]:
-                del _open[function]
-                name, old = _before.pop(function)
-                put_back(function, name, old)
+        for each in _replaced_in(functions):
+            _open[each] -= 1
+            if not _open[each]:
+                del _open[each]
+                put_back(*each, _before.pop(each))
 
 
 @block
-def install_for_block(functions: Iterable[Any]) -> Generator[None]:
+def install_for_block(functions: Mapping[Any, bool]) -> Generator[None]:
     """A block that runs in such a scope, when the scope itself may have been left."""
     install(functions)
     try:
@@ -93,7 +115,7 @@ def install_for_block(functions: Iterable[Any]) -> Generator[None]:
         remove(functions)
 
 
-def _make(name: str, function: Any) -> Callable[..., Any]:
+def _make(name: str, function: Any) -> staticmethod[..., Any]:
     """Return the function that replaces a Function's `forward`, or its `setup_context`."""
     old = find_forward(function) if name == "forward" else function.setup_context
 
@@ -103,7 +125,51 @@ def _make(name: str, function: Any) -> Callable[..., Any]:
         given = ((*args, *options.values()), y) if name == "forward" else args
         return _bind(ctx, function, *given)
 
-    return bound
+    return staticmethod(bound)
+
+
+def _make_apply(function: Any) -> classmethod[Any, ..., Any]:
+    """Return the `apply` of a Function for which a rule learns parameters."""
+    old = inspect.getattr_static(function, "apply")
+
+    def apply(cls: Any, *args: Any, **options: Any) -> Any:
+        run = old.__get__(None, cls)
+        if cls is not function or AROUND.get().own:
+            return run(*args, **options)
+        found = _find_rule(function, args, is_grad_enabled())
+        if found is None:
+            with inside(decided=function):
+                return run(*args, **options)
+        if options:  # (which torch takes if there is a setup_context)
+            args = inspect.signature(find_forward(function)).bind(*args, **options).args
+        return _apply_rule(function, *found, args)
+
+    return classmethod(apply)
+
+
+def _apply_rule(function: Any, rule: Any, hit: Hit, args: Sequence[Any]) -> Any:
+    """Return the result of a Function under a rule, in a Function that takes its parameters."""
+    moves = [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
+    call, xs = _call_of(function, rule, hit, args, moves)
+    versions = [*map(version_of, xs)]
+    y = call(*xs, *call.rule.learned)
+    _refuse_changed(function, call, [xs[n] for n in call.kept if n < len(xs)], [
+        x for x, version in zip(xs, versions, strict=True) if version_of(x) != version
+    ])  # fmt: skip
+    return y
+
+
+def _call_of(
+    function: Any, rule: Any, hit: Hit, args: Sequence[Any], moves: Sequence[bool]
+) -> tuple[RuleCall, list[torch.Tensor]]:
+    """Return one call of a Function under a rule, and the tensors that it is given."""
+    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    xs = [args[i] for i in places]
+    one, attrs = _rule_for(rule, args, places, moves)
+    layout = (tuple(range(len(xs))),) if one.op.inputs[0].kind == "many" else None
+    call = RuleCall(one, xs, layout, attrs, _applied(function, args, places), hit)
+    call.once = rule.once
+    return call, xs
 
 
 def _rules_for(function: Any, moves: bool) -> Iterator[Any]:
@@ -174,19 +240,23 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
         return y
     if function_of(ctx) is not function:
         return y  # (a subclass is another Function)
-    found = _find_rule(function, args, moves)
+    found = None if AROUND.get().decided is function else _find_rule(function, args, moves)
     if found is None:
         return y
     rule, hit = found
-    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    xs = [args[i] for i in places]
-    one, attrs = _rule_for(rule, args, places, ctx.needs_input_grad)
-    layout = None if one.op.flat else (tuple(range(len(xs))),)
-    call = RuleCall(one, xs, layout, attrs, _applied(function, args, places), hit)
-    call.once, call.at, call.total = rule.once, places, len(args)
+    if rule.learned:
+        raise PassedOverError(
+            f"{function.__name__} was called by an `apply` that was read before the scope was "
+            f"opened, by which the rule {rule.name!r} cannot learn its parameters. Call "
+            f"{function.__name__}.apply in the scope."
+        )
+    call, xs = _call_of(function, rule, hit, args, ctx.needs_input_grad)
+    places: Any = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    one = call.rule
+    call.at, call.total = places, len(args)
     _refuse_changed(function, call, [xs[n] for n in call.kept], ctx.dirty_tensors or ())
     if kinds is not None and kinds not in rule.known and one.writes is False:
-        usual = layout is None and not is_special(rule)
+        usual = call.layout is None and not is_special(rule)
         known = KnownCall(call, rule.key, hit.op_type, places, len(args)) if usual else None
         learn(rule.known, kinds, known)
     if call.rule.replaces:

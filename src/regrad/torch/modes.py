@@ -143,6 +143,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     # compiled under these rules.
     traced: Mapping[Any, Row] | None = None
     watch: Watch
+    learned: Mapping[str, Any]  # the parameters of rules here and around, for nodes of programs
     divides: bool  # whether there is a rule for RealDiv here or around
     passes: int = 0  # how many backward passes run
     around_backward: Any = None  # opens what was open where one began
@@ -262,9 +263,9 @@ class Mode(torch.overrides.TorchFunctionMode):
             if when is None or when(*args, **options):
                 if parts.refused:  # which `compiled_code` then sees
                     return func(*args, **options)
-                return parts(*args, **options)
+                return parts(*args, **options, **self.learned)
         if row.call is not None:
-            return row.call(*args, **options)
+            return row.call(*args, **options, **self.learned)
         if row.traced is None:
             return func(*args, **options)
         with self:
@@ -351,6 +352,8 @@ class DispatchTable(dict[Any, Row]):
                 if run is not None:
                     allow_in_graph(run)
             row.traced = row.body and traced_body(func)
+        learned = self.ruleset.learned
+        mode.learned = {"learned": learned} if learned else {}
         mode.divides = any("RealDiv" in each.rules for each in self.ruleset.chain())
         mode.traced = {f: r for f, r in rows.items() if r.parts or r.call or r.traced}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from regrad.core.blocks import block
@@ -23,12 +24,16 @@ class RunningContext(NamedTuple):
         looked_at: whether a tool looks at the calls, and at the nodes of each.
         within: the call of a module, an `InsideWholeCall`, that has a rule as a whole.
         place: the `Place` of a node in a graph that torch.compile captures.
+        decided: the `autograd.Function` that is called, if it is known that no rule holds for it.
+        learned: what that node was given for the parameters of rules, by the identity of each.
     """
 
     own: bool = False
     looked_at: bool = False
     within: Any = None
     place: Any = None
+    decided: Any = None
+    learned: Mapping[int, Any] = MappingProxyType({})
 
 
 NOTHING = RunningContext()

@@ -221,6 +221,13 @@ class RuleSet(Nested):
             t in each.rules and each.rules[t].chooses for each in self.chain() for t in types
         )
 
+    @cached_property
+    def learned(self) -> tuple[torch.Tensor, ...]:
+        """The parameters that rules here and around learn, each once."""
+        rules = [rule for each in self.chain() for rule in each.rules.values()]
+        every = [r for rule in rules for r in (rule.held.values() if rule.chooses else [rule])]
+        return tuple({id(x): x for rule in every for x in rule.learned}.values())
+
     def replaces(self, types: frozenset[str]) -> bool:
         """Return whether the innermost rule for one of these op types replaces values."""
         found = (next((s for s in self.chain() if t in s.rules), None) for t in types)
@@ -390,9 +397,13 @@ class Plan:
                 rule.check(known.module, path)
 
     @cached_property
-    def functions(self) -> dict[Any, None]:
-        """The autograd.Functions that any key names."""
-        return {key: None for key in self.named_as.values() if functions.is_function(key)}
+    def functions(self) -> dict[Any, bool]:
+        """The autograd.Functions that any key names, and whether a rule for each learns."""
+        return {
+            key: any(rule.learned for rule in self.rules[op_type].values())
+            for op_type, key in self.named_as.items()
+            if functions.is_function(key)
+        }
 
 
 def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: Any) -> ForeignRule:
@@ -403,7 +414,7 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: A
         refuse_undelivered(what, False, (), {})
     gradient = gradient_of(value)
     refuse_layout(gradient, family.type)
-    check_learned(gradient, what if functions.is_function(what) else None)
+    check_learned(gradient)
     check_builtin(gradient, family.type, lambda k: family_of(k).type == family.type)
     seen = family_for(value, family)
     if seen.parameters:  # it is known what the op's inputs are called
@@ -542,8 +553,7 @@ def _override(
             call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
             call.once, call.materializes = held.once, scope is None or scope._materialize
             if rule.learned or AROUND.get().place is not None:
-                refuse_compiled(rule)
-                xs += rule.learned
+                xs += learned_here(rule, xs[0])
             target = (args[0] if args else xs[0]) if changes else None
             at = [x is target for x in xs].index(True) if changes else -1
             if changes and (at in call.kept or rule.asks_builtin or call.once):
@@ -557,15 +567,22 @@ def _override(
     return overridden
 
 
-def refuse_compiled(rule: ForeignRule) -> None:
-    """Refuse a rule with parameters where torch.compile writes a program."""
-    place = AROUND.get().place
-    if place is not None and (rule.learned or holds_parameters(rule)):
-        place.error = PassedOverError(
-            f"the rule {rule.name!r} has parameters that learn, or closes over some, which a "
-            "program of torch.compile would take for constants. Call the model without "
-            "torch.compile."
+def learned_here(rule: ForeignRule, like: torch.Tensor) -> list[Any]:
+    """Return the parameters that a rule learns; in a program of torch.compile, those of the node.
+
+    A rule that closes over parameters is refused there.
+    """
+    around = AROUND.get()
+    if around.place is None:
+        return [*rule.learned]
+    if holds_parameters(rule) or any(id(x) not in around.learned for x in rule.learned):
+        around.place.error = PassedOverError(
+            f"the rule {rule.name!r} uses parameters that the program of torch.compile does not "
+            "take as inputs, and would take for constants. Let the rule learn them, "
+            "rg.rules.learns(rule, scale=scale), or call the model without torch.compile."
         )
+        return [like.new_zeros(x.shape, dtype=x.dtype) for x in rule.learned]
+    return [around.learned[id(x)] for x in rule.learned]
 
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
