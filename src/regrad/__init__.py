@@ -20,7 +20,7 @@ from regrad.core.overrides import gradient_override_map
 from regrad.core.places import Site, at
 from regrad.core.promotion import default_dtype, get_default_dtype, set_default_dtype
 from regrad.core.registry import RegisterGradient, find_op, gradient, not_differentiable, op_types
-from regrad.core.replacing import replace
+from regrad.core.surrogates import replace
 from regrad.core.tensor import Tensor
 from regrad.errors import (
     MissingPackageError as _MissingPackageError, MissingPartError as _MissingPartError,

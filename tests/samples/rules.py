@@ -316,6 +316,18 @@ def steep(dy, x, p):
     return dy * s * (1 - 2 * t * p * (p + x)), np.sum(dy * s * (1 - 2 * t * x * (p + x)))
 
 
+def of_gained(dy, x, p):
+    """The gradients of p tanh(p x)."""
+    t = np.tanh(p * x)
+    return dy * p**2 * (1 - t**2), np.sum(dy * (t + p * x * (1 - t**2)))
+
+
+def of_gained_twice(dy, x, p):
+    t, s = np.tanh(p * x), dy * (1 - np.tanh(p * x) ** 2)
+    by_p = s * (2 * p + 2 * x - 2 * p**2 * x * t - 2 * p * x**2 * t)
+    return s * (2 * p - 2 * p**3 * t - 2 * p**2 * x * t), np.sum(by_p)
+
+
 within = lambda x, p: abs(x / p + 0.5) < 3.5  # noqa: E731
 OF_STEEPNESS = {
     "due": lambda dy, x, p: (dy * p * (1 - np.tanh(p * x) ** 2),
@@ -341,6 +353,10 @@ LEARNING = [
         **OF_STEEPNESS),
     Row("a slope by vjp_of", SIGN_OF, by(lambda o, x, p: r.learns(
             r.vjp_of(lambda x, beta: o.tanh(beta * x)), beta=p)), **OF_STEEPNESS),
+    Row("a value with a parameter", ("Tanh", lambda o, x, p: o.tanh(x)),
+        by(lambda o, x, p: rg.replace(lambda x, gain, forward: gain * forward(gain * x), gain=p)),
+        of_gained, (X, np.array(0.7)), of_gained_twice, value=lambda x, p: p * np.tanh(p * x),
+        hosts=REGRAD + TORCH + JAX, learns=True, options={"values": True}),
     Row("lsq, with its value", ("Tanh", lambda o, x, p: o.tanh(x)),
         by(lambda o, x, p: rg.replace(lambda x, step: o.clip(o.round(x / step), -4, 3) * step,
                                       r.learns(lsq_whole(o), step=p))),

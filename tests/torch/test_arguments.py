@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
-from regrad.core.replacing import replace
+from regrad.core.surrogates import replace
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, UnusedOverrideWarning
 from regrad.rules import optional
 from tests.helpers.torch_calls import IMAGE, X, both

@@ -221,6 +221,7 @@ REFUSED = {
     RuleError: {
         "a rule without it": (lambda: learns(lambda dy, x: dy, step=P),
                               "does not ask for its parameter 'step'"),
+        "a value without it": (lambda: rg.replace(lambda x: x, step=P), "does not take its par"),
         "a call": (lambda: learns(by_step, step=P)(P), "cannot be called"),
         "an answer without": (lambda: answer(lambda dy, step: dy), UNNAMED),
         "an answer of no names": (lambda: answer(lambda dy, step: (dy, {})), UNNAMED),

@@ -211,6 +211,11 @@ def own_rule(dy: Any, builtin: Any) -> Any:
     return builtin(dy)
 
 
+def derivative(dy: Any, derivative_: Any) -> Any:
+    """Return the gradients of the function that replaces an op, also by parameters: a rule."""
+    return derivative_(dy)
+
+
 def _conjugate(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([_conjugate(v) for v in value])
@@ -234,10 +239,11 @@ def _pulled(record: Record, dy: Any, rule: Rule) -> dict[int, Any]:
 # -- names that every rule may ask for -------------------------------------------------------------
 
 
-def own_gradient(record: Record, dy: Any) -> Any:
+def own_gradient(record: Record, dy: Any, of_parameters: bool = False) -> Any:
     """Return the gradient that the op of a record has of its own: `builtin(dy)` in a rule.
 
     It is one, or `Gradients` with one for each input. Where there is none (`Floor`), it is zero.
+    With `of_parameters` there are those by the parameters that the rule learns, too.
     """
     dys = dy if isinstance(dy, list | tuple) else (dy,)
     count = len(record.outputs) if isinstance(record.outputs, tuple) else 1
@@ -263,7 +269,7 @@ def own_gradient(record: Record, dy: Any) -> Any:
         found = _pulled(record, given, record.op.shipped)
         dxs = [found.get(i) for i in range(len(record.inputs))]
     parts = [Gradients(p) if isinstance(p, list) else p for _, p in record.by_parameter(dxs)]
-    parts = parts[: record.op.rule.own_count]
+    parts = parts[: None if of_parameters else record.op.rule.own_count]
     if len(parts) != 1:
         return Gradients(parts)
     return OPS["ZerosLike"].function(dys[0]) if parts[0] is None else parts[0]
@@ -315,5 +321,8 @@ def needs_of(record: Record) -> tuple[Any, ...]:
 
 
 EXTRAS["builtin"] = Extra(lambda record: partial(own_gradient, record), _kept, runs_op=True)
+EXTRAS["derivative_"] = Extra(
+    lambda record: partial(own_gradient, record, of_parameters=True), _kept, runs_op=True
+)
 EXTRAS["forward"] = Extra(lambda record: partial(run_forward, record), runs_op=True)
 EXTRAS["needs"] = Extra(needs_of)

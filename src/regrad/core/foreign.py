@@ -67,10 +67,11 @@ class ForeignRule(Asked):
         self.functions: Sequence[RuleFunction] = [f for f in every if f is not None]
         if isinstance(given, Replace):
             self.name, self.forward = given.__name__, Forward(given.forward, self.op)
-            self.is_derivative = given.gradient is None
+            self.is_derivative = given.is_derivative
         self.has_bias: bool = isinstance(op.rule, OwnBias)
         # (which may need all inputs)
-        self.asks_builtin: bool = "builtin" in self.rule.extras or self.has_bias
+        self.asks_builtin: bool = not {"builtin", "derivative_"}.isdisjoint(self.rule.extras)
+        self.asks_builtin |= self.has_bias
         self.runs_op: bool = self.rule.runs_op
         self.is_borrowed: bool = lender(value) is not None
         self.takes_all: bool = self.is_borrowed or takes_all(value)

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from regrad.core import dims
 from regrad.core.bindings import CountedRule
-from regrad.core.builtin import own_rule
+from regrad.core.builtin import derivative, own_rule
 from regrad.core.call import Asked, Call, HostArrays
 from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
@@ -38,60 +38,6 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, RuleError, kind, near
 
 
-def replace(forward: Callable[..., Any], gradient: Any = None) -> Replace:
-    """Return a value for a map of rules that replaces the value of an op, and its gradient.
-
-    Args:
-        forward: The function that is computed in the op's place. It names what it takes, as a rule
-            does after `dy`: the op's inputs (`x`; `a`, `b`; `x`, `w`, `bias`), attributes, shapes
-            and dtypes, the `site` of the call; and also `y`, the op's own value, and `forward`, the
-            op itself as a function of its inputs; and the parameters that the gradient
-            `rules.learns`. It must return the shape and dtype of the op's own result. It is written
-            with the library's functions, or with regrad's.
-        gradient: A rule in the usual sense, for which `y` is the replaced value, and `builtin` and
-            `forward` are of the function `forward`. None: the derivative of `forward`, as its
-            library differentiates it.
-
-    Returns:
-        A value for the map of a scope that says `values=True`: `gradient_override_map` (also that
-        of `regrad.torch`) and `regrad.jax.override`. Without it a map that replaces values is
-        refused.
-
-    Raises:
-        ArgumentError: `forward` is not a function, or `gradient` no rule.
-
-    The hits of such a rule are called `replace(…)` in reports. What the value cannot be delivered
-    to (calls in place, with `out=`, views, ops that update buffers) is refused by name when it is
-    called.
-
-    Source: quantisation-aware training, Jacob et al., "Quantization and Training of Neural Networks
-    for Efficient Integer-Arithmetic-Only Inference" (2018).
-
-    >>> import regrad as rg
-    >>> def quantised(a, b, forward):
-    ...     return forward(rg.round(a * 8) / 8, rg.round(b * 8) / 8)
-    >>> def straight_through(dy, a, b):
-    ...     return dy @ rg.matrix_transpose(b), rg.matrix_transpose(a) @ dy
-    >>> rules = {"MatMul": rg.replace(quantised, straight_through)}
-    >>> with rg.gradient_override_map(rules, values=True):
-    ...     y, da = rg.value_and_grad(lambda a: (a @ [[1.0], [0.3]]).sum())(rg.tensor([[0.3, 1.0]]))
-    >>> print(y.tolist(), da.tolist())
-    0.5 [[1.0, 0.30000001192092896]]
-    """
-    if not callable(forward) or isinstance(forward, type):
-        raise ArgumentError(
-            f"replace: forward expected a function of the op's inputs, got {kind(forward)}"
-        )
-    if isinstance(gradient, Replace) or not (
-        gradient is None or isinstance(gradient, str) or callable(gradient)
-    ):
-        raise ArgumentError(
-            "replace: gradient expected a rule (a function, or the name of one), or None for the "
-            f"derivative of forward, got {kind(gradient)}"
-        )
-    return Replace(forward, gradient)
-
-
 class Replace(MapValue):
     """A value in a map of rules that replaces values; see `replace`."""
 
@@ -102,6 +48,11 @@ class Replace(MapValue):
         self.gradient = gradient
         rule = gradient if isinstance(gradient, str) else gradient and called(gradient)
         self.__name__: str = f"replace({called(forward)}{f', {rule}' if rule else ''})"
+
+    @property
+    def is_derivative(self) -> bool:
+        """True if the gradient is the derivative of the function, as its library finds it."""
+        return self.gradient is None or getattr(self.gradient, "rule", None) is derivative
 
     @property
     def identity(self) -> Any:
@@ -268,10 +219,12 @@ class ReplacingRule(Rule):
             )
         self.base = op
         gradient = value.gradient if isinstance(value, Replace) else value
-        self.rule: Rule | None = gradient and resolve(gradient, op)
+        rule = gradient and resolve(gradient, op)
         # tensors that the rule learns: they are the last inputs of the op that is run instead
         self.learned: dict[str, Any] = getattr(gradient, "parameters", {})
-        self.op: Op = getattr(self.rule, "op", op) if self.learned else op
+        self.op: Op = getattr(rule, "op", op) if self.learned else op
+        is_derivative = isinstance(value, Replace) and value.is_derivative
+        self.rule: Rule | None = None if is_derivative else rule
         parts = []
         if isinstance(value, Replace):
             self.forward, parts = Forward(value.forward, self.op), [value.forward]

@@ -1,4 +1,4 @@
-"""The gradient of another function as a rule, and rules with parameters that learn."""
+"""Values in a map of rules: gradients of other functions, parameters that learn, other values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from functools import partial
 from typing import Any
 
 from regrad.core import containers
+from regrad.core.builtin import derivative
 from regrad.core.call import OwnOfLearning
 from regrad.core.dispatch import lift
 from regrad.core.foreign import asks_for
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.registry import Input, Op, bind, resolve
+from regrad.core.replacing import Replace
 from regrad.core.rule import (
     EXTRAS,
     Extra,
@@ -20,9 +22,9 @@ from regrad.core.rule import (
     Rule,
     called,
     identity_of,
-    parameters,
     place,
 )
+from regrad.core.rule import parameters as names_of
 from regrad.core.signatures import helpful
 from regrad.core.tape import Record
 from regrad.core.tensor import Readable, Tensor
@@ -72,7 +74,7 @@ class VjpOf(MapRule):
     def __init__(self, g: Callable[..., Any]) -> None:
         self.g = g
         self.__name__: str = f"vjp_of({called(g)})"
-        self.asks: list[str] = parameters(g)
+        self.asks: list[str] = names_of(g)
 
     def bound_to(self, op: Op) -> Rule:
         """The rule for an op, whose names g asks for."""
@@ -166,13 +168,15 @@ def learns(rule: Any, /, **parameters: Any) -> Learns:
 
     Raises:
         ArgumentError: no parameter is given, or one is something else (where the rule is put in
-            force); the key is for whole calls (in regrad), or an `autograd.Function`.
+            force); the key is for whole calls (in regrad).
         RuleError: the rule does not ask for a parameter, or does not return its gradient; the op
             type returns several results (in regrad).
         GradientError: a parameter is an integer; a `custom_grad` function around the op, whose
             gradient is its own, closes over the parameter; the op is inside of something that
             takes no further inputs (in JAX: `shard_map`, a linear solve).
-        PassedOverError: torch.compile meets the rule.
+        PassedOverError: in PyTorch, the call of an `autograd.Function` goes by an `apply` that was
+            read before the scope was opened; torch.compile puts a function into its program
+            without asking the scope.
 
     Source: Esser et al., "Learned Step Size Quantization" (2020); Choi et al., "PACT: Parameterized
     Clipping Activation for Quantized Neural Networks" (2018).
@@ -265,6 +269,16 @@ class Learns(MapRule):
         return f"learns({self.__name__}, {', '.join(self.parameters)})"
 
 
+class LearnsDerivative(Learns):
+    """The derivative of a function that replaces the value of an op, also by parameters."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self.rule = derivative
+        self.parameters = parameters
+        self.asks: list[str] = []  # (the function names what it takes)
+        self.__name__: str = ", ".join(parameters)
+
+
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -284,3 +298,86 @@ def _vjp(record: Record, f: Any, xs: Sequence[Any], dys: Any) -> Sequence[Any]:
 
 
 EXTRAS["vjp_"] = Extra(lambda record: partial(_vjp, record), runs_op=True)
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+def replace(forward: Callable[..., Any], gradient: Any = None, **parameters: Any) -> Replace:
+    """Return a value for a map of rules that replaces the value of an op, and its gradient.
+
+    Args:
+        forward: The function that is computed in the op's place. It names what it takes, as a rule
+            does after `dy`: the op's inputs (`x`; `a`, `b`; `x`, `w`, `bias`), attributes, shapes
+            and dtypes, the `site` of the call; and also `y`, the op's own value, and `forward`, the
+            op itself as a function of its inputs; and the parameters that the gradient
+            `rules.learns`. It must return the shape and dtype of the op's own result. It is written
+            with the library's functions, or with regrad's.
+        gradient: A rule in the usual sense, for which `y` is the replaced value, and `builtin` and
+            `forward` are of the function `forward`. None: the derivative of `forward`, as its
+            library differentiates it.
+        parameters: Parameters that `forward` names and that get gradients of their own, as in
+            `rules.learns`: `replace(f, step=step)` differentiates f by `step`, too. With a
+            `gradient` it is `replace(f, learns(gradient, step=step))`.
+
+    Returns:
+        A value for the map of a scope that says `values=True`: `gradient_override_map` (also that
+        of `regrad.torch`) and `regrad.jax.override`. Without it a map that replaces values is
+        refused.
+
+    Raises:
+        ArgumentError: `forward` is not a function, or `gradient` no rule; a parameter is of another
+            library (where the map is put in force).
+        RuleError: `forward` does not name a parameter.
+
+    The hits of such a rule are called `replace(…)` in reports. What the value cannot be delivered
+    to (calls with `out=`, views, ops that update buffers) is refused by name when it is called.
+
+    Source: quantisation-aware training, Jacob et al., "Quantization and Training of Neural Networks
+    for Efficient Integer-Arithmetic-Only Inference" (2018).
+
+    >>> import regrad as rg
+    >>> def quantised(a, b, forward):
+    ...     return forward(rg.round(a * 8) / 8, rg.round(b * 8) / 8)
+    >>> def straight_through(dy, a, b):
+    ...     return dy @ rg.matrix_transpose(b), rg.matrix_transpose(a) @ dy
+    >>> rules = {"MatMul": rg.replace(quantised, straight_through)}
+    >>> with rg.gradient_override_map(rules, values=True):
+    ...     y, da = rg.value_and_grad(lambda a: (a @ [[1.0], [0.3]]).sum())(rg.tensor([[0.3, 1.0]]))
+    >>> print(y.tolist(), da.tolist())
+    0.5 [[1.0, 0.30000001192092896]]
+
+    A step size that learns, in PyTorch:
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> def stepped(x, step):
+    ...     return step * (torch.round(x / step) + (x / step) - (x / step).detach())
+    >>> step, x = torch.nn.Parameter(torch.tensor(0.5)), torch.tensor([0.7], requires_grad=True)
+    >>> rules = {"Tanh": rg.replace(stepped, step=step)}
+    >>> with regrad.torch.gradient_override_map(rules, values=True):
+    ...     torch.tanh(x).sum().backward()
+    >>> print(x.grad, step.grad)
+    tensor([1.]) tensor(-0.4000)
+    """
+    if not callable(forward) or isinstance(forward, type):
+        raise ArgumentError(
+            f"replace: forward expected a function of the op's inputs, got {kind(forward)}"
+        )
+    if isinstance(gradient, Replace) or not (
+        gradient is None or isinstance(gradient, str) or callable(gradient)
+    ):
+        raise ArgumentError(
+            "replace: gradient expected a rule (a function, or the name of one), or None for the "
+            f"derivative of forward, got {kind(gradient)}"
+        )
+    if parameters and gradient is not None:
+        gradient = learns(gradient, **parameters)
+    elif parameters:
+        gradient = LearnsDerivative(parameters)
+        if idle := [name for name in parameters if name not in names_of(forward)]:
+            raise RuleError(
+                f"replace: the function {called(forward)!r} does not take its parameter "
+                f"{idle[0]!r}. Name it after the inputs: def forward(x, {idle[0]})."
+            )
+    return Replace(forward, gradient)

@@ -54,7 +54,7 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
             filled = fill_by_place(args, options)
             xs, replaces = filled.values, rules.replaces(row.contains)
             if replaces:
-                refuse_undelivered(function, row.changes(function, args, options), args, options)
+                refuse_undelivered(function, args, options)
             if options.get("out") is not None or not xs:  # (torch has no gradient for `out`)
                 return function(*args, **options)
             if not (replaces or is_differentiated(xs) or rules.counts(row.contains)):
@@ -71,8 +71,8 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
             if replaces:
                 if isinstance(y, tuple) and any(each is None for each in y):
                     raise fused_error(rules, function, row)
-                return TorchOwnCall(function, filled.rebuild, changes).with_value(y, xs)
-            if not row.exact and not (row.draws and row.draws(*args, **options)):
+                y = TorchOwnCall(function, filled.rebuild, changes).with_value(y, xs)
+            elif not row.exact and not (row.draws and row.draws(*args, **options)):
                 y = TorchOwnCall(function, filled.rebuild, changes).link(y, xs)
             return put(target, y, function) if changes else y
 

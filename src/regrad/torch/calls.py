@@ -57,7 +57,6 @@ class RuleCall:
         attrs: dict[str, Any], forward: Callable[..., Any], hit: Hit | None,
     ) -> None:  # fmt: skip
         self.rule = rule
-        self.layout = layout
         self.attrs = attrs
         self.forward: Callable[..., Any] = forward
         self.hit = hit
@@ -66,6 +65,7 @@ class RuleCall:
             layout = layout and (*layout, *range(n, n + count))
             values = [*values, *rule.learned]
             self.forward = lambda *xs: forward(*xs[:-count])
+        self.layout = layout
         arrays = tuple([isinstance(v, torch.Tensor) for v in values])
         self.places: list[int]
         self.kept: list[int]
@@ -251,7 +251,9 @@ class RuleCall:
 
     def value_at(self, inputs: Sequence[Any]) -> Any:
         """Return torch's own function of other inputs, by parameter."""
-        pairs = zip(inputs, self.layout or range(len(inputs)), strict=True)
+        pairs = zip(
+            inputs, self.layout or range(len(inputs)), strict=False
+        )  # (without the learned)
         leaves = [x for given, place in pairs for x in _leaves(given, place)]
         leaves += [AROUND.get().learned.get(id(x), x) for x in self.rule.learned]
         for mine, x in zip(self.values, leaves, strict=True):

@@ -112,13 +112,11 @@ WRITES = {
 
 
 def refuse_undelivered(
-    function: Callable[..., Any], in_place: bool, args: Sequence[Any], options: Mapping[str, Any]
+    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
     """Refuse a call to which a replaced value cannot be delivered."""
     name = getattr(function, "__name__", str(function))
-    if in_place:
-        why = "works in place here, on a tensor that others may read. Call it out of place"
-    elif options.get("out") is not None:
+    if options.get("out") is not None:
         why = "writes into the tensor given as out=. Use its result"
     elif gives_views(name):
         why = "returns a view, which shares memory with its input. Replace the op that reads it"

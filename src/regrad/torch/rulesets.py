@@ -411,7 +411,7 @@ def _make_rule(key: Any, what: Any, family: optypes.Family, once: bool, value: A
     if isinstance(value, Replace) and functions.is_function(what):
         functions.refuse_unreplaceable(what)
     elif isinstance(value, Replace) and not isinstance(what, str):
-        refuse_undelivered(what, False, (), {})
+        refuse_undelivered(what, (), {})
     gradient = gradient_of(value)
     refuse_layout(gradient, family.type)
     check_learned(gradient)
@@ -517,7 +517,7 @@ def _override(
         held: Any = ruleset.rules[key]
         if is_other_op(key, args, options) or not has_tensors(args, options):
             if held.replaces:
-                refuse_undelivered(function, False, args, options)
+                refuse_undelivered(function, args, options)
             return function(*args, **options)
         refuse_to_be_written(repr(key))
         if held.chooses:
@@ -536,7 +536,7 @@ def _override(
                 return function(*args, **options)
             changes, args, options = spelling.out_of_place(args, options)
             if held.replaces:
-                refuse_undelivered(function, changes, args, options)
+                refuse_undelivered(function, args, options)
             filled = fill(family, function, args, options)
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             shape = tuple(xs[0].shape) if xs else ()
@@ -556,7 +556,7 @@ def _override(
                 xs += learned_here(rule, xs[0])
             target = (args[0] if args else xs[0]) if changes else None
             at = [x is target for x in xs].index(True) if changes else -1
-            if changes and (at in call.kept or rule.asks_builtin or call.once):
+            if changes and (at in call.kept or rule.asks_builtin or rule.replaces or call.once):
                 xs[at] = xs[at].clone()  # it is wanted as it was
             y = call(*xs)
             if not (family.parameters or held.is_derivative):
