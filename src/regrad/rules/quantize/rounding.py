@@ -1,0 +1,177 @@
+"""Numbers on a grid: the arithmetic that quantizers are made of, for arrays of any library.
+
+A formula of a quantizer is written once, with the functions of `Arithmetic`. They are the Array API
+functions of the library of its array (regrad, PyTorch, JAX), and what the standard lacks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+from regrad.autodiff.custom import custom_grad
+from regrad.core.backends import backend_of
+from regrad.core.extras import needed
+from regrad.core.tensor import Tensor
+from regrad.ops.casting import stop_gradient
+from regrad.rules.quantize.formats import POWERS, Format
+
+TINY = 1e-30  # what an empty block is divided by
+
+
+class Codes(NamedTuple):
+    """Quantized numbers: `codes * scale + offset`, with `codes` on the grid of the quantizer.
+
+    `straight` stands for the value in gradients, if not the codes and the scale do.
+    """
+
+    codes: Any
+    scale: Any
+    offset: Any = None
+    straight: Any = None
+
+
+def stop(x: Any) -> Any:
+    """Return an array, of any library, as a constant for gradients."""
+    if isinstance(x, Tensor):
+        return stop_gradient(x)
+    if backend_of(x).name == "torch":
+        return x.detach()
+    return sys.modules["jax"].lax.stop_gradient(x)
+
+
+def ste(value: Any, surrogate: Any) -> Any:
+    """Return a value with the gradient of another array; the sum is exact."""
+    return stop(value) + (surrogate - stop(surrogate))
+
+
+class Arithmetic:
+    """Functions of arrays that are like one, whose scales belong to parts of it.
+
+    Args:
+        like: The array.
+        per: The part that has one scale: `"tensor"`, `"channel"` or `"token"`.
+        channel: The axis of channels.
+    """
+
+    def __init__(self, like: Any, per: str = "tensor", channel: int = 0) -> None:
+        self.like = like
+        is_tensor = isinstance(like, Tensor)
+        self.xp: Any = like.__array_namespace__() if is_tensor else backend_of(like).xp
+        n = len(like.shape)
+        kept = {"tensor": [*range(n)], "token": [n - 1]}.get(per)
+        self.axes: tuple[int, ...] = tuple(kept or [i for i in range(n) if i != channel % n])
+        self.keepdims: bool = per != "tensor"
+
+    def array(self, values: Any) -> Any:
+        """Return numbers as an array of the library, dtype and device."""
+        if isinstance(self.like, Tensor):
+            return self.xp.asarray(values, dtype=self.like.dtype)
+        where = {"device": self.like.device} if backend_of(self.like).name == "torch" else {}
+        return self.xp.asarray(values, dtype=self.like.dtype, **where)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _reduced(self, name: str, v: Any) -> Any:
+        return getattr(self.xp, name)(v, axis=self.axes, keepdims=self.keepdims)
+
+    def max(self, v: Any) -> Any:
+        """Return the largest number of each part."""
+        return self._reduced("max", v)
+
+    def min(self, v: Any) -> Any:
+        """Return the smallest number of each part."""
+        return self._reduced("min", v)
+
+    def mean(self, v: Any) -> Any:
+        """Return the mean of each part."""
+        return self._reduced("mean", v)
+
+    def sum(self, v: Any) -> Any:
+        """Return the sum of each part."""
+        return self._reduced("sum", v)
+
+    def absmax(self, v: Any) -> Any:
+        """Return the largest magnitude of each part."""
+        return self.max(abs(v))
+
+    @cached_property
+    def count(self) -> int:
+        """The number of values in a part."""
+        return prod([int(self.like.shape[i]) for i in self.axes])
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def round(self, v: Any) -> Any:
+        """Round to the nearest integer, half to even; the gradient passes."""
+        return ste(self.xp.round(stop(v)), v)
+
+    def clip(self, v: Any, low: Any, high: Any) -> Any:
+        """Clip; the gradient passes within the bounds, which belong to it."""
+        low, high = (b if hasattr(b, "shape") else self.array(b) for b in (low, high))
+        return self.xp.where(v < low, low, self.xp.where(v > high, high, v))
+
+    def at_least(self, v: Any, low: float) -> Any:
+        """Return the larger of a number and a bound, which has no gradient."""
+        return self.xp.where(v < low, self.array(low), v)
+
+    def scaled(self, x: Any, factor: float) -> Any:
+        """Return an array whose gradient is scaled."""
+        return ste(x, x * factor)
+
+    def grid(self, u: Any, low: float, high: float, clip: str) -> Any:
+        """Return numbers in units of a step as integers in bounds.
+
+        `clip` is "before" (clip, then round), "after" (round, then clip) or "straight" (the
+        gradient passes outside of the bounds, too).
+        """
+        if clip == "before":
+            return self.round(self.clip(u, low, high))
+        if clip == "after":
+            return self.clip(self.round(u), low, high)
+        return ste(self.clip(self.xp.round(stop(u)), low, high), u)
+
+    def by_rule(self, function: Callable[..., Any], rule: Callable[..., Any], v: Any) -> Any:
+        """Return a function of an array with a gradient `rule(dy, x, y)`."""
+
+        def f(x: Any, save: Any) -> Any:
+            y = function(x)
+            save([x, y])
+            return y, lambda dy, saved: rule(dy, *saved)
+
+        if isinstance(v, Tensor):
+            return custom_grad(f)(v)
+        host = backend_of(v).name
+        return needed(f"regrad.{host}", host, "quantize").custom_grad(f)(v)
+
+    # -- tables --------------------------------------------------------------------------------
+
+    def nearest(self, u: Any, table: Sequence[float]) -> Any:
+        """Return the nearest numbers of a sorted table; a tie goes to the smaller one."""
+        middles = [(a + b) / 2 for a, b in pairwise(table)]
+        return self._looked_up(table, middles, u, "left")
+
+    def as_float(self, u: Any, form: Format) -> Any:
+        """Return the nearest numbers of a floating-point format, half to even; it saturates."""
+        u = stop(u)
+        magnitude = abs(u)
+        powers = form.powers
+        exponent = self._looked_up(powers, powers[1:], magnitude, "right")
+        step = exponent * 2.0**-form.mantissa
+        rounded = self.xp.round(magnitude / step) * step
+        return self.xp.sign(u) * self.clip(rounded, 0.0, form.largest)
+
+    def power_below(self, v: Any) -> Any:
+        """Return the largest powers of two that are not larger than positive numbers."""
+        return self._looked_up(POWERS, POWERS[1:], stop(v), "right")
+
+    def _looked_up(
+        self, table: Sequence[float], bounds: Sequence[float], u: Any, side: str
+    ) -> Any:  # fmt: skip
+        places = self.xp.searchsorted(self.array(bounds), stop(u), side=side)
+        flat = self.xp.take(self.array(table), self.xp.reshape(places, (-1,)), axis=0)
+        return self.xp.reshape(flat, tuple(u.shape))
