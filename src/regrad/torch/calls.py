@@ -14,7 +14,7 @@ from regrad.core.foreign import ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.rule import describe_pull
 from regrad.core.state import current
-from regrad.core.surrogates import Learns
+from regrad.core.surrogates import Learns, LearnsDerivative
 from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError, RuleError
@@ -288,7 +288,12 @@ def _leaves(given: Any, place: Place) -> Sequence[Any]:
 
 def check_learned(value: Any) -> None:
     """Refuse parameters of a rule that can have no gradient."""
-    if isinstance(value, Learns):
+    if isinstance(value, LearnsDerivative):  # (which may also be constants)
+        value.check(
+            lambda x: isinstance(x, torch.Tensor) and _float(x.dtype),
+            "a tensor of PyTorch's floats",
+        )
+    elif isinstance(value, Learns):
         value.check(
             lambda x: isinstance(x, torch.Tensor) and x.requires_grad,
             "a tensor of PyTorch that requires a gradient",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from regrad.rules.quantize.plans import Plan as Plan
+from regrad.rules.quantize.plans import dequantize as dequantize
+from regrad.rules.quantize.plans import layers as layers
 from regrad.rules.quantize.quantizers import Quantizer as Quantizer
 from regrad.rules.quantize.quantizers import absmax as absmax
 from regrad.rules.quantize.quantizers import absmean as absmean

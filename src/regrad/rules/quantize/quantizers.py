@@ -77,13 +77,27 @@ class Quantizer:
 
     def value(self, codes: Codes) -> Any:
         """Return the values that codes stand for, with their gradient."""
-        value = codes.codes * codes.scale
+        value = (codes.codes if codes.zero is None else codes.codes - codes.zero) * codes.scale
         value = value if codes.offset is None else value + codes.offset
         return value if codes.straight is None else ste(value, codes.straight)
 
     def coded(self, v: Any, *state: Any, **named: Any) -> Codes:
         """Return the codes of an array with their scale and offset, in groups if it has any."""
         return self._coded(v, self._given(state, named))[0]
+
+    def exported(self, v: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the codes of an array in its shape, and of each block the scale and the like."""
+        _, m, restore = self._parts(v)
+        codes, *rest, _ = self._coded(v, state)[0]
+        n = len(v.shape)
+
+        def blocks(x: Any) -> Any:
+            if isinstance(self.per, int) and len(x.shape) > n:
+                return m.xp.moveaxis(m.xp.reshape(x, tuple(x.shape[:-1])), -1, self.inputs)
+            return m.xp.reshape(x, (1,) * (n - len(x.shape)) + tuple(x.shape))
+
+        names = zip(("scale", "zero_point", "offset"), rest, strict=True)
+        return {"": restore(codes)} | {name: blocks(x) for name, x in names if x is not None}
 
     def first(self, v: Any) -> dict[str, Any]:
         """Return the state that an array starts with, by name."""
@@ -253,8 +267,7 @@ def affine(
             return Codes(m.grid(v / scale, lo, hi, clip), scale)
         scale = m.at_least((high - low) / (hi - lo), EPSILON)
         zero = stop(m.clip(lo - m.xp.round(low / scale), lo, hi))
-        codes = m.grid(v / scale + zero, lo, hi, clip) - zero
-        return Codes(codes, scale)
+        return Codes(m.grid(v / scale + zero, lo, hi, clip), scale, zero)
 
     def state(name: str) -> State:
         extreme = lambda m, v: getattr(m, name)(v)  # noqa: E731
@@ -345,7 +358,7 @@ def lsq_plus(bits: int = 4, *, signed: bool = False, per: str | int = "tensor") 
     def formula(m: Arithmetic, v: Any, step: Any, offset: Any) -> Codes:
         factor = 1 / sqrt(m.count * hi)
         step, offset = m.scaled(step, factor), m.scaled(offset, factor)
-        return Codes(m.grid((v - offset) / step, lo, hi, "before"), step, offset)
+        return Codes(m.grid((v - offset) / step, lo, hi, "before"), step, offset=offset)
 
     def first_step(m: Arithmetic, v: Any) -> Any:
         return m.at_least((m.max(v) - m.min(v)) / (hi - lo), EPSILON)
@@ -422,7 +435,7 @@ def dorefa(bits: int = 4, *, of: str = "weights") -> Quantizer:
     def weights(m: Arithmetic, v: Any) -> Codes:
         t = m.xp.tanh(v)
         codes = m.round((t / (2 * m.absmax(t)) + 0.5) * n)
-        return Codes(codes, m.array(2.0 / n), m.array(-1.0))
+        return Codes(codes, m.array(2.0 / n), offset=m.array(-1.0))
 
     def inputs(m: Arithmetic, v: Any) -> Codes:
         return Codes(m.round(m.clip(v, 0.0, 1.0) * n), m.array(1.0 / n))

@@ -24,13 +24,14 @@ TINY = 1e-30  # what an empty block is divided by
 
 
 class Codes(NamedTuple):
-    """Quantized numbers: `codes * scale + offset`, with `codes` on the grid of the quantizer.
+    """Quantized numbers: `(codes - zero) * scale + offset`, with `codes` on the grid.
 
     `straight` stands for the value in gradients, if not the codes and the scale do.
     """
 
     codes: Any
     scale: Any
+    zero: Any = None
     offset: Any = None
     straight: Any = None
 
