@@ -367,7 +367,7 @@ class Plan:
             ArgumentError: the steps are not of this model.
         """
         calls = _host_of(model, (sample, named)).calls(model, sample, named)
-        arrays = {layer.name: dict(steps[layer.name]) for layer in steps.layers}
+        arrays = _arrays(steps)
         for layer in steps.layers:
             for call in _calls_of(layer, calls):
                 _observe(layer, call, arrays[layer.name], first=False)
@@ -439,11 +439,11 @@ class Plan:
         """
         host = _host_of(model, (sample, named) if sample or named else steps)
         calls = host.calls(model, sample, named) if sample or named else []
-        arrays = {layer.name: steps[layer.name] for layer in steps.layers}
+        arrays = _arrays(steps)
         found: dict[str, np.ndarray] = {}
         for layer in steps.layers:
             for role, quantizer in layer.quantizers.items():
-                state = {k: _value(x) for k, x in layer.given(arrays, role).items()}
+                state = layer.given(arrays, role)
                 prefix = f"{layer.name}.{role}" if layer.name else role
                 if role == "weights":
                     parts = quantizer.exported(_weights(host, model, layer, calls), state)
@@ -583,9 +583,14 @@ def _stats(quantizer: Quantizer, v: Any, state: Mapping[str, Any]) -> tuple[floa
     return float(y.min()), float(y.max()), float(beyond), float(ratio)
 
 
-def _value(x: Any) -> Any:
-    """Return the value of a Variable, or an array as it is."""
-    return lift(x) if isinstance(x, Readable) else x
+def _arrays(steps: Any) -> dict[str, dict[str, Any]]:
+    """Return the arrays of layers, as values."""
+    return {
+        layer.name: {
+            name: lift(x) if isinstance(x, Readable) else x for name, x in steps[layer.name].items()
+        }
+        for layer in steps.layers
+    }
 
 
 def _numpy(x: Any) -> np.ndarray:

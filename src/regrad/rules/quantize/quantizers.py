@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 from regrad.core.backends import is_array
 from regrad.core.dispatch import lift
+from regrad.core.tensor import Readable
 from regrad.errors import ArgumentError, brief, near
 from regrad.rules.quantize.formats import FORMATS, NF4, additive_powers_of_two, powers_of_two
 from regrad.rules.quantize.rounding import TINY, Arithmetic, Codes, ste, stop
@@ -124,7 +125,8 @@ class Quantizer:
 
     def _coded(self, v: Any, state: Mapping[str, Any]) -> tuple[Codes, Callable[[Any], Any]]:
         v, m, restore = self._parts(v)
-        return self.formula(m, v, **state), restore
+        read = {n: lift(x) if isinstance(x, Readable) else x for n, x in state.items()}
+        return self.formula(m, v, **read), restore
 
     def _parts(self, v: Any) -> tuple[Any, Arithmetic, Callable[[Any], Any]]:
         """Return an array in float32 or more, in groups, and how to undo that."""
@@ -396,7 +398,7 @@ def pact(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
     count = 2**bits - 1
 
     def formula(m: Arithmetic, v: Any, alpha: Any) -> Codes:
-        inside = m.xp.where(v >= alpha, alpha, m.xp.where(v > 0, v, m.array(0.0)))
+        inside = m.xp.where(v >= alpha, alpha, m.xp.where(v > 0, v, 0.0))
         return Codes(m.xp.round(stop(inside * count / alpha)), alpha / count, straight=inside)
 
     first = State(lambda m, v: m.at_least(m.max(v), EPSILON))
