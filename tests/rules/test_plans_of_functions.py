@@ -143,12 +143,12 @@ def test_ranges_reports_and_export():
     ]  # fmt: skip
     exported = PLAN.export(model, steps, p, x)
     assert exported["last.weights"].dtype == np.int8
-    restored = dict(p, v=jnp.asarray(Q.dequantize(exported)["last"].T))
-    steps["last"].pop("weights_step")
-    plan = Q.layers(Q.lsq(4, per="channel"), Q.affine(8, range="minmax"), where="layer")
-    rest = plan | Q.layers(inputs=Q.affine(8, range="minmax"), where="last")
+    read = Q.dequantize(exported)
+    ws = jnp.stack([read["layer[0]"], read["layer[1]"]])
+    restored = dict(p, v=jnp.asarray(read["last"].T), ws=ws)
+    rest = Q.layers(inputs=Q.affine(8, range="minmax"), where=["layer", "last"])
     rest |= Q.layers(products=Q.affine(6, per="token"), where="attention")
-    others = rest.steps(model, restored, x)
+    others = rest.steps(model, restored, x).with_arrays(steps.arrays)
     same(rg.jax.override(model, rest.rules(others), values=True)(restored, x), y)
     with pytest.raises(ArgumentError, match="the weights of 'layer' are no parameter of the model"):
         PLAN.export(model, wider)

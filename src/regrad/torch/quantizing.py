@@ -121,7 +121,6 @@ class Steps(nn.Module):
         groups: dict[Any, list[Layer]] = {}
         for layer in layers:
             groups.setdefault((layer.path, layer.kind.name), []).append(layer)
-        # (not as attributes: modules may have these names)
         plain = {"layers": [*layers], "others": others}
         plain["forwards"] = [TorchForward(group, others) for group in groups.values()]
         self.__dict__["_plan"] = plain
@@ -139,9 +138,8 @@ class Steps(nn.Module):
     def _part(self, path: str) -> nn.Module:
         part: nn.Module = self
         for name in path.split(".") if path else ():
-            if name not in part._modules:
-                part.add_module(name, _Part())
-            part = part._modules[name]  # pyright: ignore[reportAssignmentType]
+            # (`add_module` refuses the names of attributes, and models have `layers`)
+            part = part._modules.setdefault(name, _Part())  # pyright: ignore[reportAssignmentType]
         return part
 
     def __getitem__(self, path: str) -> dict[str, torch.Tensor]:

@@ -1,4 +1,24 @@
-"""Quantizers, and plans that quantize the layers of somebody's model."""
+"""Quantizers, and plans that quantize the layers of somebody's model.
+
+A quantizer is data: `Q.lsq(4, per="channel")`. It is a function of arrays of regrad, PyTorch and
+JAX, `Q.lsq(4)(v, step)`, and the part of a plan, `Q.layers(weights=Q.lsq(4))`. A plan makes a map
+of rules for an unedited model, and the arrays that its quantizers learn.
+
+Conventions differ between libraries by half a gradient and more. Each quantizer states its own, and
+takes the usual others as options: whether the clip comes before or after the rounding (`clip=`),
+whether the scale has a gradient (`scale_gradient=`), on which code the largest magnitude lies
+(`largest=`), and the factor of the gradient of a step (`gradient_scale=`).
+
+`rounding` has the arithmetic, `formats` tables of numbers, `quantizers` the formulas, `plans` the
+selection of layers, and `ours` the layers in functions of regrad (`regrad.torch.quantizing` and
+`regrad.jax.quantizing` those of PyTorch and JAX).
+
+>>> import regrad as rg
+>>> from regrad.rules import quantize as Q
+>>> Q.affine(4)(rg.tensor([-1.0, 0.26, 0.7])).print()
+Tensor
+    [-1, 0.2857143, 0.7142857]
+"""
 
 from __future__ import annotations
 

@@ -433,6 +433,7 @@ class Plan:
             `"0.weights.scale"`, and `"0.weights.zero_point"` and `"0.weights.offset"` if there
             are any, which have the axes of the weights and an entry for each block; and the
             arrays of other quantizers, as `"0.inputs.step"`. `dequantize` restores the weights.
+            A layer in a loop has several weights: `"0[0].weights"`, `"0[1].weights"`.
 
         Raises:
             ArgumentError: a layer's weights are no parameter of the model, and there is no sample.
@@ -444,13 +445,16 @@ class Plan:
         for layer in steps.layers:
             for role, quantizer in layer.quantizers.items():
                 state = layer.given(arrays, role)
-                prefix = f"{layer.name}.{role}" if layer.name else role
-                if role == "weights":
-                    parts = quantizer.exported(_weights(host, model, layer, calls), state)
+                if role != "weights":
+                    prefix = f"{layer.name}.{role}".lstrip(".")
+                    found |= {f"{prefix}.{n}": _numpy(x) for n, x in state.items()}
+                    continue
+                every = _weights(host, model, layer, calls)
+                for i, weights in enumerate(every):  # (a loop gives each round its own)
+                    parts = quantizer.exported(weights, state)
+                    prefix = f"{layer.name}{f'[{i}]' * (len(every) > 1)}.weights".lstrip(".")
                     found[prefix] = _integers(_numpy(parts.pop("")))
                     found |= {f"{prefix}.{n}": _numpy(x) for n, x in parts.items()}
-                else:
-                    found |= {f"{prefix}.{n}": _numpy(x) for n, x in state.items()}
         if file is not None:
             needed("safetensors.numpy", "safetensors", "export").save_file(found, file)
         return found
@@ -540,15 +544,20 @@ def _calls_of(layer: Layer, calls: Sequence[Call]) -> list[Call]:
     return [call for call in calls if layer.has(call)]
 
 
-def _weights(host: Host, model: Any, layer: Layer, calls: Sequence[Call]) -> Any:
-    mine = [call.operands[layer.operand("weights")] for call in _calls_of(layer, calls)]
-    found = mine[0] if mine else host.parameter(model, layer.owner)
-    if found is None:
+def _weights(host: Host, model: Any, layer: Layer, calls: Sequence[Call]) -> list[Any]:
+    """Return the weights of a layer: one array, or one for each round of a loop."""
+    found: list[Any] = []
+    for call in _calls_of(layer, calls):
+        w = call.operands[layer.operand("weights")]
+        if not any(np.array_equal(_numpy(w), _numpy(x)) for x in found):
+            found.append(w)
+    known = host.parameter(model, layer.owner)
+    if not found and known is None:
         raise ArgumentError(
             f"export: the weights of {layer.name!r} are no parameter of the model. Give export a "
             "sample: plan.export(model, steps, x)"
         )
-    return found
+    return found or [known]
 
 
 def _integers(codes: np.ndarray) -> np.ndarray:
