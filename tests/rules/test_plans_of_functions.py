@@ -150,7 +150,7 @@ def test_ranges_reports_and_export():
     rest |= Q.layers(products=Q.affine(6, per="token"), where="attention")
     others = rest.steps(model, restored, x).with_arrays(steps.arrays)
     same(rg.jax.override(model, rest.rules(others), values=True)(restored, x), y)
-    with pytest.raises(ArgumentError, match="the weights of 'layer' are no parameter of the model"):
+    with pytest.raises(ArgumentError, match="the weights of 'layer' are not a parameter of"):
         PLAN.export(model, wider)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from regrad.core.scopes import optional
 from regrad.core.surrogates import replace
 from regrad.jax.override import override
+from regrad.rules.quantize.layers_of_hosts import Call, Layer, LayerForward
 from regrad.rules.quantize.ours import (
     KINDS,
     ArrayRecorder,
@@ -20,7 +21,6 @@ from regrad.rules.quantize.ours import (
     other_data,
     told_apart,
 )
-from regrad.rules.quantize.plans import Call, Layer, LayerForward
 
 
 class JaxForward(LayerForward):

@@ -13,7 +13,8 @@ from torch import nn
 from regrad.core.scopes import optional
 from regrad.core.surrogates import replace
 from regrad.errors import ArgumentError
-from regrad.rules.quantize.plans import POSITIONAL, Call, Layer, LayerForward, LayerKind
+from regrad.rules.quantize.layers_of_hosts import POSITIONAL, Call, Layer, LayerForward, LayerKind
+from regrad.torch.host import base_of
 from regrad.torch.overriding import gradient_override_map
 from regrad.torch.relevance import as_found
 
@@ -92,7 +93,7 @@ class TorchHost:
 
     def owner(self, model: nn.Module, weights: torch.Tensor) -> str | None:
         """Return the name of the parameter that weights are, or are a view of."""
-        base = weights if weights._base is None else weights._base
+        base = base_of(weights)
         known = {p.data_ptr(): name for name, p in reversed([*model.named_parameters()])}
         return known.get(base.data_ptr()) if base.numel() else None
 
@@ -144,7 +145,7 @@ class Steps(nn.Module):
 
     def __getitem__(self, path: str) -> dict[str, torch.Tensor]:
         part = self._part(path)
-        return {**part._parameters, **part._buffers}  # pyright: ignore[reportReturnType]
+        return dict([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
 
     @property
     def layers(self) -> list[Layer]:

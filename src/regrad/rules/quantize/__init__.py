@@ -10,8 +10,8 @@ whether the scale has a gradient (`scale_gradient=`), on which code the largest 
 (`largest=`), and the factor of the gradient of a step (`gradient_scale=`).
 
 `rounding` has the arithmetic, `formats` tables of numbers, `quantizers` the formulas, `plans` the
-selection of layers, and `ours` the layers in functions of regrad (`regrad.torch.quantizing` and
-`regrad.jax.quantizing` those of PyTorch and JAX).
+selection of layers, `layers_of_hosts` what is common to the layers of all libraries, and `ours`
+those of regrad (`regrad.torch.quantizing` and `regrad.jax.quantizing` have PyTorch's and JAX's).
 
 >>> import regrad as rg
 >>> from regrad.rules import quantize as Q

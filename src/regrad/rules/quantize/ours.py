@@ -21,7 +21,13 @@ from regrad.core.scopes import optional
 from regrad.core.surrogates import replace
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
-from regrad.rules.quantize.plans import POSITIONAL, Call, Layer, LayerForward, LayerKind
+from regrad.rules.quantize.layers_of_hosts import (
+    POSITIONAL,
+    Call,
+    Layer,
+    LayerForward,
+    LayerKind,
+)
 
 PRODUCT = LayerKind("MatMul", ("a", "b"), {"products": ""})
 WITH_WEIGHTS = {
