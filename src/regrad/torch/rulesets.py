@@ -170,6 +170,12 @@ class RuleSet(Nested):
         }
         # the op types whose rules here replace values
         self.values: frozenset[str] = frozenset(t for t, r in self.rules.items() if r.replaces)
+        # the parameters that rules here and around learn, each once
+        chosen = [
+            r.held.values() if r.chooses else [r] for e in self.chain() for r in e.rules.values()
+        ]
+        learned = {id(x): x for held in chosen for rule in held for x in rule.learned}
+        self.learned: tuple[torch.Tensor, ...] = tuple(learned.values())
         # (of a home) what holds in modules, and modes of no scope for torch.compile, in that order
         self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
         self.modes: list[Mode] = [] if home is None else home.modes
@@ -220,13 +226,6 @@ class RuleSet(Nested):
         return any(
             t in each.rules and each.rules[t].chooses for each in self.chain() for t in types
         )
-
-    @cached_property
-    def learned(self) -> tuple[torch.Tensor, ...]:
-        """The parameters that rules here and around learn, each once."""
-        rules = [rule for each in self.chain() for rule in each.rules.values()]
-        every = [r for rule in rules for r in (rule.held.values() if rule.chooses else [rule])]
-        return tuple({id(x): x for rule in every for x in rule.learned}.values())
 
     def replaces(self, types: frozenset[str]) -> bool:
         """Return whether the innermost rule for one of these op types replaces values."""
