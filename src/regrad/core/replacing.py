@@ -323,15 +323,14 @@ class OwnFunction:
         self.learned: Sequence[Any] = xs[len(xs) - len(link.replacing.learned) :]
 
     def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
-        """Return the gradients of the function by the inputs; None for integers."""
+        """Return the gradients of the function by the inputs that are no integers."""
         moving = [i for i, x in enumerate(xs) if x.dtype.kind in "fc"]
-        found = iter(pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1])
-        return [next(found) if i in moving else None for i in range(len(xs))]
+        found = pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1]
+        return dict(zip(moving, found, strict=True))
 
-    def value_at(self, inputs: Sequence[Any]) -> Tensor:
-        """Return the value that the function computes of other inputs, by parameter."""
-        every = [x if isinstance(x, list | tuple) else [x] for x in inputs if x is not None]
-        return self.value([*[lift(leaf) for leaves in every for leaf in leaves], *self.learned])
+    def value_at(self, leaves: Sequence[Any]) -> Tensor:
+        """Return the value that the function computes of other inputs."""
+        return self.value([*map(lift, leaves), *self.learned])
 
 
 class CountedReplacedCall(CountedRule):

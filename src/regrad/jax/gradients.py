@@ -184,15 +184,14 @@ class OwnEquation:
         places = enumerate(equation.places)
         self.at: dict[int, int] = {p: i for i, p in places if isinstance(p, int)}
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
         """Return JAX's gradients by the inputs of the op; None for integers."""
         given = [self.operands[i] if xs[p] is None else xs[p] for p, i in self.at.items()]
-        found = dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))
-        return [found.get(p) for p in range(len(xs))]
+        return dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))
 
-    def value_at(self, inputs: Sequence[Any]) -> Any:
+    def value_at(self, leaves: Sequence[Any]) -> Any:
         """Return the results for other inputs."""
-        ys = on_tensors(self._outputs, vjp, [inputs[p] for p in self.at])
+        ys = on_tensors(self._outputs, vjp, [leaves[p] for p in self.at])
         return ys[0] if len(ys) == 1 else tuple(ys)
 
     def _outputs(self, inputs: Sequence[Any]) -> list[Any]:

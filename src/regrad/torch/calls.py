@@ -216,8 +216,8 @@ class RuleCall:
         """Return the gradients of a function."""
         return vjp(f, xs, dys, self if self.rule.is_surrogate else None)
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
-        """Return torch's own gradients, by leaf; None where a leaf has none."""
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
+        """Return torch's own gradients, by leaf; None where a tensor has none."""
         first = next(dy for dy in dys if dy is not None)
         if self.record is not None and isinstance(first, torch.Tensor):
             place = None if only is None else self.places.index(only)
@@ -225,7 +225,7 @@ class RuleCall:
         else:
             dxs = self._pull_anew([xs[i] for i in self.places], dys)
         dxs = [self._fitted(dx, n, first) for n, dx in enumerate(dxs)]
-        return replaced([None] * len(self.values), self.places, dxs)
+        return dict(zip(self.places, dxs, strict=True))
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         """A gradient by a tensor in the shape and dtype in which the rule sees that."""
@@ -249,13 +249,9 @@ class RuleCall:
         found = gradients(outputs, again, [xs[n] for n in self.moving], dys)
         return replaced([None] * len(xs), self.moving, found)
 
-    def value_at(self, inputs: Sequence[Any]) -> Any:
-        """Return torch's own function of other inputs, by parameter."""
-        pairs = zip(
-            inputs, self.layout or range(len(inputs)), strict=False
-        )  # (without the learned)
-        leaves = [x for given, place in pairs for x in _leaves(given, place)]
-        leaves += [AROUND.get().learned.get(id(x), x) for x in self.rule.learned]
+    def value_at(self, leaves: Sequence[Any]) -> Any:
+        """Return torch's own function of other inputs."""
+        leaves = [*leaves, *[AROUND.get().learned.get(id(x), x) for x in self.rule.learned]]
         for mine, x in zip(self.values, leaves, strict=True):
             if mine is not None and not (isinstance(x, Tensor) or x == mine):
                 raise RuleError(
@@ -279,11 +275,6 @@ class RuleCall:
             every = tuple(x if isinstance(x, Tensor) else wrap(torch.tensor(x)) for x in tensors)
             put(state, self.rule.op, self.rule.rule, every, self.attrs, y, self.layout)
         return y if isinstance(y, tuple) else [y]
-
-
-def _leaves(given: Any, place: Place) -> Sequence[Any]:
-    """Return the leaves of a value that a parameter is given."""
-    return given if isinstance(place, tuple) else () if place is None else (given,)
 
 
 def check_learned(value: Any) -> None:
