@@ -15,6 +15,7 @@ from regrad.checking.check import Method, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core import dispatch
 from regrad.core.backends import is_inexact
+from regrad.core.containers import replaced
 from regrad.core.hints import hint_in
 from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.signatures import check_passed, helpful
@@ -32,7 +33,6 @@ from regrad.inspection.checks import (
     wrong,
 )
 from regrad.inspection.tapes import KeepingTape, TapedOp, like
-from regrad.transforms.arguments import replaced
 from regrad.transforms.derivatives import Linearized
 
 P = ParamSpec("P")

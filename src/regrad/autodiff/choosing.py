@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from regrad.core.containers import replaced
 from regrad.core.signatures import check_passed, declared
 from regrad.errors import ArgumentError, kind
 
@@ -78,10 +79,7 @@ class ChosenCall:
 
     def __call__(self, *inputs: Any) -> Any:
         """Return the result of f, without its aux, with these inputs in their places."""
-        args = list(self.args)
-        for i, x in zip(self.places, inputs, strict=True):
-            args[i] = x
-        choice = self.choice
+        args, choice = replaced(self.args, self.places, inputs), self.choice
         try:
             y = choice.f(*args, **self.options)
         except TypeError:

@@ -90,6 +90,40 @@ def opened_in_order(value: Any) -> tuple[list[Any], Rebuild, Any]:
     return leaves, rebuild, (structure, *order)
 
 
+class Leaves:
+    """A value that is decomposed: the arrays in it, and the containers around them.
+
+    Args:
+        value: It holds arrays in containers.
+        kind: The class of arrays.
+        flatten: It opens containers.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        kind: type[Any],
+        flatten: Callable[[Any], tuple[list[Any], Rebuild]] = flatten,
+    ) -> None:
+        self.rebuild: Rebuild
+        leaves, self.rebuild = flatten(value)
+        self.places: list[int] = [i for i, x in enumerate(leaves) if isinstance(x, kind)]
+        self.arrays: list[Any] = [leaves[i] for i in self.places]
+        self.rest: list[Any] = replaced(leaves, self.places, [None] * len(self.places))
+
+    def close(self, xs: Iterable[Any]) -> Any:
+        """Return the value again, with these arrays in their places."""
+        return self.rebuild(replaced(self.rest, self.places, xs))
+
+
+def replaced(values: Iterable[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
+    """Return values, with others in some places."""
+    made = list(values)
+    for i, other in zip(places, others, strict=True):
+        made[i] = other
+    return made
+
+
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply a function to each leaf of a container, and return the results in its structure.
 

@@ -25,6 +25,7 @@ from regrad.core import dims
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import derivative, own_rule
 from regrad.core.call import Asked, Call, HostArrays
+from regrad.core.containers import replaced
 from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
@@ -150,9 +151,7 @@ class Forward(Asked):
             places = [i for i, x in enumerate(given) if host.is_array(x)]
 
             def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-                every = [*given]
-                for i, x in zip(places, tensors, strict=True):
-                    every[i] = x
+                every = replaced(given, places, tensors)
                 made = compute(every[:n], every[n:])
                 return [y if isinstance(y, Tensor) else wrap(host.as_array(y)) for y in made]
 

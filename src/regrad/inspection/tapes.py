@@ -18,6 +18,7 @@ from regrad.core import containers, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.bindings import CountedRule, OpBinding
 from regrad.core.callers import find_caller
+from regrad.core.containers import replaced
 from regrad.core.name_scopes import PATH
 from regrad.core.pullback import pull_back, run_taped
 from regrad.core.registry import OPS, Op
@@ -46,7 +47,6 @@ from regrad.inspection.recorder import (
     SeenOp,
     Tool,
 )
-from regrad.transforms.arguments import replaced
 
 
 class Lines(list[Record]):

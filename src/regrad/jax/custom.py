@@ -15,6 +15,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.guards import name_of
 from regrad.core import containers
 from regrad.core.backends import is_array
+from regrad.core.containers import replaced
 from regrad.core.rule import place, wrong_gradient
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, kind
@@ -22,7 +23,6 @@ from regrad.jax.bridge import conjugate
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import dce, zeros_like_aval
 from regrad.jax.primitives import Arrays, EquationGradient, fit, is_float, run_op
-from regrad.transforms.arguments import replaced
 
 if TYPE_CHECKING:
     from regrad.core.containers import Arguments

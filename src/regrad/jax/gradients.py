@@ -13,13 +13,13 @@ from jax.extend import core
 
 from regrad.core.backends import is_traced
 from regrad.core.call import Call, gradients, on_tensors
+from regrad.core.containers import replaced
 from regrad.core.foreign import ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
 from regrad.jax.bridge import bridge, conjugate
 from regrad.jax.primitives import Arrays, EquationGradient, WrappedGradient, fit, is_float
-from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import Closure, names_in, reached
 
 

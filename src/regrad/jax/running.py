@@ -18,6 +18,7 @@ from jax.extend import core
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map, tree_unflatten
 
 from regrad.autodiff.gradients import callable_or_raise
+from regrad.core.containers import replaced
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.recorder import Leaf, SeenOp
 from regrad.jax.equations import program_of
@@ -27,7 +28,6 @@ from regrad.jax.override import TracedCall
 from regrad.jax.primitives import is_float
 from regrad.jax.sites import OUTERMOST, CallSite, EquationSite, is_custom, is_no_op, site_of
 from regrad.jax.surgery import OPENED
-from regrad.transforms.arguments import replaced
 
 OUTERMOST.add(TracedCall.traced.__code__)
 CALLS = frozenset({

@@ -17,9 +17,9 @@ import jax
 from jax.extend import core
 
 from regrad.core.blocks import block
+from regrad.core.containers import replaced
 from regrad.jax.host import VMAPS, extending, need
 from regrad.jax.host.programs import equations, unnamed
-from regrad.transforms.arguments import replaced
 
 KEEPING: ContextVar[bool] = ContextVar("regrad_keeping_vmaps", default=False)
 # JAX traces a compiled function once for each set of named axes, so that programs that were traced

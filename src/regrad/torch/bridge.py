@@ -17,6 +17,7 @@ from torch.amp import is_autocast_available
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.blocks import block
+from regrad.core.containers import Leaves, replaced
 from regrad.core.scopes import refuse_once
 from regrad.core.state import State, current, in_state
 from regrad.core.tensor import Tensor, wrap
@@ -29,7 +30,6 @@ from regrad.torch.host import (
     unwrap_dead,
 )
 from regrad.torch.host.running import Silent
-from regrad.transforms.arguments import Leaves, replaced
 from regrad.transforms.bodies import overrides_for_replay, pullback
 from regrad.transforms.derivatives import jvp
 from regrad.transforms.region import Flat, Passage

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from regrad.core.call import Call, gradients, on_tensors
+from regrad.core.containers import replaced
 from regrad.core.foreign import ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.rule import describe_pull
@@ -36,7 +37,6 @@ from regrad.torch.orders import in_gradient, is_of_gradient
 from regrad.torch.recorded import Recordings, exact, is_usual
 from regrad.torch.replacing import Replaced
 from regrad.torch.run_time import Pulls, holds_parameters, may_change, may_hold, pull_at_run_time
-from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
 
 

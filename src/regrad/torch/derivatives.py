@@ -9,6 +9,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from regrad.core.containers import replaced
 from regrad.errors import GradientError
 from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import (
@@ -24,7 +25,6 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import new_nodes
-from regrad.transforms.arguments import replaced
 
 Tensors = Sequence[torch.Tensor]
 

@@ -26,6 +26,7 @@ from torch.func import functional_call
 
 from regrad.core import containers
 from regrad.core.call import Call, as_name
+from regrad.core.containers import Leaves
 from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all, whole_layout, whole_op
 from regrad.core.placed import asks_site
 from regrad.core.places import at, pick
@@ -50,7 +51,6 @@ from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
 from regrad.torch.places import counts_of
 from regrad.torch.subclasses import is_dispatched
-from regrad.transforms.arguments import Leaves
 
 
 class WholeRule:

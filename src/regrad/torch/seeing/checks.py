@@ -172,10 +172,9 @@ class Floats:
 
     def __call__(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The floats among the results, for these."""
-        leaves = list(self.leaves)
-        for i, x in zip(self.places, xs, strict=False):
-            leaves[i] = x
-        swapped = dict(zip(self.keys, xs[len(self.places) :], strict=True))
+        count = len(self.places)
+        leaves = containers.replaced(self.leaves, self.places, xs[:count])
+        swapped = dict(zip(self.keys, xs[count:], strict=True))
         fixed = [*self.holder.named_parameters(), *self.holder.named_buffers()]
         for name, x in fixed:
             if name not in swapped:
