@@ -285,6 +285,15 @@ def nested(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
     return container(spec.type, spec.entries(), KINDS.get(spec.type) or spec.one_level(), parts)
 
 
+def with_holes(leaves: list[Any], places: Sequence[int], spec: PyTreeSpec) -> Callable[[], Any]:
+    """Return a maker, for `Arguments`: of arguments that are opened, with tensors in some places.
+
+    It holds none of the tensors.
+    """
+    slots = replaced(map(marked, leaves), places, map(Hole, range(len(places))))
+    return lambda: nested(spec, iter(slots)).parts.values()
+
+
 def read(value: Any) -> Any:
     """A container as Containers."""
     import optree

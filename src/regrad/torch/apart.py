@@ -36,6 +36,7 @@ class Rules(Protocol):
     plan: Any
     mode: Any
     watched: Any
+    learned: Any
 
     def calls_of(self, function: Callable[..., Any]) -> Any: ...
     def parts_of(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]: ...
