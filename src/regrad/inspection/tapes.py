@@ -20,7 +20,7 @@ from regrad.core.bindings import CountedRule, OpBinding
 from regrad.core.callers import find_caller
 from regrad.core.containers import replaced
 from regrad.core.name_scopes import PATH
-from regrad.core.pullback import pull_back, run_taped
+from regrad.core.pullback import pull_back, run_taped, run_watched
 from regrad.core.registry import OPS, Op
 from regrad.core.rule import Conjugated, Cotangent, Rule, label, place
 from regrad.core.state import State, current, in_state, masked
@@ -346,13 +346,9 @@ class TrueCustom(Rule):
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
     ) -> Iterable[tuple[int, Any]]:
-        xs = list(record.xs)
-        for i in wanted:
-            xs[i] = dispatch.alias(xs[i])
         tape = KeepingTape()
-        tape.watched.update(xs[i]._id for i in wanted)
         with masked():
-            ys = run_taped(tape, partial(_run_again, self.call), (xs,))
+            xs, ys = run_watched(tape, partial(_run_again, self.call), record.xs, wanted)
         watched = tape.close()
         make_true(tape.records)
         dys = dy if isinstance(dy, tuple) else (dy,)
