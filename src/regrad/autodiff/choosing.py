@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from regrad.core.containers import replaced
@@ -56,21 +57,15 @@ class ArgumentSelection:
         return ChosenCall(self, args, options, places)
 
 
+@dataclass(eq=False)
 class ChosenCall:
     """One call of f as a function of the chosen arguments alone; it keeps the aux of f."""
 
-    def __init__(
-        self,
-        choice: ArgumentSelection,
-        args: Sequence[Any],
-        options: Mapping[str, Any],
-        places: Sequence[int],
-    ) -> None:
-        self.choice = choice
-        self.args = args
-        self.options = options
-        self.places = places
-        self.aux: Any = None
+    choice: ArgumentSelection
+    args: Sequence[Any]
+    options: Mapping[str, Any]
+    places: Sequence[int]
+    aux: Any = None
 
     @property
     def inputs(self) -> list[Any]:

@@ -17,6 +17,7 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
+from dataclasses import dataclass
 from functools import cached_property
 from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -302,6 +303,7 @@ def read(value: Any) -> Any:
     return nested(spec, iter(leaves))
 
 
+@dataclass(eq=False)
 class Arguments:
     """The structure of a call's arguments, which the gradients by them have to match.
 
@@ -311,28 +313,17 @@ class Arguments:
         count: How many tensors the arguments hold.
         make: Returns the arguments as Containers, with a Hole for each tensor, and the result of
             `marked` elsewhere.
-        read: Gives an answer as Containers.
         rest: Returns the result of `marked` for each further argument that a call of so many
             could have had.
 
     No tensor is held, and nothing is computed before an answer or a name is asked for.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        count: int,
-        make: Callable[[], Iterable[Any]],
-        read: Callable[[Any], Any] = read,
-        rest: Callable[[int], list[Any]] = lambda count: [],
-    ) -> None:
-        self.function = function
-        self.name = name
-        self.count = count
-        self.make = make
-        self.read = read
-        self.rest = rest
+    function: Callable[..., Any]
+    name: str
+    count: int
+    make: Callable[[], Iterable[Any]]
+    rest: Callable[[int], list[Any]]
 
     @cached_property
     def given(self) -> list[Any]:
@@ -365,7 +356,7 @@ class Arguments:
         entry per argument, or per argument that holds tensors or numbers. An entry for a number
         is ignored.
         """
-        given, holders = self.read(answer), list(self.holders.values())
+        given, holders = read(answer), list(self.holders.values())
         alone = holders if len(holders) == 1 else []
         lists = [_list_of(args) for args in (holders, self.given, _with_numbers(self.given))]
         found = self._fitting((*alone, *lists), given) if alone or given is not None else []
@@ -411,11 +402,6 @@ class Arguments:
         False in the place of each value that is not a tensor.
         """
         return tuple([_filled(arg, wanted) for arg in _with_numbers(self.every)])
-
-
-def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
-    """Arguments of which each is a tensor."""
-    return Arguments(function, name, count, lambda: map(Hole, range(count)))
 
 
 def marked(value: object) -> Any:

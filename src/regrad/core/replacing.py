@@ -144,7 +144,7 @@ class Forward(Asked):
         """
 
         def compute(xs: Sequence[Any], ys: Sequence[Any]) -> Sequence[Any]:
-            return _outputs(call.value(xs, None if not ys else ys[0] if len(ys) == 1 else (*ys,)))
+            return outputs_of(call.value(xs, None if not ys else ys[0] if len(ys) == 1 else (*ys,)))
 
         def by_regrad() -> Sequence[Any]:
             given, n = [*xs, *ys], len(xs)
@@ -168,7 +168,7 @@ class Forward(Asked):
 
     def check(self, got: Any, expected: Sequence[Any], is_array: Any, where: str) -> list[Any]:
         """Return the results, if they have the shapes and dtypes of the op's own."""
-        ys = _outputs(got)
+        ys = outputs_of(got)
         if len(ys) != len(expected) or not all(map(is_array, ys)):
             what = f"{len(expected)} tensors" if len(expected) > 1 else "one tensor"
             self._refuse(kind(ys[0] if len(ys) == 1 else got), f"{what}, like the op", where)
@@ -187,7 +187,8 @@ class Forward(Asked):
         return f"replace: the forward {called(self.function)!r} ({place(self.function)})"
 
 
-def _outputs(y: Any) -> list[Any]:
+def outputs_of(y: Any) -> list[Any]:
+    """Return the results of a function, of one as well, as a list."""
     return list(y) if isinstance(y, list | tuple) else [y]
 
 

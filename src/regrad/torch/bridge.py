@@ -196,7 +196,7 @@ def push_forward(
 ) -> tuple[torch.Tensor, ...]:
     """The forward-mode derivative of a flat function, by transposition."""
     places = [i for i, x in enumerate(xs) if is_differentiable(x)]
-    dxs = [_or_zeros(tangents[i], xs[i]) for i in places]
+    dxs = [or_zeros(tangents[i], xs[i]) for i in places]
 
     def push(given: Sequence[Tensor]) -> Sequence[Tensor]:
         values, directions = list(given[: len(xs)]), given[len(xs) :]
@@ -209,7 +209,8 @@ def push_forward(
     return tuple(bridge(push, [*xs, *dxs]))
 
 
-def _or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+def or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """Return a gradient by a tensor, zeros for none."""
     return torch.zeros_like(x) if dx is None else dx
 
 

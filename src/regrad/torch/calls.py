@@ -21,7 +21,14 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError, RuleError
 from regrad.torch.apart import TorchOwnCall
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
-from regrad.torch.derivatives import TorchGradient, fitted, refuse_closed_over, vjp, vjp_again
+from regrad.torch.derivatives import (
+    TorchGradient,
+    converted,
+    fitted,
+    refuse_closed_over,
+    vjp,
+    vjp_again,
+)
 from regrad.torch.host import (
     DisableTorchFunction,
     enable_saved_hooks,
@@ -380,7 +387,7 @@ def _pull_now(
             dxs = call.pull(call.spread(saved[: len(call.kept)], call.kept), dys)
         found = [dxs[call.places[n]] for n in wanted]
         pairs = zip(found, wanted, strict=True)
-        return [None if dx is None else convert(dx, specs[n][1]) for dx, n in pairs]
+        return [None if dx is None else converted(dx, specs[n][1]) for dx, n in pairs]
     call.count_run()
     if call.rule.plain is False and not (hidden or call.once) and is_usual(dys):
         found = _replayed(call, specs, outputs, wanted, [*saved, *dys])
@@ -526,7 +533,7 @@ class Pull:
         if self.work is self.specs:
             return list(dxs)
         pairs = zip(self.wanted, dxs, strict=True)
-        return [None if dx is None else convert(dx, self.specs[n][1]) for n, dx in pairs]
+        return [None if dx is None else converted(dx, self.specs[n][1]) for n, dx in pairs]
 
     def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
         given = self.in_one_dtype((*saved, *dys))
@@ -570,11 +577,6 @@ def _as_tensor(x: Any, like: Tensor) -> Any:
     if not isinstance(x, int | float | complex):
         return x
     return wrap(torch.tensor(x, dtype=like._data.dtype, device=like._data.device))
-
-
-def convert(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A gradient in the dtype of its input: of a real one, that was made complex, the real part."""
-    return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
 
 
 def _as_precise(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
