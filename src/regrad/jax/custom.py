@@ -21,6 +21,7 @@ from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.bridge import conjugate
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import dce, zeros_like_aval
+from regrad.jax.host.programs import with_constants_as_inputs
 from regrad.jax.primitives import Arrays, EquationGradient, fit, is_float, run_op
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class CustomJaxCall(SavedValues):
         self.avals: Sequence[Any] = [jax.typeof(x) for x in arrays]
         closed = jax.make_jaxpr(self.traced)(*arrays)
         self.running = False
-        jaxpr, outside = with_constants_as_inputs(closed)
+        jaxpr, outside = with_constants_as_inputs(closed.jaxpr), list(closed.consts)
         gradient = CustomGradient(self, jaxpr, outside)
         ys = run_op([*outside, *arrays], part(jaxpr, 0, self.count), gradient)
         return self.result(ys)
@@ -165,13 +166,6 @@ class CustomJaxCall(SavedValues):
         return fit(conjugate(jax.numpy.asarray(dx)), aval)
 
 
-def with_constants_as_inputs(closed: core.ClosedJaxpr) -> tuple[Any, list[Any]]:
-    """A program whose constants are its first inputs, and these constants."""
-    jaxpr = closed.jaxpr
-    opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    return opened, list(closed.consts)
-
-
 def part(jaxpr: core.Jaxpr, start: int, stop: int) -> Any:
     """A program for some of the outputs, with all of its inputs."""
     used = [start <= i < stop for i in range(len(jaxpr.outvars))]
@@ -211,7 +205,7 @@ class CustomGradient(EquationGradient):
         given = [ys[own[k]] if k in own else next(found) for k in range(len(back.consts))]
         places = [i - self.outside for i in wanted]
         used = [i in places for i in range(len(back.out_avals))]
-        body = dce(with_constants_as_inputs(back)[0], used, True)[0]
+        body = dce(with_constants_as_inputs(back.jaxpr), used, True)[0]
         run = core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))
         dxs = dict(zip(sorted(places), run(*given, *dys), strict=True))
         return [fit(dxs[i], self.call.avals[i]) for i in places]

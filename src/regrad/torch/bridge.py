@@ -209,6 +209,20 @@ def push_forward(
     return tuple(bridge(push, [*xs, *dxs]))
 
 
+def pulled(
+    ys: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor],
+    create_graph: bool = False,
+) -> Sequence[torch.Tensor | None]:  # fmt: skip
+    """Return the gradients by xs, None for no path."""
+    pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
+    if not pairs:
+        return [None] * len(xs)
+    return torch.autograd.grad(
+        [y for y, _ in pairs], list(xs), [dy for _, dy in pairs],
+        allow_unused=True, retain_graph=True, create_graph=create_graph,
+    )  # fmt: skip
+
+
 def or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     """Return a gradient by a tensor, zeros for none."""
     return torch.zeros_like(x) if dx is None else dx

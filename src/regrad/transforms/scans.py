@@ -38,7 +38,7 @@ from regrad.autodiff.variables import Variable, assign_all
 from regrad.core import dispatch
 from regrad.core.backends import is_inexact
 from regrad.core.promotion import gradient_dtype, widest
-from regrad.core.pullback import Run, pull_loop, run_taped
+from regrad.core.pullback import Run, pull_loop, run_watched
 from regrad.core.reports import Hit, counted_later
 from regrad.core.sharding import to_jax, to_jax_as
 from regrad.core.state import current
@@ -428,12 +428,8 @@ class Scan:
         whole = BackwardStep(self.back.carried, self.back.wanted, self.back.active)
 
         def both(*arrays: Array) -> tuple[()]:
-            given = [*map(wrap, arrays), *inputs[k:]]
-            tape = Tape()
-            for i in whole.wanted:
-                given[i] = dispatch.alias(given[i])
-                tape.watched.add(given[i]._id)
-            ys = run_taped(tape, function, (given,))
+            tape, given = Tape(), [*map(wrap, arrays), *inputs[k:]]
+            given, ys = run_watched(tape, function, given, whole.wanted)
             walked = given, ys, tape.close(), lambda _: function
             known = self._walked(whole, tape, *walked)  # kept, or an id() could be reused
             places = dict(zip(map(id, known), self.back.kept, strict=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -52,20 +52,6 @@ def as_array(x: torch.Tensor) -> np.ndarray:
         if x.dtype == torch.bfloat16 or (x.is_floating_point() and x.element_size() == 1):
             x = x.float()
         return x.numpy()
-
-
-def pulled(
-    ys: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor],
-    create_graph: bool = False,
-) -> Sequence[torch.Tensor | None]:  # fmt: skip
-    """The gradients by xs, None for no path."""
-    pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
-    if not pairs:
-        return [None] * len(xs)
-    return torch.autograd.grad(
-        [y for y, _ in pairs], list(xs), [dy for _, dy in pairs],
-        allow_unused=True, retain_graph=True, create_graph=create_graph,
-    )  # fmt: skip
 
 
 @contextmanager

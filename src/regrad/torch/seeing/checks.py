@@ -18,8 +18,9 @@ from regrad.inspection.checks import Flat, Library, checked, explained, settings
 from regrad.inspection.kinds import LARGEST
 from regrad.inspection.recorder import Named, Tool
 from regrad.testing import raising
+from regrad.torch.bridge import pulled
 from regrad.torch.host import DisableTorchFunction
-from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, pulled, wide
+from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, wide
 from regrad.torch.seeing.modules import ModulePaths, Unseen, argument_paths, found_in
 from regrad.torch.seeing.names import function_name
 from regrad.torch.seeing.notes import OpNote
