@@ -300,7 +300,8 @@ def run_forward(record: Record, *inputs: Any) -> Any:
                 f"forward({', '.join(names)}), with None for an input that the call leaves out."
             )
         pairs = zip(inputs, places, strict=True)
-        return record.own.value_at([x for pair in pairs for x in leaves_of(*pair)])
+        ys = record.own.values_at([x for pair in pairs for x in leaves_of(*pair)])
+        return ys[0] if len(ys) == 1 else tuple(ys)
     with masked():
         return record.op.function(*inputs, **record.attrs)
 

@@ -194,8 +194,8 @@ class OwnCall(Protocol):
         """
         ...
 
-    def value_at(self, leaves: Sequence[Any]) -> Any:
-        """Return the op's value for other inputs, without those that only the rule takes."""
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the op's results for other inputs, without those that only the rule takes."""
         ...
 
 

@@ -328,9 +328,9 @@ class OwnFunction:
         found = pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1]
         return dict(zip(moving, found, strict=True))
 
-    def value_at(self, leaves: Sequence[Any]) -> Tensor:
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the value that the function computes of other inputs."""
-        return self.value([*map(lift, leaves), *self.learned])
+        return outputs_of(self.value([*map(lift, leaves), *self.learned]))
 
 
 class CountedReplacedCall(CountedRule):

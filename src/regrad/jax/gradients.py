@@ -189,10 +189,9 @@ class OwnEquation:
         given = [self.operands[i] if xs[p] is None else xs[p] for p, i in self.at.items()]
         return dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))
 
-    def value_at(self, leaves: Sequence[Any]) -> Any:
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the results for other inputs."""
-        ys = on_tensors(self._outputs, vjp, [leaves[p] for p in self.at])
-        return ys[0] if len(ys) == 1 else tuple(ys)
+        return on_tensors(self._outputs, vjp, [leaves[p] for p in self.at])
 
     def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
         return self.equation.outputs(replaced(self.operands, [*self.at.values()], inputs))

@@ -333,9 +333,6 @@ class override(Report[KeyBinding]):
         self._notes += found.notes
         self._closed |= dict.fromkeys(found.closed)
 
-    def _others(self) -> Iterable[tuple[str, int]]:
-        return self._untouched.others()
-
     # -- the report ----------------------------------------------------------------------------
 
     def untouched(self, only: Any = None) -> Table:

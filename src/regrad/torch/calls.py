@@ -256,8 +256,8 @@ class RuleCall:
         found = gradients(outputs, again, [xs[n] for n in self.moving], dys)
         return replaced([None] * len(xs), self.moving, found)
 
-    def value_at(self, leaves: Sequence[Any]) -> Any:
-        """Return torch's own function of other inputs."""
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of torch's own function of other inputs."""
         leaves = [*leaves, *[AROUND.get().learned.get(id(x), x) for x in self.rule.learned]]
         for mine, x in zip(self.values, leaves, strict=True):
             if mine is not None and not (isinstance(x, Tensor) or x == mine):
@@ -265,8 +265,7 @@ class RuleCall:
                     f"forward: in {self.describe()} an input is the number {mine}, and cannot be "
                     f"another, got {x!r:.60}."
                 )
-        ys = on_tensors(self._outputs, vjp_again, [leaves[i] for i in self.places])
-        return ys[0] if len(ys) == 1 else ys
+        return on_tensors(self._outputs, vjp_again, [leaves[i] for i in self.places])
 
     def _outputs(self, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         y = self.forward(*xs)

@@ -189,9 +189,6 @@ class gradient_override_map(Scope[Binding]):
                 )
         return found
 
-    def _others(self) -> Iterable[tuple[str, int]]:
-        return self._untouched.others()
-
     def _hint(self) -> str:
         if any(self._others()):
             return "what did run: used.untouched()."

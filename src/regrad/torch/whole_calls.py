@@ -228,9 +228,9 @@ class ModuleCall(RuleCall):
         every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
         return super().foreign_call(every, outputs)
 
-    def value_at(self, leaves: Sequence[Any]) -> Any:
-        """Return the module's own function of other inputs."""
-        return super().value_at([*leaves, *self.call.parameters])
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of the module's own function of other inputs."""
+        return super().values_at([*leaves, *self.call.parameters])
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         return dx if n in self.own else super()._fitted(dx, n, dy)

@@ -130,10 +130,9 @@ class WholeCallPulls:
         found = self.own([*given.values()], part) if given else ()
         return dict(zip(part.wanted, found, strict=True))
 
-    def value_at(self, leaves: Sequence[Any]) -> Any:
-        """Return the function's value for other inputs."""
-        ys = self.function([*map(lift, leaves), *self.inputs[len(leaves) :]])
-        return ys[0] if len(ys) == 1 else ys
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the function's results for other inputs."""
+        return self.function([*map(lift, leaves), *self.inputs[len(leaves) :]])
 
 
 def refuse_block(path: Path) -> None:
