@@ -323,7 +323,7 @@ class OwnFunction:
         self.learned: Sequence[Any] = xs[len(xs) - len(link.replacing.learned) :]
 
     def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
-        """Return the gradients of the function by the inputs that are no integers."""
+        """Return the gradients of the function by the inputs that are floats."""
         moving = [i for i, x in enumerate(xs) if x.dtype.kind in "fc"]
         found = pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1]
         return dict(zip(moving, found, strict=True))
