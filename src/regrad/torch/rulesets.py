@@ -58,7 +58,7 @@ from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import RuleCall, check_learned
 from regrad.torch.choices import Choice, at_its_site, bind_call
-from regrad.torch.composites import Fused, fused, is_other_op
+from regrad.torch.composites import Fused, fitting, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, is_left, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
@@ -246,9 +246,7 @@ class RuleSet(Nested):
         parts = self.rows[function].parts
         if not parts:
             return call
-        return lambda *args, **options: next(
-            (run for when, run in parts if when is None or when(*args, **options)), call
-        )(*args, **options)
+        return lambda *args, **options: (fitting(parts, args, options) or call)(*args, **options)
 
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
         """Count ops of these types, which ran inside a callable that needs no gradient."""
