@@ -106,6 +106,19 @@ def test_a_plan_is_the_function_by_hand(way):
     assert jax.tree.structure(found[1][1]) == jax.tree.structure(steps)
 
 
+def test_inside_of_shard_map():
+    p, x, steps = started()
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    here, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+
+    def part(p, s, x):
+        y = rg.jax.override(model, PLAN.rules(s), values=True)(p, x)
+        return jax.lax.psum((y**2).sum(), "data")
+
+    run = jax.shard_map(part, mesh=mesh, in_specs=(here, here, split), out_specs=here)
+    same(jax.jit(jax.grad(run, (0, 1)))(p, steps, x), jax.grad(by_hand, (0, 1))(p, steps, x))
+
+
 def test_steps_are_trained_by_optax():
     p, x, steps = started()
     state = optax.adam(0.01).init((p, steps))

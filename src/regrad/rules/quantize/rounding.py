@@ -62,6 +62,7 @@ class Arithmetic:
     def __init__(self, like: Any, per: str = "tensor", channel: int = 0) -> None:
         self.like = like
         is_tensor = isinstance(like, Tensor)
+        self.is_torch: bool = not is_tensor and backend_of(like).name == "torch"
         self.xp: Any = like.__array_namespace__() if is_tensor else backend_of(like).xp
         n = len(like.shape)
         kept = {"tensor": [*range(n)], "token": [n - 1]}.get(per)
@@ -72,7 +73,7 @@ class Arithmetic:
         """Return numbers as an array of the library, dtype and device."""
         if isinstance(self.like, Tensor):
             return self.xp.asarray(values, dtype=self.like.dtype)
-        where = {"device": self.like.device} if backend_of(self.like).name == "torch" else {}
+        where = {"device": self.like.device} if self.is_torch else {}
         return self.xp.asarray(values, dtype=self.like.dtype, **where)
 
     # -- parts ---------------------------------------------------------------------------------
@@ -113,7 +114,9 @@ class Arithmetic:
 
     def clip(self, v: Any, low: Any, high: Any) -> Any:
         """Clip; the gradient passes within the bounds, which belong to it."""
-        return self.xp.where(v < low, low, self.xp.where(v > high, high, v))
+        # (`clip` has another gradient on the bounds: none in PyTorch 2.15, one in 2.13, half in JAX)
+        inside = (v >= low) & (v <= high)
+        return self.xp.where(inside, v, self.xp.clip(stop(v), low, high))
 
     def at_least(self, v: Any, low: float) -> Any:
         """Return the larger of a number and a bound, which has no gradient."""
