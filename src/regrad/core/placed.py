@@ -48,7 +48,7 @@ from regrad.core.places import (
 )
 from regrad.core.registry import Input, Op
 from regrad.core.replacing import Replace
-from regrad.core.rule import NoGradient, Rule, called, parameters
+from regrad.core.rule import MapRule, NoGradient, Rule, called, parameters
 from regrad.core.state import State, current
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, PassedOverError, alike
@@ -311,7 +311,9 @@ def asks_site(value: Any, op: Op | None) -> bool:
     """Return whether a rule asks for the site of the op."""
     if isinstance(value, Replace):
         return "site" in parameters(value.forward) or asks_site(value.gradient, op)
-    if not callable(value) or isinstance(value, type) or "site" not in parameters(value)[1:]:
+    if isinstance(value, MapRule | type) or not callable(value):
+        return False
+    if "site" not in parameters(value)[1:]:
         return False
     return not (op and "site" in op.names())
 

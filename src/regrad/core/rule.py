@@ -223,6 +223,8 @@ def parameters(function: Callable[..., Any]) -> list[str]:
     """The names of a function's parameters, in order."""
     if (code := plain_code(function)) is not None:
         return list(code.co_varnames[: code.co_argcount])
+    if own := vars(function).get("__signature__") if hasattr(function, "__dict__") else None:
+        return [*own.parameters]
     return [p.name for p in declared(function) or ()]
 
 

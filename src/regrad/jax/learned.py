@@ -59,7 +59,7 @@ def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where
     """Return an equation with these parameters, whose programs take more inputs than they did."""
     k = len(more)
     like: list[Any] = [v.aval for v in (*more, *eqn.invars)]
-    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in like]
+    given = [*map(programs.struct_of, like)]
     run = _runner(eqn.replace(params=params), k)
     if run is None:
         raise GradientError(

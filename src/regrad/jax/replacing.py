@@ -19,7 +19,7 @@ from regrad.core.replacing import Forward
 from regrad.errors import GradientError
 from regrad.jax.bridge import bridge
 from regrad.jax.gradients import Equation, RuleGradient, closes_over
-from regrad.jax.host.programs import varying_axes
+from regrad.jax.host.programs import sees_axes, struct_of
 from regrad.transforms.closures import names_in
 
 
@@ -30,7 +30,7 @@ def replaced_program(gradient: RuleGradient, program: core.ClosedJaxpr) -> core.
     """
     forward, own = gradient.rule.forward, gradient.equation
     assert forward is not None and own is not None
-    if any(map(varying_axes, program.in_avals)):
+    if not sees_axes(program.in_avals):
         raise GradientError(
             f"override: {gradient.name} would replace a value inside shard_map, which cannot be "
             "seen as a whole there. Put the override inside."
@@ -41,7 +41,7 @@ def replaced_program(gradient: RuleGradient, program: core.ClosedJaxpr) -> core.
         ys = _value(gradient, forward, xs)
         return ys if scale is None else [y * jax.numpy.asarray(scale, y.dtype) for y in ys]
 
-    given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.in_avals]
+    given = [*map(struct_of, program.in_avals)]
     made = jax.make_jaxpr(run)(*given)
     if any(map(is_traced, made.consts)):
         raise closes_over(gradient.name)

@@ -98,13 +98,13 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     axes were put in order, and its gradients go back through the transposes as JAX's own.
     """
     avals = [v.aval for v in eqn.invars]
-    if any(map(programs.varying_axes, avals)):
+    if not programs.sees_axes(avals):
         raise GradientError(
             f"override: {hit.op_type!r} meets `{eqn}` inside shard_map, where its axes cannot be "
-            f"those of the op type. Use the key {eqn.primitive.name!r}."
+            f"those of the op type. Put the override inside, or use the key {eqn.primitive.name!r}."
         )
     run = partial(eqn.primitive.bind, **eqn.params)
-    like = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    like = [*map(programs.struct_of, avals)]
     inside = jax.make_jaxpr(lambda *xs: form.result(run(*map(form.undo, xs, (0, 1)))))
     body = inside(*jax.eval_shape(lambda *xs: [*map(form.operand, xs, (0, 1))], *like))
     attrs = binding.key.attrs(eqn)

@@ -311,6 +311,22 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return frozenset(aval.manual_axis_type.varying if hasattr(aval, "shape") else ())
 
 
+def sees_axes(avals: Iterable[Any]) -> bool:
+    """Return whether code here is inside of the `shard_map` of arrays, if they are in any."""
+    try:
+        return all(jax.lax.axis_size(name) for aval in avals for name in varying_axes(aval))
+    except NameError:
+        return False
+
+
+def struct_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array, and the mesh axes along which it varies."""
+    varies: Any = {"weak_type": aval.weak_type}
+    if varying_axes(aval):
+        varies |= {"manual_axis_type": aval.manual_axis_type, "sharding": aval.sharding}
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, **varies)
+
+
 # -- primitives that compute what others compute ---------------------------------------------------
 
 # From JAX 0.11 on some are written in Python: `call_hi_primitive`, with a HiPrim as parameter.

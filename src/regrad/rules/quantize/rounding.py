@@ -114,7 +114,7 @@ class Arithmetic:
 
     def clip(self, v: Any, low: Any, high: Any) -> Any:
         """Clip; the gradient passes within the bounds, which belong to it."""
-        # (`clip` has another gradient on the bounds: none in PyTorch 2.15, one in 2.13, half in JAX)
+        # (of `clip` on the bounds PyTorch 2.15 has none, 2.13 all of it, and JAX a half)
         inside = (v >= low) & (v <= high)
         return self.xp.where(inside, v, self.xp.clip(stop(v), low, high))
 
