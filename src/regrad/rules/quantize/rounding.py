@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
 from regrad.autodiff.custom import custom_grad
 from regrad.core.backends import backend_of
+from regrad.core.dispatch import lift
 from regrad.core.extras import needed
 from regrad.core.tensor import Tensor
 from regrad.ops.casting import stop_gradient
@@ -74,6 +74,12 @@ class Arithmetic:
         where = {"device": self.like.device} if backend_of(self.like).name == "torch" else {}
         return self.xp.asarray(values, dtype=self.like.dtype, **where)
 
+    def given(self, state: Any) -> Any:
+        """Return an array of state, or a number, as an array of the library."""
+        if isinstance(self.like, Tensor):
+            return lift(state)
+        return state if hasattr(state, "shape") else self.array(state)
+
     # -- parts ---------------------------------------------------------------------------------
 
     def _reduced(self, name: str, v: Any) -> Any:
@@ -99,7 +105,7 @@ class Arithmetic:
         """Return the largest magnitude of each part."""
         return self.max(abs(v))
 
-    @cached_property
+    @property  # (torch.compile enters no cached_property, whose lock it does not know)
     def count(self) -> int:
         """The number of values in a part."""
         return prod([int(self.like.shape[i]) for i in self.axes])
