@@ -83,7 +83,7 @@ class Quantizer:
 
     def value(self, codes: Codes) -> Any:
         """Return the values that codes stand for, with their gradient."""
-        value = codes.codes * codes.scale
+        value = (codes.codes if codes.zero is None else codes.codes - codes.zero) * codes.scale
         value = value if codes.offset is None else value + codes.offset
         return value if codes.straight is None else ste(value, codes.straight)
 
@@ -292,8 +292,7 @@ def affine(
             return Codes(m.grid(v / scale, lo, hi, clip), scale)
         scale = m.at_least((high - low) / (hi - lo), EPSILON)
         zero = stop(m.clip(lo - m.xp.round(low / scale), lo, hi))
-        codes = m.grid(v / scale + zero, lo, hi, clip) - zero
-        return Codes(codes, scale)
+        return Codes(m.grid(v / scale + zero, lo, hi, clip), scale, zero)
 
     def state(name: str) -> State:
         extreme = lambda m, v: getattr(m, name)(v)  # noqa: E731
@@ -384,7 +383,7 @@ def lsq_plus(bits: int = 4, *, signed: bool = False, per: str | int = "tensor") 
     def formula(m: Arithmetic, v: Any, step: Any, offset: Any) -> Codes:
         factor = 1 / sqrt(m.count * hi)
         step, offset = m.scaled(step, factor), m.scaled(offset, factor)
-        return Codes(m.grid((v - offset) / step, lo, hi, "before"), step, offset)
+        return Codes(m.grid((v - offset) / step, lo, hi, "before"), step, offset=offset)
 
     def first_step(m: Arithmetic, v: Any) -> Any:
         return m.at_least((m.max(v) - m.min(v)) / (hi - lo), EPSILON)
@@ -461,7 +460,7 @@ def dorefa(bits: int = 4, *, of: str = "weights") -> Quantizer:
     def weights(m: Arithmetic, v: Any) -> Codes:
         t = m.xp.tanh(v)
         codes = m.round((t / (2 * m.at_least(m.absmax(t), EPSILON)) + 0.5) * n)
-        return Codes(codes, m.array(2.0 / n), m.array(-1.0))
+        return Codes(codes, m.array(2.0 / n), offset=m.array(-1.0))
 
     def inputs(m: Arithmetic, v: Any) -> Codes:
         return Codes(m.round(m.clip(v, 0.0, 1.0) * n), m.array(1.0 / n))
@@ -550,7 +549,7 @@ def adaround(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
         return -m.xp.log(1.2 / (rest + 0.1) - 1)
 
     def formula(m: Arithmetic, v: Any, rounding: Any, step: Any) -> Codes:
-        up = m.clip(1.2 / (1 + m.xp.exp(-rounding)) - 0.1, 0.0, 1.0)
+        up = m.clip(1.2 * m.sigmoid(rounding) - 0.1, 0.0, 1.0)
         down = m.xp.floor(stop(v / step))
         return Codes(m.clip(down + up, lo, hi), stop(step))
 
@@ -655,7 +654,7 @@ def _approx(m: Arithmetic, u: Any, slope: float) -> Any:
 
 
 def _swish(m: Arithmetic, u: Any, slope: float) -> Any:
-    s = 1 / (1 + m.xp.exp(-slope * u))
+    s = m.sigmoid(slope * u)
     return 2 * s * (1 + slope * u * (1 - s)) - 1
 
 

@@ -24,13 +24,14 @@ TINY = 1e-30  # what an empty block is divided by
 
 
 class Codes(NamedTuple):
-    """Quantized numbers: `codes * scale + offset`, with `codes` on the grid of the quantizer.
+    """Quantized numbers: `(codes - zero) * scale + offset`, with `codes` on the grid.
 
     `straight` stands for the value in gradients, if not the codes and the scale do.
     """
 
     codes: Any
     scale: Any
+    zero: Any = None
     offset: Any = None
     straight: Any = None
 
@@ -125,6 +126,10 @@ class Arithmetic:
         """Return the larger of a number and a bound, which has no gradient."""
         return self.xp.where(v < low, self.array(low), v)
 
+    def sigmoid(self, v: Any) -> Any:
+        """Return the logistic function, whose gradient is finite for large magnitudes, too."""
+        return 0.5 + 0.5 * self.xp.tanh(0.5 * v)
+
     def scaled(self, x: Any, factor: float) -> Any:
         """Return an array whose gradient is scaled."""
         return ste(x, x * factor)
@@ -178,6 +183,7 @@ class Arithmetic:
     def _looked_up(
         self, table: Sequence[float], bounds: Sequence[float], u: Any, side: str
     ) -> Any:  # fmt: skip
-        places = self.xp.searchsorted(self.array(bounds), stop(u), side=side)
-        flat = self.xp.take(self.array(table), self.xp.reshape(places, (-1,)), axis=0)
+        flat = self.xp.reshape(stop(u), (-1,))  # (of another order of axes torch warns)
+        places = self.xp.searchsorted(self.array(bounds), flat, side=side)
+        flat = self.xp.take(self.array(table), places, axis=0)
         return self.xp.reshape(flat, tuple(u.shape))
