@@ -37,7 +37,7 @@ check: $(VENV)/.test
 	$(BIN)/pyright
 
 # Tests that choose among libraries, dtypes, shapes and roads: here they take all of them.
-GRIDS := ops/test_ops ops/test_roads core/test_builtin_rules graph/test_samples transforms/test_jit_samples
+GRIDS := ops/test_ops ops/test_roads core/test_builtin_rules graph/test_samples transforms/test_jit_samples rules/test_quantizers
 
 proof: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.proof $(ARGS)
