@@ -97,11 +97,11 @@ def lsq(lo: int, hi: int, clip: str = "before", factor: float | None = None) -> 
     return reference
 
 
-def lsq_plus(lo: int, hi: int) -> Any:
+def lsq_plus(lo: int, hi: int, clip: str = "before") -> Any:
     """Bhalgat et al. (2020), equations 5 and 6."""
 
     def reference(v: Any, dy: Any, s: Any, b: Any) -> Any:
-        value, dv, ds = lsq(lo, hi)(v - b, dy, s)
+        value, dv, ds = lsq(lo, hi, clip)(v - b, dy, s)
         return value + b, dv, ds, sums(dy - dv) * (v.shape[1] * hi) ** -0.5
 
     return reference
@@ -317,6 +317,10 @@ def rows() -> dict[str, Row]:
         "lsq+": Row(lambda p: Q.lsq_plus(3, per=p), lsq_plus(0, 7), (STEP, drawn(-1, 0))),
         "lsq+ signed": Row(
             lambda p: Q.lsq_plus(3, per=p, signed=True), lsq_plus(-4, 3), (STEP, drawn(-1, 1))
+        ),
+        "lsq+ after": Row(
+            lambda p: Q.lsq_plus(2, per=p, clip="after"), lsq_plus(0, 3, "after"),
+            (STEP, drawn(-1, 0)),
         ),
         "pact": Row(lambda p: Q.pact(3, per=p), pact(7), (drawn(0.8, 1.5),)),
         "dorefa": Row(lambda p: Q.dorefa(3), dorefa_weights(7), parts=("tensor",)),

@@ -353,7 +353,9 @@ def _step(hi: float) -> State:
 
 
 @quantizer
-def lsq_plus(bits: int = 4, *, signed: bool = False, per: str | int = "tensor") -> Quantizer:
+def lsq_plus(
+    bits: int = 4, *, signed: bool = False, per: str | int = "tensor", clip: str = "before"
+) -> Quantizer:  # fmt: skip
     """Return a uniform quantizer with a step size and an offset that learn.
 
     `s round(clip((v - b) / s)) + b`, with both gradients scaled as in `lsq`.
@@ -362,6 +364,7 @@ def lsq_plus(bits: int = 4, *, signed: bool = False, per: str | int = "tensor") 
         bits: Of a code.
         signed: Whether codes are signed.
         per: The part with a step and an offset of its own, as in `affine`.
+        clip: As in `lsq`.
 
     Returns:
         The quantizer, which takes `step` and `offset`. They start at the range of the values.
@@ -383,7 +386,7 @@ def lsq_plus(bits: int = 4, *, signed: bool = False, per: str | int = "tensor") 
     def formula(m: Arithmetic, v: Any, step: Any, offset: Any) -> Codes:
         factor = 1 / sqrt(m.count * hi)
         step, offset = m.scaled(step, factor), m.scaled(offset, factor)
-        return Codes(m.grid((v - offset) / step, lo, hi, "before"), step, offset=offset)
+        return Codes(m.grid((v - offset) / step, lo, hi, clip), step, offset=offset)
 
     def first_step(m: Arithmetic, v: Any) -> Any:
         return m.at_least((m.max(v) - m.min(v)) / (hi - lo), EPSILON)
