@@ -381,7 +381,8 @@ def torchao_floats() -> list[Case]:
              off=("value", "inputs", "weights")),
         Case("torchao", "MXFakeQuantizedLinear with biases", "biases get no gradient",
              mx("FLOOR", fp4), Way(Q.mx()), Way(Q.mx()), ("MLP",), F32, LINEAR, off=("weights",)),
-        Case("torchao", "NVFP4Tensor", "block scales in e4m3 of one in float32; e4m3 from 2⁻⁶ on",
+        Case("torchao", "NVFP4Tensor", "scales of blocks in e4m3 from 2⁻⁶ on, ours from 2⁻⁹: "
+             "apart in blocks below 1/28,672 of the largest number",
              lambda m: Edited(m, nvfp4, nvfp4), Way(Q.nvfp4()), Way(Q.nvfp4()), **DENSE_ONLY),
         Case("torchao", "to_nf4", "scales of blocks are quantized, too",
              lambda m: Edited(m, nf4), Way(Q.nf4()), None, ("Llama",), F32, LINEAR,

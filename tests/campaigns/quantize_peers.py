@@ -179,7 +179,7 @@ def page(content: Mapping[str, Any]) -> str:
     blocks = {
         "facts": f"{records.line(content)}.",
         "agreement": agreement([e for e in found if not e["off"]]),
-        "conventions": conventions(found),
+        "conventions": conventions([e for e in found if not e["off"]]),
         "flips": flipped(content["flips"]),
         "elsewhere": elsewhere([e for e in found if e["off"]]),
     }
@@ -194,7 +194,13 @@ def flipped(found: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    return "–" if value is None else "0" if value == 0 else f"{value:.0e}"
+    return (
+        "–"
+        if value is None
+        else "0"
+        if value == 0
+        else f"{value:{'.2g' if value > 1e-3 else '.0e'}}"
+    )
 
 
 def called(ours: Mapping[str, str]) -> str:
