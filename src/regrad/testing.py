@@ -15,8 +15,9 @@ from regrad.checking.check import Method, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core import dispatch
 from regrad.core.backends import is_inexact
+from regrad.core.containers import replaced
 from regrad.core.hints import hint_in
-from regrad.core.pullback import or_zeros, run_taped
+from regrad.core.pullback import or_zeros, run_watched
 from regrad.core.signatures import check_passed, helpful
 from regrad.core.state import masked
 from regrad.core.tensor import Tensor, TensorLike
@@ -32,7 +33,6 @@ from regrad.inspection.checks import (
     wrong,
 )
 from regrad.inspection.tapes import KeepingTape, TapedOp, like
-from regrad.transforms.arguments import replaced
 from regrad.transforms.derivatives import Linearized
 
 P = ParamSpec("P")
@@ -240,10 +240,8 @@ TENSORS = Tensors()
 
 def _found(settings: Settings, f: Flat, xs: Sequence[Tensor], orders: int) -> list[Finding]:
     """The findings about all ops that lead from xs to f(xs), also in what jit runs as one."""
-    aliases = [dispatch.alias(x) for x in xs]
     tape = KeepingTape()
-    tape.watched.update(a._id for a in aliases)
-    run_taped(tape, f, (aliases,))
+    run_watched(tape, f, xs, range(len(xs)))
     found = []
     for record in tape.records:
         op = TapedOp(record, tape, tape.watched)

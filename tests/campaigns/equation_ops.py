@@ -12,6 +12,7 @@ from jax.extend import core as jax_core
 
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_inexact, is_traced
+from regrad.core.containers import replaced
 from regrad.core.registry import Op
 from regrad.core.reports import counted_later
 from regrad.core.rule import Rule
@@ -31,7 +32,7 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import UNUSED, check_gradient, leaf_gradients
 from regrad.jax.bridge import conjugate
 from regrad.jax.primitives import EquationGradient, fit, is_float, run_op
-from regrad.transforms.arguments import is_key, replaced
+from regrad.transforms.arguments import is_key
 from regrad.transforms.region import (
     Region,
     run_inside,

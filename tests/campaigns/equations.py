@@ -26,6 +26,7 @@ from jax.extend import core as jax_core
 from regrad.autodiff.variables import assign_all
 from regrad.core import dispatch
 from regrad.core.backends import is_inexact
+from regrad.core.containers import replaced
 from regrad.core.sharding import to_jax
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
@@ -42,7 +43,6 @@ from regrad.transforms import (
     vmap,
     whiles,
 )
-from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import BodyRun
 from regrad.transforms.region import (
     Flat,

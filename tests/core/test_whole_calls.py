@@ -104,6 +104,18 @@ def test_outputs_and_nested_paths(rule):
     used.assert_fired()
 
 
+def test_a_rule_for_any_number_of_inputs_calls_the_function_for_others():
+    seen = []
+
+    def rule(dy, xs, forward, builtin):
+        seen.append(forward([2 * x for x in xs]))
+        return builtin(dy)
+
+    with override({at("pair"): rule}):
+        rg.grads(lambda a, b: rg.sum(pair(a, b)))([X, X + 1])
+    close(seen, [2 * pair(X, X + 1)])
+
+
 @rg.name_scope("pair")
 def pair(second, first):
     return 2 * second + 3 * first

@@ -285,7 +285,7 @@ MISUSES[run, e.RuleError] = [
     ("expected gradients by a|one entry per argument|HERE",
      lambda: torch_custom(lambda dy: (dy, dy))),
     ("returned None|rg.rules.no_gradient|HERE", lambda: in_jax({"Sign": lambda dy: None})),
-    ("(3,)|, expected float|(2,)|HERE", lambda: jax_custom(lambda dy: jnp.ones(3))),
+    ("the shape (3,), expected (2,)|HERE", lambda: jax_custom(lambda dy: jnp.ones(3))),
     ("returned float, expected an array|HERE", lambda: jax_custom(lambda dy: 1.0)),
 ]  # fmt: skip
 MISUSES[run, e.GradientError] = [

@@ -238,14 +238,11 @@ def test_states_start_where_the_papers_say():
         np.testing.assert_allclose(q(v, **q.first(v)).numpy(), v.numpy(), atol=1e-3)
 
 
-@pytest.mark.parametrize(("range", "low", "high"), [("minmax", -4, 3), ("ema", -3.25, 2.25)])
-def test_ranges_follow_what_is_observed(range, low, high):
-    q = Q.affine(range=range, decay=0.75)
-    state = q.observed(np.array([-4.0, 0.0]), q.first(np.array([-3.0, 3.0])))
-    assert state["low"].item() == low
-    state = q.observed(np.array([-3.0, 0.0]), q.first(np.array([-4.0, 3.0])))
-    assert state["high"].item() == (3 if range == "minmax" else 2.25)
-    assert high in (3, 2.25)
+def test_ranges_follow_what_is_observed():
+    for range, low, high in (("minmax", -4, 3), ("ema", -3.25, 2.25)):
+        q = Q.affine(range=range, decay=0.75)
+        state = q.observed(np.array([-4.0, 0.0]), q.first(np.array([-3.0, 3.0])))
+        assert (state["low"].item(), state["high"].item()) == (low, high)
 
 
 # -- floating-point formats, tables ----------------------------------------------------------------
@@ -378,12 +375,12 @@ V = np.ones((2, 6))
 MISUSE = [
     (lambda: Q.lsq(4)(V), "lsq(bits=4) takes v, step, and got 0 arrays after v and the names []. "
      "lsq(bits=4).first(v) returns what to start with."),
-    (lambda: Q.affine()(V, V), "affine(bits=8) takes v, and got 1 arrays"),
+    (lambda: Q.affine()(V, V), "affine() takes v, and got 1 arrays"),
     (lambda: Q.lsq(4)(V, 1.0, step=2.0), "got 1 arrays after v and the names ['step']"),
     (lambda: Q.lsq(4)(V, stp=1.0), "the names ['stp']. Did you mean 'step'?"),
-    (lambda: Q.affine()(np.arange(3)), "affine(bits=8) expected floats, got Tensor(int64, (3,))"),
-    (lambda: Q.affine()(torch.arange(3)), "affine(bits=8) expected floats, got"),
-    (lambda: Q.affine(per=4)(V), "affine(bits=8, per=4): groups of 4 do not fit an axis of 6 "
+    (lambda: Q.affine()(np.arange(3)), "affine() expected floats, got Tensor(int64, (3,))"),
+    (lambda: Q.affine()(torch.arange(3)), "affine() expected floats, got"),
+    (lambda: Q.affine(per=4)(V), "affine(per=4): groups of 4 do not fit an axis of 6 "
      "(the shape (2, 6), axis -1)"),
     (lambda: Q.affine(per="channel").along(2, 1)(V), "expected an array with an axis 2, got"),
     (lambda: Q.affine(per=2).along(0, 5)(V), "expected an array with an axis 5, got"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from regrad.core.containers import replaced
 from regrad.core.signatures import check_passed, declared
 from regrad.errors import ArgumentError, kind
 
@@ -55,21 +57,15 @@ class ArgumentSelection:
         return ChosenCall(self, args, options, places)
 
 
+@dataclass(eq=False)
 class ChosenCall:
     """One call of f as a function of the chosen arguments alone; it keeps the aux of f."""
 
-    def __init__(
-        self,
-        choice: ArgumentSelection,
-        args: Sequence[Any],
-        options: Mapping[str, Any],
-        places: Sequence[int],
-    ) -> None:
-        self.choice = choice
-        self.args = args
-        self.options = options
-        self.places = places
-        self.aux: Any = None
+    choice: ArgumentSelection
+    args: Sequence[Any]
+    options: Mapping[str, Any]
+    places: Sequence[int]
+    aux: Any = None
 
     @property
     def inputs(self) -> list[Any]:
@@ -78,10 +74,7 @@ class ChosenCall:
 
     def __call__(self, *inputs: Any) -> Any:
         """Return the result of f, without its aux, with these inputs in their places."""
-        args = list(self.args)
-        for i, x in zip(self.places, inputs, strict=True):
-            args[i] = x
-        choice = self.choice
+        args, choice = replaced(self.args, self.places, inputs), self.choice
         try:
             y = choice.f(*args, **self.options)
         except TypeError:

@@ -6,13 +6,14 @@ It serves `custom_grad` of regrad, of `regrad.torch` and of `regrad.jax`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import CO_VARARGS
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from regrad.core import containers
-from regrad.core.rule import place
+from regrad.core.rule import place, wrong_gradient
 from regrad.core.signatures import declared, misfit, parameters_of
 from regrad.core.tensor import Tensor, TensorView
 from regrad.errors import ArgumentError, kind
@@ -160,6 +161,8 @@ class SavedValues:
 
     __slots__ = ()
 
+    array: tuple[Any, str, str]  # of the library: the class, and what messages call it
+    arguments: Any
     custom: CustomFunction
     running: bool
     saved: Any
@@ -178,6 +181,23 @@ class SavedValues:
     def name(self) -> str:
         """Its name."""
         return self.custom.name
+
+    def describe(self) -> str:
+        """Return the function, with its place, for a message."""
+        return f"{self.name} ({place(self.f)})"
+
+    def check_answer(self, i: int, dx: Any, shape: Sequence[int], dtype: Any) -> None:
+        """Raise if an answer is not an array of this shape and dtype (None: of any dtype)."""
+        kinds, what, convert = self.array
+        wrong = partial(wrong_gradient, self.describe(), self.arguments.names[i])
+        if not isinstance(dx, kinds):
+            raise wrong(kind(dx), f"{what}, or None for no gradient.")
+        if dtype is not None and dx.dtype != dtype:
+            raise wrong(f"the dtype {dx.dtype}", f"{dtype}. Convert it with {convert}.")
+        if tuple(dx.shape) != tuple(shape):
+            expected = f"{tuple(shape)}. A gradient has the shape of its input"
+            got = f"the shape {tuple(dx.shape)}"
+            raise wrong(got, f"{expected}: sum over what was broadcast.")
 
     def keep(self, value: Any) -> Any:
         """A value as it is kept."""

@@ -10,30 +10,23 @@ from regrad.core.name_scopes import PATH
 from regrad.core.places import Site, at
 from regrad.core.registry import Op
 from regrad.core.reports import Binding, Hit
-from regrad.core.rule import Cotangent, NoGradient, Rule, RuleFunction
+from regrad.core.rule import Cotangent, NoGradient, Rule, RuleFunction, RuleLike
 from regrad.core.tape import Record
 from regrad.core.tensor import Tensor
 
 
-class WrappedRule(Rule):
+class WrappedRule(RuleLike):
     """A rule with something around its pull."""
 
     def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.name: str = rule.name
+        super().__init__(rule)
         self.function: RuleFunction | None = rule.function
         self.watches: bool = rule.watches
         self.flat: bool = rule.flat
         self.constant: bool = rule.constant
         self.holomorphic: bool = rule.holomorphic
-        self.answers: bool = rule.answers
-        self.whole: bool = rule.whole
-        self.once: bool = rule.once
-        self.asks_needs: bool = rule.asks_needs
-        self.keeps: Callable[..., Any] = rule.keeps
         self.carries: Callable[..., Any] = rule.carries
         self.unless: Callable[..., Any] | None = rule.unless
-        self.hit: Any = rule.hit
 
     @property
     def bare(self) -> Rule:

@@ -22,7 +22,7 @@ from regrad.core.rule import (
 )
 from regrad.core.rule_forms import OpView, PerInput, asked
 from regrad.core.state import current, masked
-from regrad.core.tape import REAL, Record, cuts, effective
+from regrad.core.tape import REAL, Record, cuts, effective, leaves_of
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.core.walk import check_gradient, open_groups
 from regrad.errors import MissingRuleError, RuleError
@@ -255,8 +255,8 @@ def own_gradient(record: Record, dy: Any, of_parameters: bool = False) -> Any:
         )
     if record.own is not None:
         lone: Any = record
-        dxs = record.own.pull(record.xs, dys)
-        lone.pulled.append(dxs)
+        found = record.own.pull(record.xs, dys)
+        lone.pulled.append(found)
     else:
         if count > 1 and not record.op.shipped.sparse:
             several: Any = record
@@ -267,7 +267,7 @@ def own_gradient(record: Record, dy: Any, of_parameters: bool = False) -> Any:
             return dx
         given = dys if isinstance(record.outputs, tuple) else dys[0]
         found = _pulled(record, given, record.op.shipped)
-        dxs = [found.get(i) for i in range(len(record.inputs))]
+    dxs = [found.get(i) for i in range(len(record.inputs))]
     parts = [Gradients(p) if isinstance(p, list) else p for _, p in record.by_parameter(dxs)]
     parts = parts[: None if of_parameters else record.op.rule.own_count]
     if len(parts) != 1:
@@ -289,7 +289,8 @@ def run_forward(record: Record, *inputs: Any) -> Any:
     """Return the op of a record, computed for other inputs: `forward(x)` in a rule."""
     if record.own is not None:
         names = [i.name for i in record.op.inputs[: record.op.rule.own_count]]
-        counts = [len(p) if isinstance(p, tuple) else 1 for p in record.places[: len(names)]]
+        places = record.places[: len(names)]
+        counts = [len(p) if isinstance(p, tuple) else 1 for p in places]
         given = [len(x) if isinstance(x, list | tuple) else 1 for x in inputs]
         if given != counts:
             hit = getattr(record, "hit", None)
@@ -298,7 +299,9 @@ def run_forward(record: Record, *inputs: Any) -> Any:
                 f"{len(given)} inputs of {given} tensors, expected {counts}: call "
                 f"forward({', '.join(names)}), with None for an input that the call leaves out."
             )
-        return record.own.value_at(inputs)
+        pairs = zip(inputs, places, strict=True)
+        ys = record.own.values_at([x for pair in pairs for x in leaves_of(*pair)])
+        return ys[0] if len(ys) == 1 else tuple(ys)
     with masked():
         return record.op.function(*inputs, **record.attrs)
 

@@ -60,7 +60,7 @@ class OwnBias(Own):
         if given[-1] == last and len(answer) == len(given) - 1:
             dys = dy if isinstance(dy, tuple) else (dy,)
             (leaf,) = positions(layout[last])
-            answer = [*answer, record.own.pull(record.xs, dys, leaf)[leaf]]
+            answer = [*answer, record.own.pull(record.xs, dys, leaf).get(leaf)]
         found = dict(zip(given, answer, strict=False)) if len(answer) == len(given) else {}
         return [found.get(p) for p in range(count)] if found else answer
 
@@ -120,8 +120,8 @@ class OwnOfCall(Own):
                 "once, or return the gradients of the parameters by name, None for none: "
                 f"(dx, {{{missing[0]!r}: dw}})."
             )
-        own = pulled[0] if pulled else [None] * len(record.inputs)
-        return [more.get(n, own[leaf]) for n, leaf in known.items()]
+        own = pulled[0] if pulled else {}
+        return [more.get(n, own.get(leaf)) for n, leaf in known.items()]
 
 
 class OwnOfLearning(Own):
@@ -185,15 +185,17 @@ class OwnCall(Protocol):
 
     vjp: Any  # the function by which the library differentiates others: an `ArrayVjp`
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
-        """Return the library's own gradients, by leaf; None where there is none.
+    def pull(
+        self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None
+    ) -> Mapping[int, Any]:
+        """Return the library's own gradients, by leaf; None, or no entry, where there is none.
 
         Of one leaf alone, if `only` is its place.
         """
         ...
 
-    def value_at(self, inputs: Sequence[Any]) -> Any:
-        """Return the op's value for other inputs, by parameter."""
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the op's results for other inputs, without those that only the rule takes."""
         ...
 
 

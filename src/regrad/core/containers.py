@@ -17,6 +17,7 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
+from dataclasses import dataclass
 from functools import cached_property
 from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -88,6 +89,40 @@ def opened_in_order(value: Any) -> tuple[list[Any], Rebuild, Any]:
 
     leaves, rebuild, structure = opened(value, is_leaf)
     return leaves, rebuild, (structure, *order)
+
+
+class Leaves:
+    """A value that is decomposed: the arrays in it, and the containers around them.
+
+    Args:
+        value: It holds arrays in containers.
+        kind: The class of arrays.
+        flatten: It opens containers.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        kind: type[Any],
+        flatten: Callable[[Any], tuple[list[Any], Rebuild]] = flatten,
+    ) -> None:
+        self.rebuild: Rebuild
+        leaves, self.rebuild = flatten(value)
+        self.places: list[int] = [i for i, x in enumerate(leaves) if isinstance(x, kind)]
+        self.arrays: list[Any] = [leaves[i] for i in self.places]
+        self.rest: list[Any] = replaced(leaves, self.places, [None] * len(self.places))
+
+    def close(self, xs: Iterable[Any]) -> Any:
+        """Return the value again, with these arrays in their places."""
+        return self.rebuild(replaced(self.rest, self.places, xs))
+
+
+def replaced(values: Iterable[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
+    """Return values, with others in some places."""
+    made = list(values)
+    for i, other in zip(places, others, strict=True):
+        made[i] = other
+    return made
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
@@ -251,6 +286,15 @@ def nested(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
     return container(spec.type, spec.entries(), KINDS.get(spec.type) or spec.one_level(), parts)
 
 
+def with_holes(leaves: list[Any], places: Sequence[int], spec: PyTreeSpec) -> Callable[[], Any]:
+    """Return a maker, for `Arguments`: of arguments that are opened, with tensors in some places.
+
+    It holds none of the tensors.
+    """
+    slots = replaced(map(marked, leaves), places, map(Hole, range(len(places))))
+    return lambda: nested(spec, iter(slots)).parts.values()
+
+
 def read(value: Any) -> Any:
     """A container as Containers."""
     import optree
@@ -259,6 +303,7 @@ def read(value: Any) -> Any:
     return nested(spec, iter(leaves))
 
 
+@dataclass(eq=False)
 class Arguments:
     """The structure of a call's arguments, which the gradients by them have to match.
 
@@ -268,28 +313,17 @@ class Arguments:
         count: How many tensors the arguments hold.
         make: Returns the arguments as Containers, with a Hole for each tensor, and the result of
             `marked` elsewhere.
-        read: Gives an answer as Containers.
         rest: Returns the result of `marked` for each further argument that a call of so many
             could have had.
 
     No tensor is held, and nothing is computed before an answer or a name is asked for.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        count: int,
-        make: Callable[[], Iterable[Any]],
-        read: Callable[[Any], Any] = read,
-        rest: Callable[[int], list[Any]] = lambda count: [],
-    ) -> None:
-        self.function = function
-        self.name = name
-        self.count = count
-        self.make = make
-        self.read = read
-        self.rest = rest
+    function: Callable[..., Any]
+    name: str
+    count: int
+    make: Callable[[], Iterable[Any]]
+    rest: Callable[[int], list[Any]]
 
     @cached_property
     def given(self) -> list[Any]:
@@ -322,7 +356,7 @@ class Arguments:
         entry per argument, or per argument that holds tensors or numbers. An entry for a number
         is ignored.
         """
-        given, holders = self.read(answer), list(self.holders.values())
+        given, holders = read(answer), list(self.holders.values())
         alone = holders if len(holders) == 1 else []
         lists = [_list_of(args) for args in (holders, self.given, _with_numbers(self.given))]
         found = self._fitting((*alone, *lists), given) if alone or given is not None else []
@@ -368,11 +402,6 @@ class Arguments:
         False in the place of each value that is not a tensor.
         """
         return tuple([_filled(arg, wanted) for arg in _with_numbers(self.every)])
-
-
-def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
-    """Arguments of which each is a tensor."""
-    return Arguments(function, name, count, lambda: map(Hole, range(count)))
 
 
 def marked(value: object) -> Any:

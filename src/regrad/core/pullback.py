@@ -55,6 +55,20 @@ def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Gra
     return walk_from(reversed(tape.entries), [y._id for y in ys], dys, watched)
 
 
+def run_watched(
+    tape: Tape, f: Callable[[list[Tensor]], Any], xs: Sequence[Tensor], wanted: Sequence[int]
+) -> tuple[list[Tensor], Any]:
+    """Return the inputs as f sees them, and its results, while a tape watches those at `wanted`.
+
+    For these f gets aliases, so that only this use of an input counts.
+    """
+    xs = list(xs)
+    for i in wanted:
+        xs[i] = alias(xs[i])
+        tape.watched.add(xs[i]._id)
+    return xs, run_taped(tape, f, (xs,))
+
+
 def pulled(
     f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
     dys: Sequence[Tensor] | Callable[[Any], Any], reached: Sequence[int] | None = None,
@@ -64,11 +78,8 @@ def pulled(
     The dys are those of the outputs at the places `reached` (None: of all), or a function of the
     results. A gradient is None where nothing is connected.
     """
-    xs, tape = list(xs), Tape()
-    for i in wanted:  # (f sees aliases, so that only this use of an input counts)
-        xs[i] = alias(xs[i])
-        tape.watched.add(xs[i]._id)
-    ys = run_taped(tape, f, (xs,))
+    tape = Tape()
+    xs, ys = run_watched(tape, f, xs, wanted)
     seeds: Any = dys(ys) if callable(dys) else dys
     found = pull_through(tape, ys if reached is None else [ys[i] for i in reached], seeds)
     return ys, [found.get(xs[i]._id) for i in wanted]

@@ -25,6 +25,7 @@ from regrad.core import dims
 from regrad.core.bindings import CountedRule
 from regrad.core.builtin import derivative, own_rule
 from regrad.core.call import Asked, Call, HostArrays
+from regrad.core.containers import replaced
 from regrad.core.dispatch import alias_of, check_differentiable, lift, run
 from regrad.core.places import at
 from regrad.core.pullback import pulled
@@ -143,16 +144,14 @@ class Forward(Asked):
         """
 
         def compute(xs: Sequence[Any], ys: Sequence[Any]) -> Sequence[Any]:
-            return _outputs(call.value(xs, None if not ys else ys[0] if len(ys) == 1 else (*ys,)))
+            return outputs_of(call.value(xs, None if not ys else ys[0] if len(ys) == 1 else (*ys,)))
 
         def by_regrad() -> Sequence[Any]:
             given, n = [*xs, *ys], len(xs)
             places = [i for i, x in enumerate(given) if host.is_array(x)]
 
             def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-                every = [*given]
-                for i, x in zip(places, tensors, strict=True):
-                    every[i] = x
+                every = replaced(given, places, tensors)
                 made = compute(every[:n], every[n:])
                 return [y if isinstance(y, Tensor) else wrap(host.as_array(y)) for y in made]
 
@@ -169,7 +168,7 @@ class Forward(Asked):
 
     def check(self, got: Any, expected: Sequence[Any], is_array: Any, where: str) -> list[Any]:
         """Return the results, if they have the shapes and dtypes of the op's own."""
-        ys = _outputs(got)
+        ys = outputs_of(got)
         if len(ys) != len(expected) or not all(map(is_array, ys)):
             what = f"{len(expected)} tensors" if len(expected) > 1 else "one tensor"
             self._refuse(kind(ys[0] if len(ys) == 1 else got), f"{what}, like the op", where)
@@ -188,7 +187,8 @@ class Forward(Asked):
         return f"replace: the forward {called(self.function)!r} ({place(self.function)})"
 
 
-def _outputs(y: Any) -> list[Any]:
+def outputs_of(y: Any) -> list[Any]:
+    """Return the results of a function, of one as well, as a list."""
     return list(y) if isinstance(y, list | tuple) else [y]
 
 
@@ -323,15 +323,14 @@ class OwnFunction:
         self.learned: Sequence[Any] = xs[len(xs) - len(link.replacing.learned) :]
 
     def pull(self, xs: Sequence[Tensor], dys: Sequence[Any], only: int | None = None) -> Any:
-        """Return the gradients of the function by the inputs; None for integers."""
+        """Return the gradients of the function by the inputs that are floats."""
         moving = [i for i, x in enumerate(xs) if x.dtype.kind in "fc"]
-        found = iter(pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1])
-        return [next(found) if i in moving else None for i in range(len(xs))]
+        found = pulled(lambda xs: [self.value(xs)], xs, moving, dys)[1]
+        return dict(zip(moving, found, strict=True))
 
-    def value_at(self, inputs: Sequence[Any]) -> Tensor:
-        """Return the value that the function computes of other inputs, by parameter."""
-        every = [x if isinstance(x, list | tuple) else [x] for x in inputs if x is not None]
-        return self.value([*[lift(leaf) for leaves in every for leaf in leaves], *self.learned])
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the value that the function computes of other inputs."""
+        return outputs_of(self.value([*map(lift, leaves), *self.learned]))
 
 
 class CountedReplacedCall(CountedRule):

@@ -142,6 +142,7 @@ class Report(Generic[B]):
     """The report of an override: which ops it matched, and how often its rules ran."""
 
     _bindings: dict[str, B]  # by op type
+    _untouched: Untouched  # (or `_others` is another)
     _name = "gradient_override_map"
 
     @property
@@ -230,7 +231,7 @@ class Report(Generic[B]):
 
     def _others(self) -> Iterable[tuple[str, int]]:
         """The ops that were created and kept their own gradient: names, and how many."""
-        raise NotImplementedError
+        return self._untouched.others()
 
     def _instead(self, binding: B) -> str:
         """`'Relu' never ran; 'Relu6' did, 3 times`, if an op of a name like that ran."""

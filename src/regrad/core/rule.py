@@ -159,15 +159,11 @@ class Rule:
         return not (self.flat or keeps_output or kept & wanted)
 
 
-class Conjugated(Rule):
-    """The rule of a holomorphic op, written as for real numbers, for complex ones.
+class RuleLike(Rule):
+    """A rule that records and walks see as another one, and whose pull may differ."""
 
-    TensorFlow's convention for y = f(x) is dy * conj(f'(x)), which is conj(conj(dy) * f'(x)).
-    """
-
-    def __init__(self, rule: Rule, conj: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.conj = conj
         self.name: str = rule.name
         self.hit: Any = rule.hit
         self.keeps: Callable[..., Any] = rule.keeps
@@ -175,6 +171,17 @@ class Conjugated(Rule):
         self.whole: bool = rule.whole
         self.once: bool = rule.once
         self.asks_needs: bool = rule.asks_needs
+
+
+class Conjugated(RuleLike):
+    """The rule of a holomorphic op, written as for real numbers, for complex ones.
+
+    TensorFlow's convention for y = f(x) is dy * conj(f'(x)), which is conj(conj(dy) * f'(x)).
+    """
+
+    def __init__(self, rule: Rule, conj: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(rule)
+        self.conj = conj
         self.linear_in: Callable[..., Any] = rule.linear_in
 
     def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Pulled:

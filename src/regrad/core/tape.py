@@ -6,7 +6,7 @@ All records are made here: by a tape's `write_unary` and its kin for what the fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice
@@ -147,14 +147,14 @@ class GroupedRecord(Record):
 class LoneRecord(Record):
     """A record that is on no tape. `hit` is the counter of its op's line, if that is known.
 
-    `pulled` holds the results of `builtin` in the rule, by leaf.
+    `pulled` holds the results of each `builtin` in the rule, by leaf.
     """
 
     __slots__ = ("hit", "own", "pulled")
 
     hit: Hit | None
     own: Any
-    pulled: list[Sequence[Any]]
+    pulled: list[Mapping[int, Any]]
 
 
 class LoneGroupedRecord(GroupedRecord):
@@ -164,7 +164,7 @@ class LoneGroupedRecord(GroupedRecord):
 
     hit: Hit | None
     own: Any
-    pulled: list[Sequence[Any]]
+    pulled: list[Mapping[int, Any]]
 
 
 def positions(place: Place) -> tuple[int, ...]:
@@ -179,6 +179,11 @@ def placed(leaves: Sequence[Any], place: Place) -> Any:
     if isinstance(place, tuple):
         return [leaves[i] for i in place]
     return None if place is None else leaves[place]
+
+
+def leaves_of(given: Any, place: Place) -> Sequence[Any]:
+    """Return the leaves of what one parameter gets."""
+    return given if isinstance(place, tuple) else () if place is None else (given,)
 
 
 def record_of(

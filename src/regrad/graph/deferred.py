@@ -99,10 +99,7 @@ def pull_call(
     specs = [_spec_due(record, i, dys) for i in places]
     pull = differentiated(call, len(xs), places, reached)
     found = later(pull, [*xs, *dys], sizes, overrides, specs)
-    dxs: list[Any] = [None] * len(xs)
-    for i, dx in zip(places, found, strict=True):
-        dxs[i] = dx
-    return [(0, dxs)]
+    return [(0, containers.replaced([None] * len(xs), places, found))]
 
 
 LATER = graph_op(
@@ -255,10 +252,7 @@ def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     foreseen: list[np.dtype] = []
 
     def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
-        full = list(sizes)
-        for i, x in zip(places, tensors, strict=True):
-            full[i] = x
-        a, k = rebuild(full)
+        a, k = rebuild(containers.replaced(sizes, places, tensors))
         with in_path(path):
             results, close = containers.flatten(f(*a, **k))
         shape_of_result[:] = [close]

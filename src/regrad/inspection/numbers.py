@@ -53,10 +53,14 @@ class Numbers:
         """The shape in a table: `64×10`."""
         return shape_text(self.shape)
 
+    @property
+    def bad(self) -> list[str]:
+        """The counts of elements that are not finite, as text: `2 NaN`."""
+        return [f"{n} {what}" for n, what in ((self.nans, "NaN"), (self.infs, "inf")) if n]
+
     def __str__(self) -> str:
-        bad = [f"{n} {what}" for n, what in ((self.nans, "NaN"), (self.infs, "inf")) if n]
         zeros = f", {self.zero_share:.0%} zeros" if self.zeros else ""
-        return f"norm {self.norm:.3g}{zeros}" + "".join(f", {text}" for text in bad)
+        return f"norm {self.norm:.3g}{zeros}" + "".join(f", {text}" for text in self.bad)
 
 
 def wide(array: Any) -> np.ndarray:

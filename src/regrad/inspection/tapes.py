@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from regrad.core import containers, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.bindings import CountedRule, OpBinding
 from regrad.core.callers import find_caller
+from regrad.core.containers import replaced
 from regrad.core.name_scopes import PATH
-from regrad.core.pullback import pull_back, run_taped
+from regrad.core.pullback import pull_back, pull_through, run_taped, run_watched
 from regrad.core.registry import OPS, Op
 from regrad.core.rule import Conjugated, Cotangent, Rule, label, place
 from regrad.core.state import State, current, in_state, masked
@@ -32,7 +34,6 @@ from regrad.core.walk import (
     name_of,
     seed,
     walk,
-    walk_from,
 )
 from regrad.inspection.nonfinite import CURES
 from regrad.inspection.numbers import wide
@@ -46,7 +47,6 @@ from regrad.inspection.recorder import (
     SeenOp,
     Tool,
 )
-from regrad.transforms.arguments import replaced
 
 
 class Lines(list[Record]):
@@ -346,20 +346,13 @@ class TrueCustom(Rule):
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
     ) -> Iterable[tuple[int, Any]]:
-        xs = list(record.xs)
-        for i in wanted:
-            xs[i] = dispatch.alias(xs[i])
         tape = KeepingTape()
-        tape.watched.update(xs[i]._id for i in wanted)
         with masked():
-            ys = run_taped(tape, partial(_run_again, self.call), (xs,))
-        watched = tape.close()
+            xs, ys = run_watched(tape, partial(_run_again, self.call), record.xs, wanted)
         make_true(tape.records)
-        dys = dy if isinstance(dy, tuple) else (dy,)
-        pairs = [(y._id, d) for y, d in zip(ys, dys, strict=True)
-                 if d is not None and is_inexact(y.dtype)]  # fmt: skip
-        ids, dys = [i for i, _ in pairs], [d for _, d in pairs]
-        found = walk_from(reversed(tape.records), ids, dys, watched)
+        dys: Any = dy if isinstance(dy, tuple) else (dy,)
+        arriving = [d is not None and is_inexact(y.dtype) for y, d in zip(ys, dys, strict=True)]
+        found = pull_through(tape, [*compress(ys, arriving)], [*compress(dys, arriving)])
         return [(i, found.get(xs[i]._id)) for i in wanted]
 
 

@@ -221,8 +221,7 @@ def _figure(numbers: Numbers | None) -> str:
 def _not_finite(step: Step) -> Symptom:
     sent = step.sent
     assert sent is not None
-    counts = [f"{n} {word}" for n, word in ((sent.nans, "NaN"), (sent.infs, "inf")) if n]
-    what = " and ".join(counts)
+    what = " and ".join(sent.bad)
     text = f"not finite: {step.place} made {what} of finite gradients ({step.rule_text})"
     return Symptom("not finite", step, text)
 

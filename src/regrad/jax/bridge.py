@@ -13,6 +13,7 @@ import numpy as np
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import JAX, is_array
+from regrad.core.containers import replaced
 from regrad.core.rule import place
 from regrad.core.state import current, in_state
 from regrad.core.tensor import Tensor, wrap
@@ -21,7 +22,6 @@ from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import trace_around, trace_of
 from regrad.jax.primitives import Arrays, EquationGradient, fit, is_float, run_op
 from regrad.jax.scopes import check, follow
-from regrad.transforms.arguments import replaced
 from regrad.transforms.bodies import BodyFunction, pullback
 from regrad.transforms.region import (
     Flat,

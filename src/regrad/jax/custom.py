@@ -15,14 +15,14 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.guards import name_of
 from regrad.core import containers
 from regrad.core.backends import is_array
-from regrad.core.rule import place, wrong_gradient
+from regrad.core.containers import replaced
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.bridge import conjugate
 from regrad.jax.host import GRADIENTS, need
 from regrad.jax.host.extending import dce, zeros_like_aval
+from regrad.jax.host.programs import with_constants_as_inputs
 from regrad.jax.primitives import Arrays, EquationGradient, fit, is_float, run_op
-from regrad.transforms.arguments import replaced
 
 if TYPE_CHECKING:
     from regrad.core.containers import Arguments
@@ -80,6 +80,8 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 class CustomJaxCall(SavedValues):
     """One call: f and its gradient function traced, and what leads from one to the other."""
 
+    array = ARRAYS, "an array", "astype"
+
     def __init__(
         self, custom: CustomFunction, args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
@@ -87,11 +89,10 @@ class CustomJaxCall(SavedValues):
         self.options = options
         self.leaves: list[Any]
         self.close: containers.Rebuild
-        self.structure: Any
-        self.leaves, self.close, self.structure = containers.opened(args)
+        self.leaves, self.close, structure = containers.opened(args)
         self.places: list[int] = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
-        count = len(self.places)
-        self.arguments: Arguments = custom.arguments(count, self.slots)
+        make = containers.with_holes(self.leaves, self.places, structure)
+        self.arguments: Arguments = custom.arguments(len(self.places), make)
 
     def run(self) -> Any:
         need(GRADIENTS)
@@ -99,16 +100,10 @@ class CustomJaxCall(SavedValues):
         self.avals: Sequence[Any] = [jax.typeof(x) for x in arrays]
         closed = jax.make_jaxpr(self.traced)(*arrays)
         self.running = False
-        jaxpr, outside = with_constants_as_inputs(closed)
+        jaxpr, outside = with_constants_as_inputs(closed.jaxpr), list(closed.consts)
         gradient = CustomGradient(self, jaxpr, outside)
         ys = run_op([*outside, *arrays], part(jaxpr, 0, self.count), gradient)
         return self.result(ys)
-
-    def slots(self) -> Any:
-        """The arguments, with Holes for the arrays."""
-        holes = map(containers.Hole, range(len(self.places)))
-        slots = replaced(map(containers.marked, self.leaves), self.places, holes)
-        return containers.nested(self.structure, iter(slots)).parts.values()
 
     def _array(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -167,21 +162,8 @@ class CustomJaxCall(SavedValues):
             return zeros_like_aval(aval)
         if isinstance(dx, Tensor):
             raise self._ours("a gradient")
-        which = f"{self.name} ({place(self.f)})"
-        got, name = kind(dx), self.arguments.names[i]
-        if not is_array(dx):
-            raise wrong_gradient(which, name, got, "an array, or None for no gradient.")
-        if (dx.shape, dx.dtype) != (aval.shape, aval.dtype):
-            advice = "Sum over what was broadcast, or convert it with astype."
-            raise wrong_gradient(which, name, got, f"{aval.dtype} {tuple(aval.shape)}. {advice}")
+        self.check_answer(i, dx, aval.shape, aval.dtype)
         return fit(conjugate(jax.numpy.asarray(dx)), aval)
-
-
-def with_constants_as_inputs(closed: core.ClosedJaxpr) -> tuple[Any, list[Any]]:
-    """A program whose constants are its first inputs, and these constants."""
-    jaxpr = closed.jaxpr
-    opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    return opened, list(closed.consts)
 
 
 def part(jaxpr: core.Jaxpr, start: int, stop: int) -> Any:
@@ -211,7 +193,7 @@ class CustomGradient(EquationGradient):
     def allow(self, wanted: Sequence[int]) -> None:
         if min(wanted) < self.outside:
             raise GradientError(
-                f"custom_grad: {self.call.name} ({place(self.call.f)}) "
+                f"custom_grad: {self.call.describe()} "
                 f"{self.called[min(wanted)]}, which is being differentiated; its gradient would "
                 "be lost. Pass it as an input of its own, for which grad_func returns a gradient "
                 "too, or use jax.lax.stop_gradient on it."
@@ -223,7 +205,7 @@ class CustomGradient(EquationGradient):
         given = [ys[own[k]] if k in own else next(found) for k in range(len(back.consts))]
         places = [i - self.outside for i in wanted]
         used = [i in places for i in range(len(back.out_avals))]
-        body = dce(with_constants_as_inputs(back)[0], used, True)[0]
+        body = dce(with_constants_as_inputs(back.jaxpr), used, True)[0]
         run = core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))
         dxs = dict(zip(sorted(places), run(*given, *dys), strict=True))
         return [fit(dxs[i], self.call.avals[i]) for i in places]

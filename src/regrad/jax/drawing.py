@@ -11,10 +11,9 @@ from jax.extend import core
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.inspection.drawings import BoxKind, Drawing, Sketch, scopes_of, spec_of
 from regrad.jax.host import SIGHT, need
-from regrad.jax.host.programs import runs
+from regrad.jax.host.programs import CALLS, CUSTOM, runs
 from regrad.jax.primitives import op_p
-from regrad.jax.running import CALLS
-from regrad.jax.sites import CUSTOM, CallSite, EquationSite, is_no_op, site_of
+from regrad.jax.sites import CallSite, EquationSite, is_no_op, site_of
 
 # What is drawn as a scope with the equations of its body in it.
 OPENED = CALLS | {"scan", "shard_map", "while", "cond"}

@@ -23,7 +23,7 @@ def has_batches(jaxpr: core.Jaxpr) -> bool:
 def is_differentiable(eqn: core.JaxprEqn) -> bool:
     """Return whether a gradient may pass: floats go in, and floats come out."""
     # (a literal is a constant of the program: no gradient passes to it)
-    avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
+    avals = [v.aval for v in operands_of(eqn)]
     return any(map(may_carry_gradient, avals)) and any(
         may_carry_gradient(v.aval) for v in eqn.outvars
     )

@@ -27,6 +27,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import Variable
 from regrad.core import containers, dims, dispatch
 from regrad.core.backends import JAX, is_array
+from regrad.core.containers import replaced
 from regrad.core.extras import missing
 from regrad.core.files import blaming, file_name, reading, replace_file
 from regrad.core.promotion import weak
@@ -46,7 +47,6 @@ from regrad.errors import (
 from regrad.jax.bridge import from_regrad
 from regrad.jax.linear import is_float
 from regrad.ops.casting import conj
-from regrad.transforms.arguments import replaced
 from regrad.transforms.region import OpenRegion, run_inside
 
 try:

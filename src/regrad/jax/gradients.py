@@ -13,13 +13,13 @@ from jax.extend import core
 
 from regrad.core.backends import is_traced
 from regrad.core.call import Call, gradients, on_tensors
+from regrad.core.containers import replaced
 from regrad.core.foreign import ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
 from regrad.jax.bridge import bridge, conjugate
 from regrad.jax.primitives import Arrays, EquationGradient, WrappedGradient, fit, is_float
-from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import Closure, names_in, reached
 
 
@@ -184,16 +184,14 @@ class OwnEquation:
         places = enumerate(equation.places)
         self.at: dict[int, int] = {p: i for i, p in places if isinstance(p, int)}
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
         """Return JAX's gradients by the inputs of the op; None for integers."""
         given = [self.operands[i] if xs[p] is None else xs[p] for p, i in self.at.items()]
-        found = dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))
-        return [found.get(p) for p in range(len(xs))]
+        return dict(zip(self.at, gradients(self._outputs, vjp, given, dys), strict=True))
 
-    def value_at(self, inputs: Sequence[Any]) -> Any:
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the results for other inputs."""
-        ys = on_tensors(self._outputs, vjp, [inputs[p] for p in self.at])
-        return ys[0] if len(ys) == 1 else tuple(ys)
+        return on_tensors(self._outputs, vjp, [leaves[p] for p in self.at])
 
     def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
         return self.equation.outputs(replaced(self.operands, [*self.at.values()], inputs))

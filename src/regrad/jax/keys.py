@@ -38,7 +38,7 @@ from regrad.jax.host.programs import arg_names
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 from regrad.jax.primitives import is_float
 
-CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # the calls that functions leave
+CALLED = programs.JITS | programs.CUSTOM  # the calls that functions leave
 
 INLINED = (
     "leaves no boundary in a JAX program, so no rule could be put on it. Override what it is made "

@@ -17,6 +17,7 @@ from jax.extend import core
 
 from regrad.core.surrogates import Learns
 from regrad.errors import GradientError
+from regrad.jax.equations import operands_of
 from regrad.jax.host import programs
 from regrad.jax.primitives import is_float
 
@@ -47,13 +48,11 @@ def takes_more(new: Any, program: Any) -> bool:
     return len(getattr(new, "jaxpr", new).invars) > len(getattr(program, "jaxpr", program).invars)
 
 
-def reading(jaxpr: core.Jaxpr, eqns: Sequence[Any], more: Sequence[core.Var]) -> core.Jaxpr:
-    """Return a program of these equations, which takes more inputs first if they read any."""
-    read = {v for eqn in eqns for v in eqn.invars if isinstance(v, core.Var)}
-    if read.isdisjoint(more):
-        return jaxpr.replace(eqns=eqns)
-    invars = [*more, *jaxpr.invars]
-    return jaxpr.replace(eqns=eqns, invars=invars, debug_info=programs.unnamed(jaxpr))
+def reading(jaxpr: core.Jaxpr, more: Sequence[core.Var]) -> core.Jaxpr:
+    """Return a program that takes more inputs first, if its equations read any."""
+    if {v for eqn in jaxpr.eqns for v in operands_of(eqn)}.isdisjoint(more):
+        return jaxpr
+    return jaxpr.replace(invars=[*more, *jaxpr.invars], debug_info=programs.unnamed(jaxpr))
 
 
 def handing_on(eqn: Any, params: dict[str, Any], more: Sequence[core.Var], where: str) -> Any:
@@ -106,10 +105,10 @@ def _runner(eqn: Any, k: int) -> Callable[[Any, Any], Any] | None:
         )
     if name == "cond":
         return lambda more, xs: lax.switch(xs[0], [partial(f, more, xs[1:]) for f in fs])
-    if name in ("remat", "remat2", "checkpoint"):
+    if name in programs.REMATS:
         options = {"policy": p["policy"], "prevent_cse": p["prevent_cse"]}
         return lambda more, xs: jax.checkpoint(fs[0], **options)(more, xs)
-    if name in ("jit", "pjit"):
+    if name in programs.JITS:
         return lambda more, xs: jax.jit(fs[0])(more, xs)
     if name == "regrad_vmap":
         params = {**p, "in_dims": (*[None] * k, *p["in_dims"])}
@@ -117,15 +116,12 @@ def _runner(eqn: Any, k: int) -> Callable[[Any, Any], Any] | None:
     return fs[0] if fs else None
 
 
-_RUN = frozenset({
-    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "scan", "while", "cond", "remat",
-    "remat2", "checkpoint",
-})  # fmt: skip
+_RUN = programs.CALLS | {"scan", "while", "cond"}
 
 
 def _function(program: Any) -> Callable[[Any, Any], Any]:
     """Return a program as a function of what it takes more than it did, if it does, and its own."""
-    closed = program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ())
+    closed = programs.as_closed(program)
     run = core.jaxpr_as_fun(closed)
 
     def f(more: Any, xs: Any) -> Any:

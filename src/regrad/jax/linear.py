@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from regrad.core.backends import is_traced
-from regrad.jax.host.programs import Params, branches, called, scan
+from regrad.jax.host.programs import CALLS, CUSTOM, Params, branches, called, scan
 
 CONSTANT, ZERO, LINEAR = "constant", "zero", "linear"
 TRANSPOSING: ContextVar[bool] = ContextVar("regrad_transposing", default=False)
@@ -40,11 +40,7 @@ ALL = frozenset({
 ONE = frozenset({"mul", "dot_general", "ragged_dot_general", "conv_general_dilated"})
 LAST = frozenset({"triangular_solve", "tridiagonal_solve", "custom_linear_solve"})
 SOURCE = frozenset({"select_and_scatter_add", "select_and_gather_add"})  # the first; by the second
-CALLS = frozenset(
-    {"jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "call", "remat", "remat2",
-     "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "regrad_op",
-     "shard_map"}
-)  # fmt: skip
+OPENED = CALLS | CUSTOM | {"call", "custom_vjp_call_jaxpr", "regrad_op", "shard_map"}
 KEEP_ZERO = FIRST | ALL | ONE | {"select_n"}
 
 
@@ -77,7 +73,7 @@ def _constant(value: Any) -> str:
 def _propagate(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
     """Return how the outputs of one equation depend on inputs of these kinds."""
     name, count = eqn.primitive.name, len(eqn.outvars)
-    if name in CALLS:
+    if name in OPENED:
         return check(called(eqn), given)
     if name in ("scan", "cond"):
         return (_scan if name == "scan" else _cond)(eqn, given)

@@ -32,14 +32,13 @@ from typing import Any
 import jax
 
 from regrad.core.blocks import block
-from regrad.core.containers import Rebuild
+from regrad.core.containers import Leaves, Rebuild
 from regrad.core.places import ChainStep
 from regrad.core.signatures import named
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.host import VMAPS, need
 from regrad.jax.host.extending import trace_of, with_axes
 from regrad.jax.keys import BOUNDARY
-from regrad.transforms.arguments import Leaves
 
 MARK = "regrad:"  # what the scopes of modules begin with
 CLASS = "regrad::"  # … and of those that are known by their class alone

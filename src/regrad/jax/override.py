@@ -34,6 +34,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core.callers import PACKAGE, warn_caller
+from regrad.core.containers import replaced
 from regrad.core.places import at, entries, spread
 from regrad.core.replacing import Replace, check_values
 from regrad.core.reports import Report, Table, Untouched
@@ -49,7 +50,6 @@ from regrad.jax.modules import Naming, module_types
 from regrad.jax.primitives import tied
 from regrad.jax.ruled import KeyBinding
 from regrad.jax.surgery import Occurrences, Surgery
-from regrad.transforms.arguments import replaced
 
 _USE = (
     "It returns a function with the rules in it: ours = rg.jax.override(f, {'Relu': rule}), and "
@@ -332,9 +332,6 @@ class override(Report[KeyBinding]):
             seen.hit.add(seen.shape)
         self._notes += found.notes
         self._closed |= dict.fromkeys(found.closed)
-
-    def _others(self) -> Iterable[tuple[str, int]]:
-        return self._untouched.others()
 
     # -- the report ----------------------------------------------------------------------------
 

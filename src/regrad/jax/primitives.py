@@ -15,11 +15,11 @@ import jax
 from jax import lax
 from jax.extend import core
 
+from regrad.core.containers import replaced
 from regrad.errors import GradientError
 from regrad.jax.host import extending
 from regrad.jax.host.programs import varying_axes
 from regrad.jax.linear import TRANSPOSING, NotLinear, is_float, transpose
-from regrad.transforms.arguments import replaced
 
 Arrays: TypeAlias = Sequence[Any]
 

@@ -25,7 +25,7 @@ from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Loss, Relevance
 from regrad.jax.boundaries import was_running
 from regrad.jax.closed import name_and_place
-from regrad.jax.equations import find_line
+from regrad.jax.equations import find_line, operands_of
 from regrad.jax.host import programs
 from regrad.jax.host.extending import trace_of
 from regrad.jax.keys import key_for
@@ -33,7 +33,6 @@ from regrad.jax.modules import copied, module_types
 from regrad.jax.override import override
 from regrad.jax.primitives import is_float
 from regrad.jax.running import ProgramRun
-from regrad.jax.where import JITS
 from regrad.rules import runs
 from regrad.rules.runs import relevance_of
 
@@ -41,7 +40,7 @@ LAYER = "lrp_layer"
 MAPS_OF = {"dot_general": "dense", "conv_general_dilated": "convolution"}
 SHAPES = ("squeeze", "reshape", "transpose", "broadcast_in_dim")
 VMAP = "regrad_vmap"  # (of `vmaps`, while a program waits for its rules)
-OPENED = (*JITS, "closed_call", VMAP, "remat", "remat2", "checkpoint", "scan", programs.REMAT)
+OPENED = programs.JITS | programs.REMATS | {"closed_call", VMAP, "scan", programs.REMAT}
 
 
 class JaxRun(runs.RelevanceRun):
@@ -170,7 +169,7 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
     active = {v for v, is_active in zip(jaxpr.invars, given, strict=True) if is_active}
     readers: dict[Any, list[Any]] = {}
     for eqn in jaxpr.eqns:
-        for v in _variables(eqn):
+        for v in operands_of(eqn):
             readers.setdefault(v, []).append(eqn)
     for v in jaxpr.outvars:
         readers.setdefault(v if isinstance(v, core.Var) else None, []).append(None)
@@ -194,9 +193,8 @@ def _rewritten(jaxpr: Any, given: Sequence[bool]) -> tuple[Any, list[bool]]:
             new = _map_call(maps[id(eqn)], active)
         made += [] if id(eqn) in within else [new]
         active |= {v for v, is_active in zip(eqn.outvars, results, strict=True) if is_active}
-    same = len(made) == len(jaxpr.eqns) and all(map(operator.is_, made, jaxpr.eqns))
     depends = [isinstance(v, core.Var) and v in active for v in jaxpr.outvars]
-    return (jaxpr if same else jaxpr.replace(eqns=made)), depends
+    return programs.with_equations(jaxpr, made), depends
 
 
 def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
@@ -218,10 +216,6 @@ def _opened(eqn: Any, flags: list[bool]) -> tuple[Any, list[bool]]:
         return programs.with_remat_body(eqn, new), results
     params = {key: new if value is body else value for key, value in eqn.params.items()}
     return eqn.replace(params=params), results
-
-
-def _variables(eqn: Any) -> list[Any]:
-    return [v for v in eqn.invars if isinstance(v, core.Var)]
 
 
 def _is_of_jax(jaxpr: Any, eqn: Any) -> bool:

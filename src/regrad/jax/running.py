@@ -18,21 +18,28 @@ from jax.extend import core
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map, tree_unflatten
 
 from regrad.autodiff.gradients import callable_or_raise
+from regrad.core.containers import replaced
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.inspection.recorder import Leaf, SeenOp
 from regrad.jax.equations import program_of
 from regrad.jax.host import OVERRIDES, SIGHT, need
-from regrad.jax.host.programs import as_call, branches, called, mapped, scan
+from regrad.jax.host.programs import (
+    CALLS,
+    as_call,
+    as_closed,
+    branches,
+    called,
+    mapped,
+    scan,
+    with_equations,
+    with_params,
+)
 from regrad.jax.override import TracedCall
 from regrad.jax.primitives import is_float
 from regrad.jax.sites import OUTERMOST, CallSite, EquationSite, is_custom, is_no_op, site_of
 from regrad.jax.surgery import OPENED
-from regrad.transforms.arguments import replaced
 
 OUTERMOST.add(TracedCall.traced.__code__)
-CALLS = frozenset({
-    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "remat", "remat2", "checkpoint",
-})  # fmt: skip
 LONGEST = 64  # scans up to this length are run round by round
 CLOSES_OVER = (
     "a function with a derivative of its own (jax.custom_vjp, jax.custom_jvp) closes over an "
@@ -100,7 +107,7 @@ class ProgramOp(SeenOp):
 
     def true(self, dys: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         """The true gradients by the watched operands, with their names."""
-        run = core.jaxpr_as_fun(closed(without_rules(called(self.eqn))))
+        run = core.jaxpr_as_fun(as_closed(without_rules(called(self.eqn))))
         pull = jax.vjp(partial(self._run, run), self.xs)[1]
         return zip(self.input_names, *pull(list(dys)), strict=True)
 
@@ -434,24 +441,14 @@ def _add(dys: dict[int, Any], key: int, dx: Any) -> None:
 def without_rules(program: Any) -> Any:
     """A program (closed or open) in which JAX's own derivatives count, and no others."""
     jaxpr = getattr(program, "jaxpr", program)
-    eqns = [_without_rule(eqn) for eqn in jaxpr.eqns]
-    if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-        return program
-    made = jaxpr.replace(eqns=eqns)
+    made = with_equations(jaxpr, [_without_rule(eqn) for eqn in jaxpr.eqns])
     return made if program is jaxpr else program.replace(jaxpr=made)
 
 
 def _without_rule(eqn: Any) -> Any:
     if is_custom(eqn):
-        return as_call(eqn, closed(without_rules(called(eqn))))
+        return as_call(eqn, as_closed(without_rules(called(eqn))))
     if eqn.primitive.name not in OPENED:
         return eqn
     params = {key: mapped(value, without_rules) for key, value in eqn.params.items()}
-    same = all(params[key] is eqn.params[key] for key in params)
-    return eqn if same else eqn.replace(params=params)
-
-
-def closed(program: Any) -> Any:
-    """A program with its constants, of which an open one has none."""
-    is_open = not isinstance(program, core.ClosedJaxpr)
-    return core.ClosedJaxpr(program, ()) if is_open else program
+    return with_params(eqn, params)

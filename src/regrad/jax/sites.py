@@ -14,13 +14,24 @@ import jax
 from jax.extend import core
 
 from regrad.core.callers import PACKAGE
+from regrad.core.foreign import USUAL
 from regrad.core.rule import place
 from regrad.inspection.recorder import RuleKind, SeenOp
 from regrad.jax.closed import name_and_place
 from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient
 from regrad.jax.host.functions import rule_note
-from regrad.jax.host.programs import COMPOSED, JAX, arg_names, called, codes, lines, scopes
+from regrad.jax.host.programs import (
+    COMPOSED,
+    CUSTOM,
+    JAX,
+    JITS,
+    arg_names,
+    called,
+    codes,
+    lines,
+    scopes,
+)
 from regrad.jax.modules import CLASS, MARK
 from regrad.jax.primitives import EquationGradient, op_p, tie_p
 
@@ -28,7 +39,6 @@ from regrad.jax.primitives import EquationGradient, op_p, tie_p
 LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "numpyro", "chex")
 OUTERMOST: set[Any] = set()  # code by which a tool calls the user's function
 CARRIERS = (functools.__file__, contextlib.__file__, "<frozen ")  # call what others wrote
-CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 OPERANDS = {
     "select_n": ("condition", "b", "a"),
     "clamp": ("low", "x", "high"),
@@ -120,7 +130,7 @@ def _ours(eqn: core.JaxprEqn) -> tuple[str, RuleKind, str]:
         rule = gradient.rule.rule
         inner = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"]).eqns
         op_type = inner[0].primitive.name if len(inner) == 1 else gradient.hit.op_type
-        op_type = gradient.hit.op_type if op_type in ("jit", "pjit", *CUSTOM) else op_type
+        op_type = gradient.hit.op_type if op_type in JITS | CUSTOM else op_type
         return op_type, "override", place(rule.function) if rule.function else rule.name
     if isinstance(gradient, CustomGradient):
         return gradient.call.name, "custom", place(gradient.call.f)
@@ -209,7 +219,7 @@ def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
     known = OPERANDS.get(eqn.primitive.name, ())
     if len(known) == count:
         return known
-    return {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
+    return USUAL.get(count, [f"x{i}" for i in range(count)])
 
 
 def _names_in_rule(gradient: EquationGradient, count: int) -> Sequence[Any]:

@@ -32,7 +32,6 @@ Invariants:
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -65,11 +64,9 @@ from regrad.jax.where import EquationContext, Whereabouts
 from regrad.transforms.closures import reads_state
 
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
-OPENED = frozenset({
-    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "scan", "while", "cond",
-    "remat", "remat2", "checkpoint", "shard_map", "custom_linear_solve", "regrad_vmap",
-})  # fmt: skip
-CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
+OPENED = programs.CALLS | {
+    "scan", "while", "cond", "shard_map", "custom_linear_solve", "regrad_vmap",
+}  # fmt: skip
 # Their bodies only say what is done with two scalars, and are not differentiated.
 SCALAR = frozenset({
     "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
@@ -215,8 +212,8 @@ class Surgery:
             eqns = [new for eqn in before for new in self.equation(eqn, around, found)]
         finally:
             self.programs.pop()
-        same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
-        return (jaxpr if same else reading(jaxpr, eqns, self.learned)), found
+        made = programs.with_equations(jaxpr, eqns)
+        return (made if made is jaxpr else reading(made, self.learned)), found
 
     def with_boundaries(self, given: Any, around: Context) -> Sequence[Any]:
         """Return the equations, with a boundary around those of keys that JAX inlines."""
@@ -243,7 +240,7 @@ class Surgery:
     def _calls(self, jaxpr: core.Jaxpr) -> set[Any]:
         """Return the places of visible calls of functions with a derivative of their own."""
         every = programs.equations(jaxpr)
-        calls = [e for e in every if e.primitive.name in CUSTOM or programs.is_high(e)]
+        calls = [e for e in every if e.primitive.name in programs.CUSTOM or programs.is_high(e)]
         found = [programs.codes(eqn) for eqn in calls]
         return {call_site(b.key.call, running) for running in found for b in self.bindings}
 
@@ -286,7 +283,7 @@ class Surgery:
             if takes_more(new, programs.remat_body(eqn)):
                 return handing_on(eqn, eqn.params, self.learned, self.lines[-1])
             return eqn if new is programs.remat_body(eqn) else programs.with_remat_body(eqn, new)
-        is_custom = name in CUSTOM or eqn.primitive is op_p
+        is_custom = name in programs.CUSTOM or eqn.primitive is op_p
         if is_custom or (programs.is_high(eqn) and is_differentiable(eqn)):
             return self.custom(eqn, around, found)
         self.check_hidden(eqn, around, found)
@@ -374,8 +371,7 @@ class Surgery:
         params = {key: programs.mapped(value, changed) for key, value in eqn.params.items()}
         if more:
             return handing_on(eqn, params, self.learned, self.lines[-1])
-        same = all(params[key] is eqn.params[key] for key in params)
-        return eqn if same else eqn.replace(params=params)
+        return programs.with_params(eqn, params)
 
     def called(self, eqn: core.JaxprEqn, new: Any, program: Any) -> Any:
         """Return a call of a program with rules in it, in the place of an equation."""

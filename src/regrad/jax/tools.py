@@ -20,10 +20,10 @@ from regrad.inspection.recorder import Kept, Leaf, Named, Recording, RunRecorder
 from regrad.inspection.saved import SavedBytes
 from regrad.inspection.traces import GradientTrace
 from regrad.jax.bridge import conjugate
-from regrad.jax.host.programs import Params, runs
+from regrad.jax.host.programs import CALLS, Params, runs
 from regrad.jax.optypes import targets_of
 from regrad.jax.primitives import is_float
-from regrad.jax.running import CALLS, LONGEST, ProgramCall, ProgramRun, wide, without_rules
+from regrad.jax.running import LONGEST, ProgramCall, ProgramRun, wide, without_rules
 from regrad.jax.sites import CallSite, is_number, site_of
 
 # The op types that the cures are known for, by JAX's primitives.

@@ -17,9 +17,9 @@ import jax
 from jax.extend import core
 
 from regrad.core.blocks import block
+from regrad.core.containers import replaced
 from regrad.jax.host import VMAPS, extending, need
-from regrad.jax.host.programs import equations, unnamed
-from regrad.transforms.arguments import replaced
+from regrad.jax.host.programs import as_closed, equations, with_constants_as_inputs
 
 KEEPING: ContextVar[bool] = ContextVar("regrad_keeping_vmaps", default=False)
 # JAX traces a compiled function once for each set of named axes, so that programs that were traced
@@ -73,7 +73,7 @@ class _Kept:
         with extending.with_axes([(self.axis.name, self.axis.size)]):
             run = extending.wrap(single, like=self.fun)
             jaxpr, _, consts = extending.trace_to_jaxpr(run, avals)
-        body = core.ClosedJaxpr(_open(jaxpr), ())
+        body = as_closed(with_constants_as_inputs(jaxpr))
         in_dims = (*[None] * len(consts), *(self.in_dims[i] for i in mapped))
         dests: Any = self.dests() if callable(self.dests) else self.dests
         params = {"jaxpr": body, "axis": self.axis, "in_dims": in_dims, "dests": tuple(dests)}
@@ -81,12 +81,6 @@ class _Kept:
         if _can_be_kept(body, dests):
             return vmap_p.bind(*xs, **params), dests
         return _batch_results(xs, **params)
-
-
-def _open(jaxpr: Any) -> Any:
-    """A program whose constants are its first inputs."""
-    invars = [*jaxpr.constvars, *jaxpr.invars]
-    return jaxpr.replace(constvars=[], invars=invars, debug_info=unnamed(jaxpr))
 
 
 def _single_aval(x: jax.Array, dim: int, axis: Any) -> Any:

@@ -30,10 +30,9 @@ from regrad.core.places import (
 from regrad.errors import ArgumentError, GradientError
 from regrad.jax.closed import name_and_place
 from regrad.jax.host import SIGHT, need
-from regrad.jax.host.programs import called, codes, scopes
+from regrad.jax.host.programs import JITS, called, codes, scopes
 from regrad.jax.modules import MARK, Naming, owner
 
-JITS = frozenset({"jit", "pjit"})
 SHARED = frozenset({"scan", "while", "cond"})  # their bodies stand for several runs, or may not run
 
 

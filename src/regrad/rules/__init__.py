@@ -6,7 +6,7 @@ is the tensor and whose gradient is changed, for code of one's own: `reverse_gra
 `scale_gradient`, `clip_gradient` and `clip_gradient_norm`. The rules that do the same to the
 gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`. Those of layer-wise relevance
 propagation are in `regrad.rules.lrp`, those of transformers in
-`regrad.rules.attribution`.
+`regrad.rules.attribution`, and quantizers in `regrad.rules.quantize`.
 
 >>> import regrad as rg
 >>> with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}):
@@ -46,6 +46,7 @@ from regrad.ops.elementwise import exp, square
 from regrad.ops.reduction import vector_norm
 from regrad.rules import attribution as attribution
 from regrad.rules import lrp as lrp
+from regrad.rules import quantize as quantize
 from regrad.rules.saliency import deconvnet_relu as deconvnet_relu
 from regrad.rules.saliency import guided_relu as guided_relu
 

@@ -33,6 +33,7 @@ class Rules(Protocol):
     keep: tuple[Any, ...]
     rules: Any
     values: frozenset[str]
+    learned: tuple[torch.Tensor, ...]
     plan: Any
     mode: Any
     watched: Any

@@ -14,6 +14,7 @@ from regrad.errors import ArgumentError, kind
 from regrad.inspection.relevances import Relevance
 from regrad.rules.attribution import Path
 from regrad.rules.runs import share
+from regrad.torch.bridge import or_zeros
 from regrad.torch.overriding import gradient_override_map
 from regrad.torch.relevance import Ops, TorchRun, as_found, named
 
@@ -70,7 +71,7 @@ def attributed(
     at_inputs = clean.by_name([next(found) for _ in clean.leaves])
     by_layer = {name: next(found) for name in clean.layers}
     by_head = {name: _by_head(name, next(found), counts[name]) for name in clean.heads}
-    gradients = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(xs, dxs, strict=True)]
+    gradients = [or_zeros(dx, x) for x, dx in zip(xs, dxs, strict=True)]
     of_inputs = clean.as_given(clean.by_name(gradients[: len(clean.leaves)]))
     answer = clean.answer(total, at_inputs, by_layer, None, used)
     return Attribution(**vars(answer), heads=by_head, gradients=of_inputs)

@@ -17,6 +17,7 @@ from torch.amp import is_autocast_available
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.blocks import block
+from regrad.core.containers import Leaves, replaced
 from regrad.core.scopes import refuse_once
 from regrad.core.state import State, current, in_state
 from regrad.core.tensor import Tensor, wrap
@@ -29,7 +30,6 @@ from regrad.torch.host import (
     unwrap_dead,
 )
 from regrad.torch.host.running import Silent
-from regrad.transforms.arguments import Leaves, replaced
 from regrad.transforms.bodies import overrides_for_replay, pullback
 from regrad.transforms.derivatives import jvp
 from regrad.transforms.region import Flat, Passage
@@ -196,7 +196,7 @@ def push_forward(
 ) -> tuple[torch.Tensor, ...]:
     """The forward-mode derivative of a flat function, by transposition."""
     places = [i for i, x in enumerate(xs) if is_differentiable(x)]
-    dxs = [_or_zeros(tangents[i], xs[i]) for i in places]
+    dxs = [or_zeros(tangents[i], xs[i]) for i in places]
 
     def push(given: Sequence[Tensor]) -> Sequence[Tensor]:
         values, directions = list(given[: len(xs)]), given[len(xs) :]
@@ -209,7 +209,22 @@ def push_forward(
     return tuple(bridge(push, [*xs, *dxs]))
 
 
-def _or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+def pulled(
+    ys: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor],
+    create_graph: bool = False,
+) -> Sequence[torch.Tensor | None]:  # fmt: skip
+    """Return the gradients by xs, None for no path."""
+    pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
+    if not pairs:
+        return [None] * len(xs)
+    return torch.autograd.grad(
+        [y for y, _ in pairs], list(xs), [dy for _, dy in pairs],
+        allow_unused=True, retain_graph=True, create_graph=create_graph,
+    )  # fmt: skip
+
+
+def or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """Return a gradient by a tensor, zeros for none."""
     return torch.zeros_like(x) if dx is None else dx
 
 

@@ -31,6 +31,7 @@ import torch
 from torch import is_grad_enabled
 
 from regrad.core.callers import find_caller
+from regrad.core.containers import replaced
 from regrad.core.rule_forms import PerInput, asked
 from regrad.core.state import current
 from regrad.core.walk import noted
@@ -59,7 +60,6 @@ from regrad.torch.host.running import Silent
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import AROUND, NOTHING
 from regrad.torch.optypes import in_place_of
-from regrad.transforms.arguments import replaced
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _USUAL = ({}, {"inplace": False}, {"inplace": True})  # keywords

@@ -10,17 +10,25 @@ from typing import Any
 import torch
 
 from regrad.core.call import Call, gradients, on_tensors
+from regrad.core.containers import replaced
 from regrad.core.foreign import ForeignRule
 from regrad.core.reports import Hit
 from regrad.core.rule import describe_pull
 from regrad.core.state import current
-from regrad.core.surrogates import Learns
+from regrad.core.surrogates import Learns, LearnsDerivative
 from regrad.core.tape import Place, Spec, put, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError, RuleError
 from regrad.torch.apart import TorchOwnCall
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
-from regrad.torch.derivatives import TorchGradient, fitted, refuse_closed_over, vjp, vjp_again
+from regrad.torch.derivatives import (
+    TorchGradient,
+    converted,
+    fitted,
+    refuse_closed_over,
+    vjp,
+    vjp_again,
+)
 from regrad.torch.host import (
     DisableTorchFunction,
     enable_saved_hooks,
@@ -36,7 +44,6 @@ from regrad.torch.orders import in_gradient, is_of_gradient
 from regrad.torch.recorded import Recordings, exact, is_usual
 from regrad.torch.replacing import Replaced
 from regrad.torch.run_time import Pulls, holds_parameters, may_change, may_hold, pull_at_run_time
-from regrad.transforms.arguments import replaced
 from regrad.transforms.closures import names_in
 
 
@@ -216,8 +223,8 @@ class RuleCall:
         """Return the gradients of a function."""
         return vjp(f, xs, dys, self if self.rule.is_surrogate else None)
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
-        """Return torch's own gradients, by leaf; None where a leaf has none."""
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
+        """Return torch's own gradients, by leaf; None where a tensor has none."""
         first = next(dy for dy in dys if dy is not None)
         if self.record is not None and isinstance(first, torch.Tensor):
             place = None if only is None else self.places.index(only)
@@ -225,7 +232,7 @@ class RuleCall:
         else:
             dxs = self._pull_anew([xs[i] for i in self.places], dys)
         dxs = [self._fitted(dx, n, first) for n, dx in enumerate(dxs)]
-        return replaced([None] * len(self.values), self.places, dxs)
+        return dict(zip(self.places, dxs, strict=True))
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         """A gradient by a tensor in the shape and dtype in which the rule sees that."""
@@ -249,21 +256,16 @@ class RuleCall:
         found = gradients(outputs, again, [xs[n] for n in self.moving], dys)
         return replaced([None] * len(xs), self.moving, found)
 
-    def value_at(self, inputs: Sequence[Any]) -> Any:
-        """Return torch's own function of other inputs, by parameter."""
-        pairs = zip(
-            inputs, self.layout or range(len(inputs)), strict=False
-        )  # (without the learned)
-        leaves = [x for given, place in pairs for x in _leaves(given, place)]
-        leaves += [AROUND.get().learned.get(id(x), x) for x in self.rule.learned]
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of torch's own function of other inputs."""
+        leaves = [*leaves, *[AROUND.get().learned.get(id(x), x) for x in self.rule.learned]]
         for mine, x in zip(self.values, leaves, strict=True):
             if mine is not None and not (isinstance(x, Tensor) or x == mine):
                 raise RuleError(
                     f"forward: in {self.describe()} an input is the number {mine}, and cannot be "
                     f"another, got {x!r:.60}."
                 )
-        ys = on_tensors(self._outputs, vjp_again, [leaves[i] for i in self.places])
-        return ys[0] if len(ys) == 1 else ys
+        return on_tensors(self._outputs, vjp_again, [leaves[i] for i in self.places])
 
     def _outputs(self, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         y = self.forward(*xs)
@@ -281,14 +283,14 @@ class RuleCall:
         return y if isinstance(y, tuple) else [y]
 
 
-def _leaves(given: Any, place: Place) -> Sequence[Any]:
-    """Return the leaves of a value that a parameter is given."""
-    return given if isinstance(place, tuple) else () if place is None else (given,)
-
-
 def check_learned(value: Any) -> None:
     """Refuse parameters of a rule that can have no gradient."""
-    if isinstance(value, Learns):
+    if isinstance(value, LearnsDerivative):  # (which may also be constants)
+        value.check(
+            lambda x: isinstance(x, torch.Tensor) and _float(x.dtype),
+            "a tensor of PyTorch's floats",
+        )
+    elif isinstance(value, Learns):
         value.check(
             lambda x: isinstance(x, torch.Tensor) and x.requires_grad,
             "a tensor of PyTorch that requires a gradient",
@@ -389,7 +391,7 @@ def _pull_now(
             dxs = call.pull(call.spread(saved[: len(call.kept)], call.kept), dys)
         found = [dxs[call.places[n]] for n in wanted]
         pairs = zip(found, wanted, strict=True)
-        return [None if dx is None else convert(dx, specs[n][1]) for dx, n in pairs]
+        return [None if dx is None else converted(dx, specs[n][1]) for dx, n in pairs]
     call.count_run()
     if call.rule.plain is False and not (hidden or call.once) and is_usual(dys):
         found = _replayed(call, specs, outputs, wanted, [*saved, *dys])
@@ -535,7 +537,7 @@ class Pull:
         if self.work is self.specs:
             return list(dxs)
         pairs = zip(self.wanted, dxs, strict=True)
-        return [None if dx is None else convert(dx, self.specs[n][1]) for n, dx in pairs]
+        return [None if dx is None else converted(dx, self.specs[n][1]) for n, dx in pairs]
 
     def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
         given = self.in_one_dtype((*saved, *dys))
@@ -579,11 +581,6 @@ def _as_tensor(x: Any, like: Tensor) -> Any:
     if not isinstance(x, int | float | complex):
         return x
     return wrap(torch.tensor(x, dtype=like._data.dtype, device=like._data.device))
-
-
-def convert(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A gradient in the dtype of its input: of a real one, that was made complex, the real part."""
-    return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
 
 
 def _as_precise(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:

@@ -208,42 +208,42 @@ def _is_call(node: torch.fx.Node) -> bool:
     return calls and is_whole
 
 
-def _look_for_values(node: Any, below: Any) -> list[tuple[Any, Any]]:
-    """For each scope, the error that a node deserves in which ops ran whose values it replaces."""
+def _by_scope(node: Any, look: Callable[[Any, Any], Any]) -> list[tuple[Any, Any]]:
+    """For each scope that does not leave it, the error that a node deserves, or a note on it.
+
+    `look(scope, function)` raises the error, or returns the note, or None.
+    """
     function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
     found: list[tuple[Any, Any]] = []
     for scope in SCOPES.get():
-        ruleset = scope._ruleset
-        if function not in ruleset.coverage.left:
-            try:
-                refuse_hidden(function, below, ruleset.values)
-            except PassedOverError as error:
-                found.append((scope, error))
+        try:
+            note = None if function in scope._ruleset.coverage.left else look(scope, function)
+        except PassedOverError as error:
+            note = error
+        found += [] if note is None else [(scope, note)]
     return found
+
+
+def _look_for_values(node: Any, below: Any) -> list[tuple[Any, Any]]:
+    """For each scope, the error that a node deserves in which ops ran whose values it replaces."""
+    return _by_scope(node, lambda scope, f: refuse_hidden(f, below, scope._ruleset.values))
 
 
 def _look(
     start: int, node: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
 ) -> list[tuple[Any, Any]]:
     """For each scope, the error that the node deserves, or what it runs untouched."""
-    found: list[tuple[Any, Any]] = []
-    function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
-    for scope in SCOPES.get():
-        ruleset = scope._ruleset
-        note = Untouched()
-        where = (line_of(node), path_here(scope)) if scope._watch else ("", "")
-        try:
-            if function not in ruleset.coverage.left:
-                _refuse_unasked(ruleset, function, args, options, result)
-                scope._mode.refuse_fused(function, args, options)
-                ruleset.coverage.watch.look(
-                    function, start, result,
-                    lambda shown, _, note=note, at=where: note.note(shown, at[0], path=at[1]),
-                )  # fmt: skip
-            found.append((scope, note))
-        except PassedOverError as error:
-            found.append((scope, error))
-    return found
+
+    def look(scope: Any, function: Any) -> Untouched:
+        ruleset, note = scope._ruleset, Untouched()
+        line, path = (line_of(node), path_here(scope)) if scope._watch else ("", "")
+        _refuse_unasked(ruleset, function, args, options, result)
+        scope._mode.refuse_fused(function, args, options)
+        note_it = lambda shown, _: note.note(shown, line, path=path)  # noqa: E731
+        ruleset.coverage.watch.look(function, start, result, note_it)
+        return note
+
+    return _by_scope(node, look)
 
 
 def _refuse_unasked(

@@ -160,6 +160,11 @@ def fused() -> dict[Any, list[Fused]]:
     return table
 
 
+def fitting(rows: Sequence[tuple[Any, Any]], args: Sequence[Any], options: Any) -> Any:
+    """Return what runs in the place of a call: the first, of pairs of when and what; or None."""
+    return next((run for when, run in rows if when is None or when(*args, **options)), None)
+
+
 def row(
     functions: Any, contains: str, parts: Any, *given: Any, **more: Any
 ) -> Iterator[tuple[Any, Fused]]:

@@ -14,9 +14,8 @@ from regrad.autodiff.custom_functions import CustomFunction, SavedValues, unpack
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.once import Once
 from regrad.core import containers
-from regrad.core.rule import place, wrong_gradient
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError, GradientError, kind
+from regrad.errors import ArgumentError, GradientError
 from regrad.torch.bridge import apply, casts, in_graph, is_differentiable, shield, spread
 from regrad.torch.calls import guard
 from regrad.torch.derivatives import describe_closed_over, find_closed_over
@@ -115,19 +114,14 @@ def custom_grad(f: Any = None, *, cast_inputs: torch.dtype | None = None) -> Cal
 
 def open_arguments(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
     """The tensors among the arguments, and the arguments with Holes for them."""
-    inputs: list[torch.Tensor] = []
-    slots: list[Any] = []
     leaves, _, spec = containers.opened(args)
-    for leaf in leaves:
-        is_input = isinstance(leaf, torch.Tensor)
-        if isinstance(leaf, Tensor):
-            raise ArgumentError(
-                "custom_grad of regrad.torch: an argument is a Tensor of regrad, expected torch's. "
-                "For functions of regrad's Tensors there is rg.custom_grad."
-            )
-        slots.append(containers.Hole(len(inputs)) if is_input else containers.marked(leaf))
-        inputs += [leaf] if is_input else []
-    return inputs, lambda: containers.nested(spec, iter(slots)).parts.values()
+    if any(isinstance(leaf, Tensor) for leaf in leaves):
+        raise ArgumentError(
+            "custom_grad of regrad.torch: an argument is a Tensor of regrad, expected torch's. "
+            "For functions of regrad's Tensors there is rg.custom_grad."
+        )
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    return [leaves[i] for i in places], containers.with_holes(leaves, places, spec)
 
 
 def refuse_keywords(options: dict[str, Any], name: str) -> None:
@@ -143,6 +137,7 @@ def refuse_keywords(options: dict[str, Any], name: str) -> None:
 class CustomTorchCall(SavedValues):
     """One call of a custom function: what it saved, and its gradient function."""
 
+    array = torch.Tensor, "a tensor", "dx.to(x.dtype)"
     grad_func: Callable[..., Any]
     autocast: tuple[str, torch.dtype] | None = None  # the device and dtype, where it is on
 
@@ -188,10 +183,6 @@ class CustomTorchCall(SavedValues):
             saved = tuple([replaced(v) for v in self.saved])
         contents = {id(c): replaced(c.cell_contents) for c in _cells(self.grad_func)}
         return _with_cells(self.grad_func, contents), saved
-
-    def describe(self) -> str:
-        """The function in a message."""
-        return f"{self.name} ({place(self.f)})"
 
     def answer(
         self, wanted: Sequence[bool], held: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]
@@ -285,12 +276,6 @@ def _check(call: CustomTorchCall, i: int, dx: torch.Tensor | None, specs: Sequen
     if isinstance(dx, torch.Tensor) and dx.dtype == dtype and tuple(dx.shape) == shape:
         return dx
     dx = _cast(dx, dtype) if call.autocast else dx
-    wrong = partial(wrong_gradient, call.describe(), call.arguments.names[i])
-    if not isinstance(dx, torch.Tensor):
-        raise wrong(kind(dx), "a tensor, or None for no gradient.")
-    if dx.dtype != dtype and (dtype.is_floating_point or dtype.is_complex):
-        raise wrong(f"the dtype {dx.dtype}", f"{dtype}. Use dx.to(x.dtype).")
-    if tuple(dx.shape) != shape:
-        expected = f"{shape}. A gradient has the shape of its input."
-        raise wrong(f"the shape {tuple(dx.shape)}", expected)
+    has_dtype = dtype.is_floating_point or dtype.is_complex  # (of an integer it may be any)
+    call.check_answer(i, dx, shape, dtype if has_dtype else None)
     return dx

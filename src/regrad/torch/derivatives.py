@@ -9,8 +9,9 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from regrad.core.containers import replaced
 from regrad.errors import GradientError
-from regrad.torch.bridge import is_differentiable
+from regrad.torch.bridge import is_differentiable, or_zeros
 from regrad.torch.host import (
     DisableTorchFunction,
     DispatchMode,
@@ -24,7 +25,6 @@ from regrad.torch.host import (
 )
 from regrad.torch.host.running import keeps_elsewhere
 from regrad.torch.nodes import new_nodes
-from regrad.transforms.arguments import replaced
 
 Tensors = Sequence[torch.Tensor]
 
@@ -77,6 +77,11 @@ class TorchGradient:
         return replaced([None] * len(self.nodes), wanted, found)
 
 
+def converted(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A gradient in the dtype of its input: of a real one, that was made complex, the real part."""
+    return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
+
+
 def fitted(dx: torch.Tensor | None, shape: Any, dtype: Any, like: torch.Tensor) -> Any:
     """A gradient as the engine would make it: summed to a shape, and of a dtype.
 
@@ -89,7 +94,7 @@ def fitted(dx: torch.Tensor | None, shape: Any, dtype: Any, like: torch.Tensor) 
     dx = dx if dx.shape == shape else dx.sum_to_size(shape)
     if dx.dtype == dtype:
         return dx
-    return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
+    return converted(dx, dtype)
 
 
 class _Repeated(DispatchMode):
@@ -151,7 +156,7 @@ def vjp(
         lambda *moved: tuple(function(replaced(xs, places, moved))), *[xs[i] for i in places]
     )
     dys = dys(ys) if callable(dys) else dys
-    filled = [torch.zeros_like(y) if dy is None else dy for y, dy in zip(ys, dys, strict=True)]
+    filled = [or_zeros(dy, y) for dy, y in zip(dys, ys, strict=True)]
     return replaced([None] * len(xs), places, pull(tuple(filled)))
 
 

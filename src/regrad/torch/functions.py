@@ -23,6 +23,7 @@ from torch import is_grad_enabled
 
 from regrad.core.blocks import block
 from regrad.core.callers import find_caller
+from regrad.core.containers import replaced
 from regrad.core.foreign import ForeignRule
 from regrad.core.replacements import ABSENT, put_back
 from regrad.core.reports import Hit
@@ -42,7 +43,6 @@ from regrad.torch.host.running import Silent, find_forward, function_of, ops_nam
 from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import AROUND, NOTHING, SCOPES, inside
 from regrad.torch.run_time import holds_parameters
-from regrad.transforms.arguments import replaced
 
 _LOCK = threading.Lock()
 # What is replaced in Functions that are keys, as (function, name): for how many scopes, and the old

@@ -48,7 +48,7 @@ from torch.compiler import is_dynamo_compiling
 from regrad.core.callers import find_caller
 from regrad.torch.below import called_by, types_run_by
 from regrad.torch.bridge import allow_in_graph, is_differentiable
-from regrad.torch.composites import fused
+from regrad.torch.composites import fitting, fused
 from regrad.torch.enclosing import call_within, find_decider, is_left
 from regrad.torch.host import (
     DisableTorchFunction,
@@ -275,11 +275,9 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> None:
         """Refuse a call that cannot be taken apart, and would have to be."""
-        for when, parts in self.rows[func].parts:
-            if when is None or when(*args, **options):
-                if parts.refused:
-                    parts(*args, **options)
-                return
+        parts = fitting(self.rows[func].parts, args, options)
+        if parts is not None and parts.refused:
+            parts(*args, **options)
 
 
 _USUAL = {Tensor, torch.nn.Parameter, type(None)}
@@ -430,10 +428,8 @@ def _way_by_parts(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
     def way(
         mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
-        for when, parts in rows:
-            if when is None or when(*args, **options):
-                return parts(*args, **options)
-        return otherwise(mode, func, args, options)
+        parts = fitting(rows, args, options)
+        return parts(*args, **options) if parts else otherwise(mode, func, args, options)
 
     return way
 

@@ -189,9 +189,6 @@ class gradient_override_map(Scope[Binding]):
                 )
         return found
 
-    def _others(self) -> Iterable[tuple[str, int]]:
-        return self._untouched.others()
-
     def _hint(self) -> str:
         if any(self._others()):
             return "what did run: used.untouched()."
@@ -461,9 +458,7 @@ def check_keep(keep: Any, rules: Mapping[Any, Any]) -> tuple[Any, ...]:
             if each.what is not None or each not in rules:
                 raise ArgumentError(f"keep: {each!r} is not a key of the map for whole calls")
             continue
-        is_module = isinstance(each, torch.nn.Module) or (
-            isinstance(each, type) and issubclass(each, torch.nn.Module)
-        )
+        is_module = isinstance(each, torch.nn.Module) or _is_module_class(each)
         if is_module or not callable(each):
             raise ArgumentError(
                 f"keep expected torch callables or autograd.Functions, got {each!r:.80}"

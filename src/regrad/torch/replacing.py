@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from regrad.core.call import HostArrays
-from regrad.core.replacing import Forward
+from regrad.core.replacing import Forward, outputs_of
 from regrad.errors import PassedOverError
 from regrad.torch.below import Below, join_types
 from regrad.torch.biases import PARAMETERS
@@ -54,19 +54,19 @@ class Replaced:
             self.original.spread(xs, range(len(xs))),
         )
         own = like_own(self.original.forward, xs) if y is None else y
-        known = _several(y) if self.forward.keeps_y else []
-        ys = self.forward.run_on(ARRAYS, call, given, known, _several(own))
+        known = outputs_of(y) if self.forward.keeps_y else []
+        ys = self.forward.run_on(ARRAYS, call, given, known, outputs_of(own))
         ys = [z.clone() if is_view(z) or any(z is x for x in xs) else z for z in ys]
         return type(own)(ys) if isinstance(own, tuple) else ys[0]
 
     def _at_run_time(self, xs: Sequence[torch.Tensor]) -> Any:
         """Have a program that is being written call the function, which reads what may change."""
         own = like_own(self.original.forward, xs)
-        like = _several(own)
+        like = outputs_of(own)
 
         def pull(xs: Sequence[torch.Tensor], dys: Any, shapes: Any) -> Sequence[Any]:
             with DisableTorchFunction():
-                return _several(self(*xs))
+                return outputs_of(self(*xs))
 
         pulls = Pulls(
             pull, [y.dtype for y in like], range(len(like)), [y.dim() for y in like], len(xs)
@@ -89,10 +89,6 @@ def like_own(own: Callable[..., Any], xs: Sequence[torch.Tensor]) -> Any:
 
 def _without_values(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-
-
-def _several(y: Any) -> list[Any]:
-    return list(y) if isinstance(y, list | tuple) else [y]
 
 
 def _bridge(flat: Callable[..., Any], xs: Sequence[torch.Tensor], name: str) -> Sequence[Any]:

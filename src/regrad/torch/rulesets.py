@@ -58,7 +58,7 @@ from regrad.torch.call_cache import CallCache
 from regrad.torch.callable_rules import CallableRule
 from regrad.torch.calls import RuleCall, check_learned
 from regrad.torch.choices import Choice, at_its_site, bind_call
-from regrad.torch.composites import Fused, fused, is_other_op
+from regrad.torch.composites import Fused, fitting, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, is_left, refuse_to_be_written
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.bodies import asks, bodies
@@ -170,6 +170,12 @@ class RuleSet(Nested):
         }
         # the op types whose rules here replace values
         self.values: frozenset[str] = frozenset(t for t, r in self.rules.items() if r.replaces)
+        # the parameters that rules here and around learn, each once
+        chosen = [
+            r.held.values() if r.chooses else [r] for e in self.chain() for r in e.rules.values()
+        ]
+        learned = {id(x): x for held in chosen for rule in held for x in rule.learned}
+        self.learned: tuple[torch.Tensor, ...] = tuple(learned.values())
         # (of a home) what holds in modules, and modes of no scope for torch.compile, in that order
         self.rooms: dict[Any, RuleSet] = {((), outer): self} if home is None else home.rooms
         self.modes: list[Mode] = [] if home is None else home.modes
@@ -221,13 +227,6 @@ class RuleSet(Nested):
             t in each.rules and each.rules[t].chooses for each in self.chain() for t in types
         )
 
-    @cached_property
-    def learned(self) -> tuple[torch.Tensor, ...]:
-        """The parameters that rules here and around learn, each once."""
-        rules = [rule for each in self.chain() for rule in each.rules.values()]
-        every = [r for rule in rules for r in (rule.held.values() if rule.chooses else [rule])]
-        return tuple({id(x): x for rule in every for x in rule.learned}.values())
-
     def replaces(self, types: frozenset[str]) -> bool:
         """Return whether the innermost rule for one of these op types replaces values."""
         found = (next((s for s in self.chain() if t in s.rules), None) for t in types)
@@ -247,9 +246,7 @@ class RuleSet(Nested):
         parts = self.rows[function].parts
         if not parts:
             return call
-        return lambda *args, **options: next(
-            (run for when, run in parts if when is None or when(*args, **options)), call
-        )(*args, **options)
+        return lambda *args, **options: (fitting(parts, args, options) or call)(*args, **options)
 
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
         """Count ops of these types, which ran inside a callable that needs no gradient."""

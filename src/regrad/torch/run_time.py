@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from regrad.core.containers import replaced
 from regrad.core.foreign import ForeignRule
 from regrad.core.replacing import Forward
-from regrad.torch.bridge import apply, is_differentiable
+from regrad.torch.bridge import apply, is_differentiable, pulled
 from regrad.torch.host import enable_recording
 from regrad.torch.host.running import Silent
 from regrad.transforms.closures import PLAIN, Closure, reached, reads_state
@@ -76,15 +77,12 @@ class PullsBackward(NamedTuple):
     def __call__(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
         with enable_recording():
             xs = [x.detach().requires_grad_(is_differentiable(x)) for x in given[: self.given]]
-            pairs = zip(self.first(xs, sizes), given[self.given :], strict=True)
-            reached = [(y, dy) for y, dy in pairs if y.requires_grad]
             wanted = [n for n, x in enumerate(xs) if x.requires_grad]
-            ys, dys = [y for y, _ in reached], [dy for _, dy in reached]
-            dxs = torch.autograd.grad(ys, [xs[n] for n in wanted], dys, allow_unused=True)
+            dxs = pulled(self.first(xs, sizes), [xs[n] for n in wanted], given[self.given :])
         found = self.zeros(given, sizes)
-        for n, dx in zip(wanted, dxs if reached else (), strict=False):
-            found[n] = found[n] if dx is None else dx.detach().clone()
-        return found
+        pairs = zip(wanted, dxs, strict=True)
+        made = [found[n] if dx is None else dx.detach().clone() for n, dx in pairs]
+        return replaced(found, wanted, made)
 
 
 def pull_at_run_time(

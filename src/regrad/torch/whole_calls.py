@@ -26,6 +26,7 @@ from torch.func import functional_call
 
 from regrad.core import containers
 from regrad.core.call import Call, as_name
+from regrad.core.containers import Leaves
 from regrad.core.foreign import ForeignRule, asks_for, names_for, takes_all, whole_layout, whole_op
 from regrad.core.placed import asks_site
 from regrad.core.places import at, pick
@@ -50,7 +51,6 @@ from regrad.torch.nodes import tensors
 from regrad.torch.open_scopes import AROUND, SCOPES, InsideWholeCall, inside
 from regrad.torch.places import counts_of
 from regrad.torch.subclasses import is_dispatched
-from regrad.transforms.arguments import Leaves
 
 
 class WholeRule:
@@ -228,9 +228,9 @@ class ModuleCall(RuleCall):
         every = [self.specs[n] if n in self.own else spec for n, spec in enumerate(specs)]
         return super().foreign_call(every, outputs)
 
-    def value_at(self, inputs: Sequence[Any]) -> Any:
-        """Return the module's own function of other inputs."""
-        return super().value_at([*inputs, *self.call.parameters])
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of the module's own function of other inputs."""
+        return super().values_at([*leaves, *self.call.parameters])
 
     def _fitted(self, dx: Any, n: int, dy: Any) -> Any:
         return dx if n in self.own else super()._fitted(dx, n, dy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -262,40 +262,6 @@ class Body:
         y = self.function(*args, **kwargs)
         ys, self.note = returned_each(y, self.note) if self.stacked else returned(y)
         return ys
-
-
-class Leaves:
-    """A value that is decomposed: the arrays in it, and the containers around them.
-
-    Args:
-        value: It holds arrays in containers.
-        kind: The class of arrays.
-        flatten: It opens containers.
-    """
-
-    def __init__(
-        self,
-        value: Any,
-        kind: type[Any],
-        flatten: Callable[[Any], tuple[list[Any], containers.Rebuild]] = containers.flatten,
-    ) -> None:
-        self.rebuild: containers.Rebuild
-        leaves, self.rebuild = flatten(value)
-        self.places: list[int] = [i for i, x in enumerate(leaves) if isinstance(x, kind)]
-        self.arrays: list[Any] = [leaves[i] for i in self.places]
-        self.rest: list[Any] = replaced(leaves, self.places, [None] * len(self.places))
-
-    def close(self, xs: Iterable[Any]) -> Any:
-        """Return the value again, with these arrays in their places."""
-        return self.rebuild(replaced(self.rest, self.places, xs))
-
-
-def replaced(values: Iterable[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
-    """Return values, with others in some places."""
-    made = list(values)
-    for i, other in zip(places, others, strict=True):
-        made[i] = other
-    return made
 
 
 def can_go_in(array: Array) -> bool:

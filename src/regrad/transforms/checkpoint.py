@@ -11,6 +11,7 @@ from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import assign_all
 from regrad.core import dispatch
 from regrad.core.backends import is_traced
+from regrad.core.containers import replaced
 from regrad.core.made import remade
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
@@ -20,7 +21,7 @@ from regrad.core.tensor import Tensor
 from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError
 from regrad.graph.graph import is_symbolic
-from regrad.transforms.arguments import Body, OpenedArguments, is_key, replaced
+from regrad.transforms.arguments import Body, OpenedArguments, is_key
 from regrad.transforms.bodies import BodyRun, both_ways, pullback
 from regrad.transforms.region import Flat, Passage
 from regrad.transforms.replay import Captured

@@ -20,8 +20,8 @@ import numpy as np
 
 from regrad.autodiff.custom_functions import OpaqueFunction
 from regrad.core.backends import has_values, is_inexact, is_traced
-from regrad.core.dispatch import alias, alias_of
-from regrad.core.pullback import run_taped
+from regrad.core.dispatch import alias_of
+from regrad.core.pullback import run_taped, run_watched
 from regrad.core.registry import Op
 from regrad.core.rule import Rule, describe, label
 from regrad.core.state import masked
@@ -59,11 +59,8 @@ def pushed(
 
     A tangent is None where nothing is connected.
     """
-    xs, tape = list(xs), ForwardTape()
-    for i in wanted:  # (f sees aliases, so that only this use of an input counts)
-        xs[i] = alias(xs[i])
-        tape.watched.add(xs[i]._id)
-    ys = run_taped(tape, f, (xs,))
+    tape = ForwardTape()
+    xs, ys = run_watched(tape, f, xs, wanted)
     tangents: Tangents = {xs[i]._id: dx for i, dx in zip(wanted, dxs, strict=True)}
     watched = tape.close()
     with masked():

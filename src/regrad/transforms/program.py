@@ -46,7 +46,7 @@ from regrad.core.state import OPEN, State, current, refuse_elsewhere
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
 from regrad.transforms.arguments import can_go_in, private
-from regrad.transforms.bodies import BodyFunction, pullback, pushforward
+from regrad.transforms.bodies import BodyFunction, pullback, pushforward, with_assigned
 from regrad.transforms.closures import Closure
 from regrad.transforms.donation import may_donate
 from regrad.transforms.region import (
@@ -395,7 +395,9 @@ class Program:
             def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
                 sources = [made.source(s) for s in known]
                 overrides = current().overrides  # pyright: ignore[reportOptionalMemberAccess]
-                body = BodyFunction(trace.all_values, n, sources, overrides, self.name)
+                body = BodyFunction(
+                    with_assigned(trace.flat, trace.assigned), n, sources, overrides, self.name
+                )
                 return way(body, n + len(sources), passage)(tensors)
 
         return trace.derivatives[key]

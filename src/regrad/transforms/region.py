@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import BACKENDS, JAX, is_traced
 from regrad.core.bindings import Overrides
+from regrad.core.containers import replaced
 from regrad.core.dispatch import in_region
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
@@ -47,7 +48,6 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, GraphError, TraceError
 from regrad.graph.graph import is_symbolic
-from regrad.transforms.arguments import replaced
 from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from regrad.autodiff.variables import Variable, assign_all
 from regrad.core import dispatch
 from regrad.core.backends import is_inexact
 from regrad.core.promotion import gradient_dtype, widest
-from regrad.core.pullback import Run, pull_loop, run_taped
+from regrad.core.pullback import Run, pull_loop, run_watched
 from regrad.core.reports import Hit, counted_later
 from regrad.core.sharding import to_jax, to_jax_as
 from regrad.core.state import current
@@ -64,7 +64,7 @@ from regrad.transforms.region import (
     watched_places,
 )
 from regrad.transforms.replay import Captured
-from regrad.transforms.steps import evaluate
+from regrad.transforms.steps import evaluate, kept_for
 from regrad.transforms.trail import capturing
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class BackwardStep:
     """The backward step of a loop, for some of its results; places count as in a `Scan`.
 
     * `kept`: for each constant of `jaxpr`, the pool in which it is found, and its place there: "x"
-      (entries of xs), "y" (of ys), or "step" (residuals). For "same" it is the array.
+      (entries of xs), "y" (of ys), or "step" (residuals). For "constant" it is the array.
     * `hits`: the hits of rules that ran while the step was traced.
     """
 
@@ -221,7 +221,7 @@ class Scan:
             if pool == "step" and same[i] is None:
                 kept[place] = "step", steps.index(i)
             elif pool == "step":
-                kept[place] = "same", same[i]
+                kept[place] = "constant", same[i]
 
         def body(carry: list[Array], x: list[Array]) -> Any:
             ys = evaluate(closed.jaxpr, closed.consts, [*carry, *x])
@@ -330,26 +330,13 @@ class Scan:
 
         What is to be kept of each step is in `stacked`.
         """
-        import jax.core
-
-        m = len(self.carry)
         # of tracers the identity is all there is: JAX makes one for each value
-        same = {id(x._data) for x in stand_ins}  # captured: one value for all steps
-        along = {id(x._data): i for i, x in enumerate(inner[m:])}  # entries of xs
-        given_out = {id(y): i for i, y in enumerate(ys)}
-        kept: list[tuple[str, Any]] = []
+        places: dict[int, tuple[str, Any]] = {id(y): ("y", i) for i, y in enumerate(ys)}
+        # captured: one value for all steps
+        places |= {id(x._data): ("constant", x._data) for x in stand_ins}
+        places |= {id(x._data): ("x", i) for i, x in enumerate(inner[len(self.carry) :])}
         self.stacked: list[Any] = []
-        for array in consts:
-            if id(array) in along:
-                kept.append(("x", along[id(array)]))
-            elif id(array) in same or not isinstance(array, jax.core.Tracer):
-                kept.append(("same", array))
-            elif id(array) in given_out:
-                kept.append(("y", given_out[id(array)]))
-            else:
-                kept.append(("step", len(self.stacked)))
-                self.stacked.append(array)
-        return kept
+        return kept_for(consts, places, self.stacked, "step")
 
     # -- backward --------------------------------------------------------------------------------
 
@@ -428,17 +415,13 @@ class Scan:
         whole = BackwardStep(self.back.carried, self.back.wanted, self.back.active)
 
         def both(*arrays: Array) -> tuple[()]:
-            given = [*map(wrap, arrays), *inputs[k:]]
-            tape = Tape()
-            for i in whole.wanted:
-                given[i] = dispatch.alias(given[i])
-                tape.watched.add(given[i]._id)
-            ys = run_taped(tape, function, (given,))
+            tape, given = Tape(), [*map(wrap, arrays), *inputs[k:]]
+            given, ys = run_watched(tape, function, given, whole.wanted)
             walked = given, ys, tape.close(), lambda _: function
             known = self._walked(whole, tape, *walked)  # kept, or an id() could be reused
             places = dict(zip(map(id, known), self.back.kept, strict=False))
             for array in self._walked(part, tape, *walked):
-                fixed = None if isinstance(array, jax.core.Tracer) else ("same", array)
+                fixed = None if isinstance(array, jax.core.Tracer) else ("constant", array)
                 part.kept.append(places.get(id(array), fixed))
             return ()
 
@@ -464,7 +447,7 @@ class Scan:
 
         def pull(dcarry: Sequence[Array], entry: Any) -> Sequence[Any]:
             pools, dys = entry
-            consts = [i if pool == "same" else pools[pool][i] for pool, i in back.kept]
+            consts = [i if pool == "constant" else pools[pool][i] for pool, i in back.kept]
             return evaluate(back.jaxpr, consts, [*dcarry, *dys])
 
         known = {i: ys[i] for pool, i in back.kept if pool == "y"}

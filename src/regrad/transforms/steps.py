@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regrad.autodiff.custom_functions import asks_needs
 from regrad.core import containers, dispatch
+from regrad.core.backends import is_traced
 from regrad.core.bindings import CountedRule, WrappedRule
 from regrad.core.pullback import run_taped
 from regrad.core.registry import Op
@@ -315,6 +316,22 @@ def evaluate(jaxpr: Jaxpr, consts: Sequence[Array], arrays: Sequence[Array]) -> 
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
     return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
+
+
+def kept_for(
+    consts: Sequence[Array], places: dict[int, tuple[str, Any]], more: list[Any], pool: str
+) -> list[tuple[str, Any]]:
+    """Return where to find what a traced function has closed over: pools, and places in them.
+
+    `places` tells it by the id of an array. A tracer that is in none is put into `more`, the pool
+    of this name. Any other array is a constant, which is itself the place in the pool "constant".
+    """
+    for array in consts:
+        if id(array) not in places:
+            is_new = is_traced(array)
+            places[id(array)] = (pool, len(more)) if is_new else ("constant", array)
+            more += [array] if is_new else []
+    return [places[id(array)] for array in consts]
 
 
 def sliced(jaxpr: Jaxpr) -> Any:

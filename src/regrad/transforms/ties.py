@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import LOOPS, Variable, assign_all
 from regrad.core.blocks import block, stay
+from regrad.core.containers import replaced
 from regrad.core.dispatch import rename
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import State, current
 from regrad.core.tape import TIED, made, record
 from regrad.core.walk import UNUSED
-from regrad.transforms.arguments import replaced
 from regrad.transforms.region import is_watched, links_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from regrad.core.extras import needed
 from regrad.core.reports import Hit
-from regrad.core.state import current
 from regrad.core.tensor import Tensor
 from regrad.transforms.replay import Captured
 
@@ -82,12 +81,6 @@ class Trace:
         """Forget that rules ran in the backward program, which is to be traced anew."""
         for key, hit in self.hits():
             hit.ran = self.ran.get((key, hit.where, hit.path), 0)
-
-    def all_values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The results, and then what was assigned, as the record has its outputs."""
-        ys = list(self.flat(xs))
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        return [*ys, *[region.read(v) for v in self.assigned]]
 
 
 class SourceFound(Exception):

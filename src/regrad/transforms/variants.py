@@ -32,7 +32,7 @@ from regrad.transforms.region import (
     tape_for,
     watched_by,
 )
-from regrad.transforms.steps import evaluate
+from regrad.transforms.steps import evaluate, kept_for
 from regrad.transforms.traces import Mark, SourceFound, Trace
 
 if TYPE_CHECKING:
@@ -279,16 +279,7 @@ class Variant:
         closed = jax.make_jaxpr(back)(*specs)
         # An input or a result need not be returned a second time. The call that walks back finds it
         # where it is (`_record`).
-        places = {id(array): ("input", i) for i, array in arrays.items()}
+        places: dict[int, Any] = {id(array): ("input", i) for i, array in arrays.items()}
         places.update((id(array), ("result", i)) for i, array in enumerate(results))
-        kept: list[tuple[str, Any]] = []  # for each constant of the walk: its pool, its place
-        for array in closed.consts:
-            if not isinstance(array, jax.core.Tracer):
-                kept.append(("constant", array))
-                continue
-            if id(array) not in places:
-                places[id(array)] = "result", len(results)
-                results.append(array)
-            kept.append(places[id(array)])
-        trace.kept, trace.jaxpr = kept, closed
+        trace.kept, trace.jaxpr = kept_for(closed.consts, places, results, "result"), closed
         trace.backward = jax.jit(partial(evaluate, closed.jaxpr))

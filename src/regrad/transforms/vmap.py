@@ -32,6 +32,7 @@ from regrad.transforms.region import (
     Passage,
     Region,
     check_guard,
+    in_trace,
     read_source,
     results,
     run_inside,
@@ -156,9 +157,7 @@ def mapped(
         xs = [moveaxis(x, a, 0) if a else x for x, a in zip(xs, axes, strict=True)]
     count = _count([x for x, a in zip(xs, axes, strict=True) if a is not None], kind)
     along = [a is not None for a in axes]
-    state = current()
-    traced = state is not None and state.region is not None and state.region.traced
-    if traced or any(BACKENDS[type(x._data)].name == "jax" for x in xs):
+    if in_trace(()) or any(BACKENDS[type(x._data)].name == "jax" for x in xs):
         return at_once(flat, xs, along, kind)
     return one_by_one(flat, xs, along, count, kind)
 

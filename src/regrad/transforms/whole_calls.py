@@ -25,7 +25,7 @@ from regrad.core.state import current, in_state
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError
 from regrad.graph.graph import is_symbolic
-from regrad.transforms.arguments import Body, OpenedArguments, replaced
+from regrad.transforms.arguments import Body, OpenedArguments
 from regrad.transforms.checkpoint import recomputed
 from regrad.transforms.region import Passage
 
@@ -122,18 +122,17 @@ class WholeCallPulls:
         self.passage: Passage = passage
         self.unused: list[Tensor] = [*zeros]  # they stand for gradients that there are not
 
-    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Sequence[Any]:
-        """Return the call's own gradients, by leaf; None where there is none."""
+    def pull(self, xs: Sequence[Any], dys: Sequence[Any], only: int | None = None) -> Any:
+        """Return the call's own gradients, by leaf."""
         pairs = zip(self.passage.reached, map(lift, dys), strict=True)
         given = {i: dy for i, dy in pairs if not any(dy is zero for zero in self.unused)}
         part = self.passage.narrowed(given)
         found = self.own([*given.values()], part) if given else ()
-        return replaced([None] * len(self.inputs), part.wanted, found)
+        return dict(zip(part.wanted, found, strict=True))
 
-    def value_at(self, inputs: Sequence[Any]) -> Any:
-        """Return the function's value for other inputs."""
-        ys = self.function([*map(lift, inputs), *self.inputs[len(inputs) :]])
-        return ys[0] if len(ys) == 1 else ys
+    def values_at(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the function's results for other inputs."""
+        return self.function([*map(lift, leaves), *self.inputs[len(leaves) :]])
 
 
 def refuse_block(path: Path) -> None:

@@ -134,6 +134,12 @@ def renamed(program: Any, name: str = "", args: Any = None, results: Any = None)
 
 # -- what an equation holds ------------------------------------------------------------------------
 
+# The names of primitives that run a program: by the kind of call.
+JITS = frozenset({"jit", "pjit"})
+REMATS = frozenset({"remat", "remat2", "checkpoint"})
+CALLS = JITS | REMATS | {"closed_call", "eval_jaxpr", "core_call"}
+CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})  # of functions with a derivative
+
 
 class Params(dict[str, Any]):
     """The parameters of an equation. One that JAX has renamed is refused by name."""
@@ -210,6 +216,30 @@ def equations(jaxpr: Any) -> Iterator[Any]:
         yield eqn
         for body in bodies(eqn.params.values()):
             yield from equations(body)
+
+
+def with_equations(jaxpr: Any, eqns: Sequence[Any]) -> Any:
+    """Return a program with these equations; itself if they are its own."""
+    same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
+    return jaxpr if same else jaxpr.replace(eqns=eqns)
+
+
+def with_params(eqn: Any, params: dict[str, Any]) -> Any:
+    """Return an equation with these parameters; itself if they are its own."""
+    same = all(params[key] is eqn.params[key] for key in params)
+    return eqn if same else eqn.replace(params=params)
+
+
+def with_constants_as_inputs(jaxpr: Any) -> Any:
+    """Return a program whose constants are its first inputs."""
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    return jaxpr.replace(constvars=[], invars=invars, debug_info=unnamed(jaxpr))
+
+
+def as_closed(program: Any) -> Any:
+    """Return a program with its constants, of which an open one has none."""
+    is_closed = isinstance(program, core.ClosedJaxpr)
+    return program if is_closed else core.ClosedJaxpr(program, ())
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

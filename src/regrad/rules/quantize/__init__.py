@@ -1,7 +1,30 @@
-"""Quantizers, and plans that quantize the layers of somebody's model."""
+"""Quantizers, and plans that quantize the layers of somebody's model.
+
+A quantizer is data: `Q.lsq(4, per="channel")`. It is a function of arrays of regrad, PyTorch and
+JAX, `Q.lsq(4)(v, step)`, and the part of a plan, `Q.layers(weights=Q.lsq(4))`. A plan makes a map
+of rules for an unedited model, and the arrays that its quantizers learn.
+
+Conventions differ between libraries by half a gradient and more. Each quantizer states its own, and
+takes the usual others as options: whether the clip comes before or after the rounding (`clip=`),
+whether the scale has a gradient (`scale_gradient=`), on which code the largest magnitude lies
+(`largest=`), and the factor of the gradient of a step (`gradient_scale=`).
+
+`rounding` has the arithmetic, `formats` tables of numbers, `quantizers` the formulas, `plans` the
+selection of layers, `layers_of_hosts` what is common to the layers of all libraries, and `ours`
+those of regrad (`regrad.torch.quantizing` and `regrad.jax.quantizing` have PyTorch's and JAX's).
+
+>>> import regrad as rg
+>>> from regrad.rules import quantize as Q
+>>> Q.affine(4)(rg.tensor([-1.0, 0.26, 0.7])).print()
+Tensor
+    [-1, 0.2857143, 0.7142857]
+"""
 
 from __future__ import annotations
 
+from regrad.rules.quantize.plans import Plan as Plan
+from regrad.rules.quantize.plans import dequantize as dequantize
+from regrad.rules.quantize.plans import layers as layers
 from regrad.rules.quantize.quantizers import Quantizer as Quantizer
 from regrad.rules.quantize.quantizers import absmax as absmax
 from regrad.rules.quantize.quantizers import absmean as absmean

@@ -62,7 +62,7 @@ class Quantizer:
     options: tuple[tuple[str, Any], ...] = ()
     channel: int = 0  # the axis of channels
     inputs: int = -1  # the axis that is cut into groups
-    shown: str = field(default="", compare=False)  # the options that are not the usual ones
+    shown: str = field(default="", compare=False)  # the options that were given
     closes_over: Any = field(default=(), init=False, compare=False)
 
     def along(self, channel: int, inputs: int) -> Quantizer:
@@ -90,6 +90,20 @@ class Quantizer:
     def coded(self, v: Any, *state: Any, **named: Any) -> Codes:
         """Return the codes of an array with their scale and offset, in groups if it has any."""
         return self._coded(v, self._given(state, named))[0]
+
+    def exported(self, v: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the codes of an array in its shape, and of each block the scale and the like."""
+        _, m, restore = self._parts(v)
+        codes, *rest, _ = self._coded(v, state)[0]
+        n = len(v.shape)
+
+        def blocks(x: Any) -> Any:
+            if isinstance(self.per, int) and len(x.shape) > n:
+                return m.xp.moveaxis(m.xp.reshape(x, tuple(x.shape[:-1])), -1, self.inputs)
+            return m.xp.reshape(x, (1,) * (n - len(x.shape)) + tuple(x.shape))
+
+        names = zip(("scale", "zero_point", "offset"), rest, strict=True)
+        return {"": restore(codes)} | {name: blocks(x) for name, x in names if x is not None}
 
     def first(self, v: Any) -> dict[str, Any]:
         """Return the state that an array starts with, by name."""
@@ -176,6 +190,7 @@ def quantizer(make: Callable[P, Quantizer]) -> Callable[P, Quantizer]:
     @wraps(make)
     def named(*args: P.args, **options: P.kwargs) -> Quantizer:
         bound = known.bind(*args, **options)
+        given = tuple(bound.arguments.items())
         bound.apply_defaults()
         per = bound.arguments.get("per", "tensor")
         if per not in ("tensor", "channel", "token") and not (type(per) is int and per > 0):
@@ -185,8 +200,7 @@ def quantizer(make: Callable[P, Quantizer]) -> Callable[P, Quantizer]:
             )
         _check_choices(make.__name__, bound.arguments)
         rows = tuple((name, _plain(value)) for name, value in bound.arguments.items())
-        usual = {name: p.default for name, p in known.parameters.items()}
-        shown = ", ".join(f"{k}={x!r}" for k, x in rows if k in ("bits", "format") or x != usual[k])
+        shown = ", ".join(f"{name}={_plain(value)!r}" for name, value in given)
         made = make(*args, **options)
         return replace(made, name=make.__name__, options=rows, shown=shown)
 
@@ -424,7 +438,7 @@ def pact(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
     count = 2**bits - 1
 
     def formula(m: Arithmetic, v: Any, alpha: Any) -> Codes:
-        inside = m.xp.where(v >= alpha, alpha, m.xp.where(v > 0, v, m.array(0.0)))
+        inside = m.xp.where(v >= alpha, alpha, m.xp.where(v > 0, v, 0.0))
         return Codes(m.xp.round(stop(inside * count / alpha)), alpha / count, straight=inside)
 
     first = State(lambda m, v: m.at_least(m.max(v), EPSILON))

@@ -119,12 +119,11 @@ class Arithmetic:
 
     def clip(self, v: Any, low: Any, high: Any) -> Any:
         """Clip; the gradient passes within the bounds, which belong to it."""
-        low, high = (b if hasattr(b, "shape") else self.array(b) for b in (low, high))
         return self.xp.where(v < low, low, self.xp.where(v > high, high, v))
 
     def at_least(self, v: Any, low: float) -> Any:
         """Return the larger of a number and a bound, which has no gradient."""
-        return self.xp.where(v < low, self.array(low), v)
+        return self.xp.where(v < low, low, v)
 
     def sigmoid(self, v: Any) -> Any:
         """Return the logistic function, whose gradient is finite for large magnitudes, too."""

@@ -241,6 +241,11 @@ def is_view_of(y: Any, xs: Sequence[Any]) -> bool:
     return y._is_view() and any(y._base is x or y._base is x._base for x in xs)
 
 
+def base_of(x: Any) -> Any:
+    """Return the tensor whose memory a tensor shows, or the tensor itself."""
+    return x if x._base is None else x._base
+
+
 def without_base(y: Any, xs: Sequence[Any]) -> Any:
     """Return a result as no view, unless it is one of an input.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 from regrad.core import containers
 from regrad.inspection.numbers import Numbers, numbers_of
+from regrad.torch.bridge import is_differentiable
 from regrad.torch.host import DisableTorchFunction, is_transformed, version_of
 from regrad.torch.nodes import tensors
 
@@ -22,7 +23,7 @@ RECENT = 256  # gradients whose figures are remembered: one leaves an op and arr
 
 def is_float(x: Any) -> bool:
     """Return whether a value is a tensor that may have a gradient."""
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+    return isinstance(x, torch.Tensor) and is_differentiable(x)
 
 
 def floats(values: Any) -> list[torch.Tensor]:
@@ -51,25 +52,6 @@ def as_array(x: torch.Tensor) -> np.ndarray:
         if x.dtype == torch.bfloat16 or (x.is_floating_point() and x.element_size() == 1):
             x = x.float()
         return x.numpy()
-
-
-def pulled(
-    ys: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor],
-    create_graph: bool = False,
-) -> Sequence[torch.Tensor | None]:  # fmt: skip
-    """The gradients by xs, None for no path."""
-    pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
-    if not pairs:
-        return [None] * len(xs)
-    return torch.autograd.grad(
-        [y for y, _ in pairs], list(xs), [dy for _, dy in pairs],
-        allow_unused=True, retain_graph=True, create_graph=create_graph,
-    )  # fmt: skip
-
-
-def or_zeros(dy: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
-    """A gradient, zeros for none."""
-    return torch.zeros_like(y) if dy is None else dy
 
 
 @contextmanager

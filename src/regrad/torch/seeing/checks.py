@@ -18,8 +18,9 @@ from regrad.inspection.checks import Flat, Library, checked, explained, settings
 from regrad.inspection.kinds import LARGEST
 from regrad.inspection.recorder import Named, Tool
 from regrad.testing import raising
+from regrad.torch.bridge import pulled
 from regrad.torch.host import DisableTorchFunction
-from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, pulled, wide
+from regrad.torch.seeing.arrays import as_array, at_rest, floats, is_float, wide
 from regrad.torch.seeing.modules import ModulePaths, Unseen, argument_paths, found_in
 from regrad.torch.seeing.names import function_name
 from regrad.torch.seeing.notes import OpNote
@@ -172,10 +173,9 @@ class Floats:
 
     def __call__(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The floats among the results, for these."""
-        leaves = list(self.leaves)
-        for i, x in zip(self.places, xs, strict=False):
-            leaves[i] = x
-        swapped = dict(zip(self.keys, xs[len(self.places) :], strict=True))
+        count = len(self.places)
+        leaves = containers.replaced(self.leaves, self.places, xs[:count])
+        swapped = dict(zip(self.keys, xs[count:], strict=True))
         fixed = [*self.holder.named_parameters(), *self.holder.named_buffers()]
         for name, x in fixed:
             if name not in swapped:

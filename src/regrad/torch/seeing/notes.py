@@ -17,18 +17,18 @@ from torch.autograd.function import FunctionCtx
 
 from regrad.autodiff.custom_functions import unpack
 from regrad.core import containers
+from regrad.core.containers import replaced
 from regrad.core.rule import place
 from regrad.inspection.recorder import RuleKind, SeenOp
-from regrad.torch.bridge import Bridge
+from regrad.torch.bridge import Bridge, or_zeros, pulled
 from regrad.torch.calls import Overridden, RuleCall
 from regrad.torch.custom import Custom, CustomTorchCall, custom_grad
 from regrad.torch.functions import Ruled
 from regrad.torch.host import DisableTorchFunction
 from regrad.torch.host.running import function_of
 from regrad.torch.nodes import tensors
-from regrad.torch.seeing.arrays import floats, is_float, or_zeros, pulled
+from regrad.torch.seeing.arrays import floats, is_float
 from regrad.torch.seeing.names import named_tensors, spelled
-from regrad.transforms.arguments import replaced
 
 
 class OpNote(SeenOp):

@@ -518,8 +518,8 @@ class _Custom:
             return by_args + _plain(self.name, grad_fn, by_variables, len(variables))
 
         def input_name(i: int) -> str:
-            own = containers.tensors(self.f, self.name, len(args)).names
-            return [*own, *(v.name for v in variables)][i]
+            n = len(args)
+            return containers.parameter(self.f, i) if i < n else variables[i - n].name
 
         xs = [t._read() for t in (*args, *[v.value() for v in variables])]
         pull = partial(run_held, scopes, grad_func)
