@@ -47,7 +47,7 @@ class Case(NamedTuple):
         kinds: The layers that the peer has it for.
         learned: A function of the peer's layer that returns its parameter, which learns.
         usual: Our options as they are if not given, for weights and inputs.
-        even, seed: As in `quantize_models.built`.
+        even: As in `quantize_models.built`.
         off: The parts in which the peer is elsewhere ("value", "inputs", "weights"), by its note.
     """
 
@@ -64,7 +64,6 @@ class Case(NamedTuple):
     usual: tuple[Q.Quantizer | None, Q.Quantizer | None] = (None, None)
     even: tuple[str | int, float] | None = None
     off: tuple[str, ...] = ()
-    seed: int = 0
 
 
 # -- our side --------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ def torch_cases() -> list[Case]:
         Case("torch.ao", "FakeQuantize, per_channel_symmetric; quint8 inputs", tie,
              lambda m: Edited(m, channels(), inputs()),
              Way(Q.affine(8, per="channel", largest="tie")), Way(u8),
-             dtype=F32, usual=(Q.affine(8), Q.affine(8)), even=("channel", 127.5), seed=2),
+             dtype=F32, usual=(Q.affine(8), Q.affine(8)), even=("channel", 127.5)),
         Case("torch", "fake_quantize_per_tensor_affine", "after; a given scale and zero point",
              lambda m: Edited(m, fixed), Way(static, given, f"{static}({range_of})"),
              dtype=F32),

@@ -22,7 +22,6 @@ def test_all_that_was_recorded_agrees():
     assert all(map(quantize_peers.agrees, RECORD["cases"]))
     kept = [e for e in RECORD["cases"] if e["off"]]
     assert all(max(e["apart"][part] for part in e["off"]) > 0.01 for e in kept)
-    assert 0 < RECORD["flips"]["apart"] < RECORD["flips"]["runs"] / 10
 
 
 def torch_cases():

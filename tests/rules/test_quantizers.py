@@ -312,6 +312,14 @@ def test_ties(q, v, due):
         assert numbers(q(make(np.array(v)))).tolist() == due
 
 
+def test_a_zero_point_takes_no_bits_of_what_is_rounded():
+    """12.500001 and a zero point of 128 have the sum 140.5 in float32, and 13 is nearer."""
+    q = Q.affine(8, signed=False, symmetric=False, range="minmax")
+    for make in MAKERS.values():
+        state = {"low": make(np.float32(-128)), "high": make(np.float32(127))}
+        assert numbers(q(make(np.float32(12.500001)), **state)) == 13
+
+
 def test_bounds_belong_to_what_passes():
     s, v = np.array(1.0), np.array([-8.0, -8.25, 7.0, 7.25, 7.75])
     for clip, due in (("before", [1, 0, 1, 0, 0]), ("after", [1, 1, 1, 1, 0])):

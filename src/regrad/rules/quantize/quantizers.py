@@ -256,7 +256,7 @@ def affine(
 ) -> Quantizer:  # fmt: skip
     """Return a uniform quantizer whose scale follows from the values.
 
-    `s (clip(round(v / s + z)) - z)`. The gradient by v passes where the code is in bounds.
+    `s (clip(round(v / s) + z) - z)`. The gradient by v passes where the code is in bounds.
 
     Args:
         bits: Of a code, 2 to 8 in practice.
@@ -306,7 +306,8 @@ def affine(
             return Codes(m.grid(v / scale, lo, hi, clip), scale)
         scale = m.at_least((high - low) / (hi - lo), EPSILON)
         zero = stop(m.clip(lo - m.xp.round(low / scale), lo, hi))
-        return Codes(m.grid(v / scale + zero, lo, hi, clip), scale, zero)
+        # (v / s + z would lose bits of v / s before it is rounded)
+        return Codes(m.grid(v / scale, lo - zero, hi - zero, clip) + zero, scale, zero)
 
     def state(name: str) -> State:
         extreme = lambda m, v: getattr(m, name)(v)  # noqa: E731
