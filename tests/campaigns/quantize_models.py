@@ -121,6 +121,8 @@ def built(
     torch.manual_seed(seed)
     make, shape = MODELS[name]
     model, x = make().to(dtype), torch.randn(shape, dtype=dtype)
+    for p in model.parameters():  # (uniform numbers are multiples of one, and so lie on ties)
+        p.data.add_(torch.randn_like(p), alpha=1e-6)
     for layer in model.modules():
         if even and isinstance(layer, nn.Linear | nn.Conv2d):
             make_even(layer.weight.data, *even)
