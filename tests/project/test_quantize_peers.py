@@ -47,8 +47,9 @@ def test_what_is_apart_is_seen():
              "learned": {"a": torch.tensor(2.0), "b": torch.tensor([0.0])}}  # fmt: skip
     assert quantize_peers.apart(part, part) == {"weights": 0, "learned": 0}
     assert quantize_peers.apart(other, part) == {"weights": 0.25, "learned": 0.25}
-    entry = {"dtype": "float64", "off": ["inputs"], "apart": {"value": 1e-7, "inputs": 1.0}}
-    assert quantize_peers.agrees(entry)
+    entry = {"dtype": "float64", "off": ["inputs"], "apart": {"value": 1e-7, "inputs": 1.0},
+             "runs": 9, "moved": 1}  # fmt: skip
+    assert quantize_peers.agrees(entry) and not quantize_peers.agrees({**entry, "moved": 2})
     assert not quantize_peers.agrees({**entry, "apart": {"value": 1e-5}})
 
 
