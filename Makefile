@@ -7,7 +7,7 @@
 #   make hosts   the suite on every version of PyTorch, JAX, NumPy and Python (hours)
 #   make proof   that rules fire or raise, everywhere (some hours; ARGS=--quick: two minutes)
 #   make public  overrides in public models (PYTHON: one that has them; ten minutes)
-#   make peers   relevance next to zennit, Captum and lxt (PYTHON: one that has them; half an hour)
+#   make peers   relevance and quantizers next to those of others (PYTHON: one that has them)
 #   make docs    the documentation site, in out/site
 #   make bench   timings and memory against autograd, torch, NumPy and TensorFlow
 
@@ -37,7 +37,7 @@ check: $(VENV)/.test
 	$(BIN)/pyright
 
 # Tests that choose among libraries, dtypes, shapes and roads: here they take all of them.
-GRIDS := ops/test_ops ops/test_roads core/test_builtin_rules graph/test_samples transforms/test_jit_samples
+GRIDS := ops/test_ops ops/test_roads core/test_builtin_rules graph/test_samples transforms/test_jit_samples rules/test_quantizers
 
 proof: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.proof $(ARGS)
@@ -55,11 +55,13 @@ hosts: $(VENV)/.test
 public:
 	$(PYTHON) -m tests.campaigns.public_models $(ARGS)
 
-# The same packages, and lxt.
+# The same packages, and what both modules say.
 peers:
 	$(PYTHON) -m tests.campaigns.relevance_peers $(ARGS)
 	$(PYTHON) -m tests.campaigns.relevance_peers --lost
 	$(PYTHON) -m tests.campaigns.relevance_peers page
+	$(PYTHON) -m tests.campaigns.quantize_peers
+	$(PYTHON) -m tests.campaigns.quantize_peers page
 
 # (Its pages are executed, one process for each core.)
 docs: $(VENV)/.docs

@@ -67,6 +67,7 @@ PARTS = {
     "mutants": ("autodiff", "checking", "core", "graph", "inspection", "jax", "ops", "rules",
                 "shapes", "torch", "train", "transforms", "v1"),
     "op_tables": ("ops",), "peers": ("core", "ops"), "public": ("core", "torch"),
+    "quantize_peers": ("rules", "torch"),
     "relevance_lost": ("rules", "torch"), "relevance_peers": ("rules", "torch"),
 }  # fmt: skip
 

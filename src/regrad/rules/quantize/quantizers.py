@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, ParamSpec
 
 from regrad.core.backends import is_array
 from regrad.core.dispatch import lift
-from regrad.core.tensor import Readable
 from regrad.errors import ArgumentError, brief, near
 from regrad.rules.quantize.formats import FORMATS, NF4, additive_powers_of_two, powers_of_two
 from regrad.rules.quantize.rounding import TINY, Arithmetic, Codes, ste, stop
@@ -28,11 +27,13 @@ class State(NamedTuple):
         first: Its first value, of `Arithmetic` and a sample of the values.
         learned: Whether it is trained. If not, `next` makes it of the old state and a sample.
         next: As `first`, of the old state as well.
+        whole: Whether it has a number for each value, so that it has the shape of the values.
     """
 
     first: Callable[[Arithmetic, Any], Any]
     learned: bool = True
     next: Callable[[Arithmetic, Any, Any], Any] | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +47,7 @@ class Quantizer:
 
     Attributes:
         name: The name of the function that made it.
-        options: The arguments of that function, by name.
+        options: The arguments of that function, by name, with those that were not given.
         bits: The bits of a code.
         per: The part of an array with a scale of its own (`"tensor"`, `"channel"`, `"token"`, or
             the size of groups).
@@ -61,6 +62,7 @@ class Quantizer:
     options: tuple[tuple[str, Any], ...] = ()
     channel: int = 0  # the axis of channels
     inputs: int = -1  # the axis that is cut into groups
+    shown: str = field(default="", compare=False)  # the options that were given
     closes_over: Any = field(default=(), init=False, compare=False)
 
     def along(self, channel: int, inputs: int) -> Quantizer:
@@ -73,7 +75,10 @@ class Quantizer:
         return replace(self, channel=channel, inputs=inputs)
 
     def __call__(self, v: Any, *state: Any, **named: Any) -> Any:
-        codes, restore = self._coded(v, self._given(state, named))
+        given = self._given(state, named)
+        if 0 in getattr(v, "shape", ()):  # no largest value, and nothing to quantize
+            return v
+        codes, restore = self._coded(v, given)
         return restore(self.value(codes))
 
     def value(self, codes: Codes) -> Any:
@@ -102,8 +107,9 @@ class Quantizer:
 
     def first(self, v: Any) -> dict[str, Any]:
         """Return the state that an array starts with, by name."""
-        v, m, _ = self._parts(v)
-        return {name: stop(state.first(m, v)) for name, state in self.states.items()}
+        v, m, restore = self._parts(v)
+        found = {name: (state, stop(state.first(m, v))) for name, state in self.states.items()}
+        return {name: restore(x) if state.whole else x for name, (state, x) in found.items()}
 
     def observed(self, v: Any, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state after an array was observed: what is not learned may change."""
@@ -113,7 +119,7 @@ class Quantizer:
 
     def _given(self, state: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         given = {**dict(zip(self.states, state, strict=False)), **named}
-        if len(state) > len(self.states) or given.keys() != self.states.keys():
+        if len(state) + len(named) != len(self.states) or given.keys() != self.states.keys():
             names = ", ".join(["v", *self.states])
             unknown = [n for n in named if n not in self.states]
             raise ArgumentError(
@@ -125,8 +131,9 @@ class Quantizer:
 
     def _coded(self, v: Any, state: Mapping[str, Any]) -> tuple[Codes, Callable[[Any], Any]]:
         v, m, restore = self._parts(v)
-        read = {n: lift(x) if isinstance(x, Readable) else x for n, x in state.items()}
-        return self.formula(m, v, **read), restore
+        rows = {n: self._parts(x)[0] if self.states[n].whole else m.given(x)
+                for n, x in state.items()}  # fmt: skip
+        return self.formula(m, v, **rows), restore
 
     def _parts(self, v: Any) -> tuple[Any, Arithmetic, Callable[[Any], Any]]:
         """Return an array in float32 or more, in groups, and how to undo that."""
@@ -135,9 +142,17 @@ class Quantizer:
         if not _is_float(v):
             raise ArgumentError(f"{self!r} expected floats, got {brief(v)}")
         given, x = v, v if v.dtype.itemsize >= 4 else m.xp.astype(v, m.xp.float32)
+        axis = {"channel": self.channel}.get(str(self.per), self.inputs)
+        n = len(v.shape)
+        has_axis = -n <= axis < n or (n == 0 and isinstance(self.per, str))
+        if self.per != "tensor" and not has_axis:
+            raise ArgumentError(
+                f"{self!r} expected an array with an axis {axis}, got {brief(v)}; "
+                f"along(channel, inputs) says which axes they are"
+            )
         if isinstance(self.per, str):
-            return x, Arithmetic(x, self.per, self.channel), lambda y: m.xp.astype(y, given.dtype)
-        moved = m.xp.moveaxis(x, self.inputs, -1)
+            return x, Arithmetic(x, self.per, axis), lambda y: m.xp.astype(y, given.dtype)
+        moved = _moved(m, x, axis, -1)
         size = int(moved.shape[-1])
         if size % self.per:
             raise ArgumentError(
@@ -147,14 +162,21 @@ class Quantizer:
         parts = m.xp.reshape(moved, (*moved.shape[:-1], size // self.per, self.per))
 
         def restore(y: Any) -> Any:
-            whole = m.xp.moveaxis(m.xp.reshape(y, tuple(moved.shape)), -1, self.inputs)
+            whole = _moved(m, m.xp.reshape(y, tuple(moved.shape)), -1, axis)
             return m.xp.astype(whole, given.dtype)
 
         return parts, Arithmetic(parts, "token"), restore
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.options)
-        return f"{self.name}({shown})"
+        return f"{self.name}({self.shown})"
+
+
+def _moved(m: Arithmetic, v: Any, source: int, to: int) -> Any:
+    """Return `moveaxis`, which torch's vmap lacks."""
+    n = len(v.shape)
+    order = [axis for axis in range(n) if axis != source % n]
+    order.insert(to % n, source % n)
+    return m.xp.permute_dims(v, tuple(order))
 
 
 def _is_float(v: Any) -> bool:
@@ -177,9 +199,19 @@ def quantizer(make: Callable[P, Quantizer]) -> Callable[P, Quantizer]:
                 f"groups, got {per!r}"
             )
         _check_choices(make.__name__, bound.arguments)
-        return replace(make(*args, **options), name=make.__name__, options=given)
+        rows = tuple((name, _plain(value)) for name, value in bound.arguments.items())
+        shown = ", ".join(f"{name}={_plain(value)!r}" for name, value in given)
+        made = make(*args, **options)
+        return replace(made, name=make.__name__, options=rows, shown=shown)
 
     return named
+
+
+def _plain(value: Any) -> Any:
+    """Return an option, a table as a tuple of numbers."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return tuple(float(number) for number in value)
 
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -205,6 +237,11 @@ def bounds(bits: int, signed: bool, narrow: bool = False) -> tuple[int, int]:
     """Return the smallest and the largest integer of a grid."""
     if not signed:
         return 0, 2**bits - 1
+    if bits == 1:
+        raise ArgumentError(
+            "signed codes of 1 bit have no positive one: bits expected 2 or more, or signed=False; "
+            "sign() quantizes to -1 and 1"
+        )
     return -(2 ** (bits - 1)) + narrow, 2 ** (bits - 1) - 1
 
 
@@ -219,7 +256,7 @@ def affine(
 ) -> Quantizer:  # fmt: skip
     """Return a uniform quantizer whose scale follows from the values.
 
-    `s (clip(round(v / s + z)) - z)`. The gradient by v passes where the code is in bounds.
+    `s (clip(round(v / s) + z) - z)`. The gradient by v passes where the code is in bounds.
 
     Args:
         bits: Of a code, 2 to 8 in practice.
@@ -269,7 +306,8 @@ def affine(
             return Codes(m.grid(v / scale, lo, hi, clip), scale)
         scale = m.at_least((high - low) / (hi - lo), EPSILON)
         zero = stop(m.clip(lo - m.xp.round(low / scale), lo, hi))
-        return Codes(m.grid(v / scale + zero, lo, hi, clip), scale, zero)
+        # (v / s + z would lose bits of v / s before it is rounded)
+        return Codes(m.grid(v / scale, lo - zero, hi - zero, clip) + zero, scale, zero)
 
     def state(name: str) -> State:
         extreme = lambda m, v: getattr(m, name)(v)  # noqa: E731
@@ -330,7 +368,9 @@ def _step(hi: float) -> State:
 
 
 @quantizer
-def lsq_plus(bits: int = 4, *, signed: bool = False, per: str | int = "tensor") -> Quantizer:
+def lsq_plus(
+    bits: int = 4, *, signed: bool = False, per: str | int = "tensor", clip: str = "before"
+) -> Quantizer:  # fmt: skip
     """Return a uniform quantizer with a step size and an offset that learn.
 
     `s round(clip((v - b) / s)) + b`, with both gradients scaled as in `lsq`.
@@ -339,6 +379,7 @@ def lsq_plus(bits: int = 4, *, signed: bool = False, per: str | int = "tensor") 
         bits: Of a code.
         signed: Whether codes are signed.
         per: The part with a step and an offset of its own, as in `affine`.
+        clip: As in `lsq`.
 
     Returns:
         The quantizer, which takes `step` and `offset`. They start at the range of the values.
@@ -360,7 +401,7 @@ def lsq_plus(bits: int = 4, *, signed: bool = False, per: str | int = "tensor") 
     def formula(m: Arithmetic, v: Any, step: Any, offset: Any) -> Codes:
         factor = 1 / sqrt(m.count * hi)
         step, offset = m.scaled(step, factor), m.scaled(offset, factor)
-        return Codes(m.grid((v - offset) / step, lo, hi, "before"), step, offset=offset)
+        return Codes(m.grid((v - offset) / step, lo, hi, clip), step, offset=offset)
 
     def first_step(m: Arithmetic, v: Any) -> Any:
         return m.at_least((m.max(v) - m.min(v)) / (hi - lo), EPSILON)
@@ -436,7 +477,7 @@ def dorefa(bits: int = 4, *, of: str = "weights") -> Quantizer:
 
     def weights(m: Arithmetic, v: Any) -> Codes:
         t = m.xp.tanh(v)
-        codes = m.round((t / (2 * m.absmax(t)) + 0.5) * n)
+        codes = m.round((t / (2 * m.at_least(m.absmax(t), EPSILON)) + 0.5) * n)
         return Codes(codes, m.array(2.0 / n), offset=m.array(-1.0))
 
     def inputs(m: Arithmetic, v: Any) -> Codes:
@@ -500,8 +541,8 @@ def adaround(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
         per: The part with a step of its own, as in `affine`.
 
     Returns:
-        The quantizer, which takes `rounding` (V, of the shape of the weights, in groups if there
-        are any), and `step`, which is not learned. It starts at the values themselves.
+        The quantizer, which takes `rounding` (V, of the shape of the weights), and `step`, which is
+        not learned. It starts at the values themselves.
 
     Raises:
         ArgumentError: an option has none of its values.
@@ -526,11 +567,11 @@ def adaround(bits: int = 4, *, per: str | int = "tensor") -> Quantizer:
         return -m.xp.log(1.2 / (rest + 0.1) - 1)
 
     def formula(m: Arithmetic, v: Any, rounding: Any, step: Any) -> Codes:
-        up = m.clip(1.2 / (1 + m.xp.exp(-rounding)) - 0.1, 0.0, 1.0)
+        up = m.clip(1.2 * m.sigmoid(rounding) - 0.1, 0.0, 1.0)
         down = m.xp.floor(stop(v / step))
         return Codes(m.clip(down + up, lo, hi), stop(step))
 
-    states = {"rounding": State(first), "step": State(step, learned=False)}
+    states = {"rounding": State(first, whole=True), "step": State(step, learned=False)}
     return Quantizer(formula, bits, per, states)
 
 
@@ -568,7 +609,8 @@ def stochastic(bits: int = 8, *, per: str | int = "tensor") -> Quantizer:
         u = v / scale
         return Codes(m.clip(ste(m.xp.floor(stop(u) + noise), u), lo, hi), scale)
 
-    return Quantizer(formula, bits, per, {"noise": State(lambda m, v: v * 0 + 0.5, learned=False)})
+    noise = State(lambda m, v: v * 0 + 0.5, learned=False, whole=True)
+    return Quantizer(formula, bits, per, {"noise": noise})
 
 
 # -- few levels --------------------------------------------------------------------------------
@@ -630,7 +672,7 @@ def _approx(m: Arithmetic, u: Any, slope: float) -> Any:
 
 
 def _swish(m: Arithmetic, u: Any, slope: float) -> Any:
-    s = 1 / (1 + m.xp.exp(-slope * u))
+    s = m.sigmoid(slope * u)
     return 2 * s * (1 + slope * u * (1 - s)) - 1
 
 
@@ -832,6 +874,8 @@ def power_of_two(bits: int = 4, *, additive: bool = False, per: str | int = "ten
     """
     if additive and bits not in (3, 4, 5):
         raise ArgumentError(f"power_of_two: sums are known for 3, 4 and 5 bits, got {bits}")
+    if not 2 <= bits <= 8:
+        raise ArgumentError(f"power_of_two: bits expected an int from 2 to 8, got {bits}")
     return levels((additive_powers_of_two if additive else powers_of_two)(bits), per=per)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
 from regrad.autodiff.custom import custom_grad
 from regrad.core.backends import backend_of
+from regrad.core.dispatch import lift
 from regrad.core.extras import needed
 from regrad.core.tensor import Tensor
 from regrad.ops.casting import stop_gradient
@@ -76,6 +76,12 @@ class Arithmetic:
         where = {"device": self.like.device} if self.is_torch else {}
         return self.xp.asarray(values, dtype=self.like.dtype, **where)
 
+    def given(self, state: Any) -> Any:
+        """Return an array of state, or a number, as an array of the library."""
+        if isinstance(self.like, Tensor):
+            return lift(state)
+        return state if hasattr(state, "shape") else self.array(state)
+
     # -- parts ---------------------------------------------------------------------------------
 
     def _reduced(self, name: str, v: Any) -> Any:
@@ -101,7 +107,7 @@ class Arithmetic:
         """Return the largest magnitude of each part."""
         return self.max(abs(v))
 
-    @cached_property
+    @property  # (torch.compile enters no cached_property, whose lock it does not know)
     def count(self) -> int:
         """The number of values in a part."""
         return prod([int(self.like.shape[i]) for i in self.axes])
@@ -121,6 +127,10 @@ class Arithmetic:
     def at_least(self, v: Any, low: float) -> Any:
         """Return the larger of a number and a bound, which has no gradient."""
         return self.xp.where(v < low, low, v)
+
+    def sigmoid(self, v: Any) -> Any:
+        """Return the logistic function, whose gradient is finite for large magnitudes, too."""
+        return 0.5 + 0.5 * self.xp.tanh(0.5 * v)
 
     def scaled(self, x: Any, factor: float) -> Any:
         """Return an array whose gradient is scaled."""
@@ -175,6 +185,7 @@ class Arithmetic:
     def _looked_up(
         self, table: Sequence[float], bounds: Sequence[float], u: Any, side: str
     ) -> Any:  # fmt: skip
-        places = self.xp.searchsorted(self.array(bounds), stop(u), side=side)
-        flat = self.xp.take(self.array(table), self.xp.reshape(places, (-1,)), axis=0)
+        flat = self.xp.reshape(stop(u), (-1,))  # (of another order of axes torch warns)
+        places = self.xp.searchsorted(self.array(bounds), flat, side=side)
+        flat = self.xp.take(self.array(table), places, axis=0)
         return self.xp.reshape(flat, tuple(u.shape))
