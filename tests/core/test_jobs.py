@@ -1,6 +1,7 @@
 """Jobs, threads and `asyncio.to_thread` take scopes of where they were handed in, never tapes."""
 
 import asyncio
+import io
 import multiprocessing
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -10,11 +11,13 @@ from queue import Queue
 
 import pytest
 import torch
+import tqdm
 
 import regrad as rg
 import regrad.torch
 from regrad.core import jobs
 from regrad.errors import GradientError
+from regrad.torch import intercepts
 from tests.helpers.rows import in_thread, refused
 
 
@@ -244,3 +247,13 @@ def test_a_context_that_is_carried_over_takes_them():
 def test_the_entrances_of_the_standard_library_are_there():
     names = {name for _, name, *_ in jobs._entrances()}
     assert names == {"start", "submit", "apply_async", "_guarded_task_generation", "put"}
+
+
+def test_the_monitor_of_progress_bars_leaves_no_scope_open():
+    """It starts with the first bar, in a training loop inside of a scope, and never ends."""
+    tqdm.tqdm.monitor = None
+    with rg.torch.gradient_override_map({"Sign": rg.rules.straight_through}):
+        for _ in tqdm.tqdm(range(2), file=io.StringIO()):
+            assert torch_slope() == 1
+    assert tqdm.tqdm.monitor is not None
+    assert intercepts._open == 0

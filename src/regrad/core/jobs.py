@@ -81,9 +81,12 @@ def _starts(old: Callable[..., Any]) -> Any:
 
 
 def _is_worker(thread: Any) -> bool:
-    """Return whether a thread is one of a pool's, which runs jobs of anybody."""
+    """Return whether a thread is one of a pool's, which runs jobs of anybody, or tqdm's monitor.
+
+    The monitor starts with the first progress bar, runs none of the program, and never ends.
+    """
     code = getattr(thread, "_target", None) or type(thread)
-    return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing")
+    return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing", "tqdm")
 
 
 def _takes_job(old: Callable[..., Any]) -> Any:
