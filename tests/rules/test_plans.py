@@ -373,6 +373,8 @@ REFUSED = {
     "a class": (lambda: small(Q.layers(W, where=nn.Conv2d)), "Conv2d names no layer"),
     "twice": (lambda: small(Q.layers(W) | Q.layers(Q.lsq(4), where="1.*")),
               "two entries of the plan quantize the weights of '1.0'"),
+    "groups": (lambda: small(Q.layers(Q.affine(4, per=3))),
+               r"the weights of '0': affine.* groups of 3 do not fit an axis of 2"),
     "no model": (lambda: Q.layers(W).steps(3), "a model is a torch.nn.Module, or a function"),
     "no layers": (lambda: Q.layers(W).steps(nn.Tanh(), torch.ones(1)), "no layer ran with the s"),
     "no plan": (lambda: Q.layers(W).report(override({"Relu": lambda dy: dy})), "no rules of a p"),

@@ -386,12 +386,12 @@ def _observe(layer: Layer, call: Call, arrays: dict[str, Any], first: bool) -> N
         v = call.operands["y" if role == "activations" else layer.operand(role)]
         names = {state: f"{role}_{state}" for state in quantizer.states}
         known = {s: arrays[n] for s, n in names.items() if n in arrays}
-        if first and not known:
-            state = quantizer.first(v)
-        else:
-            state = quantizer.observed(v, known)
+        try:
+            state = quantizer.first(v) if first and not known else quantizer.observed(v, known)
+            layer.stats[role] = _stats(quantizer, v, state)
+        except ArgumentError as error:
+            raise ArgumentError(f"quantize: the {role} of {layer.name!r}: {error}") from None
         arrays |= {names[s]: x for s, x in state.items()}
-        layer.stats[role] = _stats(quantizer, v, state)
 
 
 def _stats(quantizer: Quantizer, v: Any, state: Mapping[str, Any]) -> tuple[float, ...]:
