@@ -244,12 +244,7 @@ def _bind(ctx: Any, function: Any, args: Sequence[Any], y: Any) -> Any:
     if found is None:
         return y
     rule, hit = found
-    if rule.learned:
-        raise PassedOverError(
-            f"{function.__name__} was called by an `apply` that was read before the scope was "
-            f"opened, by which the rule {rule.name!r} cannot learn its parameters. Call "
-            f"{function.__name__}.apply in the scope."
-        )
+    _refuse_held_apply(function, rule)
     call, xs = _call_of(function, rule, hit, args, ctx.needs_input_grad)
     places: Any = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
     one = call.rule
@@ -321,6 +316,16 @@ def refuse_parameters(function: Any, rule: ForeignRule) -> None:
             f"the rule {rule.name!r} closes over parameters that require grad, and the node of "
             f"{function.__name__}, an autograd.Function, has no room for them. Give the Function "
             "the parameter as an argument, or detach it."
+        )
+
+
+def _refuse_held_apply(function: Any, rule: Any) -> None:
+    """Refuse a rule that learns where the Function was not called by the `apply` of the scope."""
+    if rule.learned:
+        raise PassedOverError(
+            f"{function.__name__} was called by an `apply` that was read before the scope was "
+            f"opened, by which the rule {rule.name!r} cannot learn its parameters. Call "
+            f"{function.__name__}.apply in the scope."
         )
 
 
