@@ -6,7 +6,8 @@ is the tensor and whose gradient is changed, for code of one's own: `reverse_gra
 `scale_gradient`, `clip_gradient` and `clip_gradient_norm`. The rules that do the same to the
 gradient of an op are `reverse`, `scale`, `clip` and `clip_norm`. Those of layer-wise relevance
 propagation are in `regrad.rules.lrp`, those of transformers in
-`regrad.rules.attribution`, and quantizers in `regrad.rules.quantize`.
+`regrad.rules.attribution`, quantizers in `regrad.rules.quantize`, and further surrogates of spikes
+in `regrad.rules.spike`.
 
 >>> import regrad as rg
 >>> with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}):
@@ -19,20 +20,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import wraps
-from inspect import signature
 from typing import Any, ParamSpec
 
 from regrad.autodiff.custom import custom_grad
 from regrad.autodiff.once import once_differentiable as once_differentiable
-from regrad.core.backends import is_array
 from regrad.core.builtin import builtin as builtin
 from regrad.core.gradients import to_each
 from regrad.core.hints import hint_in as _hint_in
 from regrad.core.made import remade
 from regrad.core.rule import no_gradient as no_gradient
 from regrad.core.scopes import optional as optional
-from regrad.core.signatures import given, helpful
+from regrad.core.signatures import helpful
 from regrad.core.surrogates import learns as learns
 from regrad.core.surrogates import vjp_of as vjp_of
 from regrad.core.tensor import Tensor, TensorLike
@@ -47,11 +45,12 @@ from regrad.ops.reduction import vector_norm
 from regrad.rules import attribution as attribution
 from regrad.rules import lrp as lrp
 from regrad.rules import quantize as quantize
+from regrad.rules import spike as spike
+from regrad.rules.making import Rule, factory
 from regrad.rules.saliency import deconvnet_relu as deconvnet_relu
 from regrad.rules.saliency import guided_relu as guided_relu
 
 P = ParamSpec("P")
-Rule = Callable[..., Tensor]
 
 # -- straight-through estimators -----------------------------------------------------------------
 
@@ -105,22 +104,7 @@ def clipped_straight_through(dy: Tensor, x: Tensor) -> Tensor:
 # -- surrogates for the spike (the op type "Step") ---------------------------------------------
 
 
-def _factory(maker: Callable[P, Rule]) -> Callable[P, Rule]:
-    """A function that makes rules from numbers which are not negative."""
-
-    @wraps(maker)
-    def make(*args: P.args, **options: P.kwargs) -> Rule:
-        for name, value in given(maker, args, options).items():
-            is_number = isinstance(value, int | float) and value >= 0
-            if not (is_number or is_array(value) or isinstance(value, Tensor)):
-                raise ArgumentError(f"{name} is a number of 0 or more, got {brief(value)}")
-        return maker(*args, **options)
-
-    make.__signature__ = signature(maker)  # pyright: ignore[reportAttributeAccessIssue]
-    return remade(helpful(maker.__name__)(make))
-
-
-@_factory
+@factory
 def superspike(beta: float = 10.0) -> Rule:
     """Return the slope of a fast sigmoid as a rule, `dy / (1 + beta * |x|)²`.
 
@@ -147,7 +131,7 @@ def superspike(beta: float = 10.0) -> Rule:
     return superspike
 
 
-@_factory
+@factory
 def sigmoid_surrogate(beta: float = 10.0) -> Rule:
     """Return the slope of `sigmoid(beta * x)` as a rule, scaled to 1 at 0.
 
@@ -175,7 +159,7 @@ def sigmoid_surrogate(beta: float = 10.0) -> Rule:
     return sigmoid_surrogate
 
 
-@_factory
+@factory
 def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
     """Return a triangle as a rule, `dy * height * max(0, 1 - |x| / width)`.
 
@@ -205,7 +189,7 @@ def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
     return triangle
 
 
-@_factory
+@factory
 def rectangle(width: float = 1.0) -> Rule:
     """Return a box around 0 of area 1 as a rule.
 
@@ -233,7 +217,7 @@ def rectangle(width: float = 1.0) -> Rule:
     return rectangle
 
 
-@_factory
+@factory
 def arctan_surrogate(alpha: float = 2.0) -> Rule:
     """Return the slope of `arctan(π/2 * alpha * x) / π` as a rule.
 
@@ -261,7 +245,7 @@ def arctan_surrogate(alpha: float = 2.0) -> Rule:
     return arctan_surrogate
 
 
-@_factory
+@factory
 def gaussian(sigma: float = 0.5) -> Rule:
     """Return the density of a normal distribution around 0 as a rule.
 
