@@ -161,7 +161,7 @@ def test_a_plan_is_the_network_with_edited_layers(name, way):
 def test_backward_autocast_and_training():
     net, x, steps, edited = built("tokens", torch.float32)
     models = ((net, steps), (edited, None))
-    optimizers = [torch.optim.SGD([*m.parameters(), *(s.parameters() if s else ())], 0.1)
+    optimizers = [torch.optim.SGD([*m.parameters(), *(s.parameters() if s else ())], 0.02)
                   for m, s in models]  # fmt: skip
     for _ in range(3):
         for (model, mine), optimizer in zip(models, optimizers, strict=True):

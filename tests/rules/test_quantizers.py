@@ -27,6 +27,8 @@ SHAPE = (3, 2, 8)
 SIZES = {"tensor": 48, "channel": 16, "token": 8}  # of a part
 X = np.random.default_rng(1).normal(size=SHAPE)
 
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11)
+
 
 # -- one call on each library ----------------------------------------------------------------------
 
@@ -330,6 +332,7 @@ def test_bounds_belong_to_what_passes():
 # -- transforms and compilers ----------------------------------------------------------------------
 
 
+@pytest.mark.skipif(OLD, reason="PyTorch 2.10 traces no quantizer by itself")
 @pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", [n for n in ROWS if "ewgs" not in n])
 def test_torch_compiles_it_whole(name):

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 from regrad.core.backends import is_array
 from regrad.core.dispatch import lift
@@ -49,12 +49,12 @@ def _surrogate(maker: Callable[P, Bump]) -> Callable[P, Rule]:
     def make(*args: P.args, **options: P.kwargs) -> Rule:
         given = known.bind(*args, **options)
         given.apply_defaults()
-        values = given.arguments
+        values, bump_of = given.arguments, cast("Callable[..., Bump]", maker)
 
         def rule(dy: Tensor, x: Tensor) -> Tensor:
             # (Tensors of arrays: an array alone would be computed with outside of the rule)
             held: Any = {n: lift(v) if is_array(v) else v for n, v in values.items()}
-            return dy * maker(**held)(x - held["shift"])
+            return dy * bump_of(**held)(x - held["shift"])
 
         rule.__name__ = maker.__name__
         return rule

@@ -522,7 +522,7 @@ def ewgs(
         inside = m.clip(v / step, lo, hi)
 
         def rule(dy: Any, u: Any, q: Any) -> Any:
-            return dy * (1 + delta * m.xp.sign(dy) * (u - q))
+            return dy * (1 + delta * m.sign(dy) * (u - q))
 
         return Codes(m.by_rule(m.xp.round, rule, inside), step)
 
@@ -715,7 +715,7 @@ def ternary(threshold: float = 0.7, *, per: str | int = "tensor") -> Quantizer:
         magnitude = abs(stop(v))
         large = m.xp.astype(magnitude > threshold * m.mean(magnitude), v.dtype)
         scale = m.sum(magnitude * large) / m.at_least(m.sum(large), 1.0)
-        return Codes(m.xp.sign(stop(v)) * large, scale, straight=v)
+        return Codes(m.sign(stop(v)) * large, scale, straight=v)
 
     return Quantizer(formula, 2, per)
 

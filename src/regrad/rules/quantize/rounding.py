@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from regrad.autodiff.custom import custom_grad
-from regrad.core.backends import backend_of
+from regrad.core.backends import BACKENDS
 from regrad.core.dispatch import lift
 from regrad.core.extras import needed
 from regrad.core.tensor import Tensor
@@ -40,7 +40,7 @@ def stop(x: Any) -> Any:
     """Return an array, of any library, as a constant for gradients."""
     if isinstance(x, Tensor):
         return stop_gradient(x)
-    if backend_of(x).name == "torch":
+    if BACKENDS[type(x)].name == "torch":
         return x.detach()
     return sys.modules["jax"].lax.stop_gradient(x)
 
@@ -62,8 +62,8 @@ class Arithmetic:
     def __init__(self, like: Any, per: str = "tensor", channel: int = 0) -> None:
         self.like = like
         is_tensor = isinstance(like, Tensor)
-        self.is_torch: bool = not is_tensor and backend_of(like).name == "torch"
-        self.xp: Any = like.__array_namespace__() if is_tensor else backend_of(like).xp
+        self.is_torch: bool = not is_tensor and BACKENDS[type(like)].name == "torch"
+        self.xp: Any = like.__array_namespace__() if is_tensor else BACKENDS[type(like)].xp
         n = len(like.shape)
         kept = {"tensor": [*range(n)], "token": [n - 1]}.get(per)
         self.axes: tuple[int, ...] = tuple(kept or [i for i in range(n) if i != channel % n])
@@ -121,8 +121,11 @@ class Arithmetic:
     def clip(self, v: Any, low: Any, high: Any) -> Any:
         """Clip; the gradient passes within the bounds, which belong to it."""
         # (of `clip` on the bounds PyTorch 2.15 has none, 2.13 all of it, and JAX a half)
-        inside = (v >= low) & (v <= high)
-        return self.xp.where(inside, v, self.xp.clip(stop(v), low, high))
+        return self.xp.where(v < low, low, self.xp.where(v > high, high, v))
+
+    def sign(self, v: Any) -> Any:
+        """Return -1, 0 or 1."""
+        return v.sign() if self.is_torch else self.xp.sign(v)  # (the standard's writes by a mask)
 
     def at_least(self, v: Any, low: float) -> Any:
         """Return the larger of a number and a bound, which has no gradient."""
@@ -158,7 +161,7 @@ class Arithmetic:
 
         if isinstance(v, Tensor):
             return custom_grad(f)(v)
-        host = backend_of(v).name
+        host = BACKENDS[type(v)].name
         return needed(f"regrad.{host}", host, "quantize").custom_grad(f)(v)
 
     # -- tables --------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ class Arithmetic:
         exponent = self._looked_up(powers, powers[1:], magnitude, "right")
         step = exponent * 2.0**-form.mantissa
         rounded = self.xp.round(magnitude / step) * step
-        return self.xp.sign(u) * self.clip(rounded, 0.0, form.largest)
+        return self.sign(u) * self.clip(rounded, 0.0, form.largest)
 
     def power_below(self, v: Any) -> Any:
         """Return the largest powers of two that are not larger than positive numbers."""
