@@ -30,11 +30,11 @@ class JaxForward(LayerForward):
 class JaxRecorder(ArrayRecorder):
     """A function that records the calls of a layer when the program runs."""
 
-    def note(self, path: str, values: Sequence[Any]) -> None:
+    def note(self, site: Any, values: Sequence[Any]) -> None:
         """Record a call in the program, which runs in order."""
 
         def record(*held: Any) -> None:
-            self.seen.append((self.kind, path, [np.asarray(v) for v in held]))
+            self.seen.append((self.kind, site.path, [np.asarray(v) for v in held]))
 
         jax.debug.callback(record, *values, ordered=True)
 

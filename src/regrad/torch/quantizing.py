@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,15 @@ from torch import nn
 from regrad.core.scopes import optional
 from regrad.core.surrogates import replace
 from regrad.errors import ArgumentError
-from regrad.rules.quantize.layers_of_hosts import POSITIONAL, Call, Layer, LayerForward, LayerKind
+from regrad.rules.quantize.layers_of_hosts import (
+    Call,
+    Layer,
+    LayerForward,
+    LayerKind,
+    Recorder,
+    forwards_of,
+)
+from regrad.rules.quantize.ours import PRODUCT, WITH_WEIGHTS
 from regrad.torch.host import base_of
 from regrad.torch.overriding import gradient_override_map
 from regrad.torch.relevance import as_found
@@ -25,16 +32,11 @@ _CONVOLUTIONS = [
     for transposed, axes in (("", (0, 1)), ("_transpose", (1, 0)))
     for n in (1, 2, 3)
 ]
-_PRODUCT = LayerKind("MatMul", ("a", "b"), {"products": ""})
-_WEIGHTS = {
-    "a": _PRODUCT._replace(roles={"weights": "a", "inputs": "b"}, channel=-2, inputs=-1),
-    "b": _PRODUCT._replace(roles={"weights": "b", "inputs": "a"}, channel=-1, inputs=-2),
-}
 KINDS = [
     LayerKind(F.linear, _OPERANDS, _DENSE),
     *_CONVOLUTIONS,
     LayerKind(F.embedding, ("input", "weight"), {"weights": "weight"}),
-    _PRODUCT,
+    PRODUCT,
     *[LayerKind(what, ("x",), {"activations": "y"}) for what in ("Relu", "Relu6")],
     LayerKind("ClipByValue", ("x", "min", "max"), {"activations": "y"}),
     LayerKind(F.hardtanh, ("x",), {"activations": "y"}),
@@ -45,26 +47,13 @@ class TorchForward(LayerForward):
     """The function of a layer, in torch's functions."""
 
 
-class Recorder:
-    """A function that computes a layer as it is, and records its calls."""
+class TorchRecorder(Recorder):
+    """A recorder of tensors."""
 
-    closes_over: tuple[str, ...] = ()
-
-    def __init__(self, kind: LayerKind, calls: list[Call]) -> None:
-        self.kind = kind
-        self.calls = calls
-        self.__name__: str = "recorded"
-        every = [*kind.operands, "forward", "site"]
-        self.__signature__: inspect.Signature = inspect.Signature(
-            [inspect.Parameter(name, POSITIONAL) for name in every]
-        )
-
-    def __call__(self, *args: Any, site: Any) -> Any:
-        *operands, forward = args
-        y = forward(*operands)
-        held = dict(zip(self.kind.operands, operands, strict=True)) | {"y": y}
-        self.calls.append(Call(site.path, self.kind, held, site.module_class))
-        return y
+    def note(self, site: Any, values: Sequence[Any]) -> None:
+        """Note a call, with its operands and its result."""
+        held = dict(zip((*self.kind.operands, "y"), values, strict=True))
+        self.seen.append(Call(site.path, self.kind, held, site.module_class))
 
 
 class TorchHost:
@@ -75,7 +64,7 @@ class TorchHost:
     def calls(self, model: nn.Module, sample: Any, named: Any) -> list[Call]:
         """Run a model with a sample, and leave it as it was; return the calls of its layers."""
         calls: list[Call] = []
-        rules = {kind.what: optional(replace(Recorder(kind, calls))) for kind in KINDS}
+        rules = {kind.what: optional(replace(TorchRecorder(kind, calls))) for kind in KINDS}
         with (
             as_found(model),
             torch.no_grad(),
@@ -86,10 +75,10 @@ class TorchHost:
 
     def _with_roles(self, model: nn.Module, call: Call) -> Call:
         """Return a product of which one operand is a parameter as one with weights."""
-        if call.kind is not _PRODUCT:
+        if call.kind is not PRODUCT:
             return call
-        owned = [n for n in "ab" if self.owner(model, call.operands[n]) is not None]
-        return call._replace(kind=_WEIGHTS[owned[0]]) if len(owned) == 1 else call
+        a, b = (self.owner(model, call.operands[n]) is not None for n in "ab")
+        return call._replace(kind=WITH_WEIGHTS.get((a, b), PRODUCT))
 
     def owner(self, model: nn.Module, weights: torch.Tensor) -> str | None:
         """Return the name of the parameter that weights are, or are a view of."""
@@ -119,11 +108,8 @@ class Steps(nn.Module):
 
     def __init__(self, layers: Sequence[Layer], others: Any, arrays: Mapping[str, Any]) -> None:
         super().__init__()
-        groups: dict[Any, list[Layer]] = {}
-        for layer in layers:
-            groups.setdefault((layer.path, layer.kind.name), []).append(layer)
         plain = {"layers": [*layers], "others": others}
-        plain["forwards"] = [TorchForward(group, others) for group in groups.values()]
+        plain["forwards"] = forwards_of(layers, others, TorchForward)
         self.__dict__["_plan"] = plain
         for layer in layers:
             part = self._part(layer.name)
@@ -158,7 +144,7 @@ class Steps(nn.Module):
         return self.__dict__["_plan"]["others"]
 
     @property
-    def forwards(self) -> list[LayerForward]:
+    def forwards(self) -> tuple[LayerForward, ...]:
         """The functions that compute the layers, by path and kind."""
         return self.__dict__["_plan"]["forwards"]
 

@@ -196,3 +196,38 @@ class LayerForward:
             for name, role, state in layer.states():
                 given[f"{name}_{i}" if i else name] = layer.given(arrays, role)[state]
         return replace(self, **given)
+
+
+def forwards_of(
+    layers: Sequence[Layer], others: Sequence[Call], forward: type[LayerForward]
+) -> tuple[LayerForward, ...]:
+    """Return the functions that compute layers: one for each path and function."""
+    groups: dict[Any, list[Layer]] = {}
+    for layer in layers:
+        groups.setdefault((layer.path, layer.kind.name), []).append(layer)
+    return tuple([forward(group, others) for group in groups.values()])
+
+
+class Recorder:
+    """A function that computes a layer as it is, and notes its calls."""
+
+    closes_over: tuple[str, ...] = ()
+
+    def __init__(self, kind: LayerKind, seen: list[Any]) -> None:
+        self.kind = kind
+        self.seen = seen
+        self.__name__: str = "recorded"
+        every = [*kind.operands, "forward", "site"]
+        self.__signature__: inspect.Signature = inspect.Signature(
+            [inspect.Parameter(name, POSITIONAL) for name in every]
+        )
+
+    def __call__(self, *args: Any, site: Any) -> Any:
+        *operands, forward = args
+        y = forward(*operands)
+        self.note(site, [*operands, y])
+        return y
+
+    def note(self, site: Any, values: Sequence[Any]) -> None:
+        """Note a call, with its operands and its result."""
+        raise NotImplementedError

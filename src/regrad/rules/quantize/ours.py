@@ -6,7 +6,6 @@ twice, with other data, and compares.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,11 +21,12 @@ from regrad.core.surrogates import replace
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 from regrad.rules.quantize.layers_of_hosts import (
-    POSITIONAL,
     Call,
     Layer,
     LayerForward,
     LayerKind,
+    Recorder,
+    forwards_of,
 )
 
 PRODUCT = LayerKind("MatMul", ("a", "b"), {"products": ""})
@@ -43,34 +43,17 @@ KINDS = [
 Seen = tuple[LayerKind, str, list[np.ndarray]]
 
 
-class ArrayRecorder:
-    """A function that computes a layer as it is, and records the arrays of its calls."""
+class ArrayRecorder(Recorder):
+    """A recorder of arrays."""
 
-    closes_over: tuple[str, ...] = ()
-
-    def __init__(self, kind: LayerKind, seen: list[Seen]) -> None:
-        self.kind = kind
-        self.seen = seen
-        self.__name__: str = "recorded"
-        every = [*kind.operands, "forward", "site"]
-        self.__signature__: inspect.Signature = inspect.Signature(
-            [inspect.Parameter(name, POSITIONAL) for name in every]
-        )
-
-    def __call__(self, *args: Any, site: Any) -> Any:
-        *operands, forward = args
-        y = forward(*operands)
-        self.note(site.path, [*operands, y])
-        return y
-
-    def note(self, path: str, values: Sequence[Any]) -> None:
+    def note(self, site: Any, values: Sequence[Any]) -> None:
         """Record a call."""
         if any(is_traced(v._data) for v in values):
             raise ArgumentError(
                 "quantize: the function is compiled, and the values of a compiled function are not "
                 "known while it is traced. Give the function without rg.jit."
             )
-        self.seen.append((self.kind, path, [v.numpy() for v in values]))
+        self.seen.append((self.kind, site.path, [v.numpy() for v in values]))
 
 
 def told_apart(first: Sequence[Seen], second: Sequence[Seen]) -> list[Call]:
@@ -108,11 +91,8 @@ class FunctionSteps:
         self.arrays = arrays
         self.layers: tuple[Layer, ...] = tuple(layers)
         self.others: tuple[Any, ...] = tuple(others)
-        groups: dict[Any, list[Layer]] = {}
-        for layer in self.layers:
-            groups.setdefault((layer.path, layer.kind.name), []).append(layer)
-        self.forwards: tuple[LayerForward, ...] = tuple(forwards) or tuple(
-            [self.forward(group, self.others) for group in groups.values()]
+        self.forwards: tuple[LayerForward, ...] = tuple(forwards) or forwards_of(
+            self.layers, self.others, self.forward
         )
 
     def __getitem__(self, path: str) -> dict[str, Any]:

@@ -177,6 +177,7 @@ class Plan:
         Raises:
             ArgumentError: the steps are not of this model.
         """
+        _check_steps(steps, "observe(steps, model, x)")
         calls = _host_of(model, (sample, named)).calls(model, sample, named)
         arrays = _arrays(steps)
         for layer in steps.layers:
@@ -190,6 +191,7 @@ class Plan:
         Args:
             steps: The steps of this plan.
         """
+        _check_steps(steps, "rules(steps)")
         arrays = {layer.name: steps[layer.name] for layer in steps.layers}
         made = {f.layers[0].key: f.rule(arrays) for f in steps.forwards}
         inside = {f.layers[0].path for f in steps.forwards}
@@ -210,9 +212,10 @@ class Plan:
             and the error (signal to noise, in dB) with the last sample, and the calls; and of the
             products and convolutions that kept their own values, as "float".
         """
+        found = _forwards(used)
         rows: list[tuple[str, ...]] = []
         hits = [*used.hits]
-        for forward in _forwards(used):
+        for forward in found:
             for layer in forward.layers:
                 mine = [h for h in hits if h.path == layer.path and forward.__name__ in h.rule]
                 for role, quantizer in layer.quantizers.items():
@@ -222,7 +225,7 @@ class Plan:
                         f"{low:.4g} to {high:.4g}", f"{100 * clipped:.1f} %", f"{noise:.1f}",
                         f"{sum(h.count for h in mine)}",
                     ))  # fmt: skip
-        floats = [c for c in _forwards(used)[0].others if "activations" not in c.kind.roles]
+        floats = [c for c in found[0].others if "activations" not in c.kind.roles]
         rows += [(c.path, c.kind.name, "float", *[""] * 6) for c in floats]
         headings = ("layer", "op", "what", "by", "bits", "range", "clipped", "SNR (dB)", "calls")
         return Table(headings, rows)
@@ -249,6 +252,7 @@ class Plan:
         Raises:
             ArgumentError: weights are not a parameter of the model, and there is no sample.
         """
+        _check_steps(steps, "export(model, steps)")
         host = _host_of(model, (sample, named) if sample or named else steps)
         calls = host.calls(model, sample, named) if sample or named else []
         arrays = _arrays(steps)
@@ -418,6 +422,15 @@ def _numpy(x: Any) -> np.ndarray:
         return x.numpy()
     x = x.detach().float() if backend_of(x).name == "torch" and x.dtype.itemsize < 4 else x
     return np.asarray(backend_of(x).to_numpy(x))
+
+
+def _check_steps(steps: Any, call: str) -> None:
+    """Refuse what are not the steps of a plan, such as the model."""
+    if not hasattr(steps, "forwards"):
+        raise ArgumentError(
+            f"{call} expected the steps of the plan, as plan.steps(model, x) returns them, got "
+            f"{kind(steps)}"
+        )
 
 
 def _forwards(used: Any) -> list[LayerForward]:
