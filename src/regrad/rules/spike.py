@@ -117,7 +117,7 @@ def multi_gaussian(
 
     >>> import regrad as rg
     >>> rg.rules.spike.multi_gaussian()(1.0, rg.tensor([0.0])).tolist()
-    [0.878...]
+    [0.8782232999801636]
     """
 
     def normal(x: Tensor, mean: float, deviation: float) -> Tensor:
