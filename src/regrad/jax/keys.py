@@ -319,7 +319,28 @@ class WholeKey(Key):
         return self.ops[found]
 
 
-BOUNDARY = "regrad_call_"
+class ThresholdKey(Key):
+    """A comparison and the cast of its result, for which `thresholds` leaves a call."""
+
+    label = "Threshold"
+
+    def __init__(self) -> None:
+        step = OPS["Step"]
+        self.known: Op = Op(self.label, "threshold", not_yet, step.inputs)
+        self.known.rule = step.rule
+
+    def meets(self, other: Key) -> bool:
+        return isinstance(other, ThresholdKey)
+
+    def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
+        is_call = eqn.primitive is programs.closed_call_p
+        return is_call and programs.source(programs.called(eqn)) == SPIKE
+
+    def op(self, eqn: core.JaxprEqn) -> Op:
+        return self.known
+
+
+BOUNDARY, SPIKE = "regrad_call_", "regrad_threshold"
 
 
 def _name(eqn: core.JaxprEqn) -> str:
@@ -432,6 +453,8 @@ def same_thing(key: Key, op_type: str) -> bool:
 
 def _key_named(name: str) -> Key:
     op_type = canonical(name)
+    if op_type == ThresholdKey.label:
+        return ThresholdKey()
     if targets := targets_of(op_type):
         if targets[0].name.startswith("jax."):
             _check_notes()

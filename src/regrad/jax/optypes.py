@@ -293,6 +293,7 @@ TABLE: dict[str, list[Target]] = {
     "RFFT": _fourier("RFFT", _real_transform),
     "IRFFT": _fourier("IRFFT", _inverse_real_transform),
     "ClipByValue": [Target("jax.numpy.clip")],
+    "Step": [Target("jax.numpy.heaviside")],
     "MatrixExponential": [Target("jax.scipy.linalg.expm")],
     "NanToNum": [Target("jax.numpy.nan_to_num")],
     "Sinc": [Target("jax.numpy.sinc")],

@@ -306,6 +306,11 @@ class override(Report[KeyBinding]):
                 f"no {', '.join(b.shown for b in idle)} through which a "
                 "gradient could pass occurs in the function. untouched() lists what does."
             )  # fmt: skip
+            if found.spikes and any(b.op_type == "Step" for b in idle):
+                why += (
+                    f" A comparison that is cast, at {', '.join([*found.spikes][:3])}, is the key "
+                    "'Threshold'."
+                )
             self._warn_of_idle(idle, why, 3)
             return
         if tell:

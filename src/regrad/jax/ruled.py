@@ -25,11 +25,12 @@ from regrad.errors import GradientError
 from regrad.jax.equations import constant_of, may_carry_gradient, operands_of, program_of
 from regrad.jax.gradients import CountedGradient, Equation, RuleGradient, ScaledGradient
 from regrad.jax.host import programs
-from regrad.jax.keys import Key, key_for, make_op, same_thing
+from regrad.jax.keys import Key, ThresholdKey, key_for, make_op, same_thing
 from regrad.jax.learned import learned_arrays, taking_more
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import EquationGradient, op_p, run_op
 from regrad.jax.replacing import replaced_program
+from regrad.jax.thresholds import put_threshold
 
 
 class KeyBinding(Binding):
@@ -75,6 +76,8 @@ class KeyBinding(Binding):
 def put_rule(eqn: Any, binding: KeyBinding, hit: Hit) -> Any:
     """Return an operation with a rule as its derivative, computed as it was, or replaced."""
     operands = operands_of(eqn)
+    if isinstance(binding.key, ThresholdKey):
+        return put_threshold(eqn, binding, hit)
     form = binding.key.form(eqn)
     if form is not None:
         return in_form(eqn, form, binding, hit)

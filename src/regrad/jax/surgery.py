@@ -56,10 +56,11 @@ from regrad.jax.closed import (
 )
 from regrad.jax.equations import call_site, find_line, is_differentiable
 from regrad.jax.host import OVERRIDES, programs, refuse
-from regrad.jax.keys import FunctionKey, Key, NamedKey, WholeKey
+from regrad.jax.keys import FunctionKey, Key, NamedKey, ThresholdKey, WholeKey
 from regrad.jax.learned import handing_on, reading, takes_more
 from regrad.jax.primitives import op_p, tie_p
 from regrad.jax.ruled import KeyBinding, count_passes, put_rule
+from regrad.jax.thresholds import NOT_CAST, restore_spikes
 from regrad.jax.where import EquationContext, Whereabouts
 from regrad.transforms.closures import reads_state
 
@@ -132,6 +133,7 @@ class Occurrences:
         self.closed: list[Closed] = []
         self.notes: Counter[tuple[str, str, str]] = Counter()
         self.untouched: Counter[tuple[str, str]] = Counter()
+        self.spikes: dict[str, None] = {}  # the lines of comparisons that are cast, for "Step"
 
     def add(self, other: Occurrences) -> None:
         """Count what a program inside holds."""
@@ -139,6 +141,7 @@ class Occurrences:
         self.closed += other.closed
         self.notes += other.notes
         self.untouched += other.untouched
+        self.spikes |= other.spikes
 
 
 class Surgery:
@@ -161,6 +164,7 @@ class Surgery:
         self.inlined: list[FunctionKey] = [
             k for k in keys if isinstance(k, FunctionKey) and k.is_inlined
         ]
+        self.spikes: set[str] = {k.label for k in keys} & {"Step", ThresholdKey.label}
         self.ruled: list[Key] = [b.key for b in bindings if not b.native]
         # Values are replaced in all code, also where no gradient passes. A function that reads what
         # may be another at the next call is put into the program anew.
@@ -209,6 +213,8 @@ class Surgery:
         self.programs.append(jaxpr)
         try:
             before = self.with_boundaries(given, around)
+            if self.spikes:
+                before = self.with_spikes(before, around, found)
             eqns = [new for eqn in before for new in self.equation(eqn, around, found)]
         finally:
             self.programs.pop()
@@ -229,13 +235,27 @@ class Surgery:
             if key and counts and self.chosen(eqn, here._replace(closed=True), [key]):
                 raise GradientError(
                     f"override: {key.label!r} is called in a form that is not recognised "
-                    f"({find_line(eqn, self.lines[-1])}): {key.name} with where= or another rare "
+                    f"({self.line_of(eqn)}): {key.name} with where= or another rare "
                     "argument, or batched before the override could see single examples. Override "
                     f"what it is made of, or call jax.jit({key.name}) in the model and use that as "
                     "the key."
                 )
             found.append(eqn)
         return found
+
+    def with_spikes(self, eqns: Sequence[Any], around: Context, found: Occurrences) -> Any:
+        """Return the equations, with a call for each comparison that is cast, if a key names it.
+
+        The other comparisons are listed. A map with "Step" alone leaves all of them as they are.
+        """
+        made, rest = restore_spikes(eqns)
+        if ThresholdKey.label not in self.spikes:
+            casts = [old for old, new in zip(eqns, made, strict=True) if old is not new]
+            found.spikes |= dict.fromkeys(map(self.line_of, casts))
+            return eqns
+        for eqn in rest if not around.closed else ():
+            found.untouched[eqn.primitive.name + NOT_CAST, self.line_of(eqn)] += 1
+        return made
 
     def _calls(self, jaxpr: core.Jaxpr) -> set[Any]:
         """Return the places of visible calls of functions with a derivative of their own."""
@@ -244,9 +264,13 @@ class Surgery:
         found = [programs.codes(eqn) for eqn in calls]
         return {call_site(b.key.call, running) for running in found for b in self.bindings}
 
+    def line_of(self, eqn: core.JaxprEqn) -> str:
+        """Return the line of the user's program that made an equation."""
+        return find_line(eqn, self.lines[-1])
+
     def equation(self, eqn: core.JaxprEqn, around: Context, found: Occurrences) -> list[Any]:
         """Return an equation with the rules in it, or itself, and notes behind it."""
-        self.lines.append(find_line(eqn, self.lines[-1]))
+        self.lines.append(self.line_of(eqn))
         self.eqns.append(eqn)
         try:
             made = self._equation(eqn, around.inside(eqn, self.around(eqn, around)), found)

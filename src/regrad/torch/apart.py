@@ -58,7 +58,9 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 refuse_undelivered(function, args, options)
             if options.get("out") is not None or not xs:  # (torch has no gradient for `out`)
                 return function(*args, **options)
-            if not (replaces or is_differentiated(xs) or rules.counts(row.contains)):
+            if not (
+                replaces or row.compares or is_differentiated(xs) or rules.counts(row.contains)
+            ):
                 rules.count_ops(row.contains, xs)
                 return function(*args, **options)
             if row.parts is None:
@@ -69,6 +71,8 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 given, options = filled.rebuild(xs)
                 args = tuple(given)
             y: Any = row.parts(rules.op, *args, **options)
+            if row.compares and (y is None or not is_differentiable(y)):
+                return function(*args, **options) if y is None else y
             if replaces:
                 if isinstance(y, tuple) and any(each is None for each in y):
                     raise fused_error(rules, function, row)
@@ -77,7 +81,9 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
                 y = TorchOwnCall(function, filled.rebuild, changes).link(y, xs)
             return put(target, y, function) if changes else y
 
-    run.ruleset, run.op_types, run.refused = rules, row.contains, row.parts is None  # pyright: ignore
+    # (a comparison, and a cast of other booleans, run no op under a rule)
+    types = frozenset[str]() if row.compares else row.contains
+    run.ruleset, run.op_types, run.refused = rules, types, row.parts is None  # pyright: ignore
     return run
 
 

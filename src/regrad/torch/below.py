@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regrad.torch.composites import fused
 from regrad.torch.host import NATIVE, DisableTorchFunction, DispatchMode
@@ -35,7 +36,7 @@ from regrad.torch.host.running import (
     with_tensors,
 )
 from regrad.torch.nodes import node_named, types_of
-from regrad.torch.optypes import families, following, functions_named, spellings
+from regrad.torch.optypes import THRESHOLD, families, following, functions_named, spellings
 
 # Which calls of an ATen op are an op of the type, where its name alone does not tell.
 WHEN: dict[str, dict[str, Callable[..., bool]]] = {
@@ -76,7 +77,27 @@ class Below(DispatchMode):
             with self:
                 return body(*args, **options)
         with DisableTorchFunction():  # autograd is done with the call, and rules with it
-            return func(*with_tensors(func, args), **options)
+            y = func(*with_tensors(func, args), **options)
+            if name in _COMPARE or name in _CAST:
+                self._note_threshold(name, args, y)
+            return y
+
+    def _note_threshold(self, name: str, args: Sequence[Any], y: Any) -> None:
+        """Note a comparison of floats, or a cast of its result (see `thresholds`)."""
+        given = [x for x in args if isinstance(x, torch.Tensor)]
+        if name in _COMPARE:
+            starts = any(x.is_floating_point() for x in given)
+        else:
+            starts = len(given) == 1 and given[0] in _COMPARED
+        if starts and y.is_floating_point():
+            self.types.add(THRESHOLD.type)
+        elif starts:
+            _COMPARED[y] = None
+
+
+_COMPARE = ("gt", "ge", "lt", "le", "greater", "greater_equal", "less", "less_equal")
+_CAST = ("_to_copy", "to", "type_as", "where")
+_COMPARED: Any = WeakTensorKeyDictionary()  # results of comparisons, which no cast has read yet
 
 
 def as_called(kept: Any) -> Any:

@@ -63,6 +63,7 @@ class Place:
         self.spot: tuple[Any, ...] = SCOPES.get()
         self.met: list[tuple[Hit, Any]] = []
         self.hits: dict[str, Hit] = {}  # by op type
+        self.notes: list[tuple[Any, Untouched]] = []  # by scope: comparisons that no cast uses yet
         self.has_run = False
         self.error: PassedOverError | None = None
 
@@ -410,8 +411,11 @@ def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
             if node.target.place.error is not None:
                 raise dynamo.through_dynamo(node.target.place.error)
             node.target.place.count()
+            for scope, note in node.target.place.notes:
+                scope._untouched.add(note)
+            ran = node.target.op_types | node.target.place.hits.keys()
             for each in node.target.ruleset.chain():
-                types.setdefault(each, set()).update(node.target.op_types & each.rules.keys())
+                types.setdefault(each, set()).update(ran & each.rules.keys())
         for scope, found in node.meta.get(_SEEN, ()):
             if isinstance(found, PassedOverError):
                 raise dynamo.through_dynamo(PassedOverError(f"{line_of(node)}: {found}"))

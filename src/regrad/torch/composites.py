@@ -32,6 +32,7 @@ class Fused(NamedTuple):
     exact: bool = False  # its parts have torch's value to the bit
     lent: bool = False  # only for a rule of regrad's own, whose op knows no such arguments
     biased: bool = False  # only for a rule that does not ask for the bias
+    compares: bool = False  # of booleans between (see `thresholds`): parts may be torch's own call
 
     def changes(
         self, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]

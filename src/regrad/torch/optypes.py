@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from types import MappingProxyType
+from types import MappingProxyType, MethodWrapperType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -185,6 +185,24 @@ def clear() -> None:
         cached.cache_clear()
 
 
+def step(input: torch.Tensor, at_zero: float = 0.0) -> torch.Tensor:
+    """Return 1 where the input is above 0, `at_zero` where it is 0, and 0 elsewhere.
+
+    It is the one callable of the op type "Threshold" (see `thresholds`).
+    """
+    above = input > 0 if at_zero == 0 else input >= 0
+    return above.to(input.dtype)
+
+
+def _threshold() -> Family:
+    op = Op("Threshold", "threshold", step, OPS["Step"].inputs)
+    op.rule = OPS["Step"].rule
+    return Family(op, ("step",), (("input", "x"), ("at_zero", None)))
+
+
+THRESHOLD = _threshold()
+
+
 @following
 def families() -> Mapping[str, Family]:
     """Return the op types that torch has, by type."""
@@ -227,6 +245,9 @@ def spellings() -> Mapping[Any, Spelling]:
 
 def spellings_of(family: Family) -> Iterator[tuple[Any, Spelling]]:
     """Every torch callable of a family."""
+    if family is THRESHOLD:
+        yield step, Spelling(family, step)
+        return
     for name in family.names:
         yield from _spellings_named(family, name)
     if family.type in REVERSED:
@@ -273,8 +294,9 @@ def functions_named(names: str) -> list[Any]:
 
 def _with_overloads(function: Any) -> list[Any]:
     """A function, if it is one, and the overloads of one of `torch.ops.aten`."""
-    if not isinstance(function, Packet):
-        return [function] if callable(function) else []
+    if not isinstance(function, Packet):  # (the `__gt__` of a module is no function of torch)
+        of_torch = callable(function) and not isinstance(function, MethodWrapperType)
+        return [function] if of_torch else []
     return [function, *[getattr(function, name) for name in function.overloads()]]
 
 
@@ -318,6 +340,8 @@ def changes_only(name: str) -> bool:
 def find_family(op_type: str) -> Family | None:
     """Return the family of an op type, if torch has it."""
     op_type = canonical(op_type)
+    if op_type == THRESHOLD.type:
+        return THRESHOLD
     if op_type not in families() and op_type in OPS and _names(OPS[op_type]):  # it is new
         clear()
     return families().get(op_type)

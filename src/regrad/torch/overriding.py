@@ -29,6 +29,7 @@ from regrad.torch.modes import STEPS, Mode
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.places import COUNTS, Modules, Spot, View, check_model, open_here, stand
 from regrad.torch.rulesets import KEPT, RuleSet, family_of, identity_of_map, rule_set
+from regrad.torch.thresholds import KEY, NOT_CAST
 
 
 class gradient_override_map(Scope[Binding]):
@@ -198,12 +199,21 @@ class gradient_override_map(Scope[Binding]):
         )
 
     def _instead(self, binding: Binding) -> str:
+        counts = self._untouched.counts
+        if binding.op_type == KEY and (found := [k for k in counts if k[0].endswith(NOT_CAST)]):
+            ran = ", ".join(f"{k[0].removesuffix(NOT_CAST)} at {k[1]}" for k in found[:3])
+            return (
+                f"{binding.shown} never ran; {ran} did, and no cast of its booleans. Cast them "
+                "before anything else reads them, (v > a).float(), or select one of two numbers, "
+                "torch.where(v > a, 1.0, 0.0)"
+            )
         if not self._jumps or not any(step in binding.op_type for step in STEPS):
             return super()._instead(binding)
         ran = ", ".join(f"{name} at {where}" for where, name in [*self._jumps.items()][:3])
         return (
             f"{binding.shown} never ran; {ran} did, of a tensor that requires a gradient, which "
-            "ends there. Write torch.heaviside (key 'Step'), torch.sign or torch.round instead"
+            "ends there. Write torch.heaviside (key 'Step'), torch.sign or torch.round instead, or "
+            f"give the rule for {KEY!r}, which covers a comparison that is cast"
         )
 
     def _open(self, ruleset: RuleSet, outer: tuple[Any, ...], modules: Modules | None) -> None:

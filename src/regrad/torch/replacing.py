@@ -172,7 +172,7 @@ def refuse_indices(function: Any, xs: Sequence[torch.Tensor], y: Any) -> None:
     if moves and ys and not any(map(is_differentiable, ys)):
         raise PassedOverError(
             f"{name_of(function)} has a rule and returns {ys[0].dtype}, which has no gradient: the "
-            "rule would never run. Give the rule to a function that returns floats (for a spike "
-            "torch.heaviside, key 'Step', instead of a comparison), or to the module around it "
-            "(rg.at(module)), or call regrad.torch.custom_grad."
+            "rule would never run. Give the rule to a function that returns floats, or to the "
+            "module around it (rg.at(module)), or call regrad.torch.custom_grad. The key of a "
+            "spike is 'Step' (torch.heaviside) or 'Threshold' (a comparison that is cast)."
         )

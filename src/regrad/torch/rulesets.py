@@ -50,7 +50,7 @@ from regrad.core.registry import find_op, meant_by, refuse_function
 from regrad.core.replacing import Replace, gradient_of
 from regrad.core.rule import identity_of
 from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, near
-from regrad.torch import functions, optypes
+from regrad.torch import functions, optypes, thresholds
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.biases import family_for, in_order_of
@@ -117,7 +117,10 @@ class Coverage(Nested):
         }
         self.left: set[Any] = {*keep, *gradients()}  # whose nodes are not looked at
         self.watch: Watch = Watch(self.types)
-        found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
+        table = fused()
+        if any(thresholds.KEY in each.types for each in self.chain()):
+            table = {**table, **thresholds.rows()}
+        found = [(f, rows) for f, all in table.items() if (rows := self._concerned(f, all))]
         self.fused: dict[Any, list[Fused]] = dict(found)
         self.bodies: dict[Any, Callable[..., Any]] = {
             f: b for f, b in bodies().items() if not self._is_left(f)
@@ -132,7 +135,7 @@ class Coverage(Nested):
         own = {_type_of(function)} & types
         if any(function in each.alone for each in every):
             return []
-        return [row for row in rows if row.contains & (own or types)]
+        return [row for row in rows if row.contains & (types if row.compares else own or types)]
 
     def _is_left(self, function: Callable[..., Any]) -> bool:
         """Return whether a callable is not opened: somebody has a rule for it, or keeps it."""
